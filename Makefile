@@ -1,0 +1,45 @@
+# The default target lists the others; each sets up what it needs by itself.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test lint format clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+install: $(STAMP) ## create the environment in .venv and install the project into it
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "fedproto needs Python 3.11 or newer; name one with: make PYTHON=python3.11 ..."; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: $(STAMP) ## FedProto beside FedAvg, FedProx and FedAtt: a table, two pictures, a run directory
+	$(BIN)/fedproto sweep demo --out runs/demo --reuse
+	$(BIN)/fedproto compare runs/demo --target 0.7 --plots runs/demo/figures
+	@echo
+	@echo "Look into runs/demo: one folder a run (run.json, rounds.jsonl, checkpoints), pictures in figures."
+	@echo "Try next:"
+	@echo "  $(BIN)/fedproto run quickstart --set strategy.name=fedavg"
+	@echo "  $(BIN)/fedproto sweep digits --set schedule.delta=0.8"
+	@echo "  $(BIN)/fedproto list"
+
+test: lint ## linter, strict type checker and all tests
+	$(BIN)/python -m pytest -n 2 -q
+
+lint: $(STAMP) ## linter, formatter check and type checker alone
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(STAMP) ## format the code
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean: ## remove the environment, runs and caches
+	rm -rf $(VENV) runs .pytest_cache .mypy_cache .ruff_cache .hypothesis

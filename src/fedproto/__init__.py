@@ -1,0 +1,35 @@
+"""Federated learning of visual models, guided by prototypes."""
+
+from importlib.metadata import PackageNotFoundError, version
+
+from fedproto.data import DATASETS, DataSource, Federation
+from fedproto.models import MODELS, FeatureModel, ModelOptions, with_features
+from fedproto.simulate import Result, run
+from fedproto.strategies import STRATEGIES, Centralized, FedAtt, FedAvg, FedProto, FedProx, Strategy
+from fedproto.types import Prototypes, RoundRecord
+
+try:
+    __version__ = version("fedproto")
+except PackageNotFoundError:  # run from a source tree that was never installed
+    __version__ = "0+unknown"
+
+__all__ = [
+    "DATASETS",
+    "MODELS",
+    "STRATEGIES",
+    "Centralized",
+    "DataSource",
+    "FeatureModel",
+    "FedAtt",
+    "FedAvg",
+    "FedProto",
+    "FedProx",
+    "Federation",
+    "ModelOptions",
+    "Prototypes",
+    "Result",
+    "RoundRecord",
+    "Strategy",
+    "run",
+    "with_features",
+]

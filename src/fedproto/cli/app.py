@@ -1,0 +1,70 @@
+"""The entry point: gathers the commands and turns a user's mistakes into one-line errors."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+import fedproto
+from fedproto.cli import comparing, inspecting, running
+from fedproto.errors import FedprotoError
+from fedproto.registry import load_plugin
+
+app = typer.Typer(
+    name="fedproto",
+    help="Federated learning of visual models, guided by prototypes.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+running.add_to(app)
+comparing.add_to(app)
+inspecting.add_to(app)
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"fedproto {fedproto.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    plugin: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Python file or module that adds strategies, data sets or models.",
+            envvar="FEDPROTO_PLUGINS",
+        ),
+    ] = None,
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    """Options of all commands."""
+    del version
+    for source in plugin or []:
+        load_plugin(source)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command.
+
+    Args:
+        arguments: The command line without the program's name; the process's own by default.
+
+    Returns:
+        The exit code: 0, 2 for a user's mistake, 130 when interrupted.
+    """
+    try:
+        app(args=None if arguments is None else list(arguments))
+    except FedprotoError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 2
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    return 0

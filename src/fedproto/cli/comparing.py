@@ -1,0 +1,100 @@
+"""The command that compares runs: a table, and figures when asked for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from fedproto.errors import ConfigError, unknown_name
+from fedproto.report.figures import save_figures
+from fedproto.report.results import StoredRun, Summary, find_runs, group_by_seed, summarize
+
+
+def add_to(app: typer.Typer) -> None:
+    """Adds the command of this module."""
+    app.command()(compare)
+
+
+def compare(
+    directories: Annotated[list[Path], typer.Argument(help="Runs, sweeps or folders of them.")],
+    metric: Annotated[str, typer.Option(help="The score to compare by.")] = "accuracy",
+    target: Annotated[
+        float | None, typer.Option(help="Also show when this score is reached.")
+    ] = None,
+    each: Annotated[bool, typer.Option("--each", help="One row per run, not per group.")] = False,
+    plots: Annotated[Path | None, typer.Option(help="Folder for figures as PNG.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="The table as JSON.")] = False,
+) -> None:
+    """Compare runs; those that differ only in the seed share a row."""
+    groups = _groups(find_runs(directories), metric, each)
+    rows = summarize(groups, metric, target)
+    if as_json:
+        typer.echo(json.dumps([asdict(row) for row in rows], indent=2))
+    else:
+        Console().print(comparison_table(rows, metric, target))
+    if plots is not None:
+        for path in save_figures(groups, metric, plots):
+            typer.echo(f"wrote {path}", err=True)
+
+
+def print_comparison(directories: Iterable[Path]) -> None:
+    """The table of runs that have just ended."""
+    runs = find_runs(directories)
+    metric = runs[0].config.stop.metric
+    groups = _groups(runs, metric, each=False)
+    Console().print(comparison_table(summarize(groups, metric, None), metric, None))
+
+
+def comparison_table(rows: list[Summary], metric: str, target: float | None) -> Table:
+    """The rows for a terminal."""
+    table = Table(title=f"{metric} and loss: mean over the last 10 % of the rounds")
+    table.add_column("run", overflow="fold")
+    columns: dict[str, Callable[[Summary], str]] = {
+        "seeds": lambda row: str(row.runs),
+        "rounds": lambda row: str(row.rounds),
+        metric: lambda row: _plain(row, metric, 100, " %"),
+        "loss": lambda row: _plain(row, "loss"),
+        "mean": lambda row: _plain(row, "area", 100, " %"),
+    }
+    if target is not None:
+        columns[f"rounds to {target:g}"] = lambda row: _plain(row, "rounds to target", digits=0)
+    columns["up"] = lambda row: _megabytes(row, "bytes up")
+    columns["down"] = lambda row: _megabytes(row, "bytes down")
+    columns["time"] = lambda row: _plain(row, "seconds", unit=" s", digits=0, spread=False)
+    for name in columns:
+        table.add_column(name, justify="right")
+    for row in rows:
+        table.add_row(row.title, *(cell(row) for cell in columns.values()))
+    return table
+
+
+def _groups(runs: list[StoredRun], metric: str, each: bool) -> list[list[StoredRun]]:
+    begun = [run for run in runs if run.records]
+    if not begun:
+        raise ConfigError("none of these runs has finished a round yet")
+    known = {name for run in begun for record in run.records for name in record.metrics}
+    if metric not in known:
+        raise ConfigError(unknown_name("metric", metric, known))
+    return [[run] for run in begun] if each else group_by_seed(begun)
+
+
+def _plain(
+    row: Summary, name: str, factor: float = 1, unit: str = "", digits: int = 3, spread: bool = True
+) -> str:
+    if name not in row.values:
+        return "–"
+    mean, std = (value * factor for value in row.values[name])
+    digits = 1 if unit == " %" else digits
+    shown = f"{mean:.{digits}f}"
+    return shown + (f" ± {std:.{digits}f}" if spread and row.runs > 1 else "") + unit
+
+
+def _megabytes(row: Summary, name: str) -> str:
+    return _plain(row, name, 1e-6, " MB", 1, spread=False)

@@ -1,0 +1,82 @@
+"""Telling people and programs how far a sweep is."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from fedproto.rounds import Run, Watcher
+from fedproto.store import RunStore
+from fedproto.types import RoundRecord
+
+
+@contextmanager
+def progress_for(stores: Sequence[RunStore], as_json: bool) -> Iterator[Watcher]:
+    """The watcher that fits: records as JSON lines, live bars on a terminal, silence elsewhere."""
+    console = Console(stderr=True)
+    if as_json:
+        yield JsonLines()
+    elif console.is_terminal:
+        total = sum(store.config.schedule.rounds for store in stores)
+        done = sum(len(store.records()) for store in stores)
+        with Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[detail]}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=console,
+        ) as bars:
+            yield LiveBars(bars, total, done)
+    else:
+        yield Watcher()
+
+
+class LiveBars(Watcher):
+    """A bar for the rounds of all runs and one for the clients of the current round."""
+
+    def __init__(self, bars: Progress, total: int, done: int) -> None:
+        self._bars = bars
+        self._rounds = bars.add_task("rounds ", total=total, completed=done, detail="")
+        self._clients = bars.add_task("clients", total=1, detail="")
+
+    def round_started(self, num_jobs: int) -> None:
+        """Starts the clients' bar afresh."""
+        self._bars.reset(self._clients, total=num_jobs)
+
+    def job_done(self) -> None:
+        """Moves the clients' bar."""
+        self._bars.advance(self._clients)
+
+    def round_done(self, run: Run, record: RoundRecord) -> None:
+        """Moves the rounds' bar and shows the newest score."""
+        score = record.metrics.get(run.config.stop.metric)
+        detail = "" if score is None else f"{run.config.title} {run.config.stop.metric} {score:.3f}"
+        self._bars.advance(self._rounds)
+        if detail:
+            self._bars.update(self._rounds, detail=detail)
+
+
+class JsonLines(Watcher):
+    """One JSON object a round on standard output."""
+
+    def round_done(self, run: Run, record: RoundRecord) -> None:
+        """Prints the record with the run's title and seed."""
+        line = {"run": run.config.title, "seed": run.config.seed, **asdict(record)}
+        sys.stdout.write(json.dumps(line) + "\n")
+        sys.stdout.flush()

@@ -1,0 +1,114 @@
+"""Commands that train: run, sweep, resume."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedproto.cli.comparing import print_comparison
+from fedproto.cli.progress import progress_for
+from fedproto.config import RunConfig
+from fedproto.errors import ConfigError, StoreError
+from fedproto.recipe import read_recipe
+from fedproto.simulate import open_or_create, simulate
+from fedproto.store import RunStore, is_run
+from fedproto.sweep import create_sweep, is_sweep, open_sweep
+
+Recipe = Annotated[
+    str,
+    typer.Argument(help="A TOML file, or the name of a bundled recipe (fedproto list recipes)."),
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change an option, e.g. schedule.delta=0.8."),
+]
+Out = Annotated[
+    Path | None, typer.Option(help="Directory for the results; a new one under runs/ by default.")
+]
+Reuse = Annotated[
+    bool, typer.Option("--reuse", help="Continue or reuse what --out holds, if it is the same.")
+]
+AsJson = Annotated[
+    bool, typer.Option("--json", help="One JSON object a round on standard output, no progress.")
+]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Adds the commands of this module."""
+    app.command()(run)
+    app.command()(sweep)
+    app.command()(resume)
+
+
+def run(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    out: Out = None,
+    reuse: Reuse = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train one strategy as a recipe says."""
+    configs = read_recipe(recipe, overrides or [])
+    if len(configs) > 1:
+        raise ConfigError(
+            f"recipe {recipe} describes {len(configs)} runs; start them with 'fedproto sweep'"
+        )
+    path = out or _fresh_directory(recipe)
+    config = next(iter(configs.values()))
+    store = open_or_create(path, config) if reuse else RunStore.create(path, config)
+    _carry_out([store], path, as_json)
+
+
+def sweep(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    out: Out = None,
+    reuse: Reuse = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train all runs of a recipe together."""
+    configs: Mapping[str, RunConfig] = read_recipe(recipe, overrides or [])
+    path = out or _fresh_directory(recipe)
+    _carry_out(create_sweep(path, configs, reuse=reuse), path, as_json)
+
+
+def resume(
+    directory: Annotated[Path, typer.Argument(help="Directory of a run or a sweep.")],
+    as_json: AsJson = False,
+) -> None:
+    """Continue a run or sweep that was stopped."""
+    if is_sweep(directory):
+        stores = open_sweep(directory)
+    elif is_run(directory):
+        stores = [RunStore.open(directory)]
+    else:
+        raise StoreError(f"{directory} holds neither a run nor a sweep")
+    _carry_out(stores, directory, as_json)
+
+
+def _carry_out(stores: Sequence[RunStore], path: Path, as_json: bool) -> None:
+    if not as_json:
+        runs = "1 run" if len(stores) == 1 else f"{len(stores)} runs"
+        typer.echo(f"{runs} in {path}", err=True)
+    try:
+        with progress_for(stores, as_json) as watcher:
+            simulate(stores, watcher)
+    except KeyboardInterrupt:
+        done = sum(len(store.records()) for store in stores)
+        typer.echo(f"stopped; {done} rounds are safe: fedproto resume {path}", err=True)
+        raise typer.Exit(130) from None
+    if as_json:
+        typer.echo(json.dumps({"finished": True, "directory": str(path)}))
+    else:
+        print_comparison([store.path for store in stores])
+
+
+def _fresh_directory(recipe: str) -> Path:
+    stem = Path(recipe).stem
+    names = itertools.chain([stem], (f"{stem}-{number}" for number in itertools.count(2)))
+    return next(path for name in names if not (path := Path("runs") / name).exists())

@@ -1,0 +1,180 @@
+"""The configuration of a run: typed sections, the same in Python, recipes and run directories."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from fedproto.data.base import DATASETS, DataSource
+from fedproto.engines.base import ENGINES, EngineOptions
+from fedproto.errors import ConfigError, unknown_name
+from fedproto.models.base import MODELS, ModelOptions
+from fedproto.options import Options, option, options_to_dict, read_options
+from fedproto.registry import Registry
+from fedproto.strategies.base import STRATEGIES, Strategy
+from fedproto.training import TrainOptions
+
+O = TypeVar("O", bound=Options)  # noqa: E741 - the letter stands for Options
+
+
+@dataclass(frozen=True)
+class ScheduleOptions(Options):
+    """How many rounds, and who takes part in each."""
+
+    rounds: int = option(200, "number of rounds", at_least=1)
+    cohort: int = option(10, "clients per round K'", at_least=1)
+    delta: float = option(0.0, "share δ of stragglers in a cohort", at_least=0, at_most=1)
+
+
+@dataclass(frozen=True)
+class EvaluateOptions(Options):
+    """When the aggregate model is tested."""
+
+    every: int = option(1, "test after every so many rounds; the last one always", at_least=1)
+
+
+@dataclass(frozen=True)
+class StopOptions(Options):
+    """When to stop before the last round; never, unless asked."""
+
+    metric: str = option("accuracy", "what is watched; on the validation part where there is one")
+    target: float | None = option(None, "stop once the metric reaches this")
+    patience: int | None = option(None, "stop after so many tests without a new best", at_least=1)
+
+
+@dataclass(frozen=True)
+class StoreOptions(Options):
+    """What is kept on disk."""
+
+    checkpoint_every: int = option(
+        1, "checkpoint after every so many rounds and the last; 0 for none", at_least=0
+    )
+    keep: int = option(2, "how many of the newest checkpoints to keep; 0 for all", at_least=0)
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """One strategy under one configuration and seed.
+
+    Attributes:
+        seed: Seed of initial weights, cohorts, stragglers and batch orders.
+        label: What to call the run in tables; empty for the strategy's name.
+        strategy: The federated method.
+        data: Data set and partition; None when the federation was given in Python.
+        model: Architecture; None when the module was given in Python.
+    """
+
+    strategy: Strategy
+    data: DataSource | None = None
+    model: ModelOptions | None = None
+    seed: int = 0
+    label: str = ""
+    train: TrainOptions = field(default_factory=TrainOptions)
+    schedule: ScheduleOptions = field(default_factory=ScheduleOptions)
+    evaluate: EvaluateOptions = field(default_factory=EvaluateOptions)
+    stop: StopOptions = field(default_factory=StopOptions)
+    store: StoreOptions = field(default_factory=StoreOptions)
+    engine: EngineOptions = field(default_factory=EngineOptions)
+
+    @property
+    def title(self) -> str:
+        """The label, or the strategy's name."""
+        return self.label or STRATEGIES.name_of(type(self.strategy))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain tables that `read_config` reads back."""
+        result: dict[str, Any] = {"seed": self.seed, "label": self.label}
+        for name, registry in _CHOICES.items():
+            chosen: Options | None = getattr(self, name)
+            if chosen is not None:
+                kind = registry.name_of(type(chosen))
+                result[name] = {"name": kind, **options_to_dict(chosen)}
+        for name in _SECTIONS:
+            result[name] = options_to_dict(getattr(self, name))
+        return result
+
+    def digest(self) -> str:
+        """A fingerprint of all that the results depend on."""
+        parts = {name: part for name, part in self.to_dict().items() if name not in _NO_RESULT}
+        text = json.dumps(parts, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+_CHOICES: dict[str, Registry[Any]] = {"strategy": STRATEGIES, "data": DATASETS, "model": MODELS}
+_SECTIONS: dict[str, type[Options]] = {
+    "train": TrainOptions,
+    "schedule": ScheduleOptions,
+    "evaluate": EvaluateOptions,
+    "stop": StopOptions,
+    "store": StoreOptions,
+    "engine": EngineOptions,
+}
+_NO_RESULT = ("label", "store")
+
+
+def read_config(given: Mapping[str, Any]) -> RunConfig:
+    """Builds a run's configuration from plain tables.
+
+    Raises:
+        ConfigError: If a section or option is unknown, missing, of the wrong type or out of range.
+    """
+    known = [item.name for item in dataclasses.fields(RunConfig)]
+    for name in given:
+        if name not in known:
+            raise ConfigError(unknown_name("section or option", name, known))
+    parts: dict[str, Any] = {
+        name: read_options(cls, _table(given, name), name) for name, cls in _SECTIONS.items()
+    }
+    parts |= {
+        name: _read_choice(name, registry, _table(given, name))
+        for name, registry in _CHOICES.items()
+        if name in given
+    }
+    if "strategy" not in parts:
+        raise ConfigError("strategy is missing; add a [strategy] section with a name")
+    ENGINES.get(parts["engine"].name)
+    seed, label = given.get("seed", 0), given.get("label", "")
+    if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
+        raise ConfigError(f"seed must be a whole number of at least 0, not {seed!r}")
+    if not isinstance(label, str):
+        raise ConfigError(f"label must be a text, not {label!r}")
+    return RunConfig(seed=seed, label=label, **parts)
+
+
+def _table(given: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = given.get(name, {})
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{name} must be a section of options, not {value!r}")
+    return value
+
+
+def _read_choice(section: str, registry: Registry[O], given: Mapping[str, Any]) -> O:
+    name = given.get("name")
+    if not isinstance(name, str):
+        raise ConfigError(f"{section}.name is missing; known: {', '.join(registry.names())}")
+    try:
+        cls = registry.get(name)
+    except ConfigError as error:
+        raise ConfigError(f"{section}.name: {error}") from None
+    return read_options(cls, {key: value for key, value in given.items() if key != "name"}, section)
+
+
+def differences(one: RunConfig, other: RunConfig) -> list[str]:
+    """The dotted names of the options in which two configurations differ."""
+    flat, others = flatten(one.to_dict()), flatten(other.to_dict())
+    return sorted(name for name in flat.keys() | others if flat.get(name) != others.get(name))
+
+
+def flatten(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as one, with dotted names."""
+    flat: dict[str, Any] = {}
+    for name, value in tables.items():
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{prefix}{name}.")
+        else:
+            flat[prefix + name] = value
+    return flat

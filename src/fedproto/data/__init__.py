@@ -1,0 +1,17 @@
+"""Data sets as federations, one file each; `federation` says what they all become."""
+
+from fedproto.data.base import DATASETS, DataSource, data_root
+from fedproto.data.federation import Client, Federation, split_clients
+from fedproto.data.samples import DatasetSamples, Samples, TensorSamples
+
+__all__ = [
+    "DATASETS",
+    "Client",
+    "DataSource",
+    "DatasetSamples",
+    "Federation",
+    "Samples",
+    "TensorSamples",
+    "data_root",
+    "split_clients",
+]

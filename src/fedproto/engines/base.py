@@ -1,0 +1,111 @@
+"""What an engine is: it runs jobs and tests models, and knows nothing of rounds or strategies."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import nn
+
+from fedproto.data.federation import Federation
+from fedproto.errors import ConfigError
+from fedproto.options import Options, option
+from fedproto.registry import Registry
+from fedproto.rng import Indices
+from fedproto.tasks import Task
+from fedproto.types import ClientFailure, ClientUpdate, LocalJob, ServerState
+
+OnDone = Callable[[], None]
+
+
+@dataclass(frozen=True)
+class EngineOptions(Options):
+    """Where and how jobs run."""
+
+    name: str = option("reference", "the engine; `fedproto list engines` shows them")
+    device: str = option("auto", "'auto', 'cpu', 'cuda' or 'cuda:N'")
+    dtype: Literal["float32", "float64"] = option("float32", "floating type of weights and inputs")
+    eval_batch_size: int = option(1000, "samples per batch where nothing is trained", at_least=1)
+
+    def torch_device(self) -> torch.device:
+        """The device to use.
+
+        Raises:
+            ConfigError: If there is no such device here.
+        """
+        if self.device == "auto":
+            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        try:
+            device = torch.device(self.device)
+        except RuntimeError:
+            raise ConfigError(f"engine.device '{self.device}' is no device; try 'cpu'") from None
+        if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+            raise ConfigError(
+                f"engine.device '{self.device}': this machine has {torch.cuda.device_count()} CUDA"
+                " devices; use 'cpu' or 'auto'"
+            )
+        return device
+
+    def torch_dtype(self) -> torch.dtype:
+        """The floating type to use."""
+        return torch.float64 if self.dtype == "float64" else torch.float32
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What all jobs of an engine share.
+
+    Attributes:
+        federation: The clients' data.
+        model: The architecture; its own weights are never used.
+        task: Loss and scores.
+        options: Device, floating type and batch sizes.
+    """
+
+    federation: Federation
+    model: nn.Module
+    task: Task
+    options: EngineOptions
+
+
+class Engine(abc.ABC):
+    """Runs jobs."""
+
+    def __init__(self, workload: Workload) -> None:
+        self.workload = workload
+
+    @abc.abstractmethod
+    def train(
+        self, jobs: Sequence[LocalJob], on_done: OnDone | None = None
+    ) -> list[ClientUpdate | ClientFailure]:
+        """Runs the jobs of a round.
+
+        Args:
+            jobs: The jobs of all runs; independent of each other.
+            on_done: Called after each finished job.
+
+        Returns:
+            One result per job, in the jobs' order.
+        """
+
+    @abc.abstractmethod
+    def evaluate(self, states: Sequence[ServerState], indices: Indices) -> list[dict[str, float]]:
+        """Tests aggregate models.
+
+        Args:
+            states: The models, of any run.
+            indices: The samples to test on.
+
+        Returns:
+            The task's metrics per state.
+        """
+
+    def close(self) -> None:
+        """Frees what the engine holds."""
+        return
+
+
+ENGINES: Registry[Engine] = Registry("engine", "fedproto.engines")

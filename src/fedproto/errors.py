@@ -1,0 +1,40 @@
+"""The errors a user can cause, each with a message that names the thing and the remedy."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class FedprotoError(Exception):
+    """A mistake in what was read from outside; the command line shows it without a traceback."""
+
+
+class ConfigError(FedprotoError):
+    """A recipe, flag or option that is unknown, of the wrong type or out of range."""
+
+
+class DataError(FedprotoError):
+    """Data that cannot be read or shared out among clients."""
+
+
+class StoreError(FedprotoError):
+    """A run directory that cannot be read, written or continued."""
+
+
+class TrainingError(FedprotoError):
+    """A model and data that do not fit together."""
+
+
+def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
+    """Says that a name is unknown, with the nearest known one or all of them.
+
+    Args:
+        kind: What the name stands for, such as ``strategy``.
+        name: The name that was asked for.
+        known: The names there are.
+    """
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=1)
+    hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(names) or 'none'}"
+    return f"unknown {kind} '{name}'; {hint}"

@@ -1,0 +1,77 @@
+"""What a model is: an encoder that gives features and a head that classifies them."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from torch import Tensor, nn
+
+from fedproto.errors import TrainingError
+from fedproto.options import Options
+from fedproto.registry import Registry
+from fedproto.rng import seeded
+
+
+@runtime_checkable
+class HasFeatures(Protocol):
+    """All an engine asks of a module: it can be called for scores and gives features."""
+
+    def features(self, x: Tensor) -> Tensor:
+        """The latent representation ``e`` of a batch, ``[B, D]`` or ``[B, D, H, W]``."""
+        ...
+
+
+class FeatureModel(nn.Module, abc.ABC):
+    """The paper's ``M = C ∘ E``: subclasses give the encoder and the classifier."""
+
+    @abc.abstractmethod
+    def features(self, x: Tensor) -> Tensor:
+        """The encoder E: inputs to features."""
+
+    @abc.abstractmethod
+    def head(self, features: Tensor) -> Tensor:
+        """The classifier C: features to scores before the softmax."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scores of a batch."""
+        return self.head(self.features(x))
+
+
+@dataclass(frozen=True)
+class ModelOptions(Options, abc.ABC):
+    """An architecture."""
+
+    @abc.abstractmethod
+    def build(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+        """The model for inputs of a shape and a number of classes.
+
+        Raises:
+            TrainingError: If the architecture cannot take such inputs.
+        """
+
+
+MODELS: Registry[ModelOptions] = Registry("model", "fedproto.models")
+
+
+def build_model(
+    options: ModelOptions, input_shape: tuple[int, ...], num_classes: int, seed: int
+) -> nn.Module:
+    """Builds a model whose initial weights depend on the seed alone."""
+    with seeded(seed):
+        return options.build(input_shape, num_classes)
+
+
+def features_of(model: nn.Module) -> Callable[[Tensor], Tensor]:
+    """A model's encoder.
+
+    Raises:
+        TrainingError: If it gives no features; the message says how to adapt it.
+    """
+    if isinstance(model, HasFeatures):
+        return model.features
+    raise TrainingError(
+        f"{type(model).__name__} has no features(x); wrap it: with_features(model, layer='...')"
+    )

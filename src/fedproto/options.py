@@ -1,0 +1,183 @@
+"""Options: frozen dataclasses whose fields know their type, range and meaning.
+
+A strategy, a data set, a model and every section of a recipe is such a dataclass. The same checks
+run whether it is built in Python or read from a recipe, and `fedproto list` prints from the same
+declarations. (Written here rather than taken from a validation library because the core has to run
+on GPU images to which nothing can be added.)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+
+from fedproto.errors import ConfigError, unknown_name
+
+T = TypeVar("T")
+O = TypeVar("O", bound="Options")  # noqa: E741 - the letter stands for Options
+
+
+def option(
+    default: T,
+    help: str,
+    *,
+    at_least: float | None = None,
+    at_most: float | None = None,
+    above: float | None = None,
+) -> T:
+    """Declares a field of an `Options` class.
+
+    Args:
+        default: The value when nothing is said.
+        help: What it does, in a few words.
+        at_least: The smallest valid number.
+        at_most: The largest valid number.
+        above: The number a valid one must exceed.
+
+    Returns:
+        A dataclass field; typed as the default so that type checkers see the field's own type.
+    """
+    limits = {"at_least": at_least, "at_most": at_most, "above": above}
+    field: Any = dataclasses.field(
+        default=default,
+        metadata={"help": help, "limits": {k: v for k, v in limits.items() if v is not None}},
+    )
+    return typing.cast("T", field)
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Base of all option classes: checks every field when it is built."""
+
+    def __post_init__(self) -> None:
+        hints = typing.get_type_hints(type(self))
+        for field in dataclasses.fields(self):
+            value = _checked(getattr(self, field.name), hints[field.name], field.name, field)
+            object.__setattr__(self, field.name, value)
+
+
+def read_options(cls: type[O], given: Mapping[str, Any], where: str) -> O:
+    """Builds options from a table read from outside.
+
+    Args:
+        cls: The option class.
+        given: The table, option by option.
+        where: The table's dotted name, for messages.
+
+    Raises:
+        ConfigError: If a name is unknown, or a value has the wrong type or is out of range.
+    """
+    names = [field.name for field in dataclasses.fields(cls)]
+    for name in given:
+        if name not in names:
+            raise ConfigError(f"{where}: {unknown_name('option', name, names)}")
+    try:
+        return cls(**given)
+    except ConfigError as error:
+        raise ConfigError(f"{where}.{error}" if where else str(error)) from None
+
+
+def options_to_dict(options: Options) -> dict[str, Any]:
+    """The options as a plain table that `read_options` reads back."""
+    return {
+        field.name: list(value) if isinstance(value, tuple) else value
+        for field in dataclasses.fields(options)
+        if (value := getattr(options, field.name)) is not None
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class Description:
+    """One option as people see it."""
+
+    name: str
+    type: str
+    default: Any
+    help: str
+
+
+def describe(cls: type[Options]) -> list[Description]:
+    """Lists an option class's fields with type, range, default and meaning."""
+    hints = typing.get_type_hints(cls)
+    return [
+        Description(
+            name=field.name,
+            type=_type_name(hints[field.name]) + _range_text(field.metadata.get("limits", {})),
+            default=field.default,
+            help=field.metadata.get("help", ""),
+        )
+        for field in dataclasses.fields(cls)
+    ]
+
+
+def _checked(value: Any, hint: Any, name: str, field: dataclasses.Field[Any]) -> Any:
+    converted, fits = _convert(value, hint)
+    if not fits:
+        raise ConfigError(f"{name} must be {_type_name(hint)}, not {value!r}")
+    limits = field.metadata.get("limits", {})
+    if limits and converted is not None and not _within(converted, limits):
+        raise ConfigError(f"{name} must be{_range_text(limits)}, not {value!r}")
+    return converted
+
+
+def _convert(value: Any, hint: Any) -> tuple[Any, bool]:
+    """The value in the hinted type, and whether it fits it at all."""
+    origin = get_origin(hint)
+    if origin in (Union, types.UnionType):
+        for member in get_args(hint):
+            converted, fits = _convert(value, member)
+            if fits:
+                return converted, True
+        return value, False
+    if origin is Literal:
+        return value, value in get_args(hint) and not isinstance(value, bool)
+    if origin is tuple:
+        if not isinstance(value, (list, tuple)):
+            return value, False
+        members = [_convert(member, get_args(hint)[0]) for member in value]
+        return tuple(member for member, _ in members), all(fits for _, fits in members)
+    if hint is float:
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        return (float(value), math.isfinite(value)) if number else (value, False)
+    if hint is int:
+        return value, isinstance(value, int) and not isinstance(value, bool)
+    return value, isinstance(value, hint)
+
+
+def _within(value: float, limits: Mapping[str, float]) -> bool:
+    return (
+        value >= limits.get("at_least", -math.inf)
+        and value <= limits.get("at_most", math.inf)
+        and value > limits.get("above", -math.inf)
+    )
+
+
+def _range_text(limits: Mapping[str, float]) -> str:
+    low = (
+        f"above {limits['above']:g}"
+        if "above" in limits
+        else f"at least {limits['at_least']:g}"
+        if "at_least" in limits
+        else ""
+    )
+    high = f"at most {limits['at_most']:g}" if "at_most" in limits else ""
+    text = " and ".join(part for part in (low, high) if part)
+    return f" {text}" if text else ""
+
+
+def _type_name(hint: Any) -> str:
+    origin = get_origin(hint)
+    if origin in (Union, types.UnionType):
+        return " or ".join(_type_name(member) for member in get_args(hint))
+    if origin is Literal:
+        return "one of " + ", ".join(repr(choice) for choice in get_args(hint))
+    if origin is tuple:
+        return f"a list of {_type_name(get_args(hint)[0])}"
+    plain = {float: "a number", int: "a whole number", bool: "true or false", str: "a text"}
+    return (
+        "nothing" if hint is type(None) else plain.get(hint, getattr(hint, "__name__", str(hint)))
+    )

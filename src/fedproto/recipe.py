@@ -1,0 +1,165 @@
+"""Recipes: TOML files that describe a run, or a sweep of runs.
+
+A recipe has the sections of `fedproto.config`. Two more make it a sweep: every ``[[variants]]``
+table overrides parts of it under a label, and ``[sweep]`` lists values for dotted option names. The
+runs are all variants with all combinations of the listed values.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedproto.config import RunConfig, flatten, read_config
+from fedproto.errors import ConfigError, unknown_name
+
+_FOLDERS = (Path(__file__).parent / "recipes", Path(__file__).resolve().parents[2] / "recipes")
+
+
+def bundled_recipes() -> dict[str, Path]:
+    """The recipes that come with the package, by name."""
+    return {path.stem: path for folder in _FOLDERS for path in sorted(folder.glob("*.toml"))}
+
+
+def recipe_summary(path: Path) -> str:
+    """The first comment line of a recipe: what it is for."""
+    first = path.read_text(encoding="utf-8").splitlines()[:1]
+    return first[0].lstrip("# ").strip() if first and first[0].startswith("#") else ""
+
+
+def read_recipe(source: str, overrides: Iterable[str] = ()) -> dict[str, RunConfig]:
+    """Reads a recipe and expands it into runs.
+
+    Args:
+        source: A file, or the name of a bundled recipe.
+        overrides: ``key=value`` texts that change single options.
+
+    Returns:
+        The configurations by directory name, in the recipe's order.
+
+    Raises:
+        ConfigError: If the file cannot be read or says something impossible.
+    """
+    path = _find(source)
+    try:
+        recipe = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"recipe {path} cannot be read: {error}") from None
+    try:
+        return expand(apply_overrides(recipe, overrides))
+    except ConfigError as error:
+        raise ConfigError(f"recipe {path.name}: {error}") from None
+
+
+def apply_overrides(recipe: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
+    """Changes options by ``key=value`` texts; values are written as in TOML.
+
+    Raises:
+        ConfigError: If a text has no ``=``, or its key is one the recipe sweeps over.
+    """
+    result = dict(recipe)
+    swept = flatten(recipe["sweep"]) if isinstance(recipe.get("sweep"), Mapping) else {}
+    for text in overrides:
+        key, separator, value = text.partition("=")
+        key = key.strip()
+        if not separator or not key:
+            raise ConfigError(f"--set {text}: write it as key=value, such as schedule.delta=0.5")
+        if key in swept:
+            raise ConfigError(f"--set {text}: the recipe sweeps over {key}; set sweep.{key}=[...]")
+        _set(result, key, _parse_value(value.strip()))
+    return result
+
+
+def expand(recipe: Mapping[str, Any]) -> dict[str, RunConfig]:
+    """The runs that a recipe describes, by directory name.
+
+    Raises:
+        ConfigError: If a part is not what it should be.
+    """
+    base = {key: value for key, value in recipe.items() if key not in ("variants", "sweep")}
+    variants, axes = _variants(recipe), _axes(recipe)
+    runs: dict[str, RunConfig] = {}
+    for variant, values in itertools.product(variants, itertools.product(*axes.values())):
+        tables = _merge(base, variant)
+        for key, value in zip(axes, values, strict=True):
+            _set(tables, key, value)
+        config = read_config(tables)
+        parts = [config.title, *(_axis_name(*axis) for axis in zip(axes, values, strict=True))]
+        name = re.sub(r"[^a-z0-9.+-]+", "-", "-".join(parts).lower()).strip("-")
+        if name in runs:
+            raise ConfigError(f"two runs would be called '{name}'; give the variants labels")
+        runs[name] = config
+    return runs
+
+
+def _find(source: str) -> Path:
+    path = Path(source)
+    if path.is_file():
+        return path
+    recipes = bundled_recipes()
+    if source in recipes:
+        return recipes[source]
+    if path.suffix == ".toml" or len(path.parts) > 1:
+        raise ConfigError(f"recipe file {path} does not exist")
+    raise ConfigError(unknown_name("recipe", source, recipes))
+
+
+def _variants(recipe: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    variants = recipe.get("variants", [{}])
+    if not isinstance(variants, list) or not all(isinstance(each, Mapping) for each in variants):
+        raise ConfigError("variants must be tables: write [[variants]] above each")
+    return variants
+
+
+def _axes(recipe: Mapping[str, Any]) -> dict[str, list[Any]]:
+    sweep = recipe.get("sweep", {})
+    if not isinstance(sweep, Mapping):
+        raise ConfigError(f"sweep must be a section of lists, not {sweep!r}")
+    axes = flatten(sweep)
+    for key, values in axes.items():
+        if not isinstance(values, list) or not values:
+            raise ConfigError(f"sweep.{key} must be a list of values, not {values!r}")
+    return axes
+
+
+def _merge(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
+    """Tables with changes; a changed table that names another class starts afresh."""
+    result = dict(base)
+    for key, value in change.items():
+        old = result.get(key)
+        both = isinstance(old, Mapping) and isinstance(value, Mapping)
+        if both and value.get("name", old.get("name")) == old.get("name"):  # type: ignore[union-attr]
+            value = _merge(old, value)  # type: ignore[arg-type]
+        result[key] = value
+    return result
+
+
+def _set(tables: dict[str, Any], key: str, value: Any) -> None:
+    """Sets a dotted key in place, copying the tables on the way to it."""
+    *path, last = key.split(".")
+    for part in path:
+        inner = tables.get(part, {})
+        if not isinstance(inner, Mapping):
+            raise ConfigError(f"{key}: {part} is an option, not a section")
+        tables[part] = dict(inner)
+        tables = tables[part]
+    if last == "name" and tables.get("name") not in (None, value):
+        tables.clear()  # the options of another class do not carry over
+    tables[last] = value
+
+
+def _parse_value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _axis_name(key: str, value: Any) -> str:
+    if isinstance(value, Mapping):
+        value = value.get("name", "-".join(str(part) for part in value.values()))
+    return f"{key.rsplit('.', 1)[-1]}{value}"

@@ -1,0 +1,117 @@
+"""Finding strategies, data sets, models, tasks and engines by name.
+
+A new one is one file in its package's folder with a class that carries `@REGISTRY.register`: the
+registry imports every module of the folder by itself. Other packages add theirs through the
+entry-point group ``fedproto.plugins`` (a module to import), and a single file can be named with
+`load_plugin`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import pkgutil
+import sys
+from collections.abc import Callable
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from fedproto.errors import ConfigError, unknown_name
+
+T = TypeVar("T")
+C = TypeVar("C")
+
+
+class Registry(Generic[T]):
+    """Classes of one kind, by the name users write.
+
+    Args:
+        kind: What the classes are, for messages.
+        package: The package whose modules hold them.
+    """
+
+    def __init__(self, kind: str, package: str) -> None:
+        self.kind = kind
+        self._package = package
+        self._entries: dict[str, type[T]] = {}
+        self._searched = False
+
+    def register(self, name: str) -> Callable[[type[C]], type[C]]:
+        """Decorator that makes a class known under a name."""
+
+        def add(cls: type[C]) -> type[C]:
+            known = self._entries.get(name)
+            if known is not None and known.__qualname__ != cls.__qualname__:
+                raise ConfigError(f"{self.kind} '{name}' is registered twice: {known} and {cls}")
+            self._entries[name] = cls  # type: ignore[assignment]
+            return cls
+
+        return add
+
+    def get(self, name: str) -> type[T]:
+        """The class of that name.
+
+        Raises:
+            ConfigError: If there is none; the message names the nearest.
+        """
+        entries = self._all()
+        if name not in entries:
+            raise ConfigError(unknown_name(self.kind, name, entries))
+        return entries[name]
+
+    def name_of(self, cls: type) -> str:
+        """The name under which a class is known.
+
+        Raises:
+            ConfigError: If the class was never registered.
+        """
+        for name, known in self._all().items():
+            if known is cls:
+                return name
+        raise ConfigError(
+            f"{self.kind} class {cls.__name__} has no name: decorate it with the register decorator"
+        )
+
+    def names(self) -> list[str]:
+        """All names, in alphabetical order."""
+        return sorted(self._all())
+
+    def _all(self) -> dict[str, type[T]]:
+        if not self._searched:
+            self._searched = True
+            package = importlib.import_module(self._package)
+            for module in pkgutil.iter_modules(package.__path__):
+                importlib.import_module(f"{self._package}.{module.name}")
+            for entry in entry_points(group="fedproto.plugins"):
+                entry.load()
+        return self._entries
+
+
+def load_plugin(source: str) -> None:
+    """Imports a module by name, or a Python file by path, so that its classes register.
+
+    Raises:
+        ConfigError: If there is no such module or file, or it fails to import.
+    """
+    try:
+        if source.endswith(".py"):
+            _import_file(Path(source))
+        else:
+            importlib.import_module(source)
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"plugin '{source}' cannot be imported: {error}") from error
+
+
+def _import_file(path: Path) -> None:
+    if not path.is_file():
+        raise ConfigError(f"plugin file {path} does not exist")
+    name = f"fedproto_plugin_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"plugin file {path} is not a Python module")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)

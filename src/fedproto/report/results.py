@@ -1,0 +1,165 @@
+"""Reading finished or unfinished runs, and the figures by which they are compared.
+
+Curves are smoothed by a moving average over a tenth of the rounds, as in the paper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedproto.config import RunConfig, differences
+from fedproto.errors import StoreError
+from fedproto.store import RunStore, is_run
+from fedproto.types import RoundRecord
+
+WINDOW = 0.1
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    """A run as read from its directory."""
+
+    path: Path
+    config: RunConfig
+    records: list[RoundRecord]
+
+    def curve(self, metric: str) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Rounds (counted from 1) at which a metric was taken, and its values."""
+        points = [
+            (record.round + 1, record.metrics[metric])
+            for record in self.records
+            if metric in record.metrics
+        ]
+        rounds = np.array([round_ for round_, _ in points], dtype=np.int64)
+        return rounds, np.array([value for _, value in points], dtype=np.float64)
+
+    def smoothed(self, metric: str) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """The curve as a moving average over the last tenth of the run's rounds."""
+        rounds, values = self.curve(metric)
+        width = max(1, round(WINDOW * self.config.schedule.rounds))
+        means = [values[(rounds > end - width) & (rounds <= end)].mean() for end in rounds]
+        return rounds, np.array(means, dtype=np.float64)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """One row of a comparison.
+
+    Attributes:
+        title: The runs' label.
+        runs: How many runs (seeds) it is the mean of.
+        rounds: Rounds done.
+        values: Mean and standard deviation per figure; the deviation is 0 for one run. A figure
+            that some run does not have is left out.
+    """
+
+    title: str
+    runs: int
+    rounds: int
+    values: dict[str, tuple[float, float]]
+
+
+def find_runs(paths: Iterable[Path]) -> list[StoredRun]:
+    """All runs in and below some directories.
+
+    Raises:
+        StoreError: If a path does not exist or holds no run.
+    """
+    found = []
+    for path in paths:
+        if not path.exists():
+            raise StoreError(f"{path} does not exist")
+        inside = [path] if is_run(path) else sorted(file.parent for file in path.rglob("run.json"))
+        if not inside:
+            raise StoreError(f"{path} holds no run: no run.json in it or below")
+        for directory in inside:
+            store = RunStore.open(directory)
+            found.append(StoredRun(directory, store.config, store.records()))
+    return found
+
+
+def group_by_seed(runs: Iterable[StoredRun]) -> list[list[StoredRun]]:
+    """Runs that differ in nothing but the seed, together; in order of first appearance."""
+    groups: dict[tuple[str, str], list[StoredRun]] = {}
+    for run in runs:
+        key = run.config.title, replace(run.config, seed=0).digest()
+        groups.setdefault(key, []).append(run)
+    return list(groups.values())
+
+
+def titles(groups: Sequence[Sequence[StoredRun]]) -> list[str]:
+    """A title per group; equal labels are told apart by the options in which they differ."""
+    configs = [group[0].config for group in groups]
+    result = []
+    for config in configs:
+        twins = [other for other in configs if other.title == config.title and other is not config]
+        names = sorted({name for twin in twins for name in differences(config, twin)} - {"seed"})
+        tables = config.to_dict()
+        details = []
+        for name in names:
+            section, _, key = name.rpartition(".")
+            value = (tables.get(section, {}) if section else tables).get(key)
+            details.append(f"{key}={value}")
+        result.append(config.title + (f" ({', '.join(details)})" if details else ""))
+    return result
+
+
+def summarize(
+    groups: Sequence[Sequence[StoredRun]], metric: str, target: float | None
+) -> list[Summary]:
+    """One row per group.
+
+    Args:
+        groups: Runs that belong together.
+        metric: The score to compare by, such as accuracy.
+        target: A value of it; adds the first round whose smoothed score reaches it.
+    """
+    rows = []
+    for title, group in zip(titles(groups), groups, strict=True):
+        figures = [_figures(run, metric, target) for run in group]
+        common = [name for name in figures[0] if all(name in each for each in figures)]
+        rows.append(
+            Summary(
+                title=title,
+                runs=len(group),
+                rounds=min(len(run.records) for run in group),
+                values={
+                    name: (
+                        float(np.mean([each[name] for each in figures])),
+                        float(np.std([each[name] for each in figures])),
+                    )
+                    for name in common
+                },
+            )
+        )
+    return rows
+
+
+def _figures(run: StoredRun, metric: str, target: float | None) -> dict[str, float]:
+    figures: dict[str, float] = {}
+    for name in (metric, "loss"):
+        rounds, values = run.smoothed(name)
+        if len(values):
+            figures[name] = float(values[-1])
+        if name == metric and len(values):
+            figures["area"] = _area(rounds, values)
+            reached = rounds[values >= target] if target is not None else rounds[:0]
+            if len(reached):
+                figures["rounds to target"] = float(reached[0])
+    figures["bytes up"] = float(sum(record.bytes_up for record in run.records))
+    figures["bytes down"] = float(sum(record.bytes_down for record in run.records))
+    figures["seconds"] = sum(record.seconds for record in run.records)
+    return figures
+
+
+def _area(rounds: NDArray[np.int64], values: NDArray[np.float64]) -> float:
+    """Area under a curve divided by its width: the mean score over the rounds."""
+    if len(rounds) == 1:
+        return float(values[0])
+    widths = np.diff(rounds)
+    return float(np.sum(widths * (values[1:] + values[:-1]) / 2) / widths.sum())

@@ -1,0 +1,52 @@
+"""Everything random is a function of seed, purpose and place (round, client, epoch).
+
+NumPy promises that the streams of its legacy `RandomState` never change, which it does not promise
+for the newer generators; a schedule must not depend on the version a client happens to have.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+Indices: TypeAlias = NDArray[np.int64]
+
+
+class Purpose(enum.IntEnum):
+    """What a random stream is for; the numbers are part of every result and never change."""
+
+    COHORT = 1
+    STRAGGLERS = 2
+    EPOCHS = 3
+    BATCHES = 4
+    MODEL = 5
+    INSIDE_MODEL = 6
+    SPLIT = 7
+    PARTITION = 8
+
+
+def stream(seed: int, purpose: Purpose, *place: int) -> np.random.RandomState:
+    """The random stream of one purpose at one place (round, client, epoch)."""
+    # The pooled data's client id is -1, and seed sequences take no negative numbers.
+    entropy = [seed, int(purpose), *(number + 1 for number in place)]
+    return np.random.RandomState(np.random.MT19937(np.random.SeedSequence(entropy)))
+
+
+def torch_seed(seed: int, purpose: Purpose, *place: int) -> int:
+    """A seed for PyTorch's generator, from the stream of one purpose at one place."""
+    return int(stream(seed, purpose, *place).randint(0, 2**31 - 1))
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
+    """Seeds PyTorch's generators for a while and then puts back what they were."""
+    devices = [device] if device is not None and device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(seed)
+        yield

@@ -1,0 +1,102 @@
+"""Who trains when, for how long and on which batches: pure functions of seed, round and client.
+
+Nothing here knows the strategy's rule or the engine, so all runs of a sweep with the same seed see
+the same cohorts, stragglers and batch orders, in process and over a network alike.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from fedproto.rng import Indices, Purpose, stream
+
+
+def cohort(
+    seed: int, round_: int, sizes: Indices, number: int, sampling: Literal["size", "uniform"]
+) -> list[int]:
+    """The clients of a round: distinct, drawn by size or uniformly, in ascending order.
+
+    Args:
+        seed: The run's seed.
+        round_: Which round.
+        sizes: Number of training samples per client.
+        number: How many clients to draw.
+        sampling: Chance of a client: proportional to its size, or equal.
+    """
+    weight = sizes.astype(np.float64) if sampling == "size" else np.ones(len(sizes))
+    # The first arrivals of independent exponential clocks are a draw without replacement in which
+    # each next client is chosen in proportion to its weight among those left.
+    arrival = stream(seed, Purpose.COHORT, round_).exponential(size=len(sizes)) / weight
+    return sorted(int(client) for client in np.argsort(arrival, kind="stable")[:number])
+
+
+def stragglers(seed: int, round_: int, cohort: list[int], delta: float) -> list[int]:
+    """The clients of a cohort that finish only part of their epochs: ``round(δ·K')`` of them.
+
+    Those at a smaller δ are among those at a larger one.
+    """
+    order = stream(seed, Purpose.STRAGGLERS, round_).permutation(len(cohort))
+    return sorted(cohort[place] for place in order[: round(delta * len(cohort))])
+
+
+def partial_epochs(seed: int, round_: int, client: int, epochs: int) -> int:
+    """The whole epochs ``F' ~ U{0, …, F-1}`` that a straggler finishes."""
+    return int(stream(seed, Purpose.EPOCHS, round_, client).randint(epochs))
+
+
+@dataclass(frozen=True)
+class BatchOrder:
+    """A job's mini-batches, as a value small enough to send to a client.
+
+    Attributes:
+        seed: The run's seed.
+        round: Which round.
+        client: Which client.
+        num_examples: Number of the client's training samples.
+        batch_size: Samples per step; the last batch of an epoch may be smaller.
+        epochs: How often to go through the samples, each time in a new order.
+        max_steps: Stop after so many steps even inside an epoch; 0 for no limit.
+    """
+
+    seed: int
+    round: int
+    client: int
+    num_examples: int
+    batch_size: int
+    epochs: int
+    max_steps: int = 0
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches in one pass over the samples."""
+        return math.ceil(self.num_examples / self.batch_size)
+
+    @property
+    def steps(self) -> int:
+        """Batches in all."""
+        steps = self.epochs * self.steps_per_epoch
+        return min(steps, self.max_steps) if self.max_steps else steps
+
+    def epoch(self, number: int) -> Indices:
+        """The order of the samples in one epoch, as positions among the client's own."""
+        shuffle = stream(self.seed, Purpose.BATCHES, self.round, self.client, number)
+        return shuffle.permutation(self.num_examples).astype(np.int64)
+
+    def __iter__(self) -> Iterator[list[Indices]]:
+        """The batches, epoch by epoch."""
+        left = self.steps
+        for number in range(self.epochs):
+            if left == 0:
+                return
+            order = self.epoch(number)
+            batches = [
+                order[start : start + self.batch_size]
+                for start in range(0, self.num_examples, self.batch_size)
+            ][:left]
+            left -= len(batches)
+            yield batches

@@ -1,0 +1,202 @@
+"""Runs from beginning to end: what the command line and a Python program call.
+
+`run` trains one strategy on a user's own federation and module. `simulate` carries out the runs of
+a sweep that are described in run directories, from wherever each of them stands.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from fedproto.config import RunConfig, ScheduleOptions, differences
+from fedproto.data.base import data_root
+from fedproto.data.federation import Federation
+from fedproto.engines.base import ENGINES, Engine, Workload
+from fedproto.engines.reference import load_state, read_state
+from fedproto.errors import StoreError
+from fedproto.models.base import build_model
+from fedproto.options import read_options
+from fedproto.rng import Purpose, torch_seed
+from fedproto.rounds import Run, Watcher, run_rounds
+from fedproto.store import RunStore, is_run
+from fedproto.strategies.base import Strategy
+from fedproto.tasks import task_named
+from fedproto.training import TrainOptions
+from fedproto.types import RoundRecord, ServerState
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run.
+
+    Attributes:
+        records: What happened, round by round.
+        model: A module with the final aggregate weights.
+    """
+
+    records: list[RoundRecord]
+    model: nn.Module
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The scores of the last round."""
+        return self.records[-1].metrics
+
+
+def run(
+    federation: Federation,
+    model: nn.Module,
+    strategy: Strategy,
+    *,
+    rounds: int = 50,
+    cohort: int = 10,
+    delta: float = 0.0,
+    seed: int = 0,
+    out: str | os.PathLike[str] | None = None,
+    **train: Any,
+) -> Result:
+    """Trains a user's own module on a user's own federation.
+
+    Args:
+        federation: The clients' data, for instance from `Federation.from_clients`.
+        model: A module with ``features(x)``; see `with_features`. Training starts from its
+            weights, which are left as they are.
+        strategy: The federated method.
+        rounds: Number of rounds.
+        cohort: Clients per round.
+        delta: Share of stragglers.
+        seed: Seed of cohorts, stragglers and batch orders.
+        out: A directory to keep the run in; a stopped run of the same configuration goes on there.
+        **train: Options of local training: epochs, batch_size, lr, optimizer, …
+
+    Raises:
+        ConfigError: If an option is unknown or impossible.
+        TrainingError: If model and data do not fit together.
+        StoreError: If the directory cannot be used.
+    """
+    config = RunConfig(
+        strategy=strategy,
+        seed=seed,
+        train=read_options(TrainOptions, train, "train"),
+        schedule=ScheduleOptions(rounds=rounds, cohort=cohort, delta=delta),
+    )
+    trained = copy.deepcopy(model)
+    engine = _build_engine(config, federation, copy.deepcopy(model))
+    initial = ServerState(0, *read_state(model))
+    with contextlib.ExitStack() as stack:
+        if out is None:
+            store, begun = None, Run(config, initial)
+        else:
+            store = open_or_create(Path(out), config)
+            stack.enter_context(store.locked())
+            begun = _begin(store, initial)
+        for _, record in run_rounds([begun], federation, engine):
+            if store is not None:
+                _keep(store, begun, record)
+    load_state(trained, begun.state)
+    return Result(begun.records, trained)
+
+
+def simulate(stores: Sequence[RunStore], watcher: Watcher | None = None) -> None:
+    """Carries out the runs of a sweep, each from where it stands, until all are over.
+
+    Runs that share data, model and engine train together.
+
+    Args:
+        stores: The runs' directories.
+        watcher: Is told how far things are.
+
+    Raises:
+        FedprotoError: If a configuration, the data or a directory is at fault.
+    """
+    watcher = watcher or Watcher()
+    for group in _groups([store for store in stores if not is_finished(store)]):
+        first = group[0].config
+        if first.data is None or first.model is None:
+            raise StoreError(
+                f"{group[0].path} was started from Python with own data or an own module; continue"
+                " it there: fedproto.run(..., out=...)"
+            )
+        federation = first.data.load(data_root())
+        with contextlib.ExitStack() as stack:
+            for store in group:
+                stack.enter_context(store.locked())
+            runs = [_begin(store, _initial_state(store.config, federation)) for store in group]
+            store_of = {id(begun): store for begun, store in zip(runs, group, strict=True)}
+            engine = _build_engine(first, federation, _build_model(first, federation))
+            stack.callback(engine.close)
+            for begun, record in run_rounds(runs, federation, engine, watcher):
+                _keep(store_of[id(begun)], begun, record)
+                watcher.round_done(begun, record)
+
+
+def open_or_create(path: Path, config: RunConfig) -> RunStore:
+    """The run directory of a configuration: the one that is there, or a new one.
+
+    Raises:
+        StoreError: If the directory holds a run of another configuration.
+    """
+    if not is_run(path):
+        return RunStore.create(path, config)
+    store = RunStore.open(path)
+    if store.config.digest() != config.digest():
+        raise StoreError(
+            f"{path} holds a run of another configuration (it differs in"
+            f" {', '.join(differences(store.config, config))}); choose another --out"
+        )
+    return store
+
+
+def is_finished(store: RunStore) -> bool:
+    """Whether nothing is left to do in a run directory."""
+    records = store.records()
+    state = ServerState(len(records), {}, {})
+    if Run(store.config, state, records).stop_reason is None:
+        return False
+    # A kill between the last record and its checkpoint leaves that round to be done again.
+    return store.config.store.checkpoint_every == 0 or store.newest_round() == len(records)
+
+
+def _begin(store: RunStore, initial: ServerState) -> Run:
+    state = store.load_checkpoint()
+    if state is None:
+        state = initial
+    device = store.config.engine.torch_device()
+    return Run(store.config, state.to(device), store.go_back_to(state.round))
+
+
+def _keep(store: RunStore, run: Run, record: RoundRecord) -> None:
+    store.append(record)
+    store.save_checkpoint(run.state, last=run.stop_reason is not None)
+
+
+def _groups(stores: Iterable[RunStore]) -> list[list[RunStore]]:
+    groups: dict[Any, list[RunStore]] = {}
+    for store in stores:
+        config = store.config
+        groups.setdefault((config.data, config.model, config.engine), []).append(store)
+    return list(groups.values())
+
+
+def _build_model(config: RunConfig, federation: Federation) -> nn.Module:
+    assert config.model is not None  # noqa: S101 - checked by `simulate`
+    seed = torch_seed(config.seed, Purpose.MODEL)
+    return build_model(config.model, federation.input_shape, federation.num_classes, seed)
+
+
+def _initial_state(config: RunConfig, federation: Federation) -> ServerState:
+    model = _build_model(config, federation).to(config.engine.torch_dtype())
+    return ServerState(0, *read_state(model))
+
+
+def _build_engine(config: RunConfig, federation: Federation, model: nn.Module) -> Engine:
+    workload = Workload(federation, model, task_named(federation.task), config.engine)
+    return ENGINES.get(config.engine.name)(workload)

@@ -1,0 +1,321 @@
+"""The run directory: what a run is, what it did, and where it stands.
+
+    run.json          configuration, versions, hardware
+    rounds.jsonl      one record a round
+    checkpoints/      the state after a round, as safetensors
+
+A round's record is appended first and its checkpoint written after it, under another name that is
+then changed in one step. So at any instant there is a whole checkpoint with all records before it;
+records beyond it are dropped and computed again when the run goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as to_safetensors
+from torch import Tensor
+
+from fedproto.config import RunConfig, read_config
+from fedproto.environment import describe_environment
+from fedproto.errors import ConfigError, StoreError
+from fedproto.types import Prototypes, RoundRecord, ServerState
+
+FORMAT = 1
+
+
+class RunStore:
+    """One run's directory.
+
+    Args:
+        path: The directory.
+        config: The run's configuration.
+    """
+
+    def __init__(self, path: Path, config: RunConfig) -> None:
+        self.path = path
+        self.config = config
+
+    @staticmethod
+    def create(path: Path, config: RunConfig) -> RunStore:
+        """Starts a new run directory.
+
+        Raises:
+            StoreError: If the directory holds something already or cannot be written.
+        """
+        if is_run(path):
+            raise StoreError(
+                f"{path} holds a run already; continue it with 'fedproto resume {path}' or choose"
+                " another --out"
+            )
+        if path.is_dir() and any(item.suffix != ".partial" for item in path.iterdir()):
+            raise StoreError(f"{path} is not empty and holds no run; choose another --out")
+        description = {
+            "format": FORMAT,
+            "config": config.to_dict(),
+            "digest": config.digest(),
+            "environment": describe_environment(),
+        }
+        with _explained(path):
+            (path / "checkpoints").mkdir(parents=True, exist_ok=True)
+            (path / "rounds.jsonl").touch()
+            write_atomically(path / "run.json", json.dumps(description, indent=2).encode() + b"\n")
+        return RunStore(path, config)
+
+    @staticmethod
+    def open(path: Path) -> RunStore:
+        """Opens a run directory.
+
+        Raises:
+            StoreError: If there is none, or its description is damaged.
+        """
+        description = read_description(path)
+        try:
+            config = read_config(description["config"])
+        except (ConfigError, KeyError, TypeError) as error:
+            raise StoreError(
+                f"{path / 'run.json'} holds a configuration that this version cannot read: {error}"
+            ) from None
+        if config.digest() != description.get("digest"):
+            raise StoreError(
+                f"{path / 'run.json'} was changed after the run began; put the original back, or"
+                " start a new run with the new configuration"
+            )
+        return RunStore(path, config)
+
+    def records(self) -> list[RoundRecord]:
+        """The rounds on record, oldest first; a last line cut short by a kill is left out.
+
+        Raises:
+            StoreError: If a line before the last is damaged.
+        """
+        path = self.path / "rounds.jsonl"
+        with _explained(path):
+            lines = path.read_bytes().split(b"\n") if path.exists() else [b""]
+        records = []
+        for number, line in enumerate(lines[:-1], start=1):
+            try:
+                record = _read_record(json.loads(line))
+            except (ValueError, TypeError, KeyError, AttributeError):
+                raise StoreError(
+                    f"{path} line {number} is damaged; restore the file from a copy, or start the"
+                    " run again in another directory"
+                ) from None
+            if record.round != number - 1:
+                raise StoreError(
+                    f"{path} line {number} is about round {record.round}, out of order"
+                )
+            records.append(record)
+        return records
+
+    def append(self, record: RoundRecord) -> None:
+        """Adds a round's record and waits until it is on disk.
+
+        Raises:
+            StoreError: If it cannot be written; the file is then as it was before.
+        """
+        path = self.path / "rounds.jsonl"
+        line = json.dumps(asdict(record), allow_nan=False).encode() + b"\n"
+        with _explained(path), path.open("ab") as file:
+            end = file.tell()
+            try:
+                file.write(line)
+                file.flush()
+                os.fsync(file.fileno())
+            except OSError:
+                with contextlib.suppress(OSError):
+                    file.truncate(end)
+                raise
+
+    def save_checkpoint(self, state: ServerState, *, last: bool = False) -> None:
+        """Writes a checkpoint if one is due, and removes old ones.
+
+        Args:
+            state: The state after a round.
+            last: Whether the run is over.
+
+        Raises:
+            StoreError: If it cannot be written; the checkpoints before are untouched.
+        """
+        every, keep = self.config.store.checkpoint_every, self.config.store.keep
+        if every == 0 or (state.round % every and not last):
+            return
+        metadata = {
+            "format": str(FORMAT),
+            "round": str(state.round),
+            "digest": self.config.digest(),
+        }
+        path = self.path / "checkpoints" / f"round-{state.round:06d}.safetensors"
+        with _explained(path):
+            write_atomically(path, to_safetensors(_pack(state), metadata))
+            old = self._checkpoints()[:-keep] if keep else []
+            for outdated in old:
+                outdated.unlink()
+
+    def load_checkpoint(self) -> ServerState | None:
+        """The newest checkpoint's state; None when there is none.
+
+        Raises:
+            StoreError: If it is damaged or belongs to another configuration.
+        """
+        paths = self._checkpoints()
+        if not paths:
+            return None
+        path = paths[-1]
+        before = f"go on from {paths[-2].name}" if len(paths) > 1 else "begin again from round 0"
+        try:
+            with safe_open(path, framework="pt") as file:
+                metadata = file.metadata() or {}
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            state = _unpack(tensors, int(metadata["round"]))
+        except (SafetensorError, OSError, KeyError, ValueError) as error:
+            raise StoreError(
+                f"checkpoint {path} cannot be read ({error}); delete it to {before}"
+            ) from None
+        if metadata.get("digest") != self.config.digest():
+            raise StoreError(
+                f"checkpoint {path} belongs to a run of another configuration than run.json"
+                f" beside it; delete it to {before}"
+            )
+        return state
+
+    def go_back_to(self, round_: int) -> list[RoundRecord]:
+        """Drops records of rounds from a number on and leftovers of broken writes.
+
+        Returns:
+            The records kept.
+
+        Raises:
+            StoreError: If a record before that round is missing.
+        """
+        records = self.records()
+        if len(records) < round_:
+            raise StoreError(
+                f"{self.path / 'rounds.jsonl'} has {len(records)} records but the checkpoint is of"
+                f" round {round_}; restore the file from a copy, or start the run again"
+            )
+        path = self.path / "rounds.jsonl"
+        with _explained(path):
+            lines = path.read_bytes().splitlines(keepends=True)[:round_] if path.exists() else []
+            write_atomically(path, b"".join(lines))
+            for leftover in self.path.rglob("*.partial"):
+                leftover.unlink()
+        return records[:round_]
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keeps other processes from writing here; released even when this one is killed.
+
+        Raises:
+            StoreError: If another process is at it.
+        """
+        try:
+            import fcntl
+        except ImportError:  # not a POSIX system: no such locks
+            yield
+            return
+        with (self.path / "run.json").open("rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise StoreError(
+                    f"{self.path} is in use by another process; wait for it or stop it"
+                ) from None
+            yield
+
+    def newest_round(self) -> int | None:
+        """The round of the newest checkpoint; None when there is none."""
+        paths = self._checkpoints()
+        return int(paths[-1].stem.removeprefix("round-")) if paths else None
+
+    def _checkpoints(self) -> list[Path]:
+        return sorted((self.path / "checkpoints").glob("round-*.safetensors"))
+
+
+def is_run(path: Path) -> bool:
+    """Whether a directory holds a run."""
+    return (path / "run.json").exists()
+
+
+def read_description(path: Path) -> dict[str, Any]:
+    """What ``run.json`` says.
+
+    Raises:
+        StoreError: If it is missing or damaged.
+    """
+    file = path / "run.json"
+    if not file.exists():
+        raise StoreError(f"{path} is no run directory: it has no run.json")
+    with _explained(file):
+        text = file.read_bytes()
+    try:
+        description = json.loads(text)
+        version = description["format"]
+    except (ValueError, KeyError, TypeError):
+        raise StoreError(f"{file} is damaged; restore it from a copy, or start a new run") from None
+    if version != FORMAT:
+        raise StoreError(f"{file} is of format {version}; this version reads format {FORMAT}")
+    return dict(description)
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Writes a file so that it is there whole or not at all, even if the machine stops."""
+    partial = path.with_name(path.name + ".partial")
+    try:
+        with partial.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+        directory = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+    except OSError:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        raise
+
+
+@contextlib.contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Turns a failing disk into a message that names file and remedy."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(
+            f"{error.filename or path}: {error.strerror or error}; what was saved before is intact:"
+            " free space or mend the permissions, then resume the run"
+        ) from error
+
+
+def _pack(state: ServerState) -> dict[str, Tensor]:
+    tensors = {f"params/{name}": tensor for name, tensor in state.params.items()}
+    tensors |= {f"buffers/{name}": tensor for name, tensor in state.buffers.items()}
+    if state.prototypes is not None:
+        tensors["prototypes/sum"] = state.prototypes.sum
+        tensors["prototypes/count"] = state.prototypes.count
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+
+
+def _unpack(tensors: dict[str, Tensor], round_: int) -> ServerState:
+    groups: dict[str, dict[str, Tensor]] = {"params": {}, "buffers": {}, "prototypes": {}}
+    for path, tensor in tensors.items():
+        group, name = path.split("/", 1)
+        groups[group][name] = tensor
+    prototypes = Prototypes(**groups["prototypes"]) if groups["prototypes"] else None
+    return ServerState(round_, groups["params"], groups["buffers"], prototypes)
+
+
+def _read_record(data: dict[str, Any]) -> RoundRecord:
+    for name in ("epochs", "attention", "failures"):
+        data[name] = {int(client): value for client, value in data[name].items()}
+    return RoundRecord(**data)

@@ -1,0 +1,75 @@
+"""The directory of a sweep: ``sweep.json``, and a run directory per run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from fedproto.config import RunConfig, read_config
+from fedproto.errors import ConfigError, StoreError
+from fedproto.simulate import open_or_create
+from fedproto.store import RunStore, is_run, write_atomically
+
+
+def is_sweep(path: Path) -> bool:
+    """Whether a directory holds a sweep."""
+    return (path / "sweep.json").exists()
+
+
+def create_sweep(
+    path: Path, configs: Mapping[str, RunConfig], *, reuse: bool = False
+) -> list[RunStore]:
+    """Run directories for all runs of a sweep.
+
+    The list of runs is written before any of them begins, so that a sweep stopped at any moment
+    can be continued as a whole.
+
+    Args:
+        path: The sweep's directory.
+        configs: The runs by name.
+        reuse: Go on with the same sweep if the directory holds it.
+
+    Raises:
+        StoreError: If the directory holds something else, or the same without `reuse`.
+    """
+    if is_sweep(path):
+        known = _read(path)
+        if not reuse:
+            raise StoreError(
+                f"{path} holds a sweep already; continue it with 'fedproto resume {path}', or"
+                " choose another --out"
+            )
+        if {name: config.digest() for name, config in known.items()} != {
+            name: config.digest() for name, config in configs.items()
+        }:
+            raise StoreError(f"{path} holds a sweep of other configurations; choose another --out")
+    elif is_run(path) or (path.is_dir() and any(path.iterdir())):
+        raise StoreError(f"{path} is not empty and holds no sweep; choose another --out")
+    else:
+        tables = {name: config.to_dict() for name, config in configs.items()}
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            content = json.dumps({"runs": tables}, indent=2).encode() + b"\n"
+            write_atomically(path / "sweep.json", content)
+        except OSError as error:
+            raise StoreError(f"{path} cannot be written: {error.strerror}") from error
+    return open_sweep(path)
+
+
+def open_sweep(path: Path) -> list[RunStore]:
+    """The run directories of a sweep, begun or not.
+
+    Raises:
+        StoreError: If the list of runs is damaged or a directory does not belong to it.
+    """
+    return [open_or_create(path / name, config) for name, config in _read(path).items()]
+
+
+def _read(path: Path) -> dict[str, RunConfig]:
+    file = path / "sweep.json"
+    try:
+        tables = json.loads(file.read_bytes())["runs"]
+        return {name: read_config(table) for name, table in tables.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
+        raise StoreError(f"{file} cannot be read ({error}); start the sweep again") from None

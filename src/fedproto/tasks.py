@@ -1,0 +1,73 @@
+"""Tasks: the loss, which features belong to which class, and the scores of a model.
+
+A model's scores are computed from a tally, a vector of sums over samples: adding the tallies of
+batches, clients or machines gives that of all of them.
+"""
+
+from __future__ import annotations
+
+import abc
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812 - the name everyone uses
+
+from fedproto.errors import ConfigError, unknown_name
+
+
+class Task(abc.ABC):
+    """What is learned."""
+
+    @abc.abstractmethod
+    def loss(self, scores: Tensor, targets: Tensor) -> Tensor:
+        """Mean loss over a batch."""
+
+    @abc.abstractmethod
+    def labelled_features(self, features: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Feature vectors ``[N, D]`` and their labels ``[N]``."""
+
+    @abc.abstractmethod
+    def tally(self, scores: Tensor, targets: Tensor) -> Tensor:
+        """Sums over a batch from which `metrics` are computed, in float64."""
+
+    @abc.abstractmethod
+    def metrics(self, tally: Tensor) -> dict[str, float]:
+        """The scores from the summed tallies of all batches."""
+
+
+class Classification(Task):
+    """One label per sample."""
+
+    def loss(self, scores: Tensor, targets: Tensor) -> Tensor:
+        """Cross-entropy."""
+        return F.cross_entropy(scores, targets)
+
+    def labelled_features(self, features: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """One feature vector per sample."""
+        return features.flatten(1), targets
+
+    def tally(self, scores: Tensor, targets: Tensor) -> Tensor:
+        """Samples, correct ones and summed loss."""
+        samples = torch.tensor(len(targets), dtype=torch.float64, device=scores.device)
+        correct = (scores.argmax(dim=1) == targets).sum().double()
+        loss = F.cross_entropy(scores.double(), targets, reduction="sum")
+        return torch.stack([samples, correct, loss])
+
+    def metrics(self, tally: Tensor) -> dict[str, float]:
+        """Accuracy and mean loss."""
+        samples, correct, loss = tally.tolist()
+        return {"accuracy": correct / samples, "loss": loss / samples}
+
+
+TASKS: dict[str, Task] = {"classification": Classification()}
+
+
+def task_named(name: str) -> Task:
+    """The task of that name.
+
+    Raises:
+        ConfigError: If there is none.
+    """
+    if name not in TASKS:
+        raise ConfigError(unknown_name("task", name, TASKS))
+    return TASKS[name]

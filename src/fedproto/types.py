@@ -1,0 +1,209 @@
+"""The values that travel between schedule, engine, strategy and store.
+
+Shapes: C classes, D feature channels, K clients of the cohort.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, TypeAlias
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from fedproto.schedule import BatchOrder
+    from fedproto.strategies.base import Strategy
+    from fedproto.training import TrainOptions
+
+Tensors: TypeAlias = Mapping[str, Tensor]
+"""Named tensors: a model's parameters or buffers."""
+
+POOLED = -1
+"""The client id that stands for the pooled data of all clients (centralised training)."""
+
+
+@dataclass(frozen=True)
+class Prototypes:
+    """Mean features per class, kept as sums and counts so that merging is exact.
+
+    Leading dimensions are allowed in front, for instance one per client.
+
+    Attributes:
+        sum: Summed features, ``[..., C, D]``.
+        count: Number of features summed, ``[..., C]``.
+    """
+
+    sum: Tensor
+    count: Tensor
+
+    @property
+    def mean(self) -> Tensor:
+        """The prototypes ``[..., C, D]``; the zero vector for a class without features."""
+        return self.sum / self.count.clamp(min=1).to(self.sum.dtype).unsqueeze(-1)
+
+    @property
+    def seen(self) -> Tensor:
+        """Which classes have at least one feature, ``[..., C]``, boolean."""
+        return self.count > 0
+
+    def __add__(self, other: Prototypes) -> Prototypes:
+        return Prototypes(self.sum + other.sum, self.count + other.count)
+
+    @staticmethod
+    def stack(parts: Sequence[Prototypes]) -> Prototypes:
+        """Several clients' prototypes along a new leading dimension, ``[K, C, D]``."""
+        return Prototypes(
+            torch.stack([part.sum for part in parts]), torch.stack([part.count for part in parts])
+        )
+
+    def merged(self) -> Prototypes:
+        """Stacked clients' prototypes as those of their pooled data, ``[..., K, C, D]`` to
+        ``[..., C, D]``.
+        """  # noqa: D205 - the shapes belong in the first sentence
+        return Prototypes(self.sum.sum(dim=-3), self.count.sum(dim=-2))
+
+
+@dataclass(frozen=True)
+class ServerState:
+    """All a server needs to go on: what is broadcast is what is checkpointed.
+
+    Attributes:
+        round: The round that comes next.
+        params: The aggregate model's trainable tensors.
+        buffers: Its other tensors, such as batch-norm statistics.
+        prototypes: The aggregate prototypes of the round before, if the strategy keeps them.
+    """
+
+    round: int
+    params: Tensors
+    buffers: Tensors
+    prototypes: Prototypes | None = None
+
+    def to(self, device: torch.device) -> ServerState:
+        """The same state with the model's tensors on a device."""
+        return replace(
+            self,
+            params={name: tensor.to(device) for name, tensor in self.params.items()},
+            buffers={name: tensor.to(device) for name, tensor in self.buffers.items()},
+        )
+
+
+@dataclass(frozen=True)
+class LocalJob:
+    """Train this client from this state with this strategy for these epochs.
+
+    Attributes:
+        run: Position of the run in its sweep.
+        client: Which client's data to train on.
+        state: The received state.
+        strategy: Gives the penalty and the summary, nothing else.
+        batches: The epochs to do and the order of the samples in each.
+        train: The local update rule.
+        lr: Learning rate of this round.
+        seed: For whatever is random inside the model (dropout).
+    """
+
+    run: int
+    client: int
+    state: ServerState
+    strategy: Strategy
+    batches: BatchOrder
+    train: TrainOptions
+    lr: float
+    seed: int
+
+
+@dataclass(frozen=True)
+class ClientUpdate:
+    """What a job returns.
+
+    Attributes:
+        client: Whose update it is.
+        num_examples: Number of training samples of the client.
+        params: Trainable tensors after local training.
+        buffers: Other tensors after local training.
+        train_loss: Mean loss over the last local epoch; None when no step was made.
+        epochs_done: Local epochs finished.
+        prototypes: Of the client's training data under the trained model, if asked for.
+        local_margin: How far these moved in training, ``[C]``, if asked for.
+    """
+
+    client: int
+    num_examples: int
+    params: Tensors
+    buffers: Tensors
+    train_loss: float | None
+    epochs_done: int
+    prototypes: Prototypes | None = None
+    local_margin: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class ClientFailure:
+    """A job that gave no usable update.
+
+    Attributes:
+        client: Whose job it was.
+        reason: What went wrong, for the record.
+    """
+
+    client: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class ClientWeights:
+    """How much each client's update counts.
+
+    Attributes:
+        client: One weight per client, ``[K]``, summing to one.
+        tensor: Where a strategy weighs tensor by tensor: such a vector per parameter name.
+    """
+
+    client: Tensor
+    tensor: Mapping[str, Tensor] | None = None
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """What happened in one round: a line of ``rounds.jsonl``.
+
+    Attributes:
+        round: Which round, from 0.
+        cohort: The clients asked, in ascending order.
+        stragglers: Those that finish only part of their epochs.
+        dropped: Those left out because partial work is not tolerated.
+        epochs: Local epochs done, per client that took part.
+        attention: Weight in the average, per client that took part.
+        metrics: Scores of the aggregate model and means over the updates.
+        bytes_down: Bytes sent to clients.
+        bytes_up: Bytes received from clients.
+        seconds: Wall-clock time; the one field that is not a function of configuration and seed.
+        failures: Why a client's update was not used, per client.
+        note: Anything unusual, such as why the model did not move.
+    """
+
+    round: int
+    cohort: list[int]
+    stragglers: list[int]
+    dropped: list[int]
+    epochs: dict[int, int]
+    attention: dict[int, float]
+    metrics: dict[str, float]
+    bytes_down: int
+    bytes_up: int
+    seconds: float
+    failures: dict[int, str] = field(default_factory=dict)
+    note: str | None = None
+
+
+def num_bytes(*groups: Tensors | None) -> int:
+    """Size of named tensors on the wire."""
+    return sum(
+        tensor.numel() * tensor.element_size()
+        for group in groups
+        if group
+        for tensor in group.values()
+    )
