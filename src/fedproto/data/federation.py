@@ -131,6 +131,31 @@ def split_clients(
     return tuple(clients)
 
 
+def hold_out(parts: Sequence[Indices], seed: int, fraction: float) -> tuple[list[Indices], Indices]:
+    """Takes a share of every client's samples away for the server, once, from the seed.
+
+    What is left to a client is rounded down but never empty: of ten samples and a fraction of 0.1
+    it keeps nine, of nine it keeps eight.
+
+    Args:
+        parts: Each client's samples.
+        seed: For the choice.
+        fraction: Share to take away.
+
+    Returns:
+        Each client's remaining samples, and all that were taken away.
+    """
+    if fraction == 0:
+        return list(parts), np.empty(0, dtype=np.int64)
+    kept, taken = [], []
+    for client, part in enumerate(parts):
+        shuffled = part[stream(seed, Purpose.VALIDATION, client).permutation(len(part))]
+        cut = max(1, int((1 - fraction) * len(part) + 1e-9))
+        kept.append(np.sort(shuffled[:cut]))
+        taken.append(shuffled[cut:])
+    return kept, np.sort(np.concatenate(taken))
+
+
 def _labels(samples: Samples) -> torch.Tensor:
     if isinstance(samples, TensorSamples):
         return samples.targets
