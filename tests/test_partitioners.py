@@ -103,6 +103,19 @@ def test_a_low_concentration_gives_few_classes_and_a_high_one_all():
     assert mean_classes(1000.0) > 9.9
 
 
+@pytest.mark.parametrize("alpha", [1e-8, 1e-3, 1e6])
+def test_extreme_concentrations_still_share_everything_out(alpha):
+    labels = np.repeat(np.arange(4), [1, 10, 100, 1000])
+    parts = by_dirichlet(labels, np.random.RandomState(0), clients=30, alpha=alpha)
+    assert sorted(np.concatenate(parts)) == list(range(1111))
+
+
+def test_the_last_clients_are_as_mixed_as_the_first():
+    labels = np.repeat(np.arange(10), 200)
+    parts = by_dirichlet(labels, np.random.RandomState(0), clients=20, alpha=1000.0)
+    assert all(len(np.unique(labels[part])) == 10 for part in parts[-3:])
+
+
 def test_a_class_that_runs_short_is_shared_in_proportion_and_nothing_takes_its_place():
     labels = np.array([0] * 1000 + [1] * 10)
     plenty = np.array([0] * 1000 + [1] * 1000)

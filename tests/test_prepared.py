@@ -193,7 +193,7 @@ def test_an_archive_with_names_outside_it_is_refused(tmp_path, write, file, name
     inside.mkdir()
     write(inside / file, {name: b"x"})
     with pytest.raises(DataError, match=f"{file} holds .* outside the archive"):
-        open_tree(inside)
+        open_tree(inside).find("outside.txt")
     assert not (tmp_path / "outside.txt").exists()
 
 

@@ -11,6 +11,8 @@ from typing import Annotated
 import typer
 
 from fedproto.cli.comparing import print_comparison
+from fedproto.cli.data import prepare_all
+from fedproto.cli.options import DataRoot
 from fedproto.cli.progress import progress_for
 from fedproto.config import RunConfig
 from fedproto.errors import ConfigError, StoreError
@@ -51,8 +53,10 @@ def run(
     out: Out = None,
     reuse: Reuse = False,
     as_json: AsJson = False,
+    data_root: DataRoot = None,
 ) -> None:
     """Train one strategy as a recipe says."""
+    del data_root
     configs = read_recipe(recipe, overrides or [])
     if len(configs) > 1:
         raise ConfigError(
@@ -70,8 +74,10 @@ def sweep(
     out: Out = None,
     reuse: Reuse = False,
     as_json: AsJson = False,
+    data_root: DataRoot = None,
 ) -> None:
     """Train all runs of a recipe together."""
+    del data_root
     configs: Mapping[str, RunConfig] = read_recipe(recipe, overrides or [])
     path = out or _fresh_directory(recipe)
     _carry_out(create_sweep(path, configs, reuse=reuse), path, as_json)
@@ -80,8 +86,10 @@ def sweep(
 def resume(
     directory: Annotated[Path, typer.Argument(help="Directory of a run or a sweep.")],
     as_json: AsJson = False,
+    data_root: DataRoot = None,
 ) -> None:
     """Continue a run or sweep that was stopped."""
+    del data_root
     if is_sweep(directory):
         stores = open_sweep(directory)
     elif is_run(directory):
@@ -95,6 +103,7 @@ def _carry_out(stores: Sequence[RunStore], path: Path, as_json: bool) -> None:
     if not as_json:
         runs = "1 run" if len(stores) == 1 else f"{len(stores)} runs"
         typer.echo(f"{runs} in {path}", err=True)
+    prepare_all([data for store in stores if (data := store.config.data) is not None])
     try:
         with progress_for(stores, as_json) as watcher:
             simulate(stores, watcher)

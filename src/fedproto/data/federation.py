@@ -39,6 +39,8 @@ class Federation:
         input_shape: Shape of one input.
         task: Name of the task, as in `fedproto.tasks`.
         validation: Samples the server keeps for choosing among models; in no client's share.
+        labels: The class of every sample where the targets are label maps: what it mainly shows,
+            counted from 0 without the background. None where the targets say it.
     """
 
     name: str
@@ -48,6 +50,7 @@ class Federation:
     input_shape: tuple[int, ...]
     task: str = "classification"
     validation: Indices = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    labels: Indices | None = None
 
     @property
     def train_sizes(self) -> Indices:
@@ -147,9 +150,10 @@ def hold_out(parts: Sequence[Indices], seed: int, fraction: float) -> tuple[list
     """
     if fraction == 0:
         return list(parts), np.empty(0, dtype=np.int64)
+    rng = stream(seed, Purpose.VALIDATION)
     kept, taken = [], []
-    for client, part in enumerate(parts):
-        shuffled = part[stream(seed, Purpose.VALIDATION, client).permutation(len(part))]
+    for part in parts:
+        shuffled = part[rng.permutation(len(part))]
         cut = max(1, int((1 - fraction) * len(part) + 1e-9))
         kept.append(np.sort(shuffled[:cut]))
         taken.append(shuffled[cut:])

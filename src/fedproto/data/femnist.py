@@ -45,7 +45,7 @@ class FEMNIST(IdxImages):
     sigma: float = option(1.18, "'classes', 'class-sizes': spread of the sizes", at_least=0)
     mean_size: float = option(91.7, "'class-sizes': expected samples of a client", above=0)
     minimum: int = option(
-        2, "'classes', 'class-sizes': samples of each of its classes at least", at_least=1
+        3, "'classes', 'class-sizes': samples of each of its classes at least", at_least=1
     )
 
     def read(self, tree: FileTree) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:

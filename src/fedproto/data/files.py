@@ -13,7 +13,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path, PurePosixPath
 
 from fedproto.errors import DataError
@@ -41,21 +41,41 @@ class Place:
 class FileTree:
     """The files below a folder and in the archives there, under one set of names.
 
+    Archives are looked into only when a file is asked for: what is prepared already needs none.
+
     Args:
         folder: The folder, for messages.
-        places: Where each file is, by its name relative to the folder or the archive.
         sources: The files on disk, by name relative to the folder.
     """
 
-    def __init__(
-        self, folder: Path, places: Mapping[str, Place], sources: Mapping[str, Path]
-    ) -> None:
+    def __init__(self, folder: Path, sources: Mapping[str, Path]) -> None:
         self.folder = folder
-        self.places = places
         self.sources = sources
-        self._by_last_part: dict[str, list[str]] = {}
-        for name in places:
-            self._by_last_part.setdefault(name.rpartition("/")[2], []).append(name)
+
+    @cached_property
+    def places(self) -> Mapping[str, Place]:
+        """Where each file is, by its name relative to the folder or the archive.
+
+        Raises:
+            DataError: If an archive is damaged or unsafe.
+        """
+        places: dict[str, Place] = {}
+        for path in self.sources.values():
+            if path.name.endswith(ARCHIVES):
+                with explained(path):
+                    places |= {name: Place(path, name) for name, _ in _read_members(path)}
+        return places | {
+            name: Place(path)
+            for name, path in self.sources.items()
+            if not path.name.endswith(ARCHIVES)
+        }
+
+    @cached_property
+    def _by_last_part(self) -> Mapping[str, list[str]]:
+        names: dict[str, list[str]] = {}
+        for name in self.places:
+            names.setdefault(name.rpartition("/")[2], []).append(name)
+        return names
 
     def find(self, suffix: str) -> str | None:
         """The name of the file that ends in these path parts; None when there is none.
@@ -113,10 +133,10 @@ class FileTree:
 
 
 def open_tree(folder: Path) -> FileTree:
-    """Looks at what is in a folder and in the archives below it.
+    """Looks at what is in a folder.
 
     Raises:
-        DataError: If the folder does not exist, or an archive is damaged or unsafe.
+        DataError: If the folder does not exist.
     """
     if not folder.is_dir():
         raise DataError(f"folder {folder} does not exist")
@@ -125,15 +145,7 @@ def open_tree(folder: Path) -> FileTree:
         for path in sorted(folder.rglob("*"))
         if path.suffix != PARTIAL and not path.name.startswith(".") and path.is_file()
     }
-    places: dict[str, Place] = {}
-    for path in sources.values():
-        if path.name.endswith(ARCHIVES):
-            with explained(path):
-                places |= {name: Place(path, name) for name, _ in _read_members(path)}
-    places |= {
-        name: Place(path) for name, path in sources.items() if not path.name.endswith(ARCHIVES)
-    }
-    return FileTree(folder, places, sources)
+    return FileTree(folder, sources)
 
 
 @contextlib.contextmanager

@@ -115,9 +115,10 @@ def by_dirichlet(
 ) -> list[Indices]:
     """Class mixes drawn from a Dirichlet distribution, sizes from a power law.
 
-    Clients draw their samples one client after another; when a class has run out, a client takes
-    more of its others. All samples are given away. The sizes are drawn first, so that they depend
-    neither on the concentration nor on the classes.
+    Clients draw their samples one client after another, from what is left: a class of which half
+    is gone has half its chance, so that the last clients are not left with odd mixes. All samples
+    are given away. The sizes are drawn first, so that they depend neither on the concentration nor
+    on the classes.
 
     Args:
         labels: The class of every sample.
@@ -140,8 +141,10 @@ def by_dirichlet(
     left = counts.copy()
     parts = []
     for size in sizes:
-        mix = rng.dirichlet(alpha * len(classes) * counts / counts.sum())
-        taken = _draw_without_exceeding(rng, int(size), mix, left)
+        log_mix = _log_dirichlet(rng, alpha * len(classes) * counts / counts.sum())
+        with np.errstate(divide="ignore"):
+            log_chances = log_mix + np.log(left / counts)
+        taken = _draw_without_exceeding(rng, int(size), log_chances, left)
         left -= taken
         parts.append(
             np.concatenate(
@@ -232,17 +235,27 @@ def apportion(total: int, weights: NDArray[np.float64], minimum: int) -> Indices
     return np.asarray(shares + base, dtype=np.int64)
 
 
+def _log_dirichlet(
+    rng: np.random.RandomState, concentration: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Logarithms of Dirichlet proportions up to a constant.
+
+    In logarithms, and by ``Gamma(a) = Gamma(a + 1) · U^(1/a)``, since for small concentrations the
+    proportions themselves are below what floating point can tell from zero.
+    """
+    uniform = 1 - rng.uniform(size=len(concentration))
+    return np.asarray(np.log(rng.gamma(concentration + 1)) + np.log(uniform) / concentration)
+
+
 def _draw_without_exceeding(
-    rng: np.random.RandomState, size: int, mix: NDArray[np.float64], left: Indices
+    rng: np.random.RandomState, size: int, log_mix: NDArray[np.float64], left: Indices
 ) -> Indices:
     taken = np.zeros_like(left)
     while (missing := size - int(taken.sum())) > 0:
-        available = left > taken
-        chances = np.where(available, mix, 0.0)
-        if chances.sum() < 1e-12:
-            chances = np.where(available, (left - taken).astype(np.float64), 0.0)
+        available = np.flatnonzero(left > taken)
+        chances = np.exp(log_mix[available] - log_mix[available].max())
         draw = rng.multinomial(missing, chances / chances.sum())
-        taken += np.minimum(draw, left - taken)
+        taken[available] += np.minimum(draw, (left - taken)[available])
     return taken
 
 

@@ -90,16 +90,22 @@ class MappedSamples:
 
     def batch(self, indices: Indices) -> tuple[Tensor, Tensor]:
         """Reads by index and normalises on the device."""
-        where = torch.from_numpy(indices)
-        inputs = self.inputs.index_select(0, where).to(self.device)
-        targets = self.targets.index_select(0, where).to(self.device).long()
-        numbers = inputs.to(self.dtype) / 255 if inputs.dtype == torch.uint8 else inputs
-        numbers = numbers.to(self.dtype)
+        stored = self.inputs.index_select(0, torch.from_numpy(indices)).to(self.device)
+        inputs = stored.to(self.dtype)
+        if stored.dtype == torch.uint8:
+            inputs = inputs / 255
         if self.mean:
-            numbers = numbers - self._per_channel(self.mean, numbers)
+            inputs = inputs - self._per_channel(self.mean, inputs)
         if self.std:
-            numbers = numbers / self._per_channel(self.std, numbers)
-        return numbers, targets if self.relabel is None else self._relabelled(targets)
+            inputs = inputs / self._per_channel(self.std, inputs)
+        targets = self.targets.index_select(0, torch.from_numpy(indices)).to(self.device).long()
+        if self.relabel is not None:
+            targets = self.relabel.to(targets.device)[targets]
+        return inputs, targets
+
+    def raw(self, indices: Indices) -> tuple[Tensor, Tensor]:
+        """A batch without the normalisation, to look at."""
+        return replace(self, mean=(), std=()).batch(indices)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Samples:
         """Batches will go to that device, or all samples at once where they fit well."""
@@ -123,10 +129,6 @@ class MappedSamples:
 
     def _per_channel(self, values: tuple[float, ...], like: Tensor) -> Tensor:
         return torch.tensor(values, device=like.device, dtype=like.dtype).view(-1, 1, 1)
-
-    def _relabelled(self, targets: Tensor) -> Tensor:
-        assert self.relabel is not None  # noqa: S101 - asked by `batch`
-        return self.relabel.to(targets.device)[targets]
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,7 @@ class HeldOut(DataSource):
         input_shape: tuple[int, ...],
         task: str = "classification",
         validation: Indices | None = None,
+        labels: Indices | None = None,
     ) -> Federation:
         """A federation of these parts: first the validation part out, then 80/20 per client.
 
@@ -53,6 +54,7 @@ class HeldOut(DataSource):
             input_shape: Shape of one input.
             task: Name of the task.
             validation: More samples for the server's validation, in no client's part.
+            labels: The class of every sample where the targets are label maps.
         """
         kept, taken = hold_out(parts, self.seed, self.validation)
         return Federation(
@@ -63,6 +65,7 @@ class HeldOut(DataSource):
             input_shape=input_shape,
             task=task,
             validation=taken if validation is None else np.concatenate([taken, validation]),
+            labels=labels,
         )
 
 
