@@ -23,17 +23,8 @@ def root(tmp_path, monkeypatch):
 
 
 def test_stats_shows_the_row_beside_the_papers(root, capsys):
-    arguments = [
-        "data",
-        "stats",
-        "mnist",
-        "--data-root",
-        str(root),
-        "--set",
-        "clients=20",
-        "--json",
-    ]
-    assert main(arguments) == 0
+    arguments = ["data", "stats", "mnist", "--data-root", str(root), "--set", "clients=20"]
+    assert main([*arguments, "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts["here"]["clients"] == 20
     assert facts["here"]["samples"] + facts["here"]["validation"] == 400
