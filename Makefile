@@ -20,7 +20,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 demo: $(STAMP) ## FedProto beside FedAvg, FedProx and FedAtt: a table, two pictures, a run directory
-	$(BIN)/fedproto sweep demo --out runs/demo --reuse
+	$(BIN)/fedproto sweep demo --out runs/demo --reuse --quiet
 	$(BIN)/fedproto compare runs/demo --target 0.7 --plots runs/demo/figures
 	@echo
 	@echo "Look into runs/demo: one folder a run (run.json, rounds.jsonl, checkpoints), pictures in figures."

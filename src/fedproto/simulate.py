@@ -89,7 +89,7 @@ def run(
         schedule=ScheduleOptions(rounds=rounds, cohort=cohort, delta=delta),
     )
     trained = copy.deepcopy(model)
-    engine = _build_engine(config, federation, copy.deepcopy(model))
+    engine = _build_engine(config, federation, model)
     initial = ServerState(0, *read_state(model))
     with contextlib.ExitStack() as stack:
         if out is None:

@@ -36,6 +36,7 @@ Reuse = Annotated[
 AsJson = Annotated[
     bool, typer.Option("--json", help="One JSON object a round on standard output, no progress.")
 ]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No table at the end.")]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -51,6 +52,7 @@ def run(
     out: Out = None,
     reuse: Reuse = False,
     as_json: AsJson = False,
+    quiet: Quiet = False,
 ) -> None:
     """Train one strategy as a recipe says."""
     configs = read_recipe(recipe, overrides or [])
@@ -61,7 +63,7 @@ def run(
     path = out or _fresh_directory(recipe)
     config = next(iter(configs.values()))
     store = open_or_create(path, config) if reuse else RunStore.create(path, config)
-    _carry_out([store], path, as_json)
+    _carry_out([store], path, as_json=as_json, quiet=quiet)
 
 
 def sweep(
@@ -70,16 +72,18 @@ def sweep(
     out: Out = None,
     reuse: Reuse = False,
     as_json: AsJson = False,
+    quiet: Quiet = False,
 ) -> None:
     """Train all runs of a recipe together."""
     configs: Mapping[str, RunConfig] = read_recipe(recipe, overrides or [])
     path = out or _fresh_directory(recipe)
-    _carry_out(create_sweep(path, configs, reuse=reuse), path, as_json)
+    _carry_out(create_sweep(path, configs, reuse=reuse), path, as_json=as_json, quiet=quiet)
 
 
 def resume(
     directory: Annotated[Path, typer.Argument(help="Directory of a run or a sweep.")],
     as_json: AsJson = False,
+    quiet: Quiet = False,
 ) -> None:
     """Continue a run or sweep that was stopped."""
     if is_sweep(directory):
@@ -88,10 +92,10 @@ def resume(
         stores = [RunStore.open(directory)]
     else:
         raise StoreError(f"{directory} holds neither a run nor a sweep")
-    _carry_out(stores, directory, as_json)
+    _carry_out(stores, directory, as_json=as_json, quiet=quiet)
 
 
-def _carry_out(stores: Sequence[RunStore], path: Path, as_json: bool) -> None:
+def _carry_out(stores: Sequence[RunStore], path: Path, *, as_json: bool, quiet: bool) -> None:
     if not as_json:
         runs = "1 run" if len(stores) == 1 else f"{len(stores)} runs"
         typer.echo(f"{runs} in {path}", err=True)
@@ -104,7 +108,7 @@ def _carry_out(stores: Sequence[RunStore], path: Path, as_json: bool) -> None:
         raise typer.Exit(130) from None
     if as_json:
         typer.echo(json.dumps({"finished": True, "directory": str(path)}))
-    else:
+    elif not quiet:
         print_comparison([store.path for store in stores])
 
 

@@ -4,6 +4,7 @@ against it.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -25,7 +26,7 @@ class ReferenceEngine(Engine):
         super().__init__(workload)
         self._device = workload.options.torch_device()
         dtype = workload.options.torch_dtype()
-        self._model = workload.model.to(self._device, dtype)
+        self._model = copy.deepcopy(workload.model).to(self._device, dtype)
         features_of(self._model)
         self._samples = workload.federation.samples.to(self._device, dtype)
 

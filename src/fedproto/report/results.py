@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from fedproto.config import RunConfig, differences
 from fedproto.errors import StoreError
 from fedproto.store import RunStore, is_run
+from fedproto.sweep import is_sweep, sweep_directories
 from fedproto.types import RoundRecord
 
 WINDOW = 0.1
@@ -74,13 +75,21 @@ def find_runs(paths: Iterable[Path]) -> list[StoredRun]:
     for path in paths:
         if not path.exists():
             raise StoreError(f"{path} does not exist")
-        inside = [path] if is_run(path) else sorted(file.parent for file in path.rglob("run.json"))
+        inside = _directories(path)
         if not inside:
             raise StoreError(f"{path} holds no run: no run.json in it or below")
         for directory in inside:
             store = RunStore.open(directory)
             found.append(StoredRun(directory, store.config, store.records()))
     return found
+
+
+def _directories(path: Path) -> list[Path]:
+    if is_run(path):
+        return [path]
+    if is_sweep(path):
+        return [directory for directory in sweep_directories(path) if is_run(directory)]
+    return sorted(file.parent for file in path.rglob("run.json"))
 
 
 def group_by_seed(runs: Iterable[StoredRun]) -> list[list[StoredRun]]:
