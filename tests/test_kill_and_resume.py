@@ -26,7 +26,7 @@ SETTINGS = [
 KILLER = """
 import os, signal, sys
 from pathlib import Path
-import sklearn.datasets, torch
+import sklearn.datasets, torch, torch._dynamo
 from fedproto.cli import main
 from fedproto.recipe import read_recipe
 

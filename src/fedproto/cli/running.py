@@ -12,10 +12,10 @@ import typer
 
 from fedproto.cli.comparing import print_comparison
 from fedproto.cli.progress import progress_for
-from fedproto.config import RunConfig
+from fedproto.data import DataSource, Federation
 from fedproto.errors import ConfigError, StoreError
 from fedproto.recipe import read_recipe
-from fedproto.simulate import open_or_create, simulate
+from fedproto.simulate import load_federations, open_or_create, simulate
 from fedproto.store import RunStore, is_run
 from fedproto.sweep import create_sweep, is_sweep, open_sweep
 
@@ -61,9 +61,10 @@ def run(
             f"recipe {recipe} describes {len(configs)} runs; start them with 'fedproto sweep'"
         )
     path = out or _fresh_directory(recipe)
-    config = next(iter(configs.values()))
+    (config,) = configs.values()
+    federations = load_federations([config])
     store = open_or_create(path, config) if reuse else RunStore.create(path, config)
-    _carry_out([store], path, as_json=as_json, quiet=quiet)
+    _carry_out([store], path, federations, as_json=as_json, quiet=quiet)
 
 
 def sweep(
@@ -75,9 +76,11 @@ def sweep(
     quiet: Quiet = False,
 ) -> None:
     """Train all runs of a recipe together."""
-    configs: Mapping[str, RunConfig] = read_recipe(recipe, overrides or [])
+    configs = read_recipe(recipe, overrides or [])
     path = out or _fresh_directory(recipe)
-    _carry_out(create_sweep(path, configs, reuse=reuse), path, as_json=as_json, quiet=quiet)
+    federations = load_federations(configs.values())
+    stores = create_sweep(path, configs, reuse=reuse)
+    _carry_out(stores, path, federations, as_json=as_json, quiet=quiet)
 
 
 def resume(
@@ -92,16 +95,23 @@ def resume(
         stores = [RunStore.open(directory)]
     else:
         raise StoreError(f"{directory} holds neither a run nor a sweep")
-    _carry_out(stores, directory, as_json=as_json, quiet=quiet)
+    _carry_out(stores, directory, None, as_json=as_json, quiet=quiet)
 
 
-def _carry_out(stores: Sequence[RunStore], path: Path, *, as_json: bool, quiet: bool) -> None:
+def _carry_out(
+    stores: Sequence[RunStore],
+    path: Path,
+    federations: Mapping[DataSource, Federation] | None,
+    *,
+    as_json: bool,
+    quiet: bool,
+) -> None:
     if not as_json:
         runs = "1 run" if len(stores) == 1 else f"{len(stores)} runs"
         typer.echo(f"{runs} in {path}", err=True)
     try:
         with progress_for(stores, as_json) as watcher:
-            simulate(stores, watcher)
+            simulate(stores, watcher, federations)
     except KeyboardInterrupt:
         done = sum(len(store.records()) for store in stores)
         typer.echo(f"stopped; {done} rounds are safe: fedproto resume {path}", err=True)
