@@ -49,6 +49,11 @@ def test_a_summary_by_hand():
     assert row.values["bytes down"][0] == 400
 
 
+def test_a_loss_reaches_its_target_from_above():
+    (row,) = summarize([[stored([0.2, 0.4, 0.6, 0.8])]], "loss", target=0.5)
+    assert row.values["rounds to target"][0] == 3
+
+
 def test_a_target_that_one_seed_misses_is_not_averaged():
     group = [stored([0.2, 0.6]), stored([0.2, 0.3], seed=1)]
     (row,) = summarize([group], "accuracy", target=0.5)

@@ -97,6 +97,15 @@ def test_stopping_looks_at_the_validation_part_where_there_is_one():
     assert "validation_accuracy" in stop_reason(StopOptions(target=0.9), records)
 
 
+def test_a_loss_is_better_when_it_is_lower():
+    falling = records_with([2.0, 1.0, 0.5], "loss")
+    assert stop_reason(StopOptions(metric="loss", patience=2), falling) is None
+    assert stop_reason(StopOptions(metric="loss", target=0.6), falling) is not None
+    rising = records_with([0.5, 1.0, 2.0], "loss")
+    assert stop_reason(StopOptions(metric="loss", patience=2), rising) is not None
+    assert stop_reason(StopOptions(metric="loss", target=0.4), rising) is None
+
+
 def test_without_being_asked_nothing_stops():
     assert stop_reason(StopOptions(), records_with([1.0] * 50)) is None
 

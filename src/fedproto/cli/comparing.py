@@ -62,10 +62,13 @@ def comparison_table(rows: list[Summary], metric: str, target: float | None) -> 
     columns: dict[str, Callable[[Summary], str]] = {
         "seeds": lambda row: str(row.runs),
         "rounds": lambda row: str(row.rounds),
-        f"{metric} %": lambda row: _shown(row, metric, 100, 1),
-        "loss": lambda row: _shown(row, "loss"),
-        "area %": lambda row: _shown(row, "area", 100, 1),
     }
+    # Scores between 0 and 1 are shown as percentages, losses and margins as they are.
+    percent = metric.endswith(("accuracy", "iou"))
+    factor, digits, unit = (100, 1, " %") if percent else (1, 3, "")
+    columns[metric + unit] = lambda row: _shown(row, metric, factor, digits)
+    columns["loss"] = lambda row: _shown(row, "loss")
+    columns["area" + unit] = lambda row: _shown(row, "area", factor, digits)
     if target is not None:
         columns[f"rounds to {target:g}"] = lambda row: _shown(row, "rounds to target", digits=0)
     columns["MB up"] = lambda row: _shown(row, "bytes up", 1e-6, 1, spread=False)

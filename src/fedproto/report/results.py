@@ -16,6 +16,7 @@ from fedproto.config import RunConfig, differences
 from fedproto.errors import StoreError
 from fedproto.store import RunStore, is_run
 from fedproto.sweep import is_sweep, sweep_directories
+from fedproto.tasks import lower_is_better
 from fedproto.types import RoundRecord
 
 WINDOW = 0.1
@@ -157,9 +158,10 @@ def _figures(run: StoredRun, metric: str, target: float | None) -> dict[str, flo
             figures[name] = float(values[-1])
         if name == metric and len(values):
             figures["area"] = _area(rounds, values)
-            reached = rounds[values >= target] if target is not None else rounds[:0]
-            if len(reached):
-                figures["rounds to target"] = float(reached[0])
+            if target is not None:
+                reached = rounds[values <= target if lower_is_better(name) else values >= target]
+                if len(reached):
+                    figures["rounds to target"] = float(reached[0])
     figures["bytes up"] = float(sum(record.bytes_up for record in run.records))
     figures["bytes down"] = float(sum(record.bytes_down for record in run.records))
     figures["seconds"] = sum(record.seconds for record in run.records)
