@@ -19,7 +19,7 @@ from torch import nn
 from fedproto.config import RunConfig, ScheduleOptions, differences
 from fedproto.data.base import data_root
 from fedproto.data.federation import Federation
-from fedproto.engines.base import ENGINES, Engine, Workload
+from fedproto.engines.base import ENGINES, Engine, Notify, Workload, ignore
 from fedproto.engines.reference import load_state, read_state
 from fedproto.errors import StoreError
 from fedproto.models.base import build_model
@@ -92,6 +92,7 @@ def run(
     engine = _build_engine(config, federation, copy.deepcopy(model))
     initial = ServerState(0, *read_state(model))
     with contextlib.ExitStack() as stack:
+        stack.callback(engine.close)
         if out is None:
             store, begun = None, Run(config, initial)
         else:
@@ -131,7 +132,8 @@ def simulate(stores: Sequence[RunStore], watcher: Watcher | None = None) -> None
                 stack.enter_context(store.locked())
             runs = [_begin(store, _initial_state(store.config, federation)) for store in group]
             store_of = {id(begun): store for begun, store in zip(runs, group, strict=True)}
-            engine = _build_engine(first, federation, _build_model(first, federation))
+            model = _build_model(first, federation)
+            engine = _build_engine(first, federation, model, watcher.notice)
             stack.callback(engine.close)
             for begun, record in run_rounds(runs, federation, engine, watcher):
                 _keep(store_of[id(begun)], begun, record)
@@ -197,6 +199,9 @@ def _initial_state(config: RunConfig, federation: Federation) -> ServerState:
     return ServerState(0, *read_state(model))
 
 
-def _build_engine(config: RunConfig, federation: Federation, model: nn.Module) -> Engine:
-    workload = Workload(federation, model, task_named(federation.task), config.engine)
+def _build_engine(
+    config: RunConfig, federation: Federation, model: nn.Module, notify: Notify = ignore
+) -> Engine:
+    task = task_named(federation.task)
+    workload = Workload(federation, model, task, config.engine, notify)
     return ENGINES.get(config.engine.name)(workload)
