@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.func import grad, vmap
+from torch.utils._pytree import tree_leaves
 
 from fedproto.data.samples import TensorSamples
 from fedproto.engines.base import ENGINES, Engine, OnDone, Workload
@@ -302,9 +303,9 @@ class StackedEngine(Engine):
             compiled = torch.compile(function)
 
             def call(*args: Any, **kwargs: Any) -> Any:
-                for argument in args:
-                    if isinstance(argument, Tensor) and argument.dim():
-                        torch._dynamo.maybe_mark_dynamic(argument, 0)
+                for leaf in tree_leaves(args):
+                    if isinstance(leaf, Tensor) and leaf.dim():
+                        torch._dynamo.maybe_mark_dynamic(leaf, 0)
                 return compiled(*args, **kwargs)
 
             self._fused[function] = call

@@ -188,8 +188,7 @@ class Conv(Block):
             if first:
                 return None, gradients
             dpatches = torch.bmm(dz, params[weight_name].transpose(1, 2))
-            shape = torch.Size((jobs, batch, *self.image, self.channels[0]))
-            return fuse(glue.sum_row_patches)(dpatches, shape, self.taps), gradients
+            return fuse(glue.sum_row_patches)(dpatches, self.image, self.taps), gradients
         pixels = self.image[0] * self.image[1]
         dz = fuse(glue.unpool)(dy, code, self.image).reshape(jobs, batch * pixels, -1)
         # Sample by sample first: one product over all pixels of a batch is one long sum in few

@@ -56,11 +56,11 @@ def row_patches(x: Tensor, taps: int) -> Tensor:
     return torch.stack(shifted, dim=4).view(jobs, batch * height * width, taps * channels)
 
 
-def sum_row_patches(patches: Tensor, shape: torch.Size, taps: int) -> Tensor:
+def sum_row_patches(patches: Tensor, image: tuple[int, int], taps: int) -> Tensor:
     """The transpose of `row_patches`: every number goes back to the pixel that it came from."""
-    jobs, batch, height, width, channels = shape
+    height, width = image
     reach = taps // 2
-    z = patches.view(jobs, batch, height, width, taps, channels)
+    z = patches.view(patches.shape[0], -1, height, width, taps, patches.shape[-1] // taps)
     padded = F.pad(z, (0, 0, 0, 0, reach, reach))
     total = padded[:, :, :, 2 * reach : 2 * reach + width, 0]
     for tap in range(1, taps):

@@ -19,10 +19,11 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from fedproto.engines.stacking.blocks import Fuse
-from fedproto.engines.stacking.gradients import Gradient, as_tensor
+from fedproto.engines.stacking.flat import FlatLayout
+from fedproto.engines.stacking.gradients import Gradient, as_tensor, subtract
 from fedproto.engines.stacking.network import Network
 from fedproto.engines.stacking.orders import StackOrders
-from fedproto.engines.stacking.updates import per_job, rule_for
+from fedproto.engines.stacking.updates import is_plain, rule_for
 from fedproto.strategies.base import Strategy
 from fedproto.training import TrainOptions
 from fedproto.types import Tensors
@@ -82,16 +83,19 @@ class Lockstep:
         def numbers(kind: torch.dtype) -> Tensor:
             return torch.zeros(self.capacity, dtype=kind, device=self._device)
 
-        def stack() -> dict[str, Tensor]:
-            return {
-                name: tensor.new_zeros((self.capacity, *tensor.shape))
-                for name, tensor in example.items()
-            }
-
         dtype = next(iter(example.values())).dtype
-        self.params = stack()
-        self._received = stack() if kind.proximal or kind.penalized_by else {}
-        self._slots = [stack() for _ in range(self._rule.slots)]
+        self._layout = FlatLayout(example)
+
+        def rows() -> Tensor:
+            return torch.zeros((self.capacity, self._layout.size), dtype=dtype, device=self._device)
+
+        self._flat = rows()
+        self.params = self._layout.views(self._flat)
+        penalized = kind.penalized_by is not None
+        self._received = rows() if kind.proximal or penalized else None
+        self._in_place = is_plain(kind.train) and not penalized
+        self._gradient = None if self._in_place else rows()
+        self._slots = [rows() for _ in range(self._rule.slots)]
         self._rate, self._proximal, self.loss = numbers(dtype), numbers(dtype), numbers(dtype)
         self._start, self._steps = numbers(torch.int64), numbers(torch.int64)
         self._last_epoch = numbers(torch.int64)
@@ -132,11 +136,10 @@ class Lockstep:
     ) -> None:
         for name, tensor in packed.items():
             self.params[name][:jobs].copy_(tensor)
-            if self._received:
-                self._received[name][:jobs].copy_(tensor)
+        if self._received is not None:
+            self._received.copy_(self._flat)
         for slot in self._slots:
-            for tensor in slot.values():
-                tensor.zero_()
+            slot.zero_()
         for target, values in (
             (self._rate, rate),
             (self._proximal, proximal),
@@ -175,73 +178,100 @@ class Lockstep:
 
     def _step(self, size: int) -> None:
         """One step of the leading jobs."""
-        params = {name: tensor[:size] for name, tensor in self.params.items()}
-        batch_size = self._kind.train.batch_size
-        index, live = self._fuse(_select)(
-            self._samples, self._start[:size], self._steps[:size], self._count, batch_size
-        )
-        x, targets = self._inputs[index], self._targets[index]
-        weight, rate = self._fuse(_weigh)(
-            live, self._rate[:size], self._steps[:size], self._count, scaled=self._rule.scaled
+        flat = self._flat[:size]
+        params = self._layout.views(flat)
+        x, targets, live, weight, rate = self._fuse(_next_batch)(
+            self._inputs,
+            self._targets,
+            self._samples,
+            self._start[:size],
+            self._steps[:size],
+            self._rate[:size],
+            self._count,
+            self._kind.train.batch_size,
+            scaled=self._in_place,
         )
         loss, gradients = self._network.gradients(params, x, targets, weight, self._fuse)
-        gradients = self._with_penalties(params, gradients, rate, size)
-        slots = [{name: kept[name][:size] for name in params} for kept in self._slots]
-        self._rule.apply(params, gradients, slots, rate, self._count, self._fuse)
-        self._fuse(_add_loss)(self.loss[:size], loss, live, self._last_epoch[:size], self._count)
-        self._count.add_(1)
+        if self._in_place:
+            self._descend(flat, params, gradients, rate)
+        else:
+            self._follow_rule(flat, params, gradients, rate)
+        self._fuse(_end_step)(self.loss[:size], loss, live, self._last_epoch[:size], self._count)
 
-    def _with_penalties(
-        self, params: Tensors, gradients: Mapping[str, Gradient], rate: Tensor, size: int
-    ) -> dict[str, Gradient]:
-        """Adds the gradients of the strategies' penalties."""
-        gradients = dict(gradients)
-        if not self._received:
-            return gradients
-        received = {name: tensor[:size] for name, tensor in self._received.items()}
-        strategy = self._kind.penalized_by
+    def _descend(
+        self, flat: Tensor, params: Tensors, gradients: Mapping[str, Gradient], rate: Tensor
+    ) -> None:
+        """Plain gradient descent, inside the products that give the gradients.
+
+        These carry the rate already: the samples' weights were multiplied by it.
+        """
+        size, layout = len(flat), self._layout
+        if self._received is not None:
+            pull = (self._proximal[:size] * rate).unsqueeze(1)
+            flat.lerp_(self._received[:size], pull)
+        small = layout.gather_small({name: as_tensor(gradients[name]) for name in layout.small})
+        flat[:, : layout.small_size].sub_(small)
+        for name, gradient in gradients.items():
+            if name not in layout.small:
+                subtract(gradient, params[name])
+
+    def _follow_rule(
+        self, flat: Tensor, params: Tensors, gradients: Mapping[str, Gradient], rate: Tensor
+    ) -> None:
+        """Any rule and any penalty, on gradients carried out."""
+        assert self._gradient is not None  # noqa: S101 - there is one unless descent is in place
+        size, strategy = len(flat), self._kind.penalized_by
+        gradient = self._gradient[:size]
+        for name, view in self._layout.views(gradient).items():
+            view.copy_(as_tensor(gradients[name]))
         if strategy is not None:
-            extra = self._network.pack(
-                vmap(grad(strategy.penalty))(
-                    self._network.unpack(params), self._network.unpack(received)
-                )
-            )
-            for name, gradient in extra.items():
-                scale = per_job(rate, gradient) if self._rule.scaled else 1
-                gradients[name] = as_tensor(gradients[name]) + gradient * scale
-            return gradients
-        strength = self._proximal[:size]
-        for name, weight in params.items():
-            pull = per_job(strength * rate if self._rule.scaled else strength, weight)
-            if self._rule.scaled:
-                weight.lerp_(received[name], pull)
-            else:
-                gradients[name] = as_tensor(gradients[name]) + pull * (weight - received[name])
-        return gradients
+            assert self._received is not None  # noqa: S101 - there is one for every penalty
+            received = self._layout.views(self._received[:size])
+            network = self._network
+            extra = vmap(grad(strategy.penalty))(network.unpack(params), network.unpack(received))
+            for name, tensor in network.pack(extra).items():
+                self._layout.views(gradient)[name].add_(tensor)
+        elif self._received is not None:
+            pull = self._proximal[:size].unsqueeze(1)
+            gradient.add_(pull * (flat - self._received[:size]))
+        slots = [slot[:size] for slot in self._slots]
+        self._fuse(self._rule.step)(flat, gradient, slots, rate.unsqueeze(1), self._count)
 
 
-def _select(
-    samples: Tensor, start: Tensor, steps: Tensor, count: Tensor, batch_size: int
-) -> tuple[Tensor, Tensor]:
-    """The samples of a step, ``[J, B]``, and which of them count."""
+def _next_batch(
+    inputs: Tensor,
+    targets: Tensor,
+    samples: Tensor,
+    start: Tensor,
+    steps: Tensor,
+    rate: Tensor,
+    count: Tensor,
+    batch_size: int,
+    *,
+    scaled: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """What a step works on.
+
+    Returns:
+        Inputs and targets ``[J, B, …]``; which samples count; how much each does, so that the loss
+        is a mean over the true batch; and the jobs' rates, 0 for finished ones.
+    """
     offset = count * batch_size + torch.arange(batch_size, device=start.device)
     index = samples[(start.unsqueeze(1) + offset).clamp(max=len(samples) - 1)]
-    live = (index >= 0) & (count < steps).unsqueeze(1)
-    return index.clamp(min=0), live
-
-
-def _weigh(
-    live: Tensor, rate: Tensor, steps: Tensor, count: Tensor, *, scaled: bool
-) -> tuple[Tensor, Tensor]:
-    """What each sample counts, so that the loss is a mean over the true batch; and the rates."""
+    busy = count < steps
+    live = (index >= 0) & busy.unsqueeze(1)
+    index = index.clamp(min=0)
+    rate = torch.where(busy, rate, 0)
     weight = live.to(rate.dtype) / live.sum(dim=1, keepdim=True).clamp(min=1)
-    rate = torch.where(count < steps, rate, 0)
-    return weight * rate.unsqueeze(1) if scaled else weight, rate
+    weight = weight * rate.unsqueeze(1) if scaled else weight
+    return inputs[index], targets[index], live, weight, rate
 
 
-def _add_loss(total: Tensor, loss: Tensor, live: Tensor, last_epoch: Tensor, count: Tensor) -> None:
+def _end_step(total: Tensor, loss: Tensor, live: Tensor, last_epoch: Tensor, count: Tensor) -> None:
+    """Adds the losses that belong to a last epoch, and counts the step."""
     counts = live & (count >= last_epoch).unsqueeze(1)
     total.add_(torch.where(counts, loss, 0).sum(dim=1))
+    count.add_(1)
 
 
 def _sizes(capacity: int) -> list[int]:
