@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import math
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from torch import nn
 from fedproto.config import RunConfig, ScheduleOptions, differences
 from fedproto.data.base import data_root
 from fedproto.data.federation import Federation
-from fedproto.engines.base import ENGINES, Engine, Notify, Workload, ignore
+from fedproto.engines.base import ENGINES, Demand, Engine, Notify, Workload, ignore
 from fedproto.engines.reference import load_state, read_state
 from fedproto.errors import StoreError
 from fedproto.models.base import build_model
@@ -203,5 +204,8 @@ def _build_engine(
     config: RunConfig, federation: Federation, model: nn.Module, notify: Notify = ignore
 ) -> Engine:
     task = task_named(federation.task)
-    workload = Workload(federation, model, task, config.engine, notify)
+    size = float(federation.train_sizes.mean())
+    epochs = config.schedule.rounds * config.schedule.cohort * config.train.epochs
+    demand = Demand(config.schedule.cohort, epochs * math.ceil(size / config.train.batch_size))
+    workload = Workload(federation, model, task, config.engine, notify, demand)
     return ENGINES.get(config.engine.name)(workload)

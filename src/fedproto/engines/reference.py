@@ -19,13 +19,21 @@ from fedproto.types import ClientFailure, ClientUpdate, LocalJob, Prototypes, Se
 
 @ENGINES.register("reference")
 class ReferenceEngine(Engine):
-    """Trains with a plain loop over batches, on CPU or CUDA."""
+    """Trains with a plain loop over batches, on CPU or CUDA.
 
-    def __init__(self, workload: Workload) -> None:
+    Args:
+        workload: What all jobs share.
+        channels_last: Keep images with their channels last: the same but for rounding, and faster
+            on a CPU.
+    """
+
+    def __init__(self, workload: Workload, *, channels_last: bool = False) -> None:
         super().__init__(workload)
         self._device = workload.options.torch_device()
         dtype = workload.options.torch_dtype()
         self._model = workload.model.to(self._device, dtype)
+        if channels_last:
+            self._model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         features_of(self._model)
         self._samples = workload.federation.samples.to(self._device, dtype)
 
