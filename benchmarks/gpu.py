@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -227,7 +228,7 @@ def steps(arguments: argparse.Namespace) -> dict[str, Any]:
                     engine.train(jobs)
                     _synchronize()
                     first = time.perf_counter() - started
-                    times = _seconds(lambda: engine.train(jobs), arguments.repeats)  # noqa: B023
+                    times = _seconds(partial(engine.train, jobs), arguments.repeats)
                     add(model, what, tf32, count, times, first_seconds=first)
                 engine.close()
                 del engine
@@ -273,12 +274,12 @@ def growth(arguments: argparse.Namespace) -> dict[str, Any]:
     found: dict[str, Any] = {"steps": [], "runs": []}
     for epochs in (5, 10, 20, 40, 80):
         jobs = jobs_on(data, received, list(range(40)), epochs=epochs)
-        seconds = statistics.median(_seconds(lambda: engine.train(jobs), 3))  # noqa: B023
+        seconds = statistics.median(_seconds(partial(engine.train, jobs), 3))
         found["steps"].append([epochs * 10, seconds])
         print(f"40 models, {epochs * 10} steps: {seconds:.3f} s", flush=True)
     for runs in (1, 2, 4, 8, 12, 24):
         jobs = jobs_on(data, received, list(range(10 * runs)), epochs=20)
-        seconds = statistics.median(_seconds(lambda: engine.train(jobs), 3))  # noqa: B023
+        seconds = statistics.median(_seconds(partial(engine.train, jobs), 3))
         found["runs"].append([runs, seconds])
         print(f"{runs} runs of 10 clients, 200 steps: {seconds:.3f} s", flush=True)
     engine.close()
@@ -300,8 +301,11 @@ def parity(arguments: argparse.Namespace) -> dict[str, float]:
                 TrainOptions(epochs=2, lr=0.001, optimizer="adam"),
             ):
                 results = []
+                torch._dynamo.reset()
                 for name in ("reference", "stacked"):
-                    engine = _engine(model, data, name=name, dtype=dtype)
+                    # Compiling takes longer than these rounds: once per model and type suffices.
+                    plain = train.optimizer == "sgd" and not train.momentum
+                    engine = _engine(model, data, name=name, dtype=dtype, compile=plain)
                     state = initial_state(model, engine.workload.options.torch_dtype())
                     runs = [
                         Run(

@@ -7,10 +7,10 @@ import torch
 
 from fedproto.data.federation import Client, Federation
 from fedproto.data.samples import TensorSamples
+from fedproto.engines.reference import read_state
 from fedproto.models.base import ModelOptions, build_model
 from fedproto.models.cnn import CNNOptions
 from fedproto.models.mlp import MLPOptions
-from fedproto.engines.reference import read_state
 from fedproto.schedule import BatchOrder
 from fedproto.strategies import FedAvg, Strategy
 from fedproto.training import TrainOptions
