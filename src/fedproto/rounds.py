@@ -75,6 +75,9 @@ class Watcher:
     def job_done(self) -> None:
         """A job is finished."""
 
+    def notice(self, text: str) -> None:
+        """Something about how jobs are run that a user should know, in a sentence."""
+
     def round_done(self, run: Run, record: RoundRecord) -> None:
         """A run's round is finished and, where it is kept, safely on disk."""
 
@@ -224,8 +227,17 @@ def close_round(
 
 def reason_to_refuse(update: ClientUpdate) -> str | None:
     """Why an update must not enter the average; None when it may."""
-    for name, tensor in {**update.params, **update.buffers}.items():
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+    tensors = {
+        name: tensor
+        for name, tensor in {**update.params, **update.buffers}.items()
+        if tensor.is_floating_point()
+    }
+    if not tensors:
+        return None
+    # All verdicts at once: asking one by one would wait for a GPU once per tensor.
+    finite = torch.stack([torch.isfinite(tensor).all() for tensor in tensors.values()]).tolist()
+    for name, is_finite in zip(tensors, finite, strict=True):
+        if not is_finite:
             return f"tensor '{name}' is not finite after local training (learning rate too high?)"
     return None
 

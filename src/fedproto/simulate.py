@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from torch import nn
 from fedproto.config import RunConfig, ScheduleOptions, differences
 from fedproto.data.base import DataSource, data_root
 from fedproto.data.federation import Federation
-from fedproto.engines.base import ENGINES, Engine, Workload
+from fedproto.engines.base import ENGINES, Demand, Engine, Notify, Workload, ignore
 from fedproto.engines.reference import load_state, read_state
 from fedproto.errors import ConfigError, StoreError
 from fedproto.models.base import build_model, features_of
@@ -92,6 +93,7 @@ def run(
     engine = _build_engine(config, federation, model)
     initial = ServerState(0, *read_state(model))
     with contextlib.ExitStack() as stack:
+        stack.callback(engine.close)
         if out is None:
             store, begun = None, Run(config, initial)
         else:
@@ -160,7 +162,8 @@ def simulate(
                 stack.enter_context(store.locked())
             runs = [_begin(store, _initial_state(store.config, federation)) for store in group]
             store_of = {id(begun): store for begun, store in zip(runs, group, strict=True)}
-            engine = _build_engine(first, federation, _build_model(first, federation))
+            model = _build_model(first, federation)
+            engine = _build_engine(first, federation, model, watcher.notice)
             stack.callback(engine.close)
             for begun, record in run_rounds(runs, federation, engine, watcher):
                 _keep(store_of[id(begun)], begun, record)
@@ -226,6 +229,12 @@ def _initial_state(config: RunConfig, federation: Federation) -> ServerState:
     return ServerState(0, *read_state(model))
 
 
-def _build_engine(config: RunConfig, federation: Federation, model: nn.Module) -> Engine:
-    workload = Workload(federation, model, task_named(federation.task), config.engine)
+def _build_engine(
+    config: RunConfig, federation: Federation, model: nn.Module, notify: Notify = ignore
+) -> Engine:
+    task = task_named(federation.task)
+    size = float(federation.train_sizes.mean())
+    epochs = config.schedule.rounds * config.schedule.cohort * config.train.epochs
+    demand = Demand(config.schedule.cohort, epochs * math.ceil(size / config.train.batch_size))
+    workload = Workload(federation, model, task, config.engine, notify, demand)
     return ENGINES.get(config.engine.name)(workload)

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
 from fedproto.options import option
 from fedproto.strategies.base import STRATEGIES, Strategy
-from fedproto.types import Tensors
 
 
 @STRATEGIES.register("fedprox")
@@ -22,9 +18,7 @@ class FedProx(Strategy):
     )
     mu: float = option(0.1, "strength μ of the proximal term", at_least=0)
 
-    def penalty(self, params: Tensors, received: Tensors) -> Tensor | None:
-        """The proximal term; None for μ = 0, which then is FedAvg bit for bit."""
-        if self.mu == 0:
-            return None
-        squares = [(params[name] - received[name]).square().sum() for name in params]
-        return self.mu / 2 * torch.stack(squares).sum()
+    @property
+    def proximal(self) -> float:
+        """μ; with μ = 0 this is FedAvg bit for bit."""
+        return self.mu
