@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from fedproto.cli.comparing import print_comparison
+from fedproto.cli.data import prepare_all
+from fedproto.cli.options import DataRoot
 from fedproto.cli.progress import progress_for
+from fedproto.config import RunConfig
 from fedproto.data import DataSource, Federation
 from fedproto.errors import ConfigError, StoreError
 from fedproto.recipe import read_recipe
-from fedproto.simulate import load_federations, open_or_create, simulate
+from fedproto.simulate import is_finished, load_federations, open_or_create, simulate
 from fedproto.store import RunStore, is_run
 from fedproto.sweep import create_sweep, is_sweep, open_sweep
 
@@ -53,8 +56,10 @@ def run(
     reuse: Reuse = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
+    data_root: DataRoot = None,
 ) -> None:
     """Train one strategy as a recipe says."""
+    del data_root
     configs = read_recipe(recipe, overrides or [])
     if len(configs) > 1:
         raise ConfigError(
@@ -62,7 +67,7 @@ def run(
         )
     path = out or _fresh_directory(recipe)
     (config,) = configs.values()
-    federations = load_federations([config])
+    federations = _load([config])
     store = open_or_create(path, config) if reuse else RunStore.create(path, config)
     _carry_out([store], path, federations, as_json=as_json, quiet=quiet)
 
@@ -74,11 +79,13 @@ def sweep(
     reuse: Reuse = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
+    data_root: DataRoot = None,
 ) -> None:
     """Train all runs of a recipe together."""
+    del data_root
     configs = read_recipe(recipe, overrides or [])
     path = out or _fresh_directory(recipe)
-    federations = load_federations(configs.values())
+    federations = _load(configs.values())
     stores = create_sweep(path, configs, reuse=reuse)
     _carry_out(stores, path, federations, as_json=as_json, quiet=quiet)
 
@@ -87,21 +94,24 @@ def resume(
     directory: Annotated[Path, typer.Argument(help="Directory of a run or a sweep.")],
     as_json: AsJson = False,
     quiet: Quiet = False,
+    data_root: DataRoot = None,
 ) -> None:
     """Continue a run or sweep that was stopped."""
+    del data_root
     if is_sweep(directory):
         stores = open_sweep(directory)
     elif is_run(directory):
         stores = [RunStore.open(directory)]
     else:
         raise StoreError(f"{directory} holds neither a run nor a sweep")
-    _carry_out(stores, directory, None, as_json=as_json, quiet=quiet)
+    federations = _load(store.config for store in stores if not is_finished(store))
+    _carry_out(stores, directory, federations, as_json=as_json, quiet=quiet)
 
 
 def _carry_out(
     stores: Sequence[RunStore],
     path: Path,
-    federations: Mapping[DataSource, Federation] | None,
+    federations: Mapping[DataSource, Federation],
     *,
     as_json: bool,
     quiet: bool,
@@ -120,6 +130,13 @@ def _carry_out(
         typer.echo(json.dumps({"finished": True, "directory": str(path)}))
     elif not quiet:
         print_comparison([store.path for store in stores])
+
+
+def _load(configs: Iterable[RunConfig]) -> dict[DataSource, Federation]:
+    """Prepares, with progress, and loads the data of some runs."""
+    configs = list(configs)
+    prepare_all([config.data for config in configs if config.data is not None])
+    return load_federations(configs)
 
 
 def _fresh_directory(recipe: str) -> Path:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedproto.data.base import DATASETS, DataSource
+from fedproto.data.base import DATASETS, DataSource, PaperRow
 from fedproto.data.federation import Federation, split_clients
 from fedproto.data.samples import TensorSamples
 from fedproto.options import option
@@ -27,6 +27,8 @@ class Synthetic(DataSource):
     seed gives 9,608 samples with standard deviation 1,043, against 9,600 and 1,051.6 in the
     paper's Table 1.
     """
+
+    paper = PaperRow(classes=10, clients=30, samples=9_600, mean=320.0, std=1051.6)
 
     seed: int = option(686, "seed of generation and 80/20 split", at_least=0)
     clients: int = option(30, "number of clients", at_least=1)
