@@ -20,6 +20,7 @@ from fedproto.engines.base import Engine
 from fedproto.equations import aggregate_mean_margin
 from fedproto.errors import ConfigError
 from fedproto.rng import Purpose, torch_seed
+from fedproto.tasks import lower_is_better
 from fedproto.types import (
     POOLED,
     ClientFailure,
@@ -73,6 +74,9 @@ class Watcher:
 
     def job_done(self) -> None:
         """A job is finished."""
+
+    def notice(self, text: str) -> None:
+        """Something about how jobs are run that a user should know, in a sentence."""
 
     def round_done(self, run: Run, record: RoundRecord) -> None:
         """A run's round is finished and, where it is kept, safely on disk."""
@@ -223,8 +227,17 @@ def close_round(
 
 def reason_to_refuse(update: ClientUpdate) -> str | None:
     """Why an update must not enter the average; None when it may."""
-    for name, tensor in {**update.params, **update.buffers}.items():
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+    tensors = {
+        name: tensor
+        for name, tensor in {**update.params, **update.buffers}.items()
+        if tensor.is_floating_point()
+    }
+    if not tensors:
+        return None
+    # All verdicts at once: asking one by one would wait for a GPU once per tensor.
+    finite = torch.stack([torch.isfinite(tensor).all() for tensor in tensors.values()]).tolist()
+    for name, is_finite in zip(tensors, finite, strict=True):
+        if not is_finite:
             return f"tensor '{name}' is not finite after local training (learning rate too high?)"
     return None
 
@@ -239,8 +252,12 @@ def stop_reason(options: StopOptions, records: Sequence[RoundRecord]) -> str | N
     values = [record.metrics[name] for record in records if name in record.metrics]
     if not values:
         return None
-    best = max(values)
-    if options.target is not None and best >= options.target:
+    lower = lower_is_better(name)
+    best = min(values) if lower else max(values)
+    reached = options.target is not None and (
+        best <= options.target if lower else best >= options.target
+    )
+    if reached:
         return f"{name} reached the target {options.target:g}"
     if options.patience is not None and len(values) - 1 - values.index(best) >= options.patience:
         return f"no better {name} in {options.patience} tests"

@@ -44,13 +44,30 @@ def progress_for(stores: Sequence[RunStore], as_json: bool) -> Iterator[Watcher]
         ) as bars:
             yield LiveBars(bars, total, done)
     else:
-        yield Watcher()
+        yield Notices()
 
 
-class LiveBars(Watcher):
+class Notices(Watcher):
+    """Says on standard error what a user should know, each thing once."""
+
+    def __init__(self) -> None:
+        self._said: set[str] = set()
+
+    def notice(self, text: str) -> None:
+        """Writes a line."""
+        if text not in self._said:
+            self._said.add(text)
+            self._write(text)
+
+    def _write(self, text: str) -> None:
+        sys.stderr.write(f"{text}\n")
+
+
+class LiveBars(Notices):
     """A bar for the rounds of all runs and one for the clients of the current round."""
 
     def __init__(self, bars: Progress, total: int, done: int) -> None:
+        super().__init__()
         self._bars = bars
         self._rounds = bars.add_task("rounds ", total=total, completed=done, detail="")
         self._clients = bars.add_task("clients", total=1, detail="")
@@ -71,8 +88,11 @@ class LiveBars(Watcher):
         if detail:
             self._bars.update(self._rounds, detail=detail)
 
+    def _write(self, text: str) -> None:
+        self._bars.console.print(text, highlight=False, markup=False)
 
-class JsonLines(Watcher):
+
+class JsonLines(Notices):
     """One JSON object a round on standard output."""
 
     def round_done(self, run: Run, record: RoundRecord) -> None:

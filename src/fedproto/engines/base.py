@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Sequence
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,16 +21,28 @@ from fedproto.tasks import Task
 from fedproto.types import ClientFailure, ClientUpdate, LocalJob, ServerState
 
 OnDone = Callable[[], None]
+Notify = Callable[[str], None]
+
+
+def ignore(text: str) -> None:
+    """Takes a notice and does nothing."""
+    del text
 
 
 @dataclass(frozen=True)
 class EngineOptions(Options):
     """Where and how jobs run."""
 
-    name: str = option("reference", "the engine; `fedproto list engines` shows them")
+    name: str = option("auto", "the engine; `fedproto list engines` shows them")
     device: str = option("auto", "'auto', 'cpu', 'cuda' or 'cuda:N'")
     dtype: Literal["float32", "float64"] = option("float32", "floating type of weights and inputs")
     eval_batch_size: int = option(1000, "samples per batch where nothing is trained", at_least=1)
+    tf32: bool = option(False, "allow CUDA's faster matrix products that keep 10 bits of fraction")
+    compile: bool = option(True, "stacked engine on CUDA: compile what lies between the products")
+    workers: int = option(0, "processes engine: how many; 0 for one per core", at_least=0)
+    max_stack: int = option(
+        0, "stacked engine: jobs trained at once at most; 0 for as many as fit", at_least=0
+    )
 
     def torch_device(self) -> torch.device:
         """The device to use.
@@ -49,9 +63,37 @@ class EngineOptions(Options):
             )
         return device
 
+    @contextlib.contextmanager
+    def precision(self) -> Iterator[None]:
+        """Full float32 products, or tf32 where it was asked for; puts back what was set."""
+        if self.torch_device().type != "cuda":
+            yield
+            return
+        before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+        torch.set_float32_matmul_precision("high" if self.tf32 else "highest")
+        torch.backends.cudnn.allow_tf32 = self.tf32
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(before[0])
+            torch.backends.cudnn.allow_tf32 = before[1]
+
     def torch_dtype(self) -> torch.dtype:
         """The floating type to use."""
         return torch.float64 if self.dtype == "float64" else torch.float32
+
+
+@dataclass(frozen=True)
+class Demand:
+    """Roughly how much work is coming, for engines that choose by it; 0 when unknown.
+
+    Attributes:
+        jobs_per_round: Clients of one run that are trained in a round.
+        steps_per_run: Local steps of one run in all its rounds.
+    """
+
+    jobs_per_round: int = 0
+    steps_per_run: int = 0
 
 
 @dataclass(frozen=True)
@@ -60,15 +102,19 @@ class Workload:
 
     Attributes:
         federation: The clients' data.
-        model: The architecture; its own weights are never used.
+        model: The architecture; its own weights are neither used nor changed.
         task: Loss and scores.
         options: Device, floating type and batch sizes.
+        notify: Is told, in a sentence, what a user should know of how jobs are run.
+        demand: How much work is coming.
     """
 
     federation: Federation
     model: nn.Module
     task: Task
     options: EngineOptions
+    notify: Notify = ignore
+    demand: Demand = Demand()
 
 
 class Engine(abc.ABC):
@@ -106,6 +152,13 @@ class Engine(abc.ABC):
     def close(self) -> None:
         """Frees what the engine holds."""
         return
+
+
+def available_cores() -> int:
+    """The cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 ENGINES: Registry[Engine] = Registry("engine", "fedproto.engines")

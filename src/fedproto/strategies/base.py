@@ -44,13 +44,27 @@ class Strategy(Options):
         """1 takes the combined weights as they are."""
         return 1.0
 
+    @property
+    def proximal(self) -> float:
+        """Strength μ of the term ``μ/2 ‖w − w^t‖²`` in the local loss; 0 for none."""
+        return 0.0
+
     def penalty(self, params: Tensors, received: Tensors) -> Tensor | None:
-        """A term added to the local loss, given the current and the received weights."""
-        del params, received
-        return None
+        """A term added to the local loss, given the current and the received weights.
+
+        The proximal term unless overridden; None where it is 0, so that nothing at all is added.
+        """
+        if self.proximal == 0:
+            return None
+        squares = [(params[name] - received[name]).square().sum() for name in params]
+        return self.proximal / 2 * torch.stack(squares).sum()
 
     def summarize(self, before: Prototypes, after: Prototypes) -> Tensor | None:
-        """What a client tells about how its prototypes moved in training, ``[C]``."""
+        """What a client tells about how its prototypes moved in training, ``[..., C]``.
+
+        Prototypes may have leading dimensions, one place per client: an engine that trains many
+        clients at once asks for all of them at once.
+        """
         del before, after
         return None
 

@@ -1,0 +1,362 @@
+"""The stacked engine: the jobs of all runs of a sweep at once, in lock-step.
+
+The models' weights lie stacked in a few tensors, one row per job, and every step is a handful of
+batched operations whatever the number of jobs. Made for CUDA; on CPU it computes the same, slowly.
+Shapes: J jobs, R models to test, N samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import grad, vmap
+from torch.utils._pytree import tree_leaves
+
+from fedproto.data.samples import TensorSamples
+from fedproto.engines.base import ENGINES, Engine, OnDone, Workload
+from fedproto.engines.reference import ReferenceEngine
+from fedproto.engines.stacking.functional import FunctionalNetwork, reason_not_to_stack
+from fedproto.engines.stacking.lockstep import Lockstep, StackKind
+from fedproto.engines.stacking.memory import bytes_per_job, free_bytes, jobs_that_fit
+from fedproto.engines.stacking.network import Network, block_network, stack_params
+from fedproto.engines.stacking.orders import StackOrders, stack_orders
+from fedproto.equations import class_prototypes
+from fedproto.errors import TrainingError
+from fedproto.rng import Indices
+from fedproto.strategies.base import Strategy
+from fedproto.tasks import Classification
+from fedproto.types import ClientFailure, ClientUpdate, LocalJob, Prototypes, ServerState, Tensors
+
+PROXIMAL, OWN, ALONE = "proximal", "own", "alone"
+"""Penalties: in closed form, through `torch.func`, or not in a stack at all."""
+
+VOID = -1
+"""The label of a sample that only fills a row; it is no class."""
+
+
+@ENGINES.register("stacked")
+class StackedEngine(Engine):
+    """Trains all jobs of a round together; made for CUDA, where it is many times faster."""
+
+    def __init__(self, workload: Workload) -> None:
+        super().__init__(workload)
+        self._device = workload.options.torch_device()
+        self._dtype = workload.options.torch_dtype()
+        self._limit = workload.options.max_stack or None
+        self._stacks: dict[StackKind, Lockstep] = {}
+        self._fused: dict[Any, Callable[..., Any]] = {}
+        self._penalties: dict[Strategy, str] = {}
+        self._reference: ReferenceEngine | None = None
+        self._one_by_one: ReferenceEngine | None = None
+        network, reason = _network_for(workload)
+        if network is None:
+            workload.notify(f"the stacked engine cannot train this ({reason}); one by one instead")
+            self._reference = ReferenceEngine(workload)
+            return
+        self._network = network
+        samples = workload.federation.samples
+        assert isinstance(samples, TensorSamples)  # noqa: S101 - a network is found for no other
+        self._inputs = network.lay_out(samples.inputs.to(self._device, self._dtype))
+        self._targets = samples.targets.to(self._device)
+
+    @property
+    def stacks(self) -> bool:
+        """Whether models are stacked at all, or left to the reference engine."""
+        return self._reference is None
+
+    def train(
+        self, jobs: Sequence[LocalJob], on_done: OnDone | None = None
+    ) -> list[ClientUpdate | ClientFailure]:
+        """Runs the jobs of a kind together, split where they do not fit."""
+        if self._reference is not None:
+            return self._reference.train(jobs, on_done)
+        results: dict[int, ClientUpdate | ClientFailure] = {}
+        alone = [place for place, job in enumerate(jobs) if self._penalty(job) == ALONE]
+        if alone:
+            one_by_one = self._one_by_one or ReferenceEngine(self.workload)
+            self._one_by_one = one_by_one
+            found = one_by_one.train([jobs[place] for place in alone], on_done)
+            results |= zip(alone, found, strict=True)
+        with self.workload.options.precision():
+            for kind, places in self._kinds(jobs).items():
+                order = sorted(places, key=lambda place: -jobs[place].batches.steps)
+                for place, update in zip(
+                    order, self._train_kind(kind, [jobs[place] for place in order]), strict=True
+                ):
+                    results[place] = update
+                    if on_done is not None:
+                        on_done()
+        return [results[place] for place in range(len(jobs))]
+
+    @torch.no_grad()
+    def evaluate(self, states: Sequence[ServerState], indices: Indices) -> list[dict[str, float]]:
+        """Tests all models together."""
+        if self._reference is not None:
+            return self._reference.evaluate(states, indices)
+        if not states or not len(indices):
+            return [{} for _ in states]
+        task = self.workload.task
+        with self.workload.options.precision():
+            packed = self._network.pack(self._stack_states(states))
+            total: Tensor | None = None
+            where = torch.from_numpy(indices).to(self._device)
+            for part in where.split(self._samples_at_once(len(states))):
+                x = self._inputs[part].expand(len(states), *[-1] * self._inputs.dim())
+                scores = self._network.scores(packed, x)
+                tally = vmap(task.tally, in_dims=(0, None))(scores, self._targets[part])
+                total = tally if total is None else total + tally
+        assert total is not None  # noqa: S101 - there is at least one part
+        return [task.metrics(tally) for tally in total.cpu()]
+
+    def close(self) -> None:
+        """Frees the buffers and graphs."""
+        self._stacks.clear()
+
+    def _kinds(self, jobs: Sequence[LocalJob]) -> dict[StackKind, list[int]]:
+        """The jobs' places by what they have in common."""
+        kinds: dict[StackKind, list[int]] = {}
+        for place, job in enumerate(jobs):
+            penalty = self._penalty(job)
+            if penalty == ALONE:
+                continue
+            common = replace(job.train, lr=1.0, epochs=1, lr_schedule="constant", lr_power=1.0)
+            own = job.strategy if penalty == OWN else None
+            kind = StackKind(common, proximal=False, penalized_by=own)
+            kinds.setdefault(kind, []).append(place)
+        return {
+            replace(
+                kind,
+                proximal=kind.penalized_by is None
+                and any(jobs[place].strategy.proximal for place in places),
+            ): places
+            for kind, places in kinds.items()
+        }
+
+    def _penalty(self, job: LocalJob) -> str:
+        """How a job's penalty is computed; a hook that `torch.func` cannot run asks for `ALONE`."""
+        strategy = job.strategy
+        if type(strategy).penalty is Strategy.penalty:
+            return PROXIMAL
+        if strategy not in self._penalties:
+            params = self._stack_states([job.state])
+            try:
+                vmap(grad(strategy.penalty))(params, params)
+                self._penalties[strategy] = OWN
+            except Exception as error:  # noqa: BLE001 - a user's code can fail in any way
+                reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+                self.workload.notify(
+                    f"{type(strategy).__name__} is trained one by one: torch.func cannot run its"
+                    f" penalty ({reason})"
+                )
+                self._penalties[strategy] = ALONE
+        return self._penalties[strategy]
+
+    def _train_kind(self, kind: StackKind, jobs: list[LocalJob]) -> Iterator[ClientUpdate]:
+        """Trains in as many parts as memory asks for."""
+        rest = jobs
+        while rest:
+            part = rest[: self._limit]
+            try:
+                lockstep = self._lockstep(kind, part)
+                part = part[: lockstep.capacity]
+                updates = self._train_stack(lockstep, part)
+            except torch.cuda.OutOfMemoryError as error:
+                self._halve(len(part), error)
+                continue
+            except (RuntimeError, ValueError, IndexError) as error:
+                raise TrainingError(
+                    f"training {len(part)} clients in round {part[0].state.round} failed: {error}"
+                ) from error
+            rest = rest[len(part) :]
+            yield from updates
+
+    def _halve(self, jobs: int, error: Exception) -> None:
+        if jobs <= 1:
+            raise TrainingError(
+                "a single client does not fit into the device's memory; use smaller batches,"
+                " or engine.device = 'cpu'"
+            ) from error
+        self._limit = (jobs + 1) // 2
+        self._stacks.clear()
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+        self.workload.notify(f"out of memory: {self._limit} clients are trained at once from now")
+
+    def _lockstep(self, kind: StackKind, jobs: Sequence[LocalJob]) -> Lockstep:
+        """Buffers for these jobs, or for as many of them as fit."""
+        known = self._stacks.get(kind)
+        if known is not None and known.capacity >= len(jobs):
+            return known
+        self._stacks.pop(kind, None)
+        del known
+        example = {
+            name: tensor[0]
+            for name, tensor in self._network.pack(self._stack_states([jobs[0].state])).items()
+        }
+        need = bytes_per_job(self._network, example, kind)
+        capacity = min(len(jobs), jobs_that_fit(need, self._device))
+        options = self.workload.options
+        cuda = self._device.type == "cuda"
+        self._stacks[kind] = Lockstep(
+            self._network,
+            self._inputs,
+            self._targets,
+            kind,
+            capacity,
+            example,
+            fuse=self._fuse if cuda and options.compile else _as_it_is,
+            graphs=cuda,
+        )
+        return self._stacks[kind]
+
+    @torch.no_grad()
+    def _train_stack(self, lockstep: Lockstep, jobs: Sequence[LocalJob]) -> list[ClientUpdate]:
+        federation = self.workload.federation
+        states = list({id(job.state): job.state for job in jobs}.values())
+        row = {id(state): place for place, state in enumerate(states)}
+        rows = torch.tensor([row[id(job.state)] for job in jobs], device=self._device)
+        received = self._network.pack(self._stack_states(states))
+        packed = {name: tensor[rows] for name, tensor in received.items()}
+        orders = stack_orders(jobs, federation)
+        asked = [place for place, job in enumerate(jobs) if job.strategy.needs_prototypes]
+        before = self._prototypes(packed, jobs, asked)
+        summed = lockstep.train(
+            packed,
+            orders,
+            torch.tensor([job.lr for job in jobs], dtype=self._dtype),
+            torch.tensor([job.strategy.proximal for job in jobs], dtype=self._dtype),
+        )
+        del packed
+        trained = {name: tensor[: len(jobs)] for name, tensor in lockstep.params.items()}
+        after = self._prototypes(trained, jobs, asked)
+        own = self._network.unpack(trained)
+        margins = _summaries(jobs, asked, before, after)
+        losses = _mean_losses(summed, orders)
+        return [
+            ClientUpdate(
+                client=job.client,
+                num_examples=job.batches.num_examples,
+                params={name: own[name][place] for name in job.state.params},
+                buffers=dict(job.state.buffers),
+                train_loss=losses[place],
+                epochs_done=job.batches.epochs,
+                prototypes=after.get(place),
+                local_margin=margins.get(place),
+            )
+            for place, job in enumerate(jobs)
+        ]
+
+    def _prototypes(
+        self, packed: Tensors, jobs: Sequence[LocalJob], asked: Sequence[int]
+    ) -> dict[int, Prototypes]:
+        """Prototypes of the jobs' training data under stacked weights, eq. (4), by place."""
+        if not asked:
+            return {}
+        federation = self.workload.federation
+        asked = sorted(asked, key=lambda place: -jobs[place].batches.num_examples)
+        own = [federation.train_indices(jobs[place].client) for place in asked]
+        index = np.full((len(own), len(own[0])), VOID, dtype=np.int64)
+        for place, indices in enumerate(own):
+            index[place, : len(indices)] = indices
+        sizes = np.array([-len(indices) for indices in own])
+        where = torch.from_numpy(index).to(self._device)
+        params = {name: tensor[asked] for name, tensor in packed.items()}
+        total: Prototypes | None = None
+        width = self._samples_at_once(len(asked))
+        for first in range(0, index.shape[1], width):
+            active = int(np.searchsorted(sizes, -first, side="left"))
+            part = where[:active, first : first + width]
+            x = self._inputs[part.clamp(min=0)]
+            labels = torch.where(part == VOID, VOID, self._targets[part.clamp(min=0)])
+            features = self._network.features(
+                {name: tensor[:active] for name, tensor in params.items()}, x
+            )
+            found = class_prototypes(features, labels, federation.num_classes)
+            if total is None:
+                total = found
+            else:
+                total.sum[:active] += found.sum
+                total.count[:active] += found.count
+        assert total is not None  # noqa: S101 - no client is empty
+        return {
+            place: Prototypes(total.sum[row], total.count[row]) for row, place in enumerate(asked)
+        }
+
+    def _samples_at_once(self, models: int) -> int:
+        """Samples per model where nothing is trained: as many as the memory plan allows."""
+        size = torch.finfo(self._dtype).bits // 8
+        fit = free_bytes(self._device) // 4 // (size * models * self._network.numbers(1))
+        return int(max(1, min(self.workload.options.eval_batch_size, fit)))
+
+    def _stack_states(self, states: Sequence[ServerState]) -> dict[str, Tensor]:
+        stacked = stack_params([state.params for state in states])
+        return {name: tensor.to(self._device, self._dtype) for name, tensor in stacked.items()}
+
+    def _fuse(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A compiled function whose first dimension, the number of jobs, may vary."""
+        if function not in self._fused:
+            compiled = torch.compile(function)
+
+            def call(*args: Any, **kwargs: Any) -> Any:
+                for leaf in tree_leaves(args):
+                    if isinstance(leaf, Tensor) and leaf.dim():
+                        torch._dynamo.maybe_mark_dynamic(leaf, 0)
+                return compiled(*args, **kwargs)
+
+            self._fused[function] = call
+        return self._fused[function]
+
+
+def _as_it_is(function: Callable[..., Any]) -> Callable[..., Any]:
+    return function
+
+
+def _network_for(workload: Workload) -> tuple[Network | None, str]:
+    """The stacked form of the workload's model, or why there is none."""
+    federation, model = workload.federation, workload.model
+    if not isinstance(federation.samples, TensorSamples):
+        return None, "its samples are fetched one by one, not held as arrays"
+    if type(workload.task) is not Classification:
+        return None, f"{type(workload.task).__name__} is no classification"
+    network: Network | None = block_network(model, federation.input_shape)
+    if network is not None:
+        return network, ""
+    device, dtype = workload.options.torch_device(), workload.options.torch_dtype()
+    model.to(device, dtype)
+    reason = reason_not_to_stack(model, federation.samples.inputs[:2].to(device, dtype))
+    if reason is not None:
+        return None, f"{type(model).__name__}: {reason}"
+    return FunctionalNetwork(model), ""
+
+
+def _summaries(
+    jobs: Sequence[LocalJob],
+    asked: Sequence[int],
+    before: dict[int, Prototypes],
+    after: dict[int, Prototypes],
+) -> dict[int, Tensor]:
+    """What the strategies tell of each client, computed for all clients of a strategy at once."""
+    groups: dict[Strategy, list[int]] = {}
+    for place in asked:
+        groups.setdefault(jobs[place].strategy, []).append(place)
+    margins: dict[int, Tensor] = {}
+    for strategy, places in groups.items():
+        found = strategy.summarize(
+            Prototypes.stack([before[place] for place in places]),
+            Prototypes.stack([after[place] for place in places]),
+        )
+        if found is not None:
+            margins |= dict(zip(places, found, strict=True))
+    return margins
+
+
+def _mean_losses(summed: Tensor, orders: StackOrders) -> list[float | None]:
+    return [
+        total / samples if samples else None
+        for total, samples in zip(summed.tolist(), orders.last_samples.tolist(), strict=True)
+    ]

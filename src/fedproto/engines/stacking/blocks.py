@@ -1,0 +1,225 @@
+"""Blocks of a stacked network with their own backward passes: dense layers and convolutions.
+
+A block keeps its weight in the layout its matrix products want; `pack` and `unpack` convert from
+and to the module's own. All matrix products are batched over the jobs.
+
+Shapes: as in `fedproto.engines.stacking.glue`; "..." stands for any leading dimensions.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedproto.engines.stacking import glue
+from fedproto.engines.stacking.gradients import Gradient, Product
+
+Fuse = Callable[[glue.Function], glue.Function]
+"""Turns a function of tensors into a faster one, or leaves it as it is."""
+
+
+class Block(abc.ABC):
+    """A layer with weight and bias, and what follows it.
+
+    Attributes:
+        name: The layer's name in the module; its tensors are ``name.weight`` and ``name.bias``.
+    """
+
+    name: str
+
+    @abc.abstractmethod
+    def pack(self, weight: Tensor) -> Tensor:
+        """The module's weights ``[..., O, …]`` in this block's layout."""
+
+    @abc.abstractmethod
+    def unpack(self, weight: Tensor) -> Tensor:
+        """The opposite of `pack`."""
+
+    @abc.abstractmethod
+    def forward(self, params: Mapping[str, Tensor], x: Tensor, fuse: Fuse) -> tuple[Tensor, Any]:
+        """The output, and what `backward` needs."""
+
+    @abc.abstractmethod
+    def backward(
+        self, params: Mapping[str, Tensor], saved: Any, dy: Tensor, fuse: Fuse, *, first: bool
+    ) -> tuple[Tensor | None, dict[str, Gradient]]:
+        """The gradient of the input (None for the first block) and those of weight and bias."""
+
+    @abc.abstractmethod
+    def numbers(self, sample: int) -> int:
+        """How many numbers a training step keeps at once per job for so many samples."""
+
+
+@dataclass(frozen=True)
+class Dense(Block):
+    """A dense layer with ReLU.
+
+    Attributes:
+        name: The layer's name.
+        inputs: Numbers per sample that come in.
+        units: Numbers per sample that go out.
+        image: Channels, height and width where the input is a flattened image. Ours lie channels
+            last, so the weight's columns are put in that order.
+    """
+
+    name: str
+    inputs: int
+    units: int
+    image: tuple[int, int, int] | None = None
+
+    def pack(self, weight: Tensor) -> Tensor:
+        """Columns from channels first to channels last."""
+        if self.image is None:
+            return weight
+        split: Tensor = weight.unflatten(-1, self.image)
+        return split.movedim(-3, -1).reshape(*weight.shape[:-1], self.inputs)
+
+    def unpack(self, weight: Tensor) -> Tensor:
+        """Columns from channels last to channels first."""
+        if self.image is None:
+            return weight
+        channels, height, width = self.image
+        split: Tensor = weight.unflatten(-1, (height, width, channels))
+        return split.movedim(-1, -3).reshape(*weight.shape[:-1], self.inputs)
+
+    def forward(self, params: Mapping[str, Tensor], x: Tensor, fuse: Fuse) -> tuple[Tensor, Any]:
+        """``[J, B, …]`` to ``[J, B, D]``."""
+        x = x.flatten(2)
+        z = torch.bmm(x, params[f"{self.name}.weight"].transpose(1, 2))
+        h = fuse(glue.bias_relu)(z, params[f"{self.name}.bias"])
+        return h, (x, h)
+
+    def backward(
+        self, params: Mapping[str, Tensor], saved: Any, dy: Tensor, fuse: Fuse, *, first: bool
+    ) -> tuple[Tensor | None, dict[str, Gradient]]:
+        """The weight's gradient is the product ``dzᵀ x``."""
+        x, h = saved
+        dz, db = fuse(glue.relu_backward)(dy, h)
+        gradients: dict[str, Gradient] = {
+            f"{self.name}.weight": Product(dz.transpose(1, 2), x),
+            f"{self.name}.bias": db,
+        }
+        return None if first else torch.bmm(dz, params[f"{self.name}.weight"]), gradients
+
+    def numbers(self, sample: int) -> int:
+        """Inputs, products, outputs and their gradients."""
+        return sample * (2 * self.inputs + 4 * self.units)
+
+
+@dataclass(frozen=True)
+class Conv(Block):
+    """A convolution that keeps the size, with ReLU and 2×2 max pooling.
+
+    Attributes:
+        name: The layer's name.
+        channels: Channels in and out.
+        image: Height and width.
+        taps: Side of the kernel; odd.
+    """
+
+    name: str
+    channels: tuple[int, int]
+    image: tuple[int, int]
+    taps: int
+
+    @property
+    def full(self) -> bool:
+        """Whether patches along both sides are used: they are small where channels are few."""
+        return self.channels[0] * self.taps <= 16
+
+    @property
+    def patch(self) -> int:
+        """Numbers in a full patch, rounded up to the alignment of fast matrix kernels."""
+        return -(-self.channels[0] * self.taps**2 // 4) * 4
+
+    def pack(self, weight: Tensor) -> Tensor:
+        """``[..., O, I, T, T]`` to ``[..., I·T·T, O]``, or to ``[..., T·I, T·O]`` by side."""
+        ins, outs = self.channels
+        lead = weight.shape[:-4]
+        if self.full:
+            flat = weight.reshape(*lead, outs, ins * self.taps**2).transpose(-1, -2)
+            return torch.nn.functional.pad(flat, (0, 0, 0, self.patch - flat.shape[-2]))
+        order = [*range(len(lead)), -1, -3, -2, -4]
+        return weight.permute(order).reshape(*lead, self.taps * ins, self.taps * outs)
+
+    def unpack(self, weight: Tensor) -> Tensor:
+        """The opposite of `pack`."""
+        ins, outs = self.channels
+        lead = weight.shape[:-2]
+        if self.full:
+            flat = weight[..., : ins * self.taps**2, :].transpose(-1, -2)
+            return flat.reshape(*lead, outs, ins, self.taps, self.taps)
+        split = weight.reshape(*lead, self.taps, ins, self.taps, outs)
+        return split.permute([*range(len(lead)), -1, -3, -2, -4]).contiguous()
+
+    def forward(self, params: Mapping[str, Tensor], x: Tensor, fuse: Fuse) -> tuple[Tensor, Any]:
+        """``[J, B, H, W, I]`` to ``[J, B, H//2, W//2, O]``."""
+        weight, bias = params[f"{self.name}.weight"], params[f"{self.name}.bias"]
+        if self.full:
+            patches = fuse(glue.full_patches)(x, self.taps, self.patch)
+            y = torch.bmm(patches, weight).view(*x.shape[:4], self.channels[1])
+            pooled, code = fuse(glue.bias_relu_pool)(y, bias)
+        else:
+            patches = fuse(glue.row_patches)(x, self.taps)
+            z = torch.bmm(patches, weight)
+            pooled, code = fuse(_sum_and_pool)(z, bias, self.image, self.taps)
+        return pooled, (patches, code)
+
+    def backward(
+        self, params: Mapping[str, Tensor], saved: Any, dy: Tensor, fuse: Fuse, *, first: bool
+    ) -> tuple[Tensor | None, dict[str, Gradient]]:
+        """The input's gradient is the forward pass with patches and shifts exchanged."""
+        patches, code = saved
+        weight_name, bias_name = f"{self.name}.weight", f"{self.name}.bias"
+        jobs, batch = code.shape[:2]
+        dy = dy.view(code.shape)
+        bias_gradient = fuse(glue.live_sum)(dy, code)
+        if not self.full:
+            dz = fuse(_unpool_and_shift)(dy, code, self.image, self.taps)
+            gradients: dict[str, Gradient] = {
+                weight_name: Product(patches.transpose(1, 2), dz),
+                bias_name: bias_gradient,
+            }
+            if first:
+                return None, gradients
+            dpatches = torch.bmm(dz, params[weight_name].transpose(1, 2))
+            return fuse(glue.sum_row_patches)(dpatches, self.image, self.taps), gradients
+        pixels = self.image[0] * self.image[1]
+        dz = fuse(glue.unpool)(dy, code, self.image).reshape(jobs, batch * pixels, -1)
+        # Sample by sample first: one product over all pixels of a batch is one long sum in few
+        # blocks of threads, far too little for a GPU.
+        by_sample = torch.bmm(
+            patches.view(jobs * batch, pixels, -1).transpose(1, 2),
+            dz.view(jobs * batch, pixels, -1),
+        )
+        gradients = {
+            weight_name: by_sample.view(jobs, batch, *by_sample.shape[1:]).sum(dim=1),
+            bias_name: bias_gradient,
+        }
+        if first:
+            return None, gradients
+        dpatches = torch.bmm(dz, params[weight_name].transpose(1, 2))
+        shape = torch.Size((jobs, batch, *self.image, self.channels[0]))
+        return glue.sum_full_patches(dpatches, shape, self.taps), gradients
+
+    def numbers(self, sample: int) -> int:
+        """Patches, products, pooled cells and their gradients."""
+        ins, outs = self.channels
+        pixels = self.image[0] * self.image[1]
+        wide = self.patch + 4 * outs if self.full else self.taps * (4 * ins + 5 * outs)
+        return sample * pixels * (wide + 2 * outs)
+
+
+def _sum_and_pool(
+    z: Tensor, bias: Tensor, image: tuple[int, int], taps: int
+) -> tuple[Tensor, Tensor]:
+    return glue.bias_relu_pool(glue.sum_shifted_rows(z, image, taps), bias)
+
+
+def _unpool_and_shift(dy: Tensor, code: Tensor, image: tuple[int, int], taps: int) -> Tensor:
+    return glue.shifted_rows(glue.unpool(dy, code, image), taps)

@@ -1,0 +1,71 @@
+"""All tensors of a model in one row, so that a stack of models is one matrix ``[J, P]``.
+
+What treats all weights alike (loading, update rules, the proximal term) is then one operation,
+however many tensors a model has. Small tensors lie together in front: their gradients are gathered
+and applied in one go.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from fedproto.types import Tensors
+
+ALIGNMENT = 32
+SMALL = 4096
+
+
+class FlatLayout:
+    """Where each of a model's tensors lies in its row.
+
+    Args:
+        example: One model's tensors.
+
+    Attributes:
+        small: Names of the tensors in front, in their order, without gaps.
+        small_size: Numbers in the part in front.
+        size: Numbers in a row.
+    """
+
+    def __init__(self, example: Tensors) -> None:
+        self._shapes = {name: tuple(tensor.shape) for name, tensor in example.items()}
+        self.small = [name for name, tensor in example.items() if tensor.numel() <= SMALL]
+        self._starts: dict[str, int] = {}
+        place = 0
+        for name in [*self.small, *(name for name in example if name not in self.small)]:
+            if name not in self.small:
+                place = -(-place // ALIGNMENT) * ALIGNMENT
+            self._starts[name] = place
+            place += math.prod(self._shapes[name])
+            if name in self.small:
+                self.small_size = place
+        if not self.small:
+            self.small_size = 0
+        # Every row begins at an aligned address too.
+        self.size = -(-place // ALIGNMENT) * ALIGNMENT
+
+    def views(self, flat: Tensor) -> dict[str, Tensor]:
+        """The tensors ``[J, …]`` inside of rows ``[J, P]``, by name."""
+        return {
+            name: flat[:, start : start + math.prod(shape)].view(len(flat), *shape)
+            for (name, shape), start in zip(
+                ((name, self._shapes[name]) for name in self._starts),
+                self._starts.values(),
+                strict=True,
+            )
+        }
+
+    def flatten(self, tensors: Tensors) -> Tensor:
+        """Stacked tensors ``[J, …]`` as rows ``[J, P]``."""
+        first = next(iter(tensors.values()))
+        flat = first.new_zeros((len(first), self.size))
+        for name, view in self.views(flat).items():
+            view.copy_(tensors[name])
+        return flat
+
+    def gather_small(self, tensors: Tensors) -> Tensor:
+        """The small tensors ``[J, …]`` side by side, as they lie in front of the rows."""
+        return torch.cat([tensors[name].flatten(1) for name in self.small], dim=1)

@@ -1,0 +1,283 @@
+"""The lock-step loop: a stack of jobs, all making their n-th step together.
+
+Jobs are sorted by their number of steps, so those still at work are always the leading part of the
+stack, and the part shrinks as jobs finish. On CUDA, several steps of a part of a given size are
+captured in one graph; the step's number is counted on the device, so a replay needs nothing from
+the host. Sizes are rounded up to a few, and the finished jobs among them move at rate 0.
+
+Shapes: J jobs, B samples of a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import grad, vmap
+
+from fedproto.engines.stacking.blocks import Fuse
+from fedproto.engines.stacking.flat import FlatLayout
+from fedproto.engines.stacking.gradients import Gradient, as_tensor, subtract
+from fedproto.engines.stacking.network import Network
+from fedproto.engines.stacking.orders import StackOrders
+from fedproto.engines.stacking.updates import is_plain, rule_for
+from fedproto.strategies.base import Strategy
+from fedproto.training import TrainOptions
+from fedproto.types import Tensors
+
+STEPS_PER_GRAPH = 8
+"""Long enough to hide the launch of a graph, short enough that little is done past a job's end."""
+
+
+@dataclass(frozen=True)
+class StackKind:
+    """What the jobs of a stack have in common.
+
+    Attributes:
+        train: Batch size and update rule; rates and epochs are each job's own.
+        proximal: Whether any of them is drawn to the received weights.
+        penalized_by: The strategy, where it has a penalty of its own making.
+    """
+
+    train: TrainOptions
+    proximal: bool
+    penalized_by: Strategy | None
+
+
+class Lockstep:
+    """Trains stacks of jobs of one kind; its buffers serve one stack after another.
+
+    Args:
+        network: The models.
+        inputs: All samples' inputs on the device, as the network wants them.
+        targets: All samples' labels.
+        kind: What the jobs have in common.
+        capacity: Jobs in a stack at most.
+        example: One model's packed tensors, for names and shapes.
+        fuse: Makes element-wise parts faster.
+        graphs: Whether to capture CUDA graphs.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        inputs: Tensor,
+        targets: Tensor,
+        kind: StackKind,
+        capacity: int,
+        example: Tensors,
+        *,
+        fuse: Fuse,
+        graphs: bool,
+    ) -> None:
+        # One alone would be compiled as a special case.
+        self.capacity = max(capacity, 2) if graphs else capacity
+        self._network, self._inputs, self._targets = network, inputs, targets
+        self._kind, self._fuse = kind, fuse
+        self._rule = rule_for(kind.train)
+        self._device = inputs.device
+
+        def numbers(kind: torch.dtype) -> Tensor:
+            return torch.zeros(self.capacity, dtype=kind, device=self._device)
+
+        dtype = next(iter(example.values())).dtype
+        self._layout = FlatLayout(example)
+
+        def rows() -> Tensor:
+            return torch.zeros((self.capacity, self._layout.size), dtype=dtype, device=self._device)
+
+        self._flat = rows()
+        self.params = self._layout.views(self._flat)
+        penalized = kind.penalized_by is not None
+        self._received = rows() if kind.proximal or penalized else None
+        self._in_place = is_plain(kind.train) and not penalized
+        self._gradient = None if self._in_place else rows()
+        self._slots = [rows() for _ in range(self._rule.slots)]
+        self._rate, self._proximal, self.loss = numbers(dtype), numbers(dtype), numbers(dtype)
+        self._start, self._steps = numbers(torch.int64), numbers(torch.int64)
+        self._last_epoch = numbers(torch.int64)
+        self._count = torch.zeros((), dtype=torch.int64, device=self._device)
+        self._samples = torch.zeros(0, dtype=torch.int64, device=self._device)
+        self._sizes = _sizes(self.capacity)
+        self._graphs: dict[int, torch.cuda.CUDAGraph] | None = {} if graphs else None
+        self._pool = torch.cuda.graph_pool_handle() if graphs else None
+
+    def train(self, packed: Tensors, orders: StackOrders, rate: Tensor, proximal: Tensor) -> Tensor:
+        """Trains a stack; the trained weights are the leading part of `params`.
+
+        Args:
+            packed: The received weights per job, ``[J, …]``, jobs with more steps first.
+            orders: The jobs' samples.
+            rate: Learning rate per job, ``[J]``.
+            proximal: Strength of the pull to the received weights per job, ``[J]``.
+
+        Returns:
+            The summed loss over each job's last epoch, ``[J]``.
+        """
+        jobs = len(orders.steps)
+        self._load(packed, orders, rate, proximal, jobs)
+        longest = int(orders.steps[0])
+        waiting = -orders.steps
+        done = 0
+        while done < longest:
+            active = int(np.searchsorted(waiting, -done, side="left"))
+            if self._graphs is None:
+                self._step(active)
+                done += 1
+            else:
+                done += self._replay(active, self._graphs)
+        return self.loss[:jobs].clone()
+
+    def _load(
+        self, packed: Tensors, orders: StackOrders, rate: Tensor, proximal: Tensor, jobs: int
+    ) -> None:
+        for name, tensor in packed.items():
+            self.params[name][:jobs].copy_(tensor)
+        if self._received is not None:
+            self._received.copy_(self._flat)
+        for slot in self._slots:
+            slot.zero_()
+        for target, values in (
+            (self._rate, rate),
+            (self._proximal, proximal),
+            (self._start, torch.from_numpy(orders.start)),
+            (self._steps, torch.from_numpy(orders.steps)),
+            (self._last_epoch, torch.from_numpy(orders.last_epoch)),
+        ):
+            target.zero_()
+            target[:jobs].copy_(values)
+        self.loss.zero_()
+        self._count.zero_()
+        if len(orders.samples) > len(self._samples):
+            # Graphs hold the old table's address.
+            if self._graphs:
+                self._graphs.clear()
+            room = len(orders.samples) * 3 // 2
+            self._samples = torch.zeros(room, dtype=torch.int64, device=self._device)
+        self._samples[: len(orders.samples)].copy_(torch.from_numpy(orders.samples))
+
+    def _replay(self, active: int, graphs: dict[int, torch.cuda.CUDAGraph]) -> int:
+        """Makes one or several steps; returns how many."""
+        size = next(size for size in self._sizes if size >= active)
+        if size in graphs:
+            graphs[size].replay()
+            return STEPS_PER_GRAPH
+        # The first step of a size runs by itself: it compiles and fills caches, which cannot be
+        # done while capturing.
+        self._step(size)
+        torch.cuda.synchronize(self._device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            for _ in range(STEPS_PER_GRAPH):
+                self._step(size)
+        graphs[size] = graph
+        return 1
+
+    def _step(self, size: int) -> None:
+        """One step of the leading jobs."""
+        flat = self._flat[:size]
+        params = self._layout.views(flat)
+        x, targets, live, weight, rate = self._fuse(_next_batch)(
+            self._inputs,
+            self._targets,
+            self._samples,
+            self._start[:size],
+            self._steps[:size],
+            self._rate[:size],
+            self._count,
+            self._kind.train.batch_size,
+            scaled=self._in_place,
+        )
+        loss, gradients = self._network.gradients(params, x, targets, weight, self._fuse)
+        if self._in_place:
+            self._descend(flat, params, gradients, rate)
+        else:
+            self._follow_rule(flat, params, gradients, rate)
+        self._fuse(_end_step)(self.loss[:size], loss, live, self._last_epoch[:size], self._count)
+
+    def _descend(
+        self, flat: Tensor, params: Tensors, gradients: Mapping[str, Gradient], rate: Tensor
+    ) -> None:
+        """Plain gradient descent, inside the products that give the gradients.
+
+        These carry the rate already: the samples' weights were multiplied by it.
+        """
+        size, layout = len(flat), self._layout
+        if self._received is not None:
+            pull = (self._proximal[:size] * rate).unsqueeze(1)
+            flat.lerp_(self._received[:size], pull)
+        small = layout.gather_small({name: as_tensor(gradients[name]) for name in layout.small})
+        flat[:, : layout.small_size].sub_(small)
+        for name, gradient in gradients.items():
+            if name not in layout.small:
+                subtract(gradient, params[name])
+
+    def _follow_rule(
+        self, flat: Tensor, params: Tensors, gradients: Mapping[str, Gradient], rate: Tensor
+    ) -> None:
+        """Any rule and any penalty, on gradients carried out."""
+        assert self._gradient is not None  # noqa: S101 - there is one unless descent is in place
+        size, strategy = len(flat), self._kind.penalized_by
+        gradient = self._gradient[:size]
+        for name, view in self._layout.views(gradient).items():
+            view.copy_(as_tensor(gradients[name]))
+        if strategy is not None:
+            assert self._received is not None  # noqa: S101 - there is one for every penalty
+            received = self._layout.views(self._received[:size])
+            network = self._network
+            extra = vmap(grad(strategy.penalty))(network.unpack(params), network.unpack(received))
+            for name, tensor in network.pack(extra).items():
+                self._layout.views(gradient)[name].add_(tensor)
+        elif self._received is not None:
+            pull = self._proximal[:size].unsqueeze(1)
+            gradient.add_(pull * (flat - self._received[:size]))
+        slots = [slot[:size] for slot in self._slots]
+        self._fuse(self._rule.step)(flat, gradient, slots, rate.unsqueeze(1), self._count)
+
+
+def _next_batch(
+    inputs: Tensor,
+    targets: Tensor,
+    samples: Tensor,
+    start: Tensor,
+    steps: Tensor,
+    rate: Tensor,
+    count: Tensor,
+    batch_size: int,
+    *,
+    scaled: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """What a step works on.
+
+    Returns:
+        Inputs and targets ``[J, B, …]``; which samples count; how much each does, so that the loss
+        is a mean over the true batch; and the jobs' rates, 0 for finished ones.
+    """
+    offset = count * batch_size + torch.arange(batch_size, device=start.device)
+    index = samples[(start.unsqueeze(1) + offset).clamp(max=len(samples) - 1)]
+    busy = count < steps
+    live = (index >= 0) & busy.unsqueeze(1)
+    index = index.clamp(min=0)
+    rate = torch.where(busy, rate, 0)
+    weight = live.to(rate.dtype) / live.sum(dim=1, keepdim=True).clamp(min=1)
+    weight = weight * rate.unsqueeze(1) if scaled else weight
+    return inputs[index], targets[index], live, weight, rate
+
+
+def _end_step(total: Tensor, loss: Tensor, live: Tensor, last_epoch: Tensor, count: Tensor) -> None:
+    """Adds the losses that belong to a last epoch, and counts the step."""
+    counts = live & (count >= last_epoch).unsqueeze(1)
+    total.add_(torch.where(counts, loss, 0).sum(dim=1))
+    count.add_(1)
+
+
+def _sizes(capacity: int) -> list[int]:
+    """The sizes of the active part that graphs are captured for, about a quarter apart."""
+    sizes, size = [], 2
+    while size < capacity:
+        sizes.append(size)
+        size += max(1, 1 << max(size.bit_length() - 3, 0))
+    return [*sizes, capacity]

@@ -1,0 +1,187 @@
+"""Networks over stacked weights: one forward and backward pass for many models at once.
+
+`BlockNetwork` has its own backward pass, for the architectures that come with the package.
+`fedproto.engines.stacking.functional` does the same for a user's module, through `torch.func`.
+
+Shapes: J jobs, B samples of a batch, D feature channels, C classes.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from fedproto.engines.stacking import glue
+from fedproto.engines.stacking.blocks import Block, Conv, Dense, Fuse
+from fedproto.engines.stacking.gradients import Gradient, Product
+from fedproto.models.cnn import CNN
+from fedproto.models.mlp import MLP
+from fedproto.types import Tensors
+
+
+class Network(abc.ABC):
+    """Stacked models of one architecture."""
+
+    @abc.abstractmethod
+    def lay_out(self, inputs: Tensor) -> Tensor:
+        """The samples' inputs ``[N, …]`` as the network wants them."""
+
+    @abc.abstractmethod
+    def pack(self, params: Tensors) -> dict[str, Tensor]:
+        """The module's stacked tensors ``[J, …]`` in the network's own layout."""
+
+    @abc.abstractmethod
+    def unpack(self, params: Tensors) -> dict[str, Tensor]:
+        """The opposite of `pack`; fresh tensors."""
+
+    @abc.abstractmethod
+    def features(self, params: Tensors, x: Tensor) -> Tensor:
+        """Features ``[J, B, D]`` of inputs ``[J, B, …]``."""
+
+    @abc.abstractmethod
+    def scores(self, params: Tensors, x: Tensor) -> Tensor:
+        """Scores ``[J, B, C]`` of inputs ``[J, B, …]``."""
+
+    @abc.abstractmethod
+    def gradients(
+        self, params: Tensors, x: Tensor, targets: Tensor, weight: Tensor, fuse: Fuse
+    ) -> tuple[Tensor, dict[str, Gradient]]:
+        """Gradients of the weighted sum of the samples' cross-entropies.
+
+        Args:
+            params: Packed, ``[J, …]``.
+            x: Inputs ``[J, B, …]``.
+            targets: ``[J, B]``.
+            weight: What each sample counts, ``[J, B]``.
+            fuse: Makes the parts between the matrix products faster.
+
+        Returns:
+            The loss per sample, ``[J, B]``, and the gradients by name.
+        """
+
+    @abc.abstractmethod
+    def numbers(self, batch: int) -> int:
+        """How many numbers a step keeps at once per job, besides weights and gradients."""
+
+
+def unfused(function: glue.Function) -> glue.Function:
+    """Leaves a function as it is."""
+    return function
+
+
+class BlockNetwork(Network):
+    """Blocks one after another, then a dense layer that gives the scores.
+
+    Args:
+        blocks: All layers but the last; the last of them gives the features.
+        head: Name of the last layer.
+    """
+
+    def __init__(self, blocks: Sequence[Block], head: str) -> None:
+        self._blocks = tuple(blocks)
+        self._head = head
+
+    def lay_out(self, inputs: Tensor) -> Tensor:
+        """Channels last for images, flat for anything else."""
+        if isinstance(self._blocks[0], Conv):
+            return inputs.movedim(1, -1).contiguous()
+        return inputs.flatten(1).contiguous()
+
+    def pack(self, params: Tensors) -> dict[str, Tensor]:
+        """Weights block by block; biases as they are."""
+        packed = dict(params)
+        for block in self._blocks:
+            name = f"{block.name}.weight"
+            packed[name] = block.pack(params[name]).contiguous()
+        return packed
+
+    def unpack(self, params: Tensors) -> dict[str, Tensor]:
+        """The opposite of `pack`."""
+        own = dict(params)
+        for block in self._blocks:
+            name = f"{block.name}.weight"
+            own[name] = block.unpack(params[name])
+        return {
+            name: tensor.clone() if tensor.data_ptr() == params[name].data_ptr() else tensor
+            for name, tensor in own.items()
+        }
+
+    def features(self, params: Tensors, x: Tensor) -> Tensor:
+        """What the last block puts out."""
+        for block in self._blocks:
+            x, _ = block.forward(params, x, unfused)
+        return x
+
+    def scores(self, params: Tensors, x: Tensor) -> Tensor:
+        """The head on top of the features."""
+        weight, bias = params[f"{self._head}.weight"], params[f"{self._head}.bias"]
+        return torch.baddbmm(bias.unsqueeze(1), self.features(params, x), weight.transpose(1, 2))
+
+    def gradients(
+        self, params: Tensors, x: Tensor, targets: Tensor, weight: Tensor, fuse: Fuse
+    ) -> tuple[Tensor, dict[str, Gradient]]:
+        """Forward through the blocks and back."""
+        saved = []
+        for block in self._blocks:
+            x, kept = block.forward(params, x, fuse)
+            saved.append(kept)
+        head, bias = params[f"{self._head}.weight"], params[f"{self._head}.bias"]
+        z = torch.bmm(x, head.transpose(1, 2))
+        loss, dz, db = fuse(glue.cross_entropy)(z, bias, targets, weight)
+        gradients: dict[str, Gradient] = {
+            f"{self._head}.weight": Product(dz.transpose(1, 2), x),
+            f"{self._head}.bias": db,
+        }
+        dx: Tensor | None = torch.bmm(dz, head)
+        for place in reversed(range(len(self._blocks))):
+            block = self._blocks[place]
+            assert dx is not None  # noqa: S101 - only the first block gives no gradient
+            dx, own = block.backward(params, saved[place], dx, fuse, first=place == 0)
+            gradients |= own
+        return loss, gradients
+
+    def numbers(self, batch: int) -> int:
+        """The sum over the blocks: nothing is freed before the backward pass ends."""
+        return sum(block.numbers(batch) for block in self._blocks)
+
+
+def block_network(model: nn.Module, input_shape: tuple[int, ...]) -> BlockNetwork | None:
+    """The stacked form of a known architecture; None for any other.
+
+    A subclass may compute something else, so only the classes themselves are known.
+    """
+    if type(model) is MLP:
+        return BlockNetwork([_dense(model, "dense1"), _dense(model, "dense2")], "classifier")
+    if type(model) is CNN:
+        _, height, width = input_shape
+        blocks: list[Block] = []
+        for name in ("conv1", "conv2"):
+            conv = model.get_submodule(name)
+            assert isinstance(conv, nn.Conv2d)  # noqa: S101 - narrows the type
+            blocks.append(
+                Conv(
+                    name,
+                    (conv.in_channels, conv.out_channels),
+                    (height, width),
+                    conv.kernel_size[0],
+                )
+            )
+            height, width = height // 2, width // 2
+        image = (model.conv2.out_channels, height, width)
+        blocks.append(_dense(model, "dense", image))
+        return BlockNetwork(blocks, "classifier")
+    return None
+
+
+def _dense(model: nn.Module, name: str, image: tuple[int, int, int] | None = None) -> Dense:
+    layer = model.get_submodule(name)
+    assert isinstance(layer, nn.Linear)  # noqa: S101 - narrows the type
+    return Dense(name, layer.in_features, layer.out_features, image)
+
+
+def stack_params(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Several models' tensors along a new leading dimension, by name."""
+    return {name: torch.stack([state[name] for state in states]) for name in states[0]}

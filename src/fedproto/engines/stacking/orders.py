@@ -1,0 +1,87 @@
+"""The batch orders of all jobs of a stack, flat, so that a step finds its samples by counting."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from fedproto.data.federation import Federation
+from fedproto.rng import Indices
+from fedproto.schedule import BatchOrder
+from fedproto.types import LocalJob
+
+NONE = -1
+"""Fills up the last batch of an epoch."""
+
+
+@dataclass(frozen=True)
+class StackOrders:
+    """Which samples each job sees at each step.
+
+    Attributes:
+        samples: Indices of samples; a job's batches lie one after another, all of full length.
+        start: Where each job's begin.
+        steps: Each job's number of steps.
+        last_epoch: The step at which each job's last epoch begins.
+        last_samples: Samples each job sees from there on.
+    """
+
+    samples: Indices
+    start: Indices
+    steps: Indices
+    last_epoch: Indices
+    last_samples: Indices
+
+
+def stack_orders(jobs: Sequence[LocalJob], federation: Federation) -> StackOrders:
+    """Lays the jobs' batch orders out.
+
+    Runs of a sweep share their orders, and a straggler's is the beginning of the full one, so each
+    is drawn once, however many jobs use it.
+    """
+    epochs: dict[BatchOrder, int] = {}
+    for job in jobs:
+        shared = _shared(job.batches)
+        epochs[shared] = max(epochs.get(shared, 0), _epochs_begun(job.batches))
+    parts: list[Indices] = []
+    place: dict[BatchOrder, int] = {}
+    total = 0
+    for order, number in epochs.items():
+        place[order] = total
+        drawn = _draw(order, number, federation.train_indices(order.client))
+        parts.append(drawn)
+        total += len(drawn)
+    # A finished job goes on reading until the others are done; there is always something to read.
+    parts.append(np.zeros(1, dtype=np.int64))
+    last = [_last_epoch(job.batches) for job in jobs]
+    return StackOrders(
+        samples=np.concatenate(parts),
+        start=np.array([place[_shared(job.batches)] for job in jobs], dtype=np.int64),
+        steps=np.array([job.batches.steps for job in jobs], dtype=np.int64),
+        last_epoch=np.array([first for first, _ in last], dtype=np.int64),
+        last_samples=np.array([samples for _, samples in last], dtype=np.int64),
+    )
+
+
+def _shared(order: BatchOrder) -> BatchOrder:
+    """What jobs with the same samples in the same order have in common."""
+    return replace(order, epochs=0, max_steps=0)
+
+
+def _epochs_begun(order: BatchOrder) -> int:
+    return -(-order.steps // order.steps_per_epoch)
+
+
+def _last_epoch(order: BatchOrder) -> tuple[int, int]:
+    begun = _epochs_begun(order)
+    first = max(begun - 1, 0) * order.steps_per_epoch
+    return first, min((order.steps - first) * order.batch_size, order.num_examples)
+
+
+def _draw(order: BatchOrder, epochs: int, indices: Indices) -> Indices:
+    padded = np.full((epochs, order.steps_per_epoch * order.batch_size), NONE, dtype=np.int64)
+    for number in range(epochs):
+        padded[number, : order.num_examples] = indices[order.epoch(number)]
+    return padded.ravel()

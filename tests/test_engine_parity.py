@@ -1,0 +1,116 @@
+"""Every engine gives the reference engine's records and weights."""
+
+import functools
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine_cases import (
+    CLASSES,
+    Outcome,
+    engine_for,
+    jobs_of,
+    one_thread,  # noqa: F401 - a fixture
+    small_federation,
+    sweep,
+)
+from fedproto.engines.base import ENGINES
+from fedproto.models.base import ModelOptions, build_model
+from fedproto.models.cnn import CNNOptions
+from fedproto.models.mlp import MLPOptions
+from fedproto.strategies import FedAvg, FedProx
+from fedproto.training import TrainOptions
+
+TOLERANCE = {"float64": 1e-9, "float32": 1e-4}
+MODELS: dict[str, ModelOptions] = {
+    "mlp": MLPOptions(hidden=8, features=6),
+    "cnn": CNNOptions(channels1=4, channels2=6, features=10),
+}
+RULES = {
+    "sgd": TrainOptions(epochs=3, batch_size=5, lr=0.05),
+    "momentum": TrainOptions(epochs=2, batch_size=4, lr=0.02, momentum=0.9, weight_decay=0.01),
+    "decay": TrainOptions(epochs=2, batch_size=7, lr=0.05, weight_decay=0.1),
+    "adam": TrainOptions(epochs=2, batch_size=5, lr=0.003, optimizer="adam", weight_decay=0.01),
+}
+OTHERS = [name for name in ENGINES.names() if name != "reference"]
+
+
+@functools.cache
+def _truth(model: str, rule: str, dtype: str) -> Outcome:
+    return sweep("reference", MODELS[model], train=RULES[rule], dtype=dtype)
+
+
+def _distance(one: Tensor, other: Tensor) -> float:
+    return float((one.double() - other.double()).abs().max())
+
+
+def check_same(found: Outcome, truth: Outcome, tolerance: float) -> None:
+    assert len(found.records) == len(truth.records)
+    for ours, theirs in zip(found.records, truth.records, strict=True):
+        assert ours.cohort == theirs.cohort
+        assert ours.stragglers == theirs.stragglers
+        assert ours.dropped == theirs.dropped
+        assert ours.epochs == theirs.epochs
+        assert ours.failures == theirs.failures
+        assert (ours.bytes_up, ours.bytes_down) == (theirs.bytes_up, theirs.bytes_down)
+        assert ours.attention == pytest.approx(theirs.attention, abs=tolerance)
+        # The reference sums an epoch's loss in float32, whatever the weights' type.
+        assert ours.metrics == pytest.approx(theirs.metrics, abs=max(tolerance, 1e-6))
+    for ours, theirs in zip(found.states, truth.states, strict=True):
+        assert list(ours.params) == list(theirs.params)
+        for name, tensor in theirs.params.items():
+            assert ours.params[name].dtype == tensor.dtype
+            assert _distance(ours.params[name], tensor) <= tolerance, name
+        assert (ours.prototypes is None) == (theirs.prototypes is None)
+        if ours.prototypes and theirs.prototypes:
+            assert torch.equal(ours.prototypes.count, theirs.prototypes.count)
+            assert _distance(ours.prototypes.sum, theirs.prototypes.sum) <= 100 * tolerance
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("engine", OTHERS)
+def test_every_strategy_after_one_and_two_rounds(engine, model, dtype):
+    truth = _truth(model, "sgd", dtype)
+    moved = _distance(
+        truth.states[-1].params["classifier.weight"], truth.states[0].params["classifier.weight"]
+    )
+    assert moved > 1e-3, "nothing was learned, so nothing is compared"
+    found = sweep(engine, MODELS[model], train=RULES["sgd"], dtype=dtype)
+    check_same(found, truth, TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("rule", ["momentum", "decay", "adam"])
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("engine", ["stacked", "processes"])
+def test_every_update_rule(engine, model, rule):
+    found = sweep(engine, MODELS[model], train=RULES[rule])
+    check_same(found, _truth(model, rule, "float64"), TOLERANCE["float64"])
+
+
+@pytest.mark.parametrize("shape", [(3, 8, 8), (2, 5, 4)])
+def test_stacked_images_of_several_channels(shape):
+    federation = small_federation(shape)
+    model = CNNOptions(channels1=3, channels2=5, features=7)
+    truth = sweep("reference", model, federation=federation)
+    check_same(sweep("stacked", model, federation=federation), truth, TOLERANCE["float64"])
+
+
+def test_jobs_of_different_options_train_in_one_round():
+    """A sweep over batch sizes and rates: jobs that cannot share a stack get their own."""
+    federation = small_federation()
+    model = build_model(MODELS["mlp"], federation.input_shape, CLASSES, seed=0).double()
+    jobs = [
+        job
+        for strategy, rule in ((FedAvg(), "sgd"), (FedProx(), "momentum"), (FedAvg(), "adam"))
+        for job in jobs_of(federation, model, strategy, RULES[rule])
+    ]
+    results = [
+        engine_for(name, federation, model, []).train(jobs) for name in ("reference", "stacked")
+    ]
+    for theirs, ours in zip(*results, strict=True):
+        assert ours.client == theirs.client
+        assert ours.train_loss == pytest.approx(theirs.train_loss, abs=1e-6)
+        for name, tensor in theirs.params.items():
+            assert _distance(ours.params[name], tensor) <= TOLERANCE["float64"]

@@ -1,0 +1,180 @@
+"""The processes engine's own promises: it survives its workers, and says what goes wrong."""
+
+import os
+import signal
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from engine_cases import (
+    CLASSES,
+    engine_for,
+    jobs_of,
+    one_thread,  # noqa: F401 - a fixture
+    small_federation,
+    sweep,
+)
+from fedproto.cli.progress import Notices
+from fedproto.engines import auto, processes
+from fedproto.engines.base import Demand, EngineOptions, Workload
+from fedproto.engines.workers.shared import SharedSlots
+from fedproto.errors import TrainingError
+from fedproto.models.base import build_model
+from fedproto.strategies import FedAvg, FedProto, Strategy
+from fedproto.tasks import task_named
+from test_engine_parity import MODELS, check_same
+
+
+@pytest.fixture
+def case():
+    federation = small_federation()
+    model = build_model(MODELS["cnn"], federation.input_shape, CLASSES, seed=0).double()
+    return federation, model
+
+
+def bits(updates):
+    return [[tensor.numpy().tobytes() for tensor in update.params.values()] for update in updates]
+
+
+def test_a_killed_worker_changes_nothing(case):
+    federation, model = case
+    jobs = jobs_of(federation, model, FedProto()) * 4
+    engine = engine_for("processes", federation, model, [], workers=2)
+    try:
+        undisturbed = engine.train(jobs)
+        killed: list[int] = []
+
+        def kill_one():
+            if len(killed) < 3:
+                victim = engine.pids[len(killed) % 2]
+                killed.append(victim)
+                os.kill(victim, signal.SIGKILL)
+
+        disturbed = engine.train(jobs, kill_one)
+        assert len(killed) == 3
+        assert not set(killed) & set(engine.pids)
+        assert bits(disturbed) == bits(undisturbed)
+        assert [update.client for update in disturbed] == [job.client for job in jobs]
+        for one, other in zip(disturbed, undisturbed, strict=True):
+            assert torch.equal(one.local_margin, other.local_margin)
+            assert one.train_loss == other.train_loss
+    finally:
+        engine.close()
+
+
+def test_the_number_of_workers_changes_nothing(case):
+    federation, model = case
+    jobs = jobs_of(federation, model, FedProto())
+    results = []
+    for workers in (1, 3):
+        engine = engine_for("processes", federation, model, [], workers=workers)
+        results.append(bits(engine.train(jobs)))
+        assert len(engine.pids) == workers
+        engine.close()
+        assert engine.pids == []
+    assert results[0] == results[1]
+
+
+@dataclass(frozen=True)
+class Deadly(Strategy):
+    """Kills the process that trains it, unless that is the one of the tests."""
+
+    owner: int = 0
+
+    def penalty(self, params, received):
+        del params, received
+        if os.getpid() != self.owner:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+@dataclass(frozen=True)
+class Broken(Strategy):
+    def penalty(self, params, received):
+        del params, received
+        raise ValueError("out of order")
+
+
+def test_a_job_that_kills_every_worker_is_an_error(case):
+    federation, model = case
+    engine = engine_for("processes", federation, model, [], workers=2)
+    try:
+        with pytest.raises(TrainingError, match="killed 3 times"):
+            engine.train(jobs_of(federation, model, Deadly(owner=os.getpid())))
+    finally:
+        engine.close()
+
+
+def test_an_error_in_a_worker_is_told_and_the_engine_goes_on(case):
+    federation, model = case
+    good = jobs_of(federation, model, FedAvg())
+    engine = engine_for("processes", federation, model, [], workers=2)
+    try:
+        before = bits(engine.train(good))
+        with pytest.raises(TrainingError, match=r"training client \d+ in round 0 .*out of order"):
+            engine.train(jobs_of(federation, model, Broken()) + good)
+        assert bits(engine.train(good)) == before
+    finally:
+        engine.close()
+
+
+def test_where_no_process_can_be_started_one_core_is_used(monkeypatch):
+    truth = sweep("processes", MODELS["cnn"], strategies=[FedProto()])
+
+    def refuse(*_):
+        raise OSError("not permitted")
+
+    monkeypatch.setattr(processes, "WorkerPool", refuse)
+    found = sweep("processes", MODELS["cnn"], strategies=[FedProto()])
+    assert found.notices == ["no processes can be started (not permitted); one core is used"]
+    check_same(found, truth, 0.0)
+
+
+def test_shared_slots_keep_tensors_apart():
+    example = {"weight": torch.zeros(3, 2), "count": torch.zeros((), dtype=torch.int64)}
+    slots = SharedSlots(example, 2)
+    contents = [{"weight": torch.randn(3, 2), "count": torch.tensor(number)} for number in range(2)]
+    for number, content in enumerate(contents):
+        slots.write(number, content)
+    for number, content in enumerate(contents):
+        read = slots.read(number)
+        assert torch.equal(read["weight"], content["weight"])
+        assert torch.equal(read["count"], content["count"])
+    assert slots.fits(example)
+    assert not slots.fits({"weight": torch.zeros(2, 3), "count": torch.tensor(0)})
+
+
+@pytest.mark.parametrize(
+    ("cores", "demand", "choice"),
+    [
+        (2, Demand(10, 5000), "processes"),
+        (2, Demand(10, 100), "reference"),
+        (16, Demand(10, 5000), "reference"),
+        (1, Demand(10, 5000), "reference"),
+        (4, Demand(), "reference"),
+    ],
+)
+def test_auto_chooses_by_cores_and_work(monkeypatch, case, cores, demand, choice):
+    federation, model = case
+    monkeypatch.setattr(auto, "available_cores", lambda: cores)
+    said: list[str] = []
+    workload = Workload(
+        federation,
+        model,
+        task_named("classification"),
+        EngineOptions(device="cpu", dtype="float64"),
+        said.append,
+        demand,
+    )
+    engine = auto.AutoEngine(workload)
+    engine.close()
+    assert engine.name == choice
+    assert len(said) == 1
+    assert said[0].startswith(f"engine: {choice} (")
+
+
+def test_a_notice_is_shown_once(capsys):
+    notices = Notices()
+    notices.notice("engine: reference (one core)")
+    notices.notice("engine: reference (one core)")
+    assert capsys.readouterr().err == "engine: reference (one core)\n"
