@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -76,8 +81,6 @@ def test_grey_pictures_have_one_channel(folder, tmp_path):
 
 
 def test_pictures_are_turned_as_their_camera_says(tmp_path):
-    import io
-
     from PIL import Image
 
     upright = np.zeros((8, 8, 3), dtype=np.uint8)
@@ -147,7 +150,7 @@ def test_a_parquet_index_is_the_same_as_csv(folder, tmp_path):
 
 
 def test_parquet_without_pyarrow_says_what_to_install(folder, tmp_path, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
     (folder / "index.parquet").write_bytes(b"")
     with pytest.raises(DataError, match=r"fedproto\[parquet\]"):
         IndexFile(path=str(folder / "index.parquet")).load(tmp_path)
@@ -288,8 +291,6 @@ def break_picture(folder):
 def test_a_wrong_image_folder_ends_the_command_with_one_line(
     folder, cache, capsys, break_it, message
 ):
-    import re
-
     break_it(folder)
     arguments = ["data", "stats", "images", "--set", f"path={folder}", "--set", "clients=2"]
     assert main(arguments) == 2
@@ -368,3 +369,13 @@ def test_training_on_an_image_folder_through_the_command_line(folder, tmp_path, 
     assert lines[-1]["finished"]
     assert {line["run"] for line in lines[:-1]} == {"fedavg", "fedproto"}
     assert len(lines) == 7
+
+
+def test_the_documents_example_of_arrays_runs(tmp_path):
+    text = (Path(__file__).parents[1] / "docs" / "data.md").read_text()
+    (example,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    result = subprocess.run(
+        [sys.executable, "-W", "error", "-c", example], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stderr
+    assert 0 <= float(result.stdout) <= 1

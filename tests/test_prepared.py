@@ -204,6 +204,20 @@ def test_a_truncated_gz_file_is_named_and_the_cache_stays_empty(tmp_path, cache)
 
 
 @pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (np.arange(100) % 11, "label 10 is outside the classes 0 to 9"),
+        (np.arange(100) % 9, "class 9 has no images"),
+    ],
+)
+def test_labels_that_are_no_digits_and_missing_digits_are_named(tmp_path, cache, labels, message):
+    write_mnist(tmp_path, labels)
+    with pytest.raises(DataError, match=f"MNIST: {message}"):
+        MNIST(clients=5, minimum=2).load(tmp_path)
+    assert not list(cache.glob("mnist-*[0-9a-f]"))
+
+
+@pytest.mark.parametrize(
     ("content", "message"),
     [
         (b"not idx at all, no", "no idx file"),
