@@ -319,14 +319,13 @@ def _network_for(workload: Workload, samples: TensorSamples | None) -> tuple[Net
     """The stacked form of the workload's model, or why there is none."""
     federation, model = workload.federation, workload.model
     if samples is None:
-        return None, "its samples are fetched one by one, not held as arrays"
+        return None, "its samples are fetched batch by batch, not held on the device"
     if type(workload.task) is not Classification:
         return None, f"{type(workload.task).__name__} is no classification"
     network: Network | None = block_network(model, federation.input_shape)
     if network is not None:
         return network, ""
-    device, dtype = workload.options.torch_device(), workload.options.torch_dtype()
-    model.to(device, dtype)
+    model.to(workload.options.torch_device(), workload.options.torch_dtype())
     reason = reason_not_to_stack(model, samples.inputs[:2])
     if reason is not None:
         return None, f"{type(model).__name__}: {reason}"
