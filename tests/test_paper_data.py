@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gzip
 import io
+import json
 
 import numpy as np
 import pytest
 import torch
 
 from data_files import idx_bytes, image_bytes, needs_real, write_tar, write_zip
+from fedproto.cli import main
 from fedproto.data import DATASETS
 from fedproto.data.celeba import CelebA
 from fedproto.data.femnist import FEMNIST
@@ -308,3 +310,46 @@ def test_every_data_set_with_files_says_where_to_put_them(tmp_path):
             assert all(each.path.startswith(f"{source.folder}/") for each in source.downloads)
             with pytest.raises(DataError, match=f"{source.folder} does not exist"):
                 source().load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "folder", "options", "model"),
+    [
+        ("mnist", "MNIST", "", 'name = "cnn"\nchannels1 = 2\nchannels2 = 2\nfeatures = 8'),
+        ("femnist", "EMNIST", "", 'name = "cnn"\nchannels1 = 2\nchannels2 = 2\nfeatures = 8'),
+        ("celeba", "celeba", "allow_missing = true", 'name = "cnn4"\nchannels = 2'),
+    ],
+    ids=["mnist", "femnist", "celeba"],
+)
+def test_fedavg_and_fedproto_train_on_real_files(
+    real_root, tmp_path, capsys, name, folder, options, model
+):
+    needs_real(folder)
+    recipe = tmp_path / "few.toml"
+    recipe.write_text(
+        f"""
+[data]
+name = "{name}"
+{options}
+[model]
+{model}
+[train]
+epochs = 1
+[schedule]
+rounds = 2
+cohort = 3
+[evaluate]
+every = 2
+[[variants]]
+strategy = {{ name = "fedavg" }}
+[[variants]]
+strategy = {{ name = "fedproto" }}
+"""
+    )
+    arguments = ["sweep", str(recipe), "--out", str(tmp_path / "runs"), "--json"]
+    assert main([*arguments, "--data-root", str(real_root)]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    last = {line["run"]: line["metrics"] for line in lines[:-1]}
+    assert set(last) == {"fedavg", "fedproto"}
+    for metrics in last.values():
+        assert {"train_loss", "accuracy", "validation_accuracy"} <= set(metrics)
