@@ -135,8 +135,7 @@ def test_official_files_inside_an_archive_are_compared_too(tmp_path):
     assert archive.good
 
 
-def test_the_command_ends_with_two_for_a_damaged_file(tmp_path, capsys, monkeypatch):
-    monkeypatch.delenv("FEDPROTO_DATA", raising=False)
+def test_the_command_ends_with_two_for_a_damaged_file(tmp_path, capsys):
     write_mnist(tmp_path, np.arange(50) % 10)
     assert main(["data", "check", "mnist", "--data-root", str(tmp_path)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
