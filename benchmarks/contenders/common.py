@@ -6,6 +6,7 @@ program that trains a round of federated averaging whenever it is told to, on st
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 import time
@@ -83,6 +84,12 @@ class Work:
         """The samples of a client in the order of one epoch."""
         order = self._content[f"order.{round_}.{client}"][epoch]
         return torch.from_numpy(order + self.starts[client])
+
+
+@functools.cache
+def load(path: str) -> Work:
+    """The work, read once per process."""
+    return Work(path)
 
 
 def average(weights: list[dict[str, Tensor]], sizes: list[int]) -> dict[str, Tensor]:

@@ -5,16 +5,17 @@ flower.py WORK OUT
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
 
 os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
 os.environ["FLWR_DISABLE_UPDATE_CHECK"] = "1"
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+# The actors start elsewhere and have to find what this file imports.
+os.environ["PYTHONPATH"] = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120
 
 import torch
-from common import Work, average, quiet, serve
+from common import average, load, quiet, serve
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
@@ -23,12 +24,6 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - the name everyone uses
 
 PATH, OUT = sys.argv[1:3]
-
-
-@functools.cache
-def work() -> Work:
-    """The work, read once per process."""
-    return Work(PATH)
 
 
 client_app = ClientApp()
@@ -40,7 +35,7 @@ def train(message: Message, context: Context) -> Message:
     """Local training of the client named in the message."""
     del context
     torch.set_num_threads(1)
-    own = work()
+    own = load(PATH)
     config = message.content["config"]
     round_, client = int(config["round"]), int(config["client"])
     model = own.model()
@@ -64,7 +59,7 @@ def train(message: Message, context: Context) -> Message:
 def serve_rounds(grid: Grid, context: Context) -> None:
     """Averages as the benchmark asks for rounds."""
     del context
-    own = work()
+    own = load(PATH)
     weights = dict(own.model().state_dict())
 
     def train_round(round_: int) -> dict[str, Tensor]:
@@ -85,6 +80,9 @@ def serve_rounds(grid: Grid, context: Context) -> None:
             for client, node in zip(own.cohorts[round_].tolist(), nodes, strict=False)
         ]
         replies = list(grid.send_and_receive(messages))
+        for reply in replies:
+            if reply.has_error():
+                raise RuntimeError(reply.error.reason)
         replies.sort(key=lambda reply: int(reply.content["metrics"]["client"]))
         weights = average(
             [reply.content["arrays"].to_torch_state_dict() for reply in replies],
@@ -100,7 +98,7 @@ if __name__ == "__main__":
     run_simulation(
         server_app=server_app,
         client_app=client_app,
-        num_supernodes=len(work().sizes),
+        num_supernodes=len(load(PATH).sizes),
         backend_config={
             "init_args": {"num_cpus": 2, "include_dashboard": False},
             "client_resources": {"num_cpus": 1, "num_gpus": 0},

@@ -61,10 +61,13 @@ class Ordered(Dataset):  # type: ignore[misc]
         self._work, self._round, self._client, self._epoch = work, round_, client, 0
 
     def iter(self, batch_size: int | None) -> Iterator[list[Tensor]]:
-        """One epoch's batches."""
+        """One epoch's batches; all samples for the test that cannot be turned off."""
+        if batch_size != self._work.batch_size:
+            yield self.raw_data
+            return
         order = self._work.order(self._round, self._client, self._epoch)
         self._epoch += 1
-        for batch in order.split(batch_size or len(order)):
+        for batch in order.split(batch_size):
             yield [self._work.inputs[batch], self._work.targets[batch]]
 
 
