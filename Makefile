@@ -20,8 +20,8 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 demo: $(STAMP) ## FedProto beside FedAvg, FedProx and FedAtt: a table, two pictures, a run directory
-	$(BIN)/fedproto sweep demo --out runs/demo --reuse
-	$(BIN)/fedproto compare runs/demo --target 0.7 --plots runs/demo/figures
+	$(BIN)/fedproto sweep demo --out runs/demo --reuse --quiet
+	$(BIN)/fedproto compare runs/demo --target 0.75 --plots runs/demo/figures
 	@echo
 	@echo "Look into runs/demo: one folder a run (run.json, rounds.jsonl, checkpoints), pictures in figures."
 	@echo "Try next:"

@@ -29,6 +29,7 @@ class Purpose(enum.IntEnum):
     INSIDE_MODEL = 6
     SPLIT = 7
     PARTITION = 8
+    VALIDATION = 9
 
 
 def stream(seed: int, purpose: Purpose, *place: int) -> np.random.RandomState:

@@ -20,6 +20,7 @@ from fedproto.engines.base import Engine
 from fedproto.equations import aggregate_mean_margin
 from fedproto.errors import ConfigError
 from fedproto.rng import Purpose, torch_seed
+from fedproto.tasks import lower_is_better
 from fedproto.types import (
     POOLED,
     ClientFailure,
@@ -251,8 +252,12 @@ def stop_reason(options: StopOptions, records: Sequence[RoundRecord]) -> str | N
     values = [record.metrics[name] for record in records if name in record.metrics]
     if not values:
         return None
-    best = max(values)
-    if options.target is not None and best >= options.target:
+    lower = lower_is_better(name)
+    best = min(values) if lower else max(values)
+    reached = options.target is not None and (
+        best <= options.target if lower else best >= options.target
+    )
+    if reached:
         return f"{name} reached the target {options.target:g}"
     if options.patience is not None and len(values) - 1 - values.index(best) >= options.patience:
         return f"no better {name} in {options.patience} tests"

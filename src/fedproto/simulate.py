@@ -10,7 +10,7 @@ import contextlib
 import copy
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,15 +18,15 @@ from typing import Any
 from torch import nn
 
 from fedproto.config import RunConfig, ScheduleOptions, differences
-from fedproto.data.base import data_root
+from fedproto.data.base import DataSource, data_root
 from fedproto.data.federation import Federation
 from fedproto.engines.base import ENGINES, Demand, Engine, Notify, Workload, ignore
 from fedproto.engines.reference import load_state, read_state
-from fedproto.errors import StoreError
-from fedproto.models.base import build_model
+from fedproto.errors import ConfigError, StoreError
+from fedproto.models.base import build_model, features_of
 from fedproto.options import read_options
 from fedproto.rng import Purpose, torch_seed
-from fedproto.rounds import Run, Watcher, run_rounds
+from fedproto.rounds import Run, Watcher, check_fits, run_rounds
 from fedproto.store import RunStore, is_run
 from fedproto.strategies.base import Strategy
 from fedproto.tasks import task_named
@@ -90,7 +90,7 @@ def run(
         schedule=ScheduleOptions(rounds=rounds, cohort=cohort, delta=delta),
     )
     trained = copy.deepcopy(model)
-    engine = _build_engine(config, federation, copy.deepcopy(model))
+    engine = _build_engine(config, federation, model)
     initial = ServerState(0, *read_state(model))
     with contextlib.ExitStack() as stack:
         stack.callback(engine.close)
@@ -107,7 +107,36 @@ def run(
     return Result(begun.records, trained)
 
 
-def simulate(stores: Sequence[RunStore], watcher: Watcher | None = None) -> None:
+def load_federations(configs: Iterable[RunConfig]) -> dict[DataSource, Federation]:
+    """Loads the data of some runs and checks that all of them can run on it.
+
+    Called before anything is written, so that a mistake leaves no half-made directory behind.
+
+    Raises:
+        FedprotoError: If data cannot be loaded, or model, cohort or device do not fit.
+    """
+    federations: dict[DataSource, Federation] = {}
+    for config in configs:
+        if config.data is None or config.model is None:
+            raise ConfigError(
+                "the run has no [data] or no [model]; if it was started from Python with own data"
+                " or an own module, continue it there: fedproto.run(..., out=...)"
+            )
+        if config.data not in federations:
+            federations[config.data] = config.data.load(data_root())
+        federation = federations[config.data]
+        check_fits(config, federation)
+        task_named(federation.task)
+        features_of(_build_model(config, federation))
+        config.engine.torch_device()
+    return federations
+
+
+def simulate(
+    stores: Sequence[RunStore],
+    watcher: Watcher | None = None,
+    federations: Mapping[DataSource, Federation] | None = None,
+) -> None:
     """Carries out the runs of a sweep, each from where it stands, until all are over.
 
     Runs that share data, model and engine train together.
@@ -115,19 +144,19 @@ def simulate(stores: Sequence[RunStore], watcher: Watcher | None = None) -> None
     Args:
         stores: The runs' directories.
         watcher: Is told how far things are.
+        federations: The data, if it was loaded already with `load_federations`.
 
     Raises:
         FedprotoError: If a configuration, the data or a directory is at fault.
     """
     watcher = watcher or Watcher()
-    for group in _groups([store for store in stores if not is_finished(store)]):
+    unfinished = [store for store in stores if not is_finished(store)]
+    if federations is None:
+        federations = load_federations(store.config for store in unfinished)
+    for group in _groups(unfinished):
         first = group[0].config
-        if first.data is None or first.model is None:
-            raise StoreError(
-                f"{group[0].path} was started from Python with own data or an own module; continue"
-                " it there: fedproto.run(..., out=...)"
-            )
-        federation = first.data.load(data_root())
+        assert first.data is not None  # noqa: S101 - checked by `load_federations`
+        federation = federations[first.data]
         with contextlib.ExitStack() as stack:
             for store in group:
                 stack.enter_context(store.locked())
@@ -190,7 +219,7 @@ def _groups(stores: Iterable[RunStore]) -> list[list[RunStore]]:
 
 
 def _build_model(config: RunConfig, federation: Federation) -> nn.Module:
-    assert config.model is not None  # noqa: S101 - checked by `simulate`
+    assert config.model is not None  # noqa: S101 - checked by `load_federations`
     seed = torch_seed(config.seed, Purpose.MODEL)
     return build_model(config.model, federation.input_shape, federation.num_classes, seed)
 

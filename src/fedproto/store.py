@@ -64,8 +64,7 @@ class RunStore:
             "environment": describe_environment(),
         }
         with _explained(path):
-            (path / "checkpoints").mkdir(parents=True, exist_ok=True)
-            (path / "rounds.jsonl").touch()
+            path.mkdir(parents=True, exist_ok=True)
             write_atomically(path / "run.json", json.dumps(description, indent=2).encode() + b"\n")
         return RunStore(path, config)
 
@@ -147,13 +146,13 @@ class RunStore:
         every, keep = self.config.store.checkpoint_every, self.config.store.keep
         if every == 0 or (state.round % every and not last):
             return
-        metadata = {
-            "format": str(FORMAT),
-            "round": str(state.round),
-            "digest": self.config.digest(),
-        }
+        about = {"format": FORMAT, "round": state.round, "digest": self.config.digest()}
+        # One entry: the file format does not keep the order of several, and equal states should
+        # give equal files.
+        metadata = {"fedproto": json.dumps(about)}
         path = self.path / "checkpoints" / f"round-{state.round:06d}.safetensors"
         with _explained(path):
+            path.parent.mkdir(exist_ok=True)
             write_atomically(path, to_safetensors(_pack(state), metadata))
             old = self._checkpoints()[:-keep] if keep else []
             for outdated in old:
@@ -172,14 +171,14 @@ class RunStore:
         before = f"go on from {paths[-2].name}" if len(paths) > 1 else "begin again from round 0"
         try:
             with safe_open(path, framework="pt") as file:
-                metadata = file.metadata() or {}
+                about = json.loads((file.metadata() or {})["fedproto"])
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            state = _unpack(tensors, int(metadata["round"]))
-        except (SafetensorError, OSError, KeyError, ValueError) as error:
+            state = _unpack(tensors, int(about["round"]))
+        except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
             raise StoreError(
                 f"checkpoint {path} cannot be read ({error}); delete it to {before}"
             ) from None
-        if metadata.get("digest") != self.config.digest():
+        if about.get("digest") != self.config.digest():
             raise StoreError(
                 f"checkpoint {path} belongs to a run of another configuration than run.json"
                 f" beside it; delete it to {before}"
@@ -274,11 +273,12 @@ def write_atomically(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
-        directory = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        if os.name == "posix":  # elsewhere a directory cannot be opened to be synchronised
+            directory = os.open(path.parent, os.O_RDONLY)
+            try:
+                os.fsync(directory)
+            finally:
+                os.close(directory)
     except OSError:
         with contextlib.suppress(OSError):
             partial.unlink()

@@ -66,6 +66,15 @@ def open_sweep(path: Path) -> list[RunStore]:
     return [open_or_create(path / name, config) for name, config in _read(path).items()]
 
 
+def sweep_directories(path: Path) -> list[Path]:
+    """Where a sweep's runs are, or will be once they begin, in the recipe's order.
+
+    Raises:
+        StoreError: If the list of runs is damaged.
+    """
+    return [path / name for name in _read(path)]
+
+
 def _read(path: Path) -> dict[str, RunConfig]:
     file = path / "sweep.json"
     try:

@@ -62,6 +62,11 @@ class Classification(Task):
 TASKS: dict[str, Task] = {"classification": Classification()}
 
 
+def lower_is_better(metric: str) -> bool:
+    """Whether small values of a metric are good: those of losses are, of scores not."""
+    return metric.endswith("loss")
+
+
 def task_named(name: str) -> Task:
     """The task of that name.
 

@@ -38,7 +38,7 @@ def compare(
     if as_json:
         typer.echo(json.dumps([asdict(row) for row in rows], indent=2))
     else:
-        Console().print(comparison_table(rows, metric, target))
+        _print_table(rows, metric, target)
     if plots is not None:
         for path in save_figures(groups, metric, plots):
             typer.echo(f"wrote {path}", err=True)
@@ -49,27 +49,33 @@ def print_comparison(directories: Iterable[Path]) -> None:
     runs = find_runs(directories)
     metric = runs[0].config.stop.metric
     groups = _groups(runs, metric, each=False)
-    Console().print(comparison_table(summarize(groups, metric, None), metric, None))
+    _print_table(summarize(groups, metric, None), metric, None)
 
 
 def comparison_table(rows: list[Summary], metric: str, target: float | None) -> Table:
     """The rows for a terminal."""
-    table = Table(title=f"{metric} and loss: mean over the last 10 % of the rounds")
-    table.add_column("run", overflow="fold")
+    table = Table(
+        title=f"{metric} and loss: mean over the last 10 % of the rounds",
+        caption="area: mean of the curve over all rounds; ±: standard deviation over seeds",
+    )
+    table.add_column("run", min_width=12)
     columns: dict[str, Callable[[Summary], str]] = {
         "seeds": lambda row: str(row.runs),
         "rounds": lambda row: str(row.rounds),
-        metric: lambda row: _plain(row, metric, 100, " %"),
-        "loss": lambda row: _plain(row, "loss"),
-        "mean": lambda row: _plain(row, "area", 100, " %"),
     }
+    # Scores between 0 and 1 are shown as percentages, losses and margins as they are.
+    percent = metric.endswith(("accuracy", "iou"))
+    factor, digits, unit = (100, 1, " %") if percent else (1, 3, "")
+    columns[metric + unit] = lambda row: _shown(row, metric, factor, digits)
+    columns["loss"] = lambda row: _shown(row, "loss")
+    columns["area" + unit] = lambda row: _shown(row, "area", factor, digits)
     if target is not None:
-        columns[f"rounds to {target:g}"] = lambda row: _plain(row, "rounds to target", digits=0)
-    columns["up"] = lambda row: _megabytes(row, "bytes up")
-    columns["down"] = lambda row: _megabytes(row, "bytes down")
-    columns["time"] = lambda row: _plain(row, "seconds", unit=" s", digits=0, spread=False)
+        columns[f"rounds to {target:g}"] = lambda row: _shown(row, "rounds to target", digits=0)
+    columns["MB up"] = lambda row: _shown(row, "bytes up", 1e-6, 1, spread=False)
+    columns["MB down"] = lambda row: _shown(row, "bytes down", 1e-6, 1, spread=False)
+    columns["s"] = lambda row: _shown(row, "seconds", digits=0, spread=False)
     for name in columns:
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(row.title, *(cell(row) for cell in columns.values()))
     return table
@@ -85,16 +91,17 @@ def _groups(runs: list[StoredRun], metric: str, each: bool) -> list[list[StoredR
     return [[run] for run in begun] if each else group_by_seed(begun)
 
 
-def _plain(
-    row: Summary, name: str, factor: float = 1, unit: str = "", digits: int = 3, spread: bool = True
+def _shown(
+    row: Summary, name: str, factor: float = 1, digits: int = 3, *, spread: bool = True
 ) -> str:
     if name not in row.values:
         return "–"
     mean, std = (value * factor for value in row.values[name])
-    digits = 1 if unit == " %" else digits
-    shown = f"{mean:.{digits}f}"
-    return shown + (f" ± {std:.{digits}f}" if spread and row.runs > 1 else "") + unit
+    return f"{mean:.{digits}f}" + (f" ± {std:.{digits}f}" if spread and row.runs > 1 else "")
 
 
-def _megabytes(row: Summary, name: str) -> str:
-    return _plain(row, name, 1e-6, " MB", 1, spread=False)
+def _print_table(rows: list[Summary], metric: str, target: float | None) -> None:
+    console = Console()
+    # A pipe or a file has no width of its own; rows are then never cut.
+    wide = console if console.is_terminal else Console(width=160)
+    wide.print(comparison_table(rows, metric, target))

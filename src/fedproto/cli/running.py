@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from fedproto.cli.comparing import print_comparison
+from fedproto.cli.data import prepare_all
+from fedproto.cli.options import DataRoot
 from fedproto.cli.progress import progress_for
 from fedproto.config import RunConfig
+from fedproto.data import DataSource, Federation
 from fedproto.errors import ConfigError, StoreError
 from fedproto.recipe import read_recipe
-from fedproto.simulate import open_or_create, simulate
+from fedproto.simulate import is_finished, load_federations, open_or_create, simulate
 from fedproto.store import RunStore, is_run
 from fedproto.sweep import create_sweep, is_sweep, open_sweep
 
@@ -36,6 +39,7 @@ Reuse = Annotated[
 AsJson = Annotated[
     bool, typer.Option("--json", help="One JSON object a round on standard output, no progress.")
 ]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No table at the end.")]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -51,17 +55,21 @@ def run(
     out: Out = None,
     reuse: Reuse = False,
     as_json: AsJson = False,
+    quiet: Quiet = False,
+    data_root: DataRoot = None,
 ) -> None:
     """Train one strategy as a recipe says."""
+    del data_root
     configs = read_recipe(recipe, overrides or [])
     if len(configs) > 1:
         raise ConfigError(
             f"recipe {recipe} describes {len(configs)} runs; start them with 'fedproto sweep'"
         )
     path = out or _fresh_directory(recipe)
-    config = next(iter(configs.values()))
+    (config,) = configs.values()
+    federations = _load([config])
     store = open_or_create(path, config) if reuse else RunStore.create(path, config)
-    _carry_out([store], path, as_json)
+    _carry_out([store], path, federations, as_json=as_json, quiet=quiet)
 
 
 def sweep(
@@ -70,42 +78,65 @@ def sweep(
     out: Out = None,
     reuse: Reuse = False,
     as_json: AsJson = False,
+    quiet: Quiet = False,
+    data_root: DataRoot = None,
 ) -> None:
     """Train all runs of a recipe together."""
-    configs: Mapping[str, RunConfig] = read_recipe(recipe, overrides or [])
+    del data_root
+    configs = read_recipe(recipe, overrides or [])
     path = out or _fresh_directory(recipe)
-    _carry_out(create_sweep(path, configs, reuse=reuse), path, as_json)
+    federations = _load(configs.values())
+    stores = create_sweep(path, configs, reuse=reuse)
+    _carry_out(stores, path, federations, as_json=as_json, quiet=quiet)
 
 
 def resume(
     directory: Annotated[Path, typer.Argument(help="Directory of a run or a sweep.")],
     as_json: AsJson = False,
+    quiet: Quiet = False,
+    data_root: DataRoot = None,
 ) -> None:
     """Continue a run or sweep that was stopped."""
+    del data_root
     if is_sweep(directory):
         stores = open_sweep(directory)
     elif is_run(directory):
         stores = [RunStore.open(directory)]
     else:
         raise StoreError(f"{directory} holds neither a run nor a sweep")
-    _carry_out(stores, directory, as_json)
+    federations = _load(store.config for store in stores if not is_finished(store))
+    _carry_out(stores, directory, federations, as_json=as_json, quiet=quiet)
 
 
-def _carry_out(stores: Sequence[RunStore], path: Path, as_json: bool) -> None:
+def _carry_out(
+    stores: Sequence[RunStore],
+    path: Path,
+    federations: Mapping[DataSource, Federation],
+    *,
+    as_json: bool,
+    quiet: bool,
+) -> None:
     if not as_json:
         runs = "1 run" if len(stores) == 1 else f"{len(stores)} runs"
         typer.echo(f"{runs} in {path}", err=True)
     try:
         with progress_for(stores, as_json) as watcher:
-            simulate(stores, watcher)
+            simulate(stores, watcher, federations)
     except KeyboardInterrupt:
         done = sum(len(store.records()) for store in stores)
         typer.echo(f"stopped; {done} rounds are safe: fedproto resume {path}", err=True)
         raise typer.Exit(130) from None
     if as_json:
         typer.echo(json.dumps({"finished": True, "directory": str(path)}))
-    else:
+    elif not quiet:
         print_comparison([store.path for store in stores])
+
+
+def _load(configs: Iterable[RunConfig]) -> dict[DataSource, Federation]:
+    """Prepares, with progress, and loads the data of some runs."""
+    configs = list(configs)
+    prepare_all([config.data for config in configs if config.data is not None])
+    return load_federations(configs)
 
 
 def _fresh_directory(recipe: str) -> Path:

@@ -4,17 +4,58 @@ from __future__ import annotations
 
 import abc
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar, TypeAlias
 
 from fedproto.data.federation import Federation
 from fedproto.options import Options, option
 from fedproto.registry import Registry
 
+OnProgress: TypeAlias = Callable[[int, int], None]
+"""Is told how many of how many samples are prepared."""
+
+
+@dataclass(frozen=True)
+class Download:
+    """An official file.
+
+    Attributes:
+        url: Where it is published.
+        path: Where it goes, relative to the data root.
+        md5: Its published checksum; empty where none is known.
+    """
+
+    url: str
+    path: str
+    md5: str = ""
+
+
+@dataclass(frozen=True)
+class PaperRow:
+    """A row of the paper's Table 1; `classes` leaves the background out."""
+
+    classes: int
+    clients: int
+    samples: int
+    mean: float
+    std: float
+
 
 @dataclass(frozen=True)
 class DataSource(Options, abc.ABC):
-    """A data set and how it is shared out among clients."""
+    """A data set and how it is shared out among clients.
+
+    Attributes:
+        folder: Its folder below the data root; empty for what needs no files there.
+        downloads: The official files.
+        paper: What the paper's Table 1 says of it.
+    """
+
+    folder: ClassVar[str] = ""
+    downloads: ClassVar[tuple[Download, ...]] = ()
+    paper: ClassVar[PaperRow | None] = None
 
     seed: int = option(0, "seed of generation, partition and 80/20 split", at_least=0)
 
@@ -26,11 +67,27 @@ class DataSource(Options, abc.ABC):
             root: The folder that holds downloaded data sets.
         """
 
+    def prepare(self, root: Path, on_progress: OnProgress | None = None) -> None:
+        """Does now what `load` would have to do once, such as decoding images.
+
+        Args:
+            root: The folder that holds downloaded data sets.
+            on_progress: Is told how far it is.
+        """
+        del root, on_progress
+
+    def listed(self, root: Path) -> Federation | None:
+        """The complete federation by its lists, where some of its images may be missing."""
+        del root
+        return None
+
     @classmethod
     def status(cls, root: Path) -> str:
         """Whether it can be loaded here, in a few words."""
-        del root
-        return "ready (nothing to download)"
+        if not cls.folder:
+            return "ready (nothing to download)"
+        found = (root / cls.folder).is_dir() and any((root / cls.folder).iterdir())
+        return f"files in {root / cls.folder}" if found else f"no files in {root / cls.folder}"
 
 
 DATASETS: Registry[DataSource] = Registry("data set", "fedproto.data")
@@ -39,5 +96,15 @@ DATASETS: Registry[DataSource] = Registry("data set", "fedproto.data")
 def data_root() -> Path:
     """The folder of downloaded data sets: ``FEDPROTO_DATA``, or a per-user cache."""
     given = os.environ.get("FEDPROTO_DATA")
+    return Path(given) if given else _user_cache()
+
+
+def cache_root() -> Path:
+    """The folder of prepared data sets: ``FEDPROTO_CACHE``, or a per-user cache."""
+    given = os.environ.get("FEDPROTO_CACHE")
+    return Path(given) if given else _user_cache() / "prepared"
+
+
+def _user_cache() -> Path:
     cache = os.environ.get("XDG_CACHE_HOME")
-    return Path(given) if given else (Path(cache) if cache else Path.home() / ".cache") / "fedproto"
+    return (Path(cache) if cache else Path.home() / ".cache") / "fedproto"

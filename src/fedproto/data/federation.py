@@ -39,6 +39,8 @@ class Federation:
         input_shape: Shape of one input.
         task: Name of the task, as in `fedproto.tasks`.
         validation: Samples the server keeps for choosing among models; in no client's share.
+        labels: The class of every sample where the targets are label maps: what it mainly shows,
+            counted from 0 without the background. None where the targets say it.
     """
 
     name: str
@@ -48,6 +50,7 @@ class Federation:
     input_shape: tuple[int, ...]
     task: str = "classification"
     validation: Indices = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    labels: Indices | None = None
 
     @property
     def train_sizes(self) -> Indices:
@@ -129,6 +132,32 @@ def split_clients(
         cut = max(1, int((1 - test_fraction) * len(part) + 1e-9))
         clients.append(Client(np.sort(shuffled[:cut]), np.sort(shuffled[cut:])))
     return tuple(clients)
+
+
+def hold_out(parts: Sequence[Indices], seed: int, fraction: float) -> tuple[list[Indices], Indices]:
+    """Takes a share of every client's samples away for the server, once, from the seed.
+
+    What is left to a client is rounded down but never empty: of ten samples and a fraction of 0.1
+    it keeps nine, of nine it keeps eight.
+
+    Args:
+        parts: Each client's samples.
+        seed: For the choice.
+        fraction: Share to take away.
+
+    Returns:
+        Each client's remaining samples, and all that were taken away.
+    """
+    if fraction == 0:
+        return list(parts), np.empty(0, dtype=np.int64)
+    rng = stream(seed, Purpose.VALIDATION)
+    kept, taken = [], []
+    for part in parts:
+        shuffled = part[rng.permutation(len(part))]
+        cut = max(1, int((1 - fraction) * len(part) + 1e-9))
+        kept.append(np.sort(shuffled[:cut]))
+        taken.append(shuffled[cut:])
+    return kept, np.sort(np.concatenate(taken))
 
 
 def _labels(samples: Samples) -> torch.Tensor:

@@ -38,17 +38,10 @@ def by_classes(
     Raises:
         DataError: If the numbers cannot work out.
     """
-    classes = np.unique(labels)
-    if not 1 <= classes_per_client <= len(classes):
-        raise DataError(
-            f"classes_per_client must be between 1 and the {len(classes)} classes,"
-            f" not {classes_per_client}"
-        )
-    _check_clients(clients, len(labels))
-    held = (np.arange(clients)[:, None] + np.arange(classes_per_client)) % len(classes)
+    held = _neighbouring_classes(labels, clients, classes_per_client)
     proportions = rng.lognormal(0, sigma, size=held.shape)
     parts: list[list[Indices]] = [[] for _ in range(clients)]
-    for place, label in enumerate(classes):
+    for place, label in enumerate(np.unique(labels)):
         holders, slots = np.nonzero(held == place)
         if len(holders) == 0:
             continue
@@ -64,6 +57,54 @@ def by_classes(
     return _checked_parts([np.concatenate(part) for part in parts])
 
 
+def by_classes_and_sizes(
+    labels: Indices,
+    rng: np.random.RandomState,
+    *,
+    clients: int,
+    classes_per_client: int,
+    mean_size: float,
+    sigma: float,
+    minimum: int = 1,
+) -> list[Indices]:
+    """A few neighbouring classes per client, log-normal sizes, the same number of each class.
+
+    Client u holds the classes ``u, u+1, …`` (modulo their number) and wants equally many of each.
+    When a class runs short, its clients get fewer of it in proportion to what they want; nothing
+    takes its place. What nobody wants is left over.
+
+    Args:
+        labels: The class of every sample.
+        rng: The random stream.
+        clients: Number of clients.
+        classes_per_client: Classes that each client holds.
+        mean_size: Expected number of samples per client.
+        sigma: Spread: sizes are ``lognormal(μ, sigma)`` with μ from the mean.
+        minimum: Samples of each of its classes that a client wants at least.
+
+    Raises:
+        DataError: If the numbers cannot work out.
+    """
+    if not mean_size > 0:
+        raise DataError(f"mean_size must be above 0, not {mean_size}")
+    held = _neighbouring_classes(labels, clients, classes_per_client)
+    sizes = rng.lognormal(np.log(mean_size) - sigma**2 / 2, sigma, size=clients)
+    wanted = np.maximum(np.rint(sizes / classes_per_client), minimum).astype(np.int64)
+    parts: list[list[Indices]] = [[] for _ in range(clients)]
+    for place, label in enumerate(np.unique(labels)):
+        holders = np.flatnonzero((held == place).any(axis=1))
+        if len(holders) == 0:
+            continue
+        samples = rng.permutation(np.flatnonzero(labels == label))
+        shares = wanted[holders]
+        if shares.sum() > len(samples):
+            shares = apportion(len(samples), shares.astype(np.float64), minimum)
+        ends = np.cumsum(shares)
+        for client, end, share in zip(holders, ends, shares, strict=True):
+            parts[client].append(samples[end - share : end])
+    return _checked_parts([np.concatenate(part) for part in parts])
+
+
 def by_dirichlet(
     labels: Indices,
     rng: np.random.RandomState,
@@ -74,8 +115,10 @@ def by_dirichlet(
 ) -> list[Indices]:
     """Class mixes drawn from a Dirichlet distribution, sizes from a power law.
 
-    Clients draw their samples one client after another; a class that has run out is left to the
-    others in proportion. All samples are given away.
+    Clients draw their samples one client after another, from what is left: a class of which half
+    is gone has half its chance, so that the last clients are not left with odd mixes. All samples
+    are given away. The sizes are drawn first, so that they depend neither on the concentration nor
+    on the classes.
 
     Args:
         labels: The class of every sample.
@@ -93,13 +136,15 @@ def by_dirichlet(
         raise DataError(f"gamma must be above 0, not {gamma}")
     _check_clients(clients, len(labels))
     classes, counts = np.unique(labels, return_counts=True)
+    sizes = apportion(len(labels), 1 + rng.pareto(gamma, size=clients), minimum=1)
     stock = [rng.permutation(np.flatnonzero(labels == label)) for label in classes]
     left = counts.copy()
-    sizes = apportion(len(labels), 1 + rng.pareto(gamma, size=clients), minimum=1)
     parts = []
     for size in sizes:
-        mix = rng.dirichlet(alpha * len(classes) * counts / counts.sum())
-        taken = _draw_without_exceeding(rng, int(size), mix, left)
+        log_mix = _log_dirichlet(rng, alpha * len(classes) * counts / counts.sum())
+        with np.errstate(divide="ignore"):
+            log_chances = log_mix + np.log(left / counts)
+        taken = _draw_without_exceeding(rng, int(size), log_chances, left)
         left -= taken
         parts.append(
             np.concatenate(
@@ -110,6 +155,67 @@ def by_dirichlet(
             )
         )
     return _checked_parts(parts)
+
+
+def by_key(keys: NDArray[np.generic], *, minimum: int = 1) -> list[Indices]:
+    """One client per value of a natural key, such as the person shown or the writer.
+
+    Args:
+        keys: The key of every sample; clients come in the keys' sorted order.
+        minimum: Keys with fewer samples make no client.
+
+    Raises:
+        DataError: If no key has enough samples.
+    """
+    _, places, counts = np.unique(keys, return_inverse=True, return_counts=True)
+    by_place = np.split(np.argsort(places.ravel(), kind="stable"), np.cumsum(counts)[:-1])
+    parts = [part for part in by_place if len(part) >= max(1, minimum)]
+    if not parts:
+        raise DataError(f"no client would have {minimum} samples; lower the minimum")
+    return _checked_parts(parts)
+
+
+def iid(labels: Indices, rng: np.random.RandomState, *, clients: int) -> list[Indices]:
+    """The same number of samples for everyone, at random.
+
+    Args:
+        labels: The class of every sample; only their number matters.
+        rng: The random stream.
+        clients: Number of clients.
+
+    Raises:
+        DataError: If there are more clients than samples.
+    """
+    _check_clients(clients, len(labels))
+    return _checked_parts(np.array_split(rng.permutation(len(labels)), clients))
+
+
+def sort_and_partition(
+    labels: Indices, rng: np.random.RandomState, *, clients: int, shards_per_client: int = 1
+) -> list[Indices]:
+    """Samples sorted by class and cut into equal shards, which are dealt out at random.
+
+    Args:
+        labels: The class of every sample.
+        rng: The random stream.
+        clients: Number of clients.
+        shards_per_client: Shards that each client gets, and so about as many classes.
+
+    Raises:
+        DataError: If there are fewer samples than shards.
+    """
+    _check_clients(clients, len(labels))
+    shards = clients * shards_per_client
+    if not clients <= shards <= len(labels):
+        raise DataError(
+            f"shards_per_client must be between 1 and {len(labels) // clients} for {clients}"
+            f" clients and {len(labels)} samples, not {shards_per_client}"
+        )
+    shuffled = rng.permutation(len(labels))
+    ordered = shuffled[np.argsort(labels[shuffled], kind="stable")]
+    cut = np.array_split(ordered, shards)
+    dealt = rng.permutation(shards).reshape(clients, shards_per_client)
+    return _checked_parts([np.concatenate([cut[shard] for shard in hand]) for hand in dealt])
 
 
 def apportion(total: int, weights: NDArray[np.float64], minimum: int) -> Indices:
@@ -129,18 +235,41 @@ def apportion(total: int, weights: NDArray[np.float64], minimum: int) -> Indices
     return np.asarray(shares + base, dtype=np.int64)
 
 
+def _log_dirichlet(
+    rng: np.random.RandomState, concentration: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Logarithms of Dirichlet proportions up to a constant.
+
+    In logarithms, and by ``Gamma(a) = Gamma(a + 1) · U^(1/a)``, since for small concentrations the
+    proportions themselves are below what floating point can tell from zero.
+    """
+    uniform = 1 - rng.uniform(size=len(concentration))
+    return np.asarray(np.log(rng.gamma(concentration + 1)) + np.log(uniform) / concentration)
+
+
 def _draw_without_exceeding(
-    rng: np.random.RandomState, size: int, mix: NDArray[np.float64], left: Indices
+    rng: np.random.RandomState, size: int, log_mix: NDArray[np.float64], left: Indices
 ) -> Indices:
     taken = np.zeros_like(left)
     while (missing := size - int(taken.sum())) > 0:
-        available = left > taken
-        chances = np.where(available, mix, 0.0)
-        if chances.sum() < 1e-12:
-            chances = np.where(available, (left - taken).astype(np.float64), 0.0)
+        available = np.flatnonzero(left > taken)
+        chances = np.exp(log_mix[available] - log_mix[available].max())
         draw = rng.multinomial(missing, chances / chances.sum())
-        taken += np.minimum(draw, left - taken)
+        taken[available] += np.minimum(draw, (left - taken)[available])
     return taken
+
+
+def _neighbouring_classes(labels: Indices, clients: int, classes_per_client: int) -> Indices:
+    """Which classes each client holds, as places among the classes there are."""
+    num_classes = len(np.unique(labels))
+    if not 1 <= classes_per_client <= num_classes:
+        raise DataError(
+            f"classes_per_client must be between 1 and the {num_classes} classes,"
+            f" not {classes_per_client}"
+        )
+    _check_clients(clients, len(labels))
+    held = np.arange(clients)[:, None] + np.arange(classes_per_client)
+    return np.asarray(held % num_classes, dtype=np.int64)
 
 
 def _check_clients(clients: int, samples: int) -> None:

@@ -1,9 +1,9 @@
-"""Where samples come from: arrays in memory, or any `torch` data set read item by item."""
+"""Where samples come from: arrays in memory or on disk, or a `torch` data set read item by item."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -16,6 +16,9 @@ from fedproto.rng import Indices
 
 ClientData: TypeAlias = "tuple[Any, Any] | Dataset[Any]"
 """One client's own data: inputs and labels as arrays, or a map-style `torch` data set."""
+
+RESIDENT_SHARE = 0.25
+"""Samples that take up at most this share of a GPU's free memory are kept there."""
 
 
 class Samples(Protocol):
@@ -55,6 +58,77 @@ class TensorSamples:
     def to(self, device: torch.device, dtype: torch.dtype) -> TensorSamples:
         """Moves all samples at once."""
         return TensorSamples(self.inputs.to(device, dtype), self.targets.to(device))
+
+
+@dataclass(frozen=True)
+class MappedSamples:
+    """Samples in memory-mapped arrays; a batch is read, brought to numbers and normalised.
+
+    Bytes become numbers between 0 and 1. On a GPU the samples are moved there as a whole when they
+    take up little of its memory.
+
+    Attributes:
+        inputs: ``[N, ...]``; bytes for images, ``[N, channels, H, W]``.
+        targets: ``[N]``, or a label map per sample.
+        mean: Subtracted per channel; empty for nothing.
+        std: Divided by per channel; empty for nothing.
+        relabel: The new label for each stored one ``[256]``; None keeps them.
+        device: Where batches go; None leaves them where they are.
+        dtype: Floating type of the inputs.
+    """
+
+    inputs: Tensor
+    targets: Tensor
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    relabel: Tensor | None = None
+    device: torch.device | None = None
+    dtype: torch.dtype = torch.float32
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def batch(self, indices: Indices) -> tuple[Tensor, Tensor]:
+        """Reads by index and normalises on the device."""
+        stored = self.inputs.index_select(0, torch.from_numpy(indices)).to(self.device)
+        inputs = stored.to(self.dtype)
+        if stored.dtype == torch.uint8:
+            inputs = inputs / 255
+        if self.mean:
+            inputs = inputs - self._per_channel(self.mean, inputs)
+        if self.std:
+            inputs = inputs / self._per_channel(self.std, inputs)
+        targets = self.targets.index_select(0, torch.from_numpy(indices)).to(self.device).long()
+        if self.relabel is not None:
+            targets = self.relabel.to(targets.device)[targets]
+        return inputs, targets
+
+    def raw(self, indices: Indices) -> tuple[Tensor, Tensor]:
+        """A batch without the normalisation, to look at."""
+        return replace(self, mean=(), std=()).batch(indices)
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> Samples:
+        """Batches will go to that device, or all samples at once where they fit well."""
+        moved = replace(self, device=device, dtype=dtype)
+        if device.type != "cuda":
+            return moved
+        first, first_targets = moved.batch(np.zeros(1, dtype=np.int64))
+        needed = len(self) * (first.nbytes + first_targets.nbytes)
+        free, _ = torch.cuda.mem_get_info(device)
+        return moved.gathered() if needed <= RESIDENT_SHARE * free else moved
+
+    def gathered(self, step: int = 4096) -> TensorSamples:
+        """All samples on the device, normalised once."""
+        first, first_targets = self.batch(np.zeros(1, dtype=np.int64))
+        inputs = first.new_empty((len(self), *first.shape[1:]))
+        targets = first_targets.new_empty((len(self), *first_targets.shape[1:]))
+        for start in range(0, len(self), step):
+            part = slice(start, min(start + step, len(self)))
+            inputs[part], targets[part] = self.batch(np.arange(part.start, part.stop))
+        return TensorSamples(inputs, targets)
+
+    def _per_channel(self, values: tuple[float, ...], like: Tensor) -> Tensor:
+        return torch.tensor(values, device=like.device, dtype=like.dtype).view(-1, 1, 1)
 
 
 @dataclass(frozen=True)

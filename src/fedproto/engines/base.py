@@ -102,7 +102,7 @@ class Workload:
 
     Attributes:
         federation: The clients' data.
-        model: The architecture; its own weights are never used.
+        model: The architecture; its own weights are neither used nor changed.
         task: Loss and scores.
         options: Device, floating type and batch sizes.
         notify: Is told, in a sentence, what a user should know of how jobs are run.

@@ -4,6 +4,7 @@ against it.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -31,7 +32,7 @@ class ReferenceEngine(Engine):
         super().__init__(workload)
         self._device = workload.options.torch_device()
         dtype = workload.options.torch_dtype()
-        self._model = workload.model.to(self._device, dtype)
+        self._model = copy.deepcopy(workload.model).to(self._device, dtype)
         if channels_last:
             self._model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         features_of(self._model)

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.func import grad, vmap
 from torch.utils._pytree import tree_leaves
 
-from fedproto.data.samples import TensorSamples
+from fedproto.data.samples import Samples, TensorSamples
 from fedproto.engines.base import ENGINES, Engine, OnDone, Workload
 from fedproto.engines.reference import ReferenceEngine
 from fedproto.engines.stacking.functional import FunctionalNetwork, reason_not_to_stack
@@ -53,16 +53,16 @@ class StackedEngine(Engine):
         self._penalties: dict[Strategy, str] = {}
         self._reference: ReferenceEngine | None = None
         self._one_by_one: ReferenceEngine | None = None
-        network, reason = _network_for(workload)
+        samples = workload.federation.samples.to(self._device, self._dtype)
+        network, reason = _network_for(workload, samples)
         if network is None:
             workload.notify(f"the stacked engine cannot train this ({reason}); one by one instead")
             self._reference = ReferenceEngine(workload)
             return
         self._network = network
-        samples = workload.federation.samples
         assert isinstance(samples, TensorSamples)  # noqa: S101 - a network is found for no other
-        self._inputs = network.lay_out(samples.inputs.to(self._device, self._dtype))
-        self._targets = samples.targets.to(self._device)
+        self._inputs = network.lay_out(samples.inputs)
+        self._targets = samples.targets
 
     @property
     def stacks(self) -> bool:
@@ -316,19 +316,18 @@ def _as_it_is(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-def _network_for(workload: Workload) -> tuple[Network | None, str]:
+def _network_for(workload: Workload, samples: Samples) -> tuple[Network | None, str]:
     """The stacked form of the workload's model, or why there is none."""
     federation, model = workload.federation, workload.model
-    if not isinstance(federation.samples, TensorSamples):
-        return None, "its samples are fetched one by one, not held as arrays"
+    if not isinstance(samples, TensorSamples):
+        return None, "its samples are fetched batch by batch, not held on the device"
     if type(workload.task) is not Classification:
         return None, f"{type(workload.task).__name__} is no classification"
     network: Network | None = block_network(model, federation.input_shape)
     if network is not None:
         return network, ""
-    device, dtype = workload.options.torch_device(), workload.options.torch_dtype()
-    model.to(device, dtype)
-    reason = reason_not_to_stack(model, federation.samples.inputs[:2].to(device, dtype))
+    model.to(workload.options.torch_device(), workload.options.torch_dtype())
+    reason = reason_not_to_stack(model, samples.inputs[:2])
     if reason is not None:
         return None, f"{type(model).__name__}: {reason}"
     return FunctionalNetwork(model), ""

@@ -78,13 +78,14 @@ def draw_attention(groups: Sequence[Sequence[StoredRun]], path: Path) -> Path:
     columns = min(3, len(shown))
     rows = -(-len(shown) // columns)
     figure = Figure(figsize=(3.2 * columns, 2.4 * rows), layout="constrained")
-    panels = figure.subplots(rows, columns, squeeze=False, sharex=True).flat
+    panels = list(figure.subplots(rows, columns, squeeze=False, sharex=True).flat)
     bins = np.linspace(0, max(max(values) for _, values in shown), 40)
     for place, ((title, values), axes) in enumerate(zip(shown, panels, strict=False)):
         axes.hist(values, bins=list(bins), color=COLORS[place % len(COLORS)])
         axes.set_title(title, fontsize="small")
         axes.grid(alpha=0.3)
-    for axes in list(panels)[len(shown) :]:
+        axes.tick_params(labelbottom=True)
+    for axes in panels[len(shown) :]:
         axes.set_visible(False)
     figure.supxlabel("federated attention value", fontsize="medium")
     figure.supylabel("occurrences", fontsize="medium")

@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from fedproto.config import RunConfig, differences
 from fedproto.errors import StoreError
 from fedproto.store import RunStore, is_run
+from fedproto.sweep import is_sweep, sweep_directories
+from fedproto.tasks import lower_is_better
 from fedproto.types import RoundRecord
 
 WINDOW = 0.1
@@ -74,13 +76,21 @@ def find_runs(paths: Iterable[Path]) -> list[StoredRun]:
     for path in paths:
         if not path.exists():
             raise StoreError(f"{path} does not exist")
-        inside = [path] if is_run(path) else sorted(file.parent for file in path.rglob("run.json"))
+        inside = _directories(path)
         if not inside:
             raise StoreError(f"{path} holds no run: no run.json in it or below")
         for directory in inside:
             store = RunStore.open(directory)
             found.append(StoredRun(directory, store.config, store.records()))
     return found
+
+
+def _directories(path: Path) -> list[Path]:
+    if is_run(path):
+        return [path]
+    if is_sweep(path):
+        return [directory for directory in sweep_directories(path) if is_run(directory)]
+    return sorted(file.parent for file in path.rglob("run.json"))
 
 
 def group_by_seed(runs: Iterable[StoredRun]) -> list[list[StoredRun]]:
@@ -148,9 +158,10 @@ def _figures(run: StoredRun, metric: str, target: float | None) -> dict[str, flo
             figures[name] = float(values[-1])
         if name == metric and len(values):
             figures["area"] = _area(rounds, values)
-            reached = rounds[values >= target] if target is not None else rounds[:0]
-            if len(reached):
-                figures["rounds to target"] = float(reached[0])
+            if target is not None:
+                reached = rounds[values <= target if lower_is_better(name) else values >= target]
+                if len(reached):
+                    figures["rounds to target"] = float(reached[0])
     figures["bytes up"] = float(sum(record.bytes_up for record in run.records))
     figures["bytes down"] = float(sum(record.bytes_down for record in run.records))
     figures["seconds"] = sum(record.seconds for record in run.records)

@@ -15,9 +15,10 @@ from fedproto.types import ClientUpdate, ClientWeights, ServerState
 @STRATEGIES.register("fedatt")
 @dataclass(frozen=True)
 class FedAtt(Strategy):
-    """Moves each tensor ``w`` to ``w − ε Σ_k α_k (w − w_k)``, ``α = softmax_k ‖w − w_k‖₂``.
+    """Weighs clients, tensor by tensor, by how far their weights moved.
 
-    This is a weighted average followed by a server step of ε. The original's differential-privacy
+    Each tensor w moves to ``w − ε Σ_k α_k (w − w_k)`` with ``α = softmax_k ‖w − w_k‖₂``, which is a
+    weighted average followed by a server step of ε. The original's differential-privacy
     noise is left out, as in the comparison of the paper implemented here.
     """
 

@@ -16,7 +16,7 @@ from fedproto.types import ClientUpdate, ClientWeights, ServerState
 @STRATEGIES.register("fedavg")
 @dataclass(frozen=True)
 class FedAvg(Strategy):
-    """Averages the clients' weights by number of samples, eq. (3), or all alike."""
+    """Averages the clients' weights by number of samples, or all alike."""
 
     weights: Literal["size", "uniform"] = option(
         "size", "weigh a client by its number of samples, or all alike ('fairness')"

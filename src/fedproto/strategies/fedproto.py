@@ -35,7 +35,7 @@ T = TypeVar("T")
 @STRATEGIES.register("fedproto")
 @dataclass(frozen=True)
 class FedProto(Strategy):
-    """Weighs clients by their local and aggregate prototype margins, eqs. (4) to (14)."""
+    """Weighs clients by how their class prototypes moved: local and aggregate margins."""
 
     needs_prototypes: ClassVar[bool] = True
 
@@ -95,7 +95,7 @@ class FedProto(Strategy):
     def _aggregate_attention(
         self, updates: Sequence[ClientUpdate], aggregate: Prototypes
     ) -> Tensor:
-        local = _stacked_prototypes(updates)
+        local, aggregate = _stacked_prototypes(updates), _in_float64(aggregate)
         if self.measure == "margin":
             margin_kc = aggregate_margin(local, aggregate)
         else:
@@ -116,7 +116,12 @@ def _stacked_prototypes(updates: Sequence[ClientUpdate]) -> Prototypes:
     stacked = Prototypes.stack(
         [_given(update.prototypes, update, "prototypes") for update in updates]
     )
-    return Prototypes(stacked.sum.double().cpu(), stacked.count.cpu())
+    return _in_float64(stacked)
+
+
+def _in_float64(prototypes: Prototypes) -> Prototypes:
+    """The server computes margins in double precision, wherever the prototypes come from."""
+    return Prototypes(prototypes.sum.double().cpu(), prototypes.count.cpu())
 
 
 def _given(value: T | None, update: ClientUpdate, what: str) -> T:

@@ -11,7 +11,7 @@ from fedproto.strategies.base import STRATEGIES, Strategy
 @STRATEGIES.register("fedprox")
 @dataclass(frozen=True)
 class FedProx(Strategy):
-    """Adds ``μ/2 ‖w − w^t‖²`` to the local loss; weighs by number of samples."""
+    """Keeps clients near the received weights: adds μ/2 ‖w − w^t‖² to the local loss."""
 
     tolerate_partial_work: bool = option(
         True, "use the updates of clients that finish only part of their epochs"

@@ -1,0 +1,221 @@
+"""Commands on data sets: fetch, check, stats, plot."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Table
+
+from fedproto.cli.options import DataRoot
+from fedproto.data.base import DATASETS, DataSource, OnProgress, PaperRow, data_root
+from fedproto.data.federation import Federation
+from fedproto.data.fetch import OnBytes
+from fedproto.data.fetch import check as check_files
+from fedproto.data.fetch import fetch as fetch_files
+from fedproto.data.sharing import SharedOut
+from fedproto.data.statistics import Statistics, statistics
+from fedproto.errors import ConfigError, DataError
+from fedproto.options import read_options
+from fedproto.recipe import apply_overrides
+from fedproto.report.data_figures import draw_class_mixes, draw_contact_sheet
+
+Name = Annotated[str, typer.Argument(help="A data set (fedproto list datasets).")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change an option, e.g. clients=50."),
+]
+ALPHAS = (0.01, 0.05, 0.1, 0.2, 0.5, 1.0, 1000.0)
+"""The concentrations of the supplementary's figure."""
+
+
+def add_to(app: typer.Typer) -> None:
+    """Adds the group of this module."""
+    group = typer.Typer(name="data", help="Get, check and look at data sets.", no_args_is_help=True)
+    group.command()(fetch)
+    group.command()(check)
+    group.command()(stats)
+    group.command()(plot)
+    app.add_typer(group)
+
+
+def fetch(name: Name, data_root_: DataRoot = None) -> None:
+    """Download the official files of a data set into the data root."""
+    del data_root_
+    source = DATASETS.get(name)
+    with _named(name), byte_progress() as on_bytes:
+        written = fetch_files(source, data_root(), on_bytes)
+    for path in written:
+        typer.echo(f"wrote {path}")
+    if not written:
+        typer.echo(f"all files of {name} are in {data_root() / source.folder} already")
+
+
+def check(name: Name, data_root_: DataRoot = None) -> None:
+    """Verify the files of a data set that are there."""
+    del data_root_
+    source, root = DATASETS.get(name), data_root()
+    damaged = []
+    with _named(name):
+        for file in check_files(source, root):
+            typer.echo(f"{'ok ' if file.good else 'BAD'} {file.path}: {file.state}")
+            if not file.good:
+                damaged.append(file.path)
+        for download in source.downloads:
+            if not (root / download.path).exists():
+                typer.echo(f"not there: {root / download.path}")
+    if damaged:
+        raise DataError(f"{name}: {damaged[0]} is damaged; fetch it again")
+
+
+def stats(
+    name: Name,
+    settings: Settings = None,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    data_root_: DataRoot = None,
+) -> None:
+    """Show a federation's row of the paper's Table 1 beside the paper's own."""
+    del data_root_
+    source = _configured(name, settings)
+    federations = {"here": _load(source)}
+    listed = source.listed(data_root())
+    if listed is not None:
+        federations["by the official lists"] = listed
+    rows = {title: statistics(federation) for title, federation in federations.items()}
+    if as_json:
+        facts: dict[str, Any] = {title: asdict(row) for title, row in rows.items()}
+        if source.paper is not None:
+            facts["paper"] = asdict(source.paper)
+        typer.echo(json.dumps(facts, indent=2))
+        return
+    console = Console()
+    console.print(_table(name, rows, source.paper))
+    for title, row in rows.items():
+        console.print(
+            f"{title}: clients of {row.smallest:,} to {row.largest:,} samples;"
+            f" {row.fewest_classes} to {row.most_classes} classes per client,"
+            f" {row.mean_classes:.1f} on average;"
+            f" {row.train:,} for training, {row.test:,} for the test,"
+            f" {row.validation:,} for validation by the server"
+        )
+
+
+def plot(
+    name: Name,
+    settings: Settings = None,
+    alpha: Annotated[
+        list[float] | None,
+        typer.Option(help="Concentration to draw a row for; those of the paper by default."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the PNG files.")] = None,
+    data_root_: DataRoot = None,
+) -> None:
+    """Draw how classes are spread over clients, and a contact sheet of the clients' images."""
+    del data_root_
+    source = _configured(name, settings)
+    federation = _load(source)
+    folder = out or Path("plots")
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = _rows(source, federation, alpha)
+    written = [draw_class_mixes(rows, folder / f"{name}-classes.png")]
+    if len(federation.input_shape) == 3:
+        written.append(draw_contact_sheet(federation, folder / f"{name}-samples.png"))
+    for path in written:
+        typer.echo(f"wrote {path}")
+
+
+def prepare_all(sources: Sequence[DataSource]) -> None:
+    """Decodes what is not decoded yet, with a progress bar on a terminal."""
+    for source in dict.fromkeys(sources):
+        with sample_progress() as on_progress:
+            source.prepare(data_root(), on_progress)
+
+
+@contextmanager
+def sample_progress() -> Iterator[OnProgress | None]:
+    """A bar for preparing samples; None where there is no terminal."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield None
+        return
+    with Progress(
+        TextColumn("preparing"), BarColumn(), MofNCompleteColumn(), console=console, transient=True
+    ) as bars:
+        task = bars.add_task("preparing", total=None, visible=False)
+        yield lambda done, total: bars.update(task, completed=done, total=total, visible=True)
+
+
+@contextmanager
+def byte_progress() -> Iterator[OnBytes | None]:
+    """A bar per download; None where there is no terminal."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield None
+        return
+    with Progress(
+        TextColumn("{task.description}"), BarColumn(), DownloadColumn(), console=console
+    ) as bars:
+        tasks: dict[str, Any] = {}
+
+        def show(file: str, done: int, total: int | None) -> None:
+            if file not in tasks:
+                tasks[file] = bars.add_task(file)
+            bars.update(tasks[file], completed=done, total=total)
+
+        yield show
+
+
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    try:
+        yield
+    except DataError as error:
+        raise DataError(f"{name}: {error}") from None
+
+
+def _configured(name: str, settings: list[str] | None) -> DataSource:
+    return read_options(DATASETS.get(name), apply_overrides({}, settings or []), name)
+
+
+def _load(source: DataSource) -> Federation:
+    prepare_all([source])
+    return source.load(data_root())
+
+
+def _rows(
+    source: DataSource, federation: Federation, alphas: list[float] | None
+) -> list[tuple[str, Federation]]:
+    if not isinstance(source, SharedOut) or source.partition != "dirichlet":
+        if alphas:
+            raise ConfigError("--alpha: this partition has no concentration α")
+        return [("", federation)]
+    return [
+        (f"α = {alpha:g}", replace(source, alpha=alpha).load(data_root()))
+        for alpha in alphas or ALPHAS
+    ]
+
+
+def _table(name: str, rows: dict[str, Statistics], paper: PaperRow | None) -> Table:
+    table = Table(title=name, title_justify="left")
+    for column in ("", "classes", "clients", "samples", "mean", "std"):
+        table.add_column(column, justify="left" if not column else "right")
+    both: list[tuple[str, Statistics | PaperRow]] = list(rows.items())
+    if paper is not None:
+        both.append(("paper", paper))
+    for title, row in both:
+        table.add_row(
+            title,
+            str(row.classes),
+            f"{row.clients:,}",
+            f"{row.samples:,}",
+            f"{row.mean:.1f}",
+            f"{row.std:.1f}",
+        )
+    return table

@@ -1,0 +1,182 @@
+"""CelebA: faces of celebrities, one client per person, is the person smiling?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fedproto.data.base import DATASETS, Download, OnProgress, PaperRow
+from fedproto.data.federation import Federation
+from fedproto.data.files import FileTree, open_tree
+from fedproto.data.images import for_each_file, open_image, pixels
+from fedproto.data.partition import by_key
+from fedproto.data.prepared import Arrays, Builder, prepared
+from fedproto.data.samples import MappedSamples, TensorSamples
+from fedproto.data.sharing import HeldOut
+from fedproto.errors import DataError, unknown_name
+from fedproto.options import option
+
+_DRIVE = "https://drive.usercontent.google.com/download?export=download&confirm=t&id="
+
+
+@DATASETS.register("celeba")
+@dataclass(frozen=True)
+class CelebA(HeldOut):
+    """Smiling or not in aligned faces of 84×84 pixels; a client is a person with enough images.
+
+    With one tenth of every client left out first, the official lists give exactly the paper's
+    177,457 samples.
+    """
+
+    folder = "celeba"
+    downloads = (
+        Download(
+            _DRIVE + "0B7EVK8r0v71pZjFTYXZWM3FlRnM",
+            "celeba/img_align_celeba.zip",
+            "00d2c5bc6d35e252742224ab0c1e8fcb",
+        ),
+        Download(
+            _DRIVE + "1_ee_0u7vcNLOfNLegJRHmolfH5ICW-XS",
+            "celeba/identity_CelebA.txt",
+            "32bd1bd63d3c78cd57e08160ec5ed1e2",
+        ),
+        Download(
+            _DRIVE + "0B7EVK8r0v71pblRyaVFSWGxPY0U",
+            "celeba/list_attr_celeba.txt",
+            "75e246fa4810816ffd6ee81facbd244c",
+        ),
+    )
+    paper = PaperRow(classes=2, clients=9343, samples=177_457, mean=19.0, std=7.0)
+
+    validation: float = option(
+        0.1, "share of every client that the server keeps for validation", at_least=0, at_most=0.9
+    )
+    attribute: str = option("Smiling", "the attribute to tell")
+    minimum: int = option(5, "images a person must have to be a client", at_least=1)
+    size: int = option(84, "width and height of the images", at_least=8)
+    allow_missing: bool = option(False, "do with the images that are there")
+    mean: tuple[float, ...] = option((), "subtracted per channel from pixels between 0 and 1")
+    std: tuple[float, ...] = option((), "pixels are divided by this per channel")
+
+    def load(self, root: Path) -> Federation:
+        """Decodes the images if that was not done before, and makes a client of each person."""
+        tree, index = self._index(root)
+        images = self._images(tree, index)
+        rows = np.array(images["rows"])
+        self._refuse_missing(index, rows, tree)
+        labels = torch.from_numpy(index["labels"][rows].astype(np.int64))
+        return self.federation(
+            "celeba",
+            MappedSamples(torch.from_numpy(images["images"]), labels, self.mean, self.std),
+            by_key(index["identities"][rows], minimum=self.minimum),
+            num_classes=2,
+            input_shape=(3, self.size, self.size),
+        )
+
+    def prepare(self, root: Path, on_progress: OnProgress | None = None) -> None:
+        """Decodes the images."""
+        self._images(*self._index(root), on_progress)
+
+    def listed(self, root: Path) -> Federation:
+        """The clients of the official lists, with labels alone instead of images."""
+        _, index = self._index(root)
+        labels = torch.from_numpy(index["labels"].astype(np.int64))
+        return self.federation(
+            "celeba",
+            TensorSamples(torch.empty(len(labels), 0), labels),
+            by_key(index["identities"], minimum=self.minimum),
+            num_classes=2,
+            input_shape=(0,),
+        )
+
+    def _index(self, root: Path) -> tuple[FileTree, Arrays]:
+        tree = open_tree(root / self.folder)
+
+        def build(builder: Builder) -> None:
+            names, identities = read_identities(tree)
+            builder.put("names", np.array(names, dtype=np.bytes_))
+            builder.put("identities", identities)
+            builder.put("labels", read_attribute(tree, names, self.attribute))
+
+        return tree, prepared("celeba-lists", tree.sources, {"attribute": self.attribute}, build)
+
+    def _images(
+        self, tree: FileTree, index: Arrays, on_progress: OnProgress | None = None
+    ) -> Arrays:
+        def build(builder: Builder) -> None:
+            found = {
+                row: file
+                for row, name in enumerate(index["names"])
+                if (file := tree.find(f"img_align_celeba/{name.decode()}")) is not None
+            }
+            rows = np.array(sorted(found), dtype=np.int64)
+            self._refuse_missing(index, rows, tree)
+            images = builder.array("images", (len(rows), 3, self.size, self.size), np.uint8)
+            work: dict[str, Callable[[bytes], None]] = {
+                found[row]: partial(self._decode, images, place, tree.places[found[row]])
+                for place, row in enumerate(rows)
+            }
+            for_each_file(tree, work, on_progress)
+            builder.put("rows", rows)
+
+        return prepared("celeba", tree.sources, {"size": self.size}, build)
+
+    def _decode(self, images: NDArray[np.uint8], place: int, where: Any, content: bytes) -> None:
+        images[place] = pixels(open_image(content, where), 3, (self.size, self.size))
+
+    def _refuse_missing(self, index: Arrays, rows: NDArray[np.int64], tree: FileTree) -> None:
+        if len(rows) == 0:
+            raise DataError(f"img_align_celeba: no image of the lists is in {tree.folder}")
+        missing = len(index["names"]) - len(rows)
+        if missing and not self.allow_missing:
+            first = np.setdiff1d(np.arange(len(index["names"])), rows)[0]
+            raise DataError(
+                f"{missing:,} images of the lists are not in {tree.folder}, the first is"
+                f" img_align_celeba/{index['names'][first].decode()}; fetch them, or do without:"
+                " data.allow_missing=true"
+            )
+
+
+def read_identities(tree: FileTree) -> tuple[list[str], NDArray[np.int64]]:
+    """The images' names and whom they show, in the official order.
+
+    Raises:
+        DataError: If the list is missing or a line is not as it should be.
+    """
+    name = tree.require("identity_CelebA.txt")
+    fields = tree.read(name).decode("utf-8", "replace").split()
+    try:
+        identities = np.array(fields[1::2], dtype=np.int64)
+    except ValueError as error:
+        raise DataError(f"{tree.places[name]}: {error}; expected lines 'image person'") from None
+    if len(fields) != 2 * len(identities) or not fields:
+        raise DataError(f"{tree.places[name]} is incomplete; fetch it again")
+    return fields[0::2], identities
+
+
+def read_attribute(tree: FileTree, names: list[str], attribute: str) -> NDArray[np.bool_]:
+    """Whether each image has an attribute.
+
+    Raises:
+        DataError: If the list is missing, has no such attribute or other images.
+    """
+    name = tree.require("list_attr_celeba.txt")
+    where = tree.places[name]
+    _, _, rest = tree.read(name).decode("utf-8", "replace").partition("\n")
+    header, _, body = rest.partition("\n")
+    attributes = header.split()
+    if attribute not in attributes:
+        raise DataError(f"{where}: {unknown_name('attribute', attribute, attributes)}")
+    table = body.split()
+    width = len(attributes) + 1
+    if table[::width] != names:
+        raise DataError(f"{where} and identity_CelebA.txt list different images; fetch them again")
+    values = table[1 + attributes.index(attribute) :: width]
+    return np.array([value == "1" for value in values])

@@ -1,0 +1,149 @@
+"""Getting official files: downloads that go on where they broke off, and checks of files."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from fedproto.data.base import DataSource, Download
+from fedproto.data.files import ARCHIVES, PARTIAL, FileTree, explained, open_tree
+from fedproto.errors import DataError
+
+OnBytes: TypeAlias = Callable[[str, int, int | None], None]
+"""Is told of a file how many bytes of how many are there."""
+
+_CHUNK = 1 << 20
+_TIMEOUT = 30
+
+
+def fetch(source: type[DataSource], root: Path, on_bytes: OnBytes | None = None) -> list[Path]:
+    """Downloads the official files of a data set that are not there yet.
+
+    A broken download stays beside its place under a name ending in ``.partial`` and goes on from
+    there the next time. The final name appears only when the checksum is right.
+
+    Args:
+        source: The data set.
+        root: The data root.
+        on_bytes: Is told how far a file is.
+
+    Returns:
+        The files downloaded now.
+
+    Raises:
+        DataError: If there is nothing to download, the network fails or a checksum is wrong.
+    """
+    if not source.downloads:
+        raise DataError("this data set has no files to download")
+    missing = [each for each in source.downloads if not (root / each.path).exists()]
+    for download in missing:
+        try:
+            _download(download, root / download.path, on_bytes)
+        except (urllib.error.URLError, http.client.HTTPException, OSError) as error:
+            left = [each for each in missing if not (root / each.path).exists()]
+            files = "; ".join(f"{each.url} as {root / each.path}" for each in left)
+            reason = getattr(error, "reason", error)
+            raise DataError(
+                f"{download.url} cannot be downloaded ({reason}); try again, or get by hand:"
+                f" {files}"
+            ) from None
+    return [root / download.path for download in missing]
+
+
+def _download(download: Download, path: Path, on_bytes: OnBytes | None) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + PARTIAL)
+    done = partial.stat().st_size if partial.exists() else 0
+    request = urllib.request.Request(download.url)  # noqa: S310 - addresses are ours
+    if done:
+        request.add_header("Range", f"bytes={done}-")
+    try:
+        with urllib.request.urlopen(request, timeout=_TIMEOUT) as answer:  # noqa: S310
+            if answer.status != http.HTTPStatus.PARTIAL_CONTENT:
+                done = 0
+            length = answer.headers.get("Content-Length")
+            total = done + int(length) if length else None
+            with partial.open("ab" if done else "wb") as file:
+                while chunk := answer.read(_CHUNK):
+                    file.write(chunk)
+                    done += len(chunk)
+                    if on_bytes is not None:
+                        on_bytes(path.name, done, total)
+            if total is not None and done < total:
+                raise urllib.error.URLError(f"it broke off after {done:,} of {total:,} bytes")
+    except urllib.error.HTTPError as error:
+        # Nothing is left to send: the partial file is all of it, or not of this file at all.
+        if error.code != http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+            raise
+    if download.md5 and (found := md5_of(partial)) != download.md5:
+        partial.unlink()
+        raise DataError(
+            f"{download.url} has the wrong checksum ({found} instead of {download.md5});"
+            f" nothing was kept"
+        )
+    partial.replace(path)
+
+
+@dataclass(frozen=True)
+class FileState:
+    """A file and what is to be said of it.
+
+    Attributes:
+        path: The file.
+        state: In a few words.
+        good: Whether it can be used.
+    """
+
+    path: Path
+    state: str
+    good: bool
+
+
+def check(source: type[DataSource], root: Path) -> Iterator[FileState]:
+    """Looks at every file of a data set: against its published checksum, or by reading it all.
+
+    Args:
+        source: The data set.
+        root: The data root.
+
+    Raises:
+        DataError: If there is nothing to check.
+    """
+    if not source.folder:
+        raise DataError("this data set has no files to check")
+    official = {root / download.path: download for download in source.downloads}
+    for path in open_tree(root / source.folder).sources.values():
+        download = official.get(path)
+        if download is not None and download.md5:
+            found = md5_of(path)
+            good = found == download.md5
+            wrong = f"wrong checksum: {found} instead of {download.md5}; fetch it again"
+            yield FileState(path, "official (checksum)" if good else wrong, good)
+        elif path.name.endswith((*ARCHIVES, ".gz")):
+            yield _readable(path)
+
+
+def _readable(path: Path) -> FileState:
+    tree = FileTree(path.parent, {path.name: path})
+    try:
+        count = sum(1 for _ in tree.read_all(tree.places))
+    except DataError as error:
+        return FileState(path, str(error), good=False)
+    inside = f", {count:,} files inside" if path.name.endswith(ARCHIVES) else ""
+    return FileState(path, f"readable{inside}; no published checksum for it", good=True)
+
+
+def md5_of(path: Path) -> str:
+    """A file's MD5 digest, the kind that the data sets' authors publish.
+
+    Raises:
+        DataError: If the file cannot be read.
+    """
+    with explained(path), path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()

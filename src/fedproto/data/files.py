@@ -1,0 +1,194 @@
+"""Finding a data set's files, unpacked in a folder or inside the archives that lie in it.
+
+Nothing is ever unpacked to disk: members are read where they are, so an archive cannot write
+anywhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path, PurePosixPath
+
+from fedproto.errors import DataError
+
+ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz")
+PARTIAL = ".partial"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a file's bytes are.
+
+    Attributes:
+        path: The file itself, or the archive that holds it.
+        member: Its name inside the archive; empty for a plain file.
+    """
+
+    path: Path
+    member: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.member}" if self.member else str(self.path)
+
+
+class FileTree:
+    """The files below a folder and in the archives there, under one set of names.
+
+    Archives are looked into only when a file is asked for: what is prepared already needs none.
+
+    Args:
+        folder: The folder, for messages.
+        sources: The files on disk, by name relative to the folder.
+    """
+
+    def __init__(self, folder: Path, sources: Mapping[str, Path]) -> None:
+        self.folder = folder
+        self.sources = sources
+
+    @cached_property
+    def places(self) -> Mapping[str, Place]:
+        """Where each file is, by its name relative to the folder or the archive.
+
+        Raises:
+            DataError: If an archive is damaged or unsafe.
+        """
+        places: dict[str, Place] = {}
+        for path in self.sources.values():
+            if path.name.endswith(ARCHIVES):
+                with explained(path):
+                    places |= {name: Place(path, name) for name, _ in _read_members(path)}
+        return places | {
+            name: Place(path)
+            for name, path in self.sources.items()
+            if not path.name.endswith(ARCHIVES)
+        }
+
+    @cached_property
+    def _by_last_part(self) -> Mapping[str, list[str]]:
+        names: dict[str, list[str]] = {}
+        for name in self.places:
+            names.setdefault(name.rpartition("/")[2], []).append(name)
+        return names
+
+    def find(self, suffix: str) -> str | None:
+        """The name of the file that ends in these path parts; None when there is none.
+
+        An unpacked file comes before one in an archive.
+        """
+        names = [
+            name
+            for name in self._by_last_part.get(suffix.rpartition("/")[2], [])
+            if f"/{name}".endswith(f"/{suffix}")
+        ]
+        return min(names, key=lambda name: (bool(self.places[name].member), name), default=None)
+
+    def require(self, suffix: str) -> str:
+        """The name of the file that ends in these path parts.
+
+        Raises:
+            DataError: If there is none.
+        """
+        name = self.find(suffix)
+        if name is None:
+            raise DataError(f"{suffix} is neither in {self.folder} nor in an archive there")
+        return name
+
+    def read(self, name: str) -> bytes:
+        """A file's content; that of a compressed one when the name ends in ``.gz``.
+
+        Raises:
+            DataError: If it cannot be read.
+        """
+        return next(iter(self.read_all([name])))[1]
+
+    def read_all(self, names: Iterable[str]) -> Iterator[tuple[str, bytes]]:
+        """Files with their content, in the order in which they are stored.
+
+        Raises:
+            DataError: If one cannot be read.
+        """
+        by_archive: dict[Path, set[str]] = {}
+        for name in names:
+            place = self.places[name]
+            if place.member:
+                by_archive.setdefault(place.path, set()).add(name)
+            else:
+                with explained(place.path):
+                    yield name, _expanded(name, place.path.read_bytes())
+        for path, wanted in by_archive.items():
+            with explained(path):
+                for name, content in _read_members(path):
+                    if name in wanted:
+                        wanted.discard(name)
+                        yield name, _expanded(name, content())
+                    if not wanted:
+                        break
+
+
+def open_tree(folder: Path) -> FileTree:
+    """Looks at what is in a folder.
+
+    Raises:
+        DataError: If the folder does not exist.
+    """
+    if not folder.is_dir():
+        raise DataError(f"folder {folder} does not exist")
+    sources = {
+        path.relative_to(folder).as_posix(): path
+        for path in sorted(folder.rglob("*"))
+        if path.suffix != PARTIAL and not path.name.startswith(".") and path.is_file()
+    }
+    return FileTree(folder, sources)
+
+
+@contextlib.contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """Turns what reading a file can raise into one line.
+
+    Raises:
+        DataError: Instead of what was raised.
+    """
+    try:
+        yield
+    except (zipfile.BadZipFile, tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise DataError(f"{path} is damaged or incomplete ({error}); fetch it again") from None
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
+
+
+def _read_members(path: Path) -> Iterator[tuple[str, Callable[[], bytes]]]:
+    """An archive's plain files in stored order; links and devices are passed over."""
+    if path.suffix == ".zip":
+        with zipfile.ZipFile(path) as packed:
+            for info in packed.infolist():
+                if not info.is_dir():
+                    yield _safe(path, info.filename), partial(packed.read, info)
+        return
+    with tarfile.open(path) as archive:
+        for member in archive:
+            if member.isfile():
+                yield _safe(path, member.name), partial(_read_tar_member, archive, member)
+
+
+def _read_tar_member(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+    file = archive.extractfile(member)
+    assert file is not None  # noqa: S101 - only plain files are listed
+    return file.read()
+
+
+def _safe(path: Path, name: str) -> str:
+    parts = PurePosixPath(name.replace("\\", "/"))
+    if parts.is_absolute() or ".." in parts.parts:
+        raise DataError(f"{path} holds '{name}', which lies outside the archive; do not use it")
+    return parts.as_posix()
+
+
+def _expanded(name: str, content: bytes) -> bytes:
+    return gzip.decompress(content) if name.endswith(".gz") else content

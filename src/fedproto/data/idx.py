@@ -1,0 +1,112 @@
+"""Data sets in the idx format of MNIST and EMNIST: a magic number, the dimensions, the bytes."""
+
+from __future__ import annotations
+
+import abc
+import math
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fedproto.data.base import DATASETS, OnProgress
+from fedproto.data.federation import Federation
+from fedproto.data.files import FileTree, open_tree
+from fedproto.data.prepared import Arrays, Builder, prepared
+from fedproto.data.samples import MappedSamples
+from fedproto.data.sharing import SharedOut
+from fedproto.errors import DataError
+from fedproto.options import option
+
+_UNSIGNED_BYTE = 0x08
+
+
+def read_idx(tree: FileTree, name: str, dimensions: int) -> NDArray[np.uint8]:
+    """Reads an idx file of bytes, compressed or not.
+
+    Args:
+        tree: Where to look.
+        name: The official name without ``.gz``.
+        dimensions: How many dimensions it must have.
+
+    Raises:
+        DataError: If it is missing, is no such file or has the wrong length.
+    """
+    found = tree.find(name) or tree.require(f"{name}.gz")
+    content, where = tree.read(found), tree.places[found]
+    start = 4 + 4 * dimensions
+    if len(content) < start or content[:4] != bytes([0, 0, _UNSIGNED_BYTE, dimensions]):
+        raise DataError(f"{where} is no idx file of {dimensions} dimensions; fetch it again")
+    shape = struct.unpack(f">{dimensions}I", content[4:start])
+    if len(content) != start + math.prod(shape):
+        raise DataError(
+            f"{where} is incomplete: {len(content) - start} bytes for {shape}; fetch it again"
+        )
+    return np.frombuffer(content, dtype=np.uint8, offset=start).reshape(shape)
+
+
+def read_images_and_labels(
+    tree: FileTree, images: str, labels: str
+) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """A pair of idx files: images ``[N, H, W]`` and their labels ``[N]``.
+
+    Raises:
+        DataError: If one cannot be read or they do not belong together.
+    """
+    pixels, classes = read_idx(tree, images, 3), read_idx(tree, labels, 1)
+    if len(pixels) != len(classes):
+        raise DataError(
+            f"{tree.folder}: {images} has {len(pixels)} images but {labels} {len(classes)} labels"
+        )
+    return pixels, classes.astype(np.int64)
+
+
+@dataclass(frozen=True)
+class IdxImages(SharedOut):
+    """Grey images of ten classes, 28×28 pixels, from idx files."""
+
+    validation: float = option(
+        0.1, "share of every client that the server keeps for validation", at_least=0, at_most=0.9
+    )
+    mean: tuple[float, ...] = option((), "subtracted from pixels between 0 and 1")
+    std: tuple[float, ...] = option((), "pixels are divided by this")
+
+    @abc.abstractmethod
+    def read(self, tree: FileTree) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+        """Upright images ``[N, H, W]`` and labels from 0, of all official files.
+
+        Raises:
+            DataError: If a file is missing or damaged.
+        """
+
+    def load(self, root: Path) -> Federation:
+        """Reads the official files and shares the images out."""
+        arrays = self._arrays(root)
+        labels = np.array(arrays["labels"])
+        return self.federation(
+            DATASETS.name_of(type(self)),
+            MappedSamples(
+                torch.from_numpy(arrays["images"]), torch.from_numpy(labels), self.mean, self.std
+            ),
+            self.share(labels),
+            num_classes=10,
+            input_shape=(1, *arrays["images"].shape[2:]),
+        )
+
+    def prepare(self, root: Path, on_progress: OnProgress | None = None) -> None:
+        """Unpacks the images."""
+        del on_progress
+        self._arrays(root)
+
+    def _arrays(self, root: Path) -> Arrays:
+        tree = open_tree(root / self.folder)
+
+        def build(builder: Builder) -> None:
+            images, labels = self.read(tree)
+            builder.put("images", images[:, None])
+            builder.put("labels", labels)
+
+        return prepared(DATASETS.name_of(type(self)), tree.sources, {}, build)

@@ -1,0 +1,107 @@
+"""Decoding pictures, many at a time."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedproto.data.base import OnProgress
+from fedproto.data.files import FileTree
+from fedproto.errors import DataError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+
+def open_image(content: bytes, where: object) -> Image:
+    """A decoded picture, turned as its camera says.
+
+    Args:
+        content: The file's bytes.
+        where: The file, for messages.
+
+    Raises:
+        DataError: If it does not decode, or Pillow is not installed.
+    """
+    try:
+        from PIL import Image, ImageOps
+    except ImportError:
+        raise DataError("pictures need Pillow: pip install 'fedproto[images]'") from None
+    try:
+        picture = Image.open(io.BytesIO(content))
+        picture.load()
+        return ImageOps.exif_transpose(picture)
+    # Pillow's decoders raise all of these for damaged files.
+    except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise DataError(f"{where} does not decode as a picture: {reason}") from None
+
+
+def pixels(picture: Image, channels: int, size: tuple[int, int] | None = None) -> NDArray[np.uint8]:
+    """A picture as bytes ``[channels, H, W]``.
+
+    Args:
+        picture: The decoded picture.
+        channels: 1 for grey, 3 for colour.
+        size: Width and height to bring it to; None keeps them.
+    """
+    from PIL import Image
+
+    picture = picture.convert("L" if channels == 1 else "RGB")
+    if size is not None and picture.size != size:
+        picture = picture.resize(size, Image.Resampling.BILINEAR)
+    array = np.asarray(picture, dtype=np.uint8)
+    return array[None] if channels == 1 else array.transpose(2, 0, 1)
+
+
+def for_each_file(
+    tree: FileTree,
+    work: Mapping[str, Callable[[bytes], None]],
+    on_progress: OnProgress | None = None,
+) -> None:
+    """Reads files one after another and works on their content in parallel.
+
+    Threads are enough: Pillow decodes and resizes without holding the interpreter's lock.
+
+    Args:
+        tree: Where the files are.
+        work: What to do with each file's content.
+        on_progress: Is told how many files are done.
+
+    Raises:
+        DataError: As soon as a file cannot be read or worked on.
+    """
+    waiting: deque[Future[None]] = deque()
+    done = 0
+
+    def finish_oldest() -> None:
+        nonlocal done
+        waiting.popleft().result()
+        done += 1
+        if on_progress is not None:
+            on_progress(done, len(work))
+
+    threads = os.cpu_count() or 1
+    with ThreadPoolExecutor(threads) as pool:
+        try:
+            for name, content in tree.read_all(work):
+                waiting.append(pool.submit(work[name], content))
+                # Few at a time, so that files do not pile up in memory.
+                if len(waiting) >= 8 * threads:
+                    finish_oldest()
+            while waiting:
+                finish_oldest()
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise

@@ -1,0 +1,143 @@
+"""The prepared form of a data set: decoded once, kept as memory-mapped arrays, shared by processes.
+
+An entry is a folder of ``.npy`` files in the cache, named by a digest of the sources' content and
+of the options that matter. It is built under another name and renamed when it is whole, so that
+what looks finished is finished; a lock keeps two processes from building the same one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from fedproto.data.base import cache_root
+from fedproto.data.files import PARTIAL, explained
+from fedproto.errors import DataError
+
+FORMAT = 1
+Arrays: TypeAlias = Mapping[str, NDArray[Any]]
+
+
+class Builder:
+    """An entry being built.
+
+    Args:
+        folder: Where its files go for the time being.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def array(self, name: str, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+        """A new array on disk, to be filled."""
+        path = self._folder / f"{name}.npy"
+        return np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
+
+    def put(self, name: str, values: NDArray[Any]) -> None:
+        """Keeps an array as it is."""
+        np.save(self._folder / f"{name}.npy", np.ascontiguousarray(values), allow_pickle=False)
+
+
+def prepared(
+    name: str,
+    sources: Mapping[str, Path],
+    options: Mapping[str, Any],
+    build: Callable[[Builder], None],
+) -> Arrays:
+    """The arrays of a data set, from the cache or built now.
+
+    Args:
+        name: What it is called, for people who look into the cache.
+        sources: The files it is made from, by name; their content is part of the key.
+        options: What else the arrays depend on.
+        build: Fills a new entry; whatever it raises leaves the cache as it was.
+
+    Returns:
+        Memory-mapped arrays by name; what is written to them stays in this process.
+
+    Raises:
+        DataError: If the sources cannot be read or the cache cannot be written.
+    """
+    root = cache_root()
+    with _cache_errors(root):
+        root.mkdir(parents=True, exist_ok=True)
+    key = json.dumps([FORMAT, name, options, _content_digest(sources, root)], sort_keys=True)
+    entry = root / f"{name}-{hashlib.sha256(key.encode()).hexdigest()[:20]}"
+    if not entry.is_dir():
+        with _cache_errors(root), _locked(entry.with_suffix(".lock")):
+            # Another process may have built it while this one waited for the lock.
+            if not entry.is_dir():
+                _build(entry, build)
+    with _cache_errors(entry):
+        return {path.stem: np.load(path, mmap_mode="c") for path in sorted(entry.glob("*.npy"))}
+
+
+def _build(entry: Path, build: Callable[[Builder], None]) -> None:
+    partial = entry.with_suffix(PARTIAL)
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    try:
+        build(Builder(partial))
+        for path in partial.iterdir():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+        partial.rename(entry)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def _content_digest(sources: Mapping[str, Path], root: Path) -> str:
+    """A digest of names and bytes; remembered for files whose size and time did not change."""
+    signature = hashlib.sha256()
+    for name, path in sorted(sources.items()):
+        with explained(path):
+            stat = path.stat()
+        signature.update(f"{name}\0{path}\0{stat.st_size}\0{stat.st_mtime_ns}\0".encode())
+    memo = root / "digests" / signature.hexdigest()
+    with contextlib.suppress(OSError):
+        return memo.read_text()
+    content = hashlib.sha256()
+    for name, path in sorted(sources.items()):
+        with explained(path), path.open("rb") as file:
+            content.update(f"{name}\0{hashlib.file_digest(file, 'sha256').hexdigest()}\0".encode())
+    digest = content.hexdigest()
+    with _cache_errors(root):
+        memo.parent.mkdir(exist_ok=True)
+        partial = memo.with_suffix(f".{os.getpid()}{PARTIAL}")
+        partial.write_text(digest)
+        partial.replace(memo)
+    return digest
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Waits for other processes that hold the lock; released even when this one is killed."""
+    try:
+        import fcntl
+    except ImportError:  # not a POSIX system: no such locks
+        yield
+        return
+    with path.open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@contextlib.contextmanager
+def _cache_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise DataError(
+            f"prepared data in {path} cannot be written or read: {error.strerror or error};"
+            " choose another folder with FEDPROTO_CACHE"
+        ) from None

@@ -1,0 +1,96 @@
+"""What a federation looks like in numbers: the columns of the paper's Table 1, and class counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedproto.data.federation import Federation
+from fedproto.data.samples import MappedSamples, TensorSamples
+from fedproto.errors import DataError
+from fedproto.rng import Indices
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """A federation in numbers.
+
+    Attributes:
+        classes: Number of classes, without the background.
+        clients: Number of clients.
+        samples: Samples of all clients, for training and test.
+        mean: Samples per client.
+        std: Their standard deviation.
+        smallest: Samples of the smallest client.
+        largest: Samples of the largest client.
+        fewest_classes: Classes of the client with the fewest.
+        mean_classes: Classes per client.
+        most_classes: Classes of the client with the most.
+        train: Samples for training.
+        test: Samples for the test.
+        validation: Samples that the server keeps.
+    """
+
+    classes: int
+    clients: int
+    samples: int
+    mean: float
+    std: float
+    smallest: int
+    largest: int
+    fewest_classes: int
+    mean_classes: float
+    most_classes: int
+    train: int
+    test: int
+    validation: int
+
+
+def statistics(federation: Federation) -> Statistics:
+    """Counts a federation's clients, samples and classes."""
+    counts = class_counts(federation)
+    sizes, classes = counts.sum(axis=1), (counts > 0).sum(axis=1)
+    return Statistics(
+        classes=counts.shape[1],
+        clients=len(sizes),
+        samples=int(sizes.sum()),
+        mean=float(sizes.mean()),
+        std=float(sizes.std()),
+        smallest=int(sizes.min()),
+        largest=int(sizes.max()),
+        fewest_classes=int(classes.min()),
+        mean_classes=float(classes.mean()),
+        most_classes=int(classes.max()),
+        train=int(federation.train_sizes.sum()),
+        test=len(federation.test_indices),
+        validation=len(federation.validation),
+    )
+
+
+def class_counts(federation: Federation) -> Indices:
+    """How many samples of each class each client has for training and test, ``[K, C]``.
+
+    For segmentation the background is no class.
+    """
+    labels = sample_labels(federation)
+    num_classes = federation.num_classes - (federation.task == "segmentation")
+    parts = [np.concatenate([client.train, client.test]) for client in federation.clients]
+    return np.array([np.bincount(labels[part], minlength=num_classes) for part in parts])
+
+
+def sample_labels(federation: Federation) -> Indices:
+    """The class of every sample.
+
+    Raises:
+        DataError: If the targets are label maps and the federation does not say it.
+    """
+    if federation.labels is not None:
+        return federation.labels
+    if federation.task == "segmentation":
+        raise DataError(f"{federation.name} does not say what its images mainly show (labels)")
+    samples = federation.samples
+    if isinstance(samples, (TensorSamples, MappedSamples)):
+        return samples.targets.cpu().numpy().astype(np.int64)
+    every = np.arange(len(samples))
+    return np.concatenate([samples.batch(every[i : i + 1])[1].cpu().numpy() for i in every])

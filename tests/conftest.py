@@ -1,0 +1,38 @@
+"""Fixtures shared by all tests."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import settings
+
+from fedproto.data.federation import Federation
+from fedproto.models.base import build_model
+from fedproto.models.mlp import MLPOptions
+
+# Shared machines stall now and then; a slow example is no failure.
+settings.register_profile("default", deadline=None)
+settings.load_profile("default")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread():
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def small_federation() -> Federation:
+    """Six clients of unequal size; the last one holds a single class."""
+    rng = np.random.RandomState(0)
+    centers = rng.normal(0, 2, (4, 5))
+    clients = []
+    for client, size in enumerate((7, 12, 25, 9, 31, 10)):
+        labels = rng.randint(0, 4, size) if client < 5 else np.full(size, 2)
+        clients.append((centers[labels] + rng.normal(size=(size, 5)), labels))
+    return Federation.from_clients(clients, num_classes=4)
+
+
+@pytest.fixture
+def small_model() -> torch.nn.Module:
+    return build_model(MLPOptions(hidden=8, features=6), (5,), 4, seed=3)

@@ -1,0 +1,106 @@
+"""Small builders that several test modules use."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from fedproto import STRATEGIES, Strategy
+from fedproto.config import RunConfig, ScheduleOptions
+from fedproto.data.federation import Federation
+from fedproto.engines.base import EngineOptions, Workload
+from fedproto.engines.reference import ReferenceEngine, read_state
+from fedproto.rounds import Run, run_rounds
+from fedproto.tasks import task_named
+from fedproto.training import TrainOptions
+from fedproto.types import ClientUpdate, Prototypes, RoundRecord, ServerState
+
+
+def every_strategy() -> list[Strategy]:
+    """One instance of every registered strategy, with its default options."""
+    return [STRATEGIES.get(name)() for name in STRATEGIES.names()]
+
+
+def strategy_name(strategy: Strategy) -> str:
+    return STRATEGIES.name_of(type(strategy))
+
+
+def engine_for(federation: Federation, model: torch.nn.Module, **options) -> ReferenceEngine:
+    return ReferenceEngine(
+        Workload(federation, model, task_named(federation.task), EngineOptions(**options))
+    )
+
+
+def config_of(
+    strategy: Strategy,
+    *,
+    rounds: int = 3,
+    cohort: int = 4,
+    delta: float = 0.5,
+    seed: int = 0,
+    **train,
+) -> RunConfig:
+    options = {"epochs": 3, "batch_size": 4, "lr": 0.1} | train
+    return RunConfig(
+        strategy=strategy,
+        seed=seed,
+        train=TrainOptions(**options),
+        schedule=ScheduleOptions(rounds=rounds, cohort=cohort, delta=delta),
+    )
+
+
+def begin(config: RunConfig, model: torch.nn.Module) -> Run:
+    return Run(config, ServerState(0, *read_state(model)))
+
+
+def train_runs(
+    runs: Sequence[Run], federation: Federation, model: torch.nn.Module
+) -> list[tuple[Run, RoundRecord]]:
+    return list(run_rounds(runs, federation, engine_for(federation, model)))
+
+
+def train(strategy: Strategy, federation: Federation, model: torch.nn.Module, **options) -> Run:
+    """A whole small run."""
+    run = begin(config_of(strategy, **options), model)
+    train_runs([run], federation, model)
+    return run
+
+
+def same_tensors(one, other) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def make_update(
+    client: int,
+    num_examples: int = 10,
+    seed: int = 0,
+    counts: Sequence[int] = (5, 5),
+    epochs: int = 1,
+) -> ClientUpdate:
+    """A random update of a model with one weight matrix, a batch norm and its counter."""
+    generator = torch.Generator().manual_seed(seed + client)
+    count = torch.tensor(counts)
+    mean = torch.rand(len(counts), 6, generator=generator)
+    return ClientUpdate(
+        client=client,
+        num_examples=num_examples,
+        params={
+            "weight": torch.randn(3, 2, generator=generator),
+            "bias": torch.randn(3, generator=generator, dtype=torch.float64),
+        },
+        buffers={
+            "running_var": torch.rand(3, generator=generator),
+            "num_batches_tracked": torch.tensor(client),
+        },
+        train_loss=0.5 if epochs else None,
+        epochs_done=epochs,
+        prototypes=Prototypes(mean * count.unsqueeze(-1), count),
+        local_margin=torch.where(count > 0, torch.rand(len(counts), generator=generator), 0),
+    )
+
+
+def make_state(round_: int = 1, seed: int = 100, counts: Sequence[int] = (5, 5)) -> ServerState:
+    update = make_update(0, seed=seed, counts=counts)
+    prototypes = update.prototypes if round_ else None
+    return ServerState(round_, update.params, update.buffers, prototypes)

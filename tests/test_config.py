@@ -1,0 +1,189 @@
+"""Options and recipes: what is read, and how mistakes are answered."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import pytest
+
+from fedproto import FedAvg, FedProto, FedProx
+from fedproto.config import RunConfig, differences, read_config
+from fedproto.errors import ConfigError
+from fedproto.options import Options, describe, option, options_to_dict, read_options
+from fedproto.recipe import apply_overrides, bundled_recipes, expand, read_recipe, recipe_summary
+
+
+@dataclass(frozen=True)
+class Sample(Options):
+    rate: float = option(0.5, "a rate", at_least=0, at_most=1)
+    number: int = option(1, "a number", at_least=1)
+    kind: Literal["a", "b"] = option("a", "a kind")
+    flag: bool = option(False, "a flag")
+    limit: float | None = option(None, "a limit", above=0)
+    names: tuple[str, ...] = option((), "some names")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"rte": 1}, r"here: unknown option 'rte'; did you mean 'rate'\?"),
+        ({"zzz": 1}, "unknown option 'zzz'; known: flag, kind, limit"),
+        ({"rate": 1.5}, "here.rate must be at least 0 and at most 1, not 1.5"),
+        ({"rate": "high"}, "here.rate must be a number, not 'high'"),
+        ({"rate": float("nan")}, "here.rate must be a number, not nan"),
+        ({"rate": True}, "here.rate must be a number, not True"),
+        ({"number": 0}, "here.number must be at least 1, not 0"),
+        ({"number": 1.5}, "here.number must be a whole number, not 1.5"),
+        ({"kind": "c"}, "here.kind must be one of 'a', 'b', not 'c'"),
+        ({"flag": 1}, "here.flag must be true or false, not 1"),
+        ({"limit": 0}, "here.limit must be above 0, not 0"),
+        ({"limit": "x"}, "here.limit must be a number or nothing, not 'x'"),
+        ({"names": "x"}, "here.names must be a list of a text, not 'x'"),
+    ],
+)
+def test_wrong_options_are_refused_with_a_remedy(given, message):
+    with pytest.raises(ConfigError, match=message):
+        read_options(Sample, given, "here")
+
+
+def test_options_are_converted_and_come_back():
+    options = read_options(Sample, {"rate": 1, "limit": 2, "names": ["x", "y"]}, "here")
+    assert (options.rate, options.limit, options.names) == (1.0, 2.0, ("x", "y"))
+    assert isinstance(options.rate, float)
+    assert read_options(Sample, options_to_dict(options), "again") == options
+
+
+def test_descriptions_have_type_range_and_meaning():
+    described = {each.name: each for each in describe(Sample)}
+    assert described["rate"].type == "a number at least 0 and at most 1"
+    assert described["kind"].type == "one of 'a', 'b'"
+    assert (described["flag"].default, described["flag"].help) == (False, "a flag")
+
+
+def test_every_bundled_recipe_is_valid():
+    recipes = bundled_recipes()
+    assert {"demo", "quickstart", "synthetic", "digits", "ablation"} <= recipes.keys()
+    for name, path in recipes.items():
+        assert read_recipe(name)
+        assert recipe_summary(path)
+
+
+def test_the_ablation_recipe_has_the_papers_ten_rows_at_three_delta():
+    configs = list(read_recipe("ablation").values())
+    assert len(configs) == 30
+    assert len({config.label for config in configs}) == 10
+    assert {config.schedule.delta for config in configs} == {0.0, 0.5, 0.8}
+    fair = next(config for config in configs if config.label == "Fairness sampling iid")
+    assert fair.strategy == FedAvg(weights="uniform", sampling="uniform")
+
+
+BASE = {
+    "strategy": {"name": "fedprox", "mu": 0.5},
+    "data": {"name": "synthetic"},
+    "model": {"name": "mlp"},
+}
+
+
+def test_a_sweep_is_variants_times_axes():
+    runs = expand(
+        BASE
+        | {
+            "variants": [
+                {"label": "One"},
+                {"label": "Two", "strategy": {"mu": 0.1}},
+                {"label": "Other", "strategy": {"name": "fedavg"}},
+            ],
+            "sweep": {"seed": [0, 1], "schedule": {"delta": [0.0, 0.5]}},
+        }
+    )
+    assert len(runs) == 12
+    assert runs["two-seed1-delta0.5"].strategy == FedProx(mu=0.1)
+    assert runs["one-seed0-delta0.0"].strategy == FedProx(mu=0.5)
+    assert runs["other-seed0-delta0.0"].strategy == FedAvg()
+    assert runs["two-seed1-delta0.5"].seed == 1
+
+
+def test_overrides_are_typed_and_a_new_name_starts_afresh():
+    changed = apply_overrides(BASE, ["schedule.delta=0.8", "strategy.name=fedproto", "seed=3"])
+    (config,) = expand(changed).values()
+    assert config.strategy == FedProto()
+    assert (config.schedule.delta, config.seed) == (0.8, 3)
+    (quoted,) = expand(apply_overrides(BASE, ['label="A b"', "engine.device=cpu"])).values()
+    assert (quoted.label, quoted.engine.device) == ("A b", "cpu")
+    assert BASE["strategy"]["name"] == "fedprox"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["delta"], "write it as key=value"),
+        (["=3"], "write it as key=value"),
+        (["strategy.muu=1"], "strategy: unknown option 'muu'; did you mean 'mu'"),
+        (["strategie.mu=1"], "unknown section or option 'strategie'; did you mean 'strategy'"),
+        (["strategy.name=fedprot"], "strategy.name: unknown strategy 'fedprot'; did you mean"),
+        (["data.name=mnits2"], "data.name: unknown data set"),
+        (["schedule.delta=1.5"], "schedule.delta must be at least 0 and at most 1, not 1.5"),
+        (["train.epochs=0"], "train.epochs must be at least 1, not 0"),
+        (["schedule=3"], "schedule must be a section of options, not 3"),
+        (["seed=-1"], "seed must be a whole number of at least 0"),
+        (["seed.x=1", "seed.y=2"], "seed must be a whole number"),
+        (["label=3"], "label must be a text"),
+        (["engine.name=warp"], "unknown engine 'warp'"),
+        (["sweep=3"], "sweep must be a section of lists"),
+        (["sweep.seed=3"], "sweep.seed must be a list of values, not 3"),
+        (["variants=3"], "variants must be tables"),
+        (["train.lr=2", "train.lr.x=3"], "train.lr.x: lr is an option, not a section"),
+    ],
+)
+def test_impossible_recipes_are_refused(overrides, message):
+    with pytest.raises(ConfigError, match=message):
+        expand(apply_overrides(BASE, overrides))
+
+
+def test_setting_what_is_swept_over_is_refused():
+    with pytest.raises(ConfigError, match=r"set sweep.seed=\[...\]"):
+        apply_overrides(BASE | {"sweep": {"seed": [1, 2]}}, ["seed=3"])
+
+
+def test_variants_without_labels_of_their_own_are_refused():
+    with pytest.raises(ConfigError, match="two runs would be called 'fedprox'"):
+        expand(BASE | {"variants": [{}, {"strategy": {"mu": 1.0}}]})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a = \n", "cannot be read: .*line 1"),
+        ("", "strategy is missing"),
+        (b"\xff\xfe", "cannot be"),
+    ],
+)
+def test_unreadable_recipe_files(tmp_path, text, message):
+    path = tmp_path / "bad.toml"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(ConfigError, match=message):
+        read_recipe(str(path))
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [("nowhere.toml", "does not exist"), ("quickstar", "did you mean 'quickstart'")],
+)
+def test_recipes_that_are_not_there(source, message):
+    with pytest.raises(ConfigError, match=message):
+        read_recipe(source)
+
+
+def test_the_digest_covers_what_results_depend_on():
+    config = read_config(BASE)
+    assert config.digest() == read_config(config.to_dict()).digest()
+    assert replace(config, label="other").digest() == config.digest()
+    assert replace(config, seed=1).digest() != config.digest()
+    assert replace(config, strategy=FedAvg()).digest() != config.digest()
+
+
+def test_differences_name_the_options():
+    one, other = read_config(BASE), read_config(BASE | {"strategy": {"name": "fedprox"}})
+    assert differences(one, other) == ["strategy.mu"]
+    assert RunConfig(strategy=FedAvg()).title == "fedavg"

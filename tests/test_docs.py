@@ -1,0 +1,102 @@
+"""What the documents show is what works."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedproto import equations
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def blocks(path: Path, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", path.read_text(), flags=re.DOTALL)
+
+
+def test_the_readmes_library_example_runs(tmp_path):
+    (example,) = blocks(ROOT / "README.md", "python")
+    result = subprocess.run(
+        [sys.executable, "-W", "error", "-c", example], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stderr
+    accuracy = float(result.stdout.split()[0])
+    assert 0 <= accuracy <= 1
+    assert (tmp_path / "model.pt").exists()
+
+
+def test_the_extension_example_runs_as_a_plugin(tmp_path):
+    code, recipe = "\n\n".join(blocks(ROOT / "docs/extending.md", "python")), tmp_path / "own.toml"
+    (tmp_path / "own.py").write_text(
+        code + "\n\nfrom fedproto.report.results import find_runs\n"
+        "def spread(path):\n    return attention_spread(find_runs([Path(path)])[0])\n"
+    )
+    recipe.write_text(blocks(ROOT / "docs/extending.md", "toml")[0])
+
+    def run(*command: str) -> str:
+        result = subprocess.run(
+            [sys.executable, *command], cwd=tmp_path, capture_output=True, text=True
+        )
+        assert result.returncode == 0, result.stderr
+        return result.stdout
+
+    run("-m", "fedproto", "--plugin=own.py", "run", "own.toml", "--out=run", "--quiet")
+    assert "loss-weighted" in run("-m", "fedproto", "--plugin=own.py", "list", "strategies")
+    assert "%" in run("-m", "fedproto", "--plugin=own.py", "compare", "run")
+    assert len(run("-c", "import own; print(*own.spread('run'))").split()) == 10
+
+
+def test_an_extension_passes_the_conformance_suite(tmp_path):
+    code = "\n\n".join(blocks(ROOT / "docs/extending.md", "python"))
+    for name in ("conftest.py", "helpers.py", "test_strategy_contract.py"):
+        (tmp_path / name).write_text((ROOT / "tests" / name).read_text())
+    (tmp_path / "own.py").write_text(code)
+    helpers = tmp_path / "helpers.py"
+    helpers.write_text(
+        helpers.read_text().replace("import torch\n", "import torch\nimport own\n", 1)
+    )
+    result = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-k",
+            "loss-weighted",
+            "-p",
+            "no:cacheprovider",
+            ".",
+        ],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stdout
+    assert "passed" in result.stdout
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_somewhere(path):
+    for target in re.findall(r"\]\(([^)#]+)", path.read_text()):
+        if not target.startswith("http"):
+            assert (path.parent / target).exists(), target
+
+
+def test_the_paper_map_names_functions_and_tests_that_exist():
+    text = (ROOT / "docs/paper-map.md").read_text()
+    tests = "".join(path.read_text() for path in (ROOT / "tests").glob("test_*.py"))
+    named = set(re.findall(r"`(test_\w+)`", text)) - {"test_equations", "test_equations_properties"}
+    assert named
+    for name in named:
+        assert f"def {name}(" in tests, name
+    public = {
+        name
+        for name, value in vars(equations).items()
+        if callable(value) and getattr(value, "__module__", "") == equations.__name__
+    }
+    assert public <= set(re.findall(r"`(\w+)`", text))

@@ -1,0 +1,156 @@
+"""Runs killed at every moment of their writing go on to the same records and weights."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+SETTINGS = [
+    "--set=data.name=digits",
+    "--set=data.clients=12",
+    "--set=model.hidden=8",
+    "--set=model.features=8",
+    "--set=schedule.rounds=4",
+    "--set=schedule.cohort=4",
+]
+
+# Runs the command line in children of one process, so that all is imported only once. A child
+# kills itself with SIGKILL just before its n-th write reaches the disk, the file whole or torn.
+KILLER = """
+import os, signal, sys
+from pathlib import Path
+import sklearn.datasets, torch, torch._dynamo
+from fedproto.cli import main
+from fedproto.recipe import read_recipe
+
+torch.set_num_threads(1)
+read_recipe("quickstart")
+folder, settings = Path(sys.argv[1]), sys.argv[2:]
+
+def child(work):
+    pid = os.fork()
+    if pid == 0:
+        os._exit(work())
+    return os.waitpid(pid, 0)[1]
+
+def start(name, kill_at=None, torn=False):
+    def work():
+        calls = [0]
+        fsync = os.fsync
+        def counting(descriptor):
+            calls[0] += 1
+            if calls[0] == kill_at:
+                size = os.fstat(descriptor).st_size
+                if torn and size and os.path.isfile(f"/proc/self/fd/{descriptor}"):
+                    os.ftruncate(descriptor, size - min(size, 40))
+                os.kill(os.getpid(), signal.SIGKILL)
+            fsync(descriptor)
+        os.fsync = counting
+        return main(["run", "quickstart", "-q", "--reuse", f"--out={folder / name}", *settings])
+    return child(work)
+
+assert start("whole") == 0
+moments = 0
+for torn in (False, True):
+    for kill_at in range(1, 100):
+        name = f"killed-{kill_at}-{torn}"
+        status = start(name, kill_at, torn)
+        if status == 0:
+            break
+        assert os.WTERMSIG(status) == signal.SIGKILL
+        moments += 1
+        assert start(name) == 0, name
+print(moments)
+"""
+
+
+def records(path: Path) -> list[dict]:
+    lines = (path / "rounds.jsonl").read_text().splitlines()
+    return [{k: v for k, v in json.loads(line).items() if k != "seconds"} for line in lines]
+
+
+def final_weights(path: Path) -> bytes:
+    return (path / "checkpoints" / "round-000004.safetensors").read_bytes()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_killed_at_every_write(tmp_path):
+    script = tmp_path / "killer.py"
+    script.write_text(KILLER)
+    result = subprocess.run(
+        [sys.executable, str(script), str(tmp_path), *SETTINGS],
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert int(result.stdout.split()[-1]) >= 30  # three writes a round and those at the start
+    whole = tmp_path / "whole"
+    killed = [path for path in tmp_path.iterdir() if path.name.startswith("killed")]
+    for path in killed:
+        assert records(path) == records(whole), path.name
+        assert final_weights(path) == final_weights(whole), path.name
+        assert not list(path.rglob("*.partial")), path.name
+
+
+def fedproto(*arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import sys; from fedproto.cli import main; sys.exit(main())",
+            *arguments,
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+
+
+LONG = [
+    "sweep", "quickstart", "--set=schedule.rounds=4", "--set=train.epochs=1",
+    "--set=sweep.seed=[0, 1]", "--json",
+]  # fmt: skip
+
+
+def wait_for_rounds(process: subprocess.Popen[str], number: int) -> None:
+    for _ in range(number):
+        assert process.stdout.readline()
+
+
+def test_a_sweep_killed_in_the_middle_of_training_goes_on(tmp_path):
+    undisturbed = fedproto(*LONG, f"--out={tmp_path / 'whole'}")
+    assert undisturbed.wait(120) == 0
+    undisturbed.communicate()
+
+    process = fedproto(*LONG, f"--out={tmp_path / 'killed'}")
+    wait_for_rounds(process, 3)  # the second run is one round behind the first
+    time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=60)
+
+    resumed = fedproto("resume", str(tmp_path / "killed"), "--json")
+    output, errors = resumed.communicate(timeout=120)
+    assert resumed.returncode == 0, errors
+    assert json.loads(output.splitlines()[-1])["finished"] is True
+    for run in ("fedproto-seed0", "fedproto-seed1"):
+        assert records(tmp_path / "killed" / run) == records(tmp_path / "whole" / run)
+        assert final_weights(tmp_path / "killed" / run) == final_weights(tmp_path / "whole" / run)
+
+
+def test_an_interrupt_ends_cleanly_and_says_how_to_resume(tmp_path):
+    process = fedproto(*LONG, "--set=train.epochs=5", f"--out={tmp_path / 'run'}")
+    wait_for_rounds(process, 1)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert f"fedproto resume {tmp_path / 'run'}" in errors
+    assert "Traceback" not in errors
