@@ -12,7 +12,6 @@ from engine_cases import (
     CLASSES,
     engine_for,
     jobs_of,
-    one_thread,  # noqa: F401 - a fixture
     small_federation,
     sweep,
 )
