@@ -271,17 +271,20 @@ def _table(
 
 
 def growth(model: str) -> dict[str, Any]:
-    """Seconds a round of ours over clients a round and local epochs."""
+    """Seconds a round of ours over clients a round, local epochs and runs of a sweep."""
     found: dict[str, Any] = {}
-    for what, values in (("clients", (5, 10, 20, 40)), ("epochs", (1, 2, 4, 8))):
+    ladders = {"clients": (5, 10, 20, 40), "epochs": (1, 2, 4, 8), "runs": (1, 2, 4)}
+    for what, values in ladders.items():
         found[what] = []
         for value in values:
+            chosen = {"clients": COHORT, "epochs": EPOCHS, "runs": 1} | {what: value}
+            runs = chosen.pop("runs")
             with tempfile.TemporaryDirectory() as folder:
                 work = Path(folder) / "work.npz"
-                chosen = {"clients": COHORT, "epochs": EPOCHS} | {what: value}
-                steps = write_work(work, model, 4, **chosen)
-                command = [sys.executable, "ours.py", str(work), f"{folder}/w", "processes"]
-                one = Contender(what, command, {"PYTHONPATH": str(HERE.parent / "src")})
+                steps = write_work(work, model, 4, **chosen) * runs
+                arguments = [str(work), f"{folder}/weights", "processes", str(runs)]
+                environment = {"PYTHONPATH": str(HERE.parent / "src")}
+                one = Contender(what, [sys.executable, "ours.py", *arguments], environment)
                 for round_ in range(4):
                     one.do(round_, counts=round_ > 0)
                 one.end()

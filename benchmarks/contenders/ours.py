@@ -28,7 +28,8 @@ from fedproto.types import ServerState
 
 def main() -> None:
     """Serves rounds."""
-    path, out, name = sys.argv[1:]
+    path, out, name, *more = sys.argv[1:]
+    number = int(more[0]) if more else 1
     quiet()
     work = Work(path)
     nothing = np.empty(0, dtype=np.int64)
@@ -55,14 +56,15 @@ def main() -> None:
         schedule=ScheduleOptions(rounds=everlasting, cohort=work.cohorts.shape[1]),
         evaluate=EvaluateOptions(every=everlasting),
     )
-    run = Run(config, ServerState(0, *read_state(work.model())))
-    rounds = run_rounds([run], federation, engine)
+    runs = [Run(config, ServerState(0, *read_state(work.model()))) for _ in range(number)]
+    rounds = run_rounds(runs, federation, engine)
 
     def train_round(round_: int) -> dict[str, Tensor]:
-        _, record = next(rounds)
-        if record.cohort != work.cohorts[round_].tolist():
-            raise RuntimeError(f"cohort {record.cohort} is not that of the work")
-        return dict(run.state.params)
+        for _ in runs:
+            _, record = next(rounds)
+            if record.cohort != work.cohorts[round_].tolist():
+                raise RuntimeError(f"cohort {record.cohort} is not that of the work")
+        return dict(runs[-1].state.params)
 
     try:
         serve(train_round, out)
