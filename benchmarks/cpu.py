@@ -18,7 +18,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -115,14 +114,13 @@ class Contender:
         started = time.perf_counter()
         self._answer()
         self.startup = time.perf_counter() - started
-        self._watching = True
-        self._watcher = threading.Thread(target=self._watch, daemon=True)
-        self._watcher.start()
 
     def do(self, round_: int, *, counts: bool) -> None:
         """One round."""
         self._tell(str(round_))
         seconds = self._answer()["seconds"]
+        # Between rounds, so that looking costs nobody time; allocators keep what they had.
+        self.memory = max(self.memory, _memory_of_tree(self._process.pid))
         if counts:
             self.seconds.append(seconds)
         else:
@@ -130,8 +128,6 @@ class Contender:
 
     def end(self) -> None:
         """Lets it write its weights and go."""
-        self._watching = False
-        self._watcher.join()
         self._tell("end")
         self._answer()
         assert self._process.stdin is not None
@@ -155,11 +151,6 @@ class Contender:
             raise RuntimeError(f"{self.name} ended with code {code}: {self._log.read()[-2000:]}")
         answer: dict[str, Any] = json.loads(line)
         return answer
-
-    def _watch(self) -> None:
-        while self._watching:
-            self.memory = max(self.memory, _memory_of_tree(self._process.pid))
-            time.sleep(0.5)
 
 
 def _memory_of_tree(root: int) -> int:
