@@ -12,7 +12,7 @@ os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
 os.environ["FLWR_DISABLE_UPDATE_CHECK"] = "1"
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 # Ray lowers its workers' priority; on a machine that does other things too that would be unfair.
-os.environ["RAY_worker_niceness"] = "0"
+os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 - spelled so by Ray
 # The actors start elsewhere and have to find what this file imports.
 os.environ["PYTHONPATH"] = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120
 

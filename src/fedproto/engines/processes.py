@@ -45,7 +45,8 @@ class ProcessesEngine(Engine):
     """Trains on all cores of a CPU, one single-threaded process per core."""
 
     def __init__(self, workload: Workload) -> None:
-        options = replace(workload.options, device="cpu")
+        # Through `auto` the options name another engine, and their device may not be the CPU.
+        options = replace(workload.options, name="processes", device="cpu")
         super().__init__(replace(workload, options=options))
         self._count = options.workers or available_cores()
         self._pool: WorkerPool | None = None

@@ -7,6 +7,7 @@ Shapes: J jobs, R models to test, N samples.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -326,7 +327,7 @@ def _network_for(workload: Workload, samples: Samples) -> tuple[Network | None, 
     network: Network | None = block_network(model, federation.input_shape)
     if network is not None:
         return network, ""
-    model.to(workload.options.torch_device(), workload.options.torch_dtype())
+    model = copy.deepcopy(model).to(workload.options.torch_device(), workload.options.torch_dtype())
     reason = reason_not_to_stack(model, samples.inputs[:2])
     if reason is not None:
         return None, f"{type(model).__name__}: {reason}"
