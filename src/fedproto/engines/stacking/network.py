@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from fedproto.engines.stacking import glue
-from fedproto.engines.stacking.blocks import Block, Conv, Dense, Fuse
+from fedproto.engines.stacking.blocks import Block, Conv, Dense
+from fedproto.engines.stacking.fusing import Fuse, unfused
 from fedproto.engines.stacking.gradients import Gradient, Product
 from fedproto.models.cnn import CNN
 from fedproto.models.cnn4 import CNN4
@@ -66,11 +67,6 @@ class Network(abc.ABC):
     @abc.abstractmethod
     def numbers(self, batch: int) -> int:
         """How many numbers a step keeps at once per job, besides weights and gradients."""
-
-
-def unfused(function: glue.Function) -> glue.Function:
-    """Leaves a function as it is."""
-    return function
 
 
 class BlockNetwork(Network):
