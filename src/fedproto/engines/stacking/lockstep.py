@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from fedproto.engines.stacking.blocks import Fuse
 from fedproto.engines.stacking.flat import FlatLayout
+from fedproto.engines.stacking.fusing import Fuse
 from fedproto.engines.stacking.gradients import Gradient, as_tensor, subtract
 from fedproto.engines.stacking.network import Network
 from fedproto.engines.stacking.orders import StackOrders
