@@ -91,7 +91,8 @@ def run(
     )
     trained = copy.deepcopy(model)
     engine = _build_engine(config, federation, model)
-    initial = ServerState(0, *read_state(model))
+    params, buffers = read_state(model)
+    initial = ServerState(0, params, config.train.shared_buffers(model, buffers))
     with contextlib.ExitStack() as stack:
         stack.callback(engine.close)
         if out is None:
@@ -127,6 +128,7 @@ def load_federations(configs: Iterable[RunConfig]) -> dict[DataSource, Federatio
         federation = federations[config.data]
         check_fits(config, federation)
         task_named(federation.task)
+        config.augment.check_fits(federation.input_shape)
         features_of(_build_model(config, federation))
         config.engine.torch_device()
     return federations
@@ -214,7 +216,8 @@ def _groups(stores: Iterable[RunStore]) -> list[list[RunStore]]:
     groups: dict[Any, list[RunStore]] = {}
     for store in stores:
         config = store.config
-        groups.setdefault((config.data, config.model, config.engine), []).append(store)
+        shared = config.data, config.model, config.task, config.engine, config.train.batch_norm
+        groups.setdefault(shared, []).append(store)
     return list(groups.values())
 
 
@@ -226,13 +229,14 @@ def _build_model(config: RunConfig, federation: Federation) -> nn.Module:
 
 def _initial_state(config: RunConfig, federation: Federation) -> ServerState:
     model = _build_model(config, federation).to(config.engine.torch_dtype())
-    return ServerState(0, *read_state(model))
+    params, buffers = read_state(model)
+    return ServerState(0, params, config.train.shared_buffers(model, buffers))
 
 
 def _build_engine(
     config: RunConfig, federation: Federation, model: nn.Module, notify: Notify = ignore
 ) -> Engine:
-    task = task_named(federation.task)
+    task = task_named(federation.task, federation.class_names, config.task)
     size = float(federation.train_sizes.mean())
     epochs = config.schedule.rounds * config.schedule.cohort * config.train.epochs
     demand = Demand(config.schedule.cohort, epochs * math.ceil(size / config.train.batch_size))

@@ -38,6 +38,7 @@ class Federation:
         num_classes: Number of classes over all clients.
         input_shape: Shape of one input.
         task: Name of the task, as in `fedproto.tasks`.
+        class_names: What the classes are called, in the order of their labels; may be empty.
         validation: Samples the server keeps for choosing among models; in no client's share.
         labels: The class of every sample where the targets are label maps: what it mainly shows,
             counted from 0 without the background. None where the targets say it.
@@ -51,6 +52,7 @@ class Federation:
     task: str = "classification"
     validation: Indices = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     labels: Indices | None = None
+    class_names: tuple[str, ...] = ()
 
     @property
     def train_sizes(self) -> Indices:
