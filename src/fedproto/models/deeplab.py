@@ -5,7 +5,7 @@ Own code rather than a library's, because those that have this architecture need
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -142,6 +142,10 @@ class DeepLabOptions(ModelOptions):
         if self.pretrained != "none":
             load_pretrained(backbone, self.pretrained, "mobilenet_v2", FOR_CLASSIFICATION)
         return model
+
+    def untrained(self) -> DeepLabOptions:
+        """Without ImageNet's weights."""
+        return replace(self, pretrained="none")
 
 
 @MODELS.register("deeplab-small")
