@@ -147,7 +147,7 @@ class Predictor:
 
     def _normalised(self, picture: NDArray[np.uint8]) -> Tensor:
         """Bytes ``[channels, H, W]`` as an input ``[1, channels, H, W]``."""
-        stored = torch.from_numpy(np.ascontiguousarray(picture)).unsqueeze(0)
+        stored = torch.from_numpy(np.array(picture)).unsqueeze(0)
         like = self.federation.samples
         mean, std = (like.mean, like.std) if isinstance(like, MappedSamples) else ((), ())
         one = MappedSamples(stored, torch.zeros(1), mean, std, device=self._device)
