@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from fedproto import Federation, FedProto, FedProx
+from fedproto import Federation, FedProto, FedProx, run
 from fedproto.augment import AugmentOptions
 from fedproto.data.shapes import Shapes
 from fedproto.engines.base import ENGINES, EngineOptions, Workload
 from fedproto.engines.reference import read_state
-from fedproto.errors import TrainingError
+from fedproto.errors import DataError, TrainingError
 from fedproto.models.base import build_model
 from fedproto.models.deeplab import SmallDeepLabOptions
 from fedproto.rounds import plan_round
@@ -125,6 +125,24 @@ def test_mixed_precision_changes_nothing_on_a_cpu(federation, model):
     assert [update.train_loss for update in updates[0]] == [
         update.train_loss for update in updates[1]
     ]
+
+
+def test_a_users_own_label_maps_train_from_python(model):
+    images = torch.rand(6, 3, 16, 16)
+    masks = (images[:, 0] > 0.5).long() + (images[:, 1] > 0.9)
+    masks[:, :2] = 255
+    own = Federation.from_clients(
+        [(images[:3], masks[:3]), (images[3:], masks[3:])],
+        task="segmentation",
+        class_names=("ground", "sky", "bird"),
+    )
+    assert own.num_classes == 3
+    vary = AugmentOptions(flip=True)
+    result = run(own, model, FedProto(), rounds=1, cohort=2, augment=vary, epochs=1, lr=1e-3)
+    assert {"miou", "iou_ground", "iou_sky"} <= result.metrics.keys()
+    wrong = masks.masked_fill(masks == 2, 7)
+    with pytest.raises(DataError, match="label 7 is outside"):
+        Federation.from_clients([(images, wrong)], num_classes=3, task="segmentation")
 
 
 def test_a_state_of_another_model_is_named(federation, model):

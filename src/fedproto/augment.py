@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - the name everyone uses
 
-from fedproto.data.masks import VOID
 from fedproto.errors import ConfigError
 from fedproto.options import Options, option
 from fedproto.rng import Purpose, stream
 from fedproto.schedule import BatchOrder
+from fedproto.types import VOID
 
 _DRAWS = 4
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from torch import nn
 
+from fedproto.augment import AugmentOptions
 from fedproto.config import RunConfig, ScheduleOptions, differences
 from fedproto.data.base import DataSource, data_root
 from fedproto.data.federation import Federation
@@ -29,7 +30,7 @@ from fedproto.rng import Purpose, torch_seed
 from fedproto.rounds import Run, Watcher, check_fits, run_rounds
 from fedproto.store import RunStore, is_run
 from fedproto.strategies.base import Strategy
-from fedproto.tasks import task_named
+from fedproto.tasks import TaskOptions, task_named
 from fedproto.training import TrainOptions
 from fedproto.types import RoundRecord, ServerState
 
@@ -62,6 +63,8 @@ def run(
     delta: float = 0.0,
     seed: int = 0,
     out: str | os.PathLike[str] | None = None,
+    task: TaskOptions | None = None,
+    augment: AugmentOptions | None = None,
     **train: Any,
 ) -> Result:
     """Trains a user's own module on a user's own federation.
@@ -76,6 +79,8 @@ def run(
         delta: Share of stragglers.
         seed: Seed of cohorts, stragglers and batch orders.
         out: A directory to keep the run in; a stopped run of the same configuration goes on there.
+        task: What is asked of the federation's task beyond its data.
+        augment: How training images are varied.
         **train: Options of local training: epochs, batch_size, lr, optimizer, …
 
     Raises:
@@ -86,9 +91,12 @@ def run(
     config = RunConfig(
         strategy=strategy,
         seed=seed,
+        task=task or TaskOptions(),
         train=read_options(TrainOptions, train, "train"),
+        augment=augment or AugmentOptions(),
         schedule=ScheduleOptions(rounds=rounds, cohort=cohort, delta=delta),
     )
+    config.augment.check_fits(federation.input_shape)
     trained = copy.deepcopy(model)
     engine = _build_engine(config, federation, model)
     params, buffers = read_state(model)

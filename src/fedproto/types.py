@@ -25,6 +25,10 @@ POOLED = -1
 """The client id that stands for the pooled data of all clients (centralised training)."""
 
 
+VOID = 255
+"""The label of pixels that belong to no class and count nowhere."""
+
+
 @dataclass(frozen=True)
 class Prototypes:
     """Mean features per class, kept as sums and counts so that merging is exact.

@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 
 from fedproto.data.base import DATASETS
 from fedproto.data.federation import Federation
-from fedproto.data.masks import VOID
 from fedproto.data.samples import TensorSamples
 from fedproto.data.sharing import SharedOut
 from fedproto.options import option
 from fedproto.rng import Purpose, stream
+from fedproto.types import VOID
 
 Plane: TypeAlias = NDArray[np.float64]
 
