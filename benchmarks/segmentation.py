@@ -47,12 +47,17 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--amp", action="store_true")
     parser.add_argument("--channels-last", action="store_true")
+    parser.add_argument("--tf32", action="store_true")
     parser.add_argument("--tune", action="store_true")
     parser.add_argument("--out", type=Path, help="JSON file for the figures")
     given = parser.parse_args()
 
     options = EngineOptions(
-        device=given.device, amp=given.amp, channels_last=given.channels_last, tune=given.tune
+        device=given.device,
+        amp=given.amp,
+        channels_last=given.channels_last,
+        tf32=given.tf32,
+        tune=given.tune,
     )
     federation = random_federation(given.batch * given.steps, given.size)
     model = build_model(DeepLabOptions(), federation.input_shape, CLASSES, seed=0)
@@ -146,7 +151,7 @@ def plain_loop(
         with options.precision():
             for _ in range(steps):
                 optimizer.zero_grad()
-                with options.autocast():
+                with options.autocast(device):
                     loss = torch.nn.functional.cross_entropy(model(inputs), targets)
                 loss.backward()
                 optimizer.step()

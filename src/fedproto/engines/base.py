@@ -88,14 +88,15 @@ class EngineOptions(Options):
             torch.set_float32_matmul_precision(before[0])
             cudnn.allow_tf32, cudnn.benchmark = before[1:]
 
-    def autocast(self) -> torch.autocast:
+    def autocast(self, device: torch.device) -> contextlib.AbstractContextManager[object]:
         """Mixed precision where it was asked for and the device is a GPU.
 
         In bfloat16, whose range is that of float32, because optimizers are made anew for every job:
         with float16 each job would spend its first steps on finding a scale for the loss.
         """
-        device = self.torch_device().type
-        return torch.autocast(device, torch.bfloat16, enabled=self.amp and device == "cuda")
+        if not self.amp or device.type != "cuda":
+            return contextlib.nullcontext()
+        return torch.autocast(device.type, torch.bfloat16)
 
     def torch_dtype(self) -> torch.dtype:
         """The floating type to use."""

@@ -18,6 +18,7 @@ from fedproto.equations import class_prototypes
 from fedproto.errors import TrainingError
 from fedproto.models.base import features_of
 from fedproto.rng import Indices, seeded
+from fedproto.tasks import Task
 from fedproto.types import ClientFailure, ClientUpdate, LocalJob, Prototypes, ServerState, Tensors
 
 
@@ -114,21 +115,17 @@ class ReferenceEngine(Engine):
     def _backward(
         self, inputs: Tensor, targets: Tensor, penalty: Tensor | None, parts: int
     ) -> Tensor:
-        """Computes the gradient of a batch's loss with the penalty; returns the loss alone.
-
-        In several parts, each with its share of the terms that the loss is the mean of.
-        """
-        task, size = self.workload.task, math.ceil(len(inputs) / parts)
-        terms = task.loss_terms(targets).clamp(min=1) if parts > 1 else None
-        total = torch.zeros((), device=self._device)
-        for x, y in zip(inputs.split(size), targets.split(size), strict=True):
-            with self.workload.options.autocast():
+        """Computes the gradient of a batch's loss with the penalty; returns the loss alone."""
+        task, total = self.workload.task, None
+        for x, y, share in _split(task, inputs, targets, parts):
+            with self.workload.options.autocast(self._device):
                 loss = task.loss(self._model(x), y)
-            if terms is not None:
-                loss = loss * (task.loss_terms(y) / terms)
+            if share is not None:
+                loss = loss * share
             (loss if penalty is None else loss + penalty).backward()
             penalty = None  # it counts once
-            total += loss.detach()
+            total = loss.detach() if total is None else total + loss.detach()
+        assert total is not None  # noqa: S101 - there is at least one part
         return total
 
     @torch.no_grad()
@@ -140,7 +137,7 @@ class ReferenceEngine(Engine):
         num_classes = self.workload.federation.num_classes
         total: Prototypes | None = None
         for inputs, targets in self._eval_batches(indices):
-            with self.workload.options.autocast():
+            with self.workload.options.autocast(self._device):
                 found = encode(inputs)
             features, labels = self.workload.task.labelled_features(found.to(inputs.dtype), targets)
             part = class_prototypes(features, labels, num_classes)
@@ -165,7 +162,7 @@ class ReferenceEngine(Engine):
         model, task = self._model.eval(), self.workload.task
         tallies = []
         for inputs, targets in self._eval_batches(indices):
-            with self.workload.options.autocast():
+            with self.workload.options.autocast(self._device):
                 scores = model(inputs)
             tallies.append(task.tally(scores, targets))
         return torch.stack(tallies).sum(dim=0) if tallies else None
@@ -175,7 +172,7 @@ class ReferenceEngine(Engine):
         return not self._statistics <= {*state.params, *state.buffers}
 
     def _estimate(self, indices: Indices) -> None:
-        with self.workload.options.autocast():
+        with self.workload.options.autocast(self._device):
             estimate(self._model, (inputs for inputs, _ in self._eval_batches(indices)))
 
     def _by_client(self, indices: Indices) -> Iterator[tuple[Indices, Indices]]:
@@ -199,6 +196,18 @@ class ReferenceEngine(Engine):
             yield self._samples.batch(indices[start : start + size])
 
 
+def _split(
+    task: Task, inputs: Tensor, targets: Tensor, parts: int
+) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+    """Parts of a batch, each with its share of the terms that the loss is the mean of."""
+    if parts == 1:
+        yield inputs, targets, None
+        return
+    size, terms = math.ceil(len(inputs) / parts), task.loss_terms(targets).clamp(min=1)
+    for x, y in zip(inputs.split(size), targets.split(size), strict=True):
+        yield x, y, task.loss_terms(y) / terms
+
+
 def read_state(model: nn.Module) -> tuple[Tensors, Tensors]:
     """Copies of a model's parameters and of its other saved tensors, by name."""
     parameters = {name for name, _ in model.named_parameters()}
@@ -213,6 +222,8 @@ def load_state(model: nn.Module, state: ServerState) -> None:
     """Puts a state's tensors into a model; one without batch-norm statistics leaves those."""
     tensors = {**state.params, **state.buffers}
     missing, unexpected = model.load_state_dict(tensors, strict=False)
+    if not missing and not unexpected:
+        return
     wrong = [*unexpected, *(set(missing) - statistics_names(model))]
     if wrong:
         raise TrainingError(f"the state does not fit the model: tensor '{wrong[0]}'")
