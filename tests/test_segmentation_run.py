@@ -119,6 +119,22 @@ def test_comparison_is_by_miou(folder, capsys):
     assert {"miou", "loss", "area"} <= set(rows[0]["values"])
 
 
+def test_a_run_tested_on_validation_data_alone_is_compared_and_drawn(tmp_path, capsys):
+    recipe = tmp_path / "pooled.toml"
+    recipe.write_text(RECIPE + '\n[strategy]\nname = "centralized"\n')
+    settings = ["data.test=0.0", "data.validation=0.2", "schedule.rounds=1", "train.epochs=1"]
+    changes = [f"--set={setting}" for setting in settings]
+    run = tmp_path / "run"
+    assert main(["run", str(recipe), "--quiet", "--out", str(run), *changes]) == 0
+    capsys.readouterr()
+    plots = tmp_path / "plots"
+    assert main(["compare", str(run), "--json", "--plots", str(plots)]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert {"validation_miou", "loss"} <= row["values"].keys()
+    names = {path.name for path in plots.iterdir()}
+    assert names == {"validation_miou.png", "validation_loss.png"}
+
+
 @pytest.fixture
 def picture(tmp_path) -> Path:
     """A generated image, enlarged and widened to a size no training image has."""

@@ -65,7 +65,9 @@ class DeepLab(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Scores of every pixel, ``[B, C, H, W]``."""
-        return _resized(self.decode(*self.encode(x)), x.shape[-2:])
+        scores = self.decode(*self.encode(x))
+        # Under mixed precision the scores of so many pixels are worth the inputs' precision.
+        return _resized(scores.to(x.dtype), x.shape[-2:])
 
 
 class ASPP(nn.Module):

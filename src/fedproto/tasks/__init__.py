@@ -16,6 +16,7 @@ __all__ = [
     "Task",
     "TaskOptions",
     "headline",
+    "loss_beside",
     "lower_is_better",
     "task_named",
 ]
@@ -36,6 +37,11 @@ def headline(metrics: Iterable[str]) -> str:
     taken = set(metrics)
     names = [prefix + task.headline for prefix in ("", "validation_") for task in TASKS.values()]
     return next((name for name in names if name in taken), names[0])
+
+
+def loss_beside(metric: str) -> str:
+    """The loss on the samples that a score was taken on."""
+    return "validation_loss" if metric.startswith("validation_") else "loss"
 
 
 def task_named(
