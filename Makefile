@@ -4,11 +4,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
+PEERS := .venv-peers
+
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format clean
+.PHONY: help install demo test lint bench bench-peers format clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(STAMP) ## create the environment in .venv and install the project into it
 
@@ -37,9 +39,26 @@ lint: $(STAMP) ## linter, formatter check and type checker alone
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+bench: $(STAMP) ## speed and memory beside plain PyTorch loops, and how cost grows
+	$(BIN)/python benchmarks/cpu.py --growth --out runs/bench/cpu.json
+
+bench-peers: $(STAMP) $(PEERS)/.flower $(PEERS)/.pfl ## the same work through Flower and pfl-research
+	$(BIN)/python benchmarks/cpu.py --models cnn --engines processes --out runs/bench/peers.json \
+	  --flower $(PEERS)/flower/bin/python --pfl $(PEERS)/pfl/bin/python
+
+$(PEERS)/.flower:
+	$(PYTHON) -m venv $(PEERS)/flower
+	$(PEERS)/flower/bin/python -m pip install --quiet 'flwr[simulation]==1.41.0' torch==2.13.0
+	@touch $@
+
+$(PEERS)/.pfl:
+	$(PYTHON) -m venv $(PEERS)/pfl
+	$(PEERS)/pfl/bin/python -m pip install --quiet pfl==0.6.0 torch==2.13.0
+	@touch $@
+
 format: $(STAMP) ## format the code
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
 clean: ## remove the environment, runs and caches
-	rm -rf $(VENV) runs .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(PEERS) runs .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import pytest
 import torch
 from torch import nn
 
@@ -18,16 +17,6 @@ from fedproto.strategies import Centralized, FedAtt, FedAvg, FedProto, FedProx, 
 from fedproto.tasks import task_named
 from fedproto.training import TrainOptions
 from fedproto.types import LocalJob, RoundRecord, ServerState
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Models of this size are slower on two threads, and far slower on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
 
 CLASSES = 4
 STRATEGIES: list[Strategy] = [

@@ -68,6 +68,18 @@ def test_json_gives_one_object_a_round(capsys):
     assert last == {"finished": True, "directory": "runs/quickstart"}
 
 
+def test_only_some_runs_of_a_sweep(here, capsys):
+    wanted = ["--only=FedAvg", "--only=FedProto", "--out=some", "--quiet"]
+    small = [*TINY, "--set=sweep.seed=[0]"]
+    assert main(["sweep", "demo", *small, *wanted]) == 0
+    assert sorted(path.parent.name for path in (here / "some").glob("*/run.json")) == [
+        "fedavg-seed0",
+        "fedproto-seed0",
+    ]
+    assert main(["sweep", "demo", "--only=FedAvgg"]) == 2
+    assert "did you mean 'FedAvg'?" in capsys.readouterr().err
+
+
 def test_run_refuses_a_sweep(capsys):
     assert main(["run", "demo"]) == 2
     assert "start them with 'fedproto sweep'" in capsys.readouterr().err

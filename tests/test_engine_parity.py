@@ -11,13 +11,13 @@ from engine_cases import (
     Outcome,
     engine_for,
     jobs_of,
-    one_thread,  # noqa: F401 - a fixture
     small_federation,
     sweep,
 )
 from fedproto.engines.base import ENGINES
 from fedproto.models.base import ModelOptions, build_model
 from fedproto.models.cnn import CNNOptions
+from fedproto.models.cnn4 import CNN4Options
 from fedproto.models.mlp import MLPOptions
 from fedproto.strategies import FedAvg, FedProx
 from fedproto.training import TrainOptions
@@ -89,10 +89,16 @@ def test_every_update_rule(engine, model, rule):
     check_same(found, _truth(model, rule, "float64"), TOLERANCE["float64"])
 
 
-@pytest.mark.parametrize("shape", [(3, 8, 8), (2, 5, 4)])
-def test_stacked_images_of_several_channels(shape):
+@pytest.mark.parametrize(
+    ("shape", "model"),
+    [
+        ((3, 8, 8), CNNOptions(channels1=3, channels2=5, features=7)),
+        ((2, 5, 4), CNNOptions(channels1=3, channels2=5, features=7)),
+        ((3, 35, 16), CNN4Options(channels=4)),
+    ],
+)
+def test_stacked_images_of_other_shapes(shape, model):
     federation = small_federation(shape)
-    model = CNNOptions(channels1=3, channels2=5, features=7)
     truth = sweep("reference", model, federation=federation)
     check_same(sweep("stacked", model, federation=federation), truth, TOLERANCE["float64"])
 

@@ -7,13 +7,19 @@ import os
 
 import numpy as np
 import pytest
+import torch
 
 from data_files import idx_bytes, write_mnist, write_tar, write_zip
+from fedproto.data import samples
 from fedproto.data.files import open_tree
 from fedproto.data.idx import read_idx
 from fedproto.data.mnist import MNIST
 from fedproto.data.prepared import prepared
+from fedproto.data.samples import held
+from fedproto.engines import ENGINES, EngineOptions, Workload
 from fedproto.errors import DataError
+from fedproto.models.cnn import CNNOptions
+from fedproto.tasks import Classification
 
 pytest_plugins = ["data_fixtures"]
 pytestmark = pytest.mark.usefixtures("cache")
@@ -163,11 +169,50 @@ def test_all_samples_gathered_equal_those_read_in_batches(tmp_path):
     assert together.targets.equal(targets)
 
 
+def test_samples_are_held_at_once_only_where_they_take_little_memory(tmp_path, monkeypatch):
+    write_mnist(tmp_path, np.arange(100) % 10)
+    mapped = MNIST(clients=5, minimum=2).load(tmp_path).samples
+    device = torch.device("cpu")
+    together = held(mapped, device, torch.float64)
+    assert together.inputs.dtype == torch.float64
+    assert together.inputs.equal(mapped.to(device, torch.float64).batch(np.arange(100))[0])
+    monkeypatch.setattr(samples, "RESIDENT_SHARE", 0.0)
+    assert held(mapped, device, torch.float64) is None
+
+
+def test_the_stacked_engine_trains_on_prepared_samples(tmp_path):
+    write_mnist(tmp_path, np.arange(200) % 10)
+    federation = MNIST(clients=5, minimum=2).load(tmp_path)
+    model = CNNOptions(channels1=2, channels2=2, features=4).build((1, 28, 28), 10)
+    said = []
+    engine = ENGINES.get("stacked")(
+        Workload(
+            federation, model, Classification(), EngineOptions(device="cpu"), notify=said.append
+        )
+    )
+    assert engine.stacks, said
+    engine.close()
+
+
 def test_a_truncated_gz_file_is_named_and_the_cache_stays_empty(tmp_path, cache):
     write_mnist(tmp_path, np.arange(100) % 10)
     broken = tmp_path / "MNIST" / "raw" / "train-images-idx3-ubyte.gz"
     broken.write_bytes(broken.read_bytes()[:-100])
     with pytest.raises(DataError, match=r"train-images-idx3-ubyte\.gz is damaged or incomplete"):
+        MNIST(clients=5, minimum=2).load(tmp_path)
+    assert not list(cache.glob("mnist-*[0-9a-f]"))
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (np.arange(100) % 11, "label 10 is outside the classes 0 to 9"),
+        (np.arange(100) % 9, "class 9 has no images"),
+    ],
+)
+def test_labels_that_are_no_digits_and_missing_digits_are_named(tmp_path, cache, labels, message):
+    write_mnist(tmp_path, labels)
+    with pytest.raises(DataError, match=f"MNIST: {message}"):
         MNIST(clients=5, minimum=2).load(tmp_path)
     assert not list(cache.glob("mnist-*[0-9a-f]"))
 

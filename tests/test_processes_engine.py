@@ -11,7 +11,6 @@ from engine_cases import (
     CLASSES,
     engine_for,
     jobs_of,
-    one_thread,  # noqa: F401 - a fixture
     small_federation,
     sweep,
 )
@@ -19,7 +18,7 @@ from fedproto.cli.progress import Notices
 from fedproto.engines import auto, processes
 from fedproto.engines.base import Demand, EngineOptions, Workload
 from fedproto.engines.workers.shared import SharedSlots
-from fedproto.errors import TrainingError
+from fedproto.errors import ConfigError, TrainingError
 from fedproto.models.base import build_model
 from fedproto.strategies import FedAvg, FedProto, Strategy
 from fedproto.tasks import task_named
@@ -178,3 +177,9 @@ def test_a_notice_is_shown_once(capsys):
     notices.notice("engine: reference (one core)")
     notices.notice("engine: reference (one core)")
     assert capsys.readouterr().err == "engine: reference (one core)\n"
+
+
+def test_the_cpu_engine_refuses_another_device():
+    assert EngineOptions(name="processes").torch_device().type == "cpu"
+    with pytest.raises(ConfigError, match="runs on the CPU"):
+        EngineOptions(name="processes", device="cuda").torch_device()

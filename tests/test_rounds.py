@@ -71,6 +71,19 @@ def test_a_validation_part_is_scored_beside_the_test_part(small_federation, smal
     assert {"accuracy", "validation_accuracy"} <= run.records[0].metrics.keys()
 
 
+def test_the_validation_part_can_be_left_out_unless_it_decides_when_to_stop(
+    small_federation, small_model
+):
+    federation = replace(small_federation, validation=small_federation.clients[0].train)
+    without = replace(config_of(FedAvg()), evaluate=EvaluateOptions(validation=False))
+    run = begin(without, small_model)
+    train_runs([run], federation, small_model)
+    assert "validation_accuracy" not in run.records[0].metrics
+    stopping = begin(replace(without, stop=StopOptions(patience=9)), small_model)
+    train_runs([stopping], federation, small_model)
+    assert "validation_accuracy" in stopping.records[0].metrics
+
+
 def records_with(values: list[float | None], name: str = "accuracy") -> list[RoundRecord]:
     return [
         RoundRecord(t, [], [], [], {}, {}, {} if v is None else {name: v}, 0, 0, 0.0)

@@ -37,6 +37,7 @@ class EvaluateOptions(Options):
     """When the aggregate model is tested."""
 
     every: int = option(1, "test after every so many rounds; the last one always", at_least=1)
+    validation: bool = option(True, "also score the server's validation part, where there is one")
 
 
 @dataclass(frozen=True)

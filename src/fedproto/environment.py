@@ -19,6 +19,8 @@ PACKAGES = (
     "typer",
     "rich",
     "matplotlib",
+    "pillow",
+    "pyarrow",
     "scikit-learn",
 )
 

@@ -269,20 +269,30 @@ def _evaluate(
     runs: Sequence[Run], states: Sequence[ServerState], federation: Federation, engine: Engine
 ) -> list[dict[str, float]]:
     """Scores per run; empty for a run whose test is not due."""
-    due = [
+    tested = [
         place
         for place, (run, state) in enumerate(zip(runs, states, strict=True))
         if state.round % run.config.evaluate.every == 0 or state.round == run.config.schedule.rounds
     ]
+    validated = [
+        place
+        for place in tested
+        if len(federation.validation) and _wants_validation(runs[place].config)
+    ]
     scores: list[dict[str, float]] = [{} for _ in runs]
-    parts = {"": federation.test_indices}
-    if len(federation.validation):
-        parts["validation_"] = federation.validation
-    for prefix, indices in parts.items():
-        metrics = engine.evaluate([states[place] for place in due], indices)
+    for prefix, due, indices in (
+        ("", tested, federation.test_indices),
+        ("validation_", validated, federation.validation),
+    ):
+        metrics = engine.evaluate([states[place] for place in due], indices) if due else []
         for place, values in zip(due, metrics, strict=True):
             scores[place] |= _finite({prefix + name: value for name, value in values.items()})
     return scores
+
+
+def _wants_validation(config: RunConfig) -> bool:
+    stops_early = config.stop.target is not None or config.stop.patience is not None
+    return config.evaluate.validation or stops_early
 
 
 def _update_metrics(updates: Sequence[ClientUpdate]) -> dict[str, float]:

@@ -9,10 +9,19 @@ from typing import Annotated
 import typer
 
 
-def _use_data_root(folder: Path | None) -> Path | None:
+def _use_data_root(context: typer.Context, folder: Path | None) -> Path | None:
+    before = os.environ.get("FEDPROTO_DATA")
     if folder is not None:
         os.environ["FEDPROTO_DATA"] = str(folder)
+        context.call_on_close(lambda: _put_back(before))
     return folder
+
+
+def _put_back(before: str | None) -> None:
+    if before is None:
+        os.environ.pop("FEDPROTO_DATA", None)
+    else:
+        os.environ["FEDPROTO_DATA"] = before
 
 
 DataRoot = Annotated[
@@ -24,4 +33,4 @@ DataRoot = Annotated[
         help="Folder of the downloaded data sets; a per-user cache by default.",
     ),
 ]
-"""Sets the data root for the whole process; the command itself need not look at it."""
+"""Sets the data root while a command runs; the command itself need not look at it."""

@@ -16,7 +16,7 @@ from fedproto.cli.options import DataRoot
 from fedproto.cli.progress import progress_for
 from fedproto.config import RunConfig
 from fedproto.data import DataSource, Federation
-from fedproto.errors import ConfigError, StoreError
+from fedproto.errors import ConfigError, StoreError, unknown_name
 from fedproto.recipe import read_recipe
 from fedproto.simulate import is_finished, load_federations, open_or_create, simulate
 from fedproto.store import RunStore, is_run
@@ -38,6 +38,10 @@ Reuse = Annotated[
 ]
 AsJson = Annotated[
     bool, typer.Option("--json", help="One JSON object a round on standard output, no progress.")
+]
+Only = Annotated[
+    list[str] | None,
+    typer.Option(metavar="LABEL", help="Only the runs of this label; may be given several times."),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No table at the end.")]
 
@@ -79,11 +83,12 @@ def sweep(
     reuse: Reuse = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
+    only: Only = None,
     data_root: DataRoot = None,
 ) -> None:
     """Train all runs of a recipe together."""
     del data_root
-    configs = read_recipe(recipe, overrides or [])
+    configs = _labelled(read_recipe(recipe, overrides or []), only or [])
     path = out or _fresh_directory(recipe)
     federations = _load(configs.values())
     stores = create_sweep(path, configs, reuse=reuse)
@@ -137,6 +142,17 @@ def _load(configs: Iterable[RunConfig]) -> dict[DataSource, Federation]:
     configs = list(configs)
     prepare_all([config.data for config in configs if config.data is not None])
     return load_federations(configs)
+
+
+def _labelled(configs: dict[str, RunConfig], labels: Sequence[str]) -> dict[str, RunConfig]:
+    """The runs with one of the labels; all runs when none is given."""
+    if not labels:
+        return configs
+    known = {config.title for config in configs.values()}
+    for label in labels:
+        if label not in known:
+            raise ConfigError(f"--only: {unknown_name('label', label, known)}")
+    return {name: config for name, config in configs.items() if config.title in labels}
 
 
 def _fresh_directory(recipe: str) -> Path:

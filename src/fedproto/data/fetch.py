@@ -6,9 +6,9 @@ import hashlib
 import http.client
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TypeAlias
 
 from fedproto.data.base import DataSource, Download
@@ -117,26 +117,38 @@ def check(source: type[DataSource], root: Path) -> Iterator[FileState]:
     """
     if not source.folder:
         raise DataError("this data set has no files to check")
-    official = {root / download.path: download for download in source.downloads}
+    published = {Path(each.path).name: each.md5 for each in source.downloads if each.md5}
     for path in open_tree(root / source.folder).sources.values():
-        download = official.get(path)
-        if download is not None and download.md5:
-            found = md5_of(path)
-            good = found == download.md5
-            wrong = f"wrong checksum: {found} instead of {download.md5}; fetch it again"
-            yield FileState(path, "official (checksum)" if good else wrong, good)
+        if path.name in published:
+            yield _compared(path, md5_of(path), published[path.name])
         elif path.name.endswith((*ARCHIVES, ".gz")):
-            yield _readable(path)
+            yield from _read_through(path, published)
 
 
-def _readable(path: Path) -> FileState:
+def _compared(path: Path, found: str, published: str) -> FileState:
+    if found == published:
+        return FileState(path, "official (checksum)", good=True)
+    wrong = f"wrong checksum: {found} instead of {published}; fetch it again"
+    return FileState(path, wrong, good=False)
+
+
+def _read_through(path: Path, published: Mapping[str, str]) -> Iterator[FileState]:
+    """A file that nobody published a checksum of, and official files inside it."""
     tree = FileTree(path.parent, {path.name: path})
+    count = 0
     try:
-        count = sum(1 for _ in tree.read_all(tree.places))
+        for name, content in tree.read_all(tree.places):
+            count += 1
+            last = PurePosixPath(name).name
+            # The content of compressed members is expanded, that of the official ones is not.
+            if last in published and not name.endswith(".gz"):
+                found = hashlib.md5(content, usedforsecurity=False).hexdigest()
+                yield _compared(path / name, found, published[last])
     except DataError as error:
-        return FileState(path, str(error), good=False)
+        yield FileState(path, str(error), good=False)
+        return
     inside = f", {count:,} files inside" if path.name.endswith(ARCHIVES) else ""
-    return FileState(path, f"readable{inside}; no published checksum for it", good=True)
+    yield FileState(path, f"readable{inside}; no published checksum for it", good=True)
 
 
 def md5_of(path: Path) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import os
 import tarfile
 import zipfile
 import zlib
@@ -140,12 +141,14 @@ def open_tree(folder: Path) -> FileTree:
     """
     if not folder.is_dir():
         raise DataError(f"folder {folder} does not exist")
-    sources = {
-        path.relative_to(folder).as_posix(): path
-        for path in sorted(folder.rglob("*"))
-        if path.suffix != PARTIAL and not path.name.startswith(".") and path.is_file()
-    }
-    return FileTree(folder, sources)
+    sources: dict[str, Path] = {}
+    for where, _, names in os.walk(folder):
+        below = Path(where).relative_to(folder).as_posix()
+        prefix = "" if below == "." else f"{below}/"
+        for name in names:
+            if not name.endswith(PARTIAL) and not name.startswith("."):
+                sources[prefix + name] = Path(where, name)
+    return FileTree(folder, dict(sorted(sources.items())))
 
 
 @contextlib.contextmanager

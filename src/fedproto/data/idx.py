@@ -22,6 +22,7 @@ from fedproto.errors import DataError
 from fedproto.options import option
 
 _UNSIGNED_BYTE = 0x08
+CLASSES = 10
 
 
 def read_idx(tree: FileTree, name: str, dimensions: int) -> NDArray[np.uint8]:
@@ -92,7 +93,7 @@ class IdxImages(SharedOut):
                 torch.from_numpy(arrays["images"]), torch.from_numpy(labels), self.mean, self.std
             ),
             self.share(labels),
-            num_classes=10,
+            num_classes=CLASSES,
             input_shape=(1, *arrays["images"].shape[2:]),
         )
 
@@ -106,7 +107,17 @@ class IdxImages(SharedOut):
 
         def build(builder: Builder) -> None:
             images, labels = self.read(tree)
+            _check_labels(labels, tree.folder)
             builder.put("images", images[:, None])
             builder.put("labels", labels)
 
         return prepared(DATASETS.name_of(type(self)), tree.sources, {}, build)
+
+
+def _check_labels(labels: NDArray[np.int64], folder: Path) -> None:
+    found = np.unique(labels)
+    if len(found) and found[-1] >= CLASSES:
+        raise DataError(f"{folder}: label {found[-1]} is outside the classes 0 to {CLASSES - 1}")
+    for label in range(CLASSES):
+        if label not in found:
+            raise DataError(f"{folder}: class {label} has no images; fetch the files again")

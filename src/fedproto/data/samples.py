@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias
@@ -18,7 +19,7 @@ ClientData: TypeAlias = "tuple[Any, Any] | Dataset[Any]"
 """One client's own data: inputs and labels as arrays, or a map-style `torch` data set."""
 
 RESIDENT_SHARE = 0.25
-"""Samples that take up at most this share of a GPU's free memory are kept there."""
+"""Mapped samples may take up this share of a device's memory where all are held at once."""
 
 
 class Samples(Protocol):
@@ -108,14 +109,9 @@ class MappedSamples:
         return replace(self, mean=(), std=()).batch(indices)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Samples:
-        """Batches will go to that device, or all samples at once where they fit well."""
-        moved = replace(self, device=device, dtype=dtype)
-        if device.type != "cuda":
-            return moved
-        first, first_targets = moved.batch(np.zeros(1, dtype=np.int64))
-        needed = len(self) * (first.nbytes + first_targets.nbytes)
-        free, _ = torch.cuda.mem_get_info(device)
-        return moved.gathered() if needed <= RESIDENT_SHARE * free else moved
+        """Batches will go to that device; on a GPU all samples at once where they fit well."""
+        together = held(self, device, dtype) if device.type == "cuda" else None
+        return replace(self, device=device, dtype=dtype) if together is None else together
 
     def gathered(self, step: int = 4096) -> TensorSamples:
         """All samples on the device, normalised once."""
@@ -156,6 +152,37 @@ class DatasetSamples:
     def to(self, device: torch.device, dtype: torch.dtype) -> DatasetSamples:
         """Batches will go to that device."""
         return DatasetSamples(self.dataset, device, dtype)
+
+
+def held(samples: Samples, device: torch.device, dtype: torch.dtype) -> TensorSamples | None:
+    """All samples as tensors on a device, for what works on all of them at once.
+
+    Args:
+        samples: The samples.
+        device: Where to hold them.
+        dtype: Floating type of the inputs.
+
+    Returns:
+        The samples; None where they come one by one or would take up much of the memory.
+    """
+    if isinstance(samples, TensorSamples):
+        return samples.to(device, dtype)
+    if not isinstance(samples, MappedSamples):
+        return None
+    there = replace(samples, device=device, dtype=dtype)
+    inputs, targets = there.batch(np.zeros(1, dtype=np.int64))
+    needed = len(samples) * (inputs.nbytes + targets.nbytes)
+    return there.gathered() if needed <= RESIDENT_SHARE * _memory(device) else None
+
+
+def _memory(device: torch.device) -> int:
+    """Free bytes of a GPU, or all bytes of the machine; 0 where nobody tells."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return 0
 
 
 def join_clients(clients: Sequence[ClientData]) -> tuple[Samples, list[Indices]]:

@@ -59,12 +59,19 @@ class EngineOptions(Options):
         Raises:
             ConfigError: If there is no such device here.
         """
+        cpu_only = self.name == "processes"
         if self.device == "auto":
-            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+            cuda = torch.cuda.is_available() and not cpu_only
+            return torch.device("cuda" if cuda else "cpu")
         try:
             device = torch.device(self.device)
         except RuntimeError:
             raise ConfigError(f"engine.device '{self.device}' is no device; try 'cpu'") from None
+        if cpu_only and device.type != "cpu":
+            raise ConfigError(
+                f"engine.device '{self.device}': engine 'processes' runs on the CPU; use 'cpu', or"
+                " engine.name = 'stacked'"
+            )
         if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
             raise ConfigError(
                 f"engine.device '{self.device}': this machine has {torch.cuda.device_count()} CUDA"

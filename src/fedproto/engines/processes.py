@@ -7,8 +7,8 @@ travel through shared memory, and the longest jobs go first so that all cores fi
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+import importlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -45,13 +45,17 @@ class ProcessesEngine(Engine):
     """Trains on all cores of a CPU, one single-threaded process per core."""
 
     def __init__(self, workload: Workload) -> None:
-        options = replace(workload.options, device="cpu")
+        # Through `auto` the options name another engine, and their device may not be the CPU.
+        options = replace(workload.options, name="processes", device="cpu")
         super().__init__(replace(workload, options=options))
         self._count = options.workers or available_cores()
         self._pool: WorkerPool | None = None
         self._received: SharedSlots | None = None
         self._results: SharedSlots | None = None
         self._alone: ReferenceEngine | None = None
+        # The cores belong to the workers: threads of this process would only wait for them.
+        self._threads = torch.get_num_threads()
+        torch.set_num_threads(1)
 
     @property
     def pids(self) -> list[int]:
@@ -66,8 +70,7 @@ class ProcessesEngine(Engine):
             return []
         slots = self._share([job.state for job in jobs])
         if self._alone is not None:
-            with _one_thread():
-                return self._alone.train(jobs, on_done)
+            return self._alone.train(jobs, on_done)
         order = sorted(range(len(jobs)), key=lambda place: -jobs[place].batches.steps)
         tasks = [_Train(slots[place], _without_state(jobs[place])) for place in order]
         results: dict[int, ClientUpdate] = {}
@@ -88,8 +91,7 @@ class ProcessesEngine(Engine):
             return [{} for _ in states]
         slots = self._share(states)
         if self._alone is not None:
-            with _one_thread():
-                return self._alone.evaluate(states, indices)
+            return self._alone.evaluate(states, indices)
         size = self.workload.options.eval_batch_size
         parts = np.split(indices, range(size, len(indices), size))
         tasks = [_Tally(slot, part) for slot in slots for part in parts]
@@ -109,7 +111,11 @@ class ProcessesEngine(Engine):
         return [self.workload.task.metrics(tally.sum(dim=0)) for tally in of_state]
 
     def close(self) -> None:
-        """Ends the workers."""
+        """Ends the workers and gives this process its threads back."""
+        self._end_workers()
+        torch.set_num_threads(self._threads)
+
+    def _end_workers(self) -> None:
         if self._pool is not None:
             self._pool.close()
             self._pool = None
@@ -129,9 +135,11 @@ class ProcessesEngine(Engine):
         known = self._received
         if self._alone or (known and known.slots >= slots and known.fits(example)):
             return
-        self.close()
+        self._end_workers()
         self._received = SharedSlots(example, slots)
         self._results = SharedSlots(example, self._count)
+        # PyTorch imports its compiler with the first optimizer: here once, not in every worker.
+        importlib.import_module("torch._dynamo")
         try:
             self._pool = WorkerPool(self._make_work, self._count)
         except (OSError, ValueError) as error:
@@ -199,14 +207,3 @@ def _light(update: ClientUpdate) -> Any:
         prototypes = Prototypes(prototypes.sum.numpy(), prototypes.count.numpy())
     margin: Any = None if update.local_margin is None else update.local_margin.numpy()
     return replace(update, params={}, buffers={}, prototypes=prototypes, local_margin=margin)
-
-
-@contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    """What workers compute with, so that the results are the same without them."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

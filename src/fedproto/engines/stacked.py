@@ -7,29 +7,27 @@ Shapes: J jobs, R models to test, N samples.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.func import grad, vmap
-from torch.utils._pytree import tree_leaves
 
-from fedproto.data.samples import Samples, TensorSamples
+from fedproto.data.samples import held
 from fedproto.engines.base import ENGINES, Engine, OnDone, Workload
 from fedproto.engines.reference import ReferenceEngine
-from fedproto.engines.stacking.functional import FunctionalNetwork, reason_not_to_stack
+from fedproto.engines.stacking.choice import network_for
+from fedproto.engines.stacking.fusing import Compiled, unfused
 from fedproto.engines.stacking.lockstep import Lockstep, StackKind
 from fedproto.engines.stacking.memory import bytes_per_job, free_bytes, jobs_that_fit
-from fedproto.engines.stacking.network import Network, block_network, stack_params
+from fedproto.engines.stacking.network import stack_params
 from fedproto.engines.stacking.orders import StackOrders, stack_orders
 from fedproto.equations import class_prototypes
 from fedproto.errors import TrainingError
 from fedproto.rng import Indices
 from fedproto.strategies.base import Strategy
-from fedproto.tasks import Classification
 from fedproto.types import ClientFailure, ClientUpdate, LocalJob, Prototypes, ServerState, Tensors
 
 PROXIMAL, OWN, ALONE = "proximal", "own", "alone"
@@ -49,18 +47,17 @@ class StackedEngine(Engine):
         self._dtype = workload.options.torch_dtype()
         self._limit = workload.options.max_stack or None
         self._stacks: dict[StackKind, Lockstep] = {}
-        self._fused: dict[Any, Callable[..., Any]] = {}
+        self._compiled = Compiled()
         self._penalties: dict[Strategy, str] = {}
         self._reference: ReferenceEngine | None = None
         self._one_by_one: ReferenceEngine | None = None
-        samples = workload.federation.samples.to(self._device, self._dtype)
-        network, reason = _network_for(workload, samples)
-        if network is None:
+        samples = held(workload.federation.samples, self._device, self._dtype)
+        network, reason = network_for(workload, samples)
+        if network is None or samples is None:
             workload.notify(f"the stacked engine cannot train this ({reason}); one by one instead")
             self._reference = ReferenceEngine(workload)
             return
         self._network = network
-        assert isinstance(samples, TensorSamples)  # noqa: S101 - a network is found for no other
         self._inputs = network.lay_out(samples.inputs)
         self._targets = samples.targets
 
@@ -166,26 +163,32 @@ class StackedEngine(Engine):
         rest = jobs
         while rest:
             part = rest[: self._limit]
+            updates: list[ClientUpdate] = []
             try:
-                lockstep = self._lockstep(kind, part)
-                part = part[: lockstep.capacity]
-                updates = self._train_stack(lockstep, part)
-            except torch.cuda.OutOfMemoryError as error:
-                self._halve(len(part), error)
-                continue
+                updates = self._train_part(kind, part)
             except (RuntimeError, ValueError, IndexError) as error:
-                raise TrainingError(
-                    f"training {len(part)} clients in round {part[0].state.round} failed: {error}"
-                ) from error
-            rest = rest[len(part) :]
+                if not _ran_out_of_memory(error):
+                    raise TrainingError(
+                        f"training {len(part)} clients in round {part[0].state.round} failed:"
+                        f" {error}"
+                    ) from error
+            # Outside of the handler, where nothing holds on to the buffers of the failed attempt.
+            if not updates:
+                self._halve(len(part))
+            rest = rest[len(updates) :]
             yield from updates
 
-    def _halve(self, jobs: int, error: Exception) -> None:
+    def _train_part(self, kind: StackKind, jobs: Sequence[LocalJob]) -> list[ClientUpdate]:
+        """Trains as many of the jobs as fit, at least one."""
+        lockstep = self._lockstep(kind, jobs)
+        return self._train_stack(lockstep, jobs[: lockstep.capacity])
+
+    def _halve(self, jobs: int) -> None:
         if jobs <= 1:
             raise TrainingError(
                 "a single client does not fit into the device's memory; use smaller batches,"
                 " or engine.device = 'cpu'"
-            ) from error
+            )
         self._limit = (jobs + 1) // 2
         self._stacks.clear()
         if self._device.type == "cuda":
@@ -214,7 +217,7 @@ class StackedEngine(Engine):
             kind,
             capacity,
             example,
-            fuse=self._fuse if cuda and options.compile else _as_it_is,
+            fuse=self._compiled if cuda and options.compile else unfused,
             graphs=cuda,
         )
         return self._stacks[kind]
@@ -302,40 +305,14 @@ class StackedEngine(Engine):
         stacked = stack_params([state.params for state in states])
         return {name: tensor.to(self._device, self._dtype) for name, tensor in stacked.items()}
 
-    def _fuse(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A compiled function whose first dimension, the number of jobs, may vary."""
-        if function not in self._fused:
-            compiled = torch.compile(function)
 
-            def call(*args: Any, **kwargs: Any) -> Any:
-                for leaf in tree_leaves(args):
-                    if isinstance(leaf, Tensor) and leaf.dim():
-                        torch._dynamo.maybe_mark_dynamic(leaf, 0)
-                return compiled(*args, **kwargs)
-
-            self._fused[function] = call
-        return self._fused[function]
-
-
-def _as_it_is(function: Callable[..., Any]) -> Callable[..., Any]:
-    return function
-
-
-def _network_for(workload: Workload, samples: Samples) -> tuple[Network | None, str]:
-    """The stacked form of the workload's model, or why there is none."""
-    federation, model = workload.federation, workload.model
-    if not isinstance(samples, TensorSamples):
-        return None, "its samples are fetched batch by batch, not held on the device"
-    if type(workload.task) is not Classification:
-        return None, f"{type(workload.task).__name__} is no classification"
-    network: Network | None = block_network(model, federation.input_shape)
-    if network is not None:
-        return network, ""
-    model.to(workload.options.torch_device(), workload.options.torch_dtype())
-    reason = reason_not_to_stack(model, samples.inputs[:2])
-    if reason is not None:
-        return None, f"{type(model).__name__}: {reason}"
-    return FunctionalNetwork(model), ""
+def _ran_out_of_memory(error: BaseException | None) -> bool:
+    """Whether memory was the cause; an error while capturing a graph hides it behind another."""
+    while error is not None:
+        if isinstance(error, torch.cuda.OutOfMemoryError):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _summaries(

@@ -9,7 +9,7 @@ Shapes: as in `fedproto.engines.stacking.glue`; "..." stands for any leading dim
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,10 +17,8 @@ import torch
 from torch import Tensor
 
 from fedproto.engines.stacking import glue
+from fedproto.engines.stacking.fusing import Fuse
 from fedproto.engines.stacking.gradients import Gradient, Product
-
-Fuse = Callable[[glue.Function], glue.Function]
-"""Turns a function of tensors into a faster one, or leaves it as it is."""
 
 
 class Block(abc.ABC):

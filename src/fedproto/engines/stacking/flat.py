@@ -34,38 +34,31 @@ class FlatLayout:
         self._shapes = {name: tuple(tensor.shape) for name, tensor in example.items()}
         self.small = [name for name, tensor in example.items() if tensor.numel() <= SMALL]
         self._starts: dict[str, int] = {}
-        place = 0
-        for name in [*self.small, *(name for name in example if name not in self.small)]:
-            if name not in self.small:
-                place = -(-place // ALIGNMENT) * ALIGNMENT
-            self._starts[name] = place
-            place += math.prod(self._shapes[name])
-            if name in self.small:
-                self.small_size = place
-        if not self.small:
-            self.small_size = 0
-        # Every row begins at an aligned address too.
-        self.size = -(-place // ALIGNMENT) * ALIGNMENT
+        self.size = 0
+        for name in self.small:
+            self._starts[name] = self.size
+            self.size += math.prod(self._shapes[name])
+        self.small_size = self.size
+        # Large tensors and rows begin at aligned addresses, as the fast matrix kernels ask for.
+        self.size = _aligned(self.size)
+        for name in example:
+            if name not in self._starts:
+                self._starts[name] = self.size
+                self.size = _aligned(self.size + math.prod(self._shapes[name]))
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:
         """The tensors ``[J, …]`` inside of rows ``[J, P]``, by name."""
         return {
-            name: flat[:, start : start + math.prod(shape)].view(len(flat), *shape)
-            for (name, shape), start in zip(
-                ((name, self._shapes[name]) for name in self._starts),
-                self._starts.values(),
-                strict=True,
+            name: flat[:, start : start + math.prod(self._shapes[name])].view(
+                len(flat), *self._shapes[name]
             )
+            for name, start in self._starts.items()
         }
-
-    def flatten(self, tensors: Tensors) -> Tensor:
-        """Stacked tensors ``[J, …]`` as rows ``[J, P]``."""
-        first = next(iter(tensors.values()))
-        flat = first.new_zeros((len(first), self.size))
-        for name, view in self.views(flat).items():
-            view.copy_(tensors[name])
-        return flat
 
     def gather_small(self, tensors: Tensors) -> Tensor:
         """The small tensors ``[J, …]`` side by side, as they lie in front of the rows."""
         return torch.cat([tensors[name].flatten(1) for name in self.small], dim=1)
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT

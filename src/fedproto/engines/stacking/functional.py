@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F  # noqa: N812 - the name everyone uses
 
-from fedproto.engines.stacking.blocks import Fuse
+from fedproto.engines.stacking.fusing import Fuse
 from fedproto.engines.stacking.gradients import Gradient
 from fedproto.engines.stacking.network import Network
 from fedproto.models.base import features_of

@@ -12,14 +12,9 @@ C classes, D units. Images lie as [J, B, H, W, channels].
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - the name everyone uses
-
-Function = Callable[..., Any]
 
 DEAD = 4
 """The code of a pooled cell that passes no gradient because nothing in it is positive."""

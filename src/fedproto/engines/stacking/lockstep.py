@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from fedproto.engines.stacking.blocks import Fuse
 from fedproto.engines.stacking.flat import FlatLayout
+from fedproto.engines.stacking.fusing import Fuse
 from fedproto.engines.stacking.gradients import Gradient, as_tensor, subtract
 from fedproto.engines.stacking.network import Network
 from fedproto.engines.stacking.orders import StackOrders
@@ -30,6 +30,9 @@ from fedproto.types import Tensors
 
 STEPS_PER_GRAPH = 8
 """Long enough to hide the launch of a graph, short enough that little is done past a job's end."""
+
+TABLE_ROOM = 2**20
+"""Entries of the table of samples to begin with: 8 MB."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +103,9 @@ class Lockstep:
         self._start, self._steps = numbers(torch.int64), numbers(torch.int64)
         self._last_epoch = numbers(torch.int64)
         self._count = torch.zeros((), dtype=torch.int64, device=self._device)
-        self._samples = torch.zeros(0, dtype=torch.int64, device=self._device)
+        # Room for most rounds on a GPU, where a larger table means capturing all graphs again.
+        room = TABLE_ROOM if graphs else 0
+        self._samples = torch.zeros(room, dtype=torch.int64, device=self._device)
         self._sizes = _sizes(self.capacity)
         self._graphs: dict[int, torch.cuda.CUDAGraph] | None = {} if graphs else None
         self._pool = torch.cuda.graph_pool_handle() if graphs else None
@@ -152,9 +157,10 @@ class Lockstep:
         self.loss.zero_()
         self._count.zero_()
         if len(orders.samples) > len(self._samples):
-            # Graphs hold the old table's address.
+            # Graphs hold the old table's address; with the last of them their pool is gone too.
             if self._graphs:
                 self._graphs.clear()
+                self._pool = torch.cuda.graph_pool_handle()
             room = len(orders.samples) * 3 // 2
             self._samples = torch.zeros(room, dtype=torch.int64, device=self._device)
         self._samples[: len(orders.samples)].copy_(torch.from_numpy(orders.samples))

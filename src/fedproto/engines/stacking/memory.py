@@ -32,15 +32,9 @@ def bytes_per_job(network: Network, example: Tensors, kind: StackKind) -> int:
     return size * (copies * weights + network.numbers(kind.train.batch_size))
 
 
-def jobs_that_fit(job_bytes: int, device: torch.device, *, held: int = 0) -> int:
-    """The number of jobs that fit at once; at least one.
-
-    Args:
-        job_bytes: What one takes.
-        device: Where.
-        held: Bytes in use that will be free by then.
-    """
-    return max(1, int(SHARE * (free_bytes(device) + held)) // job_bytes)
+def jobs_that_fit(job_bytes: int, device: torch.device) -> int:
+    """The number of jobs that fit at once; at least one."""
+    return max(1, int(SHARE * free_bytes(device)) // job_bytes)
 
 
 def free_bytes(device: torch.device) -> int:

@@ -15,9 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from fedproto.engines.stacking import glue
-from fedproto.engines.stacking.blocks import Block, Conv, Dense, Fuse
+from fedproto.engines.stacking.blocks import Block, Conv, Dense
+from fedproto.engines.stacking.fusing import Fuse, unfused
 from fedproto.engines.stacking.gradients import Gradient, Product
 from fedproto.models.cnn import CNN
+from fedproto.models.cnn4 import CNN4
 from fedproto.models.mlp import MLP
 from fedproto.types import Tensors
 
@@ -67,22 +69,18 @@ class Network(abc.ABC):
         """How many numbers a step keeps at once per job, besides weights and gradients."""
 
 
-def unfused(function: glue.Function) -> glue.Function:
-    """Leaves a function as it is."""
-    return function
-
-
 class BlockNetwork(Network):
     """Blocks one after another, then a dense layer that gives the scores.
 
     Args:
         blocks: All layers but the last; the last of them gives the features.
-        head: Name of the last layer.
+        head: The last layer; nothing follows it.
     """
 
-    def __init__(self, blocks: Sequence[Block], head: str) -> None:
+    def __init__(self, blocks: Sequence[Block], head: Dense) -> None:
         self._blocks = tuple(blocks)
         self._head = head
+        self._weight, self._bias = f"{head.name}.weight", f"{head.name}.bias"
 
     def lay_out(self, inputs: Tensor) -> Tensor:
         """Channels last for images, flat for anything else."""
@@ -93,7 +91,7 @@ class BlockNetwork(Network):
     def pack(self, params: Tensors) -> dict[str, Tensor]:
         """Weights block by block; biases as they are."""
         packed = dict(params)
-        for block in self._blocks:
+        for block in (*self._blocks, self._head):
             name = f"{block.name}.weight"
             packed[name] = block.pack(params[name]).contiguous()
         return packed
@@ -101,7 +99,7 @@ class BlockNetwork(Network):
     def unpack(self, params: Tensors) -> dict[str, Tensor]:
         """The opposite of `pack`."""
         own = dict(params)
-        for block in self._blocks:
+        for block in (*self._blocks, self._head):
             name = f"{block.name}.weight"
             own[name] = block.unpack(params[name])
         return {
@@ -110,15 +108,15 @@ class BlockNetwork(Network):
         }
 
     def features(self, params: Tensors, x: Tensor) -> Tensor:
-        """What the last block puts out."""
-        for block in self._blocks:
-            x, _ = block.forward(params, x, unfused)
-        return x
+        """What the last block puts out, in the module's order of channels."""
+        x = self._encode(params, x)
+        return (x if self._head.image is None else x.movedim(-1, 2)).flatten(2)
 
     def scores(self, params: Tensors, x: Tensor) -> Tensor:
-        """The head on top of the features."""
-        weight, bias = params[f"{self._head}.weight"], params[f"{self._head}.bias"]
-        return torch.baddbmm(bias.unsqueeze(1), self.features(params, x), weight.transpose(1, 2))
+        """The head on top of the last block."""
+        x = self._encode(params, x).flatten(2)
+        bias = params[self._bias].unsqueeze(1)
+        return torch.baddbmm(bias, x, params[self._weight].transpose(1, 2))
 
     def gradients(
         self, params: Tensors, x: Tensor, targets: Tensor, weight: Tensor, fuse: Fuse
@@ -128,14 +126,14 @@ class BlockNetwork(Network):
         for block in self._blocks:
             x, kept = block.forward(params, x, fuse)
             saved.append(kept)
-        head, bias = params[f"{self._head}.weight"], params[f"{self._head}.bias"]
-        z = torch.bmm(x, head.transpose(1, 2))
-        loss, dz, db = fuse(glue.cross_entropy)(z, bias, targets, weight)
+        x = x.flatten(2)
+        z = torch.bmm(x, params[self._weight].transpose(1, 2))
+        loss, dz, db = fuse(glue.cross_entropy)(z, params[self._bias], targets, weight)
         gradients: dict[str, Gradient] = {
-            f"{self._head}.weight": Product(dz.transpose(1, 2), x),
-            f"{self._head}.bias": db,
+            self._weight: Product(dz.transpose(1, 2), x),
+            self._bias: db,
         }
-        dx: Tensor | None = torch.bmm(dz, head)
+        dx: Tensor | None = torch.bmm(dz, params[self._weight])
         for place in reversed(range(len(self._blocks))):
             block = self._blocks[place]
             assert dx is not None  # noqa: S101 - only the first block gives no gradient
@@ -147,6 +145,11 @@ class BlockNetwork(Network):
         """The sum over the blocks: nothing is freed before the backward pass ends."""
         return sum(block.numbers(batch) for block in self._blocks)
 
+    def _encode(self, params: Tensors, x: Tensor) -> Tensor:
+        for block in self._blocks:
+            x, _ = block.forward(params, x, unfused)
+        return x
+
 
 def block_network(model: nn.Module, input_shape: tuple[int, ...]) -> BlockNetwork | None:
     """The stacked form of a known architecture; None for any other.
@@ -154,26 +157,30 @@ def block_network(model: nn.Module, input_shape: tuple[int, ...]) -> BlockNetwor
     A subclass may compute something else, so only the classes themselves are known.
     """
     if type(model) is MLP:
-        return BlockNetwork([_dense(model, "dense1"), _dense(model, "dense2")], "classifier")
+        layers = [_dense(model, name) for name in ("dense1", "dense2", "classifier")]
+        return BlockNetwork(layers[:-1], layers[-1])
     if type(model) is CNN:
-        _, height, width = input_shape
-        blocks: list[Block] = []
-        for name in ("conv1", "conv2"):
-            conv = model.get_submodule(name)
-            assert isinstance(conv, nn.Conv2d)  # noqa: S101 - narrows the type
-            blocks.append(
-                Conv(
-                    name,
-                    (conv.in_channels, conv.out_channels),
-                    (height, width),
-                    conv.kernel_size[0],
-                )
-            )
-            height, width = height // 2, width // 2
-        image = (model.conv2.out_channels, height, width)
-        blocks.append(_dense(model, "dense", image))
-        return BlockNetwork(blocks, "classifier")
+        convolutions, image = _convolutions(model, input_shape)
+        dense = _dense(model, "dense", image)
+        return BlockNetwork([*convolutions, dense], _dense(model, "classifier"))
+    if type(model) is CNN4:
+        convolutions, image = _convolutions(model, input_shape)
+        return BlockNetwork(convolutions, _dense(model, "classifier", image))
     return None
+
+
+def _convolutions(
+    model: nn.Module, input_shape: tuple[int, ...]
+) -> tuple[list[Conv], tuple[int, int, int]]:
+    """A model's convolutions in order, and the image that comes out of the last."""
+    channels, height, width = input_shape
+    blocks = []
+    for name, layer in model.named_modules():
+        if isinstance(layer, nn.Conv2d):
+            sides = (layer.in_channels, layer.out_channels)
+            blocks.append(Conv(name, sides, (height, width), layer.kernel_size[0]))
+            channels, height, width = layer.out_channels, height // 2, width // 2
+    return blocks, (channels, height, width)
 
 
 def _dense(model: nn.Module, name: str, image: tuple[int, int, int] | None = None) -> Dense:

@@ -1,0 +1,76 @@
+"""This package: its own round loop with one of its engines.
+
+ours.py WORK OUT ENGINE
+"""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+from common import Work, quiet, serve
+from torch import Tensor
+
+from fedproto.config import EvaluateOptions, RunConfig, ScheduleOptions
+from fedproto.data.federation import Client, Federation
+from fedproto.data.samples import TensorSamples
+from fedproto.engines.base import ENGINES, EngineOptions, Workload
+from fedproto.engines.reference import read_state
+from fedproto.models.base import build_model
+from fedproto.models.cnn import CNNOptions
+from fedproto.models.mlp import MLPOptions
+from fedproto.rounds import Run, run_rounds
+from fedproto.strategies import FedAvg
+from fedproto.tasks import task_named
+from fedproto.training import TrainOptions
+from fedproto.types import ServerState
+
+
+def main() -> None:
+    """Serves rounds."""
+    path, out, name, *more = sys.argv[1:]
+    number = int(more[0]) if more else 1
+    quiet()
+    work = Work(path)
+    nothing = np.empty(0, dtype=np.int64)
+    federation = Federation(
+        name="work",
+        samples=TensorSamples(work.inputs, work.targets),
+        clients=tuple(
+            Client(np.arange(start, start + size, dtype=np.int64), nothing)
+            for start, size in zip(work.starts, work.sizes, strict=True)
+        ),
+        num_classes=10,
+        input_shape=tuple(work.inputs.shape[1:]),
+    )
+    options = CNNOptions() if work.inputs.dim() == 4 else MLPOptions()
+    model = build_model(options, federation.input_shape, 10, seed=0)
+    task = task_named("classification")
+    chosen = EngineOptions(name=name, device="cpu")
+    engine = ENGINES.get(name)(Workload(federation, model, task, chosen))
+    everlasting = 10**9
+    config = RunConfig(
+        strategy=FedAvg(sampling="uniform"),
+        seed=work.seed,
+        train=TrainOptions(epochs=work.epochs, batch_size=work.batch_size, lr=work.lr),
+        schedule=ScheduleOptions(rounds=everlasting, cohort=work.cohorts.shape[1]),
+        evaluate=EvaluateOptions(every=everlasting),
+    )
+    runs = [Run(config, ServerState(0, *read_state(work.model()))) for _ in range(number)]
+    rounds = run_rounds(runs, federation, engine)
+
+    def train_round(round_: int) -> dict[str, Tensor]:
+        for _ in runs:
+            _, record = next(rounds)
+            if record.cohort != work.cohorts[round_].tolist():
+                raise RuntimeError(f"cohort {record.cohort} is not that of the work")
+        return dict(runs[-1].state.params)
+
+    try:
+        serve(train_round, out)
+    finally:
+        engine.close()
+
+
+if __name__ == "__main__":
+    main()

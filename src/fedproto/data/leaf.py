@@ -1,0 +1,137 @@
+"""A user's own data in the JSON files of LEAF, one client per user of theirs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedproto.data.base import DATASETS, OnProgress
+from fedproto.data.federation import Client, Federation
+from fedproto.data.files import open_tree
+from fedproto.data.own import own_path
+from fedproto.data.partition import by_key
+from fedproto.data.prepared import Arrays, Builder, prepared
+from fedproto.data.samples import MappedSamples
+from fedproto.data.sharing import HeldOut
+from fedproto.errors import DataError
+from fedproto.options import option
+from fedproto.rng import Indices
+
+
+@DATASETS.register("leaf")
+@dataclass(frozen=True)
+class Leaf(HeldOut):
+    """LEAF's JSON: ``users``, ``num_samples`` and ``user_data`` with numbers x and labels y.
+
+    Where the files lie in folders ``train`` and ``test``, that split is kept and nothing is held
+    out for validation; otherwise every client is split 80/20.
+    """
+
+    path: str = option("", "the folder of the JSON files")
+    shape: tuple[int, ...] = option((), "shape of one input; as it is in the files by default")
+    num_classes: int = option(0, "number of classes; 0 counts them", at_least=0)
+
+    def load(self, root: Path) -> Federation:
+        """Reads the files if that was not done before."""
+        arrays = self._arrays(root)
+        labels, users = np.array(arrays["labels"]), np.array(arrays["users"])
+        inputs = torch.from_numpy(arrays["inputs"])
+        shape = self._input_shape(tuple(inputs.shape[1:]))
+        federation = self.federation(
+            Path(self.path).stem,
+            MappedSamples(inputs.view(-1, *shape), torch.from_numpy(labels)),
+            by_key(users),
+            num_classes=self._checked_classes(labels),
+            input_shape=shape,
+        )
+        if not arrays["test"].any():
+            return federation
+        # LEAF's own split takes the place of ours; whoever has nothing to train on is no client.
+        clients = [_split_as_stored(part, arrays["test"]) for part in by_key(users)]
+        return replace(
+            federation,
+            clients=tuple(client for client in clients if len(client.train)),
+            validation=np.empty(0, dtype=np.int64),
+        )
+
+    def prepare(self, root: Path, on_progress: OnProgress | None = None) -> None:
+        """Reads the files."""
+        self._arrays(root, on_progress)
+
+    @classmethod
+    def status(cls, root: Path) -> str:
+        """Needs a path."""
+        del root
+        return "your own files: set data.path"
+
+    def _input_shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
+        if self.shape and np.prod(self.shape) != np.prod(stored):
+            raise DataError(f"shape {list(self.shape)} does not fit inputs of shape {list(stored)}")
+        return self.shape or stored
+
+    def _checked_classes(self, labels: Indices) -> int:
+        lowest, highest = int(labels.min()), int(labels.max())
+        if lowest < 0 or (self.num_classes and highest >= self.num_classes):
+            wrong = lowest if lowest < 0 else highest
+            limit = (self.num_classes or highest + 1) - 1
+            raise DataError(f"{self.path}: label {wrong} is outside the classes 0 to {limit}")
+        return self.num_classes or highest + 1
+
+    def _arrays(self, root: Path, on_progress: OnProgress | None = None) -> Arrays:
+        folder = own_path(self.path, root)
+        sources = {
+            name: path for name, path in open_tree(folder).sources.items() if path.suffix == ".json"
+        }
+        if not sources:
+            raise DataError(f"{folder} holds no JSON files")
+
+        def build(builder: Builder) -> None:
+            inputs, labels, users, test = [], [], [], []
+            for done, (name, path) in enumerate(sources.items(), start=1):
+                for user, x, y in _read_users(path):
+                    inputs.append(x)
+                    labels.append(y)
+                    users += [user] * len(y)
+                    test += [name.split("/")[0] == "test"] * len(y)
+                if on_progress is not None:
+                    on_progress(done, len(sources))
+            if len({part.shape[1:] for part in inputs}) > 1:
+                raise DataError(f"{folder}: the users' inputs have different shapes")
+            builder.put("inputs", np.concatenate(inputs))
+            builder.put("labels", np.concatenate(labels))
+            builder.put("users", np.array(users))
+            builder.put("test", np.array(test))
+
+        return prepared("leaf", sources, {}, build)
+
+
+def _split_as_stored(part: Indices, test: Any) -> Client:
+    chosen = np.asarray(test[part], dtype=bool)
+    return Client(part[~chosen], part[chosen])
+
+
+def _read_users(path: Path) -> Iterator[tuple[str, Any, Any]]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        data = content["user_data"]
+        users = {user: (data[user]["x"], data[user]["y"]) for user in content["users"]}
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read as JSON: {error}") from None
+    except (KeyError, TypeError) as error:
+        raise DataError(f"{path} is not in LEAF's form: {error} is missing or wrong") from None
+    for user, (x, y) in users.items():
+        try:
+            inputs, labels = np.asarray(x, dtype=np.float32), np.asarray(y)
+        except (ValueError, TypeError):
+            raise DataError(f"{path}: the inputs of user {user} are not numbers") from None
+        if labels.dtype.kind not in "iu" or labels.ndim != 1 or len(labels) != len(inputs):
+            raise DataError(
+                f"{path}: user {user} has {len(inputs)} inputs and labels of another number or kind"
+            )
+        yield str(user), inputs, labels.astype(np.int64)

@@ -1,0 +1,146 @@
+"""What all sources of a user's own pictures share: from a list of files to a federation."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fedproto.data.base import DATASETS, OnProgress
+from fedproto.data.federation import Federation
+from fedproto.data.files import FileTree
+from fedproto.data.images import SUFFIXES, for_each_file, open_image, pixels
+from fedproto.data.partition import by_key
+from fedproto.data.prepared import Arrays, Builder, prepared
+from fedproto.data.samples import MappedSamples
+from fedproto.data.sharing import SharedOut
+from fedproto.errors import DataError, unknown_name
+from fedproto.options import option
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Which pictures there are.
+
+    Attributes:
+        tree: Where the files are.
+        names: The files' names in the tree.
+        labels: The name of each picture's class.
+        clients: The name of each picture's client; None when they are to be shared out.
+        classes: The names of all classes, in the order of their labels.
+    """
+
+    tree: FileTree
+    names: Sequence[str]
+    labels: Sequence[str]
+    clients: Sequence[str] | None
+    classes: Sequence[str]
+
+
+@dataclass(frozen=True)
+class OwnPictures(SharedOut):
+    """Pictures of one size with a class each; clients of their own, or shared out."""
+
+    path: str = option("", "where the data is")
+    size: int = option(32, "width and height that all pictures are brought to", at_least=1)
+    channels: int = option(3, "1 for grey, 3 for colour", at_least=1, at_most=3)
+    classes: tuple[str, ...] = option((), "the classes in order; those that are found by default")
+    mean: tuple[float, ...] = option((), "subtracted per channel from pixels between 0 and 1")
+    std: tuple[float, ...] = option((), "pixels are divided by this per channel")
+
+    @abc.abstractmethod
+    def listing(self, path: Path) -> Listing:
+        """Finds the pictures.
+
+        Raises:
+            DataError: If something is missing or contradicts itself.
+        """
+
+    def load(self, root: Path) -> Federation:
+        """Decodes the pictures if that was not done before, and makes clients."""
+        listing, arrays = self._arrays(root)
+        labels = np.array(arrays["labels"])
+        parts = self.share(labels) if listing.clients is None else by_key(np.array(listing.clients))
+        return self.federation(
+            Path(self.path).stem,
+            MappedSamples(
+                torch.from_numpy(arrays["images"]), torch.from_numpy(labels), self.mean, self.std
+            ),
+            parts,
+            num_classes=len(listing.classes),
+            input_shape=(self.channels, self.size, self.size),
+            class_names=listing.classes,
+        )
+
+    def prepare(self, root: Path, on_progress: OnProgress | None = None) -> None:
+        """Decodes the pictures."""
+        self._arrays(root, on_progress)
+
+    @classmethod
+    def status(cls, root: Path) -> str:
+        """Needs a path."""
+        del root
+        return "your own files: set data.path"
+
+    def _arrays(self, root: Path, on_progress: OnProgress | None = None) -> tuple[Listing, Arrays]:
+        if self.channels == 2:
+            raise DataError("channels must be 1 for grey or 3 for colour, not 2")
+        listing = self.listing(own_path(self.path, root))
+        options = {"size": self.size, "channels": self.channels, "classes": list(listing.classes)}
+
+        def build(builder: Builder) -> None:
+            shape = (len(listing.names), self.channels, self.size, self.size)
+            images = builder.array("images", shape, np.uint8)
+            work: dict[str, Callable[[bytes], None]] = {
+                name: partial(self._decode, images, place, listing.tree.places[name])
+                for place, name in enumerate(listing.names)
+            }
+            for_each_file(listing.tree, work, on_progress)
+            place_of = {name: place for place, name in enumerate(listing.classes)}
+            builder.put("labels", np.array([place_of[label] for label in listing.labels]))
+
+        name = DATASETS.name_of(type(self))
+        return listing, prepared(name, listing.tree.sources, options, build)
+
+    def _decode(self, images: NDArray[np.uint8], place: int, where: object, content: bytes) -> None:
+        images[place] = pixels(open_image(content, where), self.channels, (self.size, self.size))
+
+
+def own_path(path: str, root: Path) -> Path:
+    """A user's path: from the current folder, or else from the data root.
+
+    Raises:
+        DataError: If it was not given or does not exist.
+    """
+    if not path:
+        raise DataError("path is missing: set data.path to where your data is")
+    given = Path(path).expanduser()
+    for found in (given, root / given):
+        if found.exists():
+            return found
+    raise DataError(f"path {given} does not exist")
+
+
+def is_picture(name: str) -> bool:
+    """Whether a file's name ends like a picture's."""
+    return name.lower().endswith(SUFFIXES)
+
+
+def checked_classes(found: Sequence[str], given: Sequence[str], where: object) -> list[str]:
+    """The classes in order: those given, or those found.
+
+    Raises:
+        DataError: If one was found that is not given.
+    """
+    if not given:
+        return sorted(set(found))
+    for name in found:
+        if name not in given:
+            raise DataError(f"{where}: {unknown_name('class', name, given)}")
+    return list(given)

@@ -1,0 +1,112 @@
+"""fedproto data stats and plot, and where the data root comes from."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import numpy as np
+import pytest
+
+from data_files import write_mnist
+from fedproto.cli import main
+
+pytest_plugins = ["data_fixtures"]
+pytestmark = pytest.mark.usefixtures("cache")
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    """A data root with a small MNIST; the environment names another one."""
+    write_mnist(tmp_path / "root", np.arange(400) % 10)
+    monkeypatch.setenv("FEDPROTO_DATA", str(tmp_path / "elsewhere"))
+    return tmp_path / "root"
+
+
+def test_stats_shows_the_row_beside_the_papers(root, capsys):
+    arguments = ["data", "stats", "mnist", "--data-root", str(root), "--set", "clients=20"]
+    assert main([*arguments, "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["here"]["clients"] == 20
+    assert facts["here"]["samples"] + facts["here"]["validation"] == 400
+    assert facts["here"]["most_classes"] == 2
+    assert facts["paper"] == {
+        "classes": 10,
+        "clients": 1000,
+        "samples": 61676,
+        "mean": 61.7,
+        "std": 164.7,
+    }
+    assert main(arguments) == 0
+    shown = capsys.readouterr().out
+    assert "61,676" in shown
+    assert "paper" in shown
+
+
+def test_plot_draws_classes_and_a_contact_sheet(root, tmp_path, capsys):
+    pytest.importorskip("matplotlib", reason="needs matplotlib (fedproto[plots])")
+    out = tmp_path / "plots"
+    arguments = ["data", "plot", "mnist", "--data-root", str(root), "--out", str(out)]
+    arguments += ["--set", "clients=12", "--set", "partition=dirichlet"]
+    assert main([*arguments, "--alpha", "0.1", "--alpha", "10"]) == 0
+    shown = capsys.readouterr().out
+    for name in ("mnist-classes.png", "mnist-samples.png"):
+        assert (out / name).read_bytes().startswith(b"\x89PNG")
+        assert f"wrote {out / name}" in shown
+
+
+def test_alpha_for_a_partition_without_one_is_refused(root, capsys):
+    arguments = ["data", "plot", "mnist", "--data-root", str(root), "--set", "clients=12"]
+    assert main([*arguments, "--alpha", "0.1"]) == 2
+    assert "--alpha" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("alpha=0", "alpha must be above 0"),
+        ("classes_per_client=11", "classes_per_client must be between 1 and the 10 classes"),
+        ("clients=401", "clients must be between 1 and the 400 samples"),
+        ("colour=red", "unknown option 'colour'"),
+    ],
+)
+def test_impossible_settings_end_with_one_line(root, capsys, setting, message):
+    assert main(["data", "stats", "mnist", "--data-root", str(root), "--set", setting]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
+
+
+@pytest.mark.parametrize("before", [None, "elsewhere"])
+def test_the_data_root_of_a_command_ends_with_it(root, monkeypatch, capsys, before):
+    if before is None:
+        monkeypatch.delenv("FEDPROTO_DATA")
+    else:
+        monkeypatch.setenv("FEDPROTO_DATA", before)
+    assert main(["data", "stats", "mnist", "--data-root", str(root), "--set", "clients=20"]) == 0
+    assert main(["data", "stats", "mnist", "--data-root", str(root), "--set", "alpha=0"]) == 2
+    assert os.environ.get("FEDPROTO_DATA") == before
+    assert "alpha" in capsys.readouterr().err
+
+
+def test_missing_files_are_named(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("FEDPROTO_DATA", str(tmp_path))
+    assert main(["data", "stats", "mnist"]) == 2
+    assert f"folder {tmp_path / 'MNIST'} does not exist" in capsys.readouterr().err
+
+
+def test_training_takes_the_data_root(root, tmp_path, capsys):
+    recipe = tmp_path / "few.toml"
+    recipe.write_text(
+        """
+        data = { name = "mnist", clients = 10 }
+        model = { name = "cnn", channels1 = 2, channels2 = 2, features = 8 }
+        strategy = { name = "fedproto" }
+        train = { epochs = 1 }
+        schedule = { rounds = 2, cohort = 2 }
+        """
+    )
+    arguments = ["run", str(recipe), "--out", str(tmp_path / "run"), "--json"]
+    assert main([*arguments, "--data-root", str(root)]) == 0
+    records = [json.loads(line) for line in capsys.readouterr().out.splitlines()][:-1]
+    assert len(records) == 2
+    assert "validation_accuracy" in records[0]["metrics"]
