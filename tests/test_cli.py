@@ -39,7 +39,9 @@ def test_version(capsys):
 
 
 @pytest.mark.parametrize(
-    "command", [[], ["run"], ["sweep"], ["resume"], ["compare"], ["list"], ["info"]], ids=str
+    "command",
+    [[], ["run"], ["sweep"], ["resume"], ["compare"], ["predict"], ["list"], ["info"]],
+    ids=str,
 )
 def test_every_command_has_help(command, capsys):
     assert main([*command, "--help"]) == 0

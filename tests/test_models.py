@@ -9,6 +9,7 @@ from torch import nn
 from fedproto import MODELS, with_features
 from fedproto.errors import TrainingError
 from fedproto.models import build_model, features_of
+from fedproto.models.deeplab import DeepLab
 
 
 class OwnNet(nn.Module):
@@ -25,9 +26,14 @@ class OwnNet(nn.Module):
 @pytest.mark.parametrize("name", MODELS.names())
 def test_every_model_is_head_after_features(name):
     shape = (1, 28, 28)
-    model = build_model(MODELS.get(name)(), shape, 10, seed=0)
+    model = build_model(MODELS.get(name)(), shape, 10, seed=0).eval()
     x = torch.rand(3, *shape)
     features = features_of(model)(x)
+    if isinstance(model, DeepLab):
+        # Its decoder takes low-level features as well, and scores every pixel.
+        assert torch.equal(model.encode(x)[0], features)
+        assert model(x).shape == (3, 10, 28, 28)
+        return
     assert torch.equal(model.head(features), model(x))
     assert model(x).shape == (3, 10)
 

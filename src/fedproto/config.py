@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from fedproto.augment import AugmentOptions
 from fedproto.data.base import DATASETS, DataSource
 from fedproto.engines.base import ENGINES, EngineOptions
 from fedproto.errors import ConfigError, unknown_name
@@ -16,6 +17,7 @@ from fedproto.models.base import MODELS, ModelOptions
 from fedproto.options import Options, option, options_to_dict, read_options
 from fedproto.registry import Registry
 from fedproto.strategies.base import STRATEGIES, Strategy
+from fedproto.tasks import TaskOptions
 from fedproto.training import TrainOptions
 
 O = TypeVar("O", bound=Options)  # noqa: E741 - the letter stands for Options
@@ -42,7 +44,9 @@ class EvaluateOptions(Options):
 class StopOptions(Options):
     """When to stop before the last round; never, unless asked."""
 
-    metric: str = option("accuracy", "what is watched; on the validation part where there is one")
+    metric: str | None = option(
+        None, "what is watched, on the validation part where there is one; the task's main score"
+    )
     target: float | None = option(None, "stop once the metric reaches this")
     patience: int | None = option(None, "stop after so many tests without a new best", at_least=1)
 
@@ -67,6 +71,8 @@ class RunConfig:
         strategy: The federated method.
         data: Data set and partition; None when the federation was given in Python.
         model: Architecture; None when the module was given in Python.
+        task: What is asked of the task beyond its data.
+        augment: How training images are varied.
     """
 
     strategy: Strategy
@@ -74,7 +80,9 @@ class RunConfig:
     model: ModelOptions | None = None
     seed: int = 0
     label: str = ""
+    task: TaskOptions = field(default_factory=TaskOptions)
     train: TrainOptions = field(default_factory=TrainOptions)
+    augment: AugmentOptions = field(default_factory=AugmentOptions)
     schedule: ScheduleOptions = field(default_factory=ScheduleOptions)
     evaluate: EvaluateOptions = field(default_factory=EvaluateOptions)
     stop: StopOptions = field(default_factory=StopOptions)
@@ -107,7 +115,9 @@ class RunConfig:
 
 _CHOICES: dict[str, Registry[Any]] = {"strategy": STRATEGIES, "data": DATASETS, "model": MODELS}
 _SECTIONS: dict[str, type[Options]] = {
+    "task": TaskOptions,
     "train": TrainOptions,
+    "augment": AugmentOptions,
     "schedule": ScheduleOptions,
     "evaluate": EvaluateOptions,
     "stop": StopOptions,

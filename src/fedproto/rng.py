@@ -30,6 +30,8 @@ class Purpose(enum.IntEnum):
     SPLIT = 7
     PARTITION = 8
     VALIDATION = 9
+    AUGMENT = 10
+    SAMPLES = 11
 
 
 def stream(seed: int, purpose: Purpose, *place: int) -> np.random.RandomState:

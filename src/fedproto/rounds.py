@@ -20,7 +20,7 @@ from fedproto.engines.base import Engine
 from fedproto.equations import aggregate_mean_margin
 from fedproto.errors import ConfigError
 from fedproto.rng import Purpose, torch_seed
-from fedproto.tasks import lower_is_better
+from fedproto.tasks import headline, lower_is_better
 from fedproto.types import (
     POOLED,
     ClientFailure,
@@ -148,6 +148,7 @@ def plan_round(place: int, run: Run, federation: Federation) -> RoundPlan:
                 seed, round_, client, num_examples, options.batch_size, epochs, max_steps
             ),
             train=options,
+            augment=config.augment if config.augment.active else None,
             lr=options.lr_at(round_, config.schedule.rounds),
             seed=torch_seed(seed, Purpose.INSIDE_MODEL, round_, client),
         )
@@ -246,7 +247,7 @@ def stop_reason(options: StopOptions, records: Sequence[RoundRecord]) -> str | N
     """Why to stop after these rounds, by target or patience; None to go on."""
     if options.target is None and options.patience is None:
         return None
-    name = options.metric
+    name = options.metric or headline(metric for record in records for metric in record.metrics)
     if any(f"validation_{name}" in record.metrics for record in records):
         name = f"validation_{name}"
     values = [record.metrics[name] for record in records if name in record.metrics]

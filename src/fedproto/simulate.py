@@ -17,6 +17,7 @@ from typing import Any
 
 from torch import nn
 
+from fedproto.augment import AugmentOptions
 from fedproto.config import RunConfig, ScheduleOptions, differences
 from fedproto.data.base import DataSource, data_root
 from fedproto.data.federation import Federation
@@ -29,7 +30,7 @@ from fedproto.rng import Purpose, torch_seed
 from fedproto.rounds import Run, Watcher, check_fits, run_rounds
 from fedproto.store import RunStore, is_run
 from fedproto.strategies.base import Strategy
-from fedproto.tasks import task_named
+from fedproto.tasks import TaskOptions, task_named
 from fedproto.training import TrainOptions
 from fedproto.types import RoundRecord, ServerState
 
@@ -62,6 +63,8 @@ def run(
     delta: float = 0.0,
     seed: int = 0,
     out: str | os.PathLike[str] | None = None,
+    task: TaskOptions | None = None,
+    augment: AugmentOptions | None = None,
     **train: Any,
 ) -> Result:
     """Trains a user's own module on a user's own federation.
@@ -76,6 +79,8 @@ def run(
         delta: Share of stragglers.
         seed: Seed of cohorts, stragglers and batch orders.
         out: A directory to keep the run in; a stopped run of the same configuration goes on there.
+        task: What is asked of the federation's task beyond its data.
+        augment: How training images are varied.
         **train: Options of local training: epochs, batch_size, lr, optimizer, …
 
     Raises:
@@ -86,12 +91,16 @@ def run(
     config = RunConfig(
         strategy=strategy,
         seed=seed,
+        task=task or TaskOptions(),
         train=read_options(TrainOptions, train, "train"),
+        augment=augment or AugmentOptions(),
         schedule=ScheduleOptions(rounds=rounds, cohort=cohort, delta=delta),
     )
+    config.augment.check_fits(federation.input_shape)
     trained = copy.deepcopy(model)
     engine = _build_engine(config, federation, model)
-    initial = ServerState(0, *read_state(model))
+    params, buffers = read_state(model)
+    initial = ServerState(0, params, config.train.shared_buffers(model, buffers))
     with contextlib.ExitStack() as stack:
         stack.callback(engine.close)
         if out is None:
@@ -127,6 +136,7 @@ def load_federations(configs: Iterable[RunConfig]) -> dict[DataSource, Federatio
         federation = federations[config.data]
         check_fits(config, federation)
         task_named(federation.task)
+        config.augment.check_fits(federation.input_shape)
         features_of(_build_model(config, federation))
         config.engine.torch_device()
     return federations
@@ -214,7 +224,8 @@ def _groups(stores: Iterable[RunStore]) -> list[list[RunStore]]:
     groups: dict[Any, list[RunStore]] = {}
     for store in stores:
         config = store.config
-        groups.setdefault((config.data, config.model, config.engine), []).append(store)
+        shared = config.data, config.model, config.task, config.engine, config.train.batch_norm
+        groups.setdefault(shared, []).append(store)
     return list(groups.values())
 
 
@@ -226,13 +237,14 @@ def _build_model(config: RunConfig, federation: Federation) -> nn.Module:
 
 def _initial_state(config: RunConfig, federation: Federation) -> ServerState:
     model = _build_model(config, federation).to(config.engine.torch_dtype())
-    return ServerState(0, *read_state(model))
+    params, buffers = read_state(model)
+    return ServerState(0, params, config.train.shared_buffers(model, buffers))
 
 
 def _build_engine(
     config: RunConfig, federation: Federation, model: nn.Module, notify: Notify = ignore
 ) -> Engine:
-    task = task_named(federation.task)
+    task = task_named(federation.task, federation.class_names, config.task)
     size = float(federation.train_sizes.mean())
     epochs = config.schedule.rounds * config.schedule.cohort * config.train.epochs
     demand = Demand(config.schedule.cohort, epochs * math.ceil(size / config.train.batch_size))

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
+    from fedproto.augment import AugmentOptions
     from fedproto.schedule import BatchOrder
     from fedproto.strategies.base import Strategy
     from fedproto.training import TrainOptions
@@ -22,6 +23,10 @@ Tensors: TypeAlias = Mapping[str, Tensor]
 
 POOLED = -1
 """The client id that stands for the pooled data of all clients (centralised training)."""
+
+
+VOID = 255
+"""The label of pixels that belong to no class and count nowhere."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +108,7 @@ class LocalJob:
         train: The local update rule.
         lr: Learning rate of this round.
         seed: For whatever is random inside the model (dropout).
+        augment: How training images are varied; None for not at all.
     """
 
     run: int
@@ -113,6 +119,7 @@ class LocalJob:
     train: TrainOptions
     lr: float
     seed: int
+    augment: AugmentOptions | None = None
 
 
 @dataclass(frozen=True)

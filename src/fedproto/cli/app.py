@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 import fedproto
-from fedproto.cli import comparing, data, inspecting, running
+from fedproto.cli import comparing, data, inspecting, predicting, running
 from fedproto.errors import FedprotoError
 from fedproto.registry import load_plugin
 
@@ -21,6 +21,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 running.add_to(app)
+predicting.add_to(app)
 comparing.add_to(app)
 inspecting.add_to(app)
 data.add_to(app)

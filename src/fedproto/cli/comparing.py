@@ -15,6 +15,7 @@ from rich.table import Table
 from fedproto.errors import ConfigError, unknown_name
 from fedproto.report.figures import save_figures
 from fedproto.report.results import StoredRun, Summary, find_runs, group_by_seed, summarize
+from fedproto.tasks import headline
 
 
 def add_to(app: typer.Typer) -> None:
@@ -24,7 +25,9 @@ def add_to(app: typer.Typer) -> None:
 
 def compare(
     directories: Annotated[list[Path], typer.Argument(help="Runs, sweeps or folders of them.")],
-    metric: Annotated[str, typer.Option(help="The score to compare by.")] = "accuracy",
+    metric: Annotated[
+        str | None, typer.Option(help="The score to compare by; the task's main one by default.")
+    ] = None,
     target: Annotated[
         float | None, typer.Option(help="Also show when this score is reached.")
     ] = None,
@@ -33,7 +36,9 @@ def compare(
     as_json: Annotated[bool, typer.Option("--json", help="The table as JSON.")] = False,
 ) -> None:
     """Compare runs; those that differ only in the seed share a row."""
-    groups = _groups(find_runs(directories), metric, each)
+    runs = find_runs(directories)
+    metric = metric or _main_score(runs)
+    groups = _groups(runs, metric, each)
     rows = summarize(groups, metric, target)
     if as_json:
         typer.echo(json.dumps([asdict(row) for row in rows], indent=2))
@@ -47,7 +52,7 @@ def compare(
 def print_comparison(directories: Iterable[Path]) -> None:
     """The table of runs that have just ended."""
     runs = find_runs(directories)
-    metric = runs[0].config.stop.metric
+    metric = runs[0].config.stop.metric or _main_score(runs)
     groups = _groups(runs, metric, each=False)
     _print_table(summarize(groups, metric, None), metric, None)
 
@@ -64,7 +69,7 @@ def comparison_table(rows: list[Summary], metric: str, target: float | None) -> 
         "rounds": lambda row: str(row.rounds),
     }
     # Scores between 0 and 1 are shown as percentages, losses and margins as they are.
-    percent = metric.endswith(("accuracy", "iou"))
+    percent = metric.endswith("accuracy") or "iou" in metric
     factor, digits, unit = (100, 1, " %") if percent else (1, 3, "")
     columns[metric + unit] = lambda row: _shown(row, metric, factor, digits)
     columns["loss"] = lambda row: _shown(row, "loss")
@@ -79,6 +84,10 @@ def comparison_table(rows: list[Summary], metric: str, target: float | None) -> 
     for row in rows:
         table.add_row(row.title, *(cell(row) for cell in columns.values()))
     return table
+
+
+def _main_score(runs: list[StoredRun]) -> str:
+    return headline(name for run in runs for record in run.records for name in record.metrics)
 
 
 def _groups(runs: list[StoredRun], metric: str, each: bool) -> list[list[StoredRun]]:

@@ -20,6 +20,7 @@ from rich.progress import (
 
 from fedproto.rounds import Run, Watcher
 from fedproto.store import RunStore
+from fedproto.tasks import headline
 from fedproto.types import RoundRecord
 
 
@@ -82,8 +83,9 @@ class LiveBars(Notices):
 
     def round_done(self, run: Run, record: RoundRecord) -> None:
         """Moves the rounds' bar and shows the newest score."""
-        score = record.metrics.get(run.config.stop.metric)
-        detail = "" if score is None else f"{run.config.title} {run.config.stop.metric} {score:.3f}"
+        metric = run.config.stop.metric or headline(record.metrics)
+        score = record.metrics.get(metric)
+        detail = "" if score is None else f"{run.config.title} {metric} {score:.3f}"
         self._bars.advance(self._rounds)
         if detail:
             self._bars.update(self._rounds, detail=detail)

@@ -11,7 +11,7 @@ import torch
 from fedproto.data.samples import ClientData, Samples, TensorSamples, join_clients
 from fedproto.errors import DataError
 from fedproto.rng import Indices, Purpose, stream
-from fedproto.types import POOLED
+from fedproto.types import POOLED, VOID
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,7 @@ class Federation:
         num_classes: Number of classes over all clients.
         input_shape: Shape of one input.
         task: Name of the task, as in `fedproto.tasks`.
+        class_names: What the classes are called, in the order of their labels; may be empty.
         validation: Samples the server keeps for choosing among models; in no client's share.
         labels: The class of every sample where the targets are label maps: what it mainly shows,
             counted from 0 without the background. None where the targets say it.
@@ -51,6 +52,7 @@ class Federation:
     task: str = "classification"
     validation: Indices = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     labels: Indices | None = None
+    class_names: tuple[str, ...] = ()
 
     @property
     def train_sizes(self) -> Indices:
@@ -76,6 +78,8 @@ class Federation:
         test_fraction: float = 0.2,
         seed: int = 0,
         name: str = "own data",
+        task: str = "classification",
+        class_names: Sequence[str] = (),
     ) -> Federation:
         """A federation of a user's own data, split into training and test per client.
 
@@ -85,6 +89,9 @@ class Federation:
             test_fraction: Share of every client that is kept for the test.
             seed: For the split.
             name: What to call it in records.
+            task: ``classification``, or ``segmentation`` where the labels are label maps
+                ``[N, H, W]`` with the background as class 0 and void as 255.
+            class_names: What the classes are called.
 
         Raises:
             DataError: If a client is empty or its arrays do not fit together.
@@ -93,6 +100,8 @@ class Federation:
         labels = (
             _labels(samples) if num_classes is None or isinstance(samples, TensorSamples) else None
         )
+        if labels is not None and task == "segmentation":
+            labels = labels[labels != VOID]
         if labels is not None:
             num_classes = _checked_num_classes(labels, num_classes)
         first, _ = samples.batch(np.zeros(1, dtype=np.int64))
@@ -103,6 +112,8 @@ class Federation:
             clients=split_clients(parts, seed, test_fraction),
             num_classes=num_classes,
             input_shape=tuple(first.shape[1:]),
+            task=task,
+            class_names=tuple(class_names),
         )
 
 

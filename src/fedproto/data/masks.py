@@ -15,8 +15,18 @@ from fedproto.data.files import FileTree
 from fedproto.data.images import IMAGENET_MEAN, for_each_file, open_image, pixels
 from fedproto.data.prepared import Builder
 from fedproto.errors import DataError
+from fedproto.types import VOID
 
-VOID = 255
+__all__ = [
+    "VOID",
+    "Pair",
+    "count_labels",
+    "fitted",
+    "label_lookup",
+    "palette",
+    "put_pairs",
+    "read_mask",
+]
 
 
 @dataclass(frozen=True)

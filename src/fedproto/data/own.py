@@ -75,6 +75,7 @@ class OwnPictures(SharedOut):
             parts,
             num_classes=len(listing.classes),
             input_shape=(self.channels, self.size, self.size),
+            class_names=listing.classes,
         )
 
     def prepare(self, root: Path, on_progress: OnProgress | None = None) -> None:

@@ -32,6 +32,10 @@ class HeldOut(DataSource):
         0.0, "share of every client that the server keeps for validation", at_least=0, at_most=0.9
     )
 
+    test: float = option(
+        0.2, "share of every client that is kept for the test", at_least=0, at_most=0.9
+    )
+
     def federation(
         self,
         name: str,
@@ -43,8 +47,9 @@ class HeldOut(DataSource):
         task: str = "classification",
         validation: Indices | None = None,
         labels: Indices | None = None,
+        class_names: Sequence[str] = (),
     ) -> Federation:
-        """A federation of these parts: first the validation part out, then 80/20 per client.
+        """A federation of these parts: first the validation part out, then the test part.
 
         Args:
             name: What it is called in records.
@@ -55,17 +60,19 @@ class HeldOut(DataSource):
             task: Name of the task.
             validation: More samples for the server's validation, in no client's part.
             labels: The class of every sample where the targets are label maps.
+            class_names: What the classes are called.
         """
         kept, taken = hold_out(parts, self.seed, self.validation)
         return Federation(
             name=name,
             samples=samples,
-            clients=split_clients(kept, self.seed),
+            clients=split_clients(kept, self.seed, self.test),
             num_classes=num_classes,
             input_shape=input_shape,
             task=task,
             validation=taken if validation is None else np.concatenate([taken, validation]),
             labels=labels,
+            class_names=tuple(class_names),
         )
 
 

@@ -85,7 +85,7 @@ class Pascal(SharedOut):
     def load(self, root: Path) -> Federation:
         """Decodes images and masks if that was not done before, and shares them out."""
         arrays = self._arrays(root)
-        relabel, num_classes = self._relabel()
+        relabel, class_names = self._relabel()
         objects = relabel[arrays["classes"]] - 1
         for_clients = np.flatnonzero(arrays["for_clients"])
         parts = [for_clients[part] for part in self.share(objects[for_clients])]
@@ -99,20 +99,21 @@ class Pascal(SharedOut):
                 torch.from_numpy(relabel),
             ),
             parts,
-            num_classes=num_classes,
+            num_classes=len(class_names),
             input_shape=(3, self.size, self.size),
             task="segmentation",
             validation=np.flatnonzero(~arrays["for_clients"]),
             labels=objects,
+            class_names=class_names,
         )
 
     def prepare(self, root: Path, on_progress: OnProgress | None = None) -> None:
         """Decodes images and masks."""
         self._arrays(root, on_progress)
 
-    def _relabel(self) -> tuple[NDArray[np.int64], int]:
-        """The label of each class of VOC2012 here, and how many classes there are."""
-        return label_lookup({label: [label] for label in range(len(CLASSES))}), len(CLASSES)
+    def _relabel(self) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+        """The label of each class of VOC2012 here, and what the classes are called."""
+        return label_lookup({label: [label] for label in range(len(CLASSES))}), CLASSES
 
     def _arrays(self, root: Path, on_progress: OnProgress | None = None) -> Arrays:
         tree = open_tree(root / self.folder)
@@ -154,11 +155,11 @@ class FPascalMacro(Pascal):
 
     paper = PaperRow(classes=4, clients=100, samples=6_665, mean=66.7, std=25.7)
 
-    def _relabel(self) -> tuple[NDArray[np.int64], int]:
+    def _relabel(self) -> tuple[NDArray[np.int64], tuple[str, ...]]:
         groups = [
             [CLASSES.index(name) for name in names.split()] for names in MACRO_CLASSES.values()
         ]
-        return label_lookup(dict(enumerate(groups))), len(groups)
+        return label_lookup(dict(enumerate(groups))), tuple(MACRO_CLASSES)
 
 
 def _lists(tree: FileTree) -> dict[str, list[str]]:

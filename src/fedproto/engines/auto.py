@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from fedproto.engines.base import ENGINES, Engine, OnDone, Workload, available_cores
 from fedproto.rng import Indices
+from fedproto.tasks import Classification
 from fedproto.types import ClientFailure, ClientUpdate, LocalJob, ServerState
 
 WORTHWHILE_STEPS = 2000
@@ -46,6 +47,8 @@ def choose(workload: Workload) -> tuple[str, str]:
     """The name of the engine that suits a workload, and why."""
     device, cores = workload.options.torch_device(), available_cores()
     if device.type == "cuda":
+        if type(workload.task) is not Classification:
+            return "reference", f"one client after another on {device}"
         return "stacked", f"all clients at once on {device}"
     if cores < 2:
         return "reference", "one core"

@@ -37,6 +37,15 @@ class EngineOptions(Options):
     device: str = option("auto", "'auto', 'cpu', 'cuda' or 'cuda:N'")
     dtype: Literal["float32", "float64"] = option("float32", "floating type of weights and inputs")
     eval_batch_size: int = option(1000, "samples per batch where nothing is trained", at_least=1)
+    amp: bool = option(
+        False, "mixed precision on CUDA: products in bfloat16, weights in the floating type"
+    )
+    channels_last: bool = option(
+        False, "one by one: keep images with their channels last, for convolutions that prefer it"
+    )
+    tune: bool = option(
+        False, "CUDA: try all kernels for every new shape; pays where shapes seldom change"
+    )
     tf32: bool = option(False, "allow CUDA's faster matrix products that keep 10 bits of fraction")
     compile: bool = option(True, "stacked engine on CUDA: compile what lies between the products")
     workers: int = option(0, "processes engine: how many; 0 for one per core", at_least=0)
@@ -76,14 +85,25 @@ class EngineOptions(Options):
         if self.torch_device().type != "cuda":
             yield
             return
-        before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+        cudnn = torch.backends.cudnn
+        before = torch.get_float32_matmul_precision(), cudnn.allow_tf32, cudnn.benchmark
         torch.set_float32_matmul_precision("high" if self.tf32 else "highest")
-        torch.backends.cudnn.allow_tf32 = self.tf32
+        cudnn.allow_tf32, cudnn.benchmark = self.tf32, self.tune
         try:
             yield
         finally:
             torch.set_float32_matmul_precision(before[0])
-            torch.backends.cudnn.allow_tf32 = before[1]
+            cudnn.allow_tf32, cudnn.benchmark = before[1:]
+
+    def autocast(self, device: torch.device) -> contextlib.AbstractContextManager[object]:
+        """Mixed precision where it was asked for and the device is a GPU.
+
+        In bfloat16, whose range is that of float32, because optimizers are made anew for every job:
+        with float16 each job would spend its first steps on finding a scale for the loss.
+        """
+        if not self.amp or device.type != "cuda":
+            return contextlib.nullcontext()
+        return torch.autocast(device.type, torch.bfloat16)
 
     def torch_dtype(self) -> torch.dtype:
         """The floating type to use."""

@@ -5,16 +5,20 @@ against it.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedproto.batch_norm import estimate, freeze, statistics_names
 from fedproto.engines.base import ENGINES, Engine, OnDone, Workload
 from fedproto.equations import class_prototypes
 from fedproto.errors import TrainingError
 from fedproto.models.base import features_of
 from fedproto.rng import Indices, seeded
+from fedproto.tasks import Task
 from fedproto.types import ClientFailure, ClientUpdate, LocalJob, Prototypes, ServerState, Tensors
 
 
@@ -33,10 +37,11 @@ class ReferenceEngine(Engine):
         self._device = workload.options.torch_device()
         dtype = workload.options.torch_dtype()
         self._model = copy.deepcopy(workload.model).to(self._device, dtype)
-        if channels_last:
+        if channels_last or workload.options.channels_last:
             self._model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         features_of(self._model)
         self._samples = workload.federation.samples.to(self._device, dtype)
+        self._statistics = statistics_names(self._model)
 
     def train(
         self, jobs: Sequence[LocalJob], on_done: OnDone | None = None
@@ -66,16 +71,17 @@ class ReferenceEngine(Engine):
         """A client's part of Algorithm 1: prototypes, local training, prototypes, update."""
         indices = self.workload.federation.train_indices(job.client)
         load_state(self._model, job.state)
-        before = self._prototypes(indices) if job.strategy.needs_prototypes else None
+        local = self._lacks_statistics(job.state)
+        before = self._prototypes(indices, local) if job.strategy.needs_prototypes else None
         with seeded(job.seed, self._device):
             train_loss = self._fit(job, indices)
-        after = self._prototypes(indices) if job.strategy.needs_prototypes else None
+        after = self._prototypes(indices, local) if job.strategy.needs_prototypes else None
         params, buffers = read_state(self._model)
         return ClientUpdate(
             client=job.client,
             num_examples=len(indices),
             params=params,
-            buffers=buffers,
+            buffers={name: buffers[name] for name in job.state.buffers},
             train_loss=train_loss,
             epochs_done=job.batches.epochs,
             prototypes=after,
@@ -84,32 +90,56 @@ class ReferenceEngine(Engine):
 
     def _fit(self, job: LocalJob, indices: Indices) -> float | None:
         """Local training; returns the mean loss over the last epoch."""
-        model, task = self._model.train(), self.workload.task
+        model = self._model.train()
+        if job.train.batch_norm == "frozen":
+            freeze(model)
         params = dict(model.named_parameters())
         optimizer = job.train.optimizer_for(model, job.lr)
         epoch_loss: Tensor | None = None
         seen = 0
-        for batches in job.batches:
+        for epoch, batches in enumerate(job.batches):
             epoch_loss, seen = torch.zeros((), device=self._device), 0
+            draws = None if job.augment is None else job.augment.draws(job.batches, epoch)
             for batch in batches:
                 inputs, targets = self._samples.batch(indices[batch])
-                loss = task.loss(model(inputs), targets)
+                if job.augment is not None and draws is not None:
+                    inputs, targets = job.augment.apply(inputs, targets, draws[batch])
                 penalty = job.strategy.penalty(params, job.state.params)
                 optimizer.zero_grad(set_to_none=True)
-                (loss if penalty is None else loss + penalty).backward()
+                loss = self._backward(inputs, targets, penalty, job.train.accumulate)
                 optimizer.step()
-                epoch_loss += loss.detach() * len(batch)
+                epoch_loss += loss * len(batch)
                 seen += len(batch)
         return None if epoch_loss is None else float(epoch_loss) / seen
 
+    def _backward(
+        self, inputs: Tensor, targets: Tensor, penalty: Tensor | None, parts: int
+    ) -> Tensor:
+        """Computes the gradient of a batch's loss with the penalty; returns the loss alone."""
+        task, total = self.workload.task, None
+        for x, y, share in _split(task, inputs, targets, parts):
+            with self.workload.options.autocast(self._device):
+                loss = task.loss(self._model(x), y)
+            if share is not None:
+                loss = loss * share
+            (loss if penalty is None else loss + penalty).backward()
+            penalty = None  # it counts once
+            total = loss.detach() if total is None else total + loss.detach()
+        assert total is not None  # noqa: S101 - there is at least one part
+        return total
+
     @torch.no_grad()
-    def _prototypes(self, indices: Indices) -> Prototypes:
+    def _prototypes(self, indices: Indices, local: bool) -> Prototypes:
         """Prototypes of the client's training data under the current weights, eq. (4)."""
+        if local:
+            self._estimate(indices)
         encode = features_of(self._model.eval())
         num_classes = self.workload.federation.num_classes
         total: Prototypes | None = None
         for inputs, targets in self._eval_batches(indices):
-            features, labels = self.workload.task.labelled_features(encode(inputs), targets)
+            with self.workload.options.autocast(self._device):
+                found = encode(inputs)
+            features, labels = self.workload.task.labelled_features(found.to(inputs.dtype), targets)
             part = class_prototypes(features, labels, num_classes)
             total = part if total is None else total + part
         assert total is not None  # noqa: S101 - a client is never empty
@@ -119,16 +149,63 @@ class ReferenceEngine(Engine):
     def tally(self, state: ServerState, indices: Indices) -> Tensor | None:
         """What a model's scores on some samples are computed from; None for no samples."""
         load_state(self._model, state)
+        if not self._lacks_statistics(state):
+            return self._tally(indices)
+        tallies = []
+        for train, part in self._by_client(indices):
+            self._estimate(train)
+            tallies.append(self._tally(part))
+        found = [tally for tally in tallies if tally is not None]
+        return torch.stack(found).sum(dim=0) if found else None
+
+    def _tally(self, indices: Indices) -> Tensor | None:
         model, task = self._model.eval(), self.workload.task
-        tallies = [
-            task.tally(model(inputs), targets) for inputs, targets in self._eval_batches(indices)
-        ]
+        tallies = []
+        for inputs, targets in self._eval_batches(indices):
+            with self.workload.options.autocast(self._device):
+                scores = model(inputs)
+            tallies.append(task.tally(scores, targets))
         return torch.stack(tallies).sum(dim=0) if tallies else None
+
+    def _lacks_statistics(self, state: ServerState) -> bool:
+        """Whether batch-norm statistics are to be estimated from the data at hand."""
+        return not self._statistics <= {*state.params, *state.buffers}
+
+    def _estimate(self, indices: Indices) -> None:
+        with self.workload.options.autocast(self._device):
+            estimate(self._model, (inputs for inputs, _ in self._eval_batches(indices)))
+
+    def _by_client(self, indices: Indices) -> Iterator[tuple[Indices, Indices]]:
+        """Samples to test on by client, each with those to estimate statistics from.
+
+        For those of no client's test part it is the samples that the server keeps.
+        """
+        federation = self.workload.federation
+        left = indices
+        for client in federation.clients:
+            own = np.intersect1d(left, client.test)
+            if len(own):
+                left = np.setdiff1d(left, own)
+                yield client.train, own
+        if len(left):
+            yield federation.validation if len(federation.validation) else left, left
 
     def _eval_batches(self, indices: Indices) -> Iterator[tuple[Tensor, Tensor]]:
         size = self.workload.options.eval_batch_size
         for start in range(0, len(indices), size):
             yield self._samples.batch(indices[start : start + size])
+
+
+def _split(
+    task: Task, inputs: Tensor, targets: Tensor, parts: int
+) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+    """Parts of a batch, each with its share of the terms that the loss is the mean of."""
+    if parts == 1:
+        yield inputs, targets, None
+        return
+    size, terms = math.ceil(len(inputs) / parts), task.loss_terms(targets).clamp(min=1)
+    for x, y in zip(inputs.split(size), targets.split(size), strict=True):
+        yield x, y, task.loss_terms(y) / terms
 
 
 def read_state(model: nn.Module) -> tuple[Tensors, Tensors]:
@@ -142,5 +219,11 @@ def read_state(model: nn.Module) -> tuple[Tensors, Tensors]:
 
 
 def load_state(model: nn.Module, state: ServerState) -> None:
-    """Puts a state's tensors into a model."""
-    model.load_state_dict({**state.params, **state.buffers})
+    """Puts a state's tensors into a model; one without batch-norm statistics leaves those."""
+    tensors = {**state.params, **state.buffers}
+    missing, unexpected = model.load_state_dict(tensors, strict=False)
+    if not missing and not unexpected:
+        return
+    wrong = [*unexpected, *(set(missing) - statistics_names(model))]
+    if wrong:
+        raise TrainingError(f"the state does not fit the model: tensor '{wrong[0]}'")

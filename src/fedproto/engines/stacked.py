@@ -135,7 +135,12 @@ class StackedEngine(Engine):
         }
 
     def _penalty(self, job: LocalJob) -> str:
-        """How a job's penalty is computed; a hook that `torch.func` cannot run asks for `ALONE`."""
+        """How a job's penalty is computed; a hook that `torch.func` cannot run asks for `ALONE`.
+
+        So does augmentation, which is done batch by batch.
+        """
+        if job.augment is not None:
+            return ALONE
         strategy = job.strategy
         if type(strategy).penalty is Strategy.penalty:
             return PROXIMAL

@@ -52,6 +52,10 @@ class ModelOptions(Options, abc.ABC):
             TrainingError: If the architecture cannot take such inputs.
         """
 
+    def untrained(self) -> ModelOptions:
+        """The same architecture for weights from a checkpoint: none from elsewhere are loaded."""
+        return self
+
 
 MODELS: Registry[ModelOptions] = Registry("model", "fedproto.models")
 

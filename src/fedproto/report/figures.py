@@ -10,11 +10,18 @@ import numpy as np
 
 from fedproto.errors import ConfigError
 from fedproto.report.results import StoredRun, titles
+from fedproto.tasks import loss_beside
 
 # Okabe and Ito's palette: told apart with all common kinds of colour vision.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
 STYLES = ("-", "--", "-.", ":")
-NAMES = {"accuracy": "test accuracy", "loss": "test loss", "train_loss": "training loss"}
+NAMES = {
+    "accuracy": "test accuracy",
+    "miou": "test mIoU",
+    "validation_miou": "validation mIoU",
+    "loss": "test loss",
+    "train_loss": "training loss",
+}
 
 
 def save_figures(groups: Sequence[Sequence[StoredRun]], metric: str, folder: Path) -> list[Path]:
@@ -34,8 +41,10 @@ def save_figures(groups: Sequence[Sequence[StoredRun]], metric: str, folder: Pat
     if importlib.util.find_spec("matplotlib") is None:
         raise ConfigError("figures need matplotlib: pip install 'fedproto[plots]'")
     folder.mkdir(parents=True, exist_ok=True)
-    written = [draw_curves(groups, name, folder / f"{name}.png") for name in (metric, "loss")]
-    if any(record.attention for group in groups for run in group for record in run.records):
+    written = [
+        draw_curves(groups, name, folder / f"{name}.png") for name in (metric, loss_beside(metric))
+    ]
+    if any(_attention(group) for group in groups):
         written.append(draw_attention(groups, folder / "attention.png"))
     return written
 

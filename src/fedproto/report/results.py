@@ -16,7 +16,7 @@ from fedproto.config import RunConfig, differences
 from fedproto.errors import StoreError
 from fedproto.store import RunStore, is_run
 from fedproto.sweep import is_sweep, sweep_directories
-from fedproto.tasks import lower_is_better
+from fedproto.tasks import loss_beside, lower_is_better
 from fedproto.types import RoundRecord
 
 WINDOW = 0.1
@@ -152,10 +152,10 @@ def summarize(
 
 def _figures(run: StoredRun, metric: str, target: float | None) -> dict[str, float]:
     figures: dict[str, float] = {}
-    for name in (metric, "loss"):
+    for title, name in ((metric, metric), ("loss", loss_beside(metric))):
         rounds, values = run.smoothed(name)
         if len(values):
-            figures[name] = float(values[-1])
+            figures[title] = float(values[-1])
         if name == metric and len(values):
             figures["area"] = _area(rounds, values)
             if target is not None:

@@ -1,0 +1,39 @@
+"""Entropy of predictions and of features, as in the paper's qualitative analysis.
+
+``H_S = H(M(W; X))`` is the pixel-wise Shannon entropy of the softmax: low where the model is sure.
+``H_E = H(Ê(W; X))`` is that of the features, normalised to sum to 1 over the channels: high where
+many channels respond. Both are in nats; the channels are dimension 1.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812 - the name everyone uses
+
+
+def shannon_entropy(probabilities: Tensor, dim: int = 1) -> Tensor:
+    """``H(p) = −Σ p log p`` along a dimension, with ``0 log 0 = 0``."""
+    summed: Tensor = torch.special.xlogy(probabilities, probabilities).sum(dim=dim)
+    return -summed
+
+
+def softmax_entropy(scores: Tensor) -> Tensor:
+    """``H_S``: scores ``[B, C, …]`` before the softmax to entropies ``[B, …]``, at most log C."""
+    return shannon_entropy(torch.softmax(scores, dim=1))
+
+
+def feature_entropy(features: Tensor) -> Tensor:
+    """``H_E``: features ``[B, D, …]`` to entropies ``[B, …]``, at most log D.
+
+    The paper's features come out of a ReLU. Of others the negative part is taken for zero; where no
+    channel responds at all the entropy is 0.
+    """
+    positive = features.clamp(min=0)
+    total = positive.sum(dim=1, keepdim=True)
+    return shannon_entropy(torch.where(total > 0, positive / total, 0))
+
+
+def upsampled(maps: Tensor, size: tuple[int, int]) -> Tensor:
+    """Maps ``[B, h, w]`` brought to the size of their images, ``[B, H, W]``."""
+    return F.interpolate(maps.unsqueeze(1), size, mode="bilinear", align_corners=False).squeeze(1)

@@ -1,0 +1,72 @@
+"""The command that applies a trained run to pictures."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedproto.cli.options import DataRoot
+from fedproto.errors import ConfigError, DataError
+from fedproto.predict import Predictor
+from fedproto.report.maps import save_heat, save_labels
+
+_SHOWN = 5
+
+
+def add_to(app: typer.Typer) -> None:
+    """Adds the command of this module."""
+    app.command()(predict)
+
+
+def predict(
+    run: Annotated[Path, typer.Argument(help="Directory of a run.")],
+    images: Annotated[list[Path], typer.Argument(help="Pictures.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the maps; beside each picture by default.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a picture.")] = False,
+    data_root: DataRoot = None,
+) -> None:
+    """Apply a run's newest model to pictures.
+
+    Segmentation writes a label map and the entropy maps of softmax and features; classification
+    prints probabilities and their entropy.
+    """
+    del data_root
+    names = [image.stem for image in images]
+    if out is not None and len(set(names)) < len(names):
+        raise ConfigError(f"--out {out}: two of the pictures have the same name")
+    predictor = Predictor(run)
+    if out is not None:
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise DataError(f"{out} cannot be made: {error.strerror or error}") from None
+    for image in images:
+        if predictor.federation.task == "segmentation":
+            facts = _segment(predictor, image, out or image.parent)
+        else:
+            found = predictor.classify(image)
+            facts = {"classes": found.probabilities, "entropy": found.entropy}
+        typer.echo(json.dumps({"image": str(image), **facts}) if as_json else _text(image, facts))
+
+
+def _segment(predictor: Predictor, image: Path, folder: Path) -> dict[str, Any]:
+    found = predictor.segment(image)
+    written = [
+        save_labels(found.labels, folder / f"{image.stem}-segmentation.png"),
+        save_heat(found.softmax_entropy, folder / f"{image.stem}-softmax-entropy.png"),
+        save_heat(found.feature_entropy, folder / f"{image.stem}-feature-entropy.png"),
+    ]
+    return {"classes": found.shares, "files": [str(path) for path in written]}
+
+
+def _text(image: Path, facts: dict[str, Any]) -> str:
+    largest = sorted(facts["classes"].items(), key=lambda item: -item[1])[:_SHOWN]
+    line = f"{image}: " + ", ".join(f"{name} {share:.1%}" for name, share in largest)
+    if "entropy" in facts:
+        line += f"; entropy {facts['entropy']:.3f}"
+    return "\n".join([line, *(f"wrote {path}" for path in facts.get("files", []))])

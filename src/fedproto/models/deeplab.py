@@ -1,0 +1,161 @@
+"""DeepLab-V3+ (Chen et al. 2018) on MobileNet-V2: the paper's model for segmentation.
+
+Own code rather than a library's, because those that have this architecture need torchvision.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 - the name everyone uses
+
+from fedproto.errors import TrainingError
+from fedproto.models.base import MODELS, ModelOptions
+from fedproto.models.mobilenet import FOR_CLASSIFICATION, MobileNetV2, conv_bn
+from fedproto.models.pretrained import load_pretrained
+from fedproto.options import option
+
+_LOW_LEVEL_CHANNELS = 48
+_SMALLEST = 16
+
+
+class DeepLab(nn.Module):
+    """The encoder E is MobileNet-V2 with ASPP, whose output are the features; the decoder C scores.
+
+    The decoder also takes low-level features of the encoder, to find the edges of objects.
+
+    Args:
+        backbone: The encoder's first part.
+        channels: Of the features and of the decoder.
+        rates: Dilations of the ASPP's branches.
+        num_classes: Number of classes with the background.
+    """
+
+    def __init__(
+        self, backbone: MobileNetV2, channels: int, rates: tuple[int, ...], num_classes: int
+    ) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.aspp = ASPP(backbone.out_channels, channels, rates)
+        low = min(channels, _LOW_LEVEL_CHANNELS)
+        self.reduce = conv_bn(backbone.low_level_channels, low, 1)
+        self.refine = nn.Sequential(
+            separable(channels + low, channels), separable(channels, channels)
+        )
+        self.classifier = nn.Conv2d(channels, num_classes, 1)
+
+    def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Features ``[B, D, H/16, W/16]`` and low-level features ``[B, L, H/4, W/4]``."""
+        coarse, low_level = self.backbone(x)
+        return self.aspp(coarse), low_level
+
+    def decode(self, features: Tensor, low_level: Tensor) -> Tensor:
+        """Scores ``[B, C, H/4, W/4]``."""
+        fine = self.reduce(low_level)
+        both = torch.cat([_resized(features, fine.shape[-2:]), fine], dim=1)
+        scores: Tensor = self.classifier(self.refine(both))
+        return scores
+
+    def features(self, x: Tensor) -> Tensor:
+        """The encoder's output, ``[B, D, H/16, W/16]``."""
+        return self.encode(x)[0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scores of every pixel, ``[B, C, H, W]``."""
+        scores = self.decode(*self.encode(x))
+        # Under mixed precision the scores of so many pixels are worth the inputs' precision.
+        return _resized(scores.to(x.dtype), x.shape[-2:])
+
+
+class ASPP(nn.Module):
+    """Atrous spatial pyramid pooling: what lies at, near, far from and anywhere around a position.
+
+    Args:
+        channels: Of the input.
+        out: Channels of every branch and of the output.
+        rates: Dilations of the branches.
+    """
+
+    def __init__(self, channels: int, out: int, rates: tuple[int, ...]) -> None:
+        super().__init__()
+        self.branches = nn.ModuleList(
+            [
+                conv_bn(channels, out, 1),
+                *(separable(channels, out, dilation=rate) for rate in rates),
+            ]
+        )
+        self.pooling = conv_bn(channels, out, 1)
+        self.project = conv_bn(out * (len(rates) + 2), out, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[B, channels, h, w]`` to ``[B, out, h, w]``."""
+        everywhere = self.pooling(x.mean(dim=(2, 3), keepdim=True)).expand(-1, -1, *x.shape[-2:])
+        found: Tensor = self.project(
+            torch.cat([*(branch(x) for branch in self.branches), everywhere], dim=1)
+        )
+        return found
+
+
+def separable(channels: int, out: int, dilation: int = 1) -> nn.Sequential:
+    """A 3×3 filter of each channel by itself, then a mix of the channels."""
+    return nn.Sequential(
+        nn.Conv2d(
+            channels, channels, 3, padding=dilation, dilation=dilation, groups=channels, bias=False
+        ),
+        *conv_bn(channels, out, 1),
+    )
+
+
+def _resized(x: Tensor, size: torch.Size) -> Tensor:
+    return F.interpolate(x, size, mode="bilinear", align_corners=False)
+
+
+@MODELS.register("deeplab")
+@dataclass(frozen=True)
+class DeepLabOptions(ModelOptions):
+    """DeepLab-V3+ on MobileNet-V2, for segmentation of images of any size."""
+
+    width: float = option(1.0, "factor on the encoder's channels", above=0)
+    channels: int = option(256, "channels of the features and of the decoder", at_least=1)
+    rates: tuple[int, ...] = option((6, 12, 18), "dilations of the ASPP's branches")
+    output_stride: Literal[8, 16, 32] = option(16, "pixels per position of the feature map")
+    pretrained: str = option(
+        "none",
+        "ImageNet weights of the encoder: 'none', a .safetensors or .pth file in torchvision's key"
+        " names (also looked for in the data root), or 'torchvision'",
+    )
+
+    def build(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+        """Takes images as channels × height × width."""
+        if len(input_shape) != 3 or min(input_shape[1:]) < _SMALLEST:
+            raise TrainingError(
+                "model 'deeplab' needs images (channels, height, width) of at least"
+                f" {_SMALLEST}×{_SMALLEST} pixels, not inputs of shape {input_shape}"
+            )
+        backbone = MobileNetV2(input_shape[0], self.width, self.output_stride)
+        model = DeepLab(backbone, self.channels, self.rates, num_classes)
+        for module in model.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out")
+        nn.init.normal_(model.classifier.weight, std=0.01)
+        if self.pretrained != "none":
+            load_pretrained(backbone, self.pretrained, "mobilenet_v2", FOR_CLASSIFICATION)
+        return model
+
+    def untrained(self) -> DeepLabOptions:
+        """Without ImageNet's weights."""
+        return replace(self, pretrained="none")
+
+
+@MODELS.register("deeplab-small")
+@dataclass(frozen=True)
+class SmallDeepLabOptions(DeepLabOptions):
+    """DeepLab-V3+ with few channels, for small images on a CPU."""
+
+    width: float = option(0.25, "factor on the encoder's channels", above=0)
+    channels: int = option(32, "channels of the features and of the decoder", at_least=1)
+    rates: tuple[int, ...] = option((1, 2), "dilations of the ASPP's branches")
+    output_stride: Literal[8, 16, 32] = option(8, "pixels per position of the feature map")

@@ -1,0 +1,145 @@
+"""MobileNet-V2 (Sandler et al. 2018) as an encoder for dense prediction.
+
+Modules have the names of torchvision's model, so that its weights fit: ``features.0`` is the first
+convolution and ``features.1`` to ``features.17`` are the inverted residuals. What follows there
+serves classification alone and is left out.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from fedproto.batch_norm import BatchNorm2d
+
+# Expansion, output channels, blocks and stride of each stage, as in the paper's Table 2.
+_STAGES = (
+    (1, 16, 1, 1),
+    (6, 24, 2, 2),
+    (6, 32, 3, 2),
+    (6, 64, 4, 2),
+    (6, 96, 3, 1),
+    (6, 160, 3, 2),
+    (6, 320, 1, 1),
+)
+_LOW_LEVEL_STAGE = 1
+FOR_CLASSIFICATION = ("features.18.", "classifier.")
+"""How the names of those weights begin that a dense prediction has no use for."""
+
+
+class MobileNetV2(nn.Module):
+    """The encoder: images to a coarse map of features and a fine one of low-level features.
+
+    Args:
+        input_channels: Channels of the images.
+        width: Factor on the number of channels everywhere.
+        output_stride: How many pixels of the image one position of the coarse map stands for.
+            Stages that would shrink the map further are dilated instead.
+    """
+
+    def __init__(
+        self, input_channels: int = 3, width: float = 1.0, output_stride: int = 16
+    ) -> None:
+        super().__init__()
+        channels = _rounded(32 * width)
+        layers: list[nn.Module] = [
+            conv_bn(input_channels, channels, 3, stride=2, activation=nn.ReLU6)
+        ]
+        stride_so_far, dilation = 2, 1
+        for stage, (expansion, base, blocks, stage_stride) in enumerate(_STAGES):
+            stride, first_dilation = stage_stride, dilation
+            if stride_so_far * stage_stride > output_stride:
+                stride = 1
+                dilation *= stage_stride
+            stride_so_far *= stride
+            out = _rounded(base * width)
+            for block in range(blocks):
+                layers.append(
+                    InvertedResidual(
+                        channels,
+                        out,
+                        stride if block == 0 else 1,
+                        expansion,
+                        first_dilation if block == 0 else dilation,
+                    )
+                )
+                channels = out
+            if stage == _LOW_LEVEL_STAGE:
+                self._low_level_end = len(layers)
+                self.low_level_channels = channels
+        self.out_channels = channels
+        self.features = nn.Sequential(*layers)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The coarse map, and the low-level features at a quarter of the images' size."""
+        low_level: Tensor = self.features[: self._low_level_end](x)
+        return self.features[self._low_level_end :](low_level), low_level
+
+
+class InvertedResidual(nn.Module):
+    """Widens, filters each channel by itself, and narrows again; added to its input where it fits.
+
+    Args:
+        channels: Of the input.
+        out: Channels of the output.
+        stride: Of the filters.
+        expansion: By which factor the block widens.
+        dilation: Of the filters.
+    """
+
+    def __init__(self, channels: int, out: int, stride: int, expansion: int, dilation: int) -> None:
+        super().__init__()
+        hidden = channels * expansion
+        widen = [conv_bn(channels, hidden, 1, activation=nn.ReLU6)] if expansion != 1 else []
+        self.conv = nn.Sequential(
+            *widen,
+            conv_bn(
+                hidden,
+                hidden,
+                3,
+                stride=stride,
+                dilation=dilation,
+                groups=hidden,
+                activation=nn.ReLU6,
+            ),
+            nn.Conv2d(hidden, out, 1, bias=False),
+            BatchNorm2d(out),
+        )
+        self._residual = stride == 1 and channels == out
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[B, channels, H, W]`` to ``[B, out, H / stride, W / stride]``."""
+        y: Tensor = self.conv(x)
+        return x + y if self._residual else y
+
+
+def conv_bn(
+    channels: int,
+    out: int,
+    kernel: int,
+    *,
+    stride: int = 1,
+    dilation: int = 1,
+    groups: int = 1,
+    activation: type[nn.ReLU | nn.ReLU6] = nn.ReLU,
+) -> nn.Sequential:
+    """A convolution that keeps the size but for its stride, batch norm and an activation."""
+    return nn.Sequential(
+        nn.Conv2d(
+            channels,
+            out,
+            kernel,
+            stride,
+            padding=dilation * (kernel - 1) // 2,
+            dilation=dilation,
+            groups=groups,
+            bias=False,
+        ),
+        BatchNorm2d(out),
+        activation(inplace=True),
+    )
+
+
+def _rounded(channels: float, divisor: int = 8) -> int:
+    """The nearest multiple of 8, but never a tenth below what was asked for, as in the original."""
+    nearest = max(divisor, int(channels + divisor / 2) // divisor * divisor)
+    return nearest + divisor if nearest < 0.9 * channels else nearest

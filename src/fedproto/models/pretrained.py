@@ -1,0 +1,104 @@
+"""Weights trained elsewhere: read from a file or from torchvision, and checked name by name."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from fedproto.data.base import data_root
+from fedproto.errors import ConfigError
+
+_SHOWN = 3
+
+
+def load_pretrained(
+    module: nn.Module, source: str, architecture: str, unused: Sequence[str] = ()
+) -> None:
+    """Puts pretrained weights into a module.
+
+    Args:
+        module: The module, whose names are those of torchvision's model.
+        source: ``torchvision``, or a ``.safetensors`` or ``.pth`` file, looked for from the current
+            folder and then in the data root.
+        architecture: The model's name in torchvision.
+        unused: How the names of those weights begin that the module has no use for.
+
+    Raises:
+        ConfigError: If there is no such file, or its weights do not fit; the message names them.
+    """
+    found = _from_torchvision(architecture) if source == "torchvision" else _from_file(source)
+    given = {name: value for name, value in found.items() if not name.startswith(tuple(unused))}
+    own = module.state_dict()
+    # Counters of batches are of no use to a new training, and old files have none.
+    needed = {name for name in own if not name.endswith("num_batches_tracked")}
+    faults = {
+        "lack": sorted(needed - given.keys()),
+        "have extra": sorted(given.keys() - own.keys()),
+        "have misshapen": [
+            f"{name} {list(value.shape)} instead of {list(own[name].shape)}"
+            for name, value in given.items()
+            if name in own and value.shape != own[name].shape
+        ],
+    }
+    complaints = [f"{fault} {_some(names)}" for fault, names in faults.items() if names]
+    if complaints:
+        raise ConfigError(
+            f"the pretrained weights of {source} do not fit: they {'; they '.join(complaints)}"
+        )
+    module.load_state_dict(
+        {
+            name: given[name].to(value.dtype) if name in given else value
+            for name, value in own.items()
+        }
+    )
+
+
+def _from_file(source: str) -> Mapping[str, Tensor]:
+    given = Path(source).expanduser()
+    path = next((path for path in (given, data_root() / given) if path.is_file()), None)
+    if path is None:
+        raise ConfigError(
+            f"there are no pretrained weights in {given}, nor in {data_root() / given}; give a"
+            " .safetensors or .pth file, 'torchvision' or 'none'"
+        )
+    try:
+        content: Any = (
+            load_file(path)
+            if path.suffix == ".safetensors"
+            else torch.load(path, map_location="cpu", weights_only=True)
+        )
+    except (SafetensorError, OSError, RuntimeError, pickle.UnpicklingError, EOFError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ConfigError(f"pretrained weights {path} cannot be read: {reason}") from None
+    if not isinstance(content, Mapping) or not all(
+        isinstance(value, Tensor) for value in content.values()
+    ):
+        raise ConfigError(f"{path} holds no named tensors; save a model's state_dict() in it")
+    return content
+
+
+def _from_torchvision(architecture: str) -> Mapping[str, Tensor]:
+    try:
+        from torchvision.models import get_model
+    except (ImportError, RuntimeError):
+        raise ConfigError(
+            "pretrained = 'torchvision' needs a torchvision that fits this PyTorch; install one or"
+            " give a file"
+        ) from None
+    try:
+        model: nn.Module = get_model(architecture, weights="DEFAULT")
+    except OSError as error:
+        raise ConfigError(f"torchvision cannot download the weights: {error}") from None
+    return model.state_dict()
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more

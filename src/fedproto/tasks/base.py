@@ -1,0 +1,60 @@
+"""What a task is: the loss, which features belong to which class, and the scores of a model.
+
+A model's scores are computed from a tally, a vector of sums over samples: adding the tallies of
+batches, clients or machines gives that of all of them.
+"""
+
+from __future__ import annotations
+
+import abc
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from torch import Tensor
+
+from fedproto.options import Options, option
+
+
+@dataclass(frozen=True)
+class TaskOptions(Options):
+    """What is asked of a task beyond its data."""
+
+    background_prototype: bool = option(
+        False, "segmentation: the background has a prototype like the object classes"
+    )
+
+
+@dataclass(frozen=True)
+class Task(abc.ABC):
+    """What is learned.
+
+    Attributes:
+        headline: The score by which models are compared first.
+        class_names: What the classes are called, in the order of their labels; may be empty.
+        options: What is asked beyond the data.
+    """
+
+    headline: ClassVar[str]
+
+    class_names: tuple[str, ...] = ()
+    options: TaskOptions = field(default_factory=TaskOptions)
+
+    @abc.abstractmethod
+    def loss(self, scores: Tensor, targets: Tensor) -> Tensor:
+        """Mean loss over a batch."""
+
+    @abc.abstractmethod
+    def loss_terms(self, targets: Tensor) -> Tensor:
+        """Over how many terms `loss` is the mean, as a number on the targets' device."""
+
+    @abc.abstractmethod
+    def labelled_features(self, features: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Feature vectors ``[N, D]`` and their labels ``[N]``."""
+
+    @abc.abstractmethod
+    def tally(self, scores: Tensor, targets: Tensor) -> Tensor:
+        """Sums over a batch from which `metrics` are computed, in float64."""
+
+    @abc.abstractmethod
+    def metrics(self, tally: Tensor) -> dict[str, float]:
+        """The scores from the summed tallies of all batches."""
