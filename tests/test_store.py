@@ -10,7 +10,7 @@ import shutil
 import pytest
 import torch
 
-from fedproto.config import RunConfig, StoreOptions, read_config
+from fedproto.config import RunConfig, StoreOptions, digest_of, read_config
 from fedproto.errors import StoreError
 from fedproto.simulate import is_finished, open_or_create, simulate
 from fedproto.store import RunStore, read_description
@@ -211,6 +211,23 @@ def test_a_truncated_checkpoint_can_be_deleted_to_go_on(finished):
     max((finished.path / "checkpoints").iterdir()).unlink()
     simulate([RunStore.open(finished.path)])
     assert [each.metrics for each in finished.records()] == [each.metrics for each in expected]
+
+
+def test_a_run_begun_before_an_option_existed_goes_on(tmp_path, finished):
+    older = RunStore.create(tmp_path / "older", tiny())
+    description = read_description(older.path)
+    del description["config"]["evaluate"]["validation"]
+    description["digest"] = digest_of(description["config"])
+    (older.path / "run.json").write_text(json.dumps(description))
+    simulate([RunStore.open(older.path)])
+    (older.path / "rounds.jsonl").unlink()
+    for path in (older.path / "checkpoints").iterdir():
+        path.unlink()
+    reopened = open_or_create(older.path, tiny())
+    simulate([reopened])
+    assert [each.metrics for each in reopened.records()] == [
+        each.metrics for each in finished.records()
+    ]
 
 
 def test_a_directory_in_use_is_not_written_twice(tmp_path):

@@ -108,9 +108,7 @@ class RunConfig:
 
     def digest(self) -> str:
         """A fingerprint of all that the results depend on."""
-        parts = {name: part for name, part in self.to_dict().items() if name not in _NO_RESULT}
-        text = json.dumps(parts, sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return digest_of(self.to_dict())
 
 
 _CHOICES: dict[str, Registry[Any]] = {"strategy": STRATEGIES, "data": DATASETS, "model": MODELS}
@@ -172,6 +170,13 @@ def _read_choice(section: str, registry: Registry[O], given: Mapping[str, Any]) 
     except ConfigError as error:
         raise ConfigError(f"{section}.name: {error}") from None
     return read_options(cls, {key: value for key, value in given.items() if key != "name"}, section)
+
+
+def digest_of(tables: Mapping[str, Any]) -> str:
+    """The fingerprint of a configuration as plain tables."""
+    parts = {name: part for name, part in tables.items() if name not in _NO_RESULT}
+    text = json.dumps(parts, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def differences(one: RunConfig, other: RunConfig) -> list[str]:

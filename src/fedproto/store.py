@@ -23,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
-from fedproto.config import RunConfig, read_config
+from fedproto.config import RunConfig, digest_of, read_config
 from fedproto.environment import describe_environment
 from fedproto.errors import ConfigError, StoreError
 from fedproto.types import Prototypes, RoundRecord, ServerState
@@ -37,11 +37,14 @@ class RunStore:
     Args:
         path: The directory.
         config: The run's configuration.
+        digest: Its fingerprint when the run began. Options that came later, with their defaults,
+            do not change it, so a run can be continued by a newer version.
     """
 
-    def __init__(self, path: Path, config: RunConfig) -> None:
+    def __init__(self, path: Path, config: RunConfig, digest: str) -> None:
         self.path = path
         self.config = config
+        self.digest = digest
 
     @staticmethod
     def create(path: Path, config: RunConfig) -> RunStore:
@@ -66,7 +69,7 @@ class RunStore:
         with _explained(path):
             path.mkdir(parents=True, exist_ok=True)
             write_atomically(path / "run.json", json.dumps(description, indent=2).encode() + b"\n")
-        return RunStore(path, config)
+        return RunStore(path, config, config.digest())
 
     @staticmethod
     def open(path: Path) -> RunStore:
@@ -77,17 +80,17 @@ class RunStore:
         """
         description = read_description(path)
         try:
-            config = read_config(description["config"])
+            config, digest = read_config(description["config"]), digest_of(description["config"])
         except (ConfigError, KeyError, TypeError) as error:
             raise StoreError(
                 f"{path / 'run.json'} holds a configuration that this version cannot read: {error}"
             ) from None
-        if config.digest() != description.get("digest"):
+        if digest != description.get("digest"):
             raise StoreError(
                 f"{path / 'run.json'} was changed after the run began; put the original back, or"
                 " start a new run with the new configuration"
             )
-        return RunStore(path, config)
+        return RunStore(path, config, digest)
 
     def records(self) -> list[RoundRecord]:
         """The rounds on record, oldest first; a last line cut short by a kill is left out.
@@ -146,7 +149,7 @@ class RunStore:
         every, keep = self.config.store.checkpoint_every, self.config.store.keep
         if every == 0 or (state.round % every and not last):
             return
-        about = {"format": FORMAT, "round": state.round, "digest": self.config.digest()}
+        about = {"format": FORMAT, "round": state.round, "digest": self.digest}
         # One entry: the file format does not keep the order of several, and equal states should
         # give equal files.
         metadata = {"fedproto": json.dumps(about)}
@@ -178,7 +181,7 @@ class RunStore:
             raise StoreError(
                 f"checkpoint {path} cannot be read ({error}); delete it to {before}"
             ) from None
-        if about.get("digest") != self.config.digest():
+        if about.get("digest") != self.digest:
             raise StoreError(
                 f"checkpoint {path} belongs to a run of another configuration than run.json"
                 f" beside it; delete it to {before}"
