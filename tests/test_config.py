@@ -141,6 +141,11 @@ def test_impossible_recipes_are_refused(overrides, message):
         expand(apply_overrides(BASE, overrides))
 
 
+def test_a_recipe_whose_variants_are_taken_away_is_one_run():
+    recipe = BASE | {"variants": [{"label": "One"}, {"label": "Two"}], "sweep": {"seed": [0, 1]}}
+    assert len(expand(apply_overrides(recipe, ["variants=[]", "sweep={}"]))) == 1
+
+
 def test_setting_what_is_swept_over_is_refused():
     with pytest.raises(ConfigError, match=r"set sweep.seed=\[...\]"):
         apply_overrides(BASE | {"sweep": {"seed": [1, 2]}}, ["seed=3"])

@@ -109,7 +109,7 @@ def _find(source: str) -> Path:
 
 
 def _variants(recipe: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    variants = recipe.get("variants", [{}])
+    variants = recipe.get("variants") or [{}]
     if not isinstance(variants, list) or not all(isinstance(each, Mapping) for each in variants):
         raise ConfigError("variants must be tables: write [[variants]] above each")
     return variants
