@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from fedproto.data.base import DATASETS, DataSource
 from fedproto.engines.base import ENGINES, EngineOptions
 from fedproto.errors import ConfigError, unknown_name
+from fedproto.flower.options import FlowerOptions
 from fedproto.models.base import MODELS, ModelOptions
 from fedproto.options import Options, option, options_to_dict, read_options
 from fedproto.registry import Registry
@@ -79,6 +80,7 @@ class RunConfig:
     stop: StopOptions = field(default_factory=StopOptions)
     store: StoreOptions = field(default_factory=StoreOptions)
     engine: EngineOptions = field(default_factory=EngineOptions)
+    flower: FlowerOptions = field(default_factory=FlowerOptions)
 
     @property
     def title(self) -> str:
@@ -112,8 +114,9 @@ _SECTIONS: dict[str, type[Options]] = {
     "stop": StopOptions,
     "store": StoreOptions,
     "engine": EngineOptions,
+    "flower": FlowerOptions,
 }
-_NO_RESULT = ("label", "store")
+_NO_RESULT = ("label", "store", "flower")
 
 
 def read_config(given: Mapping[str, Any]) -> RunConfig:

@@ -34,6 +34,17 @@ class Task(abc.ABC):
     def metrics(self, tally: Tensor) -> dict[str, float]:
         """The scores from the summed tallies of all batches."""
 
+    def feature_shape(self, features: Tensor) -> tuple[int, int]:
+        """Channels of a feature vector, and vectors per sample, of a batch ``[B, D, ...]``."""
+        return features.shape[1], features[0, 0].numel()
+
+    def reason_to_refuse_tally(self, tally: Tensor, num_examples: int) -> str | None:
+        """Why a tally that a client sent cannot be one of so many samples; None when it can."""
+        del num_examples
+        if tally.ndim != 1 or not bool((torch.isfinite(tally) & (tally >= 0)).all()):
+            return "its test sums are not a list of finite, non-negative numbers"
+        return None
+
 
 class Classification(Task):
     """One label per sample."""
@@ -57,6 +68,19 @@ class Classification(Task):
         """Accuracy and mean loss."""
         samples, correct, loss = tally.tolist()
         return {"accuracy": correct / samples, "loss": loss / samples}
+
+    def feature_shape(self, features: Tensor) -> tuple[int, int]:
+        """One vector per sample, whatever the shape of the features."""
+        return features.flatten(1).shape[1], 1
+
+    def reason_to_refuse_tally(self, tally: Tensor, num_examples: int) -> str | None:
+        """Also checks the number of samples and of correct ones."""
+        if tally.shape != (3,):
+            return f"its test sums have shape {tuple(tally.shape)}, not (3,)"
+        samples, correct, _ = tally.tolist()
+        if samples != num_examples or correct > samples:
+            return f"it claims {correct:g} of {samples:g} test samples; it has {num_examples}"
+        return super().reason_to_refuse_tally(tally, num_examples)
 
 
 TASKS: dict[str, Task] = {"classification": Classification()}

@@ -1,0 +1,424 @@
+"""The wire format: jobs, updates and tests as Flower records, checked on arrival.
+
+Every message carries the protocol's version. Numbers and texts travel in one `ConfigRecord`,
+tensors in `ArrayRecord`s. A reader knows from its own side which names, types and shapes must
+come; whatever else arrives is a `Refusal` with a reason, never an exception, and nothing is ever
+unpickled.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+
+from fedproto.config import RunConfig, read_config
+from fedproto.errors import FedprotoError
+from fedproto.flower.arrays import Unreadable, read_tensor, read_tensors, write_tensors
+from fedproto.guard import LARGEST, FeatureShape
+from fedproto.schedule import BatchOrder
+from fedproto.types import ClientUpdate, LocalJob, Prototypes, ServerState, Tensors
+
+PROTOCOL = 1
+"""Changes whenever a reader of the version before could misread a message."""
+
+LONGEST_TEXT = 100_000
+LONGEST_REASON = 300
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """What could not be used, in one line."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Hello:
+    """What a client tells of itself when it is asked who it is.
+
+    Attributes:
+        client: Its stable id.
+        num_train: Samples it trains on.
+        num_test: Samples it tests on.
+        num_classes: Classes of its data set.
+        input_shape: Shape of one input.
+        task: Name of the task.
+    """
+
+    client: int
+    num_train: int
+    num_test: int
+    num_classes: int
+    input_shape: tuple[int, ...]
+    task: str
+
+
+@dataclass(frozen=True)
+class TestJob:
+    """Test this model on a client's test part."""
+
+    client: int
+    state: ServerState
+
+
+def encode_question(config: RunConfig) -> RecordDict:
+    """The server asks a node who it is and what it holds of a data set."""
+    return RecordDict({"question": _about({"config": _config_text(config)})})
+
+
+def decode_question(content: RecordDict) -> RunConfig | Refusal:
+    """Which data set the server asks about."""
+    return _caught(lambda: _read_config(_fields(content, "question", {"config": str})))
+
+
+def encode_hello(hello: Hello) -> RecordDict:
+    """A client's answer to the server's question."""
+    fields = {
+        "client": hello.client,
+        "num_train": hello.num_train,
+        "num_test": hello.num_test,
+        "num_classes": hello.num_classes,
+        "input_shape": json.dumps(hello.input_shape),
+        "task": hello.task,
+    }
+    return RecordDict({"hello": _about(fields)})
+
+
+def decode_hello(content: RecordDict, max_examples: int) -> Hello | Refusal:
+    """Who a client says it is; a number of samples beyond the bound is not believed."""
+    return _caught(lambda: _read_hello(content, max_examples))
+
+
+def encode_job(job: LocalJob, config: RunConfig) -> RecordDict:
+    """A job as a message; prototypes of the server stay there, no client needs them."""
+    batches = job.batches
+    fields = {
+        "config": _config_text(config),
+        "client": job.client,
+        "round": job.state.round,
+        "lr": job.lr,
+        "seed": job.seed,
+        "order_seed": batches.seed,
+        "num_examples": batches.num_examples,
+        "epochs": batches.epochs,
+        "max_steps": batches.max_steps,
+    }
+    return _with_model("job", fields, job.state)
+
+
+def decode_job_config(content: RecordDict) -> RunConfig | Refusal:
+    """Strategy, data, model, training and device of a job or test: what a client builds first."""
+    return _caught(lambda: _job_config(content))
+
+
+def decode_job(content: RecordDict, config: RunConfig, like: ServerState) -> LocalJob | Refusal:
+    """A job, for a client whose own model tells what the weights must look like."""
+    return _caught(lambda: _read_job(content, config, like))
+
+
+def encode_update(update: ClientUpdate, round_: int) -> RecordDict:
+    """An update as a reply."""
+    fields: dict[str, Any] = {
+        "client": update.client,
+        "round": round_,
+        "num_examples": update.num_examples,
+        "epochs_done": update.epochs_done,
+    }
+    if update.train_loss is not None:
+        fields["train_loss"] = update.train_loss
+    records: dict[str, ArrayRecord | ConfigRecord] = {
+        "update": _about(fields),
+        "params": write_tensors(update.params),
+        "buffers": write_tensors(update.buffers),
+    }
+    if update.prototypes is not None:
+        both = {"sum": update.prototypes.sum, "count": update.prototypes.count}
+        records["prototypes"] = write_tensors(both)
+    if update.local_margin is not None:
+        records["margins"] = write_tensors({"local": update.local_margin})
+    return RecordDict(records)
+
+
+def decode_update(
+    content: RecordDict, job: LocalJob, features: FeatureShape | None
+) -> ClientUpdate | Refusal:
+    """An update in the layout that the job asks for; the guard checks its values."""
+    return _caught(lambda: _read_update(content, job, features))
+
+
+def encode_test(client: int, state: ServerState, config: RunConfig) -> RecordDict:
+    """A model to be tested by a client on its own test part."""
+    fields = {"config": _config_text(config), "client": client, "round": state.round}
+    return _with_model("test", fields, state)
+
+
+def decode_test(content: RecordDict, like: ServerState) -> TestJob | Refusal:
+    """A model to test, for a client whose own model tells what it must look like."""
+    return _caught(lambda: _read_test(content, like))
+
+
+def encode_tally(client: int, round_: int, tally: torch.Tensor) -> RecordDict:
+    """The sums from which the scores of all clients together are computed."""
+    fields = {"client": client, "round": round_}
+    return RecordDict({"tally": _about(fields), "sums": write_tensors({"tally": tally.double()})})
+
+
+def decode_tally(content: RecordDict, client: int, round_: int) -> torch.Tensor | Refusal:
+    """A client's sums, in float64; their values are for the task to check."""
+    return _caught(lambda: _read_tally(content, client, round_))
+
+
+def encode_refusal(refusal: Refusal) -> RecordDict:
+    """Tells the other side why there is no answer."""
+    return RecordDict({"refusal": _about({"reason": one_line(refusal.reason)})})
+
+
+def decode_refusal(content: RecordDict) -> Refusal | None:
+    """The reason why the other side gave no answer; None when it gave one."""
+    if "refusal" not in content:
+        return None
+    found = _caught(lambda: str(_fields(content, "refusal", {"reason": str})["reason"]))
+    return found if isinstance(found, Refusal) else Refusal(one_line(found))
+
+
+def one_line(text: str) -> str:
+    """A stranger's text, made fit for a record: one line, printable, not too long."""
+    words = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    return words if len(words) <= LONGEST_REASON else words[: LONGEST_REASON - 1] + "…"
+
+
+def _about(fields: Mapping[str, Any]) -> ConfigRecord:
+    return ConfigRecord({"protocol": PROTOCOL, **fields})
+
+
+def _config_text(config: RunConfig) -> str:
+    """The sections a client needs; schedule, records and stopping are the server's business."""
+    tables = config.to_dict()
+    wanted = ("strategy", "data", "model", "train", "engine")
+    return json.dumps({name: tables[name] for name in wanted if name in tables})
+
+
+def _with_model(kind: str, fields: Mapping[str, Any], state: ServerState) -> RecordDict:
+    return RecordDict(
+        {
+            kind: _about(fields),
+            "params": write_tensors(state.params),
+            "buffers": write_tensors(state.buffers),
+        }
+    )
+
+
+def _caught(read: Callable[[], T]) -> T | Refusal:
+    try:
+        return read()
+    except Unreadable as error:
+        return Refusal(one_line(str(error)))
+
+
+def _fields(
+    content: RecordDict,
+    name: str,
+    wanted: Mapping[str, type],
+    *,
+    optional: Mapping[str, type] | None = None,
+    beside: tuple[str, ...] = (),
+) -> dict[str, Any]:
+    """The fields of a message's `ConfigRecord`, all of the right type and none too many."""
+    for other in content:
+        if other != name and other not in beside:
+            raise Unreadable(f"the message has an unexpected part '{other}'")
+    record = content.get(name)
+    if not isinstance(record, ConfigRecord):
+        raise Unreadable(f"the message has no part '{name}'")
+    fields = dict(record)
+    version = fields.pop("protocol", None)
+    if type(version) is not int or version != PROTOCOL:
+        raise Unreadable(f"the message is of protocol {version!r}; this side speaks {PROTOCOL}")
+    known = {**wanted, **(optional or {})}
+    for field, value in fields.items():
+        if field not in known:
+            raise Unreadable(f"{name} has an unknown field '{field}'")
+        if type(value) is not known[field]:
+            raise Unreadable(f"{name} field '{field}' is not of type {known[field].__name__}")
+        if isinstance(value, str) and len(value) > LONGEST_TEXT:
+            raise Unreadable(f"{name} field '{field}' is too long")
+    for field in wanted:
+        if field not in fields:
+            raise Unreadable(f"{name} has no field '{field}'")
+    return fields
+
+
+def _arrays(content: RecordDict, name: str) -> ArrayRecord:
+    record = content.get(name)
+    if not isinstance(record, ArrayRecord):
+        raise Unreadable(f"the message has no tensors '{name}'")
+    return record
+
+
+def _read_config(fields: Mapping[str, Any]) -> RunConfig:
+    try:
+        config = read_config(json.loads(fields["config"]))
+    except (FedprotoError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise Unreadable(f"the configuration cannot be read: {error}") from None
+    if config.data is None or config.model is None:
+        raise Unreadable("the configuration names no data or no model")
+    return config
+
+
+def _job_config(content: RecordDict) -> RunConfig:
+    kind = "test" if "test" in content else "job"
+    record = content.get(kind)
+    text = record.get("config") if isinstance(record, ConfigRecord) else None
+    if not isinstance(text, str) or len(text) > LONGEST_TEXT:
+        raise Unreadable(f"the message has no {kind} with a configuration")
+    return _read_config({"config": text})
+
+
+def _read_hello(content: RecordDict, max_examples: int) -> Hello:
+    wanted = {
+        "client": int,
+        "num_train": int,
+        "num_test": int,
+        "num_classes": int,
+        "input_shape": str,
+        "task": str,
+    }
+    fields = _fields(content, "hello", wanted)
+    try:
+        shape = json.loads(fields["input_shape"])
+    except (ValueError, RecursionError):
+        shape = None
+    if not isinstance(shape, list) or not all(type(side) is int and side > 0 for side in shape):
+        raise Unreadable("its input shape is no list of positive numbers")
+    if math.prod(shape) > LARGEST:
+        raise Unreadable("its input shape is too large")
+    if fields["client"] < 0 or fields["num_classes"] < 1 or fields["num_test"] < 0:
+        raise Unreadable("it claims a negative id or number")
+    if not 1 <= fields["num_train"] <= max_examples or fields["num_test"] > max_examples:
+        raise Unreadable(
+            f"it claims {fields['num_train']} training and {fields['num_test']} test samples;"
+            f" flower.max_examples is {max_examples}"
+        )
+    return Hello(**(fields | {"input_shape": tuple(shape)}))
+
+
+def _model_tensors(content: RecordDict, like: ServerState) -> tuple[Tensors, Tensors]:
+    return (
+        read_tensors(_arrays(content, "params"), like.params, "params"),
+        read_tensors(_arrays(content, "buffers"), like.buffers, "buffers"),
+    )
+
+
+def _read_job(content: RecordDict, config: RunConfig, like: ServerState) -> LocalJob:
+    wanted = {
+        "config": str,
+        "client": int,
+        "round": int,
+        "lr": float,
+        "seed": int,
+        "order_seed": int,
+        "num_examples": int,
+        "epochs": int,
+        "max_steps": int,
+    }
+    fields = _fields(content, "job", wanted, beside=("params", "buffers"))
+    numbers = [name for name, kind in wanted.items() if kind is int]
+    if any(fields[name] < 0 for name in numbers) or fields["num_examples"] == 0:
+        raise Unreadable("the job has a negative number")
+    if not (math.isfinite(fields["lr"]) and fields["lr"] >= 0):
+        raise Unreadable("the job's learning rate is not a positive number")
+    if fields["seed"] >= 2**63 or fields["order_seed"] >= 2**63:
+        raise Unreadable("the job's seed is too large")
+    params, buffers = _model_tensors(content, like)
+    round_ = fields["round"]
+    return LocalJob(
+        run=0,
+        client=fields["client"],
+        state=ServerState(round_, params, buffers),
+        strategy=config.strategy,
+        batches=BatchOrder(
+            fields["order_seed"],
+            round_,
+            fields["client"],
+            fields["num_examples"],
+            config.train.batch_size,
+            fields["epochs"],
+            fields["max_steps"],
+        ),
+        train=config.train,
+        lr=fields["lr"],
+        seed=fields["seed"],
+    )
+
+
+def _read_test(content: RecordDict, like: ServerState) -> TestJob:
+    wanted = {"config": str, "client": int, "round": int}
+    fields = _fields(content, "test", wanted, beside=("params", "buffers"))
+    state = ServerState(fields["round"], *_model_tensors(content, like))
+    return TestJob(fields["client"], state)
+
+
+def _read_update(
+    content: RecordDict, job: LocalJob, features: FeatureShape | None
+) -> ClientUpdate:
+    fields = _fields(
+        content,
+        "update",
+        {"client": int, "round": int, "num_examples": int, "epochs_done": int},
+        optional={"train_loss": float},
+        beside=("params", "buffers", "prototypes", "margins"),
+    )
+    if fields.pop("round") != job.state.round:
+        raise Unreadable(f"the update is not of round {job.state.round}")
+    params, buffers = _model_tensors(content, job.state)
+    prototypes = margin = None
+    if "prototypes" in content:
+        prototypes = _read_prototypes(_arrays(content, "prototypes"), job, features)
+    if "margins" in content:
+        if prototypes is None:
+            raise Unreadable("it sends margins without prototypes")
+        like = {"local": prototypes.sum[:, 0]}
+        margin = read_tensors(_arrays(content, "margins"), like, "margins")["local"]
+    return ClientUpdate(
+        client=fields["client"],
+        num_examples=fields["num_examples"],
+        params=params,
+        buffers=buffers,
+        train_loss=fields.get("train_loss"),
+        epochs_done=fields["epochs_done"],
+        prototypes=prototypes,
+        local_margin=margin,
+    )
+
+
+def _read_prototypes(
+    record: ArrayRecord, job: LocalJob, features: FeatureShape | None
+) -> Prototypes:
+    if features is None:
+        raise Unreadable("the server does not know the shape of the model's features")
+    sums = torch.empty(features.classes, features.channels, dtype=_float_type(job.state.params))
+    like = {"sum": sums, "count": torch.empty(features.classes, dtype=torch.int64)}
+    return Prototypes(**read_tensors(record, like, "prototypes"))
+
+
+def _float_type(tensors: Tensors) -> torch.dtype:
+    floating = (tensor.dtype for tensor in tensors.values() if tensor.is_floating_point())
+    return next(floating, torch.float32)
+
+
+def _read_tally(content: RecordDict, client: int, round_: int) -> torch.Tensor:
+    fields = _fields(content, "tally", {"client": int, "round": int}, beside=("sums",))
+    if fields != {"client": client, "round": round_}:
+        raise Unreadable(f"the test is not of client {client} in round {round_}")
+    record = _arrays(content, "sums")
+    if set(record) != {"tally"}:
+        raise Unreadable("the test has no sums 'tally'")
+    return read_tensor(record["tally"], torch.float64, None, "tally")
