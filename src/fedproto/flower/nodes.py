@@ -73,7 +73,8 @@ def exchange(
                 waiting[message_id] = node
     for node in contents.keys() - set(waiting.values()):
         answers[node] = Answer(None, "the message could not be sent")
-    while waiting and time.monotonic() < ends:
+    while waiting:
+        last_look = time.monotonic() >= ends
         for message_id, node in list(waiting.items()):
             answer = _pull(grid, message_id, node)
             if answer is not None:
@@ -81,6 +82,8 @@ def exchange(
                 del waiting[message_id]
                 if on_answer is not None:
                     on_answer()
+        if last_look:
+            break
         if waiting:
             time.sleep(PULL_EVERY)
     for node in waiting.values():
