@@ -9,7 +9,6 @@ from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
-
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedproto.flower.client_app import app
@@ -66,6 +65,7 @@ class LocalGrid(Grid):
         return [reply for message_id in message_ids for reply in self._replies.pop(message_id, [])]
 
     def send_and_receive(self, messages, *, timeout=None):
+        del timeout
         return self.pull_messages(self.push_messages(messages))
 
     def _answer(self, message: Message) -> list[Message]:
@@ -75,7 +75,7 @@ class LocalGrid(Grid):
         context = Context(1, node, {"partition-id": self.clients[node]}, RecordDict(), {})
         try:
             reply = app(message, context)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - Flower answers with any error
             reply = Message(Error(3, str(error)), reply_to=message)
         if self.tamper is not None:
             changed = self.tamper(self.clients[node], reply)

@@ -125,6 +125,8 @@ def _reason_by_prototype_layout(
         return f"its prototypes have type {prototypes.sum.dtype}"
     if prototypes.count.shape != given[:1] or prototypes.count.dtype != torch.int64:
         return "its counts are not one whole number per class"
+    if margin is None and job.strategy.summarize(prototypes, prototypes) is not None:
+        return "it sends no margins"
     if margin is not None and (margin.shape != given[:1] or not margin.is_floating_point()):
         return "its margins are not one number per class"
     return None

@@ -33,7 +33,6 @@ from fedproto.tasks import task_named
 from fedproto.training import TrainOptions
 from fedproto.types import RoundRecord, ServerState
 
-
 EngineFor: TypeAlias = Callable[[RunConfig, Federation, nn.Module, Notify], Engine]
 """Makes an engine for runs that share data, model and options."""
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 import fedproto
-from fedproto.cli import comparing, data, inspecting, running
+from fedproto.cli import comparing, data, flower, inspecting, running
 from fedproto.errors import FedprotoError
 from fedproto.registry import load_plugin
 
@@ -24,6 +24,7 @@ running.add_to(app)
 comparing.add_to(app)
 inspecting.add_to(app)
 data.add_to(app)
+flower.add_to(app)
 
 
 def _show_version(asked: bool) -> None:

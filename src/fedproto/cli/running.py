@@ -65,7 +65,7 @@ def run(
         raise ConfigError(
             f"recipe {recipe} describes {len(configs)} runs; start them with 'fedproto sweep'"
         )
-    path = out or _fresh_directory(recipe)
+    path = out or fresh_directory(recipe)
     (config,) = configs.values()
     federations = _load([config])
     store = open_or_create(path, config) if reuse else RunStore.create(path, config)
@@ -84,7 +84,7 @@ def sweep(
     """Train all runs of a recipe together."""
     del data_root
     configs = read_recipe(recipe, overrides or [])
-    path = out or _fresh_directory(recipe)
+    path = out or fresh_directory(recipe)
     federations = _load(configs.values())
     stores = create_sweep(path, configs, reuse=reuse)
     _carry_out(stores, path, federations, as_json=as_json, quiet=quiet)
@@ -139,7 +139,8 @@ def _load(configs: Iterable[RunConfig]) -> dict[DataSource, Federation]:
     return load_federations(configs)
 
 
-def _fresh_directory(recipe: str) -> Path:
+def fresh_directory(recipe: str) -> Path:
+    """A directory under runs/ that is not there yet, named after a recipe."""
     stem = Path(recipe).stem
     names = itertools.chain([stem], (f"{stem}-{number}" for number in itertools.count(2)))
     return next(path for name in names if not (path := Path("runs") / name).exists())

@@ -22,7 +22,7 @@ NUMPY_FORMAT = "numpy.ndarray"
 LONGEST_HEADER = 1024
 
 
-class Unreadable(Exception):
+class UnreadableError(Exception):
     """A message that is not what it should be; turned into a `Refusal` by the wire format."""
 
 
@@ -40,7 +40,7 @@ def read_tensors(record: ArrayRecord, like: Tensors, kind: str) -> dict[str, Ten
     """A record's tensors: the names, types, shapes and device of others, and no others.
 
     Raises:
-        Unreadable: If a name is missing or too many, or an array is of another type or shape.
+        UnreadableError: If a name is missing or too many, or an array is of another type or shape.
     """
     _check_names(record, like, kind)
     return {
@@ -55,22 +55,22 @@ def read_tensor(
     """One tensor of a type and shape; None for a vector of any length.
 
     Raises:
-        Unreadable: If the array is another one.
+        UnreadableError: If the array is another one.
     """
     wanted = torch.empty(0, dtype=dtype).numpy().dtype
     if array.stype != NUMPY_FORMAT or array.dtype != str(wanted):
-        raise Unreadable(f"tensor '{name}' has type {array.dtype[:30]!r}, not {wanted}")
+        raise UnreadableError(f"tensor '{name}' has type {array.dtype[:30]!r}, not {wanted}")
     if shape is not None and tuple(array.shape) != shape:
-        raise Unreadable(f"tensor '{name}' has shape {tuple(array.shape)}, not {shape}")
+        raise UnreadableError(f"tensor '{name}' has shape {tuple(array.shape)}, not {shape}")
     file = io.BytesIO(array.data)
     found, rows_first, found_dtype = _read_header(file, name)
     if found_dtype != wanted or found != tuple(array.shape) or not rows_first:
-        raise Unreadable(f"tensor '{name}' is not what its description says")
+        raise UnreadableError(f"tensor '{name}' is not what its description says")
     if shape is None and len(found) != 1:
-        raise Unreadable(f"tensor '{name}' is no vector")
+        raise UnreadableError(f"tensor '{name}' is no vector")
     body = array.data[file.tell() :]
     if len(body) != wanted.itemsize * int(np.prod(found, dtype=object)):
-        raise Unreadable(f"tensor '{name}' has {len(body)} bytes, not what its shape needs")
+        raise UnreadableError(f"tensor '{name}' has {len(body)} bytes, not what its shape needs")
     # A copy, because PyTorch wants memory that it may write to.
     return torch.from_numpy(np.frombuffer(body, dtype=wanted).reshape(found).copy())
 
@@ -79,13 +79,13 @@ def _check_names(record: Mapping[str, Array], like: Tensors, kind: str) -> None:
     odd = sorted(record.keys() ^ like.keys())
     if odd:
         fault = "is missing" if odd[0] in like else "is unknown"
-        raise Unreadable(f"{kind} '{odd[0][:100]}' {fault}")
+        raise UnreadableError(f"{kind} '{odd[0][:100]}' {fault}")
 
 
 def _read_header(file: io.BytesIO, name: str) -> tuple[tuple[int, ...], bool, np.dtype[np.generic]]:
     try:
         if np.lib.format.read_magic(file) != (1, 0):
-            raise Unreadable(f"tensor '{name}' is in a format that this side does not read")
+            raise UnreadableError(f"tensor '{name}' is in a format that this side does not read")
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             shape, columns_first, dtype = np.lib.format.read_array_header_1_0(
@@ -101,6 +101,6 @@ def _read_header(file: io.BytesIO, name: str) -> tuple[tuple[int, ...], bool, np
         tokenize.TokenError,
         UserWarning,
     ):
-        raise Unreadable(f"tensor '{name}' is no array") from None
+        raise UnreadableError(f"tensor '{name}' is no array") from None
     rows_first = not columns_first
     return tuple(int(side) for side in shape), rows_first, dtype

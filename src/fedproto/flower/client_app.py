@@ -26,11 +26,11 @@ from fedproto.engines.base import Workload
 from fedproto.engines.reference import ReferenceEngine, read_state
 from fedproto.errors import ConfigError, FedprotoError
 from fedproto.flower import wire
-from fedproto.flower.wire import Refusal
+from fedproto.flower.parts import Refusal
 from fedproto.models.base import build_model
 from fedproto.registry import load_plugin
 from fedproto.tasks import task_named
-from fedproto.types import ServerState
+from fedproto.types import ClientFailure, ServerState
 
 app = ClientApp()
 
@@ -116,8 +116,9 @@ def _train(content: RecordDict, context: Context) -> RecordDict:
         (result,) = engine.train([replace(job, state=job.state.to(config.engine.torch_device()))])
     except FedprotoError as error:
         return wire.encode_refusal(Refusal(str(error)))
-    assert not hasattr(result, "reason")  # noqa: S101 - the reference engine raises instead
-    return wire.encode_update(result, job.state.round)  # type: ignore[arg-type]
+    if isinstance(result, ClientFailure):
+        return wire.encode_refusal(Refusal(result.reason))
+    return wire.encode_update(result, job.state.round)
 
 
 def _evaluate(content: RecordDict, context: Context) -> RecordDict:

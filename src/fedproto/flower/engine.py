@@ -20,7 +20,7 @@ from fedproto.engines.reference import ReferenceEngine
 from fedproto.errors import ConfigError, TrainingError
 from fedproto.flower import wire
 from fedproto.flower.nodes import Answer, Nodes, exchange
-from fedproto.flower.wire import Refusal
+from fedproto.flower.parts import Refusal
 from fedproto.guard import feature_shape
 from fedproto.rng import Indices
 from fedproto.types import POOLED, ClientFailure, ClientUpdate, LocalJob, ServerState
@@ -136,7 +136,7 @@ class FlowerEngine(Engine):
             contents,
             round_=jobs[0].state.round,
             deadline=self._options.deadline,
-            on_answer=on_done,
+            on_answer=on_done or (lambda: None),
         )
         for node, answer in answers.items():
             place = place_of[node]

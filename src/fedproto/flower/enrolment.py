@@ -40,6 +40,7 @@ class Elsewhere(Samples):
         Raises:
             DataError: Always.
         """
+        del indices
         raise DataError("the samples are with the clients; the server has none of them")
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Samples:

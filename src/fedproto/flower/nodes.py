@@ -18,7 +18,9 @@ from flwr.serverapp import Grid
 from fedproto.config import RunConfig
 from fedproto.engines.base import Notify
 from fedproto.flower import wire
-from fedproto.flower.wire import Hello, Refusal, one_line
+from fedproto.flower.names import is_node_name, node_name
+from fedproto.flower.parts import Refusal, one_line
+from fedproto.flower.wire import Hello
 
 PULL_EVERY = 0.5
 ASK_FOR = 60.0
@@ -33,11 +35,6 @@ class Answer:
     reason: str = ""
 
 
-def node_name(client: int) -> str:
-    """The name under which a client's node is registered."""
-    return f"client-{client}"
-
-
 def exchange(
     grid: Grid,
     kind: str,
@@ -45,7 +42,7 @@ def exchange(
     *,
     round_: int,
     deadline: float,
-    on_answer: Callable[[], None] | None = None,
+    on_answer: Callable[[], None] = lambda: None,
 ) -> dict[int, Answer]:
     """Sends one message to each of some nodes and waits for all answers, or the deadline.
 
@@ -60,34 +57,28 @@ def exchange(
     Returns:
         An answer per node.
     """
-    messages = [
-        Message(content, node, kind, ttl=deadline, group_id=str(round_))
-        for node, content in contents.items()
-    ]
     ends = time.monotonic() + deadline
     waiting: dict[str, int] = {}
     answers: dict[int, Answer] = {}
-    for node, message in zip(contents, messages, strict=True):
-        for message_id in grid.push_messages([message]):
-            if message_id:
-                waiting[message_id] = node
-    for node in contents.keys() - set(waiting.values()):
-        answers[node] = Answer(None, "the message could not be sent")
+    for node, content in contents.items():
+        message = Message(content, node, kind, ttl=deadline, group_id=str(round_))
+        ids = [message_id for message_id in grid.push_messages([message]) if message_id]
+        if ids:
+            waiting[ids[0]] = node
+        else:
+            answers[node] = Answer(None, "the message could not be sent")
     while waiting:
         last_look = time.monotonic() >= ends
         for message_id, node in list(waiting.items()):
             answer = _pull(grid, message_id, node)
+            if answer is None and last_look:
+                answer = Answer(None, f"no answer within {deadline:g} s")
             if answer is not None:
                 answers[node] = answer
                 del waiting[message_id]
-                if on_answer is not None:
-                    on_answer()
-        if last_look:
-            break
+                on_answer()
         if waiting:
             time.sleep(PULL_EVERY)
-    for node in waiting.values():
-        answers[node] = Answer(None, f"no answer within {deadline:g} s")
     return answers
 
 
@@ -201,7 +192,7 @@ class Nodes:
         if isinstance(hello, Refusal):
             return hello
         name = self._names.get(node, "")
-        if name.startswith(node_name(0)[:-1]) and name != node_name(hello.client):
+        if is_node_name(name) and name != node_name(hello.client):
             return Refusal(f"its key is registered as {name}, but it says it is {hello.client}")
         if hello.client in self.clients():
             return Refusal(f"client {hello.client} is connected already")

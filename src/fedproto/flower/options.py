@@ -16,7 +16,9 @@ class FlowerOptions(Options):
     wait: float = option(
         120.0, "seconds to wait for clients that are not connected; once per client", at_least=0
     )
-    min_clients: int = option(1, "clients needed for a round: connected, then answering", at_least=1)
+    min_clients: int = option(
+        1, "clients needed for a round: connected, then answering", at_least=1
+    )
     too_few: Literal["skip", "stop"] = option(
         "skip", "with fewer clients than that: skip the round, or stop the run (to be resumed)"
     )

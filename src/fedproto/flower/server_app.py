@@ -18,11 +18,13 @@ from fedproto.data.base import DataSource
 from fedproto.data.federation import Federation
 from fedproto.engines.base import Engine, Notify, Workload
 from fedproto.errors import ConfigError, FedprotoError
+from fedproto.flower.control import ERROR_FILE
 from fedproto.flower.engine import FlowerEngine
 from fedproto.flower.enrolment import enrol
 from fedproto.flower.nodes import Nodes
 from fedproto.flower.progress import LogLines
 from fedproto.registry import load_plugin
+from fedproto.rounds import Watcher
 from fedproto.simulate import is_finished, load_federations, simulate
 from fedproto.store import RunStore
 from fedproto.sweep import is_sweep, open_sweep
@@ -30,12 +32,17 @@ from fedproto.tasks import task_named
 
 app = ServerApp()
 
+INSECURE = (
+    "INSECURE: no TLS and no node keys. Anyone on the network can read and change models and"
+    " updates, and take part as any client. Only for trying out; see 'fedproto flower keys'."
+)
+
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Carries out the runs of a directory."""
     out = Path(str(context.run_config["out"]))
-    outcome = out / "flower-error.txt"
+    outcome = out / ERROR_FILE
     outcome.unlink(missing_ok=True)
     try:
         serve(grid, out)
@@ -45,8 +52,13 @@ def main(grid: Grid, context: Context) -> None:
         raise
 
 
-def serve(grid: Grid, out: Path) -> None:
+def serve(grid: Grid, out: Path, watcher: Watcher | None = None) -> None:
     """Carries out the runs of a directory over a grid.
+
+    Args:
+        grid: Flower's connection to the nodes.
+        out: The directory of a run or a sweep.
+        watcher: Is told how far things are; Flower's log by default.
 
     Raises:
         FedprotoError: If a configuration, the data, a directory or the number of clients is at
@@ -55,7 +67,9 @@ def serve(grid: Grid, out: Path) -> None:
     for plugin in os.environ.get("FEDPROTO_PLUGINS", "").split():
         load_plugin(plugin)
     stores = open_sweep(out) if is_sweep(out) else [RunStore.open(out)]
-    watcher = LogLines()
+    watcher = watcher or LogLines()
+    if getattr(grid, "_insecure", False):
+        watcher.notice(INSECURE)
     nodes: dict[DataSource, Nodes] = {}
     federations: dict[DataSource, Federation] = {}
     for config in (store.config for store in stores if not is_finished(store)):

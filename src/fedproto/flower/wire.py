@@ -10,34 +10,28 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from fedproto.config import RunConfig, read_config
 from fedproto.errors import FedprotoError
-from fedproto.flower.arrays import Unreadable, read_tensor, read_tensors, write_tensors
+from fedproto.flower.arrays import UnreadableError, read_tensor, read_tensors, write_tensors
+from fedproto.flower.parts import (
+    LONGEST_TEXT,
+    Refusal,
+    about,
+    caught,
+    expect_arrays,
+    expect_fields,
+    one_line,
+)
 from fedproto.guard import LARGEST, FeatureShape
 from fedproto.schedule import BatchOrder
 from fedproto.types import ClientUpdate, LocalJob, Prototypes, ServerState, Tensors
-
-PROTOCOL = 1
-"""Changes whenever a reader of the version before could misread a message."""
-
-LONGEST_TEXT = 100_000
-LONGEST_REASON = 300
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """What could not be used, in one line."""
-
-    reason: str
 
 
 @dataclass(frozen=True)
@@ -71,12 +65,12 @@ class TestJob:
 
 def encode_question(config: RunConfig) -> RecordDict:
     """The server asks a node who it is and what it holds of a data set."""
-    return RecordDict({"question": _about({"config": _config_text(config)})})
+    return RecordDict({"question": about({"config": _config_text(config)})})
 
 
 def decode_question(content: RecordDict) -> RunConfig | Refusal:
     """Which data set the server asks about."""
-    return _caught(lambda: _read_config(_fields(content, "question", {"config": str})))
+    return caught(lambda: _read_config(expect_fields(content, "question", {"config": str})))
 
 
 def encode_hello(hello: Hello) -> RecordDict:
@@ -89,12 +83,12 @@ def encode_hello(hello: Hello) -> RecordDict:
         "input_shape": json.dumps(hello.input_shape),
         "task": hello.task,
     }
-    return RecordDict({"hello": _about(fields)})
+    return RecordDict({"hello": about(fields)})
 
 
 def decode_hello(content: RecordDict, max_examples: int) -> Hello | Refusal:
     """Who a client says it is; a number of samples beyond the bound is not believed."""
-    return _caught(lambda: _read_hello(content, max_examples))
+    return caught(lambda: _read_hello(content, max_examples))
 
 
 def encode_job(job: LocalJob, config: RunConfig) -> RecordDict:
@@ -116,12 +110,12 @@ def encode_job(job: LocalJob, config: RunConfig) -> RecordDict:
 
 def decode_job_config(content: RecordDict) -> RunConfig | Refusal:
     """Strategy, data, model, training and device of a job or test: what a client builds first."""
-    return _caught(lambda: _job_config(content))
+    return caught(lambda: _job_config(content))
 
 
 def decode_job(content: RecordDict, config: RunConfig, like: ServerState) -> LocalJob | Refusal:
     """A job, for a client whose own model tells what the weights must look like."""
-    return _caught(lambda: _read_job(content, config, like))
+    return caught(lambda: _read_job(content, config, like))
 
 
 def encode_update(update: ClientUpdate, round_: int) -> RecordDict:
@@ -134,8 +128,8 @@ def encode_update(update: ClientUpdate, round_: int) -> RecordDict:
     }
     if update.train_loss is not None:
         fields["train_loss"] = update.train_loss
-    records: dict[str, ArrayRecord | ConfigRecord] = {
-        "update": _about(fields),
+    records: dict[str, ArrayRecord | MetricRecord | ConfigRecord] = {
+        "update": about(fields),
         "params": write_tensors(update.params),
         "buffers": write_tensors(update.buffers),
     }
@@ -151,7 +145,7 @@ def decode_update(
     content: RecordDict, job: LocalJob, features: FeatureShape | None
 ) -> ClientUpdate | Refusal:
     """An update in the layout that the job asks for; the guard checks its values."""
-    return _caught(lambda: _read_update(content, job, features))
+    return caught(lambda: _read_update(content, job, features))
 
 
 def encode_test(client: int, state: ServerState, config: RunConfig) -> RecordDict:
@@ -162,41 +156,31 @@ def encode_test(client: int, state: ServerState, config: RunConfig) -> RecordDic
 
 def decode_test(content: RecordDict, like: ServerState) -> TestJob | Refusal:
     """A model to test, for a client whose own model tells what it must look like."""
-    return _caught(lambda: _read_test(content, like))
+    return caught(lambda: _read_test(content, like))
 
 
 def encode_tally(client: int, round_: int, tally: torch.Tensor) -> RecordDict:
     """The sums from which the scores of all clients together are computed."""
     fields = {"client": client, "round": round_}
-    return RecordDict({"tally": _about(fields), "sums": write_tensors({"tally": tally.double()})})
+    return RecordDict({"tally": about(fields), "sums": write_tensors({"tally": tally.double()})})
 
 
 def decode_tally(content: RecordDict, client: int, round_: int) -> torch.Tensor | Refusal:
     """A client's sums, in float64; their values are for the task to check."""
-    return _caught(lambda: _read_tally(content, client, round_))
+    return caught(lambda: _read_tally(content, client, round_))
 
 
 def encode_refusal(refusal: Refusal) -> RecordDict:
     """Tells the other side why there is no answer."""
-    return RecordDict({"refusal": _about({"reason": one_line(refusal.reason)})})
+    return RecordDict({"refusal": about({"reason": one_line(refusal.reason)})})
 
 
 def decode_refusal(content: RecordDict) -> Refusal | None:
     """The reason why the other side gave no answer; None when it gave one."""
     if "refusal" not in content:
         return None
-    found = _caught(lambda: str(_fields(content, "refusal", {"reason": str})["reason"]))
+    found = caught(lambda: str(expect_fields(content, "refusal", {"reason": str})["reason"]))
     return found if isinstance(found, Refusal) else Refusal(one_line(found))
-
-
-def one_line(text: str) -> str:
-    """A stranger's text, made fit for a record: one line, printable, not too long."""
-    words = " ".join("".join(c if c.isprintable() else " " for c in text).split())
-    return words if len(words) <= LONGEST_REASON else words[: LONGEST_REASON - 1] + "…"
-
-
-def _about(fields: Mapping[str, Any]) -> ConfigRecord:
-    return ConfigRecord({"protocol": PROTOCOL, **fields})
 
 
 def _config_text(config: RunConfig) -> str:
@@ -209,67 +193,20 @@ def _config_text(config: RunConfig) -> str:
 def _with_model(kind: str, fields: Mapping[str, Any], state: ServerState) -> RecordDict:
     return RecordDict(
         {
-            kind: _about(fields),
+            kind: about(fields),
             "params": write_tensors(state.params),
             "buffers": write_tensors(state.buffers),
         }
     )
 
 
-def _caught(read: Callable[[], T]) -> T | Refusal:
-    try:
-        return read()
-    except Unreadable as error:
-        return Refusal(one_line(str(error)))
-
-
-def _fields(
-    content: RecordDict,
-    name: str,
-    wanted: Mapping[str, type],
-    *,
-    optional: Mapping[str, type] | None = None,
-    beside: tuple[str, ...] = (),
-) -> dict[str, Any]:
-    """The fields of a message's `ConfigRecord`, all of the right type and none too many."""
-    for other in content:
-        if other != name and other not in beside:
-            raise Unreadable(f"the message has an unexpected part '{other}'")
-    record = content.get(name)
-    if not isinstance(record, ConfigRecord):
-        raise Unreadable(f"the message has no part '{name}'")
-    fields = dict(record)
-    version = fields.pop("protocol", None)
-    if type(version) is not int or version != PROTOCOL:
-        raise Unreadable(f"the message is of protocol {version!r}; this side speaks {PROTOCOL}")
-    known = {**wanted, **(optional or {})}
-    for field, value in fields.items():
-        if field not in known:
-            raise Unreadable(f"{name} has an unknown field '{field}'")
-        if type(value) is not known[field]:
-            raise Unreadable(f"{name} field '{field}' is not of type {known[field].__name__}")
-        if isinstance(value, str) and len(value) > LONGEST_TEXT:
-            raise Unreadable(f"{name} field '{field}' is too long")
-    for field in wanted:
-        if field not in fields:
-            raise Unreadable(f"{name} has no field '{field}'")
-    return fields
-
-
-def _arrays(content: RecordDict, name: str) -> ArrayRecord:
-    record = content.get(name)
-    if not isinstance(record, ArrayRecord):
-        raise Unreadable(f"the message has no tensors '{name}'")
-    return record
-
-
 def _read_config(fields: Mapping[str, Any]) -> RunConfig:
     try:
         config = read_config(json.loads(fields["config"]))
     except (FedprotoError, ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise Unreadable(f"the configuration cannot be read: {error}") from None
+        raise UnreadableError(f"the configuration cannot be read: {error}") from None
     if config.data is None or config.model is None:
-        raise Unreadable("the configuration names no data or no model")
+        raise UnreadableError("the configuration names no data or no model")
     return config
 
 
@@ -278,7 +215,7 @@ def _job_config(content: RecordDict) -> RunConfig:
     record = content.get(kind)
     text = record.get("config") if isinstance(record, ConfigRecord) else None
     if not isinstance(text, str) or len(text) > LONGEST_TEXT:
-        raise Unreadable(f"the message has no {kind} with a configuration")
+        raise UnreadableError(f"the message has no {kind} with a configuration")
     return _read_config({"config": text})
 
 
@@ -291,19 +228,19 @@ def _read_hello(content: RecordDict, max_examples: int) -> Hello:
         "input_shape": str,
         "task": str,
     }
-    fields = _fields(content, "hello", wanted)
+    fields = expect_fields(content, "hello", wanted)
     try:
         shape = json.loads(fields["input_shape"])
     except (ValueError, RecursionError):
         shape = None
     if not isinstance(shape, list) or not all(type(side) is int and side > 0 for side in shape):
-        raise Unreadable("its input shape is no list of positive numbers")
+        raise UnreadableError("its input shape is no list of positive numbers")
     if math.prod(shape) > LARGEST:
-        raise Unreadable("its input shape is too large")
+        raise UnreadableError("its input shape is too large")
     if fields["client"] < 0 or fields["num_classes"] < 1 or fields["num_test"] < 0:
-        raise Unreadable("it claims a negative id or number")
+        raise UnreadableError("it claims a negative id or number")
     if not 1 <= fields["num_train"] <= max_examples or fields["num_test"] > max_examples:
-        raise Unreadable(
+        raise UnreadableError(
             f"it claims {fields['num_train']} training and {fields['num_test']} test samples;"
             f" flower.max_examples is {max_examples}"
         )
@@ -312,8 +249,8 @@ def _read_hello(content: RecordDict, max_examples: int) -> Hello:
 
 def _model_tensors(content: RecordDict, like: ServerState) -> tuple[Tensors, Tensors]:
     return (
-        read_tensors(_arrays(content, "params"), like.params, "params"),
-        read_tensors(_arrays(content, "buffers"), like.buffers, "buffers"),
+        read_tensors(expect_arrays(content, "params"), like.params, "params"),
+        read_tensors(expect_arrays(content, "buffers"), like.buffers, "buffers"),
     )
 
 
@@ -329,14 +266,14 @@ def _read_job(content: RecordDict, config: RunConfig, like: ServerState) -> Loca
         "epochs": int,
         "max_steps": int,
     }
-    fields = _fields(content, "job", wanted, beside=("params", "buffers"))
+    fields = expect_fields(content, "job", wanted, beside=("params", "buffers"))
     numbers = [name for name, kind in wanted.items() if kind is int]
     if any(fields[name] < 0 for name in numbers) or fields["num_examples"] == 0:
-        raise Unreadable("the job has a negative number")
+        raise UnreadableError("the job has a negative number")
     if not (math.isfinite(fields["lr"]) and fields["lr"] >= 0):
-        raise Unreadable("the job's learning rate is not a positive number")
+        raise UnreadableError("the job's learning rate is not a positive number")
     if fields["seed"] >= 2**63 or fields["order_seed"] >= 2**63:
-        raise Unreadable("the job's seed is too large")
+        raise UnreadableError("the job's seed is too large")
     params, buffers = _model_tensors(content, like)
     round_ = fields["round"]
     return LocalJob(
@@ -361,15 +298,13 @@ def _read_job(content: RecordDict, config: RunConfig, like: ServerState) -> Loca
 
 def _read_test(content: RecordDict, like: ServerState) -> TestJob:
     wanted = {"config": str, "client": int, "round": int}
-    fields = _fields(content, "test", wanted, beside=("params", "buffers"))
+    fields = expect_fields(content, "test", wanted, beside=("params", "buffers"))
     state = ServerState(fields["round"], *_model_tensors(content, like))
     return TestJob(fields["client"], state)
 
 
-def _read_update(
-    content: RecordDict, job: LocalJob, features: FeatureShape | None
-) -> ClientUpdate:
-    fields = _fields(
+def _read_update(content: RecordDict, job: LocalJob, features: FeatureShape | None) -> ClientUpdate:
+    fields = expect_fields(
         content,
         "update",
         {"client": int, "round": int, "num_examples": int, "epochs_done": int},
@@ -377,16 +312,16 @@ def _read_update(
         beside=("params", "buffers", "prototypes", "margins"),
     )
     if fields.pop("round") != job.state.round:
-        raise Unreadable(f"the update is not of round {job.state.round}")
+        raise UnreadableError(f"the update is not of round {job.state.round}")
     params, buffers = _model_tensors(content, job.state)
     prototypes = margin = None
     if "prototypes" in content:
-        prototypes = _read_prototypes(_arrays(content, "prototypes"), job, features)
+        prototypes = _read_prototypes(expect_arrays(content, "prototypes"), job, features)
     if "margins" in content:
         if prototypes is None:
-            raise Unreadable("it sends margins without prototypes")
+            raise UnreadableError("it sends margins without prototypes")
         like = {"local": prototypes.sum[:, 0]}
-        margin = read_tensors(_arrays(content, "margins"), like, "margins")["local"]
+        margin = read_tensors(expect_arrays(content, "margins"), like, "margins")["local"]
     return ClientUpdate(
         client=fields["client"],
         num_examples=fields["num_examples"],
@@ -403,7 +338,7 @@ def _read_prototypes(
     record: ArrayRecord, job: LocalJob, features: FeatureShape | None
 ) -> Prototypes:
     if features is None:
-        raise Unreadable("the server does not know the shape of the model's features")
+        raise UnreadableError("the server does not know the shape of the model's features")
     sums = torch.empty(features.classes, features.channels, dtype=_float_type(job.state.params))
     like = {"sum": sums, "count": torch.empty(features.classes, dtype=torch.int64)}
     return Prototypes(**read_tensors(record, like, "prototypes"))
@@ -415,10 +350,10 @@ def _float_type(tensors: Tensors) -> torch.dtype:
 
 
 def _read_tally(content: RecordDict, client: int, round_: int) -> torch.Tensor:
-    fields = _fields(content, "tally", {"client": int, "round": int}, beside=("sums",))
+    fields = expect_fields(content, "tally", {"client": int, "round": int}, beside=("sums",))
     if fields != {"client": client, "round": round_}:
-        raise Unreadable(f"the test is not of client {client} in round {round_}")
-    record = _arrays(content, "sums")
+        raise UnreadableError(f"the test is not of client {client} in round {round_}")
+    record = expect_arrays(content, "sums")
     if set(record) != {"tally"}:
-        raise Unreadable("the test has no sums 'tally'")
+        raise UnreadableError("the test has no sums 'tally'")
     return read_tensor(record["tally"], torch.float64, None, "tally")
