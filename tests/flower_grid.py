@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from flwr.app import Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
@@ -27,7 +28,10 @@ def through_the_wire(message: Message) -> Message:
 class LocalGrid(Grid):
     """Nodes 1000, 1001, … are clients 0, 1, …; `tamper` may change or swallow their replies."""
 
-    def __init__(self, clients: Iterable[int], tamper: Tamper | None = None) -> None:
+    def __init__(
+        self, clients: Iterable[int], tamper: Tamper | None = None, client_app: ClientApp = app
+    ) -> None:
+        self._app = client_app
         self.clients = {1000 + client: client for client in clients}
         self.names: dict[int, str] = {}
         self.tamper = tamper
@@ -74,7 +78,7 @@ class LocalGrid(Grid):
             return []
         context = Context(1, node, {"partition-id": self.clients[node]}, RecordDict(), {})
         try:
-            reply = app(message, context)
+            reply = self._app(message, context)
         except Exception as error:  # noqa: BLE001 - Flower answers with any error
             reply = Message(Error(3, str(error)), reply_to=message)
         if self.tamper is not None:

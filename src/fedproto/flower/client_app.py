@@ -11,6 +11,7 @@ A SuperNode is configured by its owner with ``--node-config``:
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -33,6 +34,15 @@ from fedproto.tasks import task_named
 from fedproto.types import ClientFailure, ServerState
 
 app = ClientApp()
+
+
+@app.lifespan()
+def with_plugins(context: Context) -> Iterator[None]:
+    """Makes strategies, models and data sets known that this host adds."""
+    del context
+    for plugin in os.environ.get("FEDPROTO_PLUGINS", "").split():
+        load_plugin(plugin)
+    yield
 
 
 @dataclass(frozen=True)
@@ -147,8 +157,6 @@ def look_around(config: RunConfig, context: Context) -> Here:
     Raises:
         FedprotoError: If the node's configuration or its data is at fault.
     """
-    for plugin in os.environ.get("FEDPROTO_PLUGINS", "").split():
-        load_plugin(plugin)
     threads = _number(context, "threads", 0)
     if threads:
         torch.set_num_threads(threads)

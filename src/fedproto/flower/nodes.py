@@ -23,6 +23,7 @@ from fedproto.flower.parts import Refusal, one_line
 from fedproto.flower.wire import Hello
 
 PULL_EVERY = 0.5
+ASK_AGAIN_AFTER = 10.0
 ASK_FOR = 60.0
 """Seconds a node has to say who it is; it has no work to do for that but to load its data."""
 
@@ -71,7 +72,8 @@ def exchange(
         last_look = time.monotonic() >= ends
         for message_id, node in list(waiting.items()):
             answer = _pull(grid, message_id, node)
-            if answer is None and last_look:
+            if last_look and (answer is None or answer.content is None):
+                # The SuperLink's own word for it is that the message is unavailable.
                 answer = Answer(None, f"no answer within {deadline:g} s")
             if answer is not None:
                 answers[node] = answer
@@ -177,9 +179,13 @@ class Nodes:
         """
         ends = time.monotonic() + seconds
         self.refresh()
-        while (missing := set(clients) - self.clients().keys()) and time.monotonic() < ends:
+        asked = time.monotonic()
+        while not set(clients) <= self.clients().keys() and time.monotonic() < ends:
             time.sleep(min(1.0, max(0.0, ends - time.monotonic())))
-            self.refresh(ask_again=bool(missing))
+            again = time.monotonic() - asked > ASK_AGAIN_AFTER
+            if again:
+                asked = time.monotonic()
+            self.refresh(ask_again=again)
         return set(clients) & self.clients().keys()
 
     def _judge(self, node: int, answer: Answer) -> Hello | Refusal:
