@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import ClassVar
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -27,6 +28,8 @@ def through_the_wire(message: Message) -> Message:
 
 class LocalGrid(Grid):
     """Nodes 1000, 1001, … are clients 0, 1, …; `tamper` may change or swallow their replies."""
+
+    node_config: ClassVar[dict] = {}
 
     def __init__(
         self, clients: Iterable[int], tamper: Tamper | None = None, client_app: ClientApp = app
@@ -76,7 +79,8 @@ class LocalGrid(Grid):
         node = message.metadata.dst_node_id
         if node not in self.clients:
             return []
-        context = Context(1, node, {"partition-id": self.clients[node]}, RecordDict(), {})
+        config = {"partition-id": self.clients[node], **self.node_config}
+        context = Context(1, node, config, RecordDict(), {})
         try:
             reply = self._app(message, context)
         except Exception as error:  # noqa: BLE001 - Flower answers with any error

@@ -40,6 +40,7 @@ def add_to(app: typer.Typer) -> None:
     group.command()(register)
     group.command()(submit)
     group.command()(simulate)
+    group.command()(privacy)
     app.add_typer(group)
 
 
@@ -180,6 +181,22 @@ def simulate(
     with _interrupted(path, stores), progress_for(stores, as_json=False) as watcher:
         simulate_on_ray(path, clients, watcher)
     _summary(stores, quiet=quiet)
+
+
+def privacy(
+    noise: Annotated[float, typer.Option(help="Noise multiplier, as in --node-config noise=….")],
+    rounds: Annotated[int, typer.Option(help="Rounds that a client takes part in.")],
+    delta: Annotated[float, typer.Option(help="The δ.")] = 1e-5,
+) -> None:
+    """Show the (ε, δ) of noisy prototypes, and what it does not cover."""
+    from fedproto.flower.privacy import epsilon
+
+    typer.echo(
+        f"prototypes, counts and margins of {rounds} rounds with noise {noise:g}:"
+        f" ε = {epsilon(noise, rounds, delta):.3g} at δ = {delta:g}\n"
+        "for data sets that differ in one sample. Not covered: the trained weights, the training"
+        " loss and the test sums, which are sent as they are."
+    )
 
 
 def _need_flwr() -> None:

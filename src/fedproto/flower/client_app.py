@@ -6,10 +6,12 @@ A SuperNode is configured by its owner with ``--node-config``:
     local-client   which client of the data set found here it is; partition-id by default
     data-root      folder of the data here; FEDPROTO_DATA by default
     threads        PyTorch's threads; 0 leaves it to PyTorch
+    clip, noise    noise on prototypes, see `fedproto.flower.privacy`
 """
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -28,6 +30,7 @@ from fedproto.engines.reference import ReferenceEngine, read_state
 from fedproto.errors import ConfigError, FedprotoError
 from fedproto.flower import wire
 from fedproto.flower.parts import Refusal
+from fedproto.flower.privacy import PrivateEngine
 from fedproto.models.base import build_model
 from fedproto.registry import load_plugin
 from fedproto.tasks import task_named
@@ -52,10 +55,12 @@ class Here:
     Attributes:
         client: Its stable id in the federation.
         federation: The data set found here, of which it uses one client's share.
+        noise: Longest feature and noise multiplier; None for prototypes as they are.
     """
 
     client: int
     federation: Federation
+    noise: tuple[float, float] | None
 
     def engine(self, config: RunConfig) -> ReferenceEngine:
         """Trains and tests with the architecture of a job."""
@@ -63,8 +68,11 @@ class Here:
         federation = self.federation
         model = build_model(config.model, federation.input_shape, federation.num_classes, seed=0)
         model = model.to(config.engine.torch_dtype())
-        return ReferenceEngine(
-            Workload(federation, model, task_named(federation.task), config.engine)
+        workload = Workload(federation, model, task_named(federation.task), config.engine)
+        return (
+            ReferenceEngine(workload)
+            if self.noise is None
+            else PrivateEngine(workload, *self.noise)
         )
 
 
@@ -174,11 +182,22 @@ def look_around(config: RunConfig, context: Context) -> Here:
         )
     own = federation.clients[local]
     nobody = replace(own, train=np.empty(0, dtype=np.int64), test=np.empty(0, dtype=np.int64))
-    return Here(client, replace(federation, clients=(*([nobody] * client), own)))
+    shares = (*([nobody] * client), own)
+    return Here(client, replace(federation, clients=shares), _noise(context))
 
 
 def _layout(engine: ReferenceEngine) -> ServerState:
     return ServerState(0, *read_state(engine.workload.model))
+
+
+def _noise(context: Context) -> tuple[float, float] | None:
+    given = [context.node_config.get(name) for name in ("clip", "noise")]
+    if given == [None, None]:
+        return None
+    clip, noise = (float(x) if isinstance(x, (int, float)) else 0.0 for x in given)
+    if not (0 < clip < math.inf and 0 < noise < math.inf):
+        raise ConfigError("--node-config clip and noise must both be given, as positive numbers")
+    return clip, noise
 
 
 def _number(context: Context, name: str, default: int) -> int:

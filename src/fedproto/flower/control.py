@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -40,6 +41,7 @@ class Control:
 
     def __init__(self, folder: Path, address: str, trusted: Path | None) -> None:
         self._folder = folder.resolve()
+        self._address = address
         self._home = self._folder / "home"
         self._home.mkdir(parents=True, exist_ok=True)
         trust = (
@@ -79,7 +81,7 @@ class Control:
 
     def stop(self, run: str) -> None:
         """Stops a run; what it has done is safe in its directory."""
-        with contextlib.suppress(DeploymentError, subprocess.TimeoutExpired):
+        with contextlib.suppress(DeploymentError):
             self._flwr("stop", run)
 
     def follow(
@@ -125,23 +127,41 @@ class Control:
             time.sleep(LOOK_EVERY)
 
     def _flwr(self, *arguments: str) -> dict[str, Any]:
+        if not answers(self._address):
+            # Flower's command would try for a minute.
+            raise DeploymentError(f"no server answers at {self._address}; start it first")
         command = [commands.program("flwr"), *arguments, "--format", "json"]
-        done = subprocess.run(  # noqa: S603 - our own commands
-            command,
-            cwd=self._folder,
-            env=commands.environment(self._home),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=ANSWER_WITHIN,
-            check=False,
-        )
+        try:
+            done = subprocess.run(  # noqa: S603 - our own commands
+                command,
+                cwd=self._folder,
+                env=commands.environment(self._home),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=ANSWER_WITHIN,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise DeploymentError(
+                f"the server at {self._address} did not answer within {ANSWER_WITHIN:g} s"
+            ) from None
         with contextlib.suppress(ValueError):
             answer = json.loads(done.stdout)
             if done.returncode == 0 and isinstance(answer, dict) and answer.get("success", True):
                 return answer
         text = " ".join((done.stdout + done.stderr).split())[-500:]
         raise DeploymentError(f"flwr {' '.join(arguments[:2])} failed: {text}")
+
+
+def answers(address: str) -> bool:
+    """Whether somebody listens at a host and port."""
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host, int(port)), timeout=3):
+            return True
+    except (OSError, ValueError):
+        return False
 
 
 def _report(stores: Sequence[RunStore], seen: list[int], watcher: Watcher) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from fedproto.flower import commands
-from fedproto.flower.control import Control, DeploymentError
+from fedproto.flower.control import Control, DeploymentError, answers
 from fedproto.flower.keys import Keys
 from fedproto.flower.names import node_name
 
@@ -113,7 +113,7 @@ class Deployment:
         command = commands.superlink(server, "127.0.0.1", self._port, database)
         self.link = Process("superlink", command, self.folder, self.folder / "home-superlink")
         ends = time.monotonic() + START_FOR
-        while not _listens(self._port):
+        while not answers(self._address):
             if self.link.exit_code is not None or time.monotonic() > ends:
                 raise DeploymentError(f"the SuperLink did not start; see {self.link.log}")
             time.sleep(0.2)
@@ -168,9 +168,3 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def _listens(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.settimeout(0.5)
-        return probe.connect_ex(("127.0.0.1", port)) == 0
