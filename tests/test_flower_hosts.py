@@ -113,7 +113,9 @@ for name in ("flwr", "ray", "cryptography", "dp_accounting"):
     sys.modules[name] = None
 from fedproto.cli import main
 assert main(["list"]) == 0
-assert main(["run", "quickstart", "--set", "schedule.rounds=1", "-q", "--out", sys.argv[1]]) == 0
+small = ["schedule.rounds=1", "schedule.cohort=2", "data.clients=3", "engine.name=reference"]
+options = [word for setting in small for word in ("--set", setting)]
+assert main(["run", "quickstart", *options, "-q", "--out", sys.argv[1]]) == 0
 sys.exit(main(["flower", "up", "quickstart"]))
 """
 
@@ -121,7 +123,7 @@ sys.exit(main(["flower", "up", "quickstart"]))
 def test_the_core_works_without_flower_and_says_what_to_install(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT, str(tmp_path / "run")],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         check=False,

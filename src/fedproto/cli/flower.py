@@ -7,7 +7,7 @@ import importlib.util
 import json
 import signal
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,6 +17,7 @@ from fedproto.cli.comparing import print_comparison
 from fedproto.cli.options import DataRoot
 from fedproto.cli.progress import progress_for
 from fedproto.cli.running import Out, Overrides, Quiet, fresh_directory
+from fedproto.config import RunConfig
 from fedproto.errors import ConfigError, StoreError
 from fedproto.recipe import read_recipe
 from fedproto.simulate import is_finished, load_federations
@@ -66,8 +67,7 @@ def up(
     from fedproto.flower.keys import make_keys
     from fedproto.flower.server_app import INSECURE
 
-    path, stores = _runs(source, overrides, out)
-    clients = _number_of_clients(stores)
+    path, stores, clients = _runs_here(source, overrides, out)
     if insecure:
         typer.secho(INSECURE, err=True, fg="red", bold=True)
     with contextlib.ExitStack() as stack:
@@ -176,8 +176,7 @@ def simulate(
         raise ConfigError("Ray is not installed; pip install 'fedproto[ray]'")
     from fedproto.flower.ray import simulate_on_ray
 
-    path, stores = _runs(source, overrides, out)
-    clients = _number_of_clients(stores)
+    path, stores, clients = _runs_here(source, overrides, out)
     with _interrupted(path, stores), progress_for(stores, as_json=False) as watcher:
         simulate_on_ray(path, clients, watcher)
     _summary(stores, quiet=quiet)
@@ -221,15 +220,45 @@ def _runs(
     source: str, overrides: Sequence[str] | None, out: Path | None
 ) -> tuple[Path, list[RunStore]]:
     """The directory of a recipe's runs, made now, or of runs to go on with."""
-    given = Path(source)
-    if is_run(given) or is_sweep(given):
-        if overrides or out:
-            raise ConfigError(f"{source} is a run: it goes on as it is, without --set and --out")
-        stores = open_sweep(given) if is_sweep(given) else [RunStore.open(given)]
-        if all(is_finished(store) for store in stores):
-            raise StoreError(f"{source} is finished; nothing is left to do")
-        return given, stores
+    found = _going_on(source, overrides, out)
+    if found is not None:
+        return found
+    return _new_runs(source, read_recipe(source, overrides or []), out)
+
+
+def _runs_here(
+    source: str, overrides: Sequence[str] | None, out: Path | None
+) -> tuple[Path, list[RunStore], int]:
+    """The same where all data is on this machine, with the number of clients.
+
+    The data is loaded before anything is written, so that a mistake leaves nothing behind.
+    """
+    found = _going_on(source, overrides, out)
+    if found is not None:
+        path, stores = found
+        return path, stores, _number_of_clients([store.config for store in stores])
     configs = read_recipe(source, overrides or [])
+    clients = _number_of_clients(configs.values())
+    return *_new_runs(source, configs, out), clients
+
+
+def _going_on(
+    source: str, overrides: Sequence[str] | None, out: Path | None
+) -> tuple[Path, list[RunStore]] | None:
+    path = Path(source)
+    if not (is_run(path) or is_sweep(path)):
+        return None
+    if overrides or out:
+        raise ConfigError(f"{source} is a run: it goes on as it is, without --set and --out")
+    stores = open_sweep(path) if is_sweep(path) else [RunStore.open(path)]
+    if all(is_finished(store) for store in stores):
+        raise StoreError(f"{source} is finished; nothing is left to do")
+    return path, stores
+
+
+def _new_runs(
+    source: str, configs: Mapping[str, RunConfig], out: Path | None
+) -> tuple[Path, list[RunStore]]:
     path = out or fresh_directory(source)
     if len(configs) > 1:
         return path, create_sweep(path, configs)
@@ -237,9 +266,11 @@ def _runs(
     return path, [RunStore.create(path, config)]
 
 
-def _number_of_clients(stores: Sequence[RunStore]) -> int:
-    federations = load_federations(store.config for store in stores)
-    return max(len(federation.clients) for federation in federations.values())
+def _number_of_clients(configs: Iterable[RunConfig]) -> int:
+    numbers = {len(federation.clients) for federation in load_federations(configs).values()}
+    if len(numbers) > 1:
+        raise ConfigError(f"the runs have different numbers of clients: {sorted(numbers)}")
+    return numbers.pop()
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from fedproto.data.base import data_root
 from fedproto.errors import ConfigError
+from fedproto.registry import loaded_plugins
 
 ENVIRONMENT = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -57,6 +58,7 @@ def environment(home: Path) -> dict[str, str]:
         **ENVIRONMENT,
         "FLWR_HOME": str(home),
         "FEDPROTO_DATA": str(data_root().resolve()),
+        "FEDPROTO_PLUGINS": " ".join(loaded_plugins()),
         # Flower's programs start others of theirs by name alone.
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
         # They run in other directories than this one.

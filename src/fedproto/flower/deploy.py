@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -160,7 +161,21 @@ def deployment(
             deployed.start_node(client)
         yield deployed
     finally:
-        deployed.end()
+        with _undisturbed():
+            deployed.end()
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Lets an impatient second Ctrl-C not leave processes behind."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def free_port() -> int:
