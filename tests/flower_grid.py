@@ -84,7 +84,7 @@ class LocalGrid(Grid):
         try:
             reply = self._app(message, context)
         except Exception as error:  # noqa: BLE001 - Flower answers with any error
-            reply = Message(Error(3, str(error)), reply_to=message)
+            reply = Message(Error(2, str(error)), reply_to=message)
         if self.tamper is not None:
             changed = self.tamper(self.clients[node], reply)
             if changed is None:

@@ -132,6 +132,7 @@ def test_a_node_killed_in_a_round_is_on_record_and_comes_back(folder):
     first, second = store.records()
     assert list(first.attention) == [0]
     assert first.failures.keys() == {1, 2}
+    assert first.failures[1].startswith("no answer")
     assert "the disk is on fire" in first.failures[2]
     assert second.failures == {}
     assert list(second.attention) == [0, 1, 2]

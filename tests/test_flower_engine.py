@@ -122,7 +122,7 @@ def train_replies(change):
     ("change", "reason"),
     [
         (
-            lambda reply: Message(Error(3, "boom\nat line 7"), reply_to=_asked(reply)),
+            lambda reply: Message(Error(2, "boom\nat line 7"), reply_to=_asked(reply)),
             "boom at line",
         ),
         (lambda _: None, "no answer within 0.2 s"),
@@ -236,3 +236,40 @@ def test_a_node_can_only_be_the_client_that_its_key_is_registered_for(tmp_path):
 def test_pooled_data_cannot_be_trained_on_over_flower(tmp_path):
     with pytest.raises(ConfigError, match="stays with the clients"):
         over_flower(tmp_path / "flower", strategy={"name": "centralized"})
+
+
+def test_a_duplicate_of_an_update_is_refused(tmp_path):
+    class Twice(LocalGrid):
+        def _answer(self, message):
+            replies = super()._answer(message)
+            again = message.metadata.dst_node_id == 1002
+            return replies * 2 if again and message.metadata.message_type == "train" else replies
+
+    store = over_flower(tmp_path / "flower", Twice(range(CLIENTS)), **everyone())
+    for record in store.records():
+        assert record.failures == {2: "it sent a duplicate of its answer"}
+
+
+def test_an_answer_that_flower_itself_cannot_read_spoils_no_other(tmp_path):
+    class Torn(LocalGrid):
+        def pull_messages(self, message_ids):
+            replies = super().pull_messages(message_ids)
+            for reply in replies:
+                if (reply.metadata.src_node_id, reply.metadata.message_type) == (1002, "train"):
+                    raise ValueError("Unexpected set of `children`.")
+            return replies
+
+    store = over_flower(tmp_path / "flower", Torn(range(CLIENTS)), **everyone())
+    for record in store.records():
+        assert list(record.failures) == [2]
+        assert "cannot be read" in record.failures[2]
+
+
+def test_an_answer_in_anothers_place_is_refused(tmp_path):
+    def tamper(client, reply):
+        if client == 2 and reply.metadata.message_type == "train":
+            reply.metadata.__dict__["_src_node_id"] = 1003
+        return reply
+
+    store = over_flower(tmp_path / "flower", LocalGrid(range(CLIENTS), tamper), **everyone())
+    assert store.records()[0].failures == {2: "another node answered in its place"}

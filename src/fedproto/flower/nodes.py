@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from flwr.app import Message, RecordDict
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from fedproto.config import RunConfig
@@ -22,9 +23,14 @@ from fedproto.flower.names import is_node_name, node_name
 from fedproto.flower.parts import Refusal, one_line
 from fedproto.flower.wire import Hello
 
+NOT_ANSWERED = (
+    ErrorCode.MESSAGE_UNAVAILABLE,
+    ErrorCode.REPLY_MESSAGE_UNAVAILABLE,
+    ErrorCode.NODE_UNAVAILABLE,
+)
 PULL_EVERY = 0.5
 ASK_AGAIN_AFTER = 10.0
-ASK_FOR = 60.0
+ASK_FOR = 120.0
 """Seconds a node has to say who it is; it has no work to do for that but to load its data."""
 
 
@@ -72,8 +78,7 @@ def exchange(
         last_look = time.monotonic() >= ends
         for message_id, node in list(waiting.items()):
             answer = _pull(grid, message_id, node)
-            if last_look and (answer is None or answer.content is None):
-                # The SuperLink's own word for it is that the message is unavailable.
+            if answer is None and last_look:
                 answer = Answer(None, f"no answer within {deadline:g} s")
             if answer is not None:
                 answers[node] = answer
@@ -97,8 +102,10 @@ def _pull(grid: Grid, message_id: str, node: int) -> Answer | None:
     (reply,) = replies
     if reply.metadata.reply_to_message_id != message_id:
         return Answer(None, "it answered to something that was not asked")
+    # Errors that the SuperLink makes by itself do not carry the node's number.
+    if reply.has_error() and reply.error.code in NOT_ANSWERED:
+        return Answer(None, "no answer: its time is over, or its node is gone")
     if reply.has_error():
-        # Errors that the SuperLink makes by itself do not carry the node's number.
         return Answer(None, f"error {reply.error.code}: {one_line(reply.error.reason or '')}")
     if reply.metadata.src_node_id != node:
         return Answer(None, "another node answered in its place")

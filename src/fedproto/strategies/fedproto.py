@@ -129,6 +129,8 @@ def cap_attention(a_k: Tensor, cap: float) -> Tensor:
     capped_k = torch.zeros_like(a_k, dtype=torch.bool)
     while bool((over_k := ~capped_k & (a_k > cap)).any()):
         capped_k |= over_k
+        if bool(capped_k.all()):
+            return torch.full_like(a_k, 1 / len(a_k))
         free = a_k[~capped_k].sum()
         left = 1 - cap * int(capped_k.sum())
         equal = left / int((~capped_k).sum())
