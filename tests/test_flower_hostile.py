@@ -13,18 +13,20 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedproto
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedproto import FedAvg, FedProto
+from fedproto.config import read_config
 from fedproto.flower import wire
+from fedproto.flower.arrays import write_tensors
 from fedproto.flower.parts import LONGEST_REASON, PROTOCOL, Refusal
 from fedproto.guard import FeatureShape, reason_to_refuse
 from fedproto.schedule import BatchOrder
 from fedproto.training import TrainOptions
 from fedproto.types import ClientUpdate, LocalJob, Prototypes
 from flower_grid import through_the_wire
-from helpers import make_state, make_update
+from helpers import make_state, make_update, same_tensors
 
 FEATURES = FeatureShape(classes=2, channels=6, per_sample=1)
 
@@ -279,6 +281,61 @@ def test_claims_about_samples_are_bounded(hello, reason):
     assert reason in found.reason
 
 
+CONFIG = read_config(
+    {
+        "strategy": {"name": "fedproto"},
+        "data": {"name": "synthetic"},
+        "model": {"name": "mlp"},
+        "train": {"batch_size": 5},
+    }
+)
+
+
+def a_job(**fields) -> RecordDict:
+    content = wire.encode_job(job_for(), CONFIG)
+    content["job"] = ConfigRecord(dict(content["job"]) | fields)
+    return content
+
+
+def test_a_job_arrives_as_it_was_sent():
+    content = sent(a_job())
+    config = wire.decode_job_config(content)
+    assert (config.strategy, config.data, config.model) == (
+        CONFIG.strategy, CONFIG.data, CONFIG.model
+    )  # fmt: skip
+    asked, arrived = job_for(), wire.decode_job(content, config, make_state(seed=1))
+    assert arrived.batches == asked.batches
+    assert (arrived.client, arrived.lr, arrived.seed) == (asked.client, asked.lr, asked.seed)
+    assert same_tensors(arrived.state.params, asked.state.params)
+    assert same_tensors(arrived.state.buffers, asked.state.buffers)
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"protocol": PROTOCOL + 1}, "protocol 2"),
+        ({"epochs": -1}, "negative number"),
+        ({"num_examples": 0}, "negative number"),
+        ({"lr": float("nan")}, "learning rate"),
+        ({"lr": 1}, "'lr' is not of type float"),
+        ({"extra": 1}, "'extra' is unknown"),
+    ],
+)
+def test_a_client_refuses_a_broken_job(fields, reason):
+    found = wire.decode_job(sent(a_job(**fields)), CONFIG, make_state())
+    assert isinstance(found, Refusal)
+    assert reason in found.reason
+
+
+def test_a_client_refuses_a_model_that_is_not_finite_or_not_its_own():
+    content = a_job()
+    state = make_state()
+    content["params"] = write_tensors(state.params | {"bias": torch.full((3,), torch.nan).double()})
+    assert "'bias' is not finite" in wire.decode_job(sent(content), CONFIG, state).reason
+    content["params"] = write_tensors({"weight": state.params["weight"]})
+    assert "'bias' is missing" in wire.decode_job(sent(content), CONFIG, state).reason
+
+
 def scalars():
     return st.one_of(
         st.integers(-(2**63), 2**63 - 1),
@@ -321,6 +378,7 @@ def mutated_updates(draw):
     return content
 
 
+@settings(max_examples=300)
 @given(mutated_updates())
 def test_no_mutation_crashes_the_server_or_slips_through(content):
     job = job_for()

@@ -8,6 +8,7 @@ import json
 import signal
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -239,7 +240,11 @@ def _runs_here(
         return path, stores, _number_of_clients([store.config for store in stores])
     configs = read_recipe(source, overrides or [])
     clients = _number_of_clients(configs.values())
-    return *_new_runs(source, configs, out), clients
+    known = {
+        name: replace(config, flower=replace(config.flower, clients=clients))
+        for name, config in configs.items()
+    }
+    return *_new_runs(source, known, out), clients
 
 
 def _going_on(

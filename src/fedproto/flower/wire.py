@@ -275,6 +275,9 @@ def _read_job(content: RecordDict, config: RunConfig, like: ServerState) -> Loca
     if fields["seed"] >= 2**63 or fields["order_seed"] >= 2**63:
         raise UnreadableError("the job's seed is too large")
     params, buffers = _model_tensors(content, like)
+    for name, tensor in {**params, **buffers}.items():
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise UnreadableError(f"the job's tensor '{name}' is not finite")
     round_ = fields["round"]
     return LocalJob(
         run=0,
