@@ -36,7 +36,7 @@ class FlowerEngine(Engine):
         nodes: Who is connected.
 
     Raises:
-        ConfigError: If the strategy pools the clients' data.
+        ConfigError: If more clients are needed than a cohort has.
     """
 
     def __init__(self, workload: Workload, grid: Grid, config: RunConfig, nodes: Nodes) -> None:
@@ -45,6 +45,11 @@ class FlowerEngine(Engine):
         self._config = config
         self._nodes = nodes
         self._options = config.flower
+        if config.flower.min_clients > config.schedule.cohort:
+            raise ConfigError(
+                f"flower.min_clients must be at most schedule.cohort, {config.schedule.cohort}, not"
+                f" {config.flower.min_clients}"
+            )
         self._features = feature_shape(workload)
         self._given_up: set[int] = set()
         self._incidents: list[str] = []
