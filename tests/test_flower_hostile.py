@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from fedproto import FedAvg, FedProto
 from fedproto.config import read_config
-from fedproto.flower import wire
+from fedproto.flower import greeting, wire
 from fedproto.flower.arrays import write_tensors
 from fedproto.flower.parts import LONGEST_REASON, PROTOCOL, Refusal
 from fedproto.guard import FeatureShape, reason_to_refuse
@@ -268,15 +268,15 @@ def test_a_strange_reason_becomes_one_printable_line():
 @pytest.mark.parametrize(
     ("hello", "reason"),
     [
-        (wire.Hello(1, 11, 5, 3, (4,), "classification"), "claims 11 training"),
-        (wire.Hello(1, 5, 11, 3, (4,), "classification"), "claims 5 training and 11"),
-        (wire.Hello(1, 0, 5, 3, (4,), "classification"), "claims 0 training"),
-        (wire.Hello(-1, 5, 5, 3, (4,), "classification"), "negative"),
-        (wire.Hello(1, 5, 5, 3, (-4,), "classification"), "input shape"),
+        (greeting.Hello(1, 11, 5, 3, (4,), "classification"), "claims 11 training"),
+        (greeting.Hello(1, 5, 11, 3, (4,), "classification"), "claims 5 training and 11"),
+        (greeting.Hello(1, 0, 5, 3, (4,), "classification"), "claims 0 training"),
+        (greeting.Hello(-1, 5, 5, 3, (4,), "classification"), "negative"),
+        (greeting.Hello(1, 5, 5, 3, (-4,), "classification"), "input shape"),
     ],
 )
 def test_claims_about_samples_are_bounded(hello, reason):
-    found = wire.decode_hello(sent(wire.encode_hello(hello)), max_examples=10)
+    found = greeting.decode_hello(sent(greeting.encode_hello(hello)), max_examples=10)
     assert isinstance(found, Refusal)
     assert reason in found.reason
 
@@ -425,7 +425,7 @@ def test_no_job_crashes_the_client(fields, kind):
     name = {"j": "job", "t": "test", "q": "question"}[kind]
     content = RecordDict({name: ConfigRecord({"protocol": 1, "config": "{}", **fields})})
     assert isinstance(wire.decode_job_config(content), Refusal)
-    assert isinstance(wire.decode_question(content), Refusal)
+    assert isinstance(greeting.decode_question(content), Refusal)
     assert isinstance(wire.decode_test(content, make_state()), Refusal)
     assert isinstance(wire.decode_tally(content, 0, 0), Refusal)
-    assert isinstance(wire.decode_hello(content, 10), Refusal)
+    assert isinstance(greeting.decode_hello(content, 10), Refusal)

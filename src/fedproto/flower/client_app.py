@@ -28,7 +28,7 @@ from fedproto.data.federation import Federation
 from fedproto.engines.base import Workload
 from fedproto.engines.reference import ReferenceEngine, read_state
 from fedproto.errors import ConfigError, FedprotoError
-from fedproto.flower import wire
+from fedproto.flower import greeting, wire
 from fedproto.flower.parts import Refusal
 from fedproto.flower.privacy import PrivateEngine
 from fedproto.models.base import build_model
@@ -95,7 +95,7 @@ def evaluate(message: Message, context: Context) -> Message:
 
 
 def _hello(content: RecordDict, context: Context) -> RecordDict:
-    config = wire.decode_question(content)
+    config = greeting.decode_question(content)
     if isinstance(config, Refusal):
         return wire.encode_refusal(config)
     try:
@@ -104,8 +104,8 @@ def _hello(content: RecordDict, context: Context) -> RecordDict:
         return wire.encode_refusal(Refusal(str(error)))
     federation = here.federation
     own = federation.clients[here.client]
-    return wire.encode_hello(
-        wire.Hello(
+    return greeting.encode_hello(
+        greeting.Hello(
             client=here.client,
             num_train=len(own.train),
             num_test=len(own.test),

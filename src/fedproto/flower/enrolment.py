@@ -18,8 +18,8 @@ from fedproto.config import RunConfig
 from fedproto.data.federation import Client, Federation
 from fedproto.data.samples import Samples
 from fedproto.errors import ConfigError, DataError, StoreError
+from fedproto.flower.greeting import Hello
 from fedproto.flower.nodes import Nodes
-from fedproto.flower.wire import Hello
 from fedproto.rng import Indices
 from fedproto.store import write_atomically
 from fedproto.tasks import task_named

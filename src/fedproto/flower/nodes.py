@@ -18,10 +18,10 @@ from flwr.serverapp import Grid
 
 from fedproto.config import RunConfig
 from fedproto.engines.base import Notify
-from fedproto.flower import wire
+from fedproto.flower import greeting, wire
+from fedproto.flower.greeting import Hello
 from fedproto.flower.names import is_node_name, node_name
 from fedproto.flower.parts import Refusal, one_line
-from fedproto.flower.wire import Hello
 
 NOT_ANSWERED = (
     ErrorCode.MESSAGE_UNAVAILABLE,
@@ -157,7 +157,7 @@ class Nodes:
         new = self._online - self._known.keys()
         if not ask_again:
             new -= self._asked_in_vain
-        question = wire.encode_question(self._config)
+        question = greeting.encode_question(self._config)
         answers = exchange(
             self._grid,
             "query.hello",
@@ -201,7 +201,7 @@ class Nodes:
         refusal = wire.decode_refusal(answer.content)
         if refusal is not None:
             return refusal
-        hello = wire.decode_hello(answer.content, self._config.flower.max_examples)
+        hello = greeting.decode_hello(answer.content, self._config.flower.max_examples)
         if isinstance(hello, Refusal):
             return hello
         name = self._names.get(node, "")

@@ -8,7 +8,6 @@ unpickled.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,9 +16,9 @@ from typing import Any
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
-from fedproto.config import RunConfig, read_config
-from fedproto.errors import FedprotoError
+from fedproto.config import RunConfig
 from fedproto.flower.arrays import UnreadableError, read_tensor, read_tensors, write_tensors
+from fedproto.flower.greeting import config_text, expect_config
 from fedproto.flower.parts import (
     LONGEST_TEXT,
     Refusal,
@@ -29,30 +28,9 @@ from fedproto.flower.parts import (
     expect_fields,
     one_line,
 )
-from fedproto.guard import LARGEST, FeatureShape
+from fedproto.guard import FeatureShape
 from fedproto.schedule import BatchOrder
 from fedproto.types import ClientUpdate, LocalJob, Prototypes, ServerState, Tensors
-
-
-@dataclass(frozen=True)
-class Hello:
-    """What a client tells of itself when it is asked who it is.
-
-    Attributes:
-        client: Its stable id.
-        num_train: Samples it trains on.
-        num_test: Samples it tests on.
-        num_classes: Classes of its data set.
-        input_shape: Shape of one input.
-        task: Name of the task.
-    """
-
-    client: int
-    num_train: int
-    num_test: int
-    num_classes: int
-    input_shape: tuple[int, ...]
-    task: str
 
 
 @dataclass(frozen=True)
@@ -63,39 +41,11 @@ class TestJob:
     state: ServerState
 
 
-def encode_question(config: RunConfig) -> RecordDict:
-    """The server asks a node who it is and what it holds of a data set."""
-    return RecordDict({"question": about({"config": _config_text(config)})})
-
-
-def decode_question(content: RecordDict) -> RunConfig | Refusal:
-    """Which data set the server asks about."""
-    return caught(lambda: _read_config(expect_fields(content, "question", {"config": str})))
-
-
-def encode_hello(hello: Hello) -> RecordDict:
-    """A client's answer to the server's question."""
-    fields = {
-        "client": hello.client,
-        "num_train": hello.num_train,
-        "num_test": hello.num_test,
-        "num_classes": hello.num_classes,
-        "input_shape": json.dumps(hello.input_shape),
-        "task": hello.task,
-    }
-    return RecordDict({"hello": about(fields)})
-
-
-def decode_hello(content: RecordDict, max_examples: int) -> Hello | Refusal:
-    """Who a client says it is; a number of samples beyond the bound is not believed."""
-    return caught(lambda: _read_hello(content, max_examples))
-
-
 def encode_job(job: LocalJob, config: RunConfig) -> RecordDict:
     """A job as a message; prototypes of the server stay there, no client needs them."""
     batches = job.batches
     fields = {
-        "config": _config_text(config),
+        "config": config_text(config),
         "client": job.client,
         "round": job.state.round,
         "lr": job.lr,
@@ -150,7 +100,7 @@ def decode_update(
 
 def encode_test(client: int, state: ServerState, config: RunConfig) -> RecordDict:
     """A model to be tested by a client on its own test part."""
-    fields = {"config": _config_text(config), "client": client, "round": state.round}
+    fields = {"config": config_text(config), "client": client, "round": state.round}
     return _with_model("test", fields, state)
 
 
@@ -183,13 +133,6 @@ def decode_refusal(content: RecordDict) -> Refusal | None:
     return found if isinstance(found, Refusal) else Refusal(one_line(found))
 
 
-def _config_text(config: RunConfig) -> str:
-    """The sections a client needs; schedule, records and stopping are the server's business."""
-    tables = config.to_dict()
-    wanted = ("strategy", "data", "model", "train", "engine")
-    return json.dumps({name: tables[name] for name in wanted if name in tables})
-
-
 def _with_model(kind: str, fields: Mapping[str, Any], state: ServerState) -> RecordDict:
     return RecordDict(
         {
@@ -200,51 +143,13 @@ def _with_model(kind: str, fields: Mapping[str, Any], state: ServerState) -> Rec
     )
 
 
-def _read_config(fields: Mapping[str, Any]) -> RunConfig:
-    try:
-        config = read_config(json.loads(fields["config"]))
-    except (FedprotoError, ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise UnreadableError(f"the configuration cannot be read: {error}") from None
-    if config.data is None or config.model is None:
-        raise UnreadableError("the configuration names no data or no model")
-    return config
-
-
 def _job_config(content: RecordDict) -> RunConfig:
     kind = "test" if "test" in content else "job"
     record = content.get(kind)
     text = record.get("config") if isinstance(record, ConfigRecord) else None
     if not isinstance(text, str) or len(text) > LONGEST_TEXT:
         raise UnreadableError(f"the message has no {kind} with a configuration")
-    return _read_config({"config": text})
-
-
-def _read_hello(content: RecordDict, max_examples: int) -> Hello:
-    wanted = {
-        "client": int,
-        "num_train": int,
-        "num_test": int,
-        "num_classes": int,
-        "input_shape": str,
-        "task": str,
-    }
-    fields = expect_fields(content, "hello", wanted)
-    try:
-        shape = json.loads(fields["input_shape"])
-    except (ValueError, RecursionError):
-        shape = None
-    if not isinstance(shape, list) or not all(type(side) is int and side > 0 for side in shape):
-        raise UnreadableError("its input shape is no list of positive numbers")
-    if math.prod(shape) > LARGEST:
-        raise UnreadableError("its input shape is too large")
-    if fields["client"] < 0 or fields["num_classes"] < 1 or fields["num_test"] < 0:
-        raise UnreadableError("it claims a negative id or number")
-    if not 1 <= fields["num_train"] <= max_examples or fields["num_test"] > max_examples:
-        raise UnreadableError(
-            f"it claims {fields['num_train']} training and {fields['num_test']} test samples;"
-            f" flower.max_examples is {max_examples}"
-        )
-    return Hello(**(fields | {"input_shape": tuple(shape)}))
+    return expect_config({"config": text})
 
 
 def _model_tensors(content: RecordDict, like: ServerState) -> tuple[Tensors, Tensors]:
