@@ -2,9 +2,9 @@
 
     python benchmarks/flower.py --clients 10 --rounds 4
 
-Runs FedProto with the paper's CNN on the handwritten digits, once in process and once over a TLS deployment
-on this machine, and prints a table in Markdown. The first round of a deployment also asks every
-client who it is and is left out of the mean.
+Runs FedProto with the paper's CNN on the handwritten digits, once in process and once over a TLS
+deployment on this machine, and prints a table in Markdown. The first round of a deployment also
+asks every client who it is and is left out of the mean.
 """
 
 from __future__ import annotations
