@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 PEERS := .venv-peers
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint bench bench-peers format clean
+.PHONY: help install demo test test-ray lint bench bench-peers format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,6 +33,10 @@ demo: $(STAMP) ## FedProto beside FedAvg, FedProx and FedAtt: a table, two pictu
 
 test: lint ## linter, strict type checker and all tests
 	$(BIN)/python -m pytest -n 2 -q
+
+test-ray: $(STAMP) ## the same bits on Flower's simulation engine; installs Ray (some 500 MB)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,ray]'
+	$(BIN)/python -m pytest -q tests/test_flower_ray.py
 
 lint: $(STAMP) ## linter, formatter check and type checker alone
 	$(BIN)/ruff check .

@@ -13,6 +13,7 @@ from fedproto.augment import AugmentOptions
 from fedproto.data.base import DATASETS, DataSource
 from fedproto.engines.base import ENGINES, EngineOptions
 from fedproto.errors import ConfigError, unknown_name
+from fedproto.flower.options import FlowerOptions
 from fedproto.models.base import MODELS, ModelOptions
 from fedproto.options import Options, option, options_to_dict, read_options
 from fedproto.registry import Registry
@@ -88,11 +89,17 @@ class RunConfig:
     stop: StopOptions = field(default_factory=StopOptions)
     store: StoreOptions = field(default_factory=StoreOptions)
     engine: EngineOptions = field(default_factory=EngineOptions)
+    flower: FlowerOptions = field(default_factory=FlowerOptions)
 
     @property
     def title(self) -> str:
         """The label, or the strategy's name."""
         return self.label or STRATEGIES.name_of(type(self.strategy))
+
+    @property
+    def augmentation(self) -> AugmentOptions | None:
+        """How training images are varied; None for not at all."""
+        return self.augment if self.augment.active else None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain tables that `read_config` reads back."""
@@ -121,8 +128,9 @@ _SECTIONS: dict[str, type[Options]] = {
     "stop": StopOptions,
     "store": StoreOptions,
     "engine": EngineOptions,
+    "flower": FlowerOptions,
 }
-_NO_RESULT = ("label", "store")
+_NO_RESULT = ("label", "store", "flower")
 
 
 def read_config(given: Mapping[str, Any]) -> RunConfig:

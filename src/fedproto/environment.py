@@ -17,6 +17,7 @@ PACKAGES = (
     "numpy",
     "safetensors",
     "typer",
+    "flwr",
     "rich",
     "matplotlib",
     "pillow",

@@ -22,6 +22,8 @@ from fedproto.errors import ConfigError, unknown_name
 T = TypeVar("T")
 C = TypeVar("C")
 
+_loaded: list[str] = []
+
 
 class Registry(Generic[T]):
     """Classes of one kind, by the name users write.
@@ -97,12 +99,20 @@ def load_plugin(source: str) -> None:
     try:
         if source.endswith(".py"):
             _import_file(Path(source))
+            source = str(Path(source).resolve())
         else:
             importlib.import_module(source)
     except ConfigError:
         raise
     except Exception as error:
         raise ConfigError(f"plugin '{source}' cannot be imported: {error}") from error
+    if source not in _loaded:
+        _loaded.append(source)
+
+
+def loaded_plugins() -> tuple[str, ...]:
+    """What `load_plugin` has imported, for processes that need the same."""
+    return tuple(_loaded)
 
 
 def _import_file(path: Path) -> None:

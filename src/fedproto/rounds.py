@@ -11,14 +11,13 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-import torch
-
 from fedproto import schedule
 from fedproto.config import RunConfig, StopOptions
 from fedproto.data.federation import Federation
 from fedproto.engines.base import Engine
 from fedproto.equations import aggregate_mean_margin
 from fedproto.errors import ConfigError
+from fedproto.guard import FeatureShape, feature_shape, reason_to_refuse
 from fedproto.rng import Purpose, torch_seed
 from fedproto.tasks import headline, lower_is_better
 from fedproto.types import (
@@ -99,6 +98,7 @@ def run_rounds(
     watcher = watcher or Watcher()
     for run in runs:
         check_fits(run.config, federation)
+    features = feature_shape(engine.workload)
     while active := [run for run in runs if run.stop_reason is None]:
         started = time.perf_counter()
         plans = [plan_round(place, run, federation) for place, run in enumerate(active)]
@@ -106,13 +106,20 @@ def run_rounds(
         watcher.round_started(len(jobs))
         results = iter(engine.train(jobs, watcher.job_done))
         outcomes = [
-            close_round(run, plan, [next(results) for _ in plan.jobs])
+            close_round(run, plan, [next(results) for _ in plan.jobs], features)
             for run, plan in zip(active, plans, strict=True)
         ]
         scores = _evaluate(active, [state for state, _ in outcomes], federation, engine)
+        incidents = engine.take_incidents()
         seconds = (time.perf_counter() - started) / len(active)
         for run, (state, record), score in zip(active, outcomes, scores, strict=True):
-            record = replace(record, metrics=record.metrics | score, seconds=seconds)
+            notes = [*([record.note] if record.note else []), *incidents]
+            record = replace(
+                record,
+                metrics=record.metrics | score,
+                seconds=seconds,
+                note="; ".join(notes) or None,
+            )
             run.state = state
             run.records.append(record)
             yield run, record
@@ -148,7 +155,7 @@ def plan_round(place: int, run: Run, federation: Federation) -> RoundPlan:
                 seed, round_, client, num_examples, options.batch_size, epochs, max_steps
             ),
             train=options,
-            augment=config.augment if config.augment.active else None,
+            augment=config.augmentation,
             lr=options.lr_at(round_, config.schedule.rounds),
             seed=torch_seed(seed, Purpose.INSIDE_MODEL, round_, client),
         )
@@ -178,21 +185,31 @@ def plan_round(place: int, run: Run, federation: Federation) -> RoundPlan:
 
 
 def close_round(
-    run: Run, plan: RoundPlan, results: Sequence[ClientUpdate | ClientFailure]
+    run: Run,
+    plan: RoundPlan,
+    results: Sequence[ClientUpdate | ClientFailure],
+    features: FeatureShape | None = None,
 ) -> tuple[ServerState, RoundRecord]:
-    """Weighs and combines a round's updates; the record still lacks scores and time."""
+    """Weighs and combines a round's updates; the record still lacks scores and time.
+
+    Args:
+        run: The run, before the round.
+        plan: Who was to do what.
+        results: One per job of the plan, in its order.
+        features: What prototypes must look like, where that is known.
+    """
     strategy, state = run.config.strategy, run.state
     failures = [result for result in results if isinstance(result, ClientFailure)]
     updates = []
-    for update in sorted(
-        (result for result in results if isinstance(result, ClientUpdate)),
-        key=lambda update: update.client,
-    ):
-        reason = reason_to_refuse(update)
+    for job, result in zip(plan.jobs, results, strict=True):
+        if isinstance(result, ClientFailure):
+            continue
+        reason = reason_to_refuse(result, job, features)
         if reason is None:
-            updates.append(update)
+            updates.append(result)
         else:
-            failures.append(ClientFailure(update.client, reason))
+            failures.append(ClientFailure(job.client, reason))
+    updates.sort(key=lambda update: update.client)
 
     if updates:
         weights = strategy.weigh(state, updates)
@@ -224,23 +241,6 @@ def close_round(
         failures={failure.client: failure.reason for failure in failures},
         note=note,
     )
-
-
-def reason_to_refuse(update: ClientUpdate) -> str | None:
-    """Why an update must not enter the average; None when it may."""
-    tensors = {
-        name: tensor
-        for name, tensor in {**update.params, **update.buffers}.items()
-        if tensor.is_floating_point()
-    }
-    if not tensors:
-        return None
-    # All verdicts at once: asking one by one would wait for a GPU once per tensor.
-    finite = torch.stack([torch.isfinite(tensor).all() for tensor in tensors.values()]).tolist()
-    for name, is_finite in zip(tensors, finite, strict=True):
-        if not is_finite:
-            return f"tensor '{name}' is not finite after local training (learning rate too high?)"
-    return None
 
 
 def stop_reason(options: StopOptions, records: Sequence[RoundRecord]) -> str | None:

@@ -10,10 +10,10 @@ import contextlib
 import copy
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch import nn
 
@@ -33,6 +33,9 @@ from fedproto.strategies.base import Strategy
 from fedproto.tasks import TaskOptions, task_named
 from fedproto.training import TrainOptions
 from fedproto.types import RoundRecord, ServerState
+
+EngineFor: TypeAlias = Callable[[RunConfig, Federation, nn.Module, Notify], Engine]
+"""Makes an engine for runs that share data, model and options."""
 
 
 @dataclass(frozen=True)
@@ -146,6 +149,7 @@ def simulate(
     stores: Sequence[RunStore],
     watcher: Watcher | None = None,
     federations: Mapping[DataSource, Federation] | None = None,
+    engine_for: EngineFor | None = None,
 ) -> None:
     """Carries out the runs of a sweep, each from where it stands, until all are over.
 
@@ -155,6 +159,7 @@ def simulate(
         stores: The runs' directories.
         watcher: Is told how far things are.
         federations: The data, if it was loaded already with `load_federations`.
+        engine_for: Makes the engine, in place of the one that the configuration names.
 
     Raises:
         FedprotoError: If a configuration, the data or a directory is at fault.
@@ -173,7 +178,8 @@ def simulate(
             runs = [_begin(store, _initial_state(store.config, federation)) for store in group]
             store_of = {id(begun): store for begun, store in zip(runs, group, strict=True)}
             model = _build_model(first, federation)
-            engine = _build_engine(first, federation, model, watcher.notice)
+            make = engine_for or _build_engine
+            engine = make(first, federation, model, watcher.notice)
             stack.callback(engine.close)
             for begun, record in run_rounds(runs, federation, engine, watcher):
                 _keep(store_of[id(begun)], begun, record)

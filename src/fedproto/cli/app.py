@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 import fedproto
-from fedproto.cli import comparing, data, inspecting, predicting, running
+from fedproto.cli import comparing, data, flower, inspecting, predicting, running
 from fedproto.errors import FedprotoError
 from fedproto.registry import load_plugin
 
@@ -25,6 +25,7 @@ predicting.add_to(app)
 comparing.add_to(app)
 inspecting.add_to(app)
 data.add_to(app)
+flower.add_to(app)
 
 
 def _show_version(asked: bool) -> None:

@@ -69,7 +69,7 @@ def run(
         raise ConfigError(
             f"recipe {recipe} describes {len(configs)} runs; start them with 'fedproto sweep'"
         )
-    path = out or _fresh_directory(recipe)
+    path = out or fresh_directory(recipe)
     (config,) = configs.values()
     federations = _load([config])
     store = open_or_create(path, config) if reuse else RunStore.create(path, config)
@@ -89,7 +89,7 @@ def sweep(
     """Train all runs of a recipe together."""
     del data_root
     configs = _labelled(read_recipe(recipe, overrides or []), only or [])
-    path = out or _fresh_directory(recipe)
+    path = out or fresh_directory(recipe)
     federations = _load(configs.values())
     stores = create_sweep(path, configs, reuse=reuse)
     _carry_out(stores, path, federations, as_json=as_json, quiet=quiet)
@@ -155,7 +155,8 @@ def _labelled(configs: dict[str, RunConfig], labels: Sequence[str]) -> dict[str,
     return {name: config for name, config in configs.items() if config.title in labels}
 
 
-def _fresh_directory(recipe: str) -> Path:
+def fresh_directory(recipe: str) -> Path:
+    """A directory under runs/ that is not there yet, named after a recipe."""
     stem = Path(recipe).stem
     names = itertools.chain([stem], (f"{stem}-{number}" for number in itertools.count(2)))
     return next(path for name in names if not (path := Path("runs") / name).exists())

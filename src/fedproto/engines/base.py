@@ -176,6 +176,13 @@ class Engine(abc.ABC):
             The task's metrics per state.
         """
 
+    def take_incidents(self) -> list[str]:
+        """What went wrong since the last call and belongs in the round's record, in sentences.
+
+        What kept a job from giving an update is a `ClientFailure` instead.
+        """
+        return []
+
     def close(self) -> None:
         """Frees what the engine holds."""
         return

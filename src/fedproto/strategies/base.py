@@ -6,6 +6,7 @@ once elsewhere, for all strategies. A new strategy overrides only the hooks in w
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -67,6 +68,11 @@ class Strategy(Options):
         """
         del before, after
         return None
+
+    def margin_bounds(self, channels: int) -> tuple[float, float]:
+        """Smallest and largest value that `summarize` can give, for features of D channels."""
+        del channels
+        return -math.inf, math.inf
 
     def weigh(self, state: ServerState, updates: Sequence[ClientUpdate]) -> ClientWeights:
         """How much each update counts: by number of samples, unless overridden."""

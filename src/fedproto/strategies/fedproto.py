@@ -7,6 +7,7 @@ server's part is `weigh` below, and the averaging with the attention is common t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, TypeVar
@@ -51,6 +52,9 @@ class FedProto(Strategy):
     carry_unseen_prototypes: bool = option(
         False, "keep the last known prototype of a class that nobody in the cohort held"
     )
+    max_attention: float | None = option(
+        None, "no client's attention exceeds this share, or an equal one", above=0, at_most=1
+    )
 
     def summarize(self, before: Prototypes, after: Prototypes) -> Tensor | None:
         """The client's LPM, eq. (8)."""
@@ -58,19 +62,28 @@ class FedProto(Strategy):
             return local_margin(before, after)
         return _same_class_only(before, minmax_normalize(after.mean), after.seen)
 
+    def margin_bounds(self, channels: int) -> tuple[float, float]:
+        """[−1, 1] for margins; distances in the unit cube reach its diagonal ``√D``."""
+        if self.measure == "margin":
+            return -1.0, 1.0
+        return 0.0, math.sqrt(channels)
+
     def weigh(self, state: ServerState, updates: Sequence[ClientUpdate]) -> ClientWeights:
         """The federated attention, eq. (13); by number of samples while there is no reference."""
+        attention_k = self._attention(state, updates)
+        if self.max_attention is not None:
+            attention_k = cap_attention(attention_k, self.max_attention)
+        return ClientWeights(attention_k)
+
+    def _attention(self, state: ServerState, updates: Sequence[ClientUpdate]) -> Tensor:
         if state.prototypes is None:
-            return ClientWeights(size_weights(updates))
+            return size_weights(updates)
         if self.margins == "local":
-            return ClientWeights(self._local_attention(updates))
+            return self._local_attention(updates)
         if self.margins == "aggregate":
-            return ClientWeights(self._aggregate_attention(updates, state.prototypes))
-        return ClientWeights(
-            federated_attention(
-                self._aggregate_attention(updates, state.prototypes),
-                self._local_attention(updates),
-            )
+            return self._aggregate_attention(updates, state.prototypes)
+        return federated_attention(
+            self._aggregate_attention(updates, state.prototypes), self._local_attention(updates)
         )
 
     def next_prototypes(
@@ -101,6 +114,29 @@ class FedProto(Strategy):
         else:
             margin_kc = _same_class_only(local, aggregate.mean, aggregate.seen)
         return normalize_attention(client_deviation(margin_kc))
+
+
+def cap_attention(a_k: Tensor, cap: float) -> Tensor:
+    """Brings every share down to a cap; what is cut off goes to the others in proportion.
+
+    The paper has no such cap: it bounds what a client that lies about its margins can gain.
+
+    Args:
+        a_k: Shares ``[K]`` that sum to one.
+        cap: The largest share; where K of them do not reach one, all shares become equal.
+    """
+    cap = max(cap, 1 / len(a_k))
+    capped_k = torch.zeros_like(a_k, dtype=torch.bool)
+    while bool((over_k := ~capped_k & (a_k > cap)).any()):
+        capped_k |= over_k
+        if bool(capped_k.all()):
+            return torch.full_like(a_k, 1 / len(a_k))
+        free = a_k[~capped_k].sum()
+        left = 1 - cap * int(capped_k.sum())
+        equal = left / int((~capped_k).sum())
+        others_k = a_k * left / free if free > 0 else torch.full_like(a_k, equal)
+        a_k = torch.where(capped_k, cap, others_k)
+    return a_k
 
 
 def _same_class_only(local: Prototypes, reference_cd: Tensor, seen_c: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ import abc
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from fedproto.options import Options, option
@@ -58,3 +59,14 @@ class Task(abc.ABC):
     @abc.abstractmethod
     def metrics(self, tally: Tensor) -> dict[str, float]:
         """The scores from the summed tallies of all batches."""
+
+    def feature_shape(self, features: Tensor) -> tuple[int, int]:
+        """Channels of a feature vector, and vectors per sample, of a batch ``[B, D, ...]``."""
+        return features.shape[1], features[0, 0].numel()
+
+    def reason_to_refuse_tally(self, tally: Tensor, num_examples: int) -> str | None:
+        """Why a tally that a client sent cannot be one of so many samples; None when it can."""
+        del num_examples
+        if tally.ndim != 1 or not bool((torch.isfinite(tally) & (tally >= 0)).all()):
+            return "its test sums are not a list of finite, non-negative numbers"
+        return None

@@ -40,3 +40,16 @@ class Classification(Task):
         """Accuracy and mean loss."""
         samples, correct, loss = tally.tolist()
         return {"accuracy": correct / samples, "loss": loss / samples}
+
+    def feature_shape(self, features: Tensor) -> tuple[int, int]:
+        """One vector per sample, whatever the shape of the features."""
+        return features.flatten(1).shape[1], 1
+
+    def reason_to_refuse_tally(self, tally: Tensor, num_examples: int) -> str | None:
+        """Also checks the number of samples and of correct ones."""
+        if tally.shape != (3,):
+            return f"its test sums have shape {tuple(tally.shape)}, not (3,)"
+        samples, correct, _ = tally.tolist()
+        if samples != num_examples or correct > samples:
+            return f"it claims {correct:g} of {samples:g} test samples; it has {num_examples}"
+        return super().reason_to_refuse_tally(tally, num_examples)

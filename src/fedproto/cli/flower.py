@@ -1,0 +1,312 @@
+"""Commands of a real federation: try it out here, prepare hosts, register, submit, simulate."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import signal
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedproto.cli.comparing import print_comparison
+from fedproto.cli.options import DataRoot
+from fedproto.cli.progress import progress_for
+from fedproto.cli.running import Out, Overrides, Quiet, fresh_directory
+from fedproto.config import RunConfig
+from fedproto.errors import ConfigError, StoreError
+from fedproto.recipe import read_recipe
+from fedproto.simulate import is_finished, load_federations
+from fedproto.store import RunStore, is_run
+from fedproto.sweep import create_sweep, is_sweep, open_sweep
+
+Source = Annotated[str, typer.Argument(help="A recipe, or the directory of a run to go on with.")]
+ServerFolder = Annotated[
+    Path,
+    typer.Option("--server", help="The server's folder, made by 'fedproto flower keys'."),
+]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Adds the group of this module."""
+    group = typer.Typer(
+        name="flower", help="Run over Flower, on real machines.", no_args_is_help=True
+    )
+    group.command()(up)
+    group.command()(keys)
+    group.command()(register)
+    group.command()(submit)
+    group.command()(simulate)
+    group.command()(privacy)
+    app.add_typer(group)
+
+
+def up(
+    source: Source,
+    overrides: Overrides = None,
+    out: Out = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Without TLS and node keys; only for trying out.")
+    ] = False,
+    logs: Annotated[
+        Path | None,
+        typer.Option(help="Keep keys, logs and databases here; a temporary folder by default."),
+    ] = None,
+    quiet: Quiet = False,
+    data_root: DataRoot = None,
+) -> None:
+    """Start a server and a node per client on this machine, run, and take all down again."""
+    del data_root
+    _need_flwr()
+    from fedproto.flower.control import DeploymentError
+    from fedproto.flower.deploy import deployment
+    from fedproto.flower.keys import make_keys
+    from fedproto.flower.server_app import INSECURE
+
+    path, stores, clients = _runs_here(source, overrides, out)
+    if insecure:
+        typer.secho(INSECURE, err=True, fg="red", bold=True)
+    with contextlib.ExitStack() as stack:
+        folder = logs or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fedproto-")))
+        secrets = None if insecure else make_keys(folder / "keys", ["localhost"], clients)
+        with _interrupted(path, stores):
+            typer.echo(f"starting a server and {clients} nodes; logs in {folder}", err=True)
+            deployed = stack.enter_context(deployment(folder, secrets, clients))
+            run = deployed.control.submit(path)
+            link = deployed.link
+
+            def still_there() -> None:
+                if link is not None and link.exit_code is not None:
+                    raise DeploymentError(f"the SuperLink ended; see {link.log}")
+
+            with progress_for(stores, as_json=False) as watcher:
+                deployed.control.follow(run, path, stores, watcher, still_there)
+    _summary(stores, quiet=quiet)
+
+
+def keys(
+    folder: Annotated[Path, typer.Argument(help="A new folder; one part of it per host.")],
+    host: Annotated[
+        list[str],
+        typer.Option(help="Name or address under which clients reach the server; may be repeated."),
+    ],
+    clients: Annotated[int, typer.Option(help="Number of clients.", min=1)],
+    port: Annotated[int, typer.Option(help="The server's port.")] = 8000,
+    install: Annotated[
+        Path, typer.Option(help="Where the folder of a host will lie on it, for systemd.")
+    ] = Path("/etc/fedproto"),
+) -> None:
+    """Make certificates, node keys, start scripts and systemd units for several hosts."""
+    _need_flwr()
+    from fedproto.flower.hosts import write_host_files
+    from fedproto.flower.keys import make_keys
+
+    made = make_keys(folder, host, clients)
+    write_host_files(made, host[0], port, clients, install)
+    nodes = ", ".join(made.node(client).name for client in range(min(clients, 3)))
+    more = ", …" if clients > 3 else ""
+    typer.echo(
+        f"Keys and commands for a server and {clients} clients are in {folder}:\n"
+        f"  {made.authority.name}  the authority's secret: lock it away, no running host needs it\n"
+        f"  {made.server.name}     copy to the server's host, as {install}\n"
+        f"  {nodes}{more}  copy each to its client's host, as {install}\n"
+        "On the server's host:\n"
+        f"  {install}/superlink.sh                      (or fedproto-superlink.service)\n"
+        f"  fedproto flower register --server {install}\n"
+        "On every client's host:\n"
+        f"  {install}/supernode.sh                      (or fedproto-supernode.service)\n"
+        "On the server's host again:\n"
+        f"  fedproto flower submit RECIPE --server {install} --out DIRECTORY"
+    )
+
+
+def register(server: ServerFolder) -> None:
+    """Make the clients' keys known to the server that runs on this host."""
+    _need_flwr()
+    from fedproto.flower.names import node_name
+
+    control = _control(server)
+    found = sorted(
+        server.glob(f"{node_name(0)[:-1]}*.pub"), key=lambda path: (len(path.name), path)
+    )
+    if not found:
+        raise ConfigError(f"{server} has no keys of clients (client-0.pub and so on)")
+    for path in found:
+        control.register(path, path.stem)
+        typer.echo(f"registered {path.stem}")
+
+
+def submit(
+    source: Source,
+    server: ServerFolder,
+    overrides: Overrides = None,
+    out: Out = None,
+    quiet: Quiet = False,
+    data_root: DataRoot = None,
+) -> None:
+    """Run a recipe on the server that runs on this host, or go on with a run."""
+    del data_root
+    _need_flwr()
+    path, stores = _runs(source, overrides, out)
+    control = _control(server)
+    with _interrupted(path, stores) as on_interrupt:
+        run = control.submit(path)
+        on_interrupt(lambda: control.stop(run))
+        typer.echo(f"run {run} in {path}", err=True)
+        with progress_for(stores, as_json=False) as watcher:
+            control.follow(run, path, stores, watcher)
+    _summary(stores, quiet=quiet)
+
+
+def simulate(
+    source: Source,
+    overrides: Overrides = None,
+    out: Out = None,
+    quiet: Quiet = False,
+    data_root: DataRoot = None,
+) -> None:
+    """Run on Flower's simulation engine (Ray), for clients spread over a cluster."""
+    del data_root
+    _need_flwr()
+    if importlib.util.find_spec("ray") is None:
+        raise ConfigError("Ray is not installed; pip install 'fedproto[ray]'")
+    from fedproto.flower.ray import simulate_on_ray
+
+    path, stores, clients = _runs_here(source, overrides, out)
+    with _interrupted(path, stores), progress_for(stores, as_json=False) as watcher:
+        simulate_on_ray(path, clients, watcher)
+    _summary(stores, quiet=quiet)
+
+
+def privacy(
+    noise: Annotated[float, typer.Option(help="Noise multiplier, as in --node-config noise=….")],
+    rounds: Annotated[int, typer.Option(help="Rounds that a client takes part in.")],
+    delta: Annotated[float, typer.Option(help="The δ.")] = 1e-5,
+) -> None:
+    """Show the (ε, δ) of noisy prototypes, and what it does not cover."""
+    from fedproto.flower.privacy import epsilon
+
+    typer.echo(
+        f"prototypes, counts and margins of {rounds} rounds with noise {noise:g}:"
+        f" ε = {epsilon(noise, rounds, delta):.3g} at δ = {delta:g}\n"
+        "for data sets that differ in one sample. Not covered: the trained weights, the training"
+        " loss and the test sums, which are sent as they are."
+    )
+
+
+def _need_flwr() -> None:
+    if importlib.util.find_spec("flwr") is None:
+        raise ConfigError("Flower is not installed; pip install 'fedproto[flower]'")
+
+
+def _control(server: Path) -> Any:
+    from fedproto.flower.control import Control
+    from fedproto.flower.hosts import SERVER_FILE
+
+    try:
+        address = json.loads((server / SERVER_FILE).read_text(encoding="utf-8"))["address"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise ConfigError(
+            f"{server} is no server's folder; make one with 'fedproto flower keys'"
+        ) from None
+    return Control(server / "control", str(address), server / "ca.crt")
+
+
+def _runs(
+    source: str, overrides: Sequence[str] | None, out: Path | None
+) -> tuple[Path, list[RunStore]]:
+    """The directory of a recipe's runs, made now, or of runs to go on with."""
+    found = _going_on(source, overrides, out)
+    if found is not None:
+        return found
+    return _new_runs(source, read_recipe(source, overrides or []), out)
+
+
+def _runs_here(
+    source: str, overrides: Sequence[str] | None, out: Path | None
+) -> tuple[Path, list[RunStore], int]:
+    """The same where all data is on this machine, with the number of clients.
+
+    The data is loaded before anything is written, so that a mistake leaves nothing behind.
+    """
+    found = _going_on(source, overrides, out)
+    if found is not None:
+        path, stores = found
+        return path, stores, _number_of_clients([store.config for store in stores])
+    configs = read_recipe(source, overrides or [])
+    clients = _number_of_clients(configs.values())
+    known = {
+        name: replace(config, flower=replace(config.flower, clients=clients))
+        for name, config in configs.items()
+    }
+    return *_new_runs(source, known, out), clients
+
+
+def _going_on(
+    source: str, overrides: Sequence[str] | None, out: Path | None
+) -> tuple[Path, list[RunStore]] | None:
+    path = Path(source)
+    if not (is_run(path) or is_sweep(path)):
+        return None
+    if overrides or out:
+        raise ConfigError(f"{source} is a run: it goes on as it is, without --set and --out")
+    stores = open_sweep(path) if is_sweep(path) else [RunStore.open(path)]
+    if all(is_finished(store) for store in stores):
+        raise StoreError(f"{source} is finished; nothing is left to do")
+    return path, stores
+
+
+def _new_runs(
+    source: str, configs: Mapping[str, RunConfig], out: Path | None
+) -> tuple[Path, list[RunStore]]:
+    path = out or fresh_directory(source)
+    if len(configs) > 1:
+        return path, create_sweep(path, configs)
+    (config,) = configs.values()
+    return path, [RunStore.create(path, config)]
+
+
+def _number_of_clients(configs: Iterable[RunConfig]) -> int:
+    numbers = {len(federation.clients) for federation in load_federations(configs).values()}
+    if len(numbers) > 1:
+        raise ConfigError(f"the runs have different numbers of clients: {sorted(numbers)}")
+    return numbers.pop()
+
+
+@contextlib.contextmanager
+def _interrupted(
+    path: Path, stores: Sequence[RunStore]
+) -> Iterator[Callable[[Callable[[], None]], None]]:
+    """Turns Ctrl-C, and a request to end from outside, into exit code 130 and a helpful line."""
+    actions: list[Callable[[], None]] = []
+
+    def end(number: int, frame: object) -> None:
+        del number, frame
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield actions.append
+    except KeyboardInterrupt:
+        for action in actions:
+            action()
+        done = sum(len(store.records()) for store in stores)
+        typer.echo(f"stopped; {done} rounds are safe: go on with this directory: {path}", err=True)
+        raise typer.Exit(130) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _summary(stores: Sequence[RunStore], *, quiet: bool) -> None:
+    for store in stores:
+        for record in store.records():
+            reasons = [f"client {client}: {why}" for client, why in record.failures.items()]
+            for text in [*reasons, *([record.note] if record.note else [])]:
+                typer.echo(f"{store.config.title}, round {record.round + 1}: {text}", err=True)
+    if not quiet:
+        print_comparison([store.path for store in stores])

@@ -1,0 +1,106 @@
+"""Tensors as Flower arrays, and back only in the type and shape that the reader expects.
+
+Flower's own format is kept (NumPy's ``.npy``), so other Flower code can read our arrays. The
+header is compared with the expectation before anything is allocated, and nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import io
+import tokenize
+import warnings
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord
+from torch import Tensor
+
+from fedproto.types import Tensors
+
+NUMPY_FORMAT = "numpy.ndarray"
+LONGEST_HEADER = 1024
+
+
+class UnreadableError(Exception):
+    """A message that is not what it should be; turned into a `Refusal` by the wire format."""
+
+
+def write_tensors(tensors: Tensors) -> ArrayRecord:
+    """Named tensors as a record, rows first whatever their order in memory."""
+    return ArrayRecord(
+        {
+            name: Array(np.ascontiguousarray(tensor.detach().cpu().numpy()).reshape(tensor.shape))
+            for name, tensor in tensors.items()
+        }
+    )
+
+
+def read_tensors(record: ArrayRecord, like: Tensors, kind: str) -> dict[str, Tensor]:
+    """A record's tensors: the names, types, shapes and device of others, and no others.
+
+    Raises:
+        UnreadableError: If a name is missing or too many, or an array is of another type or shape.
+    """
+    _check_names(record, like, kind)
+    return {
+        name: read_tensor(record[name], wanted.dtype, tuple(wanted.shape), name).to(wanted.device)
+        for name, wanted in like.items()
+    }
+
+
+def read_tensor(
+    array: Array, dtype: torch.dtype, shape: tuple[int, ...] | None, name: str
+) -> Tensor:
+    """One tensor of a type and shape; None for a vector of any length.
+
+    Raises:
+        UnreadableError: If the array is another one.
+    """
+    wanted = torch.empty(0, dtype=dtype).numpy().dtype
+    if array.stype != NUMPY_FORMAT or array.dtype != str(wanted):
+        raise UnreadableError(f"tensor '{name}' has type {array.dtype[:30]!r}, not {wanted}")
+    if shape is not None and tuple(array.shape) != shape:
+        raise UnreadableError(f"tensor '{name}' has shape {tuple(array.shape)}, not {shape}")
+    file = io.BytesIO(array.data)
+    found, rows_first, found_dtype = _read_header(file, name)
+    if found_dtype != wanted or found != tuple(array.shape) or not rows_first:
+        raise UnreadableError(f"tensor '{name}' is not what its description says")
+    if shape is None and len(found) != 1:
+        raise UnreadableError(f"tensor '{name}' is no vector")
+    body = array.data[file.tell() :]
+    if len(body) != wanted.itemsize * int(np.prod(found, dtype=object)):
+        raise UnreadableError(f"tensor '{name}' has {len(body)} bytes, not what its shape needs")
+    # A copy, because PyTorch wants memory that it may write to.
+    return torch.from_numpy(np.frombuffer(body, dtype=wanted).reshape(found).copy())
+
+
+def _check_names(record: Mapping[str, Array], like: Tensors, kind: str) -> None:
+    odd = sorted(record.keys() ^ like.keys())
+    if odd:
+        fault = "is missing" if odd[0] in like else "is unknown"
+        raise UnreadableError(f"{kind} '{odd[0][:100]}' {fault}")
+
+
+def _read_header(file: io.BytesIO, name: str) -> tuple[tuple[int, ...], bool, np.dtype[np.generic]]:
+    try:
+        if np.lib.format.read_magic(file) != (1, 0):
+            raise UnreadableError(f"tensor '{name}' is in a format that this side does not read")
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            shape, columns_first, dtype = np.lib.format.read_array_header_1_0(
+                file, max_header_size=LONGEST_HEADER
+            )
+    except (
+        ValueError,
+        TypeError,
+        SyntaxError,
+        EOFError,
+        RecursionError,
+        MemoryError,
+        tokenize.TokenError,
+        UserWarning,
+    ):
+        raise UnreadableError(f"tensor '{name}' is no array") from None
+    rows_first = not columns_first
+    return tuple(int(side) for side in shape), rows_first, dtype

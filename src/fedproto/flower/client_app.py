@@ -1,0 +1,212 @@
+"""The client's side: says who it is, trains and tests on its own data, and never sends that data.
+
+A SuperNode is configured by its owner with ``--node-config``:
+
+    partition-id   the client's stable id in the federation (needed)
+    local-client   which client of the data set found here it is; partition-id by default
+    data-root      folder of the data here; FEDPROTO_DATA by default
+    threads        PyTorch's threads; 0 leaves it to PyTorch
+    clip, noise    noise on prototypes, see `fedproto.flower.privacy`
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from flwr.app import Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from fedproto.config import RunConfig
+from fedproto.data.base import data_root
+from fedproto.data.federation import Federation
+from fedproto.engines.base import Workload
+from fedproto.engines.reference import ReferenceEngine, read_state
+from fedproto.errors import ConfigError, FedprotoError
+from fedproto.flower import greeting, wire
+from fedproto.flower.parts import Refusal
+from fedproto.flower.privacy import PrivateEngine
+from fedproto.models.base import build_model
+from fedproto.registry import load_plugin
+from fedproto.tasks import task_named
+from fedproto.types import ClientFailure, ServerState
+
+app = ClientApp()
+
+
+@app.lifespan()
+def with_plugins(context: Context) -> Iterator[None]:
+    """Makes strategies, models and data sets known that this host adds."""
+    del context
+    for plugin in os.environ.get("FEDPROTO_PLUGINS", "").split():
+        load_plugin(plugin)
+    yield
+
+
+@dataclass(frozen=True)
+class Here:
+    """What a node knows of itself.
+
+    Attributes:
+        client: Its stable id in the federation.
+        federation: The data set found here, of which it uses one client's share.
+        noise: Longest feature and noise multiplier; None for prototypes as they are.
+    """
+
+    client: int
+    federation: Federation
+    noise: tuple[float, float] | None
+
+    def engine(self, config: RunConfig) -> ReferenceEngine:
+        """Trains and tests with the architecture of a job."""
+        assert config.model is not None  # noqa: S101 - checked by the wire format
+        federation = self.federation
+        model = build_model(config.model, federation.input_shape, federation.num_classes, seed=0)
+        model = model.to(config.engine.torch_dtype())
+        workload = Workload(
+            federation,
+            model,
+            task_named(federation.task, federation.class_names, config.task),
+            config.engine,
+        )
+        return (
+            ReferenceEngine(workload)
+            if self.noise is None
+            else PrivateEngine(workload, *self.noise)
+        )
+
+
+@app.query("hello")
+def hello(message: Message, context: Context) -> Message:
+    """Says who this client is and what it holds."""
+    return Message(_hello(message.content, context), reply_to=message)
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    """Carries out a job."""
+    return Message(_train(message.content, context), reply_to=message)
+
+
+@app.evaluate()
+def evaluate(message: Message, context: Context) -> Message:
+    """Tests a model on this client's test part."""
+    return Message(_evaluate(message.content, context), reply_to=message)
+
+
+def _hello(content: RecordDict, context: Context) -> RecordDict:
+    config = greeting.decode_question(content)
+    if isinstance(config, Refusal):
+        return wire.encode_refusal(config)
+    try:
+        here = look_around(config, context)
+    except FedprotoError as error:
+        return wire.encode_refusal(Refusal(str(error)))
+    federation = here.federation
+    own = federation.clients[here.client]
+    return greeting.encode_hello(
+        greeting.Hello(
+            client=here.client,
+            num_train=len(own.train),
+            num_test=len(own.test),
+            num_classes=federation.num_classes,
+            input_shape=federation.input_shape,
+            task=federation.task,
+        )
+    )
+
+
+def _train(content: RecordDict, context: Context) -> RecordDict:
+    config = wire.decode_job_config(content)
+    if isinstance(config, Refusal):
+        return wire.encode_refusal(config)
+    try:
+        here = look_around(config, context)
+        engine = here.engine(config)
+        job = wire.decode_job(content, config, _layout(engine))
+        if isinstance(job, Refusal):
+            return wire.encode_refusal(job)
+        own = len(here.federation.clients[here.client].train)
+        if job.client != here.client:
+            raise ConfigError(f"the job is for client {job.client}; this is client {here.client}")
+        if job.batches.num_examples != own:
+            raise ConfigError(f"the job is for {job.batches.num_examples} samples; {own} are here")
+        (result,) = engine.train([replace(job, state=job.state.to(config.engine.torch_device()))])
+    except FedprotoError as error:
+        return wire.encode_refusal(Refusal(str(error)))
+    if isinstance(result, ClientFailure):
+        return wire.encode_refusal(Refusal(result.reason))
+    return wire.encode_update(result, job.state.round)
+
+
+def _evaluate(content: RecordDict, context: Context) -> RecordDict:
+    config = wire.decode_job_config(content)
+    if isinstance(config, Refusal):
+        return wire.encode_refusal(config)
+    try:
+        here = look_around(config, context)
+        engine = here.engine(config)
+        test = wire.decode_test(content, _layout(engine))
+        if isinstance(test, Refusal):
+            return wire.encode_refusal(test)
+        if test.client != here.client:
+            raise ConfigError(f"the test is for client {test.client}; this is {here.client}")
+        tally = engine.tally(test.state, here.federation.clients[here.client].test)
+    except FedprotoError as error:
+        return wire.encode_refusal(Refusal(str(error)))
+    if tally is None:
+        return wire.encode_refusal(Refusal("this client has no test samples"))
+    return wire.encode_tally(here.client, test.state.round, tally)
+
+
+def look_around(config: RunConfig, context: Context) -> Here:
+    """The data found here, with this node's share in the place of its id.
+
+    Raises:
+        FedprotoError: If the node's configuration or its data is at fault.
+    """
+    threads = _number(context, "threads", 0)
+    if threads:
+        torch.set_num_threads(threads)
+    client = _number(context, "partition-id", -1)
+    if client < 0:
+        raise ConfigError("the node has no id: start it with --node-config 'partition-id=…'")
+    local = _number(context, "local-client", client)
+    root = context.node_config.get("data-root")
+    assert config.data is not None  # noqa: S101 - checked by the wire format
+    federation = config.data.load(data_root() if root is None else Path(str(root)))
+    if local >= len(federation.clients):
+        raise ConfigError(
+            f"the data here has clients 0 to {len(federation.clients) - 1}, not {local};"
+            " set partition-id or local-client in --node-config"
+        )
+    own = federation.clients[local]
+    nobody = replace(own, train=np.empty(0, dtype=np.int64), test=np.empty(0, dtype=np.int64))
+    shares = (*([nobody] * client), own)
+    return Here(client, replace(federation, clients=shares), _noise(context))
+
+
+def _layout(engine: ReferenceEngine) -> ServerState:
+    return ServerState(0, *read_state(engine.workload.model))
+
+
+def _noise(context: Context) -> tuple[float, float] | None:
+    given = [context.node_config.get(name) for name in ("clip", "noise")]
+    if given == [None, None]:
+        return None
+    clip, noise = (float(x) if isinstance(x, (int, float)) else 0.0 for x in given)
+    if not (0 < clip < math.inf and 0 < noise < math.inf):
+        raise ConfigError("--node-config clip and noise must both be given, as positive numbers")
+    return clip, noise
+
+
+def _number(context: Context, name: str, default: int) -> int:
+    value = context.node_config.get(name, default)
+    if type(value) is not int or (value < 0 and value != default):
+        raise ConfigError(f"--node-config {name} must be a whole number, not {value!r}")
+    return value

@@ -1,0 +1,178 @@
+"""Speaking to a server that runs: registering nodes, submitting runs, following them to the end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedproto.errors import FedprotoError
+from fedproto.flower import commands
+from fedproto.rounds import Run, Watcher
+from fedproto.simulate import is_finished
+from fedproto.store import RunStore
+from fedproto.types import ServerState
+
+ERROR_FILE = "flower-error.txt"
+"""Where the server's app says, in the run directory, why it gave up."""
+
+ANSWER_WITHIN = 60.0
+LOOK_EVERY = 0.5
+ASK_EVERY = 10.0
+
+
+class DeploymentError(FedprotoError):
+    """A process of Flower's that did not do what it should."""
+
+
+class Control:
+    """A connection to a server through the command ``flwr``.
+
+    Args:
+        folder: For Flower's own files.
+        address: Host and port of the server.
+        trusted: The authority's certificate; None for an insecure server.
+    """
+
+    def __init__(self, folder: Path, address: str, trusted: Path | None) -> None:
+        self._folder = folder.resolve()
+        self._address = address
+        self._home = self._folder / "home"
+        self._home.mkdir(parents=True, exist_ok=True)
+        trust = (
+            "insecure = true"
+            if trusted is None
+            else f"root-certificates = {json.dumps(str(trusted.resolve()))}"
+        )
+        (self._home / "config.toml").write_text(
+            '[superlink]\ndefault = "fedproto"\n\n'
+            f"[superlink.fedproto]\naddress = {json.dumps(address)}\n{trust}\n",
+            encoding="utf-8",
+        )
+
+    def register(self, public_key: Path, name: str) -> None:
+        """Makes a node's key known to the server under a name.
+
+        Raises:
+            DeploymentError: If the server refuses.
+        """
+        self._flwr("supernode", "register", str(public_key.resolve()), "--name", name)
+
+    def submit(self, out: Path) -> str:
+        """Starts the run of a directory, or goes on with it; the number that Flower gives it.
+
+        Raises:
+            DeploymentError: If the server refuses.
+        """
+        (out / ERROR_FILE).unlink(missing_ok=True)
+        app = self._folder / "app"
+        commands.write_app(app, out)
+        return str(self._flwr("run", str(app), "fedproto")["run-id"])
+
+    def status(self, run: str) -> str:
+        """What Flower says of a run, such as ``running`` or ``finished:completed``."""
+        found = self._flwr("list", "--run-id", run)["runs"]
+        return str(found[0]["status"]) if found else "unknown"
+
+    def stop(self, run: str) -> None:
+        """Stops a run; what it has done is safe in its directory."""
+        with contextlib.suppress(DeploymentError):
+            self._flwr("stop", run)
+
+    def follow(
+        self,
+        run: str,
+        out: Path,
+        stores: Sequence[RunStore],
+        watcher: Watcher,
+        check: Callable[[], None] | None = None,
+    ) -> None:
+        """Tells a watcher of rounds as they are done, until all runs are over.
+
+        Args:
+            run: Flower's number of the run.
+            out: The directory that was submitted.
+            stores: The runs in it.
+            watcher: Is told of every round.
+            check: Called now and then; raises if there is no use in waiting.
+
+        Raises:
+            DeploymentError: If the run ends before it is finished.
+        """
+        seen = [len(store.records()) for store in stores]
+        asked = time.monotonic()
+        while True:
+            _report(stores, seen, watcher)
+            over = all(is_finished(store) for store in stores)
+            error = out / ERROR_FILE
+            if error.exists():
+                raise DeploymentError(error.read_text(encoding="utf-8").strip())
+            if check is not None and not over:
+                check()
+            if over or time.monotonic() - asked > ASK_EVERY:
+                asked = time.monotonic()
+                status = self.status(run)
+                if over and status.startswith("finished"):
+                    return
+                if status.startswith("finished") and not _finish_late(stores):
+                    raise DeploymentError(
+                        f"Flower ended the run ({status}) before it was done; see the log of the"
+                        " SuperLink"
+                    )
+            time.sleep(LOOK_EVERY)
+
+    def _flwr(self, *arguments: str) -> dict[str, Any]:
+        if not answers(self._address):
+            # Flower's command would try for a minute.
+            raise DeploymentError(f"no server answers at {self._address}; start it first")
+        command = [commands.program("flwr"), *arguments, "--format", "json"]
+        try:
+            done = subprocess.run(  # noqa: S603 - our own commands
+                command,
+                cwd=self._folder,
+                env=commands.environment(self._home),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=ANSWER_WITHIN,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise DeploymentError(
+                f"the server at {self._address} did not answer within {ANSWER_WITHIN:g} s"
+            ) from None
+        with contextlib.suppress(ValueError):
+            answer = json.loads(done.stdout)
+            if done.returncode == 0 and isinstance(answer, dict) and answer.get("success", True):
+                return answer
+        text = " ".join((done.stdout + done.stderr).split())[-500:]
+        raise DeploymentError(f"flwr {' '.join(arguments[:2])} failed: {text}")
+
+
+def answers(address: str) -> bool:
+    """Whether somebody listens at a host and port."""
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host, int(port)), timeout=3):
+            return True
+    except (OSError, ValueError):
+        return False
+
+
+def _report(stores: Sequence[RunStore], seen: list[int], watcher: Watcher) -> None:
+    for place, store in enumerate(stores):
+        records = store.records()
+        for record in records[seen[place] :]:
+            state = ServerState(record.round + 1, {}, {})
+            watcher.round_done(Run(store.config, state, records), record)
+        seen[place] = max(seen[place], len(records))
+
+
+def _finish_late(stores: Sequence[RunStore]) -> bool:
+    """Whether the last round was done between our look at it and Flower's answer."""
+    return all(is_finished(store) for store in stores)

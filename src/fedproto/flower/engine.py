@@ -1,0 +1,226 @@
+"""The engine over Flower: a job goes to the node of its client, its update comes back checked.
+
+Whatever a client does wrong (absent, late, raising, sending rubbish) is a `ClientFailure` or an
+incident for the round's record; only too few clients can end a run, where that was asked for.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+
+from flwr.app import RecordDict
+from flwr.serverapp import Grid
+from torch import Tensor
+
+from fedproto.config import RunConfig
+from fedproto.engines.base import Engine, OnDone, Workload
+from fedproto.engines.reference import ReferenceEngine
+from fedproto.errors import ConfigError, TrainingError
+from fedproto.flower import wire
+from fedproto.flower.nodes import Answer, Nodes, exchange
+from fedproto.flower.parts import Refusal
+from fedproto.guard import feature_shape
+from fedproto.rng import Indices
+from fedproto.types import POOLED, ClientFailure, ClientUpdate, LocalJob, ServerState
+
+
+class FlowerEngine(Engine):
+    """Runs jobs on the nodes of a Flower federation.
+
+    Args:
+        workload: What all jobs share; its federation may be known by its sizes only.
+        grid: Flower's connection to the nodes.
+        config: Data, model and options of the jobs.
+        nodes: Who is connected.
+
+    Raises:
+        ConfigError: If more clients are needed than a cohort has.
+    """
+
+    def __init__(self, workload: Workload, grid: Grid, config: RunConfig, nodes: Nodes) -> None:
+        super().__init__(workload)
+        self._grid = grid
+        self._config = config
+        self._nodes = nodes
+        self._options = config.flower
+        if config.flower.min_clients > config.schedule.cohort:
+            raise ConfigError(
+                f"flower.min_clients must be at most schedule.cohort, {config.schedule.cohort}, not"
+                f" {config.flower.min_clients}"
+            )
+        self._features = feature_shape(workload)
+        self._given_up: set[int] = set()
+        self._incidents: list[str] = []
+        on_server = self._options.evaluate_on == "server"
+        self._local = ReferenceEngine(workload) if on_server else None
+
+    def train(
+        self, jobs: Sequence[LocalJob], on_done: OnDone | None = None
+    ) -> list[ClientUpdate | ClientFailure]:
+        """Sends every job to its client and waits for the updates, at most until the deadline."""
+        if any(job.client == POOLED for job in jobs):
+            raise ConfigError(
+                "a strategy that pools the clients' data cannot run over Flower: the data stays"
+                " with the clients; run it with 'fedproto run'"
+            )
+        if not jobs:
+            return []
+        ready = self._gather({job.client for job in jobs})
+        if isinstance(ready, str):
+            return [ClientFailure(job.client, ready) for job in jobs]
+        results: dict[int, ClientUpdate | ClientFailure] = {}
+        for places in _one_job_per_client(jobs):
+            results |= self._send(jobs, places, on_done)
+        ordered = [results[place] for place in range(len(jobs))]
+        return self._enough(ordered)
+
+    def evaluate(self, states: Sequence[ServerState], indices: Indices) -> list[dict[str, float]]:
+        """Adds up the clients' tallies, or tests here where the server has the data."""
+        if self._local is not None:
+            return self._local.evaluate(states, indices)
+        return [self._evaluate(state) for state in states]
+
+    def take_incidents(self) -> list[str]:
+        """Clients turned away and tests that failed."""
+        taken, self._incidents = self._incidents, []
+        return taken + self._nodes.take_notices()
+
+    def _gather(self, clients: set[int]) -> set[int] | str:
+        """The clients that are connected, or why the round cannot be."""
+        options = self._options
+        ready = self._nodes.wait_for(clients - self._given_up, options.wait)
+        self._given_up |= clients - ready
+        ready |= clients & self._nodes.clients().keys()
+        self._given_up -= ready
+        if len(ready) < options.min_clients:
+            ready = self._nodes.wait_for(clients, options.wait)
+        if len(ready) >= options.min_clients:
+            return ready
+        return self._too_few(f"{len(ready)} of {len(clients)} clients connected")
+
+    def _too_few(self, what: str) -> str:
+        options = self._options
+        text = f"{what}, flower.min_clients is {options.min_clients}"
+        if options.too_few == "stop":
+            raise TrainingError(f"{text}; start more clients and resume the run")
+        return f"round skipped: {text}"
+
+    def _enough(
+        self, results: list[ClientUpdate | ClientFailure]
+    ) -> list[ClientUpdate | ClientFailure]:
+        usable = {result.client for result in results if isinstance(result, ClientUpdate)}
+        if len(usable) >= self._options.min_clients:
+            return results
+        reason = self._too_few(f"{len(usable)} clients gave a usable update")
+        return [
+            result if isinstance(result, ClientFailure) else ClientFailure(result.client, reason)
+            for result in results
+        ]
+
+    def _send(
+        self, jobs: Sequence[LocalJob], places: Sequence[int], on_done: OnDone | None
+    ) -> dict[int, ClientUpdate | ClientFailure]:
+        node_of = self._nodes.clients()
+        contents: dict[int, RecordDict] = {}
+        place_of: dict[int, int] = {}
+        results: dict[int, ClientUpdate | ClientFailure] = {}
+        for place in places:
+            job = jobs[place]
+            node = node_of.get(job.client)
+            if node is None:
+                results[place] = ClientFailure(job.client, "not connected")
+                continue
+            config = replace(self._config, strategy=job.strategy, train=job.train)
+            contents[node] = wire.encode_job(job, config)
+            place_of[node] = place
+        answers = exchange(
+            self._grid,
+            "train",
+            contents,
+            round_=jobs[0].state.round,
+            deadline=self._options.deadline,
+            on_answer=on_done or (lambda: None),
+        )
+        for node, answer in answers.items():
+            place = place_of[node]
+            results[place] = self._read_update(answer, jobs[place])
+        return results
+
+    def _read_update(self, answer: Answer, job: LocalJob) -> ClientUpdate | ClientFailure:
+        content = _content(answer)
+        if isinstance(content, Refusal):
+            return ClientFailure(job.client, content.reason)
+        update = wire.decode_update(content, job, self._features)
+        if isinstance(update, Refusal):
+            return ClientFailure(job.client, update.reason)
+        return update
+
+    def _evaluate(self, state: ServerState) -> dict[str, float]:
+        """The scores over the test parts of all clients that are connected."""
+        self._nodes.refresh()
+        node_of = {
+            client: node
+            for client, node in sorted(self._nodes.clients().items())
+            if len(self.workload.federation.clients[client].test)
+        }
+        contents = {
+            node: wire.encode_test(client, state, self._config) for client, node in node_of.items()
+        }
+        answers = exchange(
+            self._grid,
+            "evaluate",
+            contents,
+            round_=state.round,
+            deadline=self._options.deadline,
+        )
+        total: Tensor | None = None
+        absent = [
+            str(client)
+            for client, share in enumerate(self.workload.federation.clients)
+            if len(share.test) and client not in node_of
+        ]
+        if absent:
+            self._incidents.append(f"not tested on clients {', '.join(absent)}: not connected")
+        for client, node in node_of.items():
+            tally = self._read_tally(answers[node], client, state.round)
+            if not isinstance(tally, Refusal) and total is not None and tally.shape != total.shape:
+                tally = Refusal("its test sums have another length than those before")
+            if isinstance(tally, Refusal):
+                self._incidents.append(f"not tested on client {client}: {tally.reason}")
+            else:
+                total = tally if total is None else total + tally
+        return {} if total is None else self.workload.task.metrics(total)
+
+    def _read_tally(self, answer: Answer, client: int, round_: int) -> Tensor | Refusal:
+        content = _content(answer)
+        if isinstance(content, Refusal):
+            return content
+        tally = wire.decode_tally(content, client, round_)
+        if isinstance(tally, Refusal):
+            return tally
+        num_test = len(self.workload.federation.clients[client].test)
+        reason = self.workload.task.reason_to_refuse_tally(tally, num_test)
+        return tally if reason is None else Refusal(reason)
+
+
+def _content(answer: Answer) -> RecordDict | Refusal:
+    """What a client sent, unless it sent an error or a refusal of its own."""
+    if answer.content is None:
+        return Refusal(answer.reason)
+    refusal = wire.decode_refusal(answer.content)
+    return answer.content if refusal is None else Refusal(f"it refused: {refusal.reason}")
+
+
+def _one_job_per_client(jobs: Sequence[LocalJob]) -> list[list[int]]:
+    """Places of jobs in batches without two of one client: a node does one thing at a time."""
+    batches: list[list[int]] = []
+    seen: dict[int, int] = defaultdict(int)
+    for place, job in enumerate(jobs):
+        turn = seen[job.client]
+        seen[job.client] += 1
+        if turn == len(batches):
+            batches.append([])
+        batches[turn].append(place)
+    return batches

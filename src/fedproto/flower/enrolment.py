@@ -1,0 +1,124 @@
+"""A federation whose data stays with its clients: the server knows sizes and shapes only.
+
+Cohorts are drawn by size, so all sizes are needed before the first round. They are kept in the
+run directory; when a run goes on, a client may be absent, but not come back with other numbers.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedproto.config import RunConfig
+from fedproto.data.federation import Client, Federation
+from fedproto.data.samples import Samples
+from fedproto.errors import ConfigError, DataError, StoreError
+from fedproto.flower.greeting import Hello
+from fedproto.flower.nodes import Nodes
+from fedproto.rng import Indices
+from fedproto.store import write_atomically
+from fedproto.tasks import task_named
+
+
+class Elsewhere(Samples):
+    """Samples that the server does not have."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def __len__(self) -> int:
+        return self._number
+
+    def batch(self, indices: Indices) -> tuple[Tensor, Tensor]:
+        """There are none here.
+
+        Raises:
+            DataError: Always.
+        """
+        del indices
+        raise DataError("the samples are with the clients; the server has none of them")
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> Samples:
+        """Nothing to move."""
+        del device, dtype
+        return self
+
+
+def enrol(config: RunConfig, nodes: Nodes, folder: Path) -> Federation:
+    """The federation of the clients that are connected, or of those enrolled before.
+
+    Args:
+        config: Says how many clients there are and how long to wait for them.
+        nodes: Who is connected.
+        folder: The run directory.
+
+    Raises:
+        FedprotoError: If a client is missing, or clients contradict each other.
+    """
+    path = folder / "clients.json"
+    if path.exists():
+        return federation_of(config, _read(path))
+    number = config.flower.clients or getattr(config.data, "clients", None)
+    if not isinstance(number, int):
+        raise ConfigError(
+            "flower.clients is missing: say how many clients there are, or test on the server"
+            " (flower.evaluate_on = 'server') where it has the data"
+        )
+    ready = nodes.wait_for(range(number), config.flower.wait)
+    missing = sorted(set(range(number)) - ready)
+    if missing:
+        raise DataError(
+            f"clients {', '.join(map(str, missing))} did not connect within"
+            f" {config.flower.wait:g} s; the first round needs the sizes of all {number}: start"
+            " them, or wait longer (flower.wait)"
+        )
+    hellos = [nodes.hello_of(client) for client in range(number)]
+    federation = federation_of(config, hellos)
+    text = json.dumps([asdict(hello) for hello in hellos], indent=2)
+    write_atomically(path, text.encode() + b"\n")
+    return federation
+
+
+def federation_of(config: RunConfig, hellos: list[Hello]) -> Federation:
+    """A federation known by what its clients told of themselves, by client id.
+
+    Raises:
+        DataError: If clients disagree on classes, inputs or task.
+    """
+    first = hellos[0]
+    for hello in hellos:
+        same = (hello.num_classes, hello.input_shape, hello.task)
+        if same != (first.num_classes, first.input_shape, first.task):
+            raise DataError(
+                f"client {hello.client} has {hello.num_classes} classes of inputs"
+                f" {hello.input_shape} ({hello.task}), client {first.client} has"
+                f" {first.num_classes} of {first.input_shape} ({first.task}); all clients must"
+                " agree"
+            )
+    task_named(first.task)
+    clients, end = [], 0
+    for hello in hellos:
+        start, middle = end, end + hello.num_train
+        end = middle + hello.num_test
+        clients.append(Client(np.arange(start, middle), np.arange(middle, end)))
+    return Federation(
+        name=str(getattr(config.data, "folder", "") or "data of the clients"),
+        samples=Elsewhere(end),
+        clients=tuple(clients),
+        num_classes=first.num_classes,
+        input_shape=first.input_shape,
+        task=first.task,
+    )
+
+
+def _read(path: Path) -> list[Hello]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return [Hello(**(one | {"input_shape": tuple(one["input_shape"])})) for one in found]
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise StoreError(f"{path} cannot be read: {error}; restore it from a copy") from None

@@ -1,0 +1,212 @@
+"""Who is connected: Flower's nodes have random numbers, our clients stable ids.
+
+Every node is asked once who it is. A client keeps its node as long as that is connected; a second
+node that claims the same id is turned away. Where nodes are registered under a name, as the
+commands of ``fedproto flower keys`` do, a node may only be the client of that name: the name
+belongs to its key.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+
+from flwr.app import Message, RecordDict
+from flwr.common.constant import ErrorCode
+from flwr.serverapp import Grid
+
+from fedproto.config import RunConfig
+from fedproto.engines.base import Notify
+from fedproto.flower import greeting, wire
+from fedproto.flower.greeting import Hello
+from fedproto.flower.names import is_node_name, node_name
+from fedproto.flower.parts import Refusal, one_line
+
+NOT_ANSWERED = (
+    ErrorCode.MESSAGE_UNAVAILABLE,
+    ErrorCode.REPLY_MESSAGE_UNAVAILABLE,
+    ErrorCode.NODE_UNAVAILABLE,
+)
+PULL_EVERY = 0.5
+ASK_AGAIN_AFTER = 10.0
+ASK_FOR = 120.0
+"""Seconds a node has to say who it is; it has no work to do for that but to load its data."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A node's reply: content, or why there is none."""
+
+    content: RecordDict | None
+    reason: str = ""
+
+
+def exchange(
+    grid: Grid,
+    kind: str,
+    contents: Mapping[int, RecordDict],
+    *,
+    round_: int,
+    deadline: float,
+    on_answer: Callable[[], None] = lambda: None,
+) -> dict[int, Answer]:
+    """Sends one message to each of some nodes and waits for all answers, or the deadline.
+
+    Args:
+        grid: Flower's connection to the nodes.
+        kind: Flower's message type.
+        contents: What to send, by node.
+        round_: For Flower's own bookkeeping.
+        deadline: Seconds until an answer counts as lost.
+        on_answer: Called after each answer.
+
+    Returns:
+        An answer per node.
+    """
+    ends = time.monotonic() + deadline
+    waiting: dict[str, int] = {}
+    answers: dict[int, Answer] = {}
+    for node, content in contents.items():
+        message = Message(content, node, kind, ttl=deadline, group_id=str(round_))
+        ids = [message_id for message_id in grid.push_messages([message]) if message_id]
+        if ids:
+            waiting[ids[0]] = node
+        else:
+            answers[node] = Answer(None, "the message could not be sent")
+    while waiting:
+        last_look = time.monotonic() >= ends
+        for message_id, node in list(waiting.items()):
+            answer = _pull(grid, message_id, node)
+            if answer is None and last_look:
+                answer = Answer(None, f"no answer within {deadline:g} s")
+            if answer is not None:
+                answers[node] = answer
+                del waiting[message_id]
+                on_answer()
+        if waiting:
+            time.sleep(PULL_EVERY)
+    return answers
+
+
+def _pull(grid: Grid, message_id: str, node: int) -> Answer | None:
+    """The reply to one message; pulled alone, so that a broken one spoils no other."""
+    try:
+        replies = list(grid.pull_messages([message_id]))
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
+        return Answer(None, f"its answer cannot be read: {one_line(str(error))}")
+    if not replies:
+        return None
+    if len(replies) > 1:
+        return Answer(None, "it sent a duplicate of its answer")
+    (reply,) = replies
+    if reply.metadata.reply_to_message_id != message_id:
+        return Answer(None, "it answered to something that was not asked")
+    # Errors that the SuperLink makes by itself do not carry the node's number.
+    if reply.has_error() and reply.error.code in NOT_ANSWERED:
+        return Answer(None, "no answer: its time is over, or its node is gone")
+    if reply.has_error():
+        return Answer(None, f"error {reply.error.code}: {one_line(reply.error.reason or '')}")
+    if reply.metadata.src_node_id != node:
+        return Answer(None, "another node answered in its place")
+    return Answer(reply.content)
+
+
+class Nodes:
+    """The connected clients.
+
+    Args:
+        grid: Flower's connection to the nodes.
+        config: Tells clients which data set is meant.
+        notify: Is told of nodes that are turned away.
+    """
+
+    def __init__(self, grid: Grid, config: RunConfig, notify: Notify) -> None:
+        self._grid = grid
+        self._config = config
+        self._notify = notify
+        self._known: dict[int, Hello] = {}
+        self._names: dict[int, str] = {}
+        self._online: set[int] = set()
+        self._asked_in_vain: set[int] = set()
+        self._said: set[str] = set()
+        self._notices: list[str] = []
+
+    def clients(self) -> dict[int, int]:
+        """The node of every client that is connected."""
+        return {self._known[node].client: node for node in self._known.keys() & self._online}
+
+    def hello_of(self, client: int) -> Hello:
+        """What a connected client told of itself."""
+        return self._known[self.clients()[client]]
+
+    def take_notices(self) -> list[str]:
+        """Which nodes were turned away since the last call, and why."""
+        taken, self._notices = self._notices, []
+        return taken
+
+    def refresh(self, *, ask_again: bool = False) -> None:
+        """Looks who is connected and asks those that are new.
+
+        Args:
+            ask_again: Also ask nodes again that gave no good answer.
+        """
+        nodes = list(self._grid.get_nodes())
+        self._online = {node.node_id for node in nodes}
+        self._names = {node.node_id: node.name for node in nodes}
+        new = self._online - self._known.keys()
+        if not ask_again:
+            new -= self._asked_in_vain
+        question = greeting.encode_question(self._config)
+        answers = exchange(
+            self._grid,
+            "query.hello",
+            dict.fromkeys(sorted(new), question),
+            round_=0,
+            deadline=ASK_FOR,
+        )
+        for node, answer in answers.items():
+            hello = self._judge(node, answer)
+            if isinstance(hello, Refusal):
+                self._asked_in_vain.add(node)
+                notice = f"node {self._names.get(node) or node} turned away: {hello.reason}"
+                if notice not in self._said:
+                    self._said.add(notice)
+                    self._notices.append(notice)
+                    self._notify(notice)
+            else:
+                self._asked_in_vain.discard(node)
+                self._known[node] = hello
+
+    def wait_for(self, clients: Collection[int], seconds: float) -> set[int]:
+        """Waits until some clients are connected, or the time is over.
+
+        Returns:
+            Those that are connected.
+        """
+        ends = time.monotonic() + seconds
+        self.refresh()
+        asked = time.monotonic()
+        while not set(clients) <= self.clients().keys() and time.monotonic() < ends:
+            time.sleep(min(1.0, max(0.0, ends - time.monotonic())))
+            again = time.monotonic() - asked > ASK_AGAIN_AFTER
+            if again:
+                asked = time.monotonic()
+            self.refresh(ask_again=again)
+        return set(clients) & self.clients().keys()
+
+    def _judge(self, node: int, answer: Answer) -> Hello | Refusal:
+        if answer.content is None:
+            return Refusal(answer.reason)
+        refusal = wire.decode_refusal(answer.content)
+        if refusal is not None:
+            return refusal
+        hello = greeting.decode_hello(answer.content, self._config.flower.max_examples)
+        if isinstance(hello, Refusal):
+            return hello
+        name = self._names.get(node, "")
+        if is_node_name(name) and name != node_name(hello.client):
+            return Refusal(f"its key is registered as {name}, but it says it is {hello.client}")
+        if hello.client in self.clients():
+            return Refusal(f"client {hello.client} is connected already")
+        return hello

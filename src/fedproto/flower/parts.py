@@ -1,0 +1,107 @@
+"""Parts of messages: fields and tensors in Flower records, read only as they are expected."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+
+from fedproto.flower.arrays import UnreadableError
+
+PROTOCOL = 1
+"""Changes whenever a reader of the version before could misread a message."""
+
+LONGEST_TEXT = 100_000
+LONGEST_REASON = 300
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """What could not be used, in one line."""
+
+    reason: str
+
+
+def about(fields: Mapping[str, Any]) -> ConfigRecord:
+    """Fields as a record that names the protocol's version."""
+    return ConfigRecord({"protocol": PROTOCOL, **fields})
+
+
+def caught(read: Callable[[], T]) -> T | Refusal:
+    """What a reader reads, or why it cannot."""
+    try:
+        return read()
+    except UnreadableError as error:
+        return Refusal(one_line(str(error)))
+
+
+def expect_fields(
+    content: RecordDict,
+    name: str,
+    wanted: Mapping[str, type],
+    *,
+    optional: Mapping[str, type] | None = None,
+    beside: tuple[str, ...] = (),
+) -> dict[str, Any]:
+    """The fields of a message's `ConfigRecord`, all of the right type and none too many.
+
+    Args:
+        content: The message.
+        name: The record's name.
+        wanted: Types by field.
+        optional: Types of fields that may be missing.
+        beside: Other records that the message may have.
+
+    Raises:
+        UnreadableError: If anything is missing, too many or of another type or version.
+    """
+    for other in content:
+        if other != name and other not in beside:
+            raise UnreadableError(f"the message has an unexpected part '{other}'")
+    record = content.get(name)
+    if not isinstance(record, ConfigRecord):
+        raise UnreadableError(f"the message has no part '{name}'")
+    fields = dict(record)
+    version = fields.pop("protocol", None)
+    if type(version) is not int or version != PROTOCOL:
+        raise UnreadableError(
+            f"the message is of protocol {version!r}; this side speaks {PROTOCOL}"
+        )
+    known = {**wanted, **(optional or {})}
+    for field, value in fields.items():
+        _check_field(f"{name} field '{field}'", value, known.get(field))
+    for field in wanted:
+        if field not in fields:
+            raise UnreadableError(f"{name} has no field '{field}'")
+    return fields
+
+
+def _check_field(what: str, value: object, wanted: type | None) -> None:
+    if wanted is None:
+        raise UnreadableError(f"{what} is unknown")
+    if type(value) is not wanted:
+        raise UnreadableError(f"{what} is not of type {wanted.__name__}")
+    if isinstance(value, str) and len(value) > LONGEST_TEXT:
+        raise UnreadableError(f"{what} is too long")
+
+
+def expect_arrays(content: RecordDict, name: str) -> ArrayRecord:
+    """A message's tensors of a name.
+
+    Raises:
+        UnreadableError: If it has none.
+    """
+    record = content.get(name)
+    if not isinstance(record, ArrayRecord):
+        raise UnreadableError(f"the message has no tensors '{name}'")
+    return record
+
+
+def one_line(text: str) -> str:
+    """A stranger's text, made fit for a record: one line, printable, not too long."""
+    words = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    return words if len(words) <= LONGEST_REASON else words[: LONGEST_REASON - 1] + "…"

@@ -1,0 +1,50 @@
+"""Flower's simulation engine: the same apps, with clients spread over Ray's processes or hosts."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+from flwr.simulation import run_simulation
+
+from fedproto.errors import FedprotoError
+from fedproto.flower.client_app import app as client_app
+from fedproto.flower.commands import ENVIRONMENT
+from fedproto.flower.server_app import serve
+from fedproto.rounds import Watcher
+
+
+def simulate_on_ray(out: Path, clients: int, watcher: Watcher, cores: float = 1.0) -> None:
+    """Carries out the runs of a directory on Ray.
+
+    Args:
+        out: The directory of the runs.
+        clients: Number of clients.
+        watcher: Is told of every round.
+        cores: Cores per client.
+
+    Raises:
+        FedprotoError: If a run fails.
+    """
+    os.environ.update(ENVIRONMENT)
+    server = ServerApp()
+    failed: list[BaseException] = []
+
+    @server.main()
+    def main(grid: Grid, context: Context) -> None:
+        del context
+        try:
+            serve(grid, out, watcher)
+        except FedprotoError as error:
+            failed.append(error)
+
+    run_simulation(
+        server_app=server,
+        client_app=client_app,
+        num_supernodes=clients,
+        backend_config={"client_resources": {"num_cpus": cores, "num_gpus": 0.0}},
+    )
+    if failed:
+        raise failed[0]

@@ -1,0 +1,94 @@
+"""The server's side: the round loop of the simulator, over the nodes that are connected.
+
+The run directory is prepared before the app is submitted (`fedproto flower up` and `submit` do
+so), and a run that was cut short goes on from its newest checkpoint when it is submitted again.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+from torch import nn
+
+from fedproto.config import RunConfig
+from fedproto.data.base import DataSource
+from fedproto.data.federation import Federation
+from fedproto.engines.base import Engine, Notify, Workload
+from fedproto.errors import ConfigError, FedprotoError
+from fedproto.flower.control import ERROR_FILE
+from fedproto.flower.engine import FlowerEngine
+from fedproto.flower.enrolment import enrol
+from fedproto.flower.nodes import Nodes
+from fedproto.flower.progress import LogLines
+from fedproto.registry import load_plugin
+from fedproto.rounds import Watcher
+from fedproto.simulate import is_finished, load_federations, simulate
+from fedproto.store import RunStore
+from fedproto.sweep import is_sweep, open_sweep
+from fedproto.tasks import task_named
+
+app = ServerApp()
+
+INSECURE = (
+    "INSECURE: no TLS and no node keys. Anyone on the network can read and change models and"
+    " updates, and take part as any client. Only for trying out; see 'fedproto flower keys'."
+)
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Carries out the runs of a directory."""
+    out = Path(str(context.run_config["out"]))
+    outcome = out / ERROR_FILE
+    outcome.unlink(missing_ok=True)
+    try:
+        serve(grid, out)
+    except FedprotoError as error:
+        # The process that submitted the run shows this; Flower keeps only a traceback.
+        outcome.write_text(f"{error}\n", encoding="utf-8")
+        raise
+
+
+def serve(grid: Grid, out: Path, watcher: Watcher | None = None) -> None:
+    """Carries out the runs of a directory over a grid.
+
+    Args:
+        grid: Flower's connection to the nodes.
+        out: The directory of a run or a sweep.
+        watcher: Is told how far things are; Flower's log by default.
+
+    Raises:
+        FedprotoError: If a configuration, the data, a directory or the number of clients is at
+            fault.
+    """
+    for plugin in os.environ.get("FEDPROTO_PLUGINS", "").split():
+        load_plugin(plugin)
+    stores = open_sweep(out) if is_sweep(out) else [RunStore.open(out)]
+    watcher = watcher or LogLines()
+    if getattr(grid, "_insecure", False):
+        watcher.notice(INSECURE)
+    nodes: dict[DataSource, Nodes] = {}
+    federations: dict[DataSource, Federation] = {}
+    for config in (store.config for store in stores if not is_finished(store)):
+        if config.data is None:
+            raise ConfigError("a run over Flower needs a [data] section; clients read it")
+        if config.data in federations:
+            continue
+        nodes[config.data] = Nodes(grid, config, watcher.notice)
+        if config.flower.evaluate_on == "server":
+            federations |= load_federations([config])
+        else:
+            federations[config.data] = enrol(config, nodes[config.data], out)
+
+    def engine_for(
+        config: RunConfig, federation: Federation, model: nn.Module, notify: Notify
+    ) -> Engine:
+        assert config.data is not None  # noqa: S101 - checked above
+        task = task_named(federation.task, federation.class_names, config.task)
+        workload = Workload(federation, model, task, config.engine, notify)
+        return FlowerEngine(workload, grid, config, nodes[config.data])
+
+    simulate(stores, watcher, federations, engine_for)

@@ -1,0 +1,252 @@
+"""FedProto for an existing Flower app: a strategy in the place of Flower's FedAvg.
+
+For people who have a ServerApp and a ClientApp of their own. The client wraps its training
+function with `fedproto.flower.helper`; the server starts this strategy. Checkpoints, resumption,
+stable client ids and cohorts that equal a simulation's are left to `fedproto flower`.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+from logging import INFO, WARNING, getLogger
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+
+from fedproto.flower.arrays import read_tensors, write_tensors
+from fedproto.flower.helper import ARRAYS, METRICS, NUM_EXAMPLES, PROTOTYPES
+from fedproto.flower.parts import Refusal, caught, expect_arrays, one_line
+from fedproto.guard import FeatureShape, reason_to_refuse
+from fedproto.rng import Purpose, stream
+from fedproto.schedule import BatchOrder
+from fedproto.strategies import FedProto
+from fedproto.training import TrainOptions
+from fedproto.types import ClientUpdate, LocalJob, Prototypes, ServerState, Tensors
+
+LOG = getLogger("flwr")
+
+
+class FedProtoStrategy(Strategy):
+    """Weighs clients by how their class prototypes moved.
+
+    Args:
+        num_classes: Classes C.
+        channels: Channels D of the features.
+        options: The method's own options, such as ``FedProto(margins="local")``.
+        cohort: Clients per round; None for all.
+        min_clients: Fewer than these make no round.
+        wait: Seconds to wait for that many.
+        deadline: Seconds a client has to answer.
+        max_examples: More samples than this no client is believed to have.
+        seed: For the choice of the cohort among the connected nodes.
+
+    Attributes:
+        attention: Weight per node, by round.
+        failures: Why a node's update was not used, by round.
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        channels: int,
+        options: FedProto | None = None,
+        *,
+        cohort: int | None = None,
+        min_clients: int = 2,
+        wait: float = 120.0,
+        deadline: float = 600.0,
+        max_examples: int = 10_000_000,
+        seed: int = 0,
+    ) -> None:
+        self.options = options or FedProto()
+        self.attention: dict[int, dict[int, float]] = {}
+        self.failures: dict[int, dict[int, str]] = {}
+        self._features = FeatureShape(num_classes, channels, 1)
+        self._cohort = cohort
+        self._min_clients = min_clients
+        self._wait = wait
+        self._deadline = deadline
+        self._max_examples = max_examples
+        self._seed = seed
+        self._state: ServerState | None = None
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Sends the model to a cohort of the connected nodes."""
+        if self._state is None:
+            self._state = _state_of(arrays)
+        nodes = self._connected(grid)
+        if self._cohort is not None and len(nodes) > self._cohort:
+            order = stream(self._seed, Purpose.COHORT, server_round).permutation(len(nodes))
+            nodes = sorted(nodes[place] for place in order[: self._cohort])
+        return self._messages("train", server_round, arrays, config, nodes)
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Checks the replies, weighs and averages those that can be used."""
+        assert self._state is not None  # noqa: S101 - set by `configure_train`
+        state = replace(self._state, round=server_round)
+        failures: dict[int, str] = {}
+        updates: dict[int, ClientUpdate] = {}
+        for reply in replies:
+            node = reply.metadata.src_node_id
+            found = self._read(reply, state)
+            if isinstance(found, Refusal):
+                failures[node] = found.reason
+            elif node in updates:
+                failures[node] = "it sent a duplicate of its update"
+            else:
+                updates[node] = found
+        self.failures[server_round] = failures
+        for node, reason in failures.items():
+            LOG.log(WARNING, "round %d, node %d: %s", server_round, node, reason)
+        if len(updates) < self._min_clients:
+            LOG.log(WARNING, "round %d skipped: %d usable updates", server_round, len(updates))
+            return None, None
+        # Sums of floating numbers depend on their order.
+        nodes = sorted(updates)
+        usable = [updates[node] for node in nodes]
+        weights = self.options.weigh(state, usable)
+        self._state = self.options.aggregate(state, usable, weights)
+        self.attention[server_round] = dict(zip(nodes, weights.client.tolist(), strict=True))
+        metrics: dict[str, float] = {"clients": float(len(nodes))}
+        losses = [
+            (one.num_examples, one.train_loss) for one in usable if one.train_loss is not None
+        ]
+        if losses:
+            total = sum(number for number, _ in losses)
+            metrics["train_loss"] = sum(number * loss for number, loss in losses) / total
+        arrays = write_tensors({**self._state.params, **self._state.buffers})
+        return arrays, MetricRecord(dict(metrics))
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Sends the model to all connected nodes."""
+        return self._messages("evaluate", server_round, arrays, config, self._connected(grid))
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """Averages the nodes' scores by their numbers of samples."""
+        totals: dict[str, float] = {}
+        samples = 0.0
+        for reply in sorted(replies, key=lambda reply: reply.metadata.src_node_id):
+            scores = None if reply.has_error() else self._scores(reply.content)
+            if scores is None:
+                node = reply.metadata.src_node_id
+                LOG.log(WARNING, "round %d, node %d: no usable scores", server_round, node)
+                continue
+            number = scores.pop(NUM_EXAMPLES)
+            samples += number
+            for name, value in scores.items():
+                totals[name] = totals.get(name, 0.0) + number * value
+        if not samples:
+            return None
+        return MetricRecord({name: total / samples for name, total in totals.items()})
+
+    def summary(self) -> None:
+        """Writes the options to the log."""
+        LOG.log(INFO, "\t└──> %s, %s", self.options, self._features)
+
+    def _connected(self, grid: Grid) -> list[int]:
+        ends = time.monotonic() + self._wait
+        while len(nodes := sorted(grid.get_node_ids())) < self._min_clients:
+            if time.monotonic() >= ends:
+                return []
+            time.sleep(1.0)
+        return nodes
+
+    def _messages(
+        self,
+        kind: str,
+        round_: int,
+        arrays: ArrayRecord,
+        config: ConfigRecord,
+        nodes: Iterable[int],
+    ) -> list[Message]:
+        about = ConfigRecord({**config, "server-round": round_})
+        content = RecordDict({ARRAYS: arrays, "config": about})
+        return [
+            Message(content, node, kind, ttl=self._deadline, group_id=str(round_)) for node in nodes
+        ]
+
+    def _read(self, reply: Message, state: ServerState) -> ClientUpdate | Refusal:
+        if reply.has_error():
+            return Refusal(f"error {reply.error.code}: {one_line(reply.error.reason or '')}")
+        scores = self._scores(reply.content)
+        if scores is None:
+            return Refusal("it sends no usable metrics with num-examples")
+        number = int(scores[NUM_EXAMPLES])
+        update = caught(lambda: _read_update(reply, scores, state, self._features))
+        if isinstance(update, Refusal):
+            return update
+        # What the client was asked is known only as far as its own claims go.
+        job = LocalJob(
+            run=0,
+            client=reply.metadata.src_node_id,
+            state=state,
+            strategy=self.options,
+            batches=BatchOrder(0, state.round, 0, number, number, 1),
+            train=TrainOptions(),
+            lr=0.0,
+            seed=0,
+        )
+        reason = reason_to_refuse(update, job, self._features)
+        return update if reason is None else Refusal(reason)
+
+    def _scores(self, content: RecordDict) -> dict[str, float] | None:
+        record = content.get(METRICS)
+        if not isinstance(record, MetricRecord):
+            return None
+        scores = {name: value for name, value in record.items() if isinstance(value, (int, float))}
+        number = scores.get(NUM_EXAMPLES)
+        usable = isinstance(number, int) and 0 < number <= self._max_examples
+        if not usable or not all(math.isfinite(value) for value in scores.values()):
+            return None
+        return dict(scores)
+
+
+def _state_of(arrays: ArrayRecord) -> ServerState:
+    tensors = {name: torch.from_numpy(array.numpy()) for name, array in arrays.items()}
+    return ServerState(0, *_parted(tensors))
+
+
+def _parted(tensors: Tensors) -> tuple[Tensors, Tensors]:
+    """What is averaged and what is counted; a state of Flower's does not say more."""
+    return (
+        {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()},
+        {name: tensor for name, tensor in tensors.items() if not tensor.is_floating_point()},
+    )
+
+
+def _read_update(
+    reply: Message, scores: dict[str, float], state: ServerState, features: FeatureShape
+) -> ClientUpdate:
+    content = reply.content
+    like = {**state.params, **state.buffers}
+    params, buffers = _parted(read_tensors(expect_arrays(content, ARRAYS), like, ARRAYS))
+    record = expect_arrays(content, PROTOTYPES)
+    wanted = {
+        "sum": torch.empty(features.classes, features.channels),
+        "count": torch.empty(features.classes, dtype=torch.int64),
+        "margin": torch.empty(features.classes),
+    }
+    read = read_tensors(record, wanted, PROTOTYPES)
+    return ClientUpdate(
+        client=reply.metadata.src_node_id,
+        num_examples=int(scores[NUM_EXAMPLES]),
+        params=params,
+        buffers=buffers,
+        train_loss=scores.get("train_loss"),
+        epochs_done=1,
+        prototypes=Prototypes(read["sum"], read["count"]),
+        local_margin=read["margin"],
+    )

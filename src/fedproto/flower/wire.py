@@ -1,0 +1,268 @@
+"""The wire format: jobs, updates and tests as Flower records, checked on arrival.
+
+Every message carries the protocol's version. Numbers and texts travel in one `ConfigRecord`,
+tensors in `ArrayRecord`s. A reader knows from its own side which names, types and shapes must
+come; whatever else arrives is a `Refusal` with a reason, never an exception, and nothing is ever
+unpickled.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+
+from fedproto.config import RunConfig
+from fedproto.flower.arrays import UnreadableError, read_tensor, read_tensors, write_tensors
+from fedproto.flower.greeting import config_text, expect_config
+from fedproto.flower.parts import (
+    LONGEST_TEXT,
+    Refusal,
+    about,
+    caught,
+    expect_arrays,
+    expect_fields,
+    one_line,
+)
+from fedproto.guard import FeatureShape
+from fedproto.schedule import BatchOrder
+from fedproto.types import ClientUpdate, LocalJob, Prototypes, ServerState, Tensors
+
+
+@dataclass(frozen=True)
+class TestJob:
+    """Test this model on a client's test part."""
+
+    client: int
+    state: ServerState
+
+
+def encode_job(job: LocalJob, config: RunConfig) -> RecordDict:
+    """A job as a message; prototypes of the server stay there, no client needs them."""
+    batches = job.batches
+    fields = {
+        "config": config_text(config),
+        "client": job.client,
+        "round": job.state.round,
+        "lr": job.lr,
+        "seed": job.seed,
+        "order_seed": batches.seed,
+        "num_examples": batches.num_examples,
+        "epochs": batches.epochs,
+        "max_steps": batches.max_steps,
+    }
+    return _with_model("job", fields, job.state)
+
+
+def decode_job_config(content: RecordDict) -> RunConfig | Refusal:
+    """Strategy, data, model, training and device of a job or test: what a client builds first."""
+    return caught(lambda: _job_config(content))
+
+
+def decode_job(content: RecordDict, config: RunConfig, like: ServerState) -> LocalJob | Refusal:
+    """A job, for a client whose own model tells what the weights must look like."""
+    return caught(lambda: _read_job(content, config, like))
+
+
+def encode_update(update: ClientUpdate, round_: int) -> RecordDict:
+    """An update as a reply."""
+    fields: dict[str, Any] = {
+        "client": update.client,
+        "round": round_,
+        "num_examples": update.num_examples,
+        "epochs_done": update.epochs_done,
+    }
+    if update.train_loss is not None:
+        fields["train_loss"] = update.train_loss
+    records: dict[str, ArrayRecord | MetricRecord | ConfigRecord] = {
+        "update": about(fields),
+        "params": write_tensors(update.params),
+        "buffers": write_tensors(update.buffers),
+    }
+    if update.prototypes is not None:
+        both = {"sum": update.prototypes.sum, "count": update.prototypes.count}
+        records["prototypes"] = write_tensors(both)
+    if update.local_margin is not None:
+        records["margins"] = write_tensors({"local": update.local_margin})
+    return RecordDict(records)
+
+
+def decode_update(
+    content: RecordDict, job: LocalJob, features: FeatureShape | None
+) -> ClientUpdate | Refusal:
+    """An update in the layout that the job asks for; the guard checks its values."""
+    return caught(lambda: _read_update(content, job, features))
+
+
+def encode_test(client: int, state: ServerState, config: RunConfig) -> RecordDict:
+    """A model to be tested by a client on its own test part."""
+    fields = {"config": config_text(config), "client": client, "round": state.round}
+    return _with_model("test", fields, state)
+
+
+def decode_test(content: RecordDict, like: ServerState) -> TestJob | Refusal:
+    """A model to test, for a client whose own model tells what it must look like."""
+    return caught(lambda: _read_test(content, like))
+
+
+def encode_tally(client: int, round_: int, tally: torch.Tensor) -> RecordDict:
+    """The sums from which the scores of all clients together are computed."""
+    fields = {"client": client, "round": round_}
+    return RecordDict({"tally": about(fields), "sums": write_tensors({"tally": tally.double()})})
+
+
+def decode_tally(content: RecordDict, client: int, round_: int) -> torch.Tensor | Refusal:
+    """A client's sums, in float64; their values are for the task to check."""
+    return caught(lambda: _read_tally(content, client, round_))
+
+
+def encode_refusal(refusal: Refusal) -> RecordDict:
+    """Tells the other side why there is no answer."""
+    return RecordDict({"refusal": about({"reason": one_line(refusal.reason)})})
+
+
+def decode_refusal(content: RecordDict) -> Refusal | None:
+    """The reason why the other side gave no answer; None when it gave one."""
+    if "refusal" not in content:
+        return None
+    found = caught(lambda: str(expect_fields(content, "refusal", {"reason": str})["reason"]))
+    return found if isinstance(found, Refusal) else Refusal(one_line(found))
+
+
+def _with_model(kind: str, fields: Mapping[str, Any], state: ServerState) -> RecordDict:
+    return RecordDict(
+        {
+            kind: about(fields),
+            "params": write_tensors(state.params),
+            "buffers": write_tensors(state.buffers),
+        }
+    )
+
+
+def _job_config(content: RecordDict) -> RunConfig:
+    kind = "test" if "test" in content else "job"
+    record = content.get(kind)
+    text = record.get("config") if isinstance(record, ConfigRecord) else None
+    if not isinstance(text, str) or len(text) > LONGEST_TEXT:
+        raise UnreadableError(f"the message has no {kind} with a configuration")
+    return expect_config({"config": text})
+
+
+def _model_tensors(content: RecordDict, like: ServerState) -> tuple[Tensors, Tensors]:
+    return (
+        read_tensors(expect_arrays(content, "params"), like.params, "params"),
+        read_tensors(expect_arrays(content, "buffers"), like.buffers, "buffers"),
+    )
+
+
+def _read_job(content: RecordDict, config: RunConfig, like: ServerState) -> LocalJob:
+    wanted = {
+        "config": str,
+        "client": int,
+        "round": int,
+        "lr": float,
+        "seed": int,
+        "order_seed": int,
+        "num_examples": int,
+        "epochs": int,
+        "max_steps": int,
+    }
+    fields = expect_fields(content, "job", wanted, beside=("params", "buffers"))
+    numbers = [name for name, kind in wanted.items() if kind is int]
+    if any(fields[name] < 0 for name in numbers) or fields["num_examples"] == 0:
+        raise UnreadableError("the job has a negative number")
+    if not (math.isfinite(fields["lr"]) and fields["lr"] >= 0):
+        raise UnreadableError("the job's learning rate is not a positive number")
+    if fields["seed"] >= 2**63 or fields["order_seed"] >= 2**63:
+        raise UnreadableError("the job's seed is too large")
+    params, buffers = _model_tensors(content, like)
+    for name, tensor in {**params, **buffers}.items():
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise UnreadableError(f"the job's tensor '{name}' is not finite")
+    round_ = fields["round"]
+    return LocalJob(
+        run=0,
+        client=fields["client"],
+        state=ServerState(round_, params, buffers),
+        strategy=config.strategy,
+        batches=BatchOrder(
+            fields["order_seed"],
+            round_,
+            fields["client"],
+            fields["num_examples"],
+            config.train.batch_size,
+            fields["epochs"],
+            fields["max_steps"],
+        ),
+        train=config.train,
+        augment=config.augmentation,
+        lr=fields["lr"],
+        seed=fields["seed"],
+    )
+
+
+def _read_test(content: RecordDict, like: ServerState) -> TestJob:
+    wanted = {"config": str, "client": int, "round": int}
+    fields = expect_fields(content, "test", wanted, beside=("params", "buffers"))
+    state = ServerState(fields["round"], *_model_tensors(content, like))
+    return TestJob(fields["client"], state)
+
+
+def _read_update(content: RecordDict, job: LocalJob, features: FeatureShape | None) -> ClientUpdate:
+    fields = expect_fields(
+        content,
+        "update",
+        {"client": int, "round": int, "num_examples": int, "epochs_done": int},
+        optional={"train_loss": float},
+        beside=("params", "buffers", "prototypes", "margins"),
+    )
+    if fields.pop("round") != job.state.round:
+        raise UnreadableError(f"the update is not of round {job.state.round}")
+    params, buffers = _model_tensors(content, job.state)
+    prototypes = margin = None
+    if "prototypes" in content:
+        prototypes = _read_prototypes(expect_arrays(content, "prototypes"), job, features)
+    if "margins" in content:
+        if prototypes is None:
+            raise UnreadableError("it sends margins without prototypes")
+        like = {"local": prototypes.sum[:, 0]}
+        margin = read_tensors(expect_arrays(content, "margins"), like, "margins")["local"]
+    return ClientUpdate(
+        client=fields["client"],
+        num_examples=fields["num_examples"],
+        params=params,
+        buffers=buffers,
+        train_loss=fields.get("train_loss"),
+        epochs_done=fields["epochs_done"],
+        prototypes=prototypes,
+        local_margin=margin,
+    )
+
+
+def _read_prototypes(
+    record: ArrayRecord, job: LocalJob, features: FeatureShape | None
+) -> Prototypes:
+    if features is None:
+        raise UnreadableError("the server does not know the shape of the model's features")
+    sums = torch.empty(features.classes, features.channels, dtype=_float_type(job.state.params))
+    like = {"sum": sums, "count": torch.empty(features.classes, dtype=torch.int64)}
+    return Prototypes(**read_tensors(record, like, "prototypes"))
+
+
+def _float_type(tensors: Tensors) -> torch.dtype:
+    floating = (tensor.dtype for tensor in tensors.values() if tensor.is_floating_point())
+    return next(floating, torch.float32)
+
+
+def _read_tally(content: RecordDict, client: int, round_: int) -> torch.Tensor:
+    fields = expect_fields(content, "tally", {"client": int, "round": int}, beside=("sums",))
+    if fields != {"client": client, "round": round_}:
+        raise UnreadableError(f"the test is not of client {client} in round {round_}")
+    record = expect_arrays(content, "sums")
+    if set(record) != {"tally"}:
+        raise UnreadableError("the test has no sums 'tally'")
+    return read_tensor(record["tally"], torch.float64, None, "tally")

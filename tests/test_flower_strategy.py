@@ -1,0 +1,148 @@
+"""The drop-in strategy: the documented example runs, and bad replies are refused."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedproto[flower]'")
+
+from flwr.app import ArrayRecord, Context, Error, Message, MetricRecord, RecordDict
+
+from fedproto import FedProto
+from fedproto.flower.helper import measure, train_with_prototypes
+from fedproto.flower.strategy import FedProtoStrategy
+from flower_grid import LocalGrid
+
+PAGE = Path(__file__).parents[1] / "docs" / "flower-strategy.md"
+
+
+@pytest.fixture
+def example():
+    """The names that the documented example defines."""
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
+    assert len(code.splitlines()) < 60
+    names: dict = {}
+    torch.manual_seed(0)
+    exec(compile(code, str(PAGE), "exec"), names)
+    return names
+
+
+def start(example, grid, rounds=3, **options):
+    strategy = FedProtoStrategy(3, 16, FedProto(), **({"wait": 0} | options))
+    initial = ArrayRecord(example["Net"]().state_dict())
+    return strategy, strategy.start(grid, initial, num_rounds=rounds)
+
+
+def test_the_documented_example_runs(example, monkeypatch):
+    kept = []
+    original = FedProtoStrategy.start
+
+    def remember(self, *args, **kwargs):
+        result = original(self, *args, **kwargs)
+        kept.append((self, result))
+        return result
+
+    monkeypatch.setattr(FedProtoStrategy, "start", remember)
+    grid = LocalGrid(range(4), client_app=example["client_app"])
+    context = Context(1, 1, {}, RecordDict(), {"rounds": 3})
+    example["server_app"](grid, context)
+    ((strategy, result),) = kept
+    assert list(strategy.attention) == [1, 2, 3]
+    for attention in strategy.attention.values():
+        assert sum(attention.values()) == pytest.approx(1)
+        assert max(attention.values()) <= 0.5
+    losses = [result.train_metrics_clientapp[round_]["train_loss"] for round_ in (1, 3)]
+    assert losses[1] < losses[0]
+
+
+def test_its_attention_is_that_of_the_method(example):
+    grid = LocalGrid(range(3), client_app=example["client_app"])
+    strategy, _ = start(example, grid, rounds=2)
+    assert strategy.attention[1] == pytest.approx({1000: 1 / 3, 1001: 1 / 3, 1002: 1 / 3})
+    assert len(set(strategy.attention[2].values())) == 3
+
+
+def test_a_seeded_cohort_is_drawn_from_the_nodes(example):
+    grid = LocalGrid(range(4), client_app=example["client_app"])
+    strategy, _ = start(example, grid, rounds=4, cohort=2)
+    cohorts = [tuple(attention) for attention in strategy.attention.values()]
+    assert all(len(cohort) == 2 for cohort in cohorts)
+    assert len(set(cohorts)) > 1
+    again, _ = start(example, LocalGrid(range(4), client_app=example["client_app"]), 4, cohort=2)
+    assert [tuple(attention) for attention in again.attention.values()] == cohorts
+
+
+def replaced(**parts):
+    def tamper(client, reply):
+        if client == 1 and reply.metadata.message_type == "train":
+            reply.content = RecordDict({**dict(reply.content), **parts})
+        return reply
+
+    return tamper
+
+
+def nan_weights(client, reply):
+    if client == 1 and reply.metadata.message_type == "train":
+        state = reply.content["arrays"].to_torch_state_dict()
+        state["classifier.bias"][0] = torch.nan
+        reply.content["arrays"] = ArrayRecord(state)
+    return reply
+
+
+@pytest.mark.parametrize(
+    ("tamper", "reason"),
+    [
+        (nan_weights, "'classifier.bias' is not finite"),
+        (replaced(metrics=MetricRecord({"num-examples": 10**12})), "no usable metrics"),
+        (replaced(metrics=MetricRecord({"num-examples": 0})), "no usable metrics"),
+        (replaced(metrics=MetricRecord({"num-examples": 30})), "exceed the 30 features"),
+        (replaced(prototypes=ArrayRecord([])), "prototypes 'count' is missing"),
+        (replaced(arrays=ArrayRecord([])), "is missing"),
+    ],
+)
+def test_a_bad_reply_is_refused_and_the_round_goes_on(example, tamper, reason):
+    grid = LocalGrid(range(3), tamper, example["client_app"])
+    strategy, result = start(example, grid, rounds=2)
+    assert reason in strategy.failures[2][1001]
+    assert list(strategy.attention[2]) == [1000, 1002]
+    assert all(bool(torch.isfinite(t).all()) for t in result.arrays.to_torch_state_dict().values())
+
+
+def test_an_error_is_on_record_and_too_few_make_no_round(example):
+    def tamper(client, reply):
+        if client == 1 and reply.metadata.message_type == "train":
+            return Message(Error(7, "no\npower"), reply_to=reply)
+        return reply
+
+    grid = LocalGrid(range(2), tamper, example["client_app"])
+    strategy, _ = start(example, grid, rounds=1)
+    assert strategy.attention == {}
+    assert any("no power" in reason for reason in strategy.failures[1].values())
+
+
+def test_too_few_nodes_make_no_round(example):
+    strategy, _ = start(example, LocalGrid([0], client_app=example["client_app"]), rounds=1)
+    assert strategy.attention == {}
+
+
+def test_the_helper_measures_before_and_after(example):
+    model, loader = example["Net"](), example["load_data"](0)
+    before = measure(model, loader, 3, model.encoder)
+
+    def train():
+        with torch.no_grad():
+            model.encoder[0].weight.mul_(-1)
+        return "trained"
+
+    result, record = train_with_prototypes(model, loader, 3, train, features=model.encoder)
+    after = measure(model, loader, 3, model.encoder)
+    assert result == "trained"
+    assert model.training
+    sent = record.to_torch_state_dict()
+    assert torch.equal(sent["sum"], after.sum)
+    assert torch.equal(sent["count"], after.count)
+    torch.testing.assert_close(sent["margin"], FedProto().summarize(before, after))

@@ -1,0 +1,102 @@
+"""The guard in the simulator, what it knows of a model's features, and the cap on attention."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedproto import FedProto
+from fedproto.guard import FeatureShape, feature_shape
+from fedproto.rounds import close_round, plan_round, run_rounds
+from fedproto.strategies.fedproto import cap_attention
+from helpers import begin, config_of, engine_for, make_state, make_update
+
+
+def test_the_shape_of_features_is_asked_of_the_model(small_federation, small_model):
+    small_model.train()
+    engine = engine_for(small_federation, small_model)
+    assert feature_shape(engine.workload) == FeatureShape(classes=4, channels=6, per_sample=1)
+    assert small_model.training
+
+
+def test_a_model_that_cannot_be_asked_is_not_guarded_by_shape(small_federation, small_model):
+    engine = engine_for(small_federation, small_model)
+    wrong = replace(small_federation, input_shape=(9,))
+    assert feature_shape(replace(engine.workload, federation=wrong)) is None
+
+
+def test_the_simulator_refuses_what_a_server_would(small_federation, small_model):
+    class Lies(type(engine_for(small_federation, small_model))):
+        def train(self, jobs, on_done=None):
+            first, *others = super().train(jobs, on_done)
+            return [replace(first, num_examples=10**6), *others]
+
+    engine = Lies(engine_for(small_federation, small_model).workload)
+    run = begin(config_of(FedProto(), delta=0), small_model)
+    for _, record in run_rounds([run], small_federation, engine):
+        liar = record.cohort[0]
+        assert list(record.failures) == [liar]
+        assert "claims 1000000 samples" in record.failures[liar]
+        assert liar not in record.attention
+
+
+def test_an_update_in_anothers_place_is_refused(small_federation, small_model):
+    run = begin(config_of(FedProto(), delta=0), small_model)
+    plan = plan_round(0, run, small_federation)
+    updates = engine_for(small_federation, small_model).train(plan.jobs)
+    _, record = close_round(run, plan, [updates[0], updates[0], *updates[2:]])
+    assert record.failures == {plan.cohort[1]: f"the update says it is of client {plan.cohort[0]}"}
+
+
+def test_incidents_of_an_engine_are_in_the_record(small_federation, small_model):
+    class Unlucky(type(engine_for(small_federation, small_model))):
+        def take_incidents(self):
+            return ["it rained"]
+
+    engine = Unlucky(engine_for(small_federation, small_model).workload)
+    run = begin(config_of(FedProto()), small_model)
+    assert all(
+        record.note == "it rained" for _, record in run_rounds([run], small_federation, engine)
+    )
+
+
+@pytest.mark.parametrize(
+    ("shares", "cap", "expected"),
+    [
+        ([0.7, 0.2, 0.1], 0.5, [0.5, 1 / 3, 1 / 6]),
+        ([0.6, 0.3, 0.1], 0.35, [0.35, 0.35, 0.3]),
+        ([0.5, 0.3, 0.2], 0.1, [1 / 3, 1 / 3, 1 / 3]),
+        ([0.4, 0.3, 0.3], 0.5, [0.4, 0.3, 0.3]),
+        ([1.0, 0.0, 0.0], 0.6, [0.6, 0.2, 0.2]),
+        ([1.0], 0.2, [1.0]),
+    ],
+)
+def test_a_cap_shares_out_what_it_cuts_off(shares, cap, expected):
+    capped = cap_attention(torch.tensor(shares, dtype=torch.float64), cap)
+    assert capped.tolist() == pytest.approx(expected)
+
+
+@given(
+    st.lists(st.floats(0, 1, allow_subnormal=False), min_size=1, max_size=9).filter(sum),
+    st.floats(0.01, 1),
+)
+def test_capped_shares_sum_to_one_below_the_cap_and_keep_their_order(raw, cap):
+    shares = torch.tensor(raw, dtype=torch.float64)
+    shares = shares / shares.sum()
+    capped = cap_attention(shares, cap)
+    assert float(capped.sum()) == pytest.approx(1)
+    assert float(capped.max()) <= max(cap, 1 / len(raw)) * (1 + 1e-9)
+    order = shares.argsort(stable=True)
+    assert bool((capped[order].diff() >= -1e-12).all())
+
+
+def test_the_option_caps_every_round():
+    updates = [make_update(client, size) for client, size in enumerate((1000, 10, 10))]
+    for state in (make_state(0), make_state(1)):
+        weights = FedProto(max_attention=0.4).weigh(state, updates).client
+        assert float(weights.max()) <= 0.4 + 1e-9
+        assert float(weights.sum()) == pytest.approx(1)
