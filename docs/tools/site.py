@@ -9,11 +9,13 @@ elsewhere, is a warning, and warnings are errors.
 
 from __future__ import annotations
 
+import functools
 import logging
 import posixpath
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files, InclusionLevel
@@ -21,6 +23,7 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
+TOOLS = DOCS / "tools"
 LANGUAGES = {
     ".csv": "text",
     ".json": "json",
@@ -36,15 +39,18 @@ LARGEST_PAGE = 200_000  # bytes of a text that is still shown; a longer one is o
 log = logging.getLogger("mkdocs.hooks.site")
 
 _LINK = re.compile(r"\[(?P<text>[^\]]*)\]\((?P<target>[^)#\s]+)(?P<anchor>#[^)\s]*)?\)")
-_MODULE = re.compile(r"\| \[`(fedproto(?:\.\w+)*)`\]\(\.\./(src/[^)]+)\)")
+_MODULE = re.compile(r"^\| \[`(fedproto[\w.]*)`\]\(\.\./src/", flags=re.MULTILINE)
 _FETCHED = re.compile(r"<(?:script|img|iframe|source|link)\b[^>]*\b(?:src|href)=\"?(?:https?:)?//")
 _ITEM = re.compile(r"\s*([-*]|\d+\.) ")
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Puts the pages of the API reference into the navigation."""
-    pages = [{module.removeprefix("fedproto."): _api_page(module)} for module in _modules()]
-    config.nav = _expanded(config.nav, "api.md", pages)
+    sections = [
+        {title: [{_short(module): _api_page(module)} for module in modules]}
+        for title, modules in _reference().items()
+    ]
+    config.nav = _expanded(config.nav, "api.md", sections)
     return config
 
 
@@ -84,16 +90,26 @@ def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
     return output
 
 
+@functools.cache
+def _reference() -> dict[str, list[str]]:
+    """The modules of the API reference by the headings that they are listed under."""
+    _, *sections = (DOCS / "api.md").read_text(encoding="utf-8").split("\n## ")
+    return {text.partition("\n")[0]: _MODULE.findall(text) for text in sections}
+
+
 def _modules() -> list[str]:
-    """The modules of the API reference, in the order of its tables."""
-    return [name for name, _ in _MODULE.findall((DOCS / "api.md").read_text(encoding="utf-8"))]
+    return [module for modules in _reference().values() for module in modules]
+
+
+def _short(module: str) -> str:
+    return module.removeprefix("fedproto.")
 
 
 def _api_page(module: str) -> str:
     return f"api/{module}.md"
 
 
-def _expanded(entry: object, page: str, more: list[dict[str, str]]) -> object:
+def _expanded(entry: Any, page: str, more: list[Any]) -> Any:
     """Navigation in which a page became the first of a section."""
     if isinstance(entry, list):
         return [_expanded(each, page, more) for each in entry]
@@ -115,6 +131,11 @@ def _uri(path: Path) -> str:
 
 def _is_shown(path: Path) -> bool:
     return path.suffix in LANGUAGES and path.stat().st_size <= LARGEST_PAGE
+
+
+def _is_page(path: Path) -> bool:
+    """Whether a file is in the site anyway."""
+    return path.is_relative_to(DOCS) and not path.is_relative_to(TOOLS)
 
 
 def _as_file(path: Path, config: MkDocsConfig) -> File:
@@ -158,7 +179,7 @@ def _outside(file: File | None) -> Iterator[Path]:
     for part, is_code in _parts(file.content_string):
         for link in () if is_code else _LINK.finditer(part):
             path = _target(link, file)
-            if path is not None and path.exists():
+            if path is not None and path.exists() and not _is_page(path):
                 yield path
 
 
@@ -168,8 +189,10 @@ def _target(link: re.Match[str], file: File) -> Path | None:
     if "://" in target or target.startswith(("mailto:", "/")):
         return None
     path = (_place(file) / target).resolve()
-    if not path.is_relative_to(ROOT) or path.is_relative_to(DOCS):
-        return path if file.src_uri.startswith("source/") and path.is_file() else None
+    if not path.is_relative_to(ROOT):
+        return None
+    if _is_page(path) and not file.src_uri.startswith("source/"):
+        return None
     return path.parent if path.name == "README.md" and path.parent != ROOT else path
 
 
@@ -181,7 +204,7 @@ def _rewritten(link: re.Match[str], file: File) -> str:
         log.warning("%s: there is no %s in the repository", file.src_uri, link["target"])
         return link.group()
     module = link["text"].strip("`")
-    if path.is_relative_to(DOCS):
+    if _is_page(path):
         uri = path.relative_to(DOCS).as_posix()
     else:
         uri = _api_page(module) if module in _modules() else _uri(path)
