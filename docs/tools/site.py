@@ -9,6 +9,7 @@ elsewhere, is a warning, and warnings are errors.
 
 from __future__ import annotations
 
+import ast
 import functools
 import logging
 import posixpath
@@ -149,19 +150,25 @@ def _as_file(path: Path, config: MkDocsConfig) -> File:
 
 def _listing(path: Path) -> str:
     code = path.read_text(encoding="utf-8")
-    return f"# {path.relative_to(ROOT)}\n\n``````{LANGUAGES[path.suffix]}\n{code}\n``````\n"
+    return f"# `{path.relative_to(ROOT)}`\n\n``````{LANGUAGES[path.suffix]}\n{code}\n``````\n"
 
 
 def _folder(path: Path) -> str:
     readme = path / "README.md"
     if readme.exists():
         return readme.read_text(encoding="utf-8")
-    names = sorted(
-        f"{entry.name}/" if entry.is_dir() else entry.name
-        for entry in path.iterdir()
-        if not entry.name.startswith((".", "__pycache__"))
-    )
-    return f"# {path.relative_to(ROOT)}\n\n" + "\n".join(f"- [{name}]({name})" for name in names)
+    entries = (each for each in sorted(path.iterdir()) if not each.name.startswith((".", "__py")))
+    lines = [f"- [`{entry.name}`]({entry.name}){_summary(entry)}" for entry in entries]
+    return f"# `{path.relative_to(ROOT)}`\n\n" + "\n".join(lines) + "\n"
+
+
+def _summary(path: Path) -> str:
+    """What the first paragraph of a Python file says it is for."""
+    if path.suffix != ".py":
+        return ""
+    docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    text = " ".join(docstring.partition("\n\n")[0].split())
+    return f": {text}" if text else ""
 
 
 def _place(file: File) -> Path:
@@ -209,7 +216,9 @@ def _rewritten(link: re.Match[str], file: File) -> str:
     else:
         uri = _api_page(module) if module in _modules() else _uri(path)
     here = posixpath.dirname(file.src_uri)
-    return f"[{link['text']}]({posixpath.relpath(uri, here or '.')}{link['anchor'] or ''})"
+    # Listings have no anchors; a code host's line numbers lead to the file as a whole.
+    anchor = link["anchor"] if link["anchor"] and path.suffix == ".md" else ""
+    return f"[{link['text']}]({posixpath.relpath(uri, here or '.')}{anchor})"
 
 
 def _parts(markdown: str) -> Iterator[tuple[str, bool]]:
