@@ -37,7 +37,7 @@ LANGUAGES = {
 }
 LARGEST_PAGE = 200_000  # bytes of a text that is still shown; a longer one is offered as a file
 
-log = logging.getLogger("mkdocs.hooks.site")
+log = logging.getLogger("mkdocs.hooks.fedproto")
 
 _LINK = re.compile(r"\[(?P<text>[^\]]*)\]\((?P<target>[^)#\s]+)(?P<anchor>#[^)\s]*)?\)")
 _MODULE = re.compile(r"^\| \[`(fedproto[\w.]*)`\]\(\.\./src/", flags=re.MULTILINE)
