@@ -10,7 +10,6 @@ elsewhere, is a warning, and warnings are errors.
 from __future__ import annotations
 
 import ast
-import functools
 import logging
 import posixpath
 import re
@@ -91,7 +90,6 @@ def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
     return output
 
 
-@functools.cache
 def _reference() -> dict[str, list[str]]:
     """The modules of the API reference by the headings that they are listed under."""
     _, *sections = (DOCS / "api.md").read_text(encoding="utf-8").split("\n## ")
