@@ -20,6 +20,7 @@ from fedproto.engines.base import ENGINES, Engine, OnDone, Workload, available_c
 from fedproto.engines.reference import ReferenceEngine
 from fedproto.engines.workers.pool import Work, WorkerPool
 from fedproto.engines.workers.shared import SharedSlots
+from fedproto.engines.workers.trainer import LeanTrainer
 from fedproto.rng import Indices
 from fedproto.types import ClientFailure, ClientUpdate, LocalJob, Prototypes, ServerState
 
@@ -148,7 +149,7 @@ class ProcessesEngine(Engine):
             self._alone = self._trainer()
 
     def _trainer(self) -> ReferenceEngine:
-        return ReferenceEngine(self.workload, channels_last=True)
+        return LeanTrainer(self.workload)
 
     def _make_work(self) -> Work:
         """What a worker does; called in the worker."""
