@@ -51,6 +51,11 @@ class LeanTrainer(ReferenceEngine):
 
 
 def can_be_lean(job: LocalJob) -> bool:
-    """Whether a job asks for plain gradient descent, with or without the proximal term."""
+    """Whether a job asks for plain gradient descent, with or without the proximal term.
+
+    Cropped images may have another size than the network was made for.
+    """
     own_penalty = type(job.strategy).penalty is not Strategy.penalty
-    return is_plain(job.train) and job.train.accumulate == 1 and not own_penalty
+    cropped = job.augment is not None and job.augment.crop > 0
+    plain = is_plain(job.train) and job.train.accumulate == 1
+    return plain and not own_penalty and not cropped
