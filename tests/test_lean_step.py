@@ -90,7 +90,8 @@ def test_a_step_is_that_of_automatic_differentiation(options, shape, batch, dtyp
     generator = torch.Generator().manual_seed(2)
     received = {name: one.detach().clone() for name, one in model.named_parameters()}
     network = lean_for(model, shape, dtype)
-    network.load(received, keep=True)
+    ours = {name: tensor.clone() for name, tensor in received.items()}
+    network.load(ours, keep=True)
     for _ in range(3):
         x = torch.randn(batch, *shape, generator=generator, dtype=dtype)
         targets = torch.randint(0, CLASSES, (batch,), generator=generator)
@@ -98,7 +99,6 @@ def test_a_step_is_that_of_automatic_differentiation(options, shape, batch, dtyp
         found = network.step(x, targets, F.cross_entropy, rate=0.1, pull=0.1 * 0.7)
         assert float(found) == pytest.approx(loss, abs=TOLERANCE[dtype])
         model.load_state_dict(expected)
-    ours = {name: torch.empty_like(tensor) for name, tensor in expected.items()}
     network.store(ours)
     for name, tensor in expected.items():
         assert float((tensor - received[name]).abs().max()) > 1e-4, "nothing was learned"
@@ -112,8 +112,8 @@ def test_equal_values_in_a_pooled_cell_pass_the_gradient_once():
     x[:, :, 10:17, 12:15] = torch.rand(4, 1, 7, 3, dtype=torch.float64)
     targets = torch.arange(4)
     network = lean_for(model, (1, 28, 28), torch.float64)
-    network.load(dict(model.named_parameters()), keep=False)
     expected, _ = stepped(model, x, targets)
+    network.load(dict(model.named_parameters()), keep=False)
     network.step(x, targets, F.cross_entropy, rate=0.1, pull=0.0)
     network.store(dict(model.named_parameters()))
     for name, tensor in model.named_parameters():

@@ -49,23 +49,29 @@ class LeanLayer(abc.ABC):
         self._received: tuple[Tensor, Tensor] | None = None
 
     def load(self, params: Tensors, *, keep: bool) -> None:
-        """Takes over weights; keeps a second copy where they are to be drawn back to them."""
-        self.weight = self.pack(params[f"{self._name}.weight"].detach())
-        self.bias = params[f"{self._name}.bias"].detach().clone()
+        """Takes over weights, in place where their layout suits.
+
+        Args:
+            params: The module's tensors.
+            keep: Whether to keep copies, to which `backward` can draw the weights back.
+        """
+        self.weight = self._packed(params[f"{self._name}.weight"].detach())
+        self.bias = params[f"{self._name}.bias"].detach()
         self._received = (self.weight.clone(), self.bias.clone()) if keep else None
 
     def store(self, params: Tensors) -> None:
-        """Puts the weights into the module's tensors."""
-        params[f"{self._name}.weight"].copy_(self.unpack(self.weight))
-        params[f"{self._name}.bias"].copy_(self.bias)
+        """Puts the weight into the module's tensors, if it is not there already."""
+        weight = params[f"{self._name}.weight"]
+        if self.weight.data_ptr() != weight.data_ptr():
+            weight.copy_(self._unpacked(self.weight))
 
-    @abc.abstractmethod
-    def pack(self, weight: Tensor) -> Tensor:
-        """A copy of the module's weight in this layer's layout."""
+    def _packed(self, weight: Tensor) -> Tensor:
+        """The module's weight in this layer's layout."""
+        return weight
 
-    @abc.abstractmethod
-    def unpack(self, weight: Tensor) -> Tensor:
-        """The opposite of `pack`."""
+    def _unpacked(self, weight: Tensor) -> Tensor:
+        """The opposite."""
+        return weight
 
     @abc.abstractmethod
     def forward(self, x: Tensor) -> tuple[Tensor, Any]:
@@ -106,17 +112,9 @@ class LeanDense(LeanLayer):
         super().__init__(block.name)
         self._block, self._relu = block, relu
 
-    def pack(self, weight: Tensor) -> Tensor:
-        """Columns in the order in which images lie here."""
-        return self._block.pack(weight).clone(memory_format=torch.contiguous_format)
-
-    def unpack(self, weight: Tensor) -> Tensor:
-        """The opposite."""
-        return self._block.unpack(weight)
-
     def forward(self, x: Tensor) -> tuple[Tensor, Any]:
         """``[B, …]`` or ``[H, W, B, I]`` to ``[B, D]``."""
-        x = (x if self._block.image is None else x.permute(2, 0, 1, 3)).flatten(1)
+        x = (x if self._block.image is None else x.permute(2, 3, 0, 1)).flatten(1)
         y = torch.addmm(self.bias, x, self.weight.t())
         y = y.relu_() if self._relu else y
         return y, (x, y)
@@ -133,8 +131,7 @@ class LeanDense(LeanLayer):
         self.bias.sub_(dz.sum(dim=0), alpha=rate)
         if dx is None or self._block.image is None:
             return dx
-        channels, height, width = self._block.image
-        return dx.view(-1, height, width, channels).permute(1, 2, 0, 3).contiguous()
+        return dx.view(-1, *self._block.image).permute(2, 3, 0, 1).contiguous()
 
 
 class _Pooled(LeanLayer):
@@ -158,8 +155,9 @@ class _Pooled(LeanLayer):
         """Through ReLU, pooling and convolution."""
         kept, z, places, y = saved
         live = torch.ops.aten.threshold_backward(dy, y, 0)
-        dz = torch.ops.aten.max_pool2d_with_indices_backward(
-            _as_one_image(live), z, [2, 2], [2, 2], [0, 0], [1, 1], False, places
+        # Over what was pooled, of which nothing but the shape is needed any more.
+        dz = torch.ops.aten.max_pool2d_with_indices_backward.grad_input(
+            _as_one_image(live), z, [2, 2], [2, 2], [0, 0], [1, 1], False, places, grad_input=z
         )
         dx = self._convolve_back(kept, _as_batch(dz, dy.shape[2]), rate, pull, first=first)
         self.bias.sub_(live.flatten(0, 2).sum(dim=0), alpha=rate)
@@ -179,11 +177,11 @@ class _Pooled(LeanLayer):
 class LeanFirstConvolution(_Pooled):
     """A convolution of the images themselves, as one product with their patches."""
 
-    def pack(self, weight: Tensor) -> Tensor:
+    def _packed(self, weight: Tensor) -> Tensor:
         """``[O, I, T, T]`` to ``[I·T·T, O]``."""
         return weight.reshape(len(weight), -1).t().clone(memory_format=torch.contiguous_format)
 
-    def unpack(self, weight: Tensor) -> Tensor:
+    def _unpacked(self, weight: Tensor) -> Tensor:
         """The opposite."""
         ins, outs = self._block.channels
         return weight.t().reshape(outs, ins, self._block.taps, self._block.taps)
@@ -212,12 +210,12 @@ class LeanConvolution(_Pooled):
         super().__init__(block)
         self._convolution = SpectralConvolution(block.image, block.taps, dtype)
 
-    def pack(self, weight: Tensor) -> Tensor:
+    def _packed(self, weight: Tensor) -> Tensor:
         """``[O, I, T, T]`` to ``[T·T, I, O]``."""
         moved = weight.permute(2, 3, 1, 0).clone(memory_format=torch.contiguous_format)
         return moved.flatten(0, 1)
 
-    def unpack(self, weight: Tensor) -> Tensor:
+    def _unpacked(self, weight: Tensor) -> Tensor:
         """The opposite."""
         square = weight.view(self._block.taps, self._block.taps, *weight.shape[1:])
         return square.permute(3, 2, 0, 1)
@@ -242,13 +240,13 @@ class LeanNetwork:
 
     @torch.no_grad()
     def load(self, params: Tensors, *, keep: bool) -> None:
-        """Takes over the module's weights; `keep` if `step` will draw them back."""
+        """Takes over the module's tensors; `keep` if `step` will draw them back."""
         for layer in self._layers:
             layer.load(params, keep=keep)
 
     @torch.no_grad()
     def store(self, params: Tensors) -> None:
-        """Puts the weights into the module's tensors."""
+        """Puts all weights into the module's tensors; until then only some are there."""
         for layer in self._layers:
             layer.store(params)
 
