@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fedproto.engines.base import ENGINES, Engine, OnDone, Workload, available_cores
 from fedproto.engines.reference import ReferenceEngine
+from fedproto.engines.workers.memory import keep_freed_memory
 from fedproto.engines.workers.pool import Work, WorkerPool
 from fedproto.engines.workers.shared import SharedSlots
 from fedproto.engines.workers.trainer import LeanTrainer
@@ -57,6 +58,7 @@ class ProcessesEngine(Engine):
         # The cores belong to the workers: threads of this process would only wait for them.
         self._threads = torch.get_num_threads()
         torch.set_num_threads(1)
+        keep_freed_memory()
 
     @property
     def pids(self) -> list[int]:
