@@ -1,8 +1,8 @@
 """The processes engine: jobs on all cores of a CPU, one single-threaded process per core.
 
 Small models do not keep several threads busy: each step is over before they have met. Whole jobs
-side by side do. Convolutions run channels last, which is nearly twice as fast on a CPU. Weights
-travel through shared memory, and the longest jobs go first so that all cores finish together.
+side by side do. Weights travel through shared memory, and the longest jobs go first so that all
+cores finish together. What trains them is `fedproto.engines.workers.trainer`.
 """
 
 from __future__ import annotations
