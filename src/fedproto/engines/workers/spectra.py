@@ -116,40 +116,41 @@ class _Fourier:
         self.frequencies = half, height
         down, across = _waves(height, height, positions[0]), _waves(half, width, positions[1])
         rows, columns = len(positions[0]), len(positions[1])
-        self._across = torch.stack((across.real, across.imag)).view(2 * half, columns).to(dtype)
+        both = torch.stack((across.real, across.imag)).view(2 * half, columns)
+        self._across = both.to(dtype).expand(rows, -1, -1)
         product = _real_product(down)
         turned = torch.cat((product, -product[:, :1]), dim=1)
         self._down = {
-            parts: turned[:, :parts].reshape(parts * height, 2 * rows).to(dtype) for parts in (2, 3)
+            parts: turned[:, :parts].reshape(-1, 2 * rows).to(dtype).expand(half, -1, -1)
+            for parts in (2, 3)
         }
         # Back again is the transpose over the number of frequencies. A wave across counts for its
         # mirror image too, unless it is its own.
         own = (torch.arange(half) * 2) % width == 0
         weight = torch.where(own, 1.0, 2.0).double().view(half, 1, 1) / (height * width)
         back = torch.stack((across.real, across.imag), dim=1) * weight
-        self._across_back = back.view(2 * half, columns).t().contiguous().to(dtype)
-        by_part = product.permute(1, 3, 2, 0).reshape(2, 2 * rows, height)
-        self._down_back = by_part.contiguous().to(dtype)
+        back = back.view(2 * half, columns).t().contiguous()
+        self._across_back = back.to(dtype).expand(rows, -1, -1)
+        by_part = product.permute(1, 3, 2, 0).reshape(2, 2 * rows, height).to(dtype)
+        self._down_back = [part.expand(half, -1, -1) for part in by_part]
 
     def transform(self, x: Tensor, *, parts: int) -> Tensor:
         """``[H, W, P]`` to ``[V, N·parts, P]``; a third part is the first with its sign turned."""
-        half = self.frequencies[0]
-        across = torch.bmm(self._across.expand(len(x), -1, -1), x)
-        by_frequency = across.view(2 * len(x), half, -1).transpose(0, 1)
-        return torch.bmm(self._down[parts].expand(half, -1, -1), by_frequency)
+        across = torch.bmm(self._across, x)
+        by_frequency = across.view(2 * len(x), self.frequencies[0], -1).transpose(0, 1)
+        return torch.bmm(self._down[parts], by_frequency)
 
     def last_step_back(self, spectrum: Tensor) -> tuple[Tensor, Tensor]:
         """From ``[V, N, 2, P]`` two matrices per row whose product is the image ``[H, W, P]``.
 
         The product is left to the caller, who may want it added to something.
         """
-        half = self.frequencies[0]
-        real, imaginary = self._down_back.unsqueeze(1).expand(-1, half, -1, -1)
+        real, imaginary = self._down_back
         by_frequency = torch.bmm(real, spectrum[:, :, 0])
         by_frequency.baddbmm_(imaginary, spectrum[:, :, 1])
-        rows = real.shape[1] // 2
-        by_row = by_frequency.view(2 * half, rows, -1).transpose(0, 1)
-        return self._across_back.expand(rows, -1, -1), by_row
+        rows = len(self._across_back)
+        by_row = by_frequency.view(-1, rows, by_frequency.shape[2]).transpose(0, 1)
+        return self._across_back, by_row
 
 
 def _waves(number: int, period: int, positions: Tensor) -> Tensor:
