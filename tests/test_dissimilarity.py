@@ -68,9 +68,7 @@ def test_a_linear_model_has_the_closed_form(small_federation):
     for client in small_federation.clients:
         x, y = (part.numpy() for part in small_federation.samples.batch(client.train))
         residual = 0.25 - np.eye(4)[y]
-        gradients.append(
-            np.concatenate([(residual.T @ x / len(y)).ravel(), residual.mean(axis=0)])
-        )
+        gradients.append(np.concatenate([(residual.T @ x / len(y)).ravel(), residual.mean(axis=0)]))
         sizes.append(len(y))
     pooled = np.average(gradients, axis=0, weights=sizes)
     expected = [np.sum((each - pooled) ** 2) for each in gradients]
