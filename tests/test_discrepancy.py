@@ -145,7 +145,7 @@ def test_bandwidth_is_the_median_distance():
 def test_ffd_by_hand():
     assert feature_discrepancy(0.03, 0.04) == pytest.approx(25)
     assert feature_discrepancy(0.06, 0.04) == pytest.approx(-50)
-    with pytest.raises(ConfigError, match="baseline whose MMD is above 0, not -0.1"):
+    with pytest.raises(ConfigError, match=r"baseline whose MMD is above 0, not -0\.1"):
         feature_discrepancy(0.1, -0.1)
 
 

@@ -34,14 +34,15 @@ def state_of(model, *, statistics=True):
     return ServerState(1, params, buffers if statistics else {})
 
 
-def naive_distances(federation, model, state, prepare=lambda model, inputs: None):
+def naive_distances(federation, model, state, prepare=None):
     """‖∇L_k − ∇L‖² with one backward pass a client."""
     load_state(model, state)
     model.eval()
     gradients, sizes = [], []
     for client in federation.clients:
         inputs, targets = federation.samples.batch(client.train)
-        prepare(model, inputs.double())
+        if prepare is not None:
+            prepare(model, inputs.double())
         model.zero_grad()
         F.cross_entropy(model(inputs.double()), targets).backward()
         gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
@@ -92,7 +93,7 @@ def test_equal_clients_do_not_disagree():
 @pytest.mark.parametrize("batch", [9, 1000])
 def test_a_cnn_gives_what_a_naive_loop_gives(image_federation, monkeypatch, together, batch):
     if together:  # what a GPU does, here on the CPU
-        monkeypatch.setattr(Probe, "_clients_at_once", lambda self: 3)
+        monkeypatch.setattr(Probe, "_clients_at_once", lambda _: 3)
     model = build_model(CNNOptions(channels1=2, channels2=3, features=5), (1, 8, 8), 3, seed=1)
     state = state_of(model)
     expected = naive_distances(image_federation, model, state)
@@ -122,7 +123,7 @@ class Normalised(nn.Module):
 @pytest.mark.parametrize("together", [False, True])
 def test_batch_norm_uses_the_states_statistics(image_federation, monkeypatch, together):
     if together:
-        monkeypatch.setattr(Probe, "_clients_at_once", lambda self: 3)
+        monkeypatch.setattr(Probe, "_clients_at_once", lambda _: 3)
     model = Normalised()
     state = state_of(model)
     expected = naive_distances(image_federation, model, state)
@@ -134,14 +135,13 @@ def test_local_batch_norm_uses_each_clients_own_statistics(image_federation):
     model = Normalised()
     state = state_of(model, statistics=False)
 
+    @torch.no_grad()
     def own_statistics(model, inputs):
         hidden = model.conv(inputs)
         model.norm.running_mean.copy_(hidden.mean(dim=(0, 2, 3)))
         model.norm.running_var.copy_(hidden.var(dim=(0, 2, 3), unbiased=True))
 
-    with torch.no_grad():
-        prepare = torch.no_grad()(own_statistics)
-    expected = naive_distances(image_federation, model, state, prepare)
+    expected = naive_distances(image_federation, model, state, own_statistics)
     found = probe_of(image_federation, model).gradient_distances(state, range(8))
     assert torch.allclose(found, expected, rtol=1e-6)
 

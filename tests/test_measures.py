@@ -11,7 +11,7 @@ import torch
 
 from fedproto import Centralized, FedAvg, FedProto, run
 from fedproto.analysis.calibration import calibration_error, tally_confidence
-from fedproto.analysis.discrepancy import mmd2
+from fedproto.analysis.discrepancy import mmd2, mmd2_linear
 from fedproto.config import RunConfig, read_config
 from fedproto.engines.base import ENGINES, EngineOptions, Workload
 from fedproto.errors import ConfigError
@@ -19,6 +19,7 @@ from fedproto.measures.base import MEASURES, Gauge, Measure
 from fedproto.measures.options import MeasureOptions
 from fedproto.recipe import read_recipe
 from fedproto.report.results import find_runs, group_by_seed
+from fedproto.rng import Purpose, stream
 from fedproto.rounds import run_rounds
 from fedproto.simulate import simulate
 from fedproto.store import RunStore
@@ -155,24 +156,20 @@ def test_mmd_to_a_centrally_trained_run(small_federation, small_model, tmp_path,
     (done,) = carry_out(configs, small_federation, small_model)
     ours = small_model
     ours.load_state_dict(done.state.params)
-    values, all_q = [], []
-    for client in small_federation.clients:
-        x = small_federation.samples.batch(client.test)[0].float()
-        with torch.no_grad():
-            all_q.append(central.model.features(x))
-    sigma = float(torch.pdist(torch.cat([q for q in all_q if len(q) > 1]).double()).median())
-    for client, q in zip(small_federation.clients, all_q, strict=True):
-        if len(q) > 1:
-            x = small_federation.samples.batch(client.test)[0].float()
-            with torch.no_grad():
-                values.append(mmd2(ours.features(x), q, sigma, paired=True))
-    assert len(values) == 6
-    found = done.records[-1].metrics["mmd"]
+    inputs = []
+    for place, client in enumerate(small_federation.clients):
+        order = stream(0, Purpose.MEASURED_SAMPLES, place).permutation(len(client.test))
+        inputs.append(small_federation.samples.batch(client.test[order])[0].float())
+    assert min(len(x) for x in inputs) > 1
+    with torch.no_grad():
+        p, q = [ours.features(x) for x in inputs], [central.model.features(x) for x in inputs]
+    sigma = float(torch.pdist(torch.cat(q).double()).median())
     if estimator == "quadratic":
-        assert found == pytest.approx(np.mean(values), abs=1e-5)
+        expected = [mmd2(*pair, sigma, paired=True) for pair in zip(p, q, strict=True)]
     else:
-        assert found == pytest.approx(np.mean(values), abs=0.5)
-        assert found != np.mean(values)
+        expected = [mmd2_linear(*pair, sigma) for pair in zip(p, q, strict=True)]
+    assert done.records[-1].metrics["mmd"] == pytest.approx(np.mean(expected), abs=1e-5)
+    assert abs(np.mean(expected)) > 1e-4
 
 
 def test_mmd_of_the_reference_to_itself_is_zero(small_federation, small_model, tmp_path):
@@ -185,7 +182,7 @@ def test_mmd_of_the_reference_to_itself_is_zero(small_federation, small_model, t
 @pytest.mark.parametrize(
     ("prepare", "message"),
     [
-        (lambda path: None, "is no run directory; name that of a finished run of strategy"),
+        ("nothing", "is no run directory; name that of a finished run of strategy"),
         ("fedavg", "is a run of 'fedavg', not centrally trained"),
         ("unfinished", "is not finished; first 'fedproto resume"),
         ("other data", r"has another \[data\] than this run"),
@@ -200,7 +197,7 @@ def test_references_that_cannot_be_used_are_refused_before_training(tmp_path, pr
         "other data": ["data.seed=5"],
         "no checkpoint": ["store.checkpoint_every=0"],
     }
-    if not callable(prepare):
+    if prepare != "nothing":
         extra = changes.get(prepare, [])
         (config,) = read_recipe("quickstart", [f"strategy.name={name}", *small, *extra]).values()
         store = RunStore.create(path, config)
@@ -230,13 +227,15 @@ def test_mmd_without_a_reference_says_what_to_give(small_federation, small_model
 
 def test_an_engine_without_the_data_says_so(small_federation, small_model, monkeypatch):
     monkeypatch.setattr(ENGINES.get("reference"), "holds_data", False)
-    with pytest.raises(ConfigError, match="stays with the clients over Flower; set measure.every"):
+    with pytest.raises(
+        ConfigError, match=r"stays with the clients over Flower; set measure\.every"
+    ):
         carry_out([measured(config_of(FedAvg()))], small_federation, small_model)
     carry_out([config_of(FedAvg())], small_federation, small_model)
 
 
 def test_a_measure_that_fails_is_named(small_federation, small_model, monkeypatch):
-    def fail(self, state):
+    def fail(*_):
         raise RuntimeError("out of memory\nand a stack of details")
 
     monkeypatch.setattr(MEASURES.get("ece"), "take", fail)
@@ -246,7 +245,7 @@ def test_a_measure_that_fails_is_named(small_federation, small_model, monkeypatc
 
 
 def test_values_that_are_no_numbers_are_left_out(small_federation, small_model, monkeypatch):
-    monkeypatch.setattr(MEASURES.get("ece"), "take", lambda self, state: {"ece": float("nan")})
+    monkeypatch.setattr(MEASURES.get("ece"), "take", lambda *_: {"ece": float("nan")})
     (done,) = carry_out([measured(config_of(FedAvg()))], small_federation, small_model)
     assert all("ece" not in record.metrics for record in done.records)
 
@@ -266,7 +265,7 @@ def test_a_stopped_run_goes_on_with_the_same_measures(small_federation, small_mo
 def test_a_run_with_measures_is_not_taken_for_one_without(small_federation, small_model, tmp_path):
     settings = {"rounds": 1, "cohort": 3, "epochs": 1, "out": tmp_path / "run"}
     run(small_federation, small_model, FedAvg(), **settings)
-    with pytest.raises(Exception, match="differs in measure.every"):
+    with pytest.raises(Exception, match=r"differs in measure\.every"):
         run(small_federation, small_model, FedAvg(), **settings, measure=MeasureOptions(every=1))
 
 

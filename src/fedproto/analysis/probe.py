@@ -53,6 +53,8 @@ class Probe:
         self.device = workload.options.torch_device()
         dtype = workload.options.torch_dtype()
         self._model = copy.deepcopy(workload.model).to(self.device, dtype).eval()
+        if self.device.type == "cpu":  # whose convolutions prefer it
+            self._model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._encode = features_of(self._model)
         self._samples = workload.federation.samples.to(self.device, dtype)
         self._statistics = statistics_names(self._model)
