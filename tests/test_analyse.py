@@ -262,6 +262,15 @@ def test_too_few_features_and_missing_libraries_are_named(monkeypatch):
         embed(np.zeros((9, 2), dtype=np.float32))
 
 
+def test_without_the_library_all_the_rest_is_done(runs, monkeypatch, capsys):
+    monkeypatch.setattr("fedproto.cli.analysing.can_embed", lambda: False)
+    path = run_of(runs, seed=2)
+    assert main(["analyse", str(path)]) == 0
+    assert "no t-SNE: it needs scikit-learn" in capsys.readouterr().err
+    found = read_parts(path, ["scores", "calibration", "measures", "embedding"])
+    assert found.keys() == {"scores", "calibration", "measures"}
+
+
 def test_colours_of_classes():
     assert class_colors(2, label_maps=True) == ["#000000", "#800000"]
     assert len(set(class_colors(10, label_maps=False))) == 10

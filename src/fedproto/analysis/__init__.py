@@ -8,7 +8,11 @@ from fedproto.analysis.discrepancy import (
     mmd2,
     mmd2_linear,
 )
-from fedproto.analysis.dissimilarity import Dissimilarity, summarize_distances
+from fedproto.analysis.dissimilarity import (
+    Dissimilarity,
+    gradient_dissimilarity,
+    summarize_distances,
+)
 from fedproto.analysis.embedding import embed
 from fedproto.analysis.entropy import feature_entropy, shannon_entropy, softmax_entropy
 from fedproto.analysis.runs import Correlation, attention_matrix, attention_spread, pearson
@@ -22,6 +26,7 @@ __all__ = [
     "embed",
     "feature_discrepancy",
     "feature_entropy",
+    "gradient_dissimilarity",
     "grouped_mmd2",
     "median_bandwidth",
     "mmd2",

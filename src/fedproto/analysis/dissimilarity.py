@@ -37,6 +37,36 @@ class Dissimilarity:
     error: float
 
 
+def gradient_dissimilarity(
+    model: nn.Module,
+    clients: Sequence[tuple[Tensor, Tensor]],
+    loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
+) -> Dissimilarity:
+    """The dissimilarity of clients whose data is given as tensors.
+
+    Args:
+        model: With its weights, in the mode its gradients are wanted in.
+        clients: Each client's inputs and targets.
+        loss: Mean loss of scores and targets.
+
+    Raises:
+        ConfigError: If there are no clients.
+    """
+    total = sum(len(targets) for _, targets in clients)
+    pooled: dict[str, Tensor] = {}
+    for inputs, targets in clients:
+        own = mean_gradient(model, loss, _samples, iter([(inputs, targets)]))
+        for name, part in own.items():
+            share = part * (len(targets) / total)
+            pooled[name] = pooled[name] + share if name in pooled else share
+    distances = [
+        squared_distance(mean_gradient(model, loss, _samples, iter([client])), pooled)
+        for client in clients
+    ]
+    found = torch.stack(distances) if distances else torch.empty(0)
+    return summarize_distances(found, len(clients))
+
+
 def summarize_distances(distance_k: Tensor, num_clients: int) -> Dissimilarity:
     """Mean and standard error of squared distances of some clients, drawn without replacement.
 
@@ -153,3 +183,7 @@ def similar_sizes(
         else:
             yield order[start : start + number], True
             start += number
+
+
+def _samples(targets: Tensor) -> Tensor:
+    return torch.tensor(len(targets), device=targets.device)
