@@ -1,9 +1,9 @@
 """How much the clients' gradients disagree.
 
-The dissimilarity is ``1/|K| Σ_k ‖∇L_k(W) − ∇L(W)‖²``, where ``L_k`` is the mean loss over client k's
-training samples and ``L = Σ_k n_k/n L_k`` that over the pooled ones. Gradients are those of the model
-as it is tested: batch norm by the state's statistics, no dropout. They are compared client by client
-and never all held at once.
+The dissimilarity is ``1/|K| Σ_k ‖∇L_k(W) − ∇L(W)‖²``, where ``L_k`` is the mean loss over client
+k's training samples and ``L = Σ_k n_k/n L_k`` that over the pooled ones. Gradients are those of the
+model as it is tested: batch norm by the state's statistics, no dropout. They are compared client by
+client and never all held at once.
 
 Shapes: K clients, N samples, P parameters.
 """
