@@ -32,6 +32,10 @@ class Purpose(enum.IntEnum):
     VALIDATION = 9
     AUGMENT = 10
     SAMPLES = 11
+    MEASURED_SAMPLES = 12
+    MEASURED_CLIENTS = 13
+    EMBEDDED = 14
+    MAPPED = 15
 
 
 def stream(seed: int, purpose: Purpose, *place: int) -> np.random.RandomState:
