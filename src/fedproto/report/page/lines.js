@@ -29,7 +29,7 @@ function lineChart(host, spec) {
   const scale = page.state.zoom[spec.key];
   const narrow = widthOf(host) < 480;
   const options = {
-    width: widthOf(host), height: spec.height || (narrow ? 260 : 340), padding: [12, 12, 0, 0],
+    width: widthOf(host), height: spec.height || (narrow ? 260 : 340), padding: [12, 26, 0, 0],
     scales: {
       x: { time: false, ...(scale ? { min: scale[0], max: scale[1] } : {}) },
       y: spec.log ? { distr: 3, log: 10 } : spec.range ? { range: spec.range } : {},
