@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 from collections.abc import Iterator
@@ -24,23 +25,24 @@ _FLAGS = (
 )
 
 
-def require_browser() -> tuple[str, str]:
-    """The browser and its driver; skips the test where there is none."""
-    browser = shutil.which("chromium") or shutil.which("google-chrome")
-    driver = shutil.which("chromedriver")
-    if browser is None or driver is None:
-        reason = "no chromium with its chromedriver on this machine"
-        if os.environ.get("FEDPROTO_NEED_BROWSER"):
-            pytest.fail(reason)
-        pytest.skip(reason)
-    return browser, driver
+def _skip(reason: str) -> None:
+    """Skips the test, unless the machine is meant to have a browser."""
+    if os.environ.get("FEDPROTO_NEED_BROWSER"):
+        pytest.fail(reason)
+    pytest.skip(reason)
 
 
 @contextmanager
 def open_browser(profile: Path) -> Iterator[Any]:
     """A browser that keeps what pages write to the console."""
-    browser, driver = require_browser()
-    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
+    if importlib.util.find_spec("selenium") is None:
+        _skip("selenium is not installed")
+    browser = shutil.which("chromium") or shutil.which("google-chrome")
+    driver = shutil.which("chromedriver")
+    if browser is None or driver is None:
+        _skip("no chromium with its chromedriver on this machine")
+    from selenium import webdriver
+
     options = webdriver.ChromeOptions()
     options.binary_location = browser
     for flag in (*_FLAGS, f"--user-data-dir={profile}"):

@@ -17,7 +17,7 @@ from fedproto.rounds import Run
 from fedproto.store import RunStore, parse_records
 from fedproto.types import RoundRecord, ServerState
 
-_CHUNK = 1 << 23
+_CHUNK = 1 << 20
 
 
 class RunFollower:

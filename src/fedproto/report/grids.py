@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedproto.rng import Indices
-from fedproto.types import POOLED, RoundRecord
+from fedproto.types import RoundRecord
 
 MOST_ROWS = 200
 MOST_COLUMNS = 300
@@ -74,7 +74,7 @@ class AttentionMap:
     def add(self, record: RoundRecord) -> None:
         """Takes in one more round; one of a single client says nothing and is left out."""
         self._rounds = max(self._rounds, record.round + 1)
-        weights = {client: w for client, w in record.attention.items() if client != POOLED}
+        weights = record.attention
         column = record.round // self._span
         if len(weights) < 2 or column >= self._sum.shape[1]:
             return

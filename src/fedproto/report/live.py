@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from http import HTTPStatus
@@ -131,8 +132,6 @@ class LiveServer(ThreadingHTTPServer):
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Leaves out what a browser that went away in the middle of an answer would print."""
-        import sys
-
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
 

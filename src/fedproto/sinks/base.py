@@ -146,9 +146,11 @@ class _Logging(Watcher):
         self._waiting.remove(store)
         sinks: dict[str, Sink] = {}
         self._open.append((store, sinks))
-        for name, kind in self._kinds.items():
+        for name, kind in list(self._kinds.items()):
             with self._guarded(name, sinks):
                 sinks[name] = kind(store)
+            if name not in sinks:  # a service that cannot be reached keeps nobody waiting twice
+                del self._kinds[name]
         self._write(sinks, records)
 
     def _write(self, sinks: dict[str, Sink], records: Sequence[RoundRecord]) -> None:
