@@ -35,6 +35,7 @@ page.sections.push({
 page.sections.push({
   id: "embedding",
   title: "Features in the plane",
+  short: "Features",
   build(host) {
     host.append(
       make("p", { class: "hint" }, "Features of test samples under the final model, brought into the plane by t-SNE: neighbours stay neighbours, distances between far groups mean little."),
@@ -98,6 +99,7 @@ function scatter(host, points, title) {
 page.sections.push({
   id: "maps",
   title: "Entropy and segmentation maps",
+  short: "Maps",
   build(host) {
     host.append(make("div", { class: "body" }));
   },

@@ -7,6 +7,7 @@ function timesUniform(value) {
 page.sections.push({
   id: "attention",
   title: "Attention over clients and rounds",
+  short: "Attention",
   build(host) {
     host.append(
       make("p", { class: "hint" }, "The weight of a client's update in the average, in multiples of a uniform share: 1 × means that it counted like every other client of its cohort. Empty: the client did not take part."),
@@ -35,7 +36,7 @@ page.sections.push({
         return value === null ? `${who}: did not take part` : `${who}: ${timesUniform(value)} the uniform share`;
       },
     });
-    host.querySelector(".scale").replaceChildren(...scaleBar(diverging, timesUniform(grid.low), "middle: 1 ×, the uniform share", timesUniform(grid.high)).filter((part) => part !== null));
+    host.querySelector(".scale").replaceChildren(...scaleBar(diverging, timesUniform(grid.low), "middle: 1 ×, the uniform share", timesUniform(grid.high)));
     const joined = [
       grid.row_span > 1 ? `${grid.row_span} neighbouring clients` : null,
       grid.column_span > 1 ? `${grid.column_span} rounds` : null,

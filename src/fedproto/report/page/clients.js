@@ -19,6 +19,7 @@ function quantile(fairness, share) {
 page.sections.push({
   id: "clients",
   title: "Fairness across clients",
+  short: "Clients",
   build(host) {
     host.append(
       make("p", { class: "hint" }, "Each client's test samples under the final model, clients in order from worst to best. A flat, high line is a model that is good for everybody."),
@@ -58,6 +59,7 @@ page.sections.push({
 page.sections.push({
   id: "classes",
   title: "Class by class",
+  short: "Classes",
   build(host) {
     host.append(make("p", { class: "hint" }), make("div", { class: "chart", id: "classes-chart" }), make("div", { class: "absent" }));
   },

@@ -3,6 +3,7 @@
 page.sections.push({
   id: "data-spread",
   title: "Data distribution",
+  short: "Data",
   build(host) {
     host.append(make("div", { class: "panels" }));
   },
@@ -47,5 +48,5 @@ function drawPanel(body, panel) {
       return value === null ? `${who}: no samples` : `${who}: ${Math.round(10 ** value)} samples${grid.column_span > 1 ? " on average" : ""}`;
     },
   });
-  body.scale.replaceChildren(...scaleBar(sequential, String(Math.round(10 ** grid.low)), null, `${Math.round(10 ** grid.high)} samples, on a logarithmic scale`).filter((part) => part !== null));
+  body.scale.replaceChildren(...scaleBar(sequential, formatNumber(Number((10 ** grid.low).toPrecision(2))), "on a logarithmic scale", `${Math.round(10 ** grid.high)} samples`));
 }

@@ -140,5 +140,5 @@ function scaleBar(color, low, middle, high) {
   const stops = [0, 0.25, 0.5, 0.75, 1].map((share) => `rgb(${color(share).join(" ")})`);
   const bar = make("i", { "aria-hidden": "true" });
   bar.style.background = `linear-gradient(to right, ${stops.join(", ")})`;
-  return [low, bar, high, middle ? `(${middle})` : null];
+  return [make("span", {}, low), bar, make("span", {}, high), make("span", {}, middle)];
 }

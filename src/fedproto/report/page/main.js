@@ -9,7 +9,7 @@ function buildPage() {
   for (const section of page.sections) {
     section.host = make("section", { id: section.id, "aria-labelledby": `${section.id}-title` }, make("h2", { id: `${section.id}-title` }, section.title));
     main.append(section.host);
-    contents.append(make("a", { href: `#${section.id}` }, section.title));
+    contents.append(make("a", { href: `#${section.id}` }, section.short || section.title));
     section.build(section.host);
   }
 }
@@ -40,8 +40,8 @@ function drawToggles() {
       onclick: () => toggleRun(title), ondblclick: () => showOnly(title),
     }, make("span", { class: "mark" }), title)));
     if (titles.length > 1) {
-      host.append(make("button", { type: "button", class: "all", onclick: () => hideRuns([]) }, "all"),
-        make("button", { type: "button", class: "all", onclick: () => hideRuns(titles) }, "none"));
+      host.append(make("button", { type: "button", class: "all", "aria-label": "Show all runs", onclick: () => hideRuns([]) }, "all"),
+        make("button", { type: "button", class: "all", "aria-label": "Hide all runs", onclick: () => hideRuns(titles) }, "none"));
     }
   }
   host.querySelectorAll(".toggle").forEach((button, place) => {

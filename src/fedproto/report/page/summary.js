@@ -11,8 +11,6 @@ function summaryColumns() {
   const plain = (key, label, value, text) => ({ key, label, value, text, lower: false, best: false });
   const columns = [
     plain("title", "run", (group) => group.title, null),
-    plain("seeds", "seeds", (group) => group.seeds.length, (group) => String(group.seeds.length)),
-    plain("rounds", "rounds", (group) => group.rounds, (group) => (group.rounds < group.planned ? `${group.rounds} of ${group.planned}` : String(group.rounds))),
     score(data.metric, main, main.label),
     score("loss", { percent: false, lower: true }, "loss"),
     score("area", main, "area"),
@@ -32,9 +30,13 @@ function summaryColumns() {
   const total = (key, factor, label, format) => plain(key, label,
     (group) => (group.values[key] ? group.values[key][0] : null),
     (group) => (group.values[key] ? format(group.values[key][0] * factor) : "–"));
-  columns.push(total("bytes up", 1e-6, "MB up", (value) => value.toFixed(1)));
-  columns.push(total("bytes down", 1e-6, "MB down", (value) => value.toFixed(1)));
-  columns.push(total("seconds", 1, "time", formatSeconds));
+  columns.push(
+    plain("seeds", "seeds", (group) => group.seeds.length, (group) => String(group.seeds.length)),
+    plain("rounds", "rounds", (group) => group.rounds, (group) => (group.rounds < group.planned ? `${group.rounds} of ${group.planned}` : String(group.rounds))));
+  columns.push(
+    total("bytes up", 1e-6, "MB up", (value) => value.toFixed(1)),
+    total("bytes down", 1e-6, "MB down", (value) => value.toFixed(1)),
+    total("seconds", 1, "time", formatSeconds));
   return columns;
 }
 
