@@ -252,6 +252,22 @@ def test_nothing_is_fetched(page):
     )
 
 
+def test_a_live_page_waits_for_the_first_run(browser, tmp_path):
+    from selenium.webdriver.support.wait import WebDriverWait
+
+    with served(tmp_path) as address:
+        browser.get(address)
+        assert browser.find_element("id", "waiting").is_displayed()
+        assert not browser.find_element("id", "main").is_displayed()
+        write_run(tmp_path / "one", rounds=0, planned=30, label="One")
+        shown = WebDriverWait(browser, 20)
+        shown.until(lambda page: page.find_element("id", "main").is_displayed())
+        assert "No round is finished yet" in browser.find_element("id", "curves").text
+        append_records(tmp_path / "one", [make_record(0)])
+        shown.until(lambda page: page.find_elements("css selector", "#curves-chart canvas"))
+        assert console(browser) == []
+
+
 def test_a_live_page_keeps_what_the_reader_chose(browser, tmp_path):
     from selenium.webdriver.common.keys import Keys
     from selenium.webdriver.support.wait import WebDriverWait

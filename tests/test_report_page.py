@@ -144,6 +144,7 @@ def test_a_damaged_analysis_is_named_and_left_out(tmp_path):
     assert analysis.calibration is not None
     assert [("fedproto analyse" in text) for text in analysis.problems] == [True, True]
     assert contents(tmp_path)["problems"] == analysis.problems
+    assert [path.stem for path in analysis.maps] == ["000009-picture", "000009-truth"]
 
 
 def test_long_curves_are_means_of_neighbours(tmp_path, monkeypatch):

@@ -21,6 +21,8 @@ from typing import Any
 
 MOST_POINTS = 4000
 MOST_PICTURE_BYTES = 12_000_000
+# What was seen first, then what was made of it.
+_KINDS_OF_MAP = ("picture", "truth", "prediction", "softmax-entropy", "feature-entropy")
 _COLOR = re.compile(r"#[0-9a-fA-F]{6}")
 
 
@@ -49,7 +51,7 @@ class Analysis:
         scores: Per client and per class.
         calibration: ``ece`` and ``bins``.
         embedding: ``x``, ``y``, ``class``, ``classes``, ``colors``.
-        maps: Pictures, oldest name first.
+        maps: Pictures of the same sample together.
         problems: What could not be read.
     """
 
@@ -79,7 +81,7 @@ def read_analysis(run: Path) -> Analysis:
         scores=part("scores.json", _scores),
         calibration=part("calibration.json", _calibration),
         embedding=part("embedding.json", _embedding),
-        maps=sorted((folder / "maps").glob("*.png")),
+        maps=sorted((folder / "maps").glob("*.png"), key=_place_of_map),
         problems=problems,
     )
 
@@ -142,6 +144,13 @@ def _embedding(given: dict[str, Any]) -> dict[str, Any]:
         "colors": colors,
         "left_out": len(points) - len(kept),
     }
+
+
+def _place_of_map(path: Path) -> tuple[str, int, str]:
+    """Maps of one picture together, in the order of their kinds."""
+    picture, _, kind = path.stem.partition("-")
+    rank = _KINDS_OF_MAP.index(kind) if kind in _KINDS_OF_MAP else len(_KINDS_OF_MAP)
+    return picture, rank, kind
 
 
 def _number(value: Any) -> float | None:

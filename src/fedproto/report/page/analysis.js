@@ -110,9 +110,11 @@ page.sections.push({
     body.dataset.drawn = String(shown.length);
     body.replaceChildren(...shown.flatMap((one) => [
       make("h3", {}, page.data.groups[one.group].title),
-      make("div", { class: "pictures" }, one.pictures.map(({ name, source }) => make("figure", {}, make("img", { src: source, alt: name }), make("figcaption", {}, name.replaceAll("_", " "))))),
+      make("div", { class: "pictures" }, one.pictures.map(({ name, source }) => make("figure", {}, make("img", { src: source, alt: name }), make("figcaption", {}, name.replaceAll(/[-_]/g, " "))))),
       one.left_out ? make("p", { class: "hint" }, `${one.left_out} more pictures are in ${one.path}/analysis/maps.`) : make("span"),
     ]));
-    if (!shown.length) body.replaceChildren(missing("There are no maps yet.", page.data.runs.map((run) => run.path)));
+    if (!shown.length) body.replaceChildren(page.data.metrics.some((metric) => metric.name.includes("iou"))
+      ? missing("There are no maps yet.", page.data.runs.map((run) => run.path))
+      : make("p", { class: "missing" }, "Only segmentation has maps; these runs classify."));
   },
 });

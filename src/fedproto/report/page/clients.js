@@ -40,7 +40,7 @@ page.sections.push({
     if (!having.length) return;
     const count = having[0].fairness.quantiles.length;
     lineChart(host.querySelector("#clients-chart"), {
-      key: "clients", label: "Score of clients from worst to best", height: 280,
+      key: "clients", share: true, label: "Score of clients from worst to best", height: 280,
       xs: Array.from({ length: count }, (_, place) => place / (count - 1)),
       series: having.filter((group) => isShown(group.place)).map((group) => ({ label: group.title, group: group.place, values: group.fairness.quantiles })),
       xName: "clients from worst to best", formatX: (value) => formatPercent(value, 0), format: (value) => formatPercent(value), formatMark: markAs({ percent: true }),

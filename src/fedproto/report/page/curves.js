@@ -102,7 +102,7 @@ page.sections.push({
       low: one.spread && spread(one.x, one.mean.map((value, place) => (state.log ? Math.max(value - one.spread[place], value / 10) : value - one.spread[place]))),
       high: one.spread && spread(one.x, one.mean.map((value, place) => value + one.spread[place])),
     }));
-    lineChart(chart, { key: "curves", label: `${metric.label} over rounds`, xs, series, xName: "round", log: state.log, format: formatAs(metric), formatMark: markAs(metric) });
+    lineChart(chart, { key: "curves", label: `${metric.label} over rounds`, xs, series, xName: "round", whole: true, share: metric.percent, log: state.log, format: formatAs(metric), formatMark: markAs(metric) });
     const joined = Math.max(1, ...data.runs.map((run) => run.curves[metric.name]?.joined || 1));
     caption.textContent = `${metric.label} over rounds` +
       (severalSeeds && !state.everySeed ? "; line: mean over seeds, band: one standard deviation" : "") +

@@ -1,6 +1,15 @@
 // A line chart on uPlot: a tip under the pointer, arrow keys, zoom that survives new data.
 
-// spec: { key, label, xs, series: [{ label, group, values, low, high, thin }], xName, log, format, formatMark, formatX, height }
+const WHOLE = [0, 1, 2, 3, 4, 5].flatMap((power) => [1, 2, 5].map((factor) => factor * 10 ** power));
+
+// Room around shares of one, never outside 0 to 1, and not blown up when all are alike.
+function shareRange(_, low, high) {
+  if (low === null || high === null) return [0, 1];
+  const room = Math.max(0.05 * (high - low), 0.02);
+  return [Math.max(0, low - room), Math.min(1, high + room)];
+}
+
+// spec: { key, label, xs, series: [{ label, group, values, low, high, thin }], xName, log, format, formatMark, formatX, height, whole, share, range }
 function lineChart(host, spec) {
   const old = host.chart;
   const kept = old && old.cursor.left >= 0 ? { left: old.cursor.left, top: old.cursor.top } : null;
@@ -32,10 +41,10 @@ function lineChart(host, spec) {
     width: widthOf(host), height: spec.height || (narrow ? 260 : 340), padding: [12, 26, 0, 0],
     scales: {
       x: { time: false, ...(scale ? { min: scale[0], max: scale[1] } : {}) },
-      y: spec.log ? { distr: 3, log: 10 } : spec.range ? { range: spec.range } : {},
+      y: spec.log ? { distr: 3, log: 10 } : spec.range ? { range: spec.range } : spec.share ? { range: shareRange } : {},
     },
     axes: [
-      { ...axis, label: spec.xName, labelSize: 22, labelFont: font, size: 34, values: (_, marks) => marks.map((mark) => (mark === null ? "" : spec.formatX ? spec.formatX(mark) : formatNumber(mark))) },
+      { ...axis, ...(spec.whole ? { incrs: WHOLE } : {}), label: spec.xName, labelSize: 22, labelFont: font, size: 34, values: (_, marks) => marks.map((mark) => (mark === null ? "" : spec.formatX ? spec.formatX(mark) : formatNumber(mark))) },
       { ...axis, size: 58, values: (_, marks) => marks.map((mark) => (mark === null ? "" : (spec.formatMark || spec.format)(mark))) },
     ],
     series, bands, legend: { show: false },

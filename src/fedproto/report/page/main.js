@@ -17,6 +17,10 @@ function buildPage() {
 function drawPage() {
   drawHeader();
   drawToggles();
+  const waiting = page.data.runs.length === 0;
+  for (const id of ["contents", "runs", "main"]) document.getElementById(id).hidden = waiting;
+  document.getElementById("waiting").hidden = !waiting;
+  if (waiting) return;
   for (const section of page.sections) section.draw(section.host);
 }
 
