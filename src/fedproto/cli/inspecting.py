@@ -19,6 +19,7 @@ from fedproto.models import MODELS
 from fedproto.options import Options, describe
 from fedproto.recipe import bundled_recipes, recipe_summary
 from fedproto.registry import Registry
+from fedproto.sinks import SINKS
 from fedproto.strategies import STRATEGIES
 
 REGISTRIES: dict[str, Registry[Any]] = {
@@ -26,6 +27,7 @@ REGISTRIES: dict[str, Registry[Any]] = {
     "datasets": DATASETS,
     "models": MODELS,
     "engines": ENGINES,
+    "sinks": SINKS,
 }
 Kind = enum.Enum("Kind", {name: name for name in (*REGISTRIES, "recipes")}, type=str)  # type: ignore[misc]
 
@@ -42,7 +44,7 @@ def list_known(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> None:
-    """List strategies, data sets, models, engines and recipes."""
+    """List strategies, data sets, models, engines, sinks and recipes."""
     kinds = [kind.value] if kind else [each.value for each in Kind]
     known = {name: _entries(name) for name in kinds}
     if as_json:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from fedproto.cli.options import DataRoot
 from fedproto.errors import StoreError
 from fedproto.report.content import page_content
 from fedproto.report.following import Followers
@@ -43,8 +44,10 @@ def report(
     port: Annotated[
         int, typer.Option(help="Port of --live; 0 for any free one.", min=0, max=65535)
     ] = 8765,
+    data_root: DataRoot = None,
 ) -> None:
     """Write one self-contained HTML page about runs, or serve it while they go on."""
+    del data_root
     name = title or ", ".join(path.resolve().name for path in directories)
     panels = DataPanels() if data else None
     if live:

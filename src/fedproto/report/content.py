@@ -133,12 +133,7 @@ def _run(
         "rounds": len(run.records),
         "ended": follower.stop_reason,
         "seconds": sum(record.seconds for record in run.records),
-        "curves": {
-            name: _curve(rounds, values)
-            for name in names
-            if len((curve := run.curve(name))[0])
-            for rounds, values in (curve,)
-        },
+        "curves": {name: curve for name in names if (curve := _curve(*run.curve(name)))},
         "attention": None if grid is None else grid.to_dict(),
         "failures": follower.failures,
         "notes": noted[:MOST_NOTES],
@@ -149,8 +144,13 @@ def _run(
     }
 
 
-def _curve(rounds: NDArray[np.int64], values: NDArray[np.float64]) -> dict[str, Any]:
-    """A curve of at most `MOST_POINTS` points; ``joined`` neighbours make one."""
+def _curve(rounds: NDArray[np.int64], values: NDArray[np.float64]) -> dict[str, Any] | None:
+    """A curve of at most `MOST_POINTS` points, ``joined`` neighbours make one; None without any.
+
+    Where the rounds are evenly spaced, ``x`` is the first one, their distance and their number.
+    """
+    if not len(rounds):
+        return None
     joined = math.ceil(len(rounds) / MOST_POINTS)
     if joined > 1:
         starts = np.arange(0, len(rounds), joined)

@@ -97,7 +97,10 @@ class LiveReport:
             for run in sorted(path.rglob("run.json")):
                 for pattern in _WATCHED:
                     for file in sorted(run.parent.glob(pattern)):
-                        status = file.stat()
+                        try:
+                            status = file.stat()
+                        except FileNotFoundError:  # gone since it was listed
+                            continue
                         yield str(file), status.st_size, status.st_mtime_ns
 
 

@@ -131,10 +131,9 @@ function syncOptions(select, options, chosen) {
 }
 
 function missing(what, paths) {
-  const shown = paths.slice(0, 1);
   return make("p", { class: "missing" }, `${what} To make it: `,
-    ...shown.map((path) => make("code", {}, `fedproto analyse ${path}`)),
-    paths.length > 1 ? ` (and likewise for the other ${paths.length - 1} runs).` : ".");
+    make("code", {}, `fedproto analyse ${paths[0]}`),
+    paths.length > 1 ? " (and likewise for the others)." : ".");
 }
 
 function widthOf(host) {

@@ -31,7 +31,7 @@ page.sections.push({
     const all = page.data.groups.map((group, place) => ({ ...group, place }));
     const without = page.data.runs.filter((run) => !page.data.groups[run.group].fairness);
     host.querySelector(".absent").replaceChildren(...(without.length ? [missing(
-      without.length === page.data.runs.length ? "The scores of single clients are not there yet." : `For ${without.length} runs the scores of single clients are not there yet.`,
+      without.length === page.data.runs.length ? "The scores of single clients are not there yet." : `For ${without.length} of ${page.data.runs.length} runs the scores of single clients are not there yet.`,
       without.map((run) => run.path))] : []));
     const having = all.filter((group) => group.fairness);
     host.querySelector("figure").hidden = having.length === 0;
@@ -68,7 +68,7 @@ page.sections.push({
     const having = page.data.groups.map((group, place) => ({ ...group, place })).filter((group) => group.classes);
     const without = page.data.runs.filter((run) => !page.data.groups[run.group].classes);
     host.querySelector(".absent").replaceChildren(...(without.length ? [missing(
-      having.length ? `For ${without.length} runs the scores of single classes are not there yet.` : "The scores of single classes are not there yet.",
+      having.length ? `For ${without.length} of ${page.data.runs.length} runs the scores of single classes are not there yet.` : "The scores of single classes are not there yet.",
       without.map((run) => run.path))] : []));
     host.querySelector(".hint").hidden = having.length === 0;
     chart.replaceChildren();
