@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from urllib.parse import unquote, urlparse
+
 import pytest
 
 from browser import console, open_browser, set_size
 from fedproto.cli import main
+from fedproto.report.results import find_runs, summarize
 from report_runs import NASTY, append_records, make_record, served, write_run, write_sweep
 
 CHARTS = (
@@ -27,7 +31,7 @@ def browser(tmp_path_factory):
 def address(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     write_sweep(folder)
-    assert main(["report", str(folder), "--title", NASTY]) == 0
+    assert main(["report", str(folder), "--title", NASTY, "--target", "0.6"]) == 0
     return (folder / "report.html").as_uri()
 
 
@@ -37,6 +41,10 @@ def page(browser, address):
     browser.get(address)
     yield browser
     assert console(browser) == []
+
+
+def folder_of(address: str) -> Path:
+    return Path(unquote(urlparse(address).path)).parent
 
 
 def picture(page, chart="curves-chart") -> str:
@@ -132,12 +140,7 @@ def test_metric_scale_and_seeds_change_the_chart(page):
 
 
 def test_smoothed_values_are_those_of_the_tables(page, address):
-    from pathlib import Path
-    from urllib.parse import unquote, urlparse
-
-    from fedproto.report.results import find_runs
-
-    (run,) = find_runs([Path(unquote(urlparse(address).path)).parent / "proto"])
+    (run,) = find_runs([folder_of(address) / "proto"])
     shown = page.execute_script(
         "return curveLines('accuracy', page.data.window, false).map((line) => [...line.mean])"
     )
@@ -209,6 +212,19 @@ def test_a_heading_sorts_the_table(page):
     assert column(1) == ["Averaging", NASTY]
     cell = page.find_element("css selector", "#summary-table th[aria-sort='ascending']")
     assert "accuracy" in cell.text
+
+
+def test_the_table_says_when_the_target_is_reached(page, address):
+    heads = page.find_elements("css selector", "#summary-table thead button")
+    place = [head.text for head in heads].index("rounds to 0.6") + 1
+    cells = page.find_elements("css selector", f"#summary-table tbody tr > :nth-child({place})")
+    folder = folder_of(address)
+    expected = []
+    for runs in (["avg-0", "avg-1"], ["proto"]):
+        (row,) = summarize([find_runs([folder / run for run in runs])], "accuracy", 0.6)
+        mean, std = row.values["rounds to target"]
+        expected.append(f"{mean:.0f}" + (f" ± {std:.0f}" if len(runs) > 1 else ""))
+    assert [cell.text for cell in cells] == expected
 
 
 def test_the_configuration_shows_only_what_differs_until_asked(page):

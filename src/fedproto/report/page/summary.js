@@ -3,10 +3,10 @@
 function summaryColumns() {
   const data = page.data;
   const main = metricNamed(data.metric);
-  const score = (key, metric, label) => ({
+  const score = (key, metric, label, digits = null) => ({
     key, label: label + (metric.percent ? " %" : ""), lower: metric.lower, best: true,
     value: (group) => (group.values[key] ? group.values[key][0] : null),
-    text: (group) => meanAndSpread(group.values[key], group.seeds.length, metric.percent),
+    text: (group) => meanAndSpread(group.values[key], group.seeds.length, metric.percent, digits),
   });
   const plain = (key, label, value, text) => ({ key, label, value, text, lower: false, best: false });
   const columns = [
@@ -15,7 +15,7 @@ function summaryColumns() {
     score("loss", { percent: false, lower: true }, "loss"),
     score("area", main, "area"),
   ];
-  if (data.target !== null) columns.push({ ...score("rounds to target", { percent: false, lower: true }, `rounds to ${formatNumber(data.target)}`) });
+  if (data.target !== null) columns.push(score("rounds to target", { percent: false, lower: true }, `rounds to ${formatNumber(data.target)}`, 0));
   if (data.groups.some((group) => group.fairness)) {
     columns.push({
       key: "worst", label: "worst 10 % of clients %", lower: false, best: true,
@@ -40,12 +40,12 @@ function summaryColumns() {
   return columns;
 }
 
-function meanAndSpread(pair, seeds, percent) {
+function meanAndSpread(pair, seeds, percent, digits) {
   if (!pair) return "–";
   const [mean, spread] = percent ? pair.map((value) => 100 * value) : pair;
   const size = Math.abs(mean);
   const tiny = size !== 0 && size < 0.01;
-  const show = (value) => (tiny ? formatNumber(value) : value.toFixed(percent || size >= 100 ? 1 : 3));
+  const show = (value) => (tiny ? formatNumber(value) : value.toFixed(digits ?? (percent || size >= 100 ? 1 : 3)));
   return show(mean) + (seeds > 1 ? ` ± ${show(spread)}` : "");
 }
 
