@@ -85,6 +85,7 @@ def test_the_page_holds_its_data_unharmed_and_asks_for_nothing(tmp_path):
     assert json.loads(data)["title"] == NASTY
     assert scripts.addresses == ["#summary"]
     assert "connect-src 'none'" in page
+    assert "Permission is hereby granted" in page
 
 
 def test_groups_hold_the_figures_of_the_tables(tmp_path):

@@ -41,6 +41,7 @@ def render(content: Mapping[str, Any], title: str, *, live: bool = False) -> str
         "title": escape(title),
         "connect": "'self'" if live else "'none'",
         "style": "\n".join(_asset(name) for name in _STYLES),
+        "licence": _asset("vendor/LICENSE-uPlot"),
         "script": "\n".join(_asset(name) for name in _SCRIPTS),
         "data": to_script_json({**content, "title": title, "live": live}),
     }
