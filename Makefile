@@ -28,7 +28,9 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP) ## FedProto beside FedAvg, FedProx and FedAtt: a table, two pictures, a run directory
 	$(BIN)/fedproto sweep demo --out runs/demo --reuse --quiet
 	$(BIN)/fedproto compare runs/demo --target 0.75 --plots runs/demo/figures
+	$(BIN)/fedproto report runs/demo --target 0.75
 	@echo
+	@echo "Open runs/demo/report.html in a browser."
 	@echo "Look into runs/demo: one folder a run (run.json, rounds.jsonl, checkpoints), pictures in figures."
 	@echo "Try next:"
 	@echo "  $(BIN)/fedproto run quickstart --set strategy.name=fedavg"

@@ -9,7 +9,16 @@ from typing import Annotated
 import typer
 
 import fedproto
-from fedproto.cli import analysing, comparing, data, flower, inspecting, predicting, running
+from fedproto.cli import (
+    analysing,
+    comparing,
+    data,
+    flower,
+    inspecting,
+    predicting,
+    reporting,
+    running,
+)
 from fedproto.errors import FedprotoError
 from fedproto.registry import load_plugin
 
@@ -24,6 +33,7 @@ running.add_to(app)
 predicting.add_to(app)
 comparing.add_to(app)
 analysing.add_to(app)
+reporting.add_to(app)
 inspecting.add_to(app)
 data.add_to(app)
 flower.add_to(app)
