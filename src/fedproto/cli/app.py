@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 import fedproto
-from fedproto.cli import comparing, data, flower, inspecting, predicting, running
+from fedproto.cli import comparing, data, flower, inspecting, predicting, reproducing, running
 from fedproto.errors import FedprotoError
 from fedproto.registry import load_plugin
 
@@ -23,6 +23,7 @@ app = typer.Typer(
 running.add_to(app)
 predicting.add_to(app)
 comparing.add_to(app)
+reproducing.add_to(app)
 inspecting.add_to(app)
 data.add_to(app)
 flower.add_to(app)

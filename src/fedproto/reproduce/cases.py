@@ -1,0 +1,168 @@
+"""The paper's data sets as recipes, at three scales (``scales.toml``).
+
+A *case* is one of them at one scale: the runs of its recipe, with the overrides of the scale, for
+every seed asked for. Where the files of a data set are not there a small scale uses another data
+set in its place, and the case says so.
+"""
+
+from __future__ import annotations
+
+import functools
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from fedproto.config import RunConfig
+from fedproto.data.base import DATASETS, DataSource, data_root
+from fedproto.errors import ConfigError, unknown_name
+from fedproto.recipe import read_recipe
+
+ScaleName = Literal["smoke", "quick", "paper"]
+SCALES: tuple[ScaleName, ...] = get_args(ScaleName)
+
+CLASSIFICATION = ("synthetic", "mnist", "femnist", "celeba")
+SEGMENTATION = ("fpascal-macro", "fpascal")
+CENTRALIZED = "Centralized"
+FAIR_AND_TOLERANT = "Fairness + toleration"
+
+
+@functools.cache
+def case_table() -> dict[str, dict[str, Any]]:
+    """What ``scales.toml`` says of each data set."""
+    text = (Path(__file__).parent / "scales.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A data set of the paper at a scale.
+
+    Attributes:
+        name: As on the command line.
+        title: As in the paper.
+        recipe: The recipe of its runs.
+        overrides: What the scale and the user change in it.
+        seeds: How many seeds.
+        fallback: The recipe of the centralised run where `recipe` has none; empty for none.
+        stands_in: The name of the data set that is used in its place; empty for none.
+    """
+
+    name: str
+    title: str
+    recipe: str
+    overrides: tuple[str, ...] = ()
+    seeds: int = 1
+    fallback: str = ""
+    stands_in: str = ""
+
+    def runs(
+        self,
+        keep: Callable[[RunConfig], bool] = lambda config: True,
+        *,
+        recipe: str | None = None,
+        overrides: tuple[str, ...] = (),
+    ) -> list[RunConfig]:
+        """The federated runs of a recipe, for every seed.
+
+        Args:
+            keep: Which of them.
+            recipe: Another recipe than the case's own, such as the ablation's.
+            overrides: More changes to it.
+        """
+        configs = [
+            config
+            for config in self._read(recipe or self.recipe, overrides)
+            if not config.strategy.pooled and keep(config)
+        ]
+        return [replace(config, seed=seed) for config in configs for seed in range(self.seeds)]
+
+    def centralized(self) -> list[RunConfig]:
+        """The centralised run, for every seed; none where no recipe describes it.
+
+        Stragglers do not touch it and the clients' class mix hardly does, so that of the largest α
+        without stragglers is the only one.
+        """
+        configs = [config for config in self._read(self.recipe) if config.strategy.pooled]
+        if not configs and self.fallback:
+            configs = self._read(self.fallback)
+        return [
+            replace(config, seed=seed, label=CENTRALIZED, schedule=replace(config.schedule, delta=0))
+            for config in configs[-1:]
+            for seed in range(self.seeds)
+        ]
+
+    def sources(self) -> list[DataSource]:
+        """The data of its runs, one per α where the recipe has several."""
+        configs = self._read(self.recipe)
+        return list(dict.fromkeys(config.data for config in configs if config.data is not None))
+
+    def _read(self, recipe: str, overrides: tuple[str, ...] = ()) -> list[RunConfig]:
+        changes = [*self.overrides, *overrides]
+        try:
+            return list(read_recipe(recipe, changes).values())
+        except ConfigError as error:
+            raise ConfigError(f"{self.name}: {error}") from None
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What was asked for.
+
+    Attributes:
+        scale: How large.
+        seeds: Seeds per configuration.
+        only: The data sets; empty for all.
+        recipes: Recipes to use in place of the usual ones, by data set.
+        settings: ``key=value`` texts that change options of all runs.
+    """
+
+    scale: ScaleName = "smoke"
+    seeds: int = 1
+    only: tuple[str, ...] = ()
+    recipes: Mapping[str, str] = field(default_factory=dict)
+    settings: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for what, names in (("--only", self.only), ("--recipe", self.recipes)):
+            for name in names:
+                if name not in case_table():
+                    raise ConfigError(f"{what}: {unknown_name('data set', name, case_table())}")
+
+    def cases(self, names: tuple[str, ...]) -> list[Case]:
+        """Those of the named data sets that were asked for."""
+        return [self.case(name) for name in names if not self.only or name in self.only]
+
+    def case(self, name: str) -> Case:
+        """One data set at this scale."""
+        entry = case_table()[name]
+        recipe = self.recipes.get(name, entry["recipe"])
+        own = {config.data for config in read_recipe(recipe).values()}
+        stand_in = self.scale in entry.get("stand_in_at", ["smoke"]) or (
+            self.scale == "quick" and not all(is_present(source) for source in own)
+        )
+        overrides: list[str] = []
+        if stand_in:
+            overrides += entry.get("stand_in", [])
+        elif name == "celeba":
+            overrides.append("data.allow_missing=true")
+        overrides += entry.get(self.scale, [])
+        case = Case(
+            name=name,
+            title=entry["title"],
+            recipe=recipe,
+            overrides=(*overrides, *self.settings),
+            seeds=self.seeds,
+            fallback=entry.get("centralized", "") if self.scale == "paper" else "",
+        )
+        used = {DATASETS.name_of(type(source)) for source in case.sources()}
+        return replace(case, stands_in=", ".join(sorted(used - {name})))
+
+
+def is_present(source: DataSource | None) -> bool:
+    """Whether the files of a data set are there, as far as a look at its folder tells."""
+    if source is None or not source.folder:
+        return True
+    folder = data_root() / source.folder
+    return folder.is_dir() and any(folder.iterdir())

@@ -1,0 +1,148 @@
+"""Which runs exist: run directories by what their results depend on.
+
+Two configurations have the same *fingerprint* when they describe the same experiment. What only
+says where and how often to look (engine, tests, measures, checkpoints, label) is left out of it, so
+that a run made on another machine, by `fedproto sweep` or by another table, is found and reused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedproto.config import RunConfig, digest_of
+from fedproto.errors import FedprotoError
+from fedproto.report.results import StoredRun
+from fedproto.store import RunStore, is_run
+
+_NO_RESULT = ("label", "engine", "evaluate", "measure", "stop")
+
+
+def fingerprint(config: RunConfig) -> str:
+    """A digest of what a run's results depend on."""
+    tables = {name: part for name, part in config.to_dict().items() if name not in _NO_RESULT}
+    if "data" in tables:
+        tables["data"] = {k: v for k, v in tables["data"].items() if k != "allow_missing"}
+    if config.strategy.pooled:
+        tables["schedule"] = {k: v for k, v in tables["schedule"].items() if k != "delta"}
+    return digest_of(tables)
+
+
+@dataclass(frozen=True)
+class Request:
+    """A run that an experiment wants.
+
+    Attributes:
+        case: The data set it belongs to.
+        config: The run.
+        needs: Metrics that its records must have.
+        checkpoint: Whether its final weights are needed as well.
+    """
+
+    case: str
+    config: RunConfig
+    needs: frozenset[str] = frozenset()
+    checkpoint: bool = False
+
+
+class Library:
+    """The run directories below a folder.
+
+    Args:
+        root: The folder; it need not exist yet.
+        notify: Is told of directories that cannot be read.
+    """
+
+    def __init__(self, root: Path, notify: Callable[[str], None] = lambda text: None) -> None:
+        self.root = root
+        self._notify = notify
+        self._paths: dict[str, list[Path]] = {}
+        self._read: dict[Path, StoredRun] = {}
+        for file in sorted(root.rglob("run.json")):
+            self.add(file.parent)
+
+    def add(self, path: Path) -> None:
+        """Makes a run directory known; one that cannot be read is left out with a notice."""
+        try:
+            store = RunStore.open(path)
+        except FedprotoError as error:
+            self._notify(f"{path} is left out: {error}")
+            return
+        paths = self._paths.setdefault(fingerprint(store.config), [])
+        if path not in paths:
+            paths.append(path)
+        self._read.pop(path, None)
+
+    def find(self, request: Request) -> StoredRun | None:
+        """A finished run that gives what is asked for; None when there is none."""
+        for path in self._paths.get(fingerprint(request.config), []):
+            run = self._stored(path)
+            if is_complete(run) and request.needs <= metrics_of(run):
+                store = RunStore(path, run.config, "")
+                if not request.checkpoint or store.newest_round() == len(run.records):
+                    return run
+        return None
+
+    def place_for(self, request: Request, folder: str) -> Path:
+        """Where to train a run: the directory of one that was stopped, or a new one.
+
+        A finished run is never written to again, even when it lacks something.
+        """
+        config = request.config
+        for path in self._paths.get(fingerprint(config), []):
+            run = self._stored(path)
+            if run.config.digest() == config.digest() and not is_complete(run):
+                return path
+        name = f"{directory_name(config)}-{config.digest()[:8]}"
+        path, number = self.root / folder / request.case / name, 2
+        while is_run(path):
+            path, number = path.with_name(f"{name}-{number}"), number + 1
+        return path
+
+    def _stored(self, path: Path) -> StoredRun:
+        if path not in self._read:
+            store = RunStore.open(path)
+            self._read[path] = StoredRun(path, store.config, store.records())
+        return self._read[path]
+
+
+def is_complete(run: StoredRun) -> bool:
+    """Whether all rounds of a run are on record, with or without checkpoints beside them."""
+    return len(run.records) >= run.config.schedule.rounds
+
+
+def metrics_of(run: StoredRun) -> set[str]:
+    """The metrics that were taken in any round."""
+    return {name for record in run.records for name in record.metrics}
+
+
+def directory_name(config: RunConfig) -> str:
+    """A readable name: label, then what recipes sweep over."""
+    parts = [config.title]
+    alpha = getattr(config.data, "alpha", None)
+    if alpha is not None and getattr(config.data, "partition", "") == "dirichlet":
+        parts.append(f"alpha{alpha:g}")
+    if not config.strategy.pooled:
+        parts.append(f"delta{config.schedule.delta:g}")
+    parts.append(f"seed{config.seed}")
+    return re.sub(r"[^a-z0-9.+-]+", "-", "-".join(parts).lower()).strip("-")
+
+
+def merged(requests: Iterable[Request]) -> list[Request]:
+    """Requests for the same run as one that covers all of them, in order of first appearance."""
+    by_run: dict[str, Request] = {}
+    for request in requests:
+        key = fingerprint(request.config)
+        known = by_run.get(key)
+        if known is None:
+            by_run[key] = request
+            continue
+        by_run[key] = Request(
+            known.case,
+            known.config,
+            known.needs | request.needs,
+            known.checkpoint or request.checkpoint,
+        )
+    return list(by_run.values())
