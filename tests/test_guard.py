@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fedproto import FedProto
 from fedproto.guard import FeatureShape, feature_shape
 from fedproto.rounds import close_round, plan_round, run_rounds
-from fedproto.strategies.fedproto import cap_attention
+from fedproto.strategies.attention import cap_attention
 from helpers import begin, config_of, engine_for, make_state, make_update
 
 

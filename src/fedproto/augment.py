@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - the name everyone uses
 
+from fedproto.data.samples import upload
 from fedproto.errors import ConfigError
 from fedproto.options import Options, option
 from fedproto.rng import Purpose, stream
@@ -80,7 +81,7 @@ class AugmentOptions(Options):
         """
         crop = (self.crop, self.crop) if self.crop else tuple(inputs.shape[-2:])
         theta = torch.from_numpy(self._affine(draws, tuple(inputs.shape[-2:]), crop))
-        theta = theta.to(inputs.device, inputs.dtype)
+        theta = upload(theta.to(inputs.dtype), inputs.device)
         grid = F.affine_grid(theta, [len(inputs), 1, *crop], align_corners=False)
         varied = F.grid_sample(inputs, grid, mode="bilinear", align_corners=False)
         if targets.dim() == 1:

@@ -53,7 +53,7 @@ class TensorSamples:
 
     def batch(self, indices: Indices) -> tuple[Tensor, Tensor]:
         """Gathers by index on the tensors' own device."""
-        where = torch.from_numpy(indices).to(self.inputs.device)
+        where = upload(torch.from_numpy(indices), self.inputs.device)
         return self.inputs.index_select(0, where), self.targets.index_select(0, where)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> TensorSamples:
@@ -152,6 +152,13 @@ class DatasetSamples:
     def to(self, device: torch.device, dtype: torch.dtype) -> DatasetSamples:
         """Batches will go to that device."""
         return DatasetSamples(self.dataset, device, dtype)
+
+
+def upload(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor on a device, without waiting for the work that a GPU still has to do."""
+    if device.type != "cuda" or tensor.is_cuda:
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def held(samples: Samples, device: torch.device, dtype: torch.dtype) -> TensorSamples | None:

@@ -27,6 +27,7 @@ from fedproto.equations import (
 )
 from fedproto.errors import TrainingError
 from fedproto.options import option
+from fedproto.strategies.attention import cap_attention, sharpened_attention
 from fedproto.strategies.base import STRATEGIES, Strategy, size_weights
 from fedproto.types import ClientUpdate, ClientWeights, Prototypes, ServerState
 
@@ -51,6 +52,11 @@ class FedProto(Strategy):
     )
     carry_unseen_prototypes: bool = option(
         False, "keep the last known prototype of a class that nobody in the cohort held"
+    )
+    sharpness: float | None = option(
+        None,
+        "attention as a softmax of standardised margins, this many times; 0 is uniform, below 0"
+        " reversed; none for the paper's",
     )
     max_attention: float | None = option(
         None, "no client's attention exceeds this share, or an equal one", above=0, at_most=1
@@ -103,7 +109,7 @@ class FedProto(Strategy):
         margin_kc = torch.stack(
             [_given(update.local_margin, update, "margins") for update in updates]
         )
-        return normalize_attention(client_deviation(margin_kc.double().cpu()))
+        return self._attention_from(margin_kc.double().cpu())
 
     def _aggregate_attention(
         self, updates: Sequence[ClientUpdate], aggregate: Prototypes
@@ -113,30 +119,12 @@ class FedProto(Strategy):
             margin_kc = aggregate_margin(local, aggregate)
         else:
             margin_kc = _same_class_only(local, aggregate.mean, aggregate.seen)
+        return self._attention_from(margin_kc)
+
+    def _attention_from(self, margin_kc: Tensor) -> Tensor:
+        if self.sharpness is not None:
+            return sharpened_attention(margin_kc, self.sharpness)
         return normalize_attention(client_deviation(margin_kc))
-
-
-def cap_attention(a_k: Tensor, cap: float) -> Tensor:
-    """Brings every share down to a cap; what is cut off goes to the others in proportion.
-
-    The paper has no such cap: it bounds what a client that lies about its margins can gain.
-
-    Args:
-        a_k: Shares ``[K]`` that sum to one.
-        cap: The largest share; where K of them do not reach one, all shares become equal.
-    """
-    cap = max(cap, 1 / len(a_k))
-    capped_k = torch.zeros_like(a_k, dtype=torch.bool)
-    while bool((over_k := ~capped_k & (a_k > cap)).any()):
-        capped_k |= over_k
-        if bool(capped_k.all()):
-            return torch.full_like(a_k, 1 / len(a_k))
-        free = a_k[~capped_k].sum()
-        left = 1 - cap * int(capped_k.sum())
-        equal = left / int((~capped_k).sum())
-        others_k = a_k * left / free if free > 0 else torch.full_like(a_k, equal)
-        a_k = torch.where(capped_k, cap, others_k)
-    return a_k
 
 
 def _same_class_only(local: Prototypes, reference_cd: Tensor, seen_c: Tensor) -> Tensor:
