@@ -14,6 +14,8 @@ from fedproto.data.base import DATASETS, DataSource
 from fedproto.engines.base import ENGINES, EngineOptions
 from fedproto.errors import ConfigError, unknown_name
 from fedproto.flower.options import FlowerOptions
+from fedproto.measures.base import MEASURES
+from fedproto.measures.options import MeasureOptions
 from fedproto.models.base import MODELS, ModelOptions
 from fedproto.options import Options, option, options_to_dict, read_options
 from fedproto.registry import Registry
@@ -86,6 +88,7 @@ class RunConfig:
     augment: AugmentOptions = field(default_factory=AugmentOptions)
     schedule: ScheduleOptions = field(default_factory=ScheduleOptions)
     evaluate: EvaluateOptions = field(default_factory=EvaluateOptions)
+    measure: MeasureOptions = field(default_factory=MeasureOptions)
     stop: StopOptions = field(default_factory=StopOptions)
     store: StoreOptions = field(default_factory=StoreOptions)
     engine: EngineOptions = field(default_factory=EngineOptions)
@@ -125,6 +128,7 @@ _SECTIONS: dict[str, type[Options]] = {
     "augment": AugmentOptions,
     "schedule": ScheduleOptions,
     "evaluate": EvaluateOptions,
+    "measure": MeasureOptions,
     "stop": StopOptions,
     "store": StoreOptions,
     "engine": EngineOptions,
@@ -154,6 +158,7 @@ def read_config(given: Mapping[str, Any]) -> RunConfig:
     if "strategy" not in parts:
         raise ConfigError("strategy is missing; add a [strategy] section with a name")
     ENGINES.get(parts["engine"].name)
+    _check_measures(parts["measure"])
     seed, label = given.get("seed", 0), given.get("label", "")
     if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
         raise ConfigError(f"seed must be a whole number of at least 0, not {seed!r}")
@@ -178,6 +183,14 @@ def _read_choice(section: str, registry: Registry[O], given: Mapping[str, Any]) 
     except ConfigError as error:
         raise ConfigError(f"{section}.name: {error}") from None
     return read_options(cls, {key: value for key, value in given.items() if key != "name"}, section)
+
+
+def _check_measures(options: MeasureOptions) -> None:
+    for name in options.what:
+        try:
+            MEASURES.get(name)
+        except ConfigError as error:
+            raise ConfigError(f"measure.what: {error}") from None
 
 
 def digest_of(tables: Mapping[str, Any]) -> str:

@@ -32,6 +32,8 @@ class Purpose(enum.IntEnum):
     VALIDATION = 9
     AUGMENT = 10
     SAMPLES = 11
+    MEASURED_SAMPLES = 12
+    MEASURED_CLIENTS = 13
 
 
 def stream(seed: int, purpose: Purpose, *place: int) -> np.random.RandomState:

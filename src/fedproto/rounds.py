@@ -18,6 +18,8 @@ from fedproto.engines.base import Engine
 from fedproto.equations import aggregate_mean_margin
 from fedproto.errors import ConfigError
 from fedproto.guard import FeatureShape, feature_shape, reason_to_refuse
+from fedproto.measures.base import Gauge
+from fedproto.measures.reference import check_reference
 from fedproto.rng import Purpose, torch_seed
 from fedproto.tasks import headline, lower_is_better
 from fedproto.types import (
@@ -99,6 +101,9 @@ def run_rounds(
     for run in runs:
         check_fits(run.config, federation)
     features = feature_shape(engine.workload)
+    gauge = Gauge(engine.workload)
+    for run in runs:
+        _prepare_measures(run, engine, gauge)
     while active := [run for run in runs if run.stop_reason is None]:
         started = time.perf_counter()
         plans = [plan_round(place, run, federation) for place, run in enumerate(active)]
@@ -109,14 +114,20 @@ def run_rounds(
             close_round(run, plan, [next(results) for _ in plan.jobs], features)
             for run, plan in zip(active, plans, strict=True)
         ]
-        scores = _evaluate(active, [state for state, _ in outcomes], federation, engine)
+        states = [state for state, _ in outcomes]
+        scores = _evaluate(active, states, federation, engine)
+        measured = [
+            _measure(run.config, state, gauge) for run, state in zip(active, states, strict=True)
+        ]
         incidents = engine.take_incidents()
         seconds = (time.perf_counter() - started) / len(active)
-        for run, (state, record), score in zip(active, outcomes, scores, strict=True):
+        for run, (state, record), score, taken in zip(
+            active, outcomes, scores, measured, strict=True
+        ):
             notes = [*([record.note] if record.note else []), *incidents]
             record = replace(
                 record,
-                metrics=record.metrics | score,
+                metrics=record.metrics | score | taken,
                 seconds=seconds,
                 note="; ".join(notes) or None,
             )
@@ -234,7 +245,7 @@ def close_round(
         dropped=plan.dropped,
         epochs={update.client: update.epochs_done for update in updates},
         attention=attention,
-        metrics=_update_metrics(updates),
+        metrics=_update_metrics(updates, margin=not run.config.measure.takes("margin")),
         bytes_down=sent * len(plan.cohort),
         bytes_up=sum(_bytes_up(update) for update in updates if update.client != POOLED),
         seconds=0.0,
@@ -290,12 +301,34 @@ def _evaluate(
     return scores
 
 
+def _prepare_measures(run: Run, engine: Engine, gauge: Gauge) -> None:
+    """Finds out before any training whether a run's measures can be taken."""
+    options = run.config.measure
+    if options.every == 0 or run.stop_reason is not None:
+        return
+    if not engine.holds_data:
+        raise ConfigError(
+            "measures need the clients' data, which stays with the clients over Flower; set"
+            " measure.every = 0, or flower.evaluate_on = 'server' where the server has the data"
+        )
+    check_reference(run.config)
+    gauge.prepare(options, run.config.seed)
+
+
+def _measure(config: RunConfig, state: ServerState, gauge: Gauge) -> dict[str, float]:
+    """What a run asks to be measured of its new model; nothing when it is not due."""
+    if not config.measure.due(state.round, config.schedule.rounds):
+        return {}
+    return gauge.take(config.measure, config.seed, state)
+
+
 def _wants_validation(config: RunConfig) -> bool:
     stops_early = config.stop.target is not None or config.stop.patience is not None
     return config.evaluate.validation or stops_early
 
 
-def _update_metrics(updates: Sequence[ClientUpdate]) -> dict[str, float]:
+def _update_metrics(updates: Sequence[ClientUpdate], *, margin: bool) -> dict[str, float]:
+    """Means over the updates; the cohort's margin only where no measure of that name is taken."""
     trained = [update for update in updates if update.train_loss is not None]
     metrics = {}
     if trained:
@@ -304,7 +337,7 @@ def _update_metrics(updates: Sequence[ClientUpdate]) -> dict[str, float]:
             sum(update.num_examples * (update.train_loss or 0.0) for update in trained) / total
         )
     prototypes = [update.prototypes for update in updates if update.prototypes is not None]
-    if prototypes:
+    if margin and prototypes:
         merged = Prototypes.stack(prototypes).merged()
         metrics["aggregate_mean_margin"] = float(aggregate_mean_margin(merged))
     return _finite(metrics)

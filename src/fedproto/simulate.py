@@ -24,6 +24,8 @@ from fedproto.data.federation import Federation
 from fedproto.engines.base import ENGINES, Demand, Engine, Notify, Workload, ignore
 from fedproto.engines.reference import load_state, read_state
 from fedproto.errors import ConfigError, StoreError
+from fedproto.measures.options import MeasureOptions
+from fedproto.measures.reference import check_reference
 from fedproto.models.base import build_model, features_of
 from fedproto.options import read_options
 from fedproto.rng import Purpose, torch_seed
@@ -68,6 +70,7 @@ def run(
     out: str | os.PathLike[str] | None = None,
     task: TaskOptions | None = None,
     augment: AugmentOptions | None = None,
+    measure: MeasureOptions | None = None,
     **train: Any,
 ) -> Result:
     """Trains a user's own module on a user's own federation.
@@ -84,6 +87,7 @@ def run(
         out: A directory to keep the run in; a stopped run of the same configuration goes on there.
         task: What is asked of the federation's task beyond its data.
         augment: How training images are varied.
+        measure: What is measured of the aggregate models, and how often.
         **train: Options of local training: epochs, batch_size, lr, optimizer, …
 
     Raises:
@@ -97,6 +101,7 @@ def run(
         task=task or TaskOptions(),
         train=read_options(TrainOptions, train, "train"),
         augment=augment or AugmentOptions(),
+        measure=measure or MeasureOptions(),
         schedule=ScheduleOptions(rounds=rounds, cohort=cohort, delta=delta),
     )
     config.augment.check_fits(federation.input_shape)
@@ -138,6 +143,7 @@ def load_federations(configs: Iterable[RunConfig]) -> dict[DataSource, Federatio
             federations[config.data] = config.data.load(data_root())
         federation = federations[config.data]
         check_fits(config, federation)
+        check_reference(config)
         task_named(federation.task)
         config.augment.check_fits(federation.input_shape)
         features_of(model_for(config, federation))

@@ -15,6 +15,7 @@ from rich.table import Table
 from fedproto.data import DATASETS, data_root
 from fedproto.engines import ENGINES
 from fedproto.environment import devices, package_versions
+from fedproto.measures.base import MEASURES
 from fedproto.models import MODELS
 from fedproto.options import Options, describe
 from fedproto.recipe import bundled_recipes, recipe_summary
@@ -26,6 +27,7 @@ REGISTRIES: dict[str, Registry[Any]] = {
     "datasets": DATASETS,
     "models": MODELS,
     "engines": ENGINES,
+    "measures": MEASURES,
 }
 Kind = enum.Enum("Kind", {name: name for name in (*REGISTRIES, "recipes")}, type=str)  # type: ignore[misc]
 
@@ -42,7 +44,7 @@ def list_known(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> None:
-    """List strategies, data sets, models, engines and recipes."""
+    """List strategies, data sets, models, engines, measures and recipes."""
     kinds = [kind.value] if kind else [each.value for each in Kind]
     known = {name: _entries(name) for name in kinds}
     if as_json:

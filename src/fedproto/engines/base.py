@@ -145,7 +145,13 @@ class Workload:
 
 
 class Engine(abc.ABC):
-    """Runs jobs."""
+    """Runs jobs.
+
+    Attributes:
+        holds_data: Whether the clients' samples can be read where the engine is.
+    """
+
+    holds_data: bool = True
 
     def __init__(self, workload: Workload) -> None:
         self.workload = workload

@@ -55,6 +55,7 @@ class FlowerEngine(Engine):
         self._incidents: list[str] = []
         on_server = self._options.evaluate_on == "server"
         self._local = ReferenceEngine(workload) if on_server else None
+        self.holds_data = on_server
 
     def train(
         self, jobs: Sequence[LocalJob], on_done: OnDone | None = None

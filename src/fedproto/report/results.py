@@ -96,10 +96,14 @@ def _directories(path: Path) -> list[Path]:
 
 
 def group_by_seed(runs: Iterable[StoredRun]) -> list[list[StoredRun]]:
-    """Runs that differ in nothing but the seed, together; in order of first appearance."""
+    """Runs that differ in nothing but the seed, together; in order of first appearance.
+
+    Each seed may have a reference of its own that features are compared with.
+    """
     groups: dict[tuple[str, str], list[StoredRun]] = {}
     for run in runs:
-        key = run.config.title, replace(run.config, seed=0).digest()
+        measure = replace(run.config.measure, reference=None)
+        key = run.config.title, replace(run.config, seed=0, measure=measure).digest()
         groups.setdefault(key, []).append(run)
     return list(groups.values())
 
@@ -110,7 +114,10 @@ def titles(groups: Sequence[Sequence[StoredRun]]) -> list[str]:
     result = []
     for config in configs:
         twins = [other for other in configs if other.title == config.title and other is not config]
-        names = sorted({name for twin in twins for name in differences(config, twin)} - {"seed"})
+        names = sorted(
+            {name for twin in twins for name in differences(config, twin)}
+            - {"seed", "measure.reference"}
+        )
         tables = config.to_dict()
         details = []
         for name in names:

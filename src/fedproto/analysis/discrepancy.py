@@ -1,0 +1,225 @@
+"""How far two models' features are apart: MMD and the paper's FFD.
+
+The squared maximum mean discrepancy (Gretton et al. 2012) of two distributions under the Gaussian
+kernel ``k(x, y) = exp(−‖x − y‖² / 2σ²)`` is ``E k(x, x') + E k(y, y') − 2 E k(x, y)``. Everything
+here estimates this square without bias, so that a value may fall slightly below zero. σ is the
+median distance between the reference's features.
+
+Shapes: N and M feature vectors of D channels, K groups (clients).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from fedproto.errors import ConfigError
+
+BLOCK = 1024
+"""Rows of a kernel matrix that are held at once."""
+
+_CELLS = 2**24
+"""Kernel values of several small groups that are held at once."""
+
+MEDIAN_SAMPLES = 2000
+"""Vectors from which the median distance is taken; more change it in the third digit."""
+
+
+def median_bandwidth(y_md: Tensor, max_samples: int = MEDIAN_SAMPLES) -> float:
+    """The median heuristic: σ is the median Euclidean distance between different vectors.
+
+    Args:
+        y_md: The reference's features ``[M, D]``, in random order.
+        max_samples: Only so many of the first vectors are looked at.
+
+    Returns:
+        σ; 1 where the median distance is 0, or fewer than two vectors are given.
+    """
+    few = y_md[:max_samples]
+    distances = torch.pdist(few.double() if few.device.type == "cpu" else few)
+    median = float(distances.median()) if len(distances) else 0.0
+    return median if median > 0 else 1.0
+
+
+def mmd2(x_nd: Tensor, y_md: Tensor, bandwidth: float, *, paired: bool = False) -> float:
+    """The unbiased estimate of MMD² in quadratic time, in blocks of bounded memory.
+
+    Args:
+        x_nd: Features ``[N, D]``, at least two.
+        y_md: Features ``[M, D]``, at least two.
+        bandwidth: σ of the Gaussian kernel.
+        paired: Row i of both belongs to the same sample: the two are then not independent, and the
+            estimate leaves ``k(x_i, y_i)`` out, as it leaves out ``k(x_i, x_i)``. Needs N = M, and
+            gives exactly 0 for equal features.
+
+    Raises:
+        ConfigError: If the shapes do not fit or there are too few vectors.
+    """
+    _check(x_nd, y_md, paired)
+    n, m = len(x_nd), len(y_md)
+    x, y = _scaled(x_nd, y_md, bandwidth)
+    within = _symmetric_sum(x) / (n * (n - 1)) + _symmetric_sum(y) / (m * (m - 1))
+    across = _sum(x, y)
+    if not paired:
+        return within - 2 * across / (n * m)
+    same = float(torch.exp(-(x - y).square().sum(dim=1) / 2).double().sum())
+    return within - 2 * (across - same) / (n * (n - 1))
+
+
+def mmd2_linear(x_nd: Tensor, y_nd: Tensor, bandwidth: float) -> float:
+    """The unbiased estimate of MMD² in linear time: the mean over neighbouring pairs of rows.
+
+    Far noisier than `mmd2` on the same samples. Right for paired samples too; the rows must be in
+    random order. A last odd row is left out.
+
+    Args:
+        x_nd: Features ``[N, D]``, at least two.
+        y_nd: Features ``[N, D]``.
+        bandwidth: σ of the Gaussian kernel.
+
+    Raises:
+        ConfigError: If the shapes do not fit or there are too few vectors.
+    """
+    _check(x_nd, y_nd, paired=True)
+    x, y = _scaled(x_nd, y_nd, bandwidth)
+    end = len(x) // 2 * 2
+    x1, x2, y1, y2 = x[:end:2], x[1:end:2], y[:end:2], y[1:end:2]
+
+    def kernel(one: Tensor, other: Tensor) -> Tensor:
+        return torch.exp(-(one - other).square().sum(dim=1) / 2).double()
+
+    terms = kernel(x1, x2) + kernel(y1, y2) - kernel(x1, y2) - kernel(x2, y1)
+    return float(terms.mean())
+
+
+def grouped_mmd2(x_nd: Tensor, y_nd: Tensor, sizes: Sequence[int], bandwidth: float) -> Tensor:
+    """`mmd2` of paired features for many groups at once.
+
+    Args:
+        x_nd: The groups' features one after another, ``[N, D]``.
+        y_nd: The same samples' features under the other model, ``[N, D]``.
+        sizes: How many rows each group has.
+        bandwidth: σ of the Gaussian kernel.
+
+    Returns:
+        One estimate per group ``[K]``, in float64; NaN for a group of fewer than two.
+
+    Raises:
+        ConfigError: If the shapes do not fit.
+    """
+    _check(x_nd, y_nd, paired=True, least=0)
+    if sum(sizes) != len(x_nd):
+        raise ConfigError(f"groups of {sum(sizes)} rows do not fit {len(x_nd)} features")
+    x, y = _scaled(x_nd, y_nd, bandwidth)
+    starts = torch.tensor([0, *sizes]).cumsum(0)[:-1]
+    found = torch.full((len(sizes),), math.nan, dtype=torch.float64)
+    for groups in _similar(sizes):
+        longest = sizes[groups[0]]
+        if len(groups) == 1 and longest > BLOCK:
+            own = slice(int(starts[groups[0]]), int(starts[groups[0]]) + longest)
+            found[groups[0]] = mmd2(x[own], y[own], 1.0, paired=True)
+            continue
+        size_k = torch.tensor([sizes[group] for group in groups])
+        place_kn = torch.arange(longest).expand(len(groups), -1)
+        valid_kn = place_kn < size_k.unsqueeze(1)
+        row_kn = torch.where(valid_kn, starts[groups].unsqueeze(1) + place_kn, 0).to(x.device)
+        found[groups] = _padded(x[row_kn], y[row_kn], valid_kn.to(x.device), size_k)
+    return found
+
+
+def feature_discrepancy(mmd_a: float, mmd_b: float) -> float:
+    """``FFD(A, B) = (MMD_B − MMD_A) / MMD_B × 100``: how much nearer A is than the baseline B.
+
+    Args:
+        mmd_a: MMD of the method in question after its last round.
+        mmd_b: MMD of the baseline.
+
+    Raises:
+        ConfigError: If the baseline's MMD is not above 0: there is nothing to be nearer than.
+    """
+    if not mmd_b > 0:
+        raise ConfigError(f"FFD needs a baseline whose MMD is above 0, not {mmd_b:g}")
+    return (mmd_b - mmd_a) / mmd_b * 100
+
+
+def _check(x_nd: Tensor, y_md: Tensor, paired: bool, least: int = 2) -> None:
+    if x_nd.ndim != 2 or y_md.ndim != 2 or x_nd.shape[1] != y_md.shape[1]:
+        raise ConfigError(
+            f"features of shapes {tuple(x_nd.shape)} and {tuple(y_md.shape)} cannot be compared:"
+            " both must be vectors of as many channels"
+        )
+    if min(len(x_nd), len(y_md)) < least:
+        raise ConfigError("MMD needs at least two feature vectors of each model")
+    if paired and len(x_nd) != len(y_md):
+        raise ConfigError(f"{len(x_nd)} and {len(y_md)} features cannot be paired")
+
+
+def _scaled(x_nd: Tensor, y_md: Tensor, bandwidth: float) -> tuple[Tensor, Tensor]:
+    """In units of σ and around the reference's mean, where products lose the fewest digits."""
+    centre = y_md.mean(dim=0) if len(y_md) else y_md.new_zeros(y_md.shape[1])
+    return (x_nd - centre) / bandwidth, (y_md - centre) / bandwidth
+
+
+def _left(x: Tensor) -> Tensor:
+    """With `_right`, one matrix product gives ``−‖x − y‖² / 2`` of all pairs."""
+    half = x.square().sum(dim=-1, keepdim=True) / -2
+    return torch.cat([x, half, torch.ones_like(half)], dim=-1)
+
+
+def _right(y: Tensor) -> Tensor:
+    half = y.square().sum(dim=-1, keepdim=True) / -2
+    return torch.cat([y, torch.ones_like(half), half], dim=-1).transpose(-1, -2).contiguous()
+
+
+def _sum(x: Tensor, y: Tensor) -> float:
+    """``Σ_ij k(x_i, y_j)``."""
+    left, right = _left(x), _right(y)
+    held = x.new_empty(min(BLOCK, len(x)), len(y))
+    total = x.new_zeros((), dtype=torch.float64)
+    for rows in left.split(BLOCK):
+        block = held[: len(rows)]
+        torch.mm(rows, right, out=block)
+        total += block.exp_().sum()
+    return float(total)
+
+
+def _symmetric_sum(x: Tensor) -> float:
+    """``Σ_{i≠j} k(x_i, x_j)``, from the upper triangle."""
+    left, right = _left(x), _right(x)
+    total = x.new_zeros((), dtype=torch.float64)
+    for start in range(0, len(x), BLOCK):
+        rows = left[start : start + BLOCK]
+        block = (rows @ right[:, start:]).exp_()
+        itself = block[:, : len(rows)]
+        total += itself.sum() - itself.diagonal().sum() + 2 * block[:, len(rows) :].sum()
+    return float(total)
+
+
+def _similar(sizes: Sequence[int]) -> Iterator[list[int]]:
+    """Groups of at least two rows, longest first, in parts whose kernel values fit into memory."""
+    order = sorted(
+        (group for group, size in enumerate(sizes) if size > 1), key=lambda group: -sizes[group]
+    )
+    start = 0
+    while start < len(order):
+        longest = sizes[order[start]]
+        number = 1 if longest > BLOCK else max(1, _CELLS // longest**2)
+        # Rows that only fill up cost as much as others: half of a part may be filling.
+        part = [group for group in order[start : start + number] if sizes[group] * 2 >= longest]
+        yield part
+        start += len(part)
+
+
+def _padded(x_knd: Tensor, y_knd: Tensor, valid_kn: Tensor, size_k: Tensor) -> Tensor:
+    """The estimates of groups of different sizes that were filled up to the same one."""
+    left_x, right_x, left_y, right_y = _left(x_knd), _right(x_knd), _left(y_knd), _right(y_knd)
+    h_knn = torch.bmm(left_x, right_x).exp_() + torch.bmm(left_y, right_y).exp_()
+    across_knn = torch.bmm(left_x, right_y).exp_()
+    h_knn -= across_knn + across_knn.transpose(1, 2)
+    pair_knn = valid_kn.unsqueeze(1) & valid_kn.unsqueeze(2)
+    pair_knn &= ~torch.eye(valid_kn.shape[1], dtype=torch.bool, device=valid_kn.device)
+    total_k = torch.where(pair_knn, h_knn, 0).sum(dim=(1, 2)).double().cpu()
+    return total_k / (size_k * (size_k - 1))

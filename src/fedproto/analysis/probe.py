@@ -1,0 +1,231 @@
+"""Looking into states: a model's features, scores and gradients on the clients' samples.
+
+A probe has a model of its own and draws no random numbers, so that looking changes nothing of a
+training that is under way. Models are looked at as they are tested: batch norm by the state's
+statistics, or by those of the client's training samples where a state has none; no dropout.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from typing import Literal, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedproto.analysis.calibration import BINS, tally_confidence
+from fedproto.analysis.dissimilarity import (
+    distances_together,
+    mean_gradient,
+    similar_sizes,
+    squared_distance,
+)
+from fedproto.batch_norm import estimate, statistics_names
+from fedproto.engines.base import Workload
+from fedproto.engines.reference import load_state
+from fedproto.equations import class_prototypes
+from fedproto.models.base import features_of
+from fedproto.rng import Indices
+from fedproto.tasks import Classification
+from fedproto.types import POOLED, Prototypes, ServerState
+
+Part: TypeAlias = Literal["train", "test"]
+
+INPUTS_AT_ONCE = 2**21
+"""Input values of a batch on a GPU, whose memory the test batches of a CPU would leave idle."""
+
+GRADIENTS_AT_ONCE = {"cuda": 2**27, "cpu": 2**24}
+"""Gradient values of several clients that are held at once, by the kind of device."""
+
+
+class Probe:
+    """Looks into states of one architecture on one federation.
+
+    Args:
+        workload: Data, architecture, task, device and floating type.
+    """
+
+    def __init__(self, workload: Workload) -> None:
+        self.federation, self.task = workload.federation, workload.task
+        self._options = workload.options
+        self.device = workload.options.torch_device()
+        dtype = workload.options.torch_dtype()
+        self._model = copy.deepcopy(workload.model).to(self.device, dtype).eval()
+        if self.device.type == "cpu":  # whose convolutions prefer it
+            self._model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self._encode = features_of(self._model)
+        self._samples = workload.federation.samples.to(self.device, dtype)
+        self._statistics = statistics_names(self._model)
+        numbers = int(np.prod(self.federation.input_shape))
+        self._at_once = workload.options.eval_batch_size
+        if self.device.type == "cuda":
+            self._at_once = max(self._at_once, INPUTS_AT_ONCE // numbers)
+        # A gradient keeps the activations of a whole batch.
+        self._gradient_at_once = max(1, min(self._at_once, INPUTS_AT_ONCE // numbers))
+
+    @torch.no_grad()
+    def scores(self, state: ServerState, indices: Indices) -> Iterator[tuple[Tensor, Tensor]]:
+        """Scores and targets of some samples, batch by batch, in any order of the samples."""
+        for part in self._ready(state, indices):
+            for inputs, targets in self._batches(part):
+                with self._options.precision():
+                    found = self._model(inputs)
+                yield found, targets
+
+    def confidences(self, state: ServerState, indices: Indices, bins: int = BINS) -> Tensor:
+        """How sure a model is of some samples and how often it is right, ``[3, bins]``."""
+        total = torch.zeros(3, bins, dtype=torch.float64, device=self.device)
+        for scores, targets in self.scores(state, indices):
+            total += tally_confidence(scores, targets, bins)
+        return total.cpu()
+
+    @torch.no_grad()
+    def features(self, state: ServerState, parts: Sequence[Indices]) -> list[tuple[Tensor, Tensor]]:
+        """Feature vectors ``[N, D]`` and their labels ``[N]`` for each of some parts of samples.
+
+        Args:
+            state: The model.
+            parts: Samples; those of one part are of one client.
+        """
+        if type(self.task) is Classification and self._complete(state):
+            together = np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
+            if not len(together):
+                return [self._no_features() for _ in parts]
+            vectors, labels = self._joined(state, together)
+            sizes = [len(part) for part in parts]
+            return list(zip(vectors.split(sizes), labels.split(sizes), strict=True))
+        return [self._joined(state, part) if len(part) else self._no_features() for part in parts]
+
+    @torch.no_grad()
+    def prototypes(self, state: ServerState, indices: Indices) -> Prototypes:
+        """Prototypes of some samples under a model, eq. (4), in float64."""
+        total: Prototypes | None = None
+        for vectors, labels in self._vectors(state, indices):
+            found = class_prototypes(vectors, labels, self.federation.num_classes)
+            part = Prototypes(found.sum.double(), found.count)
+            total = part if total is None else total + part
+        if total is None:
+            classes = self.federation.num_classes
+            return Prototypes(torch.zeros(classes, 1), torch.zeros(classes, dtype=torch.int64))
+        return total
+
+    def gradient_distances(self, state: ServerState, clients: Sequence[int]) -> Tensor:
+        """``‖∇L_k(W) − ∇L(W)‖²`` of some clients, ``[K]`` in float64; ∇L is over all of them."""
+        with self._options.precision():
+            if not self._complete(state):
+                return self._distances_by_own_statistics(state, clients)
+            load_state(self._model, state)
+            pooled = self.federation.train_indices(POOLED)
+            reference = self._gradient(pooled)
+            return self._distances(clients, reference)
+
+    def _distances(self, clients: Sequence[int], reference: dict[str, Tensor]) -> Tensor:
+        own = [self.federation.train_indices(client) for client in clients]
+        found = torch.zeros(len(own), dtype=torch.float64, device=self.device)
+        sizes, most = [len(indices) for indices in own], self._clients_at_once()
+        for places, together in similar_sizes(sizes, self._gradient_at_once, most):
+            if together:
+                found[places] = self._distances_together(
+                    [own[place] for place in places], reference
+                )
+            else:
+                (place,) = places
+                found[place] = squared_distance(self._gradient(own[place]), reference)
+        return found.cpu()
+
+    def _distances_together(self, own: Sequence[Indices], reference: dict[str, Tensor]) -> Tensor:
+        longest = max(len(indices) for indices in own)
+        index = np.zeros((len(own), longest), dtype=np.int64)
+        weight = np.zeros((len(own), longest))
+        for row, indices in enumerate(own):
+            index[row] = indices[0]
+            index[row, : len(indices)] = indices
+            weight[row, : len(indices)] = 1 / len(indices)
+        inputs, targets = self._samples.batch(index.ravel())
+        return distances_together(
+            self._model,
+            inputs.unflatten(0, index.shape),
+            targets.unflatten(0, index.shape),
+            torch.from_numpy(weight).to(inputs),
+            reference,
+        )
+
+    def _distances_by_own_statistics(self, state: ServerState, clients: Sequence[int]) -> Tensor:
+        """One client after another, since each has batch-norm statistics of its own."""
+        sizes = self.federation.train_sizes
+        load_state(self._model, state)
+        reference: dict[str, Tensor] = {}
+        for client, size in enumerate(sizes):
+            for name, part in self._own_gradient(client).items():
+                share = part * (size / sizes.sum())
+                reference[name] = reference[name] + share if name in reference else share
+        found = [squared_distance(self._own_gradient(client), reference) for client in clients]
+        return torch.stack(found).cpu()
+
+    def _own_gradient(self, client: int) -> dict[str, Tensor]:
+        own = self.federation.train_indices(client)
+        estimate(self._model, (inputs for inputs, _ in self._batches(own)))
+        return self._gradient(own)
+
+    def _gradient(self, indices: Indices) -> dict[str, Tensor]:
+        batches = self._batches(indices, self._gradient_at_once)
+        return mean_gradient(self._model, self.task.loss, self.task.loss_terms, batches)
+
+    def _clients_at_once(self) -> int:
+        """Clients whose gradients are held at once; 1 where they cannot be computed together.
+
+        Convolutions of many clients side by side are slower on a CPU than one after another.
+        """
+        if type(self.task) is not Classification:
+            return 1
+        convolves = any(tensor.ndim > 2 for tensor in self._model.parameters())
+        if convolves and self.device.type == "cpu":
+            return 1
+        numbers = sum(tensor.numel() for tensor in self._model.parameters())
+        return max(1, GRADIENTS_AT_ONCE[self.device.type] // max(1, numbers))
+
+    def _complete(self, state: ServerState) -> bool:
+        """Whether a state brings its batch-norm statistics with it."""
+        return self._statistics <= {*state.params, *state.buffers}
+
+    def _ready(self, state: ServerState, indices: Indices) -> Iterator[Indices]:
+        """Parts of the samples, each at a moment when the model has the statistics for it."""
+        load_state(self._model, state)
+        self._model.eval()
+        if self._complete(state):
+            yield indices
+            return
+        left = indices
+        for client in self.federation.clients:
+            mine = np.isin(left, np.concatenate([client.train, client.test]))
+            if mine.any():
+                own, left = left[mine], left[~mine]
+                estimate(self._model, (inputs for inputs, _ in self._batches(client.train)))
+                yield own
+        if len(left):
+            estimate(self._model, (inputs for inputs, _ in self._batches(left)))
+            yield left
+
+    def _vectors(self, state: ServerState, indices: Indices) -> Iterator[tuple[Tensor, Tensor]]:
+        for part in self._ready(state, indices):
+            for inputs, targets in self._batches(part):
+                with self._options.precision():
+                    found = self._encode(inputs)
+                yield self.task.labelled_features(found, targets)
+
+    def _joined(self, state: ServerState, indices: Indices) -> tuple[Tensor, Tensor]:
+        found = list(self._vectors(state, indices))
+        return torch.cat([vectors for vectors, _ in found]), torch.cat([y for _, y in found])
+
+    def _no_features(self) -> tuple[Tensor, Tensor]:
+        nothing = torch.empty(0, device=self.device)
+        return nothing.reshape(0, 1), nothing.long()
+
+    def _batches(
+        self, indices: Indices, at_once: int | None = None
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        step = at_once or self._at_once
+        for start in range(0, len(indices), step):
+            yield self._samples.batch(indices[start : start + step])

@@ -1,0 +1,1 @@
+"""Measures: what is taken of aggregate models every few rounds, one file each."""

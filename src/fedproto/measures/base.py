@@ -1,0 +1,80 @@
+"""What a measure is: it looks into an aggregate model and gives numbers for the round's record."""
+
+from __future__ import annotations
+
+import abc
+import math
+
+from fedproto.analysis.probe import Probe
+from fedproto.engines.base import Workload
+from fedproto.errors import TrainingError
+from fedproto.measures.options import MeasureOptions
+from fedproto.registry import Registry
+from fedproto.types import ServerState
+
+
+class Measure(abc.ABC):
+    """Something that is measured of aggregate models.
+
+    Args:
+        probe: Looks into states.
+        options: What is asked of the measures.
+        seed: The run's seed, for the choice of samples and clients.
+    """
+
+    def __init__(self, probe: Probe, options: MeasureOptions, seed: int) -> None:
+        self.probe = probe
+        self.options = options
+        self.seed = seed
+
+    @abc.abstractmethod
+    def take(self, state: ServerState) -> dict[str, float]:
+        """The numbers by the names they have in a record's metrics."""
+
+
+MEASURES: Registry[Measure] = Registry("measure", "fedproto.measures")
+
+
+class Gauge:
+    """Takes the measures that runs ask for; made once for all runs that train together.
+
+    Args:
+        workload: Data, architecture, task and device of the runs.
+    """
+
+    def __init__(self, workload: Workload) -> None:
+        self._workload = workload
+        self._probe: Probe | None = None
+        self._measures: dict[tuple[MeasureOptions, int], list[Measure]] = {}
+
+    def take(self, options: MeasureOptions, seed: int, state: ServerState) -> dict[str, float]:
+        """All measures that are asked for; those that are not finite numbers are left out.
+
+        Raises:
+            TrainingError: If a measure cannot be computed.
+            ConfigError: If the reference cannot be used.
+        """
+        metrics: dict[str, float] = {}
+        for name, measure in zip(options.what, self._asked(options, seed), strict=True):
+            try:
+                metrics |= measure.take(state)
+            except RuntimeError as error:
+                reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+                raise TrainingError(
+                    f"measure '{name}' after round {state.round} failed: {reason}; leave it out of"
+                    " measure.what, or use smaller batches (engine.eval_batch_size)"
+                ) from error
+        return {name: value for name, value in metrics.items() if math.isfinite(value)}
+
+    def prepare(self, options: MeasureOptions, seed: int) -> None:
+        """Does what can fail before any training: finds the measures and their reference."""
+        self._asked(options, seed)
+
+    def _asked(self, options: MeasureOptions, seed: int) -> list[Measure]:
+        key = options, seed
+        if key not in self._measures:
+            probe = self._probe = self._probe or Probe(self._workload)
+            self._measures[key] = [
+                MEASURES.get(name)(probe, options, seed) for name in options.what
+            ]
+        return self._measures[key]

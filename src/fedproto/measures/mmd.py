@@ -1,0 +1,76 @@
+"""MMD between the features of the aggregate model and those of a centrally trained one.
+
+Equation (MMD) averages over clients: here over all clients with at least two held-out samples, each
+with the features of these under the aggregate model and under the reference. The kernel's bandwidth
+is the median distance between the reference's features over all clients, the same in all rounds.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedproto.analysis.discrepancy import grouped_mmd2, median_bandwidth, mmd2_linear
+from fedproto.analysis.probe import Probe
+from fedproto.errors import ConfigError
+from fedproto.measures.base import MEASURES, Measure
+from fedproto.measures.options import MeasureOptions
+from fedproto.measures.reference import reference_state
+from fedproto.rng import Indices, Purpose, stream
+from fedproto.types import ServerState
+
+
+@MEASURES.register("mmd")
+class DiscrepancyMeasure(Measure):
+    """MMD² to the features of a centrally trained model, mean over clients; unbiased estimate."""
+
+    def __init__(self, probe: Probe, options: MeasureOptions, seed: int) -> None:
+        super().__init__(probe, options, seed)
+        if options.reference is None:
+            raise ConfigError(
+                "measure 'mmd' needs measure.reference, the directory of a finished run of strategy"
+                " 'centralized' on the same data"
+            )
+        state = reference_state(options.reference).to(probe.device)
+        clients = probe.federation.clients
+        self._parts = [self._drawn(place, client.test) for place, client in enumerate(clients)]
+        self._features, self._sizes = self._chosen(state)
+        if not len(self._features):
+            raise ConfigError("measure 'mmd' needs clients with at least two test samples each")
+        order = stream(seed, Purpose.MEASURED_SAMPLES).permutation(len(self._features))
+        mixed = torch.from_numpy(order).to(probe.device)
+        self.bandwidth = median_bandwidth(self._features[mixed])
+
+    def take(self, state: ServerState) -> dict[str, float]:
+        """The mean over the clients that have two features or more."""
+        found, sizes = self._chosen(state)
+        if sizes != self._sizes or found.shape != self._features.shape:
+            raise ConfigError(
+                f"measure.reference {self.options.reference} gives features of another shape"
+                f" {tuple(self._features.shape)} than the run {tuple(found.shape)}; train it with"
+                " the same model"
+            )
+        if self.options.estimator == "linear":
+            pairs = zip(found.split(sizes), self._features.split(sizes), strict=True)
+            values = torch.tensor([mmd2_linear(x, y, self.bandwidth) for x, y in pairs])
+        else:
+            values = grouped_mmd2(found, self._features, sizes, self.bandwidth)
+        return {"mmd": float(values.double().mean())}
+
+    def _drawn(self, client: int, test: Indices) -> Indices:
+        """A client's held-out samples in random order, at most as many as are asked for."""
+        order = stream(self.seed, Purpose.MEASURED_SAMPLES, client).permutation(len(test))
+        return np.asarray(test[order[: self.options.samples]])
+
+    def _chosen(self, state: ServerState) -> tuple[Tensor, list[int]]:
+        """Feature vectors of all clients one after another, and how many each of them has."""
+        found = []
+        for client, (vectors, _) in enumerate(self.probe.features(state, self._parts)):
+            if len(vectors) > self.options.samples:  # several of a label map each
+                draw = stream(self.seed, Purpose.MEASURED_SAMPLES, client, 0)
+                order = draw.permutation(len(vectors))[: self.options.samples]
+                vectors = vectors[torch.from_numpy(order).to(vectors.device)]
+            if len(vectors) > 1:
+                found.append(vectors)
+        return torch.cat(found) if found else torch.empty(0), [len(part) for part in found]

@@ -1,0 +1,310 @@
+"""Measures taken during training: what they say, and that training does not notice them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from fedproto import Centralized, FedAvg, FedProto, run
+from fedproto.analysis.calibration import calibration_error, tally_confidence
+from fedproto.analysis.discrepancy import mmd2, mmd2_linear
+from fedproto.config import RunConfig, read_config
+from fedproto.engines.base import ENGINES, EngineOptions, Workload
+from fedproto.errors import ConfigError
+from fedproto.measures.base import MEASURES, Gauge, Measure
+from fedproto.measures.options import MeasureOptions
+from fedproto.recipe import read_recipe
+from fedproto.report.results import find_runs, group_by_seed
+from fedproto.rng import Purpose, stream
+from fedproto.rounds import run_rounds
+from fedproto.simulate import simulate
+from fedproto.store import RunStore
+from fedproto.tasks import task_named
+from helpers import begin, config_of, every_strategy, same_tensors, strategy_name
+
+ALL = ("dissimilarity", "margin", "ece")
+KEYS = {"dissimilarity", "aggregate_mean_margin", "ece"}
+
+
+def measured(config: RunConfig, **options) -> RunConfig:
+    return replace(config, measure=MeasureOptions(**{"every": 1, "what": ALL} | options))
+
+
+def carry_out(configs, federation, model, engine="reference"):
+    options = EngineOptions(name=engine, device="cpu")
+    workload = Workload(federation, model, task_named(federation.task), options)
+    made = ENGINES.get(engine)(workload)
+    runs = [begin(config, model) for config in configs]
+    try:
+        for _ in run_rounds(runs, federation, made):
+            pass
+    finally:
+        made.close()
+    return runs
+
+
+@pytest.mark.parametrize("engine", ["reference", "stacked", "processes"])
+def test_measures_change_no_bit_of_the_training(small_federation, small_model, engine):
+    config = config_of(FedProto())
+    plain, watched = (
+        carry_out([each], small_federation, small_model, engine)[0]
+        for each in (config, measured(config, clients=3))
+    )
+    assert same_tensors(plain.state.params, watched.state.params)
+    for one, other in zip(plain.records, watched.records, strict=True):
+        own = {name: value for name, value in other.metrics.items() if name in one.metrics}
+        for changed in (one.metrics, own):
+            changed.pop("aggregate_mean_margin")
+        assert own == one.metrics
+        assert KEYS - {"aggregate_mean_margin"} <= other.metrics.keys()
+        assert replace(one, metrics={}, seconds=0) == replace(other, metrics={}, seconds=0)
+
+
+def test_measuring_leaves_the_global_generators_alone(small_federation, small_model):
+    torch.manual_seed(5)
+    np.random.seed(5)
+    expected = torch.rand(1), np.random.rand()
+    torch.manual_seed(5)
+    np.random.seed(5)
+    carry_out([measured(config_of(FedAvg(), rounds=1))], small_federation, small_model)
+    assert (torch.rand(1), np.random.rand()) == expected
+
+
+@pytest.mark.parametrize("strategy", every_strategy(), ids=strategy_name)
+def test_every_strategy_is_measured_alike(small_federation, small_model, strategy):
+    (done,) = carry_out(
+        [measured(config_of(strategy, rounds=3), every=2)], small_federation, small_model
+    )
+    # After the second round and after the last one; in between nothing that looks like a measure.
+    assert [KEYS & record.metrics.keys() for record in done.records] == [set(), KEYS, KEYS]
+
+
+def test_measures_are_those_of_the_model_after_the_round(small_federation, small_model):
+    (done,) = carry_out([measured(config_of(FedAvg(), rounds=2))], small_federation, small_model)
+    metrics, state = done.records[-1].metrics, done.state
+    model = small_model
+    model.load_state_dict(state.params)
+    clients, samples = small_federation.clients, small_federation.samples
+    with torch.no_grad():
+        x, y = samples.batch(np.concatenate([client.test for client in clients]))
+        tally = tally_confidence(model(x.float()), y)
+        assert metrics["ece"] == pytest.approx(calibration_error(tally), rel=1e-6)
+        x, y = samples.batch(np.concatenate([client.train for client in clients]))
+        features = model.features(x.float())
+        means = [features[y == label].mean(dim=0) for label in range(4)]
+        distances = [
+            float((one - other).norm()) for one in means for other in means if one is not other
+        ]
+    assert metrics["aggregate_mean_margin"] == pytest.approx(np.mean(distances), rel=1e-5)
+
+
+def test_margin_without_the_measure_is_that_of_fedprotos_cohort(small_federation, small_model):
+    (plain,) = carry_out([config_of(FedProto())], small_federation, small_model)
+    (watched,) = carry_out(
+        [measured(config_of(FedProto()), what=("ece",))], small_federation, small_model
+    )
+    for one, other in zip(plain.records, watched.records, strict=True):
+        name = "aggregate_mean_margin"
+        assert one.metrics[name] == other.metrics[name]
+
+
+def test_runs_of_a_sweep_are_measured_each_by_its_own_options(small_federation, small_model):
+    configs = [
+        measured(config_of(FedAvg()), what=("ece",)),
+        config_of(FedAvg()),
+        measured(config_of(FedAvg(), rounds=2), clients=2, what=("dissimilarity",)),
+    ]
+    one, two, three = carry_out(configs, small_federation, small_model, "stacked")
+    assert all(KEYS & record.metrics.keys() == {"ece"} for record in one.records)
+    assert not any(KEYS & record.metrics.keys() for record in two.records)
+    assert len(three.records) == 2
+    assert all(record.metrics["dissimilarity_error"] > 0 for record in three.records)
+
+
+def test_the_sampled_dissimilarity_is_near_the_exact_one(small_federation, small_model):
+    workload = Workload(
+        small_federation,
+        small_model,
+        task_named("classification"),
+        EngineOptions(name="reference", device="cpu"),
+    )
+    gauge, state = Gauge(workload), begin(config_of(FedAvg()), small_model).state
+    exact = gauge.take(MeasureOptions(every=1, what=("dissimilarity",)), 0, state)
+    assert exact.keys() == {"dissimilarity"}
+    sampled = MeasureOptions(every=1, what=("dissimilarity",), clients=3)
+    found = [gauge.take(sampled, seed, state) for seed in range(200)]
+    mean = np.mean([each["dissimilarity"] for each in found])
+    error = np.std([each["dissimilarity"] for each in found]) / np.sqrt(200)
+    assert error > 0
+    assert abs(mean - exact["dissimilarity"]) < 4 * error
+    assert gauge.take(sampled, 7, state) == gauge.take(sampled, 7, state)
+
+
+def reference_run(federation, model, path, **options):
+    return run(federation, model, Centralized(), rounds=3, cohort=4, epochs=2, out=path, **options)
+
+
+@pytest.mark.parametrize("estimator", ["quadratic", "linear"])
+def test_mmd_to_a_centrally_trained_run(small_federation, small_model, tmp_path, estimator):
+    central = reference_run(small_federation, small_model, tmp_path / "central")
+    options = {"what": ("mmd",), "reference": str(tmp_path / "central"), "estimator": estimator}
+    configs = [measured(config_of(FedAvg(), rounds=1), **options)]
+    (done,) = carry_out(configs, small_federation, small_model)
+    ours = small_model
+    ours.load_state_dict(done.state.params)
+    inputs = []
+    for place, client in enumerate(small_federation.clients):
+        order = stream(0, Purpose.MEASURED_SAMPLES, place).permutation(len(client.test))
+        inputs.append(small_federation.samples.batch(client.test[order])[0].float())
+    assert min(len(x) for x in inputs) > 1
+    with torch.no_grad():
+        p, q = [ours.features(x) for x in inputs], [central.model.features(x) for x in inputs]
+    sigma = float(torch.pdist(torch.cat(q).double()).median())
+    if estimator == "quadratic":
+        expected = [mmd2(*pair, sigma, paired=True) for pair in zip(p, q, strict=True)]
+    else:
+        expected = [mmd2_linear(*pair, sigma) for pair in zip(p, q, strict=True)]
+    assert done.records[-1].metrics["mmd"] == pytest.approx(np.mean(expected), abs=1e-5)
+    assert abs(np.mean(expected)) > 1e-4
+
+
+def test_mmd_of_the_reference_to_itself_is_zero(small_federation, small_model, tmp_path):
+    reference_run(small_federation, small_model, tmp_path / "central")
+    options = MeasureOptions(every=3, what=("mmd",), reference=str(tmp_path / "central"))
+    again = reference_run(small_federation, small_model, tmp_path / "again", measure=options)
+    assert again.metrics["mmd"] == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("prepare", "message"),
+    [
+        ("nothing", "is no run directory; name that of a finished run of strategy"),
+        ("fedavg", "is a run of 'fedavg', not centrally trained"),
+        ("unfinished", "is not finished; first 'fedproto resume"),
+        ("other data", r"has another \[data\] than this run"),
+        ("no checkpoint", "has no checkpoint"),
+    ],
+)
+def test_references_that_cannot_be_used_are_refused_before_training(tmp_path, prepare, message):
+    path = tmp_path / "reference"
+    small = ["schedule.rounds=2", "schedule.cohort=2", "train.epochs=1", "data.clients=4"]
+    name = "fedavg" if prepare == "fedavg" else "centralized"
+    changes = {
+        "other data": ["data.seed=5"],
+        "no checkpoint": ["store.checkpoint_every=0"],
+    }
+    if prepare != "nothing":
+        extra = changes.get(prepare, [])
+        (config,) = read_recipe("quickstart", [f"strategy.name={name}", *small, *extra]).values()
+        store = RunStore.create(path, config)
+        if prepare != "unfinished":
+            simulate([store])
+    (config,) = read_recipe(
+        "quickstart",
+        [
+            *small,
+            "strategy.name=fedavg",
+            "measure.every=1",
+            'measure.what=["mmd"]',
+            f"measure.reference={path}",
+        ],
+    ).values()
+    store = RunStore.create(tmp_path / "run", config)
+    with pytest.raises(ConfigError, match=message):
+        simulate([store])
+    assert store.records() == []
+
+
+def test_mmd_without_a_reference_says_what_to_give(small_federation, small_model):
+    config = measured(config_of(FedAvg()), what=("mmd",))
+    with pytest.raises(ConfigError, match=r"measure 'mmd' needs measure\.reference"):
+        carry_out([config], small_federation, small_model)
+
+
+def test_an_engine_without_the_data_says_so(small_federation, small_model, monkeypatch):
+    monkeypatch.setattr(ENGINES.get("reference"), "holds_data", False)
+    with pytest.raises(
+        ConfigError, match=r"stays with the clients over Flower; set measure\.every"
+    ):
+        carry_out([measured(config_of(FedAvg()))], small_federation, small_model)
+    carry_out([config_of(FedAvg())], small_federation, small_model)
+
+
+def test_a_measure_that_fails_is_named(small_federation, small_model, monkeypatch):
+    def fail(*_):
+        raise RuntimeError("out of memory\nand a stack of details")
+
+    monkeypatch.setattr(MEASURES.get("ece"), "take", fail)
+    message = "measure 'ece' after round 1 failed: out of memory; leave it out of measure.what"
+    with pytest.raises(Exception, match=message):
+        carry_out([measured(config_of(FedAvg()))], small_federation, small_model)
+
+
+def test_values_that_are_no_numbers_are_left_out(small_federation, small_model, monkeypatch):
+    monkeypatch.setattr(MEASURES.get("ece"), "take", lambda *_: {"ece": float("nan")})
+    (done,) = carry_out([measured(config_of(FedAvg()))], small_federation, small_model)
+    assert all("ece" not in record.metrics for record in done.records)
+
+
+def test_a_stopped_run_goes_on_with_the_same_measures(small_federation, small_model, tmp_path):
+    options = MeasureOptions(every=2, what=ALL, clients=3)
+    settings = {"rounds": 4, "cohort": 3, "epochs": 1, "measure": options}
+    whole = run(small_federation, small_model, FedProto(), out=tmp_path / "whole", **settings)
+    run(small_federation, small_model, FedProto(), out=tmp_path / "cut", **settings)
+    records = (tmp_path / "cut/rounds.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "cut/rounds.jsonl").write_text("".join(records[:3]))
+    (tmp_path / "cut/checkpoints/round-000004.safetensors").unlink()
+    again = run(small_federation, small_model, FedProto(), out=tmp_path / "cut", **settings)
+    assert [each.metrics for each in again.records] == [each.metrics for each in whole.records]
+
+
+def test_a_run_with_measures_is_not_taken_for_one_without(small_federation, small_model, tmp_path):
+    settings = {"rounds": 1, "cohort": 3, "epochs": 1, "out": tmp_path / "run"}
+    run(small_federation, small_model, FedAvg(), **settings)
+    with pytest.raises(Exception, match=r"differs in measure\.every"):
+        run(small_federation, small_model, FedAvg(), **settings, measure=MeasureOptions(every=1))
+
+
+def test_runs_from_before_there_were_measures_can_be_read(small_federation, small_model, tmp_path):
+    from fedproto.config import digest_of
+
+    path = tmp_path / "run"
+    settings = {"rounds": 1, "cohort": 3, "epochs": 1, "out": path}
+    run(small_federation, small_model, FedAvg(), **settings)
+    description = json.loads((path / "run.json").read_text())
+    del description["config"]["measure"]
+    description["digest"] = digest_of(description["config"])
+    (path / "run.json").write_text(json.dumps(description))
+    assert RunStore.open(path).config.measure == MeasureOptions()
+
+
+def test_seeds_with_references_of_their_own_share_a_row(tmp_path):
+    for seed in (0, 1):
+        config = replace(
+            measured(config_of(FedAvg(), seed=seed), reference=f"central-{seed}"), label="x"
+        )
+        RunStore.create(tmp_path / str(seed), config)
+    assert [len(group) for group in group_by_seed(find_runs([tmp_path]))] == [2]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"what": ["margn"]}, r"measure\.what: unknown measure 'margn'; did you mean 'margin'\?"),
+        ({"every": -1}, r"measure\.every must be at least 0"),
+        ({"estimator": "cubic"}, r"measure\.estimator must be one of 'quadratic', 'linear'"),
+    ],
+)
+def test_wrong_options_are_refused(given, message):
+    with pytest.raises(ConfigError, match=message):
+        read_config({"strategy": {"name": "fedavg"}, "measure": given})
+
+
+def test_every_measure_says_what_it_is():
+    assert MEASURES.names() == ["dissimilarity", "ece", "margin", "mmd"]
+    assert all(issubclass(MEASURES.get(name), Measure) for name in MEASURES.names())
+    assert all(MEASURES.get(name).__doc__ for name in MEASURES.names())
