@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
+import torch
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -85,6 +86,9 @@ def reproduce(
     library = Library(runs, _notice)
     plan = reproduction.make_plan(what, scope, library)
     _announce(plan)
+    # Models of this size are too small to be shared between threads.
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1 if scope.scale == "smoke" else threads)
     try:
         if plan.missing and not existing:
             federations = reproduction.load_data(plan, prepare_all, _notice)
@@ -107,6 +111,8 @@ def reproduce(
     except KeyboardInterrupt:
         _notice("stopped; what is done is safe: the same command goes on from there")
         raise typer.Exit(130) from None
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _list() -> None:

@@ -18,6 +18,7 @@ from fedproto.config import RunConfig
 from fedproto.data.base import DATASETS, DataSource, data_root
 from fedproto.errors import ConfigError, unknown_name
 from fedproto.recipe import read_recipe
+from fedproto.reproduce.library import fingerprint
 
 ScaleName = Literal["smoke", "quick", "paper"]
 SCALES: tuple[ScaleName, ...] = get_args(ScaleName)
@@ -26,6 +27,8 @@ CLASSIFICATION = ("synthetic", "mnist", "femnist", "celeba")
 SEGMENTATION = ("fpascal-macro", "fpascal")
 CENTRALIZED = "Centralized"
 FAIR_AND_TOLERANT = "Fairness + toleration"
+MEASURED = ("dissimilarity", "margin", "mmd", "ece")
+"""What is measured of the models; MMD is that to the centralised run's, which therefore has none."""
 
 
 @functools.cache
@@ -47,6 +50,7 @@ class Case:
         seeds: How many seeds.
         fallback: The recipe of the centralised run where `recipe` has none; empty for none.
         stands_in: The name of the data set that is used in its place; empty for none.
+        measure_every: After how many rounds its models are looked into; 0 for never.
     """
 
     name: str
@@ -56,6 +60,7 @@ class Case:
     seeds: int = 1
     fallback: str = ""
     stands_in: str = ""
+    measure_every: int = 0
 
     def runs(
         self,
@@ -68,11 +73,13 @@ class Case:
 
         Args:
             keep: Which of them.
-            recipe: Another recipe than the case's own, such as the ablation's.
+            recipe: Another recipe than the case's own, such as the ablation's. Of its runs those
+                that the case's own has as well are the same, and measured.
             overrides: More changes to it.
         """
+        measured = {fingerprint(config) for config in self._read(self.recipe)}
         configs = [
-            config
+            self._measured(config) if fingerprint(config) in measured else config
             for config in self._read(recipe or self.recipe, overrides)
             if not config.strategy.pooled and keep(config)
         ]
@@ -88,7 +95,12 @@ class Case:
         if not configs and self.fallback:
             configs = self._read(self.fallback)
         return [
-            replace(config, seed=seed, label=CENTRALIZED, schedule=replace(config.schedule, delta=0))
+            replace(
+                self._measured(config),
+                seed=seed,
+                label=CENTRALIZED,
+                schedule=replace(config.schedule, delta=0.0),
+            )
             for config in configs[-1:]
             for seed in range(self.seeds)
         ]
@@ -97,6 +109,11 @@ class Case:
         """The data of its runs, one per α where the recipe has several."""
         configs = self._read(self.recipe)
         return list(dict.fromkeys(config.data for config in configs if config.data is not None))
+
+    def _measured(self, config: RunConfig) -> RunConfig:
+        options = replace(config.measure, every=self.measure_every, what=MEASURED)
+        config = replace(config, measure=options)
+        return without_mmd(config) if config.strategy.pooled else config
 
     def _read(self, recipe: str, overrides: tuple[str, ...] = ()) -> list[RunConfig]:
         changes = [*self.overrides, *overrides]
@@ -155,9 +172,16 @@ class Scope:
             overrides=(*overrides, *self.settings),
             seeds=self.seeds,
             fallback=entry.get("centralized", "") if self.scale == "paper" else "",
+            measure_every=entry.get("measure", {}).get(self.scale, 0),
         )
         used = {DATASETS.name_of(type(source)) for source in case.sources()}
         return replace(case, stands_in=", ".join(sorted(used - {name})))
+
+
+def without_mmd(config: RunConfig) -> RunConfig:
+    """The same run, not compared with the centralised one."""
+    what = tuple(name for name in config.measure.what if name != "mmd")
+    return replace(config, measure=replace(config.measure, what=what))
 
 
 def is_present(source: DataSource | None) -> bool:

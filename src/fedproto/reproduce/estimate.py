@@ -2,7 +2,7 @@
 
 Every group of runs that train together is tried with the engine it will use: the jobs of its first
 round, cut to a few steps, more and more of them until the time is long enough to be measured; then
-one test. The schedule says exactly how many steps and tests all rounds have.
+one test and one look into a model. The schedule says exactly how many steps and tests all rounds have.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from fedproto.config import RunConfig
 from fedproto.data.base import DataSource
 from fedproto.data.federation import Federation
 from fedproto.engines.base import Engine
+from fedproto.measures.base import Gauge
+from fedproto.reproduce.cases import without_mmd
 from fedproto.rounds import Run, plan_round
 from fedproto.simulate import build_engine, initial_state, model_for
 from fedproto.types import LocalJob, ServerState
@@ -79,17 +81,19 @@ def estimate(
         start_up = _timed(lambda: engine.train(_cut(jobs, 1)), clock)
         per_job, per_step = _rates(engine, jobs, budget, clock)
         per_test = _timed(lambda: engine.evaluate([jobs[0].state], federation.test_indices), clock)
+        per_look = _timed(lambda: _look(first, engine, jobs[0]), clock)
     finally:
         engine.close()
     works = [work_of(config, _federation(config, federations)) for config in configs]
     steps = sum(work.steps for work in works)
     tests = sum(-(-config.schedule.rounds // config.evaluate.every) for config in configs)
-    seconds = (
-        start_up
-        + sum(work.jobs for work in works) * per_job
-        + steps * per_step
-        + tests * per_test
+    looks = sum(
+        -(-config.schedule.rounds // config.measure.every)
+        for config in configs
+        if config.measure.every
     )
+    seconds = start_up + steps * per_step + tests * per_test + looks * per_look
+    seconds += sum(work.jobs for work in works) * per_job
     return Estimate(len(configs), steps, seconds, per_step)
 
 
@@ -113,6 +117,13 @@ def in_words(seconds: float) -> str:
 
 def _begun(config: RunConfig, federation: Federation) -> Run:
     return Run(config, initial_state(config, federation).to(config.engine.torch_device()))
+
+
+def _look(config: RunConfig, engine: Engine, job: LocalJob) -> None:
+    """Takes the measures once, but for those that need a run which may not exist yet."""
+    if config.measure.every:
+        options = without_mmd(config).measure
+        Gauge(engine.workload).take(options, config.seed, job.state)
 
 
 def _rates(

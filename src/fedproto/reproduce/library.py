@@ -37,7 +37,7 @@ class Request:
     Attributes:
         case: The data set it belongs to.
         config: The run.
-        needs: Metrics that its records must have.
+        needs: Measures that must have been taken during it.
         checkpoint: Whether its final weights are needed as well.
     """
 
@@ -79,24 +79,23 @@ class Library:
         """A finished run that gives what is asked for; None when there is none."""
         for path in self._paths.get(fingerprint(request.config), []):
             run = self._stored(path)
-            if is_complete(run) and request.needs <= metrics_of(run):
+            if is_complete(run) and all(run.config.measure.takes(name) for name in request.needs):
                 store = RunStore(path, run.config, "")
                 if not request.checkpoint or store.newest_round() == len(run.records):
                     return run
         return None
 
-    def place_for(self, request: Request, folder: str) -> Path:
+    def place_for(self, config: RunConfig, folder: str) -> Path:
         """Where to train a run: the directory of one that was stopped, or a new one.
 
         A finished run is never written to again, even when it lacks something.
         """
-        config = request.config
         for path in self._paths.get(fingerprint(config), []):
             run = self._stored(path)
             if run.config.digest() == config.digest() and not is_complete(run):
                 return path
         name = f"{directory_name(config)}-{config.digest()[:8]}"
-        path, number = self.root / folder / request.case / name, 2
+        path, number = self.root / folder / name, 2
         while is_run(path):
             path, number = path.with_name(f"{name}-{number}"), number + 1
         return path
@@ -111,11 +110,6 @@ class Library:
 def is_complete(run: StoredRun) -> bool:
     """Whether all rounds of a run are on record, with or without checkpoints beside them."""
     return len(run.records) >= run.config.schedule.rounds
-
-
-def metrics_of(run: StoredRun) -> set[str]:
-    """The metrics that were taken in any round."""
-    return {name for record in run.records for name in record.metrics}
 
 
 def directory_name(config: RunConfig) -> str:

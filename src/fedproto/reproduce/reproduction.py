@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fedproto.config import RunConfig
@@ -12,7 +12,7 @@ from fedproto.data.federation import Federation
 from fedproto.errors import ConfigError, DataError, unknown_name
 from fedproto.report.results import StoredRun
 from fedproto.reproduce.base import EXPERIMENTS, Experiment, Result, Results
-from fedproto.reproduce.cases import Scope
+from fedproto.reproduce.cases import Scope, without_mmd
 from fedproto.reproduce.estimate import Estimate, estimate
 from fedproto.reproduce.library import Library, Request, fingerprint, merged
 from fedproto.reproduce.output import Output
@@ -52,6 +52,7 @@ class Plan:
                 self.missing.append(request)
             else:
                 self.found[fingerprint(request.config)] = run
+        self._add_references(library)
 
     def leave_out(self, case: str) -> None:
         """Does without the runs of a data set that are still missing."""
@@ -65,6 +66,17 @@ class Plan:
                 stage = [each for each in wanted if each.config.strategy.pooled is pooled]
                 if stage:
                     yield case, stage
+
+
+    def _add_references(self, library: Library) -> None:
+        """Also plans the centralised runs that missing runs are to be compared with."""
+        planned = {fingerprint(request.config) for request in self.missing}
+        compared = {each.case for each in self.missing if each.config.measure.takes("mmd")}
+        for case in sorted(compared):
+            for config in self.scope.case(case).centralized():
+                reference = Request(case, config, checkpoint=True)
+                if fingerprint(config) not in planned and library.find(reference) is None:
+                    self.missing.append(reference)
 
 
 def make_plan(names: Sequence[str], scope: Scope, library: Library) -> Plan:
@@ -108,7 +120,7 @@ def load_data(
     """
     federations: dict[DataSource, Federation] = {}
     for case in dict.fromkeys(request.case for request in plan.missing):
-        configs = [request.config for request in plan.missing if request.case == case]
+        configs = [without_mmd(each.config) for each in plan.missing if each.case == case]
         try:
             prepare([config.data for config in configs if config.data is not None])
             federations |= load_federations(configs)
@@ -142,10 +154,11 @@ def train(
         federations: The data.
         watch: Gives a context with the watcher of some runs.
     """
-    for _, stage in plan.stages():
+    for case, stage in plan.stages():
+        configs = [with_reference(request, plan.scope, library) for request in stage]
+        folder = f"{plan.scope.scale}/{case}"
         stores = [
-            open_or_create(library.place_for(request, plan.scope.scale), request.config)
-            for request in stage
+            open_or_create(library.place_for(config, folder), config) for config in configs
         ]
         with watch(stores) as watcher:
             assert isinstance(watcher, Watcher)  # noqa: S101 - narrows the type
@@ -153,6 +166,21 @@ def train(
         for store in stores:
             library.add(store.path)
     plan.look(library)
+
+
+def with_reference(request: Request, scope: Scope, library: Library) -> RunConfig:
+    """A run that is to be compared with the centralised run of its seed, told where that is.
+
+    Where there is none the comparison is left out.
+    """
+    config = request.config
+    if not config.measure.takes("mmd"):
+        return config
+    for central in scope.case(request.case).centralized():
+        run = library.find(Request(request.case, central, checkpoint=True))
+        if central.seed == config.seed and run is not None:
+            return replace(config, measure=replace(config.measure, reference=str(run.path)))
+    return without_mmd(config)
 
 
 def render(plan: Plan, name: str, output: Output, facts: Mapping[str, Any]) -> None:
