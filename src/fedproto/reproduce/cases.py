@@ -32,6 +32,11 @@ MEASURED = ("dissimilarity", "margin", "mmd", "ece")
 
 
 @functools.cache
+def _configs(recipe: str, overrides: tuple[str, ...] = ()) -> tuple[RunConfig, ...]:
+    return tuple(read_recipe(recipe, overrides).values())
+
+
+@functools.cache
 def case_table() -> dict[str, dict[str, Any]]:
     """What ``scales.toml`` says of each data set."""
     text = (Path(__file__).parent / "scales.toml").read_text(encoding="utf-8")
@@ -116,9 +121,8 @@ class Case:
         return without_mmd(config) if config.strategy.pooled else config
 
     def _read(self, recipe: str, overrides: tuple[str, ...] = ()) -> list[RunConfig]:
-        changes = [*self.overrides, *overrides]
         try:
-            return list(read_recipe(recipe, changes).values())
+            return list(_configs(recipe, (*self.overrides, *overrides)))
         except ConfigError as error:
             raise ConfigError(f"{self.name}: {error}") from None
 
@@ -155,7 +159,7 @@ class Scope:
         """One data set at this scale."""
         entry = case_table()[name]
         recipe = self.recipes.get(name, entry["recipe"])
-        own = {config.data for config in read_recipe(recipe).values()}
+        own = {config.data for config in _configs(recipe)}
         stand_in = self.scale in entry.get("stand_in_at", ["smoke"]) or (
             self.scale == "quick" and not all(is_present(source) for source in own)
         )
