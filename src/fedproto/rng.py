@@ -34,6 +34,8 @@ class Purpose(enum.IntEnum):
     SAMPLES = 11
     MEASURED_SAMPLES = 12
     MEASURED_CLIENTS = 13
+    EMBEDDED = 14
+    MAPPED = 15
 
 
 def stream(seed: int, purpose: Purpose, *place: int) -> np.random.RandomState:

@@ -311,7 +311,9 @@ def _prepare_measures(run: Run, engine: Engine, gauge: Gauge) -> None:
             "measures need the clients' data, which stays with the clients over Flower; set"
             " measure.every = 0, or flower.evaluate_on = 'server' where the server has the data"
         )
-    check_reference(run.config)
+    caution = check_reference(run.config)
+    if caution is not None:
+        engine.workload.notify(caution)
     gauge.prepare(options, run.config.seed)
 
 

@@ -8,7 +8,7 @@ statistics, or by those of the client's training samples where a state has none;
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -73,6 +73,35 @@ class Probe:
                 with self._options.precision():
                     found = self._model(inputs)
                 yield found, targets
+
+    @torch.no_grad()
+    def maps(self, state: ServerState, index: int) -> tuple[Tensor, Tensor, Tensor]:
+        """One sample's scores ``[1, C, ...]``, features ``[1, D, ...]`` and target ``[1, ...]``."""
+        (part,) = self._ready(state, np.array([index]))
+        ((inputs, target),) = self._batches(part)
+        with self._options.precision():
+            return self._model(inputs), self._encode(inputs), target
+
+    @torch.no_grad()
+    def tallies(self, state: ServerState, parts: Sequence[Indices]) -> list[Tensor | None]:
+        """What the task's scores on each of some parts are computed from; None for no samples.
+
+        Args:
+            state: The model.
+            parts: Samples; those of one part are of one client.
+        """
+        if type(self.task) is not Classification or not self._complete(state):
+            return [self._tally(self.scores(state, part)) for part in parts]
+        found = list(self.scores(state, np.concatenate(parts))) if parts else []
+        if not found:
+            return [None for _ in parts]
+        sizes = [len(part) for part in parts]
+        scores = torch.cat([scores for scores, _ in found]).cpu().split(sizes)
+        targets = torch.cat([targets for _, targets in found]).cpu().split(sizes)
+        return [
+            self._tally([pair] if len(pair[1]) else [])
+            for pair in zip(scores, targets, strict=True)
+        ]
 
     def confidences(self, state: ServerState, indices: Indices, bins: int = BINS) -> Tensor:
         """How sure a model is of some samples and how often it is right, ``[3, bins]``."""
@@ -218,6 +247,10 @@ class Probe:
     def _joined(self, state: ServerState, indices: Indices) -> tuple[Tensor, Tensor]:
         found = list(self._vectors(state, indices))
         return torch.cat([vectors for vectors, _ in found]), torch.cat([y for _, y in found])
+
+    def _tally(self, batches: Iterable[tuple[Tensor, Tensor]]) -> Tensor | None:
+        found = [self.task.tally(scores, targets).cpu() for scores, targets in batches]
+        return torch.stack(found).sum(dim=0) if found else None
 
     def _no_features(self) -> tuple[Tensor, Tensor]:
         nothing = torch.empty(0, device=self.device)

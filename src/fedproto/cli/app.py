@@ -9,7 +9,16 @@ from typing import Annotated
 import typer
 
 import fedproto
-from fedproto.cli import comparing, data, flower, inspecting, predicting, reproducing, running
+from fedproto.cli import (
+    analysing,
+    comparing,
+    data,
+    flower,
+    inspecting,
+    predicting,
+    reproducing,
+    running,
+)
 from fedproto.errors import FedprotoError
 from fedproto.registry import load_plugin
 
@@ -23,6 +32,7 @@ app = typer.Typer(
 running.add_to(app)
 predicting.add_to(app)
 comparing.add_to(app)
+analysing.add_to(app)
 reproducing.add_to(app)
 inspecting.add_to(app)
 data.add_to(app)

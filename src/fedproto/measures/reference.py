@@ -30,8 +30,11 @@ def reference_state(directory: str) -> ServerState:
     return state
 
 
-def check_reference(config: RunConfig) -> None:
+def check_reference(config: RunConfig) -> str | None:
     """Checks that a run's reference, where it needs one, is a model to compare with.
+
+    Returns:
+        What a user should know of it, in a sentence; None for nothing.
 
     Raises:
         ConfigError: If it is missing, unfinished, not centrally trained, or of other data or model.
@@ -40,7 +43,7 @@ def check_reference(config: RunConfig) -> None:
     from fedproto.store import RunStore, is_run
 
     if not config.measure.takes("mmd"):
-        return
+        return None
     directory = config.measure.reference
     wanted = "a finished run of strategy 'centralized' with the same [data] and [model]"
     if directory is None:
@@ -65,3 +68,10 @@ def check_reference(config: RunConfig) -> None:
         raise ConfigError(
             f"measure.reference {directory} is not finished; first 'fedproto resume {directory}'"
         )
+    if store.config.seed != config.seed:
+        return (
+            f"measure.reference {directory} began from the initial weights of seed"
+            f" {store.config.seed}, this run from those of seed {config.seed}: their features"
+            " differ whatever they learn"
+        )
+    return None

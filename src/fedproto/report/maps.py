@@ -46,6 +46,17 @@ def save_heat(values: NDArray[np.float64], path: Path) -> Path:
     return _save(Image.fromarray(np.rint(colours).astype(np.uint8)), path)
 
 
+def save_picture(pixels: NDArray[np.uint8], path: Path) -> Path:
+    """Writes a picture ``[H, W, channels]`` of one or three channels.
+
+    Raises:
+        DataError: If the file cannot be written.
+    """
+    from PIL import Image
+
+    return _save(Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels), path)
+
+
 def _save(picture: Image, path: Path) -> Path:
     try:
         picture.save(path)
