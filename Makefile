@@ -3,11 +3,12 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+DOCS_STAMP := $(VENV)/.installed-docs
 
 PEERS := .venv-peers
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-ray lint bench bench-peers format clean
+.PHONY: help install demo test test-ray lint docs pictures bench bench-peers format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,6 +44,18 @@ lint: $(STAMP) ## linter, formatter check and type checker alone
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+docs: $(DOCS_STAMP) ## the docs site in build/docs; a broken link or a wrong docstring is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
+	$(BIN)/python -m pytest -q tests/test_docs_site.py
+	@echo "Open build/docs/index.html"
+
+$(DOCS_STAMP): $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,docs]'
+	@touch $@
+
+pictures: $(STAMP) ## draw the pictures of docs/concepts.md anew
+	$(BIN)/python docs/tools/pictures.py docs/images
+
 bench: $(STAMP) ## speed and memory beside plain PyTorch loops, and how cost grows
 	$(BIN)/python benchmarks/cpu.py --growth --out runs/bench/cpu.json
 
@@ -65,4 +78,4 @@ format: $(STAMP) ## format the code
 	$(BIN)/ruff check --fix .
 
 clean: ## remove the environment, runs and caches
-	rm -rf $(VENV) $(PEERS) runs .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(PEERS) runs build .pytest_cache .mypy_cache .ruff_cache .hypothesis

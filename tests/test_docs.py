@@ -5,18 +5,9 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from pathlib import Path
 
-import pytest
-
+from documents import ROOT, blocks
 from fedproto import equations
-
-ROOT = Path(__file__).resolve().parents[1]
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-
-
-def blocks(path: Path, language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", path.read_text(), flags=re.DOTALL)
 
 
 def test_the_readmes_library_example_runs(tmp_path):
@@ -78,13 +69,6 @@ def test_an_extension_passes_the_conformance_suite(tmp_path):
     )
     assert result.returncode == 0, result.stdout
     assert "passed" in result.stdout
-
-
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
-def test_links_lead_somewhere(path):
-    for target in re.findall(r"\]\(([^)#]+)", path.read_text()):
-        if not target.startswith("http"):
-            assert (path.parent / target).exists(), target
 
 
 def test_the_paper_map_names_functions_and_tests_that_exist():

@@ -17,6 +17,7 @@ from engine_cases import (
 from fedproto.cli.progress import Notices
 from fedproto.engines import auto, processes
 from fedproto.engines.base import Demand, EngineOptions, Workload
+from fedproto.engines.reference import ReferenceEngine
 from fedproto.engines.workers.shared import SharedSlots
 from fedproto.errors import ConfigError, TrainingError
 from fedproto.models.base import build_model
@@ -170,6 +171,14 @@ def test_auto_chooses_by_cores_and_work(monkeypatch, case, cores, demand, choice
     assert engine.name == choice
     assert len(said) == 1
     assert said[0].startswith(f"engine: {choice} (")
+
+
+def test_auto_passes_on_what_went_wrong(monkeypatch, case):
+    federation, model = case
+    monkeypatch.setattr(ReferenceEngine, "take_incidents", lambda _: ["a client hung up"])
+    options = EngineOptions(device="cpu", dtype="float64")
+    engine = auto.AutoEngine(Workload(federation, model, task_named("classification"), options))
+    assert engine.take_incidents() == ["a client hung up"]
 
 
 def test_a_notice_is_shown_once(capsys):

@@ -5,8 +5,10 @@ Everything here is a pure function of tensors. Where the paper leaves something 
 says what is taken and why; docs/paper-map.md lists function and test per equation.
 
 Shape legend, used as suffixes of the names:
+
     N  feature vectors        D  channels of a feature vector
     C  classes                K  clients of the cohort
+
 Any number of leading dimensions ("...") is allowed in front, so that all clients, or all clients
 of all runs of a sweep, are computed at once.
 """

@@ -38,6 +38,10 @@ class AutoEngine(Engine):
         """Tests with the chosen engine."""
         return self._chosen.evaluate(states, indices)
 
+    def take_incidents(self) -> list[str]:
+        """What went wrong in the chosen engine."""
+        return self._chosen.take_incidents()
+
     def close(self) -> None:
         """Frees what the chosen engine holds."""
         self._chosen.close()

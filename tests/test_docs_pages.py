@@ -1,0 +1,120 @@
+"""Links lead somewhere, commands exist with their options, recipes can be read, code compiles."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+import shlex
+import tomllib
+
+import pytest
+import typer
+
+import fedproto
+from documents import DOCUMENTS, ROOT, anchors, blocks, commands, prose
+from fedproto.cli import main
+from fedproto.cli.app import app
+from fedproto.recipe import bundled_recipes, expand, read_recipe
+
+EACH_DOCUMENT = pytest.mark.parametrize(
+    "path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT))
+)
+
+
+def fedproto_commands(path):
+    """Arguments and shown output of the document's calls of the command line."""
+    for command, *output in commands(path):
+        if command.startswith("fedproto "):
+            yield shlex.split(command, comments=True)[1:], output
+
+
+def parse(arguments):
+    """The command that these arguments call, by name, and its parameters; nothing is run."""
+    command, names = typer.main.get_command(app), []
+    context = command.make_context("fedproto", list(arguments))
+    while hasattr(command, "resolve_command"):
+        rest = [*context._protected_args, *context.args]
+        name, command, rest = command.resolve_command(context, rest)
+        context = command.make_context(name, rest, parent=context)
+        names.append(name)
+    return names, context.params
+
+
+@EACH_DOCUMENT
+def test_links_and_anchors_lead_somewhere(path):
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(path)):
+        if target.startswith(("http://", "https://")):
+            continue
+        place, _, anchor = target.partition("#")
+        found = (path.parent / place).resolve() if place else path
+        assert found.exists(), target
+        if anchor:
+            assert anchor in anchors(found), target
+
+
+@EACH_DOCUMENT
+def test_pictures_have_a_text_equivalent(path):
+    for text in re.findall(r"!\[([^\]]*)\]\(", prose(path)):
+        assert len(text.split()) > 2, text
+
+
+@EACH_DOCUMENT
+def test_commands_exist_with_their_options(path, capsys):
+    for arguments, output in fedproto_commands(path):
+        names, given = parse(arguments)
+        if output and output[0].startswith("error: "):
+            assert main(arguments) == 2
+            assert capsys.readouterr().err.strip() == output[0]
+        elif given.get("recipe") in bundled_recipes():
+            runs = read_recipe(given["recipe"], given["overrides"] or [])
+            assert len(runs) == 1 or names != ["run"], arguments
+
+
+def test_a_wrong_option_is_noticed():
+    with pytest.raises(Exception, match="No such option"):
+        parse(["run", "quickstart", "--sett", "seed=1"])
+    with pytest.raises(Exception, match="No such command"):
+        parse(["flower", "upp"])
+
+
+@EACH_DOCUMENT
+def test_recipes_can_be_read(path):
+    """The recipe of the extension example needs its plugin and is run in test_docs."""
+    for block in blocks(path, "toml") if path.name != "extending.md" else []:
+        tables = tomllib.loads(block)
+        part = "strategy" not in tables and "variants" not in tables
+        assert expand({"strategy": {"name": "fedavg"}} | tables if part else tables)
+
+
+@EACH_DOCUMENT
+def test_python_compiles(path):
+    for place, block in enumerate(blocks(path, "python")):
+        compile(block, f"{path.name}, block {place}", "exec")
+
+
+def test_the_api_reference_says_what_the_modules_say():
+    rows = re.findall(
+        r"^\| \[`([\w.]+)`\]\(\.\./(\S+)\) \| (.*) \|$",
+        (ROOT / "docs/api.md").read_text(),
+        flags=re.MULTILINE,
+    )
+    assert rows
+    for name, place, text in rows:
+        module = importlib.import_module(name)
+        assert module.__file__ == str(ROOT / place), name
+        summary, *_ = ast.get_docstring(ast.parse((ROOT / place).read_text())).split("\n\n")
+        assert text == summary.replace("\n", " "), f"docs/api.md on {name}; its docstring differs"
+
+
+def test_the_api_reference_names_what_the_package_exports():
+    table = (ROOT / "docs/api.md").read_text().split("\n## ")[0]
+    assert set(fedproto.__all__) <= set(re.findall(r"`(\w+)`", table))
+
+
+def test_the_glossary_says_what_the_architecture_says():
+    rows = re.compile(r"^\| \w.* \|$", flags=re.MULTILINE)
+    architecture = (ROOT / "docs/architecture.md").read_text().split("\n## ")[1]
+    glossary = (ROOT / "docs/glossary.md").read_text().split("\n## ")[1]
+    assert len(rows.findall(architecture)) > 10
+    assert set(rows.findall(architecture)) <= set(rows.findall(glossary))

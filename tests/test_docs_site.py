@@ -1,0 +1,155 @@
+"""The docs site: what is wrong stops the build, and what is built needs no network.
+
+`make docs` installs what this needs and runs it; without, it is skipped.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from documents import ROOT
+
+pytest.importorskip("mkdocs", reason="needs the extra 'docs', which 'make docs' installs")
+
+MODULE = '''"""A module."""
+
+from fedproto.options import option
+
+
+class Mini:
+    """A class."""
+
+    share: float = option(0.5, "how much", above=0)
+
+
+def double(x: int) -> int:
+    """Twice a number.
+
+    Args:
+        x: The number.
+    """
+    return 2 * x
+'''
+START = """# Start
+
+- [a file](../src/fedproto/mini.py), [its lines](../src/fedproto/mini.py#L3)
+- [its folder](../src/fedproto)
+- [`fedproto.mini`](../src/fedproto/mini.py)
+- [the readme](../README.md), [below](#more), [API](api.md)
+
+## More
+
+Found by its needle.
+"""
+API = """# API
+
+## Parts
+
+| Module | What it holds |
+|---|---|
+| [`fedproto.mini`](../src/fedproto/mini.py) | A module. |
+"""
+
+
+@pytest.fixture
+def project(tmp_path):
+    """A small project with the configuration and tools of this one."""
+    settings = (ROOT / "mkdocs.yml").read_text()
+    nav = "nav:\n  - Start: index.md\n  - API: api.md\n\n"
+    settings = re.sub(
+        r"^nav:\n.*?\n(?=exclude_docs)", nav, settings, flags=re.DOTALL | re.MULTILINE
+    )
+    (tmp_path / "mkdocs.yml").write_text(settings)
+    for folder in ("tools", "assets"):
+        shutil.copytree(ROOT / "docs" / folder, tmp_path / "docs" / folder)
+    (tmp_path / "README.md").write_text("# Readme\n\n[start](docs/index.md#more)\n")
+    (tmp_path / "docs/index.md").write_text(START)
+    (tmp_path / "docs/api.md").write_text(API)
+    (tmp_path / "src/fedproto").mkdir(parents=True)
+    (tmp_path / "src/fedproto/__init__.py").write_text('"""A package."""\n')
+    (tmp_path / "src/fedproto/mini.py").write_text(MODULE)
+    return tmp_path
+
+
+def build(project):
+    return subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build"], cwd=project, capture_output=True, text=True
+    )
+
+
+def test_a_sound_project_builds_and_loads_nothing_from_the_network(project):
+    result = build(project)
+    assert result.returncode == 0, result.stderr
+    site = project / "build/docs"
+    for page in site.rglob("*.html"):
+        fetched = re.findall(
+            r'<(?:script|link|img)[^>]+(?:src|href)="?(?:https?:)?//', page.read_text()
+        )
+        assert not fetched, page
+    start = (site / "index.html").read_text()
+    assert 'href="source/src/fedproto/mini.py.html">a file' in start
+    assert 'href="source/src/fedproto/mini.py.html">its lines' in start
+    assert 'href="source/src/fedproto/index.html">its folder' in start
+    assert 'href="api/fedproto.mini.html"><code>fedproto.mini' in start
+    assert 'href="../index.html#more">start' in (site / "source/index.html").read_text()
+    assert "How much (above 0)." in (site / "api/fedproto.mini.html").read_text()
+
+
+WRONG_DOCSTRING = '''def half(x: int) -> float:
+    """Half a number.
+
+    Args:
+        y: Not there.
+    """
+'''
+MISTAKES = {
+    "docs/index.md": {
+        "[x](nowhere.md)": "'nowhere.md', but the target is not found",
+        "[x](../src/nowhere.py)": "there is no ../src/nowhere.py in the repository",
+        "[x](#nowhere)": "no such anchor",
+        "[x](api.md#nowhere)": "does not contain an anchor '#nowhere'",
+        "![x](nowhere.png)": "'nowhere.png', but the target is not found",
+        "[x][fedproto.nowhere]": "Could not find cross-reference target 'fedproto.nowhere'",
+        "![x](https://example.org/x.png)": "fetches from the network",
+        "text\n- item": "a list needs an empty line above it",
+    },
+    "docs/more.md": {"# A page outside the navigation": 'not included in the "nav"'},
+    "src/fedproto/mini.py": {WRONG_DOCSTRING: "'y' does not appear"},
+}
+
+
+def test_every_mistake_is_an_error(project):
+    for place, mistakes in MISTAKES.items():
+        with (project / place).open("a") as file:
+            file.write("\n".join(f"\n{text}\n" for text in mistakes))
+    result = build(project)
+    assert result.returncode != 0
+    for mistakes in MISTAKES.values():
+        for text, message in mistakes.items():
+            assert message in result.stderr, text
+
+
+def test_a_module_that_is_gone_is_an_error(project):
+    (project / "docs/api.md").write_text(API.replace("`fedproto.mini`", "`fedproto.gone`"))
+    result = build(project)
+    assert result.returncode != 0
+    assert "fedproto.gone" in result.stderr
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs the browser chromium")
+def test_search_works_from_a_file(project):
+    assert build(project).returncode == 0
+    page = f"file://{project}/build/docs/api.html?q=needle"
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr"]
+    offline = ["--host-resolver-rules=MAP * ~NOTFOUND", "--virtual-time-budget=10000"]
+    result = subprocess.run(
+        ["chromium", *options, *offline, "--dump-dom", page], capture_output=True, text=True
+    )
+    assert "CONSOLE" not in result.stderr
+    assert "1 matching document" in result.stdout
+    assert re.search(r'index\.html[^"]*" class="md-search-result__link"', result.stdout)
