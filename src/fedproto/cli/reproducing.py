@@ -45,7 +45,9 @@ def reproduce(
         list[str] | None,
         typer.Option(metavar="DATASET", help="Only this data set; may be given several times."),
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Runs per configuration.")] = 1,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="Runs per configuration; 1, in the study its own.")
+    ] = None,
     runs: Annotated[
         Path, typer.Option(help="Folder of the runs; those that exist in it are reused.")
     ] = Path("runs/reproduce"),
@@ -183,7 +185,8 @@ def _recipes(texts: Sequence[str]) -> dict[str, str]:
 
 
 def _command(what: Sequence[str], scope: Scope) -> str:
-    parts = ["fedproto reproduce", *what, f"--scale {scope.scale}", f"--seeds {scope.seeds}"]
+    parts = ["fedproto reproduce", *what, f"--scale {scope.scale}"]
+    parts += [f"--seeds {scope.seeds}"] if scope.seeds else []
     parts += [f"--only {name}" for name in scope.only]
     parts += [f"--recipe {name}={recipe}" for name, recipe in scope.recipes.items()]
     parts += [f"--set {text}" for text in scope.settings]

@@ -72,7 +72,7 @@ class Case:
         keep: Callable[[RunConfig], bool] = lambda config: True,
         *,
         recipe: str | None = None,
-        overrides: tuple[str, ...] = (),
+        own_seeds: bool = False,
     ) -> list[RunConfig]:
         """The federated runs of a recipe, for every seed.
 
@@ -80,15 +80,18 @@ class Case:
             keep: Which of them.
             recipe: Another recipe than the case's own, such as the ablation's. Of its runs those
                 that the case's own has as well are the same, and measured.
-            overrides: More changes to it.
+            own_seeds: The seeds of the recipe itself.
         """
-        measured = {fingerprint(config) for config in self._read(self.recipe)}
+        own = {fingerprint(replace(config, seed=0)) for config in self._read(self.recipe)}
         configs = [
-            self._measured(config) if fingerprint(config) in measured else config
-            for config in self._read(recipe or self.recipe, overrides)
+            self._measured(config) if fingerprint(replace(config, seed=0)) in own else config
+            for config in self._read(recipe or self.recipe)
             if not config.strategy.pooled and keep(config)
         ]
-        return [replace(config, seed=seed) for config in configs for seed in range(self.seeds)]
+        if own_seeds:
+            return configs
+        seeded = (replace(config, seed=seed) for config in configs for seed in range(self.seeds))
+        return list(dict.fromkeys(seeded))
 
     def centralized(self) -> list[RunConfig]:
         """The centralised run, for every seed; none where no recipe describes it.
@@ -120,9 +123,9 @@ class Case:
         config = replace(config, measure=options)
         return without_mmd(config) if config.strategy.pooled else config
 
-    def _read(self, recipe: str, overrides: tuple[str, ...] = ()) -> list[RunConfig]:
+    def _read(self, recipe: str) -> list[RunConfig]:
         try:
-            return list(_configs(recipe, (*self.overrides, *overrides)))
+            return list(_configs(recipe, self.overrides))
         except ConfigError as error:
             raise ConfigError(f"{self.name}: {error}") from None
 
@@ -133,14 +136,14 @@ class Scope:
 
     Attributes:
         scale: How large.
-        seeds: Seeds per configuration.
+        seeds: Seeds per configuration; None for as many as a recipe says, or one.
         only: The data sets; empty for all.
         recipes: Recipes to use in place of the usual ones, by data set.
         settings: ``key=value`` texts that change options of all runs.
     """
 
     scale: ScaleName = "smoke"
-    seeds: int = 1
+    seeds: int | None = None
     only: tuple[str, ...] = ()
     recipes: Mapping[str, str] = field(default_factory=dict)
     settings: tuple[str, ...] = ()
@@ -174,7 +177,7 @@ class Scope:
             title=entry["title"],
             recipe=recipe,
             overrides=(*overrides, *self.settings),
-            seeds=self.seeds,
+            seeds=self.seeds or 1,
             fallback=entry.get("centralized", "") if self.scale == "paper" else "",
             measure_every=entry.get("measure", {}).get(self.scale, 0),
         )

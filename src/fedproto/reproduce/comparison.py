@@ -135,7 +135,7 @@ def _draw_panel(axes: Any, rows: Sequence[Comparison], handles: dict[str, Any]) 
     axes.set_title(rows[0].case + used, fontsize="medium")
     axes.set_yticks(list(places), [row.row for row in rows], fontsize="small")
     axes.set_ylim(len(rows) - 0.4, -0.6)
-    axes.set_xlabel(rows[0].quantity)
+    axes.set_xlabel(rows[0].quantity, fontsize="small")
     axes.grid(axis="x", alpha=0.3)
 
 

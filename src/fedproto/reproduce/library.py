@@ -39,12 +39,22 @@ class Request:
         config: The run.
         needs: Measures that must have been taken during it.
         checkpoint: Whether its final weights are needed as well.
+        instead: A file in the run directory that makes the weights unnecessary.
     """
 
     case: str
     config: RunConfig
     needs: frozenset[str] = frozenset()
     checkpoint: bool = False
+    instead: str = ""
+
+    def is_answered_by(self, run: StoredRun) -> bool:
+        """Whether a run of the same fingerprint gives what is asked for."""
+        if not is_complete(run) or not all(run.config.measure.takes(name) for name in self.needs):
+            return False
+        if not self.checkpoint or (self.instead and (run.path / self.instead).exists()):
+            return True
+        return RunStore(run.path, run.config, "").newest_round() == len(run.records)
 
 
 class Library:
@@ -78,11 +88,8 @@ class Library:
     def find(self, request: Request) -> StoredRun | None:
         """A finished run that gives what is asked for; None when there is none."""
         for path in self._paths.get(fingerprint(request.config), []):
-            run = self._stored(path)
-            if is_complete(run) and all(run.config.measure.takes(name) for name in request.needs):
-                store = RunStore(path, run.config, "")
-                if not request.checkpoint or store.newest_round() == len(run.records):
-                    return run
+            if request.is_answered_by(run := self._stored(path)):
+                return run
         return None
 
     def place_for(self, config: RunConfig, folder: str) -> Path:
@@ -135,8 +142,9 @@ def merged(requests: Iterable[Request]) -> list[Request]:
             continue
         by_run[key] = Request(
             known.case,
-            known.config,
+            known.config if known.config.measure.every else request.config,
             known.needs | request.needs,
             known.checkpoint or request.checkpoint,
+            known.instead if known.instead == request.instead or not request.checkpoint else "",
         )
     return list(by_run.values())

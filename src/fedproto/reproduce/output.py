@@ -5,11 +5,12 @@ from __future__ import annotations
 import csv
 import importlib.util
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 
 from fedproto.environment import describe_environment
@@ -17,6 +18,8 @@ from fedproto.errors import ConfigError, StoreError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+T = TypeVar("T")
 
 
 class Output:
@@ -54,6 +57,11 @@ class Output:
                 shown.add_row(*row)
             shown.add_section()
         self.console.print(shown)
+
+    def track(self, items: Sequence[T], doing: str) -> Iterator[T]:
+        """Goes through items with a bar on a terminal."""
+        console = Console(stderr=True)
+        yield from track(items, doing, console=console, disable=not console.is_terminal)
 
     def csv(self, name: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Path:
         """Writes figures; None is an empty field."""

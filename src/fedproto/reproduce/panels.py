@@ -106,6 +106,7 @@ def _draw(axes: Any, panel: Panel, bands: dict[str, Band], handles: dict[str, An
         axes.set_yscale("log")
     axes.set_title(panel.title, fontsize="medium")
     axes.set_xlabel("round")
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_ylabel(panel.ylabel)
     axes.grid(alpha=0.3)
 

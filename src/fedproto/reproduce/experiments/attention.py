@@ -49,10 +49,17 @@ class AttentionHistograms(Experiment):
             if values:
                 bins = np.linspace(0, max(found.max() for found in values.values()), 41)
             for label, found in values.items():
-                _, _, bars = axes.hist(
-                    found, bins=bins, color=line_of(label)["color"], alpha=0.6, label=label
+                look = line_of(label)
+                _, _, outline = axes.hist(
+                    found,
+                    bins=bins,
+                    histtype="stepfilled",
+                    edgecolor=look["color"],
+                    facecolor=(look["color"], 0.3),
+                    linestyle=look["linestyle"],
+                    linewidth=1.4,
                 )
-                handles[label] = bars
+                handles[label] = outline[0]
                 lines.append(
                     (
                         case.title,

@@ -78,17 +78,22 @@ def _load(case: Case) -> tuple[Federation, str]:
 
 def _draw(sizes: list[tuple[Case, Any]]) -> Any:
     figure = new_figure(3.2 * min(3, len(sizes)), 2.5 * -(-len(sizes) // 3))
-    panels = figure.subplots(-(-len(sizes) // 3), min(3, len(sizes)), squeeze=False).flat
+    panels = list(figure.subplots(-(-len(sizes) // 3), min(3, len(sizes)), squeeze=False).flat)
     for axes, (case, counts) in zip(panels, sizes, strict=False):
         ranked = np.sort(counts)[::-1]
         axes.plot(np.arange(1, len(ranked) + 1), ranked, color=COLORS[0], label="clients")
         axes.axhline(ranked.mean(), color=COLORS[1], ls="--", label=f"mean {ranked.mean():.1f}")
-        axes.set_yscale("log")
-        axes.set_title(case.title + (f" (on {case.stands_in})" if case.stands_in else ""))
+        if ranked[0] >= 10 * ranked[-1]:
+            axes.set_yscale("log")
+            axes.yaxis.set_major_formatter("{x:,g}")
+            axes.yaxis.set_minor_formatter("")
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        used = f" (on {case.stands_in})" if case.stands_in else ""
+        axes.set_title(case.title + used, fontsize="medium")
         axes.set_xlabel("clients, largest first")
         axes.set_ylabel("samples")
         axes.grid(alpha=0.3)
         axes.legend(frameon=False, fontsize="small")
-    for axes in list(panels):
+    for axes in panels[len(sizes) :]:
         axes.set_visible(False)
     return figure
