@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Annotated
 
@@ -25,8 +26,11 @@ from fedproto.reproduce.estimate import in_words
 from fedproto.reproduce.library import Library, directory_name
 from fedproto.reproduce.output import Output
 from fedproto.reproduce.reproduction import ALL, Plan
+from fedproto.rounds import Watcher
+from fedproto.store import RunStore
 
 Scale = enum.Enum("Scale", {name: name for name in SCALES}, type=str)  # type: ignore[misc]
+_SMOKE = Scale("smoke")
 
 
 def add_to(app: typer.Typer) -> None:
@@ -40,7 +44,7 @@ def reproduce(
     ] = None,
     scale: Annotated[
         Scale, typer.Option(help="smoke: seconds; quick: minutes on a CPU; paper: as printed.")
-    ] = Scale.smoke,
+    ] = _SMOKE,
     only: Annotated[
         list[str] | None,
         typer.Option(metavar="DATASET", help="Only this data set; may be given several times."),
@@ -170,7 +174,7 @@ def _show_runs(plan: Plan) -> None:
     _console().print(table)
 
 
-def _watch(stores):  # type: ignore[no-untyped-def]
+def _watch(stores: Sequence[RunStore]) -> AbstractContextManager[Watcher]:
     return progress_for(stores, False)
 
 

@@ -28,7 +28,7 @@ SEGMENTATION = ("fpascal-macro", "fpascal")
 CENTRALIZED = "Centralized"
 FAIR_AND_TOLERANT = "Fairness + toleration"
 MEASURED = ("dissimilarity", "margin", "mmd", "ece")
-"""What is measured of the models; MMD is that to the centralised run's, which therefore has none."""
+"""What is measured of the models; the centralised run, to which MMD is taken, has no MMD."""
 
 
 @functools.cache
@@ -69,7 +69,7 @@ class Case:
 
     def runs(
         self,
-        keep: Callable[[RunConfig], bool] = lambda config: True,
+        keep: Callable[[RunConfig], bool] | None = None,
         *,
         recipe: str | None = None,
         own_seeds: bool = False,
@@ -77,7 +77,7 @@ class Case:
         """The federated runs of a recipe, for every seed.
 
         Args:
-            keep: Which of them.
+            keep: Which of them; all when None.
             recipe: Another recipe than the case's own, such as the ablation's. Of its runs those
                 that the case's own has as well are the same, and measured.
             own_seeds: The seeds of the recipe itself.
@@ -86,7 +86,7 @@ class Case:
         configs = [
             self._measured(config) if fingerprint(replace(config, seed=0)) in own else config
             for config in self._read(recipe or self.recipe)
-            if not config.strategy.pooled and keep(config)
+            if not config.strategy.pooled and (keep is None or keep(config))
         ]
         if own_seeds:
             return configs

@@ -89,7 +89,7 @@ def show(output: Output, name: str, title: str, rows: Sequence[Comparison]) -> N
 
 
 def draw(output: Output, name: str, rows: Sequence[Comparison], columns: int = 4) -> None:
-    """A panel per quantity and data set: ours as a dot with its spread, the paper's as a diamond."""
+    """A panel per quantity and data set: ours as dots with spread, the paper's as diamonds."""
     keys = list(dict.fromkeys((row.quantity, row.case) for row in rows))
     columns = min(columns, len(keys))
     lines = -(-len(keys) // columns)

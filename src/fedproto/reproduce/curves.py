@@ -1,7 +1,7 @@
 """Curves over nominal rounds, and means and spreads over δ and seeds.
 
-The paper runs 10 % more rounds than it shows and smooths over 10 % of them. Taken here: of 220 rounds
-200 are nominal, and the value at nominal round t is the mean over the rounds t + 1 to t + 20. So
+The paper runs 10 % more rounds than it shows and smooths over 10 % of them. Taken here: of 220
+rounds 200 are nominal, and the value at nominal round t is the mean over rounds t + 1 to t + 20. So
 every nominal round has a whole window, and the last one is the mean over the rounds on top.
 """
 

@@ -2,7 +2,8 @@
 
 Every group of runs that train together is tried with the engine it will use: the jobs of its first
 round, cut to a few steps, more and more of them until the time is long enough to be measured; then
-one test and one look into a model. The schedule says exactly how many steps and tests all rounds have.
+one test and one look into a model. The schedule says exactly how many steps and tests all rounds
+have.
 """
 
 from __future__ import annotations

@@ -8,11 +8,12 @@ that a run made on another machine, by `fedproto sweep` or by another table, is 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from fedproto.config import RunConfig, digest_of
+from fedproto.engines.base import Notify, ignore
 from fedproto.errors import FedprotoError
 from fedproto.report.results import StoredRun
 from fedproto.store import RunStore, is_run
@@ -65,7 +66,7 @@ class Library:
         notify: Is told of directories that cannot be read.
     """
 
-    def __init__(self, root: Path, notify: Callable[[str], None] = lambda text: None) -> None:
+    def __init__(self, root: Path, notify: Notify = ignore) -> None:
         self.root = root
         self._notify = notify
         self._paths: dict[str, list[Path]] = {}

@@ -78,6 +78,7 @@ class Output:
         for suffix, metadata in ((".png", {"Software": None}), (".pdf", {"CreationDate": None})):
             path = self.folder / (name + suffix)
             figure.savefig(path, dpi=150, metadata=metadata)
+            figure.set_layout_engine("none")  # laid out once; the second file is the same picture
             self.written.append(path)
 
     def origin(self, name: str, facts: Mapping[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -66,7 +67,6 @@ class Plan:
                 stage = [each for each in wanted if each.config.strategy.pooled is pooled]
                 if stage:
                     yield case, stage
-
 
     def _add_references(self, library: Library) -> None:
         """Also plans the centralised runs that missing runs are to be compared with."""
@@ -144,7 +144,7 @@ def train(
     plan: Plan,
     library: Library,
     federations: Mapping[DataSource, Federation],
-    watch: Callable[[Sequence[RunStore]], Any],
+    watch: Callable[[Sequence[RunStore]], AbstractContextManager[Watcher]],
 ) -> None:
     """Trains the missing runs, each from where it stands, and looks again.
 
@@ -157,11 +157,8 @@ def train(
     for case, stage in plan.stages():
         configs = [with_reference(request, plan.scope, library) for request in stage]
         folder = f"{plan.scope.scale}/{case}"
-        stores = [
-            open_or_create(library.place_for(config, folder), config) for config in configs
-        ]
+        stores = [open_or_create(library.place_for(config, folder), config) for config in configs]
         with watch(stores) as watcher:
-            assert isinstance(watcher, Watcher)  # noqa: S101 - narrows the type
             simulate(stores, watcher, federations)
         for store in stores:
             library.add(store.path)

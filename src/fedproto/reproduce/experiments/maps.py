@@ -89,7 +89,7 @@ class QualitativeMaps(Experiment):
             key=lambda each: (each.label == CENTRALIZED, each.alpha or 0, order[each.label]),
         )
         federations = {each.run.path: _load(each) for each in models}
-        chosen = _held_out([federation for federation in federations.values()])
+        chosen = _held_out(list(federations.values()))
         any_federation = next(iter(federations.values()))
         seen: dict[tuple[int, int], Seen] = {}
         for place, each in enumerate(output.track(models, "maps")):
@@ -114,9 +114,7 @@ class QualitativeMaps(Experiment):
             ],
         )
         heads = [
-            each.label
-            if each.label == CENTRALIZED
-            else f"{each.label}\nα = {each.alpha:g}"
+            each.label if each.label == CENTRALIZED else f"{each.label}\nα = {each.alpha:g}"
             for each in models
         ]
         output.figure("maps", _draw(titled(case), any_federation, chosen, heads, seen))

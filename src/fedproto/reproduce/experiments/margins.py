@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from scipy.stats import pearsonr
-
 from fedproto.analysis.discrepancy import feature_discrepancy
+from fedproto.analysis.runs import pearson
 from fedproto.reproduce.base import EXPERIMENTS, Experiment, Result, Results
 from fedproto.reproduce.cases import CENTRALIZED, CLASSIFICATION, Case, Scope
 from fedproto.reproduce.comparison import Comparison, draw, show
@@ -83,8 +82,10 @@ class MarginTable(Experiment):
         output.table(
             "Correlation of margin and accuracy over data sets and methods",
             ["", "ρ", "p", "points"],
-            [[[name, *("–" if cell is None else f"{cell:.2g}" for cell in rest)]]
-             for name, *rest in lines],
+            [
+                [[name, *("–" if cell is None else f"{cell:.2g}" for cell in rest)]]
+                for name, *rest in lines
+            ],
         )
         output.csv("margins-correlation", ("row", "rho", "p", "points"), lines)
 
@@ -120,7 +121,8 @@ def _row(
 
 def _pearson(pairs: Sequence[tuple[float, float]]) -> tuple[float | None, float | None, int]:
     """ρ, its p-value and the number of points; None where there are too few to say."""
-    if len(pairs) < 3:
+    margins, accuracies = [margin for margin, _ in pairs], [accuracy for _, accuracy in pairs]
+    if len(pairs) < 3 or min(len(set(margins)), len(set(accuracies))) < 2:
         return None, None, len(pairs)
-    found = pearsonr([x for x, _ in pairs], [y for _, y in pairs])
-    return float(found.statistic), float(found.pvalue), len(pairs)
+    found = pearson(margins, accuracies)
+    return found.rho, found.p_value, found.number

@@ -7,14 +7,15 @@ weights, its 95 % interval by Student's t over the pairs, and a two-sided sign t
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.stats import binomtest, t
 
+from fedproto.errors import ConfigError
 from fedproto.report.figures import COLORS
 from fedproto.reproduce.base import EXPERIMENTS, Experiment, Result, Results
 from fedproto.reproduce.cases import CLASSIFICATION, FAIR_AND_TOLERANT, Case, Scope
@@ -121,7 +122,15 @@ def paired(of: Sequence[Result], baseline: Sequence[Result]) -> Paired | None:
 
 
 def compare(differences: Sequence[float]) -> Paired:
-    """Mean, interval and sign test of paired differences."""
+    """Mean, interval and sign test of paired differences.
+
+    Raises:
+        ConfigError: If SciPy is not installed.
+    """
+    if importlib.util.find_spec("scipy") is None:
+        raise ConfigError("the study's intervals need SciPy: pip install 'fedproto[analysis]'")
+    from scipy.stats import binomtest, t
+
     number, mean = len(differences), float(np.mean(differences))
     low = high = None
     if number > 1:
@@ -137,9 +146,7 @@ def _accuracy(result: Result) -> float | None:
     return final_value(result.run, "accuracy")
 
 
-def _line(
-    case: Case, label: str, values: Sequence[float], pair: Paired | None
-) -> tuple[Any, ...]:
+def _line(case: Case, label: str, values: Sequence[float], pair: Paired | None) -> tuple[Any, ...]:
     spread = 100 * float(np.std(values, ddof=1)) if len(values) > 1 else None
     mean = 100 * float(np.mean(values)) if values else None
     compared = (

@@ -55,9 +55,7 @@ class EmbeddingGrid(Experiment):
                 [
                     (case.title, case.stands_in, alpha, label, content["classes"][kind], x, y)
                     for (label, alpha), content in found.items()
-                    for kind, x, y in zip(
-                        content["class"], content["x"], content["y"], strict=True
-                    )
+                    for kind, x, y in zip(content["class"], content["x"], content["y"], strict=True)
                 ],
             )
             output.figure("tsne", _draw(titled(case), found))
@@ -79,9 +77,13 @@ def _embedding(result: Result, scope: Scope) -> Mapping[str, Any]:
         assert source is not None  # noqa: S101 - recipes always have a data set
         subject = open_subject(path, source.load(data_root()))
         wishes = Wishes(what=("embedding",), samples=SAMPLES[scope.scale])
-        analyse(subject, wishes, lambda what, done, total: None)
+        analyse(subject, wishes, _silent)
     content: Mapping[str, Any] = read_parts(path, ["embedding"])["embedding"]
     return content
+
+
+def _silent(what: str, done: int, total: int) -> None:
+    del what, done, total
 
 
 def _draw(title: str, found: Mapping[tuple[str, float], Mapping[str, Any]]) -> Any:
