@@ -90,7 +90,7 @@ def reproduce(
         settings=tuple(overrides or ()),
     )
     library = Library(runs, _notice)
-    plan = reproduction.make_plan(what, scope, library)
+    plan = reproduction.make_plan(what, scope, library, training=not existing)
     _announce(plan)
     # Models of this size are too small to be shared between threads.
     threads = torch.get_num_threads()
@@ -144,7 +144,8 @@ def _announce(plan: Plan) -> None:
         )
     for remark in stand_ins:
         _notice(remark)
-    _notice(f"{len(plan.found)} runs exist, {len(plan.missing)} are to be trained")
+    fate = "are to be trained" if plan.training else "are missing"
+    _notice(f"{plan.found} runs exist, {len(plan.missing)} {fate}")
 
 
 def _show_estimate(plan: Plan, federations: dict[DataSource, Federation]) -> None:
@@ -165,12 +166,11 @@ def _show_estimate(plan: Plan, federations: dict[DataSource, Federation]) -> Non
 
 
 def _show_runs(plan: Plan) -> None:
-    table = Table("data set", "run", "state")
-    for request in (each for wanted in plan.requests.values() for each in wanted):
-        to_train = any(request.config == each.config for each in plan.missing)
-        table.add_row(
-            request.case, directory_name(request.config), "to train" if to_train else "exists"
-        )
+    table = Table("data set", "run", "where")
+    for result in (each for found in plan.results.values() for each in found):
+        table.add_row(result.request.case, directory_name(result.run.config), str(result.run.path))
+    for request in plan.missing:
+        table.add_row(request.case, directory_name(request.config), "to train")
     _console().print(table)
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 from fedproto.registry import Registry
 from fedproto.report.results import StoredRun
 from fedproto.reproduce.cases import Scope
-from fedproto.reproduce.library import Request, fingerprint
+from fedproto.reproduce.library import Library, Request
 from fedproto.reproduce.output import Output
 
 
@@ -71,14 +71,17 @@ class Results:
 
     Args:
         requests: What was wanted.
-        runs: What there is, by fingerprint.
+        library: The runs that exist.
+        modest: Whether runs without what is merely wished for will do.
     """
 
-    def __init__(self, requests: Iterable[Request], runs: Mapping[str, StoredRun]) -> None:
+    def __init__(
+        self, requests: Iterable[Request], library: Library, *, modest: bool = False
+    ) -> None:
         self._results: list[Result] = []
         self.missing: list[Request] = []
         for request in requests:
-            run = runs.get(fingerprint(request.config))
+            run = library.find(request, modest=modest)
             if run is None:
                 self.missing.append(request)
             else:

@@ -39,6 +39,7 @@ class Request:
         case: The data set it belongs to.
         config: The run.
         needs: Measures that must have been taken during it.
+        wishes: Measures without which a run will do where nothing is trained.
         checkpoint: Whether its final weights are needed as well.
         instead: A file in the run directory that makes the weights unnecessary.
     """
@@ -46,12 +47,14 @@ class Request:
     case: str
     config: RunConfig
     needs: frozenset[str] = frozenset()
+    wishes: frozenset[str] = frozenset()
     checkpoint: bool = False
     instead: str = ""
 
-    def is_answered_by(self, run: StoredRun) -> bool:
-        """Whether a run of the same fingerprint gives what is asked for."""
-        if not is_complete(run) or not all(run.config.measure.takes(name) for name in self.needs):
+    def is_answered_by(self, run: StoredRun, *, modest: bool = False) -> bool:
+        """Whether a run of the same fingerprint gives what is asked for; modestly, what it must."""
+        measured = self.needs if modest else self.needs | self.wishes
+        if not is_complete(run) or not all(run.config.measure.takes(name) for name in measured):
             return False
         if not self.checkpoint or (self.instead and (run.path / self.instead).exists()):
             return True
@@ -86,11 +89,17 @@ class Library:
             paths.append(path)
         self._read.pop(path, None)
 
-    def find(self, request: Request) -> StoredRun | None:
-        """A finished run that gives what is asked for; None when there is none."""
-        for path in self._paths.get(fingerprint(request.config), []):
-            if request.is_answered_by(run := self._stored(path)):
-                return run
+    def find(self, request: Request, *, modest: bool = False) -> StoredRun | None:
+        """A finished run that gives what is asked for; None when there is none.
+
+        Args:
+            request: What is asked for.
+            modest: Also without its wishes, where no run grants them.
+        """
+        for less in (False, True) if modest else (False,):
+            for path in self._paths.get(fingerprint(request.config), []):
+                if request.is_answered_by(run := self._stored(path), modest=less):
+                    return run
         return None
 
     def place_for(self, config: RunConfig, folder: str) -> Path:
@@ -145,6 +154,7 @@ def merged(requests: Iterable[Request]) -> list[Request]:
             known.case,
             known.config if known.config.measure.every else request.config,
             known.needs | request.needs,
+            known.wishes | request.wishes,
             known.checkpoint or request.checkpoint,
             known.instead if known.instead == request.instead or not request.checkpoint else "",
         )

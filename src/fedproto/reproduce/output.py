@@ -47,7 +47,8 @@ class Output:
         self, title: str, columns: Sequence[str], groups: Iterable[Iterable[Sequence[str]]]
     ) -> None:
         """Prints a table with a line after every group; figures are on the right."""
-        shown = Table(title=title, title_justify="left")
+        self.say(title)
+        shown = Table()
         rows = [list(group) for group in groups]
         for place, column in enumerate(columns):
             names = all(_is_name(row[place]) for group in rows for row in group)

@@ -11,7 +11,6 @@ from fedproto.config import RunConfig
 from fedproto.data.base import DataSource
 from fedproto.data.federation import Federation
 from fedproto.errors import ConfigError, DataError, unknown_name
-from fedproto.report.results import StoredRun
 from fedproto.reproduce.base import EXPERIMENTS, Experiment, Result, Results
 from fedproto.reproduce.cases import Scope, without_mmd
 from fedproto.reproduce.estimate import Estimate, estimate
@@ -34,26 +33,31 @@ class Plan:
         scope: What was asked for.
         experiments: By name, in the order asked for.
         requests: What each of them wants.
-        found: Runs that exist, by fingerprint.
+        training: Whether missing runs are trained.
+        results: What each of them gets from runs that exist.
         missing: Runs to train.
     """
 
     scope: Scope
     experiments: dict[str, Experiment]
     requests: dict[str, list[Request]]
-    found: dict[str, StoredRun] = field(default_factory=dict)
+    training: bool = True
+    results: dict[str, Results] = field(default_factory=dict)
     missing: list[Request] = field(default_factory=list)
 
     def look(self, library: Library) -> None:
         """Finds out which runs exist."""
-        self.found, self.missing = {}, []
-        for request in merged(each for wanted in self.requests.values() for each in wanted):
-            run = library.find(request)
-            if run is None:
-                self.missing.append(request)
-            else:
-                self.found[fingerprint(request.config)] = run
+        self.results = {
+            name: Results(wanted, library, modest=not self.training)
+            for name, wanted in self.requests.items()
+        }
+        self.missing = merged(each for found in self.results.values() for each in found.missing)
         self._add_references(library)
+
+    @property
+    def found(self) -> int:
+        """How many runs exist."""
+        return len({each.run.path for found in self.results.values() for each in found})
 
     def leave_out(self, case: str) -> None:
         """Does without the runs of a data set that are still missing."""
@@ -79,13 +83,16 @@ class Plan:
                     self.missing.append(reference)
 
 
-def make_plan(names: Sequence[str], scope: Scope, library: Library) -> Plan:
+def make_plan(
+    names: Sequence[str], scope: Scope, library: Library, *, training: bool = True
+) -> Plan:
     """What has to be done for some experiments.
 
     Args:
         names: As on the command line; ``all`` for all of them.
         scope: Scale, seeds and data sets.
         library: The runs that exist.
+        training: Whether missing runs are trained.
 
     Raises:
         ConfigError: If a name is unknown, or no experiment is about the data sets asked for.
@@ -101,7 +108,8 @@ def make_plan(names: Sequence[str], scope: Scope, library: Library) -> Plan:
         raise ConfigError(
             f"--only: {', '.join(chosen)} is about {', '.join(experiments[chosen[0]].cases)}"
         )
-    plan = Plan(scope, about, {name: each.requests(scope) for name, each in about.items()})
+    requests = {name: each.requests(scope) for name, each in about.items()}
+    plan = Plan(scope, about, requests, training)
     plan.look(library)
     return plan
 
@@ -183,7 +191,7 @@ def with_reference(request: Request, scope: Scope, library: Library) -> RunConfi
 def render(plan: Plan, name: str, output: Output, facts: Mapping[str, Any]) -> None:
     """Draws one experiment from the runs that there are, and writes where they came from."""
     requests = plan.requests[name]
-    results = Results(requests, plan.found)
+    results = plan.results[name]
     if requests and len(results.missing) == len(requests):
         output.say(f"{name}: none of its {len(requests)} runs exists; nothing to show")
         return

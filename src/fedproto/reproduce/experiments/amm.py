@@ -1,4 +1,4 @@
-"""Figure 4: the aggregate mean margin over rounds."""
+"""Figure 3: the aggregate mean margin over rounds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedproto.reproduce.panels import Panel, methods_of, show_panels, titled
 class MarginCurves(Experiment):
     """AMM of the aggregate models; what is taken for it is in `equations.aggregate_mean_margin`."""
 
-    title = "Figure 4: aggregate mean margin over rounds"
+    title = "Figure 3: aggregate mean margin over rounds"
     cases = CLASSIFICATION
 
     def requests(self, scope: Scope) -> list[Request]:

@@ -1,4 +1,4 @@
-"""Figure 3: accuracy, loss and gradient dissimilarity over rounds on the four data sets."""
+"""Figure 2: accuracy, loss and gradient dissimilarity over rounds on the four data sets."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ ROWS = (
 class Curves(Experiment):
     """Mean and spread over δ and seeds, moving average over 10 % of the rounds."""
 
-    title = "Figure 3: accuracy, loss and gradient dissimilarity over rounds"
+    title = "Figure 2: accuracy, loss and gradient dissimilarity over rounds"
     cases = CLASSIFICATION
 
     def requests(self, scope: Scope) -> list[Request]:
         """All runs of the four recipes, with the dissimilarity measured."""
         return [
-            Request(case.name, config, frozenset({"dissimilarity"}))
+            Request(case.name, config, wishes=frozenset({"dissimilarity"}))
             for case in scope.cases(self.cases)
             for config in [*case.runs(), *case.centralized()]
         ]

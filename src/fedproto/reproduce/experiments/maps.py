@@ -1,4 +1,4 @@
-"""Figure 7: what the final models see in two pictures, and how sure they are of it."""
+"""Figure 6: what the final models see in two pictures, and how sure they are of it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Seen:
 class QualitativeMaps(Experiment):
     """Label maps and entropy maps of two held-out pictures, for three α."""
 
-    title = "Figure 7: label maps and entropy maps"
+    title = "Figures 6 and S4: label maps and entropy maps"
     cases = ("fpascal",)
 
     def requests(self, scope: Scope) -> list[Request]:

@@ -1,4 +1,4 @@
-"""Figure 5: the distance of the features from those of centralised training, over rounds."""
+"""Figure 4: the distance of the features from those of centralised training, over rounds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedproto.reproduce.panels import Panel, methods_of, show_panels, titled
 class DiscrepancyCurves(Experiment):
     """MMD between the features of the aggregate and of the centralised model."""
 
-    title = "Figure 5: MMD to the centralised model over rounds"
+    title = "Figure 4: MMD to the centralised model over rounds"
     cases = CLASSIFICATION
 
     def requests(self, scope: Scope) -> list[Request]:

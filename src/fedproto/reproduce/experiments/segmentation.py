@@ -1,4 +1,4 @@
-"""Figure 6: mIoU of federated segmentation over rounds, and against the class mix α."""
+"""Figure 5: mIoU of federated segmentation over rounds, and against the class mix α."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ METRICS = ("miou", "validation_miou")
 class SegmentationCurves(Experiment):
     """How segmentation depends on how mixed the clients' classes are."""
 
-    title = "Figure 6: mIoU against the class mix α"
+    title = "Figure 5: mIoU against the class mix α"
     cases = SEGMENTATION
 
     def requests(self, scope: Scope) -> list[Request]:
