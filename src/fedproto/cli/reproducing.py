@@ -122,7 +122,10 @@ def reproduce(
 
 
 def _list() -> None:
-    table = Table("name", "what it is", "data sets")
+    table = Table()
+    table.add_column("name", no_wrap=True)
+    table.add_column("what it is", no_wrap=True)
+    table.add_column("data sets")
     for name in EXPERIMENTS.names():
         experiment = EXPERIMENTS.get(name)
         table.add_row(name, experiment.title, ", ".join(experiment.cases))

@@ -171,6 +171,8 @@ class Scope:
             overrides += entry.get("stand_in", [])
         elif name == "celeba":
             overrides.append("data.allow_missing=true")
+        if self.scale == "quick" and not stand_in:
+            overrides += entry.get("quick_data", [])
         overrides += entry.get(self.scale, [])
         case = Case(
             name=name,
