@@ -7,6 +7,9 @@ DOCS_STAMP := $(VENV)/.installed-docs
 
 PEERS := .venv-peers
 
+# Rounds that a benchmark counts; about a quarter of a minute each beside the peers.
+ROUNDS ?= 10
+
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-ray lint docs pictures bench bench-peers format clean
 
@@ -25,7 +28,9 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP) ## FedProto beside FedAvg, FedProx and FedAtt: a table, two pictures, a run directory
 	$(BIN)/fedproto sweep demo --out runs/demo --reuse --quiet
 	$(BIN)/fedproto compare runs/demo --target 0.75 --plots runs/demo/figures
+	$(BIN)/fedproto report runs/demo --target 0.75
 	@echo
+	@echo "Open runs/demo/report.html in a browser."
 	@echo "Look into runs/demo: one folder a run (run.json, rounds.jsonl, checkpoints), pictures in figures."
 	@echo "Try next:"
 	@echo "  $(BIN)/fedproto run quickstart --set strategy.name=fedavg"
@@ -57,11 +62,11 @@ pictures: $(STAMP) ## draw the pictures of docs/concepts.md anew
 	$(BIN)/python docs/tools/pictures.py docs/images
 
 bench: $(STAMP) ## speed and memory beside plain PyTorch loops, and how cost grows
-	$(BIN)/python benchmarks/cpu.py --growth --out runs/bench/cpu.json
+	$(BIN)/python benchmarks/cpu.py --rounds $(ROUNDS) --growth --out runs/bench/cpu.json
 
 bench-peers: $(STAMP) $(PEERS)/.flower $(PEERS)/.pfl ## the same work through Flower and pfl-research
-	$(BIN)/python benchmarks/cpu.py --models cnn --engines processes --out runs/bench/peers.json \
-	  --flower $(PEERS)/flower/bin/python --pfl $(PEERS)/pfl/bin/python
+	$(BIN)/python benchmarks/cpu.py --models cnn --engines processes --rounds $(ROUNDS) \
+	  --out runs/bench/peers.json --flower $(PEERS)/flower/bin/python --pfl $(PEERS)/pfl/bin/python
 
 $(PEERS)/.flower:
 	$(PYTHON) -m venv $(PEERS)/flower

@@ -191,7 +191,9 @@ def compare(model: str, arguments: argparse.Namespace) -> dict[str, Any]:
             (f"loop, {loop}", [sys.executable, "plain.py", loop], {}) for loop in arguments.loops
         ]
         if arguments.flower:
-            commands.append(("Flower", [str(arguments.flower.absolute()), "flower.py"], {}))
+            flower = str(arguments.flower.absolute())
+            commands.append(("Flower, as its tutorial", [flower, "flower_tutorial.py"], {}))
+            commands.append(("Flower, leanest", [flower, "flower.py"], {}))
         if arguments.pfl:
             commands.append(
                 ("pfl-research", [str(arguments.pfl.absolute()), "pfl_research.py"], {})

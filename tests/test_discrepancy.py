@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -160,3 +164,15 @@ def test_ffd_by_hand():
 def test_features_that_do_not_fit_are_refused(x, y, paired, message):
     with pytest.raises(ConfigError, match=message):
         mmd2(torch.zeros(x), torch.zeros(y), 1.0, paired=paired)
+
+
+def test_ten_thousand_features_take_seconds_and_no_kernel_matrix():
+    script = Path(__file__).resolve().parents[1] / "benchmarks/mmd.py"
+    result = subprocess.run(
+        [sys.executable, str(script), "--repeats=1"], capture_output=True, text=True, check=True
+    )
+    report = json.loads(result.stdout)
+    assert (report["samples"], report["channels"]) == (10_000, 256)
+    # Processor time, since others may be busy on the same cores: two seconds on two of them.
+    assert report["quadratic_processor_s"] < 4
+    assert report["memory_mb"] < report["kernel_matrix_mb"]

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 from fedproto.analysis import probe as probing
-from fedproto.analysis.dissimilarity import summarize_distances
+from fedproto.analysis.dissimilarity import gradient_dissimilarity, summarize_distances
 from fedproto.analysis.probe import Probe
 from fedproto.data.federation import Federation
 from fedproto.engines.base import EngineOptions, Workload
@@ -87,6 +87,17 @@ def test_equal_clients_do_not_disagree():
     model = with_features(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)))
     found = probe_of(federation, model).gradient_distances(state_of(model), range(3))
     assert found.max() < 1e-20
+
+
+def test_clients_given_as_tensors(image_federation):
+    model = build_model(CNNOptions(channels1=2, channels2=3, features=5), (1, 8, 8), 3, seed=1)
+    expected = naive_distances(image_federation, model, state_of(model)).mean()
+    batches = [image_federation.samples.batch(each.train) for each in image_federation.clients]
+    found = gradient_dissimilarity(model, [(x.double(), y) for x, y in batches])
+    assert found.mean == pytest.approx(float(expected), rel=1e-9)
+    assert found.error == 0
+    with pytest.raises(ConfigError, match="no clients"):
+        gradient_dissimilarity(model, [])
 
 
 @pytest.mark.parametrize("together", [False, True])

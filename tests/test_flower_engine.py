@@ -36,7 +36,8 @@ def tables(**sections):
         "flower": {"evaluate_on": "server", "wait": 0, "deadline": 0.2},
     }
     for name, section in sections.items():
-        base[name] = section if not isinstance(section, dict) else {**base[name], **section}
+        new = isinstance(section, dict)
+        base[name] = {**base.get(name, {}), **section} if new else section
     return base
 
 
@@ -82,6 +83,16 @@ def test_clients_test_where_the_server_has_no_data(tmp_path):
         assert one.metrics == pytest.approx(other.metrics, rel=1e-6)
     enrolled = json.loads((ours.path / "clients.json").read_text())
     assert [one["client"] for one in enrolled] == list(range(CLIENTS))
+
+
+def test_measures_are_taken_only_where_the_server_has_the_data(tmp_path):
+    measured = {"measure": {"every": 2}}
+    with pytest.raises(ConfigError, match="stays with the clients over Flower"):
+        over_flower(tmp_path / "clients", flower={"evaluate_on": "clients"}, **measured)
+    ours = over_flower(tmp_path / "flower", **measured)
+    theirs = simulated(tmp_path / "here", **measured)
+    assert [r.metrics for r in ours.records()] == [r.metrics for r in theirs.records()]
+    assert "dissimilarity" in ours.records()[-1].metrics
 
 
 def test_a_run_goes_on_where_it_stopped(tmp_path):

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedproto import FedProto
-from fedproto.guard import FeatureShape, feature_shape
+from fedproto import FedAvg, FedProto
+from fedproto.guard import FeatureShape, feature_shape, reason_to_refuse
 from fedproto.rounds import close_round, plan_round, run_rounds
 from fedproto.strategies.attention import cap_attention
 from helpers import begin, config_of, engine_for, make_state, make_update
@@ -50,6 +50,23 @@ def test_an_update_in_anothers_place_is_refused(small_federation, small_model):
     updates = engine_for(small_federation, small_model).train(plan.jobs)
     _, record = close_round(run, plan, [updates[0], updates[0], *updates[2:]])
     assert record.failures == {plan.cohort[1]: f"the update says it is of client {plan.cohort[0]}"}
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 1e35, -1e35])
+def test_a_single_value_out_of_range_is_seen(value, small_federation, small_model):
+    job = plan_round(0, begin(config_of(FedAvg(), delta=0), small_model), small_federation).jobs[0]
+    (update,) = engine_for(small_federation, small_model).train([job])
+    assert reason_to_refuse(update, job) is None
+    update.params["classifier.weight"][1, 2] = value
+    assert "'classifier.weight' is not finite" in (reason_to_refuse(update, job) or "")
+
+
+def test_a_tensor_without_values_has_nothing_wrong(small_federation, small_model):
+    job = plan_round(0, begin(config_of(FedAvg(), delta=0), small_model), small_federation).jobs[0]
+    (update,) = engine_for(small_federation, small_model).train([job])
+    empty = {"none": torch.empty(0)}
+    job = replace(job, state=replace(job.state, buffers=empty))
+    assert reason_to_refuse(replace(update, buffers=empty), job) is None
 
 
 def test_incidents_of_an_engine_are_in_the_record(small_federation, small_model):

@@ -1,27 +1,18 @@
-"""Flower's simulation: two Ray actors of one core each, federated averaging in its server app.
+"""Flower's simulation, the leanest app we could write: no strategy, no data loaders, one thread.
 
 flower.py WORK OUT
 """
 
 from __future__ import annotations
 
-import os
 import sys
 
-os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
-os.environ["FLWR_DISABLE_UPDATE_CHECK"] = "1"
-os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-# Ray lowers its workers' priority; on a machine that does other things too that would be unfair.
-os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 - spelled so by Ray
-# The actors start elsewhere and have to find what this file imports.
-os.environ["PYTHONPATH"] = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120
-
+import flower_setup
 import torch
 from common import average, load, quiet, serve
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
-from flwr.simulation import run_simulation
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - the name everyone uses
 
@@ -97,12 +88,4 @@ def serve_rounds(grid: Grid, context: Context) -> None:
 
 if __name__ == "__main__":
     quiet()
-    run_simulation(
-        server_app=server_app,
-        client_app=client_app,
-        num_supernodes=len(load(PATH).sizes),
-        backend_config={
-            "init_args": {"num_cpus": 2, "include_dashboard": False},
-            "client_resources": {"num_cpus": 1, "num_gpus": 0},
-        },
-    )
+    flower_setup.simulate(server_app, client_app, clients=len(load(PATH).sizes))

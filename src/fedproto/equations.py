@@ -226,7 +226,7 @@ def weighted_average(w_k: Sequence[Tensor], a_k: Tensor) -> Tensor:
     """
     total = w_k[0] * float(a_k[0])
     for w, a in zip(w_k[1:], a_k[1:].tolist(), strict=True):
-        total = total.add(w, alpha=a)
+        total.add_(w, alpha=a)
     return total
 
 

@@ -174,4 +174,8 @@ def _value_checks(
 
 def _usable(tensor: Tensor) -> Tensor:
     """Whether all values are numbers of a sane size; comparing with NaN is false."""
-    return (tensor.abs() <= LARGEST).all()
+    if not tensor.numel():
+        return torch.ones((), dtype=torch.bool, device=tensor.device)
+    # One pass that writes nothing, however large the model.
+    smallest, largest = tensor.aminmax()
+    return (smallest >= -LARGEST) & (largest <= LARGEST)

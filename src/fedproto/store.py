@@ -100,22 +100,8 @@ class RunStore:
         """
         path = self.path / "rounds.jsonl"
         with _explained(path):
-            lines = path.read_bytes().split(b"\n") if path.exists() else [b""]
-        records = []
-        for number, line in enumerate(lines[:-1], start=1):
-            try:
-                record = _read_record(json.loads(line))
-            except (ValueError, TypeError, KeyError, AttributeError):
-                raise StoreError(
-                    f"{path} line {number} is damaged; restore the file from a copy, or start the"
-                    " run again in another directory"
-                ) from None
-            if record.round != number - 1:
-                raise StoreError(
-                    f"{path} line {number} is about round {record.round}, out of order"
-                )
-            records.append(record)
-        return records
+            content = path.read_bytes() if path.exists() else b""
+        return parse_records(content, path)
 
     def append(self, record: RoundRecord) -> None:
         """Adds a round's record and waits until it is on disk.
@@ -265,6 +251,32 @@ def read_description(path: Path) -> dict[str, Any]:
     if version != FORMAT:
         raise StoreError(f"{file} is of format {version}; this version reads format {FORMAT}")
     return dict(description)
+
+
+def parse_records(content: bytes, path: Path, first: int = 0) -> list[RoundRecord]:
+    """The records in a piece of ``rounds.jsonl``; what follows the last line's end is left out.
+
+    Args:
+        content: Lines of the file.
+        path: The file, for messages.
+        first: The round of the first line.
+
+    Raises:
+        StoreError: If a line is damaged or out of order.
+    """
+    records = []
+    for number, line in enumerate(content.split(b"\n")[:-1], start=first + 1):
+        try:
+            record = _read_record(json.loads(line))
+        except (ValueError, TypeError, KeyError, AttributeError):
+            raise StoreError(
+                f"{path} line {number} is damaged; restore the file from a copy, or start the"
+                " run again in another directory"
+            ) from None
+        if record.round != number - 1:
+            raise StoreError(f"{path} line {number} is about round {record.round}, out of order")
+        records.append(record)
+    return records
 
 
 def write_atomically(path: Path, content: bytes) -> None:

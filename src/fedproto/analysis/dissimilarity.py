@@ -1,8 +1,9 @@
-"""How much the clients' gradients disagree: ``1/|K| Σ_k ‖∇L_k(W) − ∇L(W)‖²``.
+"""How much the clients' gradients disagree.
 
-``L_k`` is the mean loss over client k's training samples and ``L = Σ_k n_k/n L_k`` that over the
-pooled ones. Gradients are those of the model as it is tested: batch norm by the state's statistics,
-no dropout. They are compared client by client and never all held at once.
+The dissimilarity is ``1/|K| Σ_k ‖∇L_k(W) − ∇L(W)‖²``, where ``L_k`` is the mean loss over client
+k's training samples and ``L = Σ_k n_k/n L_k`` that over the pooled ones. Gradients are those of the
+model as it is tested: batch norm by the state's statistics, no dropout. They are compared client by
+client and never all held at once.
 
 Shapes: K clients, N samples, P parameters.
 """
@@ -35,6 +36,36 @@ class Dissimilarity:
 
     mean: float
     error: float
+
+
+def gradient_dissimilarity(
+    model: nn.Module,
+    clients: Sequence[tuple[Tensor, Tensor]],
+    loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
+) -> Dissimilarity:
+    """The dissimilarity of clients whose data is given as tensors.
+
+    Args:
+        model: With its weights, in the mode its gradients are wanted in.
+        clients: Each client's inputs and targets.
+        loss: Mean loss of scores and targets.
+
+    Raises:
+        ConfigError: If there are no clients.
+    """
+    total = sum(len(targets) for _, targets in clients)
+    pooled: dict[str, Tensor] = {}
+    for inputs, targets in clients:
+        own = mean_gradient(model, loss, _samples, iter([(inputs, targets)]))
+        for name, part in own.items():
+            share = part * (len(targets) / total)
+            pooled[name] = pooled[name] + share if name in pooled else share
+    distances = [
+        squared_distance(mean_gradient(model, loss, _samples, iter([client])), pooled)
+        for client in clients
+    ]
+    found = torch.stack(distances) if distances else torch.empty(0)
+    return summarize_distances(found, len(clients))
 
 
 def summarize_distances(distance_k: Tensor, num_clients: int) -> Dissimilarity:
@@ -153,3 +184,7 @@ def similar_sizes(
         else:
             yield order[start : start + number], True
             start += number
+
+
+def _samples(targets: Tensor) -> Tensor:
+    return torch.tensor(len(targets), device=targets.device)

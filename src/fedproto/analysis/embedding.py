@@ -77,6 +77,11 @@ def embed(
     return np.asarray(places, dtype=np.float64)
 
 
+def can_embed() -> bool:
+    """Whether one of the libraries is installed."""
+    return any(importlib.util.find_spec(name) is not None for name in ("sklearn", "openTSNE"))
+
+
 def class_colors(num_classes: int, *, label_maps: bool) -> list[str]:
     """A colour per class: PASCAL VOC's for label maps and for many classes."""
     if not label_maps and num_classes <= len(CLASS_COLORS):

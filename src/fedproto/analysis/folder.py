@@ -11,6 +11,7 @@ Every file says after how many rounds the model was looked at.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -240,6 +241,8 @@ def _measures(subject: Subject, wishes: Wishes, on_step: OnStep) -> None:
 def _maps(subject: Subject, wishes: Wishes, on_step: OnStep) -> None:
     if not _has_label_maps(subject):
         return
+    if importlib.util.find_spec("PIL") is None:
+        raise ConfigError("maps need Pillow: pip install 'fedproto[images]'")
     test = subject.workload.federation.test_indices
     order = stream(subject.config.seed, Purpose.MAPPED).permutation(len(test))
     chosen = [int(index) for index in np.sort(test[order[: wishes.pictures]])]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -31,13 +30,11 @@ from fedproto.rng import Indices
 from fedproto.tasks import Classification
 from fedproto.types import POOLED, Prototypes, ServerState
 
-Part: TypeAlias = Literal["train", "test"]
-
 INPUTS_AT_ONCE = 2**21
 """Input values of a batch on a GPU, whose memory the test batches of a CPU would leave idle."""
 
-GRADIENTS_AT_ONCE = {"cuda": 2**27, "cpu": 2**24}
-"""Gradient values of several clients that are held at once, by the kind of device."""
+GRADIENTS_AT_ONCE, GRADIENTS_AT_ONCE_CUDA = 2**24, 2**27
+"""Gradient values of several clients that are held at once, elsewhere and on a GPU."""
 
 
 class Probe:
@@ -213,7 +210,8 @@ class Probe:
         if convolves and self.device.type == "cpu":
             return 1
         numbers = sum(tensor.numel() for tensor in self._model.parameters())
-        return max(1, GRADIENTS_AT_ONCE[self.device.type] // max(1, numbers))
+        fit = GRADIENTS_AT_ONCE_CUDA if self.device.type == "cuda" else GRADIENTS_AT_ONCE
+        return max(1, fit // max(1, numbers))
 
     def _complete(self, state: ServerState) -> bool:
         """Whether a state brings its batch-norm statistics with it."""

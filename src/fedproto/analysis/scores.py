@@ -86,7 +86,7 @@ def score_classes(probe: Probe, state: ServerState) -> ClassScores:
         metric="iou" if maps else "accuracy",
         names=[class_name(federation.class_names, int(place)) for place in present],
         examples=true[present].tolist(),
-        values=(correct / total.clamp(min=1))[present].tolist(),
+        values=(correct.double() / total.clamp(min=1))[present].tolist(),
     )
 
 

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from fedproto.analysis.embedding import can_embed
 from fedproto.analysis.folder import PARTS, OnStep, Wishes, analyse, open_subject
 from fedproto.analysis.runs import attention_spread, pearson
 from fedproto.cli.options import DataRoot
@@ -63,7 +64,7 @@ def analyse_runs(
         if name not in PARTS:
             raise ConfigError(f"--what: {unknown_name('part', name, PARTS)}")
     wishes = Wishes(
-        what=tuple(what or PARTS),
+        what=tuple(what or _possible_parts()),
         reference=None if reference is None else str(reference),
         samples=samples,
         pictures=pictures,
@@ -83,6 +84,14 @@ def analyse_runs(
         for run in runs:
             typer.echo(f"wrote {run.path / 'analysis'}", err=True)
     _say_correlation(found, as_json)
+
+
+def _possible_parts() -> list[str]:
+    """All parts but those whose library is missing, with a word about them."""
+    if can_embed():
+        return list(PARTS)
+    typer.echo("no t-SNE: it needs scikit-learn, pip install 'fedproto[analysis]'", err=True)
+    return [name for name in PARTS if name != "embedding"]
 
 
 def _federation(run: StoredRun, known: dict[DataSource, Federation]) -> Federation:

@@ -16,6 +16,7 @@ from fedproto.cli import (
     flower,
     inspecting,
     predicting,
+    reporting,
     reproducing,
     running,
 )
@@ -33,6 +34,7 @@ running.add_to(app)
 predicting.add_to(app)
 comparing.add_to(app)
 analysing.add_to(app)
+reporting.add_to(app)
 reproducing.add_to(app)
 inspecting.add_to(app)
 data.add_to(app)

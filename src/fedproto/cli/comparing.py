@@ -14,8 +14,14 @@ from rich.table import Table
 
 from fedproto.errors import ConfigError, unknown_name
 from fedproto.report.figures import save_figures
-from fedproto.report.results import StoredRun, Summary, find_runs, group_by_seed, summarize
-from fedproto.tasks import headline
+from fedproto.report.results import (
+    StoredRun,
+    Summary,
+    find_runs,
+    group_by_seed,
+    main_score,
+    summarize,
+)
 
 
 def add_to(app: typer.Typer) -> None:
@@ -37,7 +43,7 @@ def compare(
 ) -> None:
     """Compare runs; those that differ only in the seed share a row."""
     runs = find_runs(directories)
-    metric = metric or _main_score(runs)
+    metric = metric or main_score(runs)
     groups = _groups(runs, metric, each)
     rows = summarize(groups, metric, target)
     if as_json:
@@ -52,7 +58,7 @@ def compare(
 def print_comparison(directories: Iterable[Path]) -> None:
     """The table of runs that have just ended."""
     runs = find_runs(directories)
-    metric = runs[0].config.stop.metric or _main_score(runs)
+    metric = runs[0].config.stop.metric or main_score(runs)
     groups = _groups(runs, metric, each=False)
     _print_table(summarize(groups, metric, None), metric, None)
 
@@ -84,10 +90,6 @@ def comparison_table(rows: list[Summary], metric: str, target: float | None) -> 
     for row in rows:
         table.add_row(row.title, *(cell(row) for cell in columns.values()))
     return table
-
-
-def _main_score(runs: list[StoredRun]) -> str:
-    return headline(name for run in runs for record in run.records for name in record.metrics)
 
 
 def _groups(runs: list[StoredRun], metric: str, each: bool) -> list[list[StoredRun]]:

@@ -20,6 +20,7 @@ from fedproto.models import MODELS
 from fedproto.options import Options, describe
 from fedproto.recipe import bundled_recipes, recipe_summary
 from fedproto.registry import Registry
+from fedproto.sinks import SINKS
 from fedproto.strategies import STRATEGIES
 
 REGISTRIES: dict[str, Registry[Any]] = {
@@ -28,6 +29,7 @@ REGISTRIES: dict[str, Registry[Any]] = {
     "models": MODELS,
     "engines": ENGINES,
     "measures": MEASURES,
+    "sinks": SINKS,
 }
 Kind = enum.Enum("Kind", {name: name for name in (*REGISTRIES, "recipes")}, type=str)  # type: ignore[misc]
 
@@ -44,7 +46,7 @@ def list_known(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> None:
-    """List strategies, data sets, models, engines, measures and recipes."""
+    """List strategies, data sets, models, engines, measures, sinks and recipes."""
     kinds = [kind.value] if kind else [each.value for each in Kind]
     known = {name: _entries(name) for name in kinds}
     if as_json:

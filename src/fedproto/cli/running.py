@@ -19,6 +19,7 @@ from fedproto.data import DataSource, Federation
 from fedproto.errors import ConfigError, StoreError, unknown_name
 from fedproto.recipe import read_recipe
 from fedproto.simulate import is_finished, load_federations, open_or_create, simulate
+from fedproto.sinks import check_sinks, logging_to
 from fedproto.store import RunStore, is_run
 from fedproto.sweep import create_sweep, is_sweep, open_sweep
 
@@ -43,6 +44,14 @@ Only = Annotated[
     list[str] | None,
     typer.Option(metavar="LABEL", help="Only the runs of this label; may be given several times."),
 ]
+LogTo = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--log-to",
+        metavar="NAME",
+        help="Also send metrics to tensorboard or wandb; may be given several times.",
+    ),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No table at the end.")]
 
 
@@ -60,10 +69,12 @@ def run(
     reuse: Reuse = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
+    log_to: LogTo = None,
     data_root: DataRoot = None,
 ) -> None:
     """Train one strategy as a recipe says."""
     del data_root
+    check_sinks(log_to or [])
     configs = read_recipe(recipe, overrides or [])
     if len(configs) > 1:
         raise ConfigError(
@@ -73,7 +84,7 @@ def run(
     (config,) = configs.values()
     federations = _load([config])
     store = open_or_create(path, config) if reuse else RunStore.create(path, config)
-    _carry_out([store], path, federations, as_json=as_json, quiet=quiet)
+    _carry_out([store], path, federations, log_to or [], as_json=as_json, quiet=quiet)
 
 
 def sweep(
@@ -84,25 +95,29 @@ def sweep(
     as_json: AsJson = False,
     quiet: Quiet = False,
     only: Only = None,
+    log_to: LogTo = None,
     data_root: DataRoot = None,
 ) -> None:
     """Train all runs of a recipe together."""
     del data_root
+    check_sinks(log_to or [])
     configs = _labelled(read_recipe(recipe, overrides or []), only or [])
     path = out or fresh_directory(recipe)
     federations = _load(configs.values())
     stores = create_sweep(path, configs, reuse=reuse)
-    _carry_out(stores, path, federations, as_json=as_json, quiet=quiet)
+    _carry_out(stores, path, federations, log_to or [], as_json=as_json, quiet=quiet)
 
 
 def resume(
     directory: Annotated[Path, typer.Argument(help="Directory of a run or a sweep.")],
     as_json: AsJson = False,
     quiet: Quiet = False,
+    log_to: LogTo = None,
     data_root: DataRoot = None,
 ) -> None:
     """Continue a run or sweep that was stopped."""
     del data_root
+    check_sinks(log_to or [])
     if is_sweep(directory):
         stores = open_sweep(directory)
     elif is_run(directory):
@@ -110,13 +125,14 @@ def resume(
     else:
         raise StoreError(f"{directory} holds neither a run nor a sweep")
     federations = _load(store.config for store in stores if not is_finished(store))
-    _carry_out(stores, directory, federations, as_json=as_json, quiet=quiet)
+    _carry_out(stores, directory, federations, log_to or [], as_json=as_json, quiet=quiet)
 
 
 def _carry_out(
     stores: Sequence[RunStore],
     path: Path,
     federations: Mapping[DataSource, Federation],
+    log_to: Sequence[str],
     *,
     as_json: bool,
     quiet: bool,
@@ -125,7 +141,10 @@ def _carry_out(
         runs = "1 run" if len(stores) == 1 else f"{len(stores)} runs"
         typer.echo(f"{runs} in {path}", err=True)
     try:
-        with progress_for(stores, as_json) as watcher:
+        with (
+            progress_for(stores, as_json) as progress,
+            logging_to(log_to, stores, progress) as watcher,
+        ):
             simulate(stores, watcher, federations)
     except KeyboardInterrupt:
         done = sum(len(store.records()) for store in stores)

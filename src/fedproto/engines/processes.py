@@ -1,8 +1,8 @@
 """The processes engine: jobs on all cores of a CPU, one single-threaded process per core.
 
 Small models do not keep several threads busy: each step is over before they have met. Whole jobs
-side by side do. Convolutions run channels last, which is nearly twice as fast on a CPU. Weights
-travel through shared memory, and the longest jobs go first so that all cores finish together.
+side by side do. Weights travel through shared memory, and the longest jobs go first so that all
+cores finish together. What trains them is `fedproto.engines.workers.trainer`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from torch import Tensor
 
 from fedproto.engines.base import ENGINES, Engine, OnDone, Workload, available_cores
 from fedproto.engines.reference import ReferenceEngine
+from fedproto.engines.workers.memory import keep_freed_memory
 from fedproto.engines.workers.pool import Work, WorkerPool
 from fedproto.engines.workers.shared import SharedSlots
+from fedproto.engines.workers.trainer import LeanTrainer
 from fedproto.rng import Indices
 from fedproto.types import ClientFailure, ClientUpdate, LocalJob, Prototypes, ServerState
 
@@ -56,6 +58,7 @@ class ProcessesEngine(Engine):
         # The cores belong to the workers: threads of this process would only wait for them.
         self._threads = torch.get_num_threads()
         torch.set_num_threads(1)
+        keep_freed_memory()
 
     @property
     def pids(self) -> list[int]:
@@ -148,7 +151,7 @@ class ProcessesEngine(Engine):
             self._alone = self._trainer()
 
     def _trainer(self) -> ReferenceEngine:
-        return ReferenceEngine(self.workload, channels_last=True)
+        return LeanTrainer(self.workload)
 
     def _make_work(self) -> Work:
         """What a worker does; called in the worker."""

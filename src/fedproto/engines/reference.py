@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -20,6 +21,8 @@ from fedproto.models.base import features_of
 from fedproto.rng import Indices, seeded
 from fedproto.tasks import Task
 from fedproto.types import ClientFailure, ClientUpdate, LocalJob, Prototypes, ServerState, Tensors
+
+Step: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
 
 @ENGINES.register("reference")
@@ -90,11 +93,7 @@ class ReferenceEngine(Engine):
 
     def _fit(self, job: LocalJob, indices: Indices) -> float | None:
         """Local training; returns the mean loss over the last epoch."""
-        model = self._model.train()
-        if job.train.batch_norm == "frozen":
-            freeze(model)
-        params = dict(model.named_parameters())
-        optimizer = job.train.optimizer_for(model, job.lr)
+        step = self._stepper(job)
         epoch_loss: Tensor | None = None
         seen = 0
         for epoch, batches in enumerate(job.batches):
@@ -104,13 +103,26 @@ class ReferenceEngine(Engine):
                 inputs, targets = self._samples.batch(indices[batch])
                 if job.augment is not None and draws is not None:
                     inputs, targets = job.augment.apply(inputs, targets, draws[batch])
-                penalty = job.strategy.penalty(params, job.state.params)
-                optimizer.zero_grad(set_to_none=True)
-                loss = self._backward(inputs, targets, penalty, job.train.accumulate)
-                optimizer.step()
-                epoch_loss += loss * len(batch)
+                epoch_loss += step(inputs, targets) * len(batch)
                 seen += len(batch)
         return None if epoch_loss is None else float(epoch_loss) / seen
+
+    def _stepper(self, job: LocalJob) -> Step:
+        """What a local step does with a batch; it returns the loss without the penalty."""
+        model = self._model.train()
+        if job.train.batch_norm == "frozen":
+            freeze(model)
+        params = dict(model.named_parameters())
+        optimizer = job.train.optimizer_for(model, job.lr)
+
+        def step(inputs: Tensor, targets: Tensor) -> Tensor:
+            penalty = job.strategy.penalty(params, job.state.params)
+            optimizer.zero_grad(set_to_none=True)
+            loss = self._backward(inputs, targets, penalty, job.train.accumulate)
+            optimizer.step()
+            return loss
+
+        return step
 
     def _backward(
         self, inputs: Tensor, targets: Tensor, penalty: Tensor | None, parts: int

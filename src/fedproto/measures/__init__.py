@@ -1,1 +1,5 @@
 """Measures: what is taken of aggregate models every few rounds, one file each."""
+
+from fedproto.measures.options import MeasureOptions
+
+__all__ = ["MeasureOptions"]

@@ -14,6 +14,9 @@ from fedproto.report.figures import COLORS
 if TYPE_CHECKING:
     from fedproto.analysis.calibration import Bin
 
+# Classes in VOC's colours are told apart by their shape too, whatever the colour vision.
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+
 
 def have_matplotlib() -> bool:
     """Whether figures can be drawn."""
@@ -81,7 +84,8 @@ def draw_embedding(content: Mapping[str, Any], path: Path) -> Path:
         axes.scatter(
             x[inside],
             y[inside],
-            s=10,
+            s=12,
+            marker=MARKERS[place % len(MARKERS)],
             color=content["colors"][place],
             label=content["classes"][place],
             linewidths=0,

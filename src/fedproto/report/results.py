@@ -16,7 +16,7 @@ from fedproto.config import RunConfig, differences
 from fedproto.errors import StoreError
 from fedproto.store import RunStore, is_run
 from fedproto.sweep import is_sweep, sweep_directories
-from fedproto.tasks import loss_beside, lower_is_better
+from fedproto.tasks import headline, loss_beside, lower_is_better
 from fedproto.types import RoundRecord
 
 WINDOW = 0.1
@@ -78,7 +78,7 @@ def find_runs(paths: Iterable[Path]) -> list[StoredRun]:
     for path in paths:
         if not path.exists():
             raise StoreError(f"{path} does not exist")
-        inside = _directories(path)
+        inside = run_directories(path)
         if not inside:
             raise StoreError(f"{path} holds no run: no run.json in it or below")
         for directory in inside:
@@ -87,12 +87,22 @@ def find_runs(paths: Iterable[Path]) -> list[StoredRun]:
     return found
 
 
-def _directories(path: Path) -> list[Path]:
+def run_directories(path: Path) -> list[Path]:
+    """Where the runs in and below a directory are; a sweep's in its recipe's order.
+
+    Raises:
+        StoreError: If a sweep's list of runs is damaged.
+    """
     if is_run(path):
         return [path]
     if is_sweep(path):
         return [directory for directory in sweep_directories(path) if is_run(directory)]
     return sorted(file.parent for file in path.rglob("run.json"))
+
+
+def main_score(runs: Iterable[StoredRun]) -> str:
+    """The score by which some runs are compared first."""
+    return headline(name for run in runs for record in run.records for name in record.metrics)
 
 
 def group_by_seed(runs: Iterable[StoredRun]) -> list[list[StoredRun]]:

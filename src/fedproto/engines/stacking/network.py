@@ -75,23 +75,27 @@ class BlockNetwork(Network):
     Args:
         blocks: All layers but the last; the last of them gives the features.
         head: The last layer; nothing follows it.
+
+    Attributes:
+        blocks: As given.
+        head: As given.
     """
 
     def __init__(self, blocks: Sequence[Block], head: Dense) -> None:
-        self._blocks = tuple(blocks)
-        self._head = head
+        self.blocks = tuple(blocks)
+        self.head = head
         self._weight, self._bias = f"{head.name}.weight", f"{head.name}.bias"
 
     def lay_out(self, inputs: Tensor) -> Tensor:
         """Channels last for images, flat for anything else."""
-        if isinstance(self._blocks[0], Conv):
+        if isinstance(self.blocks[0], Conv):
             return inputs.movedim(1, -1).contiguous()
         return inputs.flatten(1).contiguous()
 
     def pack(self, params: Tensors) -> dict[str, Tensor]:
         """Weights block by block; biases as they are."""
         packed = dict(params)
-        for block in (*self._blocks, self._head):
+        for block in (*self.blocks, self.head):
             name = f"{block.name}.weight"
             packed[name] = block.pack(params[name]).contiguous()
         return packed
@@ -99,7 +103,7 @@ class BlockNetwork(Network):
     def unpack(self, params: Tensors) -> dict[str, Tensor]:
         """The opposite of `pack`."""
         own = dict(params)
-        for block in (*self._blocks, self._head):
+        for block in (*self.blocks, self.head):
             name = f"{block.name}.weight"
             own[name] = block.unpack(params[name])
         return {
@@ -110,7 +114,7 @@ class BlockNetwork(Network):
     def features(self, params: Tensors, x: Tensor) -> Tensor:
         """What the last block puts out, in the module's order of channels."""
         x = self._encode(params, x)
-        return (x if self._head.image is None else x.movedim(-1, 2)).flatten(2)
+        return (x if self.head.image is None else x.movedim(-1, 2)).flatten(2)
 
     def scores(self, params: Tensors, x: Tensor) -> Tensor:
         """The head on top of the last block."""
@@ -123,7 +127,7 @@ class BlockNetwork(Network):
     ) -> tuple[Tensor, dict[str, Gradient]]:
         """Forward through the blocks and back."""
         saved = []
-        for block in self._blocks:
+        for block in self.blocks:
             x, kept = block.forward(params, x, fuse)
             saved.append(kept)
         x = x.flatten(2)
@@ -134,8 +138,8 @@ class BlockNetwork(Network):
             self._bias: db,
         }
         dx: Tensor | None = torch.bmm(dz, params[self._weight])
-        for place in reversed(range(len(self._blocks))):
-            block = self._blocks[place]
+        for place in reversed(range(len(self.blocks))):
+            block = self.blocks[place]
             assert dx is not None  # noqa: S101 - only the first block gives no gradient
             dx, own = block.backward(params, saved[place], dx, fuse, first=place == 0)
             gradients |= own
@@ -143,10 +147,10 @@ class BlockNetwork(Network):
 
     def numbers(self, batch: int) -> int:
         """The sum over the blocks: nothing is freed before the backward pass ends."""
-        return sum(block.numbers(batch) for block in self._blocks)
+        return sum(block.numbers(batch) for block in self.blocks)
 
     def _encode(self, params: Tensors, x: Tensor) -> Tensor:
-        for block in self._blocks:
+        for block in self.blocks:
             x, _ = block.forward(params, x, unfused)
         return x
 

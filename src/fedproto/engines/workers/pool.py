@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from fedproto.engines.workers.memory import keep_freed_memory
 from fedproto.errors import TrainingError
 
 Work: TypeAlias = Callable[[int, Any], Any]
@@ -163,6 +164,7 @@ def _serve(
         other.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
+    keep_freed_memory()
     try:
         work = make_work()
         while True:

@@ -1,0 +1,86 @@
+"""The command that writes or serves the HTML page about runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedproto.cli.options import DataRoot
+from fedproto.errors import StoreError
+from fedproto.report.content import page_content
+from fedproto.report.following import Followers
+from fedproto.report.html import render
+from fedproto.report.live import LiveReport, LiveServer
+from fedproto.report.spread import DataPanels
+from fedproto.store import write_atomically
+
+
+def add_to(app: typer.Typer) -> None:
+    """Adds the command of this module."""
+    app.command()(report)
+
+
+def report(
+    directories: Annotated[list[Path], typer.Argument(help="Runs, sweeps or folders of them.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The HTML file; report.html in the directory given by default."),
+    ] = None,
+    title: Annotated[str | None, typer.Option(help="What to call the page.")] = None,
+    metric: Annotated[
+        str | None, typer.Option(help="The score to compare by; the task's main one by default.")
+    ] = None,
+    target: Annotated[
+        float | None, typer.Option(help="Also show when this score is reached.")
+    ] = None,
+    data: Annotated[
+        bool, typer.Option("--data/--no-data", help="Show how the data is spread over clients.")
+    ] = True,
+    live: Annotated[
+        bool, typer.Option("--live", help="Serve the page on this machine while runs go on.")
+    ] = False,
+    port: Annotated[
+        int, typer.Option(help="Port of --live; 0 for any free one.", min=0, max=65535)
+    ] = 8765,
+    data_root: DataRoot = None,
+) -> None:
+    """Write one self-contained HTML page about runs, or serve it while they go on."""
+    del data_root
+    name = title or ", ".join(path.resolve().name for path in directories)
+    panels = DataPanels() if data else None
+    if live:
+        _serve(LiveReport(directories, name, metric=metric, target=target, panels=panels), port)
+        return
+    runs, _ = Followers(directories).update()
+    if not runs:
+        folders = ", ".join(str(path) for path in directories)
+        raise StoreError(f"{folders} holds no run: no run.json in it or below")
+    content = page_content(
+        runs,
+        metric=metric,
+        target=target,
+        panels=[] if panels is None else panels.of(run.store.config for run in runs),
+    )
+    file = out or (directories[0] if len(directories) == 1 else Path()) / "report.html"
+    page = render(content, name).encode()
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(file, page)
+    except OSError as error:
+        raise StoreError(
+            f"{file} cannot be written: {error.strerror or error}; choose another --out"
+        ) from None
+    for problem in content["problems"]:
+        typer.echo(f"left out: {problem}", err=True)
+    typer.echo(f"wrote {file} ({len(page) / 1e6:.1f} MB)")
+
+
+def _serve(live: LiveReport, port: int) -> None:
+    with LiveServer(live, port) as server:
+        typer.echo(f"live at {server.address} (Ctrl-C ends it)", err=True)
+        try:
+            server.serve_forever(poll_interval=0.2)
+        except KeyboardInterrupt:
+            typer.echo("stopped; the runs are not affected", err=True)

@@ -1,0 +1,317 @@
+"""A training step without automatic differentiation, for the package's own small models on a CPU.
+
+A step of these models takes milliseconds, of which a plain one spends much on things it could do
+without: convolutions by the direct sum, the gradient of the images, gradients that are written only
+to be read once and subtracted. Here every layer has its own backward pass that ends with plain
+gradient descent, the dense layers' inside the very product that gives the gradient.
+
+Images lie with their pixels first, [H, W, B, channels]: the layout that lets the first convolution
+be one matrix product and the others products of spectra, while to the pooling kernels a batch is
+one image of B·channels channels, which they take several at a time.
+
+Shapes: B samples of a batch, H × W pixels, I channels in, O channels out, T taps, D units.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 - the name everyone uses
+
+from fedproto.engines.stacking.blocks import Block, Conv, Dense
+from fedproto.engines.stacking.network import block_network
+from fedproto.engines.workers.spectra import Spectra, SpectralConvolution
+from fedproto.types import Tensors
+
+WIDE_KERNEL, SMALL_IMAGE = 5, 32
+"""Taps from which, and side of an image up to which, convolutions are products of spectra: the
+arithmetic saved grows with the taps, that of the transforms with the image."""
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+class LeanLayer(abc.ABC):
+    """A layer with weight and bias, and what follows it.
+
+    Args:
+        name: The layer's name in the module; its tensors are ``name.weight`` and ``name.bias``.
+    """
+
+    weight: Tensor
+    bias: Tensor
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._received: tuple[Tensor, Tensor] | None = None
+
+    def load(self, params: Tensors, *, keep: bool) -> None:
+        """Takes over weights, in place where their layout suits.
+
+        Args:
+            params: The module's tensors.
+            keep: Whether to keep copies, to which `backward` can draw the weights back.
+        """
+        self.weight = self._packed(params[f"{self._name}.weight"].detach())
+        self.bias = params[f"{self._name}.bias"].detach()
+        self._received = (self.weight.clone(), self.bias.clone()) if keep else None
+
+    def store(self, params: Tensors) -> None:
+        """Puts the weight into the module's tensors, if it is not there already."""
+        weight = params[f"{self._name}.weight"]
+        if self.weight.data_ptr() != weight.data_ptr():
+            weight.copy_(self._unpacked(self.weight))
+
+    def _packed(self, weight: Tensor) -> Tensor:
+        """The module's weight in this layer's layout."""
+        return weight
+
+    def _unpacked(self, weight: Tensor) -> Tensor:
+        """The opposite."""
+        return weight
+
+    @abc.abstractmethod
+    def forward(self, x: Tensor) -> tuple[Tensor, Any]:
+        """The output, and what `backward` needs."""
+
+    @abc.abstractmethod
+    def backward(
+        self, saved: Any, dy: Tensor, rate: float, pull: float, *, first: bool
+    ) -> Tensor | None:
+        """Moves the weights against their gradient.
+
+        Args:
+            saved: What `forward` gave.
+            dy: Gradient of the output.
+            rate: Learning rate.
+            pull: What share of the way back to the received weights is gone besides.
+            first: Whether nobody needs the input's gradient.
+
+        Returns:
+            The gradient of the input under the weights of before.
+        """
+
+    def _pull_back(self, pull: float) -> None:
+        if pull and self._received is not None:
+            self.weight.lerp_(self._received[0], pull)
+            self.bias.lerp_(self._received[1], pull)
+
+
+class LeanDense(LeanLayer):
+    """A dense layer, with ReLU unless it is the last.
+
+    Args:
+        block: The layer's sizes.
+        relu: Whether ReLU follows.
+    """
+
+    def __init__(self, block: Dense, *, relu: bool) -> None:
+        super().__init__(block.name)
+        self._block, self._relu = block, relu
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Any]:
+        """``[B, …]`` or ``[H, W, B, I]`` to ``[B, D]``."""
+        x = (x if self._block.image is None else x.permute(2, 3, 0, 1)).flatten(1)
+        y = torch.addmm(self.bias, x, self.weight.t())
+        y = y.relu_() if self._relu else y
+        return y, (x, y)
+
+    def backward(
+        self, saved: Any, dy: Tensor, rate: float, pull: float, *, first: bool
+    ) -> Tensor | None:
+        """``w −= rate · dzᵀ x`` as one product."""
+        x, y = saved
+        dz = torch.ops.aten.threshold_backward(dy, y, 0) if self._relu else dy
+        dx = None if first else dz @ self.weight
+        self._pull_back(pull)
+        self.weight.addmm_(dz.t(), x, alpha=-rate)
+        self.bias.sub_(dz.sum(dim=0), alpha=rate)
+        if dx is None or self._block.image is None:
+            return dx
+        return dx.view(-1, *self._block.image).permute(2, 3, 0, 1).contiguous()
+
+
+class _Pooled(LeanLayer):
+    """A convolution that keeps the size, with 2×2 max pooling and ReLU."""
+
+    def __init__(self, block: Conv) -> None:
+        super().__init__(block.name)
+        self._block = block
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Any]:
+        """Images to ``[H//2, W//2, B, O]``."""
+        convolved, kept = self._convolve(x)
+        z = _as_one_image(convolved)
+        top, places = torch.ops.aten.max_pool2d_with_indices(z, [2, 2], [2, 2])
+        y = _as_batch(top, convolved.shape[2]).add_(self.bias).relu_()
+        return y, (kept, z, places, y)
+
+    def backward(
+        self, saved: Any, dy: Tensor, rate: float, pull: float, *, first: bool
+    ) -> Tensor | None:
+        """Through ReLU, pooling and convolution."""
+        kept, z, places, y = saved
+        live = torch.ops.aten.threshold_backward(dy, y, 0)
+        # Over what was pooled, of which nothing but the shape is needed any more.
+        dz = torch.ops.aten.max_pool2d_with_indices_backward.grad_input(
+            _as_one_image(live), z, [2, 2], [2, 2], [0, 0], [1, 1], False, places, grad_input=z
+        )
+        dx = self._convolve_back(kept, _as_batch(dz, dy.shape[2]), rate, pull, first=first)
+        self.bias.sub_(live.flatten(0, 2).sum(dim=0), alpha=rate)
+        return dx
+
+    @abc.abstractmethod
+    def _convolve(self, x: Tensor) -> tuple[Tensor, Any]:
+        """The convolution ``[H, W, B, O]``, and what `_convolve_back` needs."""
+
+    @abc.abstractmethod
+    def _convolve_back(
+        self, kept: Any, dz: Tensor, rate: float, pull: float, *, first: bool
+    ) -> Tensor | None:
+        """Moves the weight; returns the gradient of the input."""
+
+
+class LeanFirstConvolution(_Pooled):
+    """A convolution of the images themselves, as one product with their patches."""
+
+    def _packed(self, weight: Tensor) -> Tensor:
+        """``[O, I, T, T]`` to ``[I·T·T, O]``."""
+        return weight.reshape(len(weight), -1).t().clone(memory_format=torch.contiguous_format)
+
+    def _unpacked(self, weight: Tensor) -> Tensor:
+        """The opposite."""
+        ins, outs = self._block.channels
+        return weight.t().reshape(outs, ins, self._block.taps, self._block.taps)
+
+    def _convolve(self, x: Tensor) -> tuple[Tensor, Any]:
+        reach, taps = self._block.taps // 2, self._block.taps
+        padded = F.pad(x, (reach, reach, reach, reach)).permute(1, 2, 3, 0).contiguous()
+        windows = padded.unfold(1, taps, 1).unfold(2, taps, 1)
+        patches = windows.permute(0, 4, 5, 1, 2, 3).reshape(len(self.weight), -1)
+        z = patches.t() @ self.weight
+        return z.view(*self._block.image, len(x), -1), patches
+
+    def _convolve_back(
+        self, kept: Tensor, dz: Tensor, rate: float, pull: float, *, first: bool
+    ) -> Tensor | None:
+        assert first  # noqa: S101 - nothing comes before the images
+        self._pull_back(pull)
+        self.weight.addmm_(kept, dz.flatten(0, 2), alpha=-rate)
+        return None
+
+
+class LeanConvolution(_Pooled):
+    """A later convolution, as products of spectra."""
+
+    def __init__(self, block: Conv, dtype: torch.dtype) -> None:
+        super().__init__(block)
+        self._convolution = SpectralConvolution(block.image, block.taps, dtype)
+
+    def _packed(self, weight: Tensor) -> Tensor:
+        """``[O, I, T, T]`` to ``[T·T, I, O]``."""
+        moved = weight.permute(2, 3, 1, 0).clone(memory_format=torch.contiguous_format)
+        return moved.flatten(0, 1)
+
+    def _unpacked(self, weight: Tensor) -> Tensor:
+        """The opposite."""
+        square = weight.view(self._block.taps, self._block.taps, *weight.shape[1:])
+        return square.permute(3, 2, 0, 1)
+
+    def _convolve(self, x: Tensor) -> tuple[Tensor, Any]:
+        return self._convolution.forward(x, self.weight)
+
+    def _convolve_back(
+        self, kept: Spectra, dz: Tensor, rate: float, pull: float, *, first: bool
+    ) -> Tensor | None:
+        dx, of_gradient = self._convolution.backward(dz, kept)
+        self._pull_back(pull)
+        self._convolution.descend(self.weight, of_gradient, rate)
+        return None if first else dx
+
+
+class LeanNetwork:
+    """Layers one after another; the last gives the scores."""
+
+    def __init__(self, layers: Sequence[LeanLayer]) -> None:
+        self._layers = tuple(layers)
+
+    @torch.no_grad()
+    def load(self, params: Tensors, *, keep: bool) -> None:
+        """Takes over the module's tensors; `keep` if `step` will draw them back."""
+        for layer in self._layers:
+            layer.load(params, keep=keep)
+
+    @torch.no_grad()
+    def store(self, params: Tensors) -> None:
+        """Puts all weights into the module's tensors; until then only some are there."""
+        for layer in self._layers:
+            layer.store(params)
+
+    @torch.no_grad()
+    def step(
+        self, inputs: Tensor, targets: Tensor, loss_of: Loss, rate: float, pull: float
+    ) -> Tensor:
+        """One step of gradient descent; returns the loss of before.
+
+        Args:
+            inputs: A batch, as the module takes it.
+            targets: What the loss compares the scores to.
+            loss_of: Of scores and targets.
+            rate: Learning rate.
+            pull: What share of the way back to the received weights is gone besides.
+        """
+        x, saved = inputs, []
+        for layer in self._layers:
+            x, kept = layer.forward(x)
+            saved.append(kept)
+        with torch.enable_grad():
+            scores = x.requires_grad_()
+            loss = loss_of(scores, targets)
+            (gradient,) = torch.autograd.grad(loss, scores)
+        dy: Tensor | None = gradient
+        for layer in reversed(self._layers):
+            assert dy is not None  # noqa: S101 - only the first layer gives no gradient
+            # Taken out, so that its memory is free, and in the cache, for what comes next.
+            kept = saved.pop()
+            dy = layer.backward(kept, dy, rate, pull, first=not saved)
+        return loss.detach()
+
+
+def lean_network(
+    model: nn.Module, input_shape: tuple[int, ...], dtype: torch.dtype
+) -> LeanNetwork | None:
+    """The lean form of a model of known blocks; None where there is none or it does not pay."""
+    network = block_network(model, input_shape)
+    if network is None or not all(one.requires_grad for one in model.parameters()):
+        return None
+    if not all(_pays(block) for block in network.blocks[1:]):
+        return None
+    return LeanNetwork([*_layers(network.blocks, dtype), LeanDense(network.head, relu=False)])
+
+
+def _as_one_image(x: Tensor) -> Tensor:
+    """``[H, W, B, O]`` as one image of B·O channels, which lie last: ``[1, B·O, H, W]``."""
+    return x.reshape(1, *x.shape[:2], -1).permute(0, 3, 1, 2)
+
+
+def _as_batch(image: Tensor, batch: int) -> Tensor:
+    """The opposite of `_as_one_image`."""
+    height, width = image.shape[2:]
+    return image.permute(0, 2, 3, 1).reshape(height, width, batch, -1)
+
+
+def _pays(block: Block) -> bool:
+    if not isinstance(block, Conv):
+        return True
+    return block.taps >= WIDE_KERNEL and max(block.image) <= SMALL_IMAGE
+
+
+def _layers(blocks: Sequence[Block], dtype: torch.dtype) -> Iterator[LeanLayer]:
+    for place, block in enumerate(blocks):
+        if isinstance(block, Dense):
+            yield LeanDense(block, relu=True)
+        elif isinstance(block, Conv):
+            yield LeanFirstConvolution(block) if place == 0 else LeanConvolution(block, dtype)

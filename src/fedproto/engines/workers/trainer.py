@@ -1,0 +1,61 @@
+"""What trains a worker's jobs: the reference engine, with lean steps wherever there are any."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from fedproto.engines.base import Workload
+from fedproto.engines.reference import ReferenceEngine, Step
+from fedproto.engines.stacking.updates import is_plain
+from fedproto.engines.workers.lean import lean_network
+from fedproto.rng import Indices
+from fedproto.strategies.base import Strategy
+from fedproto.types import LocalJob
+
+
+class LeanTrainer(ReferenceEngine):
+    """Trains one job after another on a CPU, images channels last.
+
+    Which step a job takes depends on its options and the model alone, never on time or machine.
+
+    Args:
+        workload: What all jobs share.
+    """
+
+    def __init__(self, workload: Workload) -> None:
+        super().__init__(workload, channels_last=True)
+        self._lean = lean_network(
+            self._model, workload.federation.input_shape, workload.options.torch_dtype()
+        )
+
+    def _fit(self, job: LocalJob, indices: Indices) -> float | None:
+        """As the reference does, but for where the weights lie meanwhile."""
+        if self._lean is None or not can_be_lean(job):
+            return super()._fit(job, indices)
+        params = dict(self._model.named_parameters())
+        self._lean.load(params, keep=job.strategy.proximal > 0)
+        loss = super()._fit(job, indices)
+        self._lean.store(params)
+        return loss
+
+    def _stepper(self, job: LocalJob) -> Step:
+        network, loss_of = self._lean, self.workload.task.loss
+        if network is None or not can_be_lean(job):
+            return super()._stepper(job)
+        pull = job.lr * job.strategy.proximal
+
+        def step(inputs: Tensor, targets: Tensor) -> Tensor:
+            return network.step(inputs, targets, loss_of, job.lr, pull)
+
+        return step
+
+
+def can_be_lean(job: LocalJob) -> bool:
+    """Whether a job asks for plain gradient descent, with or without the proximal term.
+
+    Cropped images may have another size than the network was made for.
+    """
+    own_penalty = type(job.strategy).penalty is not Strategy.penalty
+    cropped = job.augment is not None and job.augment.crop > 0
+    plain = is_plain(job.train) and job.train.accumulate == 1
+    return plain and not own_penalty and not cropped

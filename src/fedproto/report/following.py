@@ -1,0 +1,151 @@
+"""Reading a run again and again while it is written, each time only what is new.
+
+Of a round only what the page shows is kept, so that the memory of a large sweep is bounded: its
+scores and what was unusual; who took part goes into the attention map.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from fedproto.errors import StoreError
+from fedproto.report.grids import AttentionMap
+from fedproto.report.results import StoredRun, run_directories
+from fedproto.rounds import Run
+from fedproto.store import RunStore, parse_records
+from fedproto.types import RoundRecord, ServerState
+
+_CHUNK = 1 << 20
+
+
+class RunFollower:
+    """One run directory.
+
+    Args:
+        path: The directory.
+
+    Attributes:
+        store: Its description.
+        records: The rounds so far, without cohorts and weights.
+        attention: What the weights were.
+
+    Raises:
+        StoreError: If it holds no run or its description is damaged.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._described: object = None
+        self._start_again()
+
+    @property
+    def run(self) -> StoredRun:
+        """The run as the comparing functions want it."""
+        return StoredRun(self.path, self.store.config, self.records)
+
+    @property
+    def stop_reason(self) -> str | None:
+        """Why the run is over; None while it is not."""
+        state = ServerState(len(self.records), {}, {})
+        return Run(self.store.config, state, self.records).stop_reason
+
+    def update(self) -> None:
+        """Reads what was written since the last time.
+
+        Raises:
+            StoreError: If something is damaged.
+        """
+        file = self.path / "rounds.jsonl"
+        # Going back to a checkpoint puts another file in the place of this one.
+        replaced = self._identity != _identity(file)
+        if replaced or self._described != _identity(self.path / "run.json"):
+            self._start_again()
+        try:
+            with file.open("rb") as lines:
+                lines.seek(self._read)
+                while chunk := lines.read(_CHUNK) + lines.readline():
+                    self._take(chunk, file)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise StoreError(f"{file} cannot be read: {error.strerror or error}") from None
+
+    def _start_again(self) -> None:
+        self.store = RunStore.open(self.path)
+        self.records: list[RoundRecord] = []
+        self.attention = AttentionMap(self.store.config.schedule.rounds)
+        self.failures = 0
+        self._described = _identity(self.path / "run.json")
+        self._identity = _identity(self.path / "rounds.jsonl")
+        self._read = 0
+
+    def _take(self, chunk: bytes, file: Path) -> None:
+        # A last line without its end is still being written: it is read again the next time.
+        self._read += chunk.rfind(b"\n") + 1
+        for record in parse_records(chunk, file, len(self.records)):
+            self.attention.add(record)
+            self.failures += len(record.failures)
+            self.records.append(
+                replace(
+                    record,
+                    cohort=[],
+                    stragglers=[],
+                    dropped=[],
+                    epochs={},
+                    attention={},
+                    failures={},
+                )
+            )
+
+
+class Followers:
+    """All runs in and below some directories, those included that begin later.
+
+    Args:
+        paths: Runs, sweeps or folders of them.
+    """
+
+    def __init__(self, paths: Iterable[Path]) -> None:
+        self.paths = list(paths)
+        self._known: dict[Path, RunFollower] = {}
+
+    def update(self, *, forgiving: bool = False) -> tuple[list[RunFollower], list[str]]:
+        """Finds new runs and reads what is new of all.
+
+        Args:
+            forgiving: Leave out what cannot be read, and say so, in place of failing.
+
+        Returns:
+            The runs, and what was left out and why.
+
+        Raises:
+            StoreError: If a path does not exist or something is damaged.
+        """
+        problems = []
+        found: dict[Path, RunFollower] = {}
+        for path in self.paths:
+            if not path.exists():
+                raise StoreError(f"{path} does not exist")
+            for directory in run_directories(path):
+                try:
+                    follower = self._known.get(directory) or RunFollower(directory)
+                    follower.update()
+                except StoreError as error:
+                    if not forgiving:
+                        raise
+                    problems.append(str(error))
+                else:
+                    found[directory] = follower
+        self._known = found
+        return list(found.values()), problems
+
+
+def _identity(path: Path) -> object:
+    """Tells whether a file was replaced by another; not whether it grew."""
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return None
+    return status.st_dev, status.st_ino

@@ -1,0 +1,151 @@
+"""Heat maps small enough for a page: values over clients and rounds, or classes, one byte a cell.
+
+A thousand clients over thousands of rounds have more cells than a screen has pixels, so neighbours
+are averaged when the page is written. An empty cell is 0; the others are 1 to 255, from the lowest
+to the highest value of the scale.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedproto.rng import Indices
+from fedproto.types import RoundRecord
+
+MOST_ROWS = 200
+MOST_COLUMNS = 300
+# A weight of a 64th of the uniform share, or none at all, is the end of the scale.
+_FURTHEST = 6.0
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A heat map.
+
+    Attributes:
+        rows: Number of rows shown.
+        columns: Number of columns shown.
+        row_span: How many neighbours a row stands for.
+        column_span: How many neighbours a column stands for.
+        total_rows: Rows before neighbours were joined.
+        total_columns: Columns before neighbours were joined.
+        low: The value at the lower end of the scale.
+        high: The value at its upper end.
+        cells: Places on the scale row by row, as base64: 0 for an empty cell, else 1 to 255.
+    """
+
+    rows: int
+    columns: int
+    row_span: int
+    column_span: int
+    total_rows: int
+    total_columns: int
+    low: float
+    high: float
+    cells: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+class AttentionMap:
+    """How much clients counted over the rounds, relative to counting alike; grows with the run.
+
+    A cell holds the mean of ``log2(weight · K)`` over the rounds it stands for in which the client
+    was one of the K whose updates were averaged: 0 is the uniform share, 1 twice as much.
+
+    Args:
+        rounds: How many rounds the run may have.
+    """
+
+    def __init__(self, rounds: int) -> None:
+        self._span = math.ceil(rounds / MOST_COLUMNS)
+        self._rounds = 0
+        self._sum = np.zeros((0, math.ceil(rounds / self._span)))
+        self._count = np.zeros_like(self._sum)
+
+    def add(self, record: RoundRecord) -> None:
+        """Takes in one more round; one of a single client says nothing and is left out."""
+        self._rounds = max(self._rounds, record.round + 1)
+        weights = record.attention
+        column = record.round // self._span
+        if len(weights) < 2 or column >= self._sum.shape[1]:
+            return
+        clients = np.fromiter(weights, dtype=np.int64)
+        share = np.fromiter(weights.values(), dtype=np.float64) * len(weights)
+        missing = int(clients.max()) + 1 - len(self._sum)
+        if missing > 0:
+            self._sum = np.pad(self._sum, ((0, missing), (0, 0)))
+            self._count = np.pad(self._count, ((0, missing), (0, 0)))
+        self._sum[clients, column] += np.log2(np.maximum(share, 2.0**-_FURTHEST))
+        self._count[clients, column] += 1
+
+    def grid(self) -> Grid | None:
+        """The heat map so far, rows are clients; None when no round had two clients."""
+        if not self._count.any():
+            return None
+        columns = math.ceil(self._rounds / self._span)
+        span = math.ceil(len(self._sum) / MOST_ROWS)
+        sums = _join_rows(self._sum[:, :columns], span)
+        counts = _join_rows(self._count[:, :columns], span)
+        means = np.divide(sums, counts, out=np.zeros_like(sums), where=counts > 0)
+        furthest = max(0.01, float(np.abs(means).max()))
+        # Most weights are close to the uniform share and few are far from it: the root tells the
+        # many apart.
+        shares = 0.5 + np.sign(means) * np.sqrt(np.abs(means) / furthest) / 2
+        return Grid(
+            rows=means.shape[0],
+            columns=means.shape[1],
+            row_span=span,
+            column_span=self._span,
+            total_rows=len(self._sum),
+            total_columns=self._rounds,
+            low=-furthest,
+            high=furthest,
+            cells=_packed(shares, counts > 0),
+        )
+
+
+def class_grid(counts: Indices) -> Grid:
+    """How many samples of each class the clients have, rows are classes.
+
+    A cell holds ``log10`` of the number of samples, of their mean where clients are joined.
+
+    Args:
+        counts: Samples per client and class, ``[K, C]``.
+    """
+    span = math.ceil(len(counts) / MOST_COLUMNS)
+    present = _join_rows(np.ones((len(counts), 1)), span)
+    means = (_join_rows(counts.astype(np.float64), span) / present).T
+    held = means > 0
+    values = np.log10(means, out=np.zeros_like(means), where=held)
+    low = float(values[held].min()) if held.any() else 0.0
+    high = max(low + 0.01, float(values[held].max()) if held.any() else 0.0)
+    return Grid(
+        rows=values.shape[0],
+        columns=values.shape[1],
+        row_span=1,
+        column_span=span,
+        total_rows=counts.shape[1],
+        total_columns=len(counts),
+        low=low,
+        high=high,
+        cells=_packed((values - low) / (high - low), held),
+    )
+
+
+def _join_rows(values: NDArray[np.float64], span: int) -> NDArray[np.float64]:
+    return np.add.reduceat(values, np.arange(0, len(values), span), axis=0)
+
+
+def _packed(shares: NDArray[np.float64], present: NDArray[np.bool_]) -> str:
+    """Places on the scale, from 0 to 1, as bytes."""
+    cells = np.where(present, 1 + np.rint(shares * 254), 0).astype(np.uint8)
+    return base64.b64encode(cells.tobytes()).decode()

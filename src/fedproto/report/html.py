@@ -1,0 +1,65 @@
+"""The HTML page: one file with styles, scripts and data inside, that needs nothing from elsewhere.
+
+The parts lie in ``page/``: plain HTML, CSS and JavaScript, and uPlot for the line charts.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from html import escape
+from importlib.resources import files
+from typing import Any
+
+_STYLES = ("vendor/uPlot.min.css", "page.css")
+_SCRIPTS = (
+    "vendor/uPlot.iife.min.js",
+    "base.js",
+    "lines.js",
+    "heat.js",
+    "summary.js",
+    "curves.js",
+    "attention.js",
+    "clients.js",
+    "data.js",
+    "analysis.js",
+    "configuration.js",
+    "main.js",
+)
+
+
+def render(content: Mapping[str, Any], title: str, *, live: bool = False) -> str:
+    """The page as text.
+
+    Args:
+        content: What it shows, from `page_content`.
+        title: What to call it.
+        live: Whether it asks its server for news.
+    """
+    parts = {
+        "title": escape(title),
+        "connect": "'self'" if live else "'none'",
+        "style": "\n".join(_asset(name) for name in _STYLES),
+        "licence": _asset("vendor/LICENSE-uPlot"),
+        "script": "\n".join(_asset(name) for name in _SCRIPTS),
+        "data": to_script_json({**content, "title": title, "live": live}),
+    }
+    # One pass, so that what looks like a placeholder inside the data stays text.
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], _asset("page.html"))
+
+
+def to_script_json(content: Mapping[str, Any]) -> str:
+    """JSON that is safe inside a script element, whatever the labels say.
+
+    Raises:
+        ValueError: If a number is not finite.
+    """
+    text = json.dumps(content, allow_nan=False, separators=(",", ":"))
+    for character in "<>&":  # elsewhere than in texts JSON has none of them
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text
+
+
+def _asset(name: str) -> str:
+    return (files("fedproto.report") / "page" / name).read_text(encoding="utf-8")

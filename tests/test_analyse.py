@@ -1,0 +1,326 @@
+"""Looking into finished runs: files, table, correlation, and clear words where it cannot be."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from fedproto.analysis import embedding
+from fedproto.analysis.embedding import class_colors, embed
+from fedproto.analysis.folder import read_parts
+from fedproto.analysis.runs import attention_matrix, attention_spread, pearson
+from fedproto.cli import main
+from fedproto.data.base import data_root
+from fedproto.data.masks import palette
+from fedproto.errors import ConfigError, StoreError
+from fedproto.models.base import build_model
+from fedproto.store import RunStore
+from fedproto.types import RoundRecord
+
+TINY = [
+    "schedule.rounds=2",
+    "schedule.cohort=8",
+    "schedule.delta=0.0",
+    "train.epochs=1",
+    "engine.name=reference",
+]
+FEDAVG = ["strategy.name=fedavg", "strategy.weights=uniform"]
+SHAPES = """
+[data]
+name = "shapes"
+images = 24
+size = 32
+classes = 2
+clients = 3
+alpha = 10.0
+
+[model]
+name = "deeplab-small"
+
+[strategy]
+name = "fedproto"
+
+[train]
+epochs = 1
+batch_size = 8
+lr = 1e-2
+
+[schedule]
+rounds = 1
+cohort = 2
+
+[measure]
+every = 1
+
+[engine]
+name = "reference"
+eval_batch_size = 10
+"""
+
+
+def settings(*changes: str) -> list[str]:
+    return [f"--set={change}" for change in (*TINY, *changes)]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> Path:
+    """A centrally trained run, and three seeds of FedAvg."""
+    folder = tmp_path_factory.mktemp("runs")
+    central = settings("strategy.name=centralized")
+    assert main(["run", "quickstart", *central, f"--out={folder / 'central'}", "-q"]) == 0
+    swept = settings(*FEDAVG, "sweep.seed=[0, 1, 2]")
+    assert main(["sweep", "quickstart", *swept, f"--out={folder / 'fedavg'}", "-q"]) == 0
+    return folder
+
+
+def run_of(runs: Path, seed: int = 0) -> Path:
+    return runs / "fedavg" / f"fedavg-seed{seed}"
+
+
+def test_scores_per_client_and_class_are_those_of_the_model(runs):
+    path = run_of(runs)
+    assert main(["analyse", str(path), "--what=scores"]) == 0
+    scores = read_parts(path, ["scores"])["scores"]
+    store = RunStore.open(path)
+    federation, state = store.config.data.load(data_root()), store.load_checkpoint()
+    model = build_model(store.config.model, federation.input_shape, federation.num_classes, 0)
+    model.load_state_dict(state.params)
+    right, labels = [], []
+    for client in federation.clients:
+        x, y = federation.samples.batch(client.test)
+        with torch.no_grad():
+            right.append((model(x).argmax(dim=1) == y).double())
+        labels.append(y)
+    per_client, per_class = scores["per_client"], scores["per_class"]
+    assert scores["round"] == 2
+    assert per_client["client"] == list(range(len(federation.clients)))
+    assert per_client["examples"] == [len(each) for each in right]
+    assert per_client["accuracy"] == pytest.approx([float(each.mean()) for each in right])
+    every, label = torch.cat(right), torch.cat(labels)
+    present = sorted(set(label.tolist()))
+    assert per_class["class"] == [str(place) for place in present]
+    assert per_class["examples"] == [int((label == place).sum()) for place in present]
+    expected = [float(every[label == place].mean()) for place in present]
+    assert per_class["accuracy"] == pytest.approx(expected)
+
+
+def test_calibration_and_measures_agree_with_those_taken_in_training(runs, tmp_path):
+    out, central = tmp_path / "measured", runs / "central"
+    options = settings(
+        *FEDAVG,
+        "measure.every=2",
+        'measure.what=["dissimilarity", "margin", "ece", "mmd"]',
+        f"measure.reference={central}",
+    )
+    assert main(["run", "quickstart", *options, f"--out={out}", "-q"]) == 0
+    taken = RunStore.open(out).records()[-1].metrics
+    what = ["--what=calibration", "--what=measures"]
+    assert main(["analyse", str(out), *what]) == 0
+    parts = read_parts(out, ["calibration", "measures", "scores"])
+    assert parts.keys() == {"calibration", "measures"}
+    calibration, measures = parts["calibration"], parts["measures"]
+    assert calibration["ece"] == pytest.approx(taken["ece"])
+    bins = calibration["bins"]
+    assert bins[0].keys() == {"low", "high", "confidence", "accuracy", "count"}
+    federation = RunStore.open(out).config.data.load(data_root())
+    assert sum(each["count"] for each in bins) == len(federation.test_indices)
+    for name in ("dissimilarity", "aggregate_mean_margin", "mmd"):
+        assert measures[name] == pytest.approx(taken[name], rel=1e-5), name
+    assert (out / "analysis/reliability.png").exists()
+    # Another run that never measured anything gets the same from the command line.
+    other = run_of(runs)
+    assert main(["analyse", str(other), "--what=measures", f"--reference={central}"]) == 0
+    assert read_parts(other, ["measures"])["measures"]["mmd"] == pytest.approx(taken["mmd"])
+
+
+def test_several_runs_give_a_table_and_a_correlation(runs, capsys):
+    options = ["--what=scores", "--what=measures"]
+    assert main(["analyse", str(runs / "fedavg"), *options, "--json"]) == 0
+    *lines, last = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["round"] for line in lines] == [2, 2, 2]
+    margins = [line["aggregate_mean_margin"] for line in lines]
+    scores = [line["accuracy"] for line in lines]
+    assert last["correlation"] == ["aggregate_mean_margin", "accuracy"]
+    assert last["rho"] == pytest.approx(np.corrcoef(margins, scores)[0, 1])
+    assert last["number"] == 3
+    assert lines[0]["attention"]["lowest"] <= 1 <= lines[0]["attention"]["highest"]
+    assert main(["analyse", str(runs / "fedavg"), *options]) == 0
+    text = capsys.readouterr().out
+    assert "fedavg · seed 1" in text
+    assert "AMM and accuracy over 3 runs: Pearson's ρ = " in text
+
+
+def test_embedding_holds_places_classes_and_colours(runs, monkeypatch):
+    steps = []
+    real = embedding.embed
+
+    def watched(*args, on_step, **options):
+        def both(done, total):
+            steps.append(done)
+            on_step(done, total)
+
+        return real(*args, on_step=both, **options)
+
+    monkeypatch.setattr("fedproto.analysis.folder.embed", watched)
+    path = run_of(runs)
+    assert main(["analyse", str(path), "--what=embedding", "--samples=40"]) == 0
+    content = read_parts(path, ["embedding"])["embedding"]
+    assert content["method"] == "tsne"
+    assert len(content["x"]) == len(content["y"]) == len(content["class"]) == 40
+    assert len(content["classes"]) == len(content["colors"]) == 10
+    assert max(content["class"]) < 10
+    assert len(set(content["colors"])) == 10
+    assert steps == sorted(steps)
+    assert len(steps) > 5
+    assert (path / "analysis/embedding.png").exists()
+
+
+def test_segmentation_gets_maps_scores_and_measures(tmp_path):
+    recipe, out = tmp_path / "shapes.toml", tmp_path / "run"
+    recipe.write_text(SHAPES)
+    assert main(["run", str(recipe), f"--out={out}", "-q"]) == 0
+    taken = RunStore.open(out).records()[-1].metrics
+    assert {"dissimilarity", "aggregate_mean_margin", "ece"} <= taken.keys()
+    assert main(["analyse", str(out), "--pictures=2", "--samples=60"]) == 0
+    parts = read_parts(out, ["scores", "calibration", "embedding", "measures"])
+    assert len(parts) == 4
+    scores, federation = parts["scores"], RunStore.open(out).config.data.load(data_root())
+    assert scores["per_client"].keys() == {"client", "examples", "miou"}
+    assert scores["per_class"].keys() == {"class", "examples", "iou"}
+    found = dict(zip(scores["per_class"]["class"], scores["per_class"]["iou"], strict=True))
+    for name, value in found.items():
+        assert value == pytest.approx(taken[f"iou_{name}"], abs=1e-9), name
+    pixels = sum(each["count"] for each in parts["calibration"]["bins"])
+    assert pixels == sum(scores["per_class"]["examples"])
+    assert parts["calibration"]["ece"] == pytest.approx(taken["ece"])
+    assert set(parts["embedding"]["class"]) <= {1, 2}
+    colours = ["#{:02x}{:02x}{:02x}".format(*colour) for colour in palette()[:3].tolist()]
+    assert parts["embedding"]["colors"] == colours
+    files = sorted(path.name for path in (out / "analysis/maps").iterdir())
+    kinds = ["feature-entropy", "picture", "prediction", "softmax-entropy", "truth"]
+    stems = sorted({name.split("-", 1)[0] for name in files})
+    assert len(stems) == 2
+    assert files == [f"{stem}-{kind}.png" for stem in stems for kind in kinds]
+    truth = np.asarray(Image.open(out / f"analysis/maps/{stems[0]}-truth.png"))
+    _, expected = federation.samples.batch(np.array([int(stems[0])]))
+    assert np.array_equal(truth, expected[0].numpy())
+    assert int(stems[0]) in federation.test_indices
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--what=score"], "--what: unknown part 'score'; did you mean 'scores'?"),
+        (["--what=measures", "--reference=nowhere"], "measure.reference nowhere is no run"),
+    ],
+)
+def test_mistakes_are_answered_in_one_line(runs, capsys, arguments, message):
+    assert main(["analyse", str(run_of(runs)), *arguments]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert "Traceback" not in error
+
+
+def test_runs_that_cannot_be_looked_into_are_named(tmp_path, capsys):
+    assert main(["analyse", str(tmp_path / "none")]) == 2
+    assert "does not exist" in capsys.readouterr().err
+    bare = settings("store.checkpoint_every=0")
+    assert main(["run", "quickstart", *bare, f"--out={tmp_path / 'bare'}", "-q"]) == 0
+    capsys.readouterr()
+    assert main(["analyse", str(tmp_path / "bare")]) == 2
+    assert "has no checkpoint yet" in capsys.readouterr().err
+
+
+def test_a_damaged_file_is_named_with_its_remedy(tmp_path):
+    (tmp_path / "analysis").mkdir()
+    (tmp_path / "analysis/scores.json").write_text("{")
+    with pytest.raises(StoreError, match=r"scores\.json cannot be read .* fedproto analyse"):
+        read_parts(tmp_path, ["scores"])
+
+
+def test_clusters_stay_together_in_the_plane():
+    rng = np.random.RandomState(0)
+    label = np.arange(60) % 3
+    features = (10 * rng.normal(size=(3, 8))[label] + rng.normal(size=(60, 8))).astype(np.float32)
+    places = embed(features, library="scikit-learn")
+    distance = np.linalg.norm(places[:, None] - places[None], axis=2)
+    np.fill_diagonal(distance, np.inf)
+    assert (label[distance.argmin(axis=1)] == label).all()
+
+
+def test_too_few_features_and_missing_libraries_are_named(monkeypatch):
+    with pytest.raises(ConfigError, match="at least four feature vectors, not 3"):
+        embed(np.zeros((3, 2), dtype=np.float32))
+    monkeypatch.setattr(embedding.importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(ConfigError, match=r"t-SNE needs scikit-learn: pip install 'fedproto\["):
+        embed(np.zeros((9, 2), dtype=np.float32))
+
+
+def test_without_the_library_all_the_rest_is_done(runs, monkeypatch, capsys):
+    monkeypatch.setattr("fedproto.cli.analysing.can_embed", lambda: False)
+    path = run_of(runs, seed=2)
+    assert main(["analyse", str(path)]) == 0
+    assert "no t-SNE: it needs scikit-learn" in capsys.readouterr().err
+    found = read_parts(path, ["scores", "calibration", "measures", "embedding"])
+    assert found.keys() == {"scores", "calibration", "measures"}
+
+
+def test_colours_of_classes():
+    assert class_colors(2, label_maps=True) == ["#000000", "#800000"]
+    assert len(set(class_colors(10, label_maps=False))) == 10
+    assert class_colors(11, label_maps=False)[0] == "#800000"
+    assert len(set(class_colors(20, label_maps=False))) == 20
+
+
+def record(round_, attention, cohort=None):
+    return RoundRecord(
+        round=round_,
+        cohort=cohort or sorted(attention),
+        stragglers=[],
+        dropped=[],
+        epochs={},
+        attention=attention,
+        metrics={},
+        bytes_down=0,
+        bytes_up=0,
+        seconds=0.0,
+    )
+
+
+def test_attention_over_clients_and_rounds():
+    records = [record(0, {0: 0.25, 2: 0.75}), record(1, {}, [1, 3]), record(2, {2: 1.0})]
+    matrix = attention_matrix(records)
+    nan = math.nan
+    expected = [[0.25, nan, nan], [nan] * 3, [0.75, nan, 1.0], [nan] * 3]
+    assert np.array_equal(matrix, np.array(expected), equal_nan=True)
+    assert attention_matrix(records, num_clients=6).shape == (6, 3)
+    assert attention_matrix([record(0, {-1: 1.0})]).shape == (0, 1)
+    assert attention_matrix([]).shape == (0, 0)
+    spread = attention_spread(records)
+    assert (spread.lowest, spread.highest, spread.deviation) == (0.5, 1.5, 0.5)
+    assert attention_spread(records[1:]) is None
+
+
+def test_correlation_against_its_closed_form():
+    # Centred: (−1, 0, 1) and (−4, −1, 5)/3; p from Student's t with one degree of freedom.
+    x, y = [1.0, 2.0, 3.0], [1.0, 2.0, 4.0]
+    rho = 3 / math.sqrt(2 * (14 / 3))
+    found = pearson(x, y)
+    assert found.rho == pytest.approx(rho)
+    t = rho / math.sqrt(1 - rho**2)
+    assert found.p_value == pytest.approx(1 - 2 / math.pi * math.atan(t))
+    assert found.number == 3
+    assert pearson(x, [-value for value in y]).rho == pytest.approx(-rho)
+
+
+def test_correlations_that_are_not_defined_are_refused():
+    with pytest.raises(ConfigError, match="at least three points, not 2"):
+        pearson([1, 2], [1, 2])
+    with pytest.raises(ConfigError, match="one of them is constant"):
+        pearson([1, 2, 3], [5, 5, 5])

@@ -1,0 +1,327 @@
+"""The report page without a browser: what goes into it, how it is written, and how it is served."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+from fedproto.cli import main
+from fedproto.errors import ConfigError, StoreError
+from fedproto.report import content as content_module
+from fedproto.report.analysed import read_analysis
+from fedproto.report.content import page_content
+from fedproto.report.following import Followers, RunFollower
+from fedproto.report.grids import AttentionMap, class_grid
+from fedproto.report.html import render
+from fedproto.report.live import LiveReport, LiveServer
+from fedproto.report.results import find_runs
+from fedproto.store import RunStore
+from fedproto.types import POOLED
+from report_runs import (
+    NASTY,
+    append_records,
+    make_record,
+    served,
+    write_analysis,
+    write_run,
+    write_sweep,
+)
+
+
+class Scripts(HTMLParser):
+    """The texts of a page's script elements, and every address the page names."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+        self.addresses: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        if tag == "script":
+            self.texts.append("")
+        self.addresses += [value for name, value in attrs if name in ("src", "href")]
+
+    def handle_data(self, data):
+        if self.lasttag == "script":
+            self.texts[-1] += data
+
+
+def contents(*paths) -> dict:
+    runs, _ = Followers(paths).update()
+    return page_content(runs)
+
+
+def cells(grid) -> np.ndarray:
+    codes = np.frombuffer(base64.b64decode(grid.cells), dtype=np.uint8)
+    return codes.reshape(grid.rows, grid.columns)
+
+
+def weights(round_, attention):
+    record = make_record(round_)
+    record.attention.clear()
+    record.attention.update(attention)
+    return record
+
+
+def test_the_page_holds_its_data_unharmed_and_asks_for_nothing(tmp_path):
+    write_sweep(tmp_path)
+    page = render(contents(tmp_path), NASTY)
+    scripts = Scripts(page)
+    data, _ = scripts.texts
+    assert json.loads(data)["groups"][1]["title"] == NASTY
+    assert json.loads(data)["title"] == NASTY
+    assert scripts.addresses == ["#summary"]
+    assert "connect-src 'none'" in page
+    assert "Permission is hereby granted" in page
+
+
+def test_groups_hold_the_figures_of_the_tables(tmp_path):
+    write_sweep(tmp_path)
+    shown = contents(tmp_path)
+    averaging, proto = shown["groups"]
+    assert averaging["seeds"] == [0, 1]
+    (run,) = find_runs([tmp_path / "proto"])
+    assert proto["values"]["accuracy"] == [run.smoothed("accuracy")[1][-1], 0]
+    assert proto["values"]["train_loss"][0] == pytest.approx(run.smoothed("train_loss")[1][-1])
+    assert proto["values"]["bytes up"][0] == 30 * 1000
+    assert [metric["name"] for metric in shown["metrics"]] == ["accuracy", "loss", "train_loss"]
+
+
+def test_fairness_by_hand(tmp_path):
+    write_run(tmp_path / "run")
+    write_analysis(tmp_path / "run")
+    file = tmp_path / "run" / "analysis" / "scores.json"
+    scores = json.loads(file.read_text())
+    scores["per_client"]["accuracy"] = [i / 20 for i in range(19, -1, -1)] + [None]
+    file.write_text(json.dumps(scores))
+    (group,) = contents(tmp_path)["groups"]
+    fairness = group["fairness"]
+    assert fairness["clients"] == 20
+    assert fairness["worst"] == pytest.approx((0 + 1 / 20) / 2)
+    assert fairness["mean"] == pytest.approx(0.475)
+    quantiles = fairness["quantiles"]
+    assert (quantiles[0], quantiles[50], quantiles[100]) == pytest.approx((0, 0.475, 0.95))
+    assert group["classes"]["values"] == {"cat": 0.8, "dog": 0.5, "bird": 0.9}
+
+
+def test_segmentation_has_classes_without_an_analysis(tmp_path):
+    write_run(tmp_path / "run", rounds=0, planned=2)
+    records = [make_record(round_) for round_ in range(2)]
+    for record in records:
+        record.metrics.update({"iou_cat": 0.25, "iou_background": 0.75})
+    append_records(tmp_path / "run", records)
+    (group,) = contents(tmp_path)["groups"]
+    assert group["classes"] == {
+        "source": "rounds",
+        "values": {"cat": 0.25, "background": 0.75},
+    }
+
+
+def test_a_damaged_analysis_is_named_and_left_out(tmp_path):
+    write_run(tmp_path / "run")
+    write_analysis(tmp_path / "run")
+    folder = tmp_path / "run" / "analysis"
+    (folder / "scores.json").write_text('{"round": 3')
+    embedding = json.loads((folder / "embedding.json").read_text())
+    (folder / "embedding.json").write_text(
+        json.dumps(embedding | {"colors": ["red", "url(x)", ""]})
+    )
+    analysis = read_analysis(tmp_path / "run")
+    assert analysis.scores is None
+    assert analysis.embedding is None
+    assert analysis.calibration is not None
+    assert [("fedproto analyse" in text) for text in analysis.problems] == [True, True]
+    assert contents(tmp_path)["problems"] == analysis.problems
+    assert [path.stem for path in analysis.maps] == ["000009-picture", "000009-truth"]
+
+
+def test_long_curves_are_means_of_neighbours(tmp_path, monkeypatch):
+    monkeypatch.setattr(content_module, "MOST_POINTS", 10)
+    write_run(tmp_path / "run", rounds=25)
+    (run,) = find_runs([tmp_path])
+    curve = contents(tmp_path)["runs"][0]["curves"]["accuracy"]
+    values = np.frombuffer(base64.b64decode(curve["y"]), dtype="<f4")
+    assert curve["joined"] == 3
+    assert values[:2] == pytest.approx(run.curve("accuracy")[1][:6].reshape(2, 3).mean(axis=1))
+    assert values[-1] == pytest.approx(run.curve("accuracy")[1][-1])
+    assert curve["x"] == [3, 6, 9, 12, 15, 18, 21, 24, 25]
+
+
+def test_attention_is_shown_against_the_uniform_share():
+    attention = AttentionMap(rounds=4)
+    attention.add(weights(0, {0: 0.5, 1: 0.5}))
+    attention.add(weights(1, {0: 0.25, 3: 0.75}))
+    attention.add(weights(2, {POOLED: 1.0}))
+    grid = attention.grid()
+    assert (grid.rows, grid.columns, grid.total_columns) == (4, 3, 3)
+    assert (grid.low, grid.high) == (-1, 1)
+    shown = cells(grid)
+    assert shown[0, 0] == shown[1, 0] == 128
+    assert shown[0, 1] == 1
+    assert shown[3, 1] == 1 + round((0.5 + np.sqrt(np.log2(1.5)) / 2) * 254)
+    assert (shown[2] == 0).all()
+    assert (shown[:, 2] == 0).all()
+
+
+def test_many_clients_and_rounds_share_cells():
+    attention = AttentionMap(rounds=3000)
+    for round_ in range(3000):
+        attention.add(weights(round_, {round_ % 1000: 0.5, 999 - round_ % 500: 0.5}))
+    grid = attention.grid()
+    assert (grid.rows, grid.row_span, grid.total_rows) == (200, 5, 1000)
+    assert (grid.columns, grid.column_span, grid.total_columns) == (300, 10, 3000)
+    assert set(np.unique(cells(grid))) == {0, 128}
+
+
+def test_a_run_without_weights_has_no_attention_map():
+    attention = AttentionMap(rounds=2)
+    attention.add(weights(0, {POOLED: 1.0}))
+    assert attention.grid() is None
+
+
+def test_class_counts_by_hand():
+    grid = class_grid(np.array([[1, 0], [10, 100]]))
+    assert (grid.low, grid.high) == (0, 2)
+    assert cells(grid).tolist() == [[1, 128], [0, 255]]
+    many = class_grid(np.ones((601, 3), dtype=np.int64))
+    assert (many.columns, many.column_span, many.total_columns) == (201, 3, 601)
+    assert (cells(many) == 1).all()
+
+
+def test_only_new_rounds_are_read(tmp_path):
+    path = tmp_path / "run"
+    write_run(path, rounds=3, planned=10)
+    follower = RunFollower(path)
+    follower.update()
+    first = follower.records[0]
+    append_records(path, [make_record(3)])
+    with (path / "rounds.jsonl").open("a") as file:
+        file.write('{"round": 4, "cohort": [1')
+    follower.update()
+    assert [record.round for record in follower.records] == [0, 1, 2, 3]
+    assert follower.records[0] is first
+    with (path / "rounds.jsonl").open("a") as file:
+        file.write("]}\n")
+    with pytest.raises(StoreError, match="line 5 is damaged"):
+        follower.update()
+
+
+def test_a_run_that_went_back_to_a_checkpoint_is_read_again(tmp_path):
+    path = tmp_path / "run"
+    write_run(path, rounds=6, planned=10)
+    follower = RunFollower(path)
+    follower.update()
+    RunStore.open(path).go_back_to(4)
+    append_records(path, [make_record(4, level=0.1)])
+    follower.update()
+    assert len(follower.records) == 5
+    assert follower.records[4].metrics["accuracy"] < follower.records[3].metrics["accuracy"]
+
+
+def test_what_cannot_be_written_or_found_is_named(tmp_path, capsys):
+    assert main(["report", str(tmp_path / "none")]) == 2
+    assert "does not exist" in capsys.readouterr().err
+    assert main(["report", str(tmp_path)]) == 2
+    assert "holds no run" in capsys.readouterr().err
+    write_run(tmp_path / "run", rounds=2)
+    assert main(["report", str(tmp_path / "run"), "--metric", "acuracy"]) == 2
+    assert "did you mean 'accuracy'" in capsys.readouterr().err
+    (tmp_path / "file").write_text("")
+    assert main(["report", str(tmp_path / "run"), "--out", str(tmp_path / "file" / "x.html")]) == 2
+    assert "choose another --out" in capsys.readouterr().err
+
+
+def test_data_that_is_not_there_leaves_the_rest_of_the_page(tmp_path, monkeypatch):
+    from dataclasses import replace
+
+    from fedproto import FedAvg
+    from fedproto.config import read_config
+    from fedproto.report.spread import DataPanels
+    from helpers import config_of
+
+    monkeypatch.setenv("FEDPROTO_DATA", str(tmp_path / "nothing"))
+    own = config_of(FedAvg())
+    mnist = read_config({**own.to_dict(), "data": {"name": "mnist"}})
+    missing, without = DataPanels().of([mnist, replace(mnist, seed=1), own])
+    assert missing["title"].startswith("mnist")
+    assert missing["grid"] is None
+    assert missing["problem"]
+    assert "Python" in without["problem"]
+
+
+def test_a_page_before_the_first_round(tmp_path):
+    write_run(tmp_path / "run", rounds=0, planned=5)
+    shown = contents(tmp_path)
+    assert shown["metrics"] == []
+    assert shown["runs"][0]["ended"] is None
+    assert page_content([])["groups"] == []
+
+
+def ask(address: str, **headers) -> tuple[int, bytes, dict]:
+    request = urllib.request.Request(address, headers=headers)
+    try:
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return answer.status, answer.read(), dict(answer.headers)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, b"", {}
+
+
+def test_the_server_tells_only_news(tmp_path):
+    with served(tmp_path) as address:
+        assert b"<h1>live</h1>" in ask(address)[1]
+        status, body, headers = ask(address + "data.json")
+        assert (status, json.loads(body)["runs"]) == (200, [])
+        tag = {"If-None-Match": headers["ETag"]}
+        assert ask(address + "data.json", **tag)[0] == 304
+        write_run(tmp_path / "run", rounds=2, planned=9)
+        status, body, headers = ask(address + "data.json", **tag)
+        assert json.loads(body)["runs"][0]["rounds"] == 2
+        (tmp_path / "broken").mkdir()
+        (tmp_path / "broken" / "run.json").write_text("{")
+        _, body, _ = ask(address + "data.json")
+        assert [run["rounds"] for run in json.loads(body)["runs"]] == [2]
+        assert "broken" in json.loads(body)["problems"][0]
+
+
+def test_the_server_answers_this_machine_alone(tmp_path):
+    with served(tmp_path) as address:
+        assert address.startswith("http://127.0.0.1:")
+        assert ask(address, Host="elsewhere.example:80")[0] == 403
+        assert ask(address + "run.json")[0] == 404
+
+
+def test_a_taken_port_is_named(tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"port {port} cannot be used"):
+            LiveServer(LiveReport([tmp_path], "live"), port)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="sends the signal of Ctrl-C")
+def test_ctrl_c_ends_the_server(tmp_path):
+    command = [sys.executable, "-m", "fedproto", "report", "--live", str(tmp_path), "--port", "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        address = process.stderr.readline().split()[2]
+        assert ask(address)[0] == 200
+        process.send_signal(signal.SIGINT)
+        deadline = time.monotonic() + 20
+        while process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert process.returncode == 0
+        assert process.stderr.read() == "stopped; the runs are not affected\n"
