@@ -218,10 +218,21 @@ def test_an_estimate_is_what_was_timed_times_the_work():
     found = estimate([central], federations, budget=1.0, clock=lambda: float(next(ticks)))
     work = work_of(central, federations[central.data])
     tests, looks = 6, 2
-    step = 1 / 2  # one pass of one job, cut to two steps, lasted the whole budget
     assert found.steps == work.steps
-    assert found.step_seconds == pytest.approx(step)
-    assert found.seconds == pytest.approx(1 + work.steps * step + tests + looks)
+    # Two passes of one job that last as long, however many steps it makes: the job is what costs.
+    assert found.step_seconds == 0
+    assert found.seconds == pytest.approx(1 + work.jobs + tests + looks)
+
+
+def test_steps_and_jobs_are_timed_apart():
+    """A clock that adds up what the jobs of a pass would take: a second each, and two a step."""
+    (central,) = Scope("smoke").case("synthetic").centralized()
+    federations = load_federations([central])
+    work = work_of(central, federations[central.data])
+    passes = iter([0, 3, 0, 5, 0, 9, 0, 1, 0, 1])  # start-up, two steps, four steps, test, measures
+    found = estimate([central], federations, budget=1.0, clock=lambda: float(next(passes)))
+    assert found.step_seconds == pytest.approx(2)
+    assert found.seconds == pytest.approx(3 + work.jobs + 2 * work.steps + 6 + 2)
 
 
 @pytest.mark.parametrize(

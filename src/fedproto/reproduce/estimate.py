@@ -149,7 +149,7 @@ def _rates(
         seconds = _timed(functools.partial(engine.train, cut), clock)
         steps = sum(job.batches.steps for job in cut)
         done = all(job.batches.steps < at_most for job in cut)
-        if seconds >= budget or done:
+        if done or (seconds >= budget and before[1]):
             break
         at_most, before = 2 * at_most, (seconds, steps)
     per_step = (seconds - before[0]) / max(steps - before[1], 1)
