@@ -158,7 +158,7 @@ def test_what_cannot_be_shown_is_said(tmp_path):
     code, said = call(*SYNTHETIC, "--existing", *nowhere)
     assert code == 0
     assert "0 runs exist, 16 are missing" in said
-    assert "none of its 16 runs exists" in said
+    assert "none of its 16 runs exists with all it needs" in said
     assert not list(tmp_path.rglob("*.csv"))
 
 

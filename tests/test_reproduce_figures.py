@@ -28,6 +28,7 @@ from fedproto.reproduce.curves import (
     spread_of,
 )
 from fedproto.reproduce.estimate import estimate, in_words, work_of
+from fedproto.reproduce.experiments.margins import discrepancy
 from fedproto.reproduce.experiments.study import compare
 from fedproto.reproduce.library import Library, Request, fingerprint, merged
 from fedproto.reproduce.paper import Printed, paper, printed, printed_at_delta
@@ -245,3 +246,17 @@ def test_durations_in_words(seconds, text):
 def test_a_library_of_nothing(tmp_path):
     first, *_ = Case("mnist", "MNIST", "mnist").runs()
     assert Library(tmp_path / "none").find(Request("mnist", first)) is None
+
+
+def test_ffd_is_taken_within_delta_and_seed():
+    def of(values):
+        return [
+            result([value], delta=delta, seed=seed, metric="mmd")
+            for (delta, seed), value in values.items()
+        ]
+
+    ours = of({(0.0, 0): 0.5, (0.5, 0): 0.9, (0.5, 1): 0.2, (0.8, 0): 1.0})
+    baseline = of({(0.0, 0): 1.0, (0.5, 0): 1.0, (0.5, 1): 0.0})
+    found = discrepancy(ours, baseline)
+    assert found.mean == pytest.approx((50 + 10) / 2)
+    assert found.runs == 2

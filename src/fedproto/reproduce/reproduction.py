@@ -193,7 +193,9 @@ def render(plan: Plan, name: str, output: Output, facts: Mapping[str, Any]) -> N
     requests = plan.requests[name]
     results = plan.results[name]
     if requests and len(results.missing) == len(requests):
-        output.say(f"{name}: none of its {len(requests)} runs exists; nothing to show")
+        output.say(
+            f"{name}: none of its {len(requests)} runs exists with all it needs; nothing to show"
+        )
         return
     if results.missing:
         labels = sorted({f"{each.case} {each.config.title}" for each in results.missing})

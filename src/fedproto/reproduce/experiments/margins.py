@@ -93,14 +93,15 @@ class MarginTable(Experiment):
 def discrepancy(of: Sequence[Result], baseline: Sequence[Result]) -> Spread | None:
     """FFD in per cent: how much nearer to centralised training than the baseline of the same δ.
 
-    One value per δ and seed, from the MMD at the last nominal round.
+    One value per δ and seed, from the MMD at the last nominal round. A baseline whose unbiased
+    estimate is not above 0 is as near as can be told, and there is nothing to be nearer than.
     """
     by_delta: dict[float, list[float]] = defaultdict(list)
     others = {(each.delta, each.seed): final_value(each.run, "mmd") for each in baseline}
     for result in of:
         value = final_value(result.run, "mmd")
         other = others.get((result.delta, result.seed))
-        if value is not None and other is not None:
+        if value is not None and other is not None and other > 0:
             by_delta[result.delta].append(feature_discrepancy(value, other))
     return spread_of(list(by_delta.values()))
 
