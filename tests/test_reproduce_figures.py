@@ -31,6 +31,8 @@ from fedproto.reproduce.estimate import estimate, in_words, work_of
 from fedproto.reproduce.experiments.margins import discrepancy
 from fedproto.reproduce.experiments.study import compare
 from fedproto.reproduce.library import Library, Request, fingerprint, merged
+from fedproto.reproduce.output import add_legend, new_figure
+from fedproto.reproduce.panels import METHODS, line_of
 from fedproto.reproduce.paper import Printed, paper, printed, printed_at_delta
 from fedproto.simulate import load_federations
 from fedproto.types import RoundRecord
@@ -260,3 +262,17 @@ def test_ffd_is_taken_within_delta_and_seed():
     found = discrepancy(ours, baseline)
     assert found.mean == pytest.approx((50 + 10) / 2)
     assert found.runs == 2
+
+
+@pytest.mark.parametrize("width", [3.4, 6.4, 12.4])
+def test_a_legend_fits_the_picture(width):
+    figure = new_figure(width, 4)
+    axes = figure.subplots()
+    names = (*METHODS, "Centralized (validation)")
+    handles = {name: axes.plot([0, 1], **line_of(name))[0] for name in names}
+    add_legend(figure, handles)
+    figure.draw_without_rendering()
+    (legend,) = figure.legends
+    shown, whole = legend.get_window_extent(), figure.bbox
+    assert whole.x0 <= shown.x0 < shown.x1 <= whole.x1
+    assert axes.get_tightbbox().y1 <= shown.y0

@@ -8,7 +8,7 @@ from typing import Any
 
 from fedproto.report.figures import COLORS
 from fedproto.reproduce.curves import Spread
-from fedproto.reproduce.output import Output, new_figure
+from fedproto.reproduce.output import Output, add_legend, new_figure
 from fedproto.reproduce.paper import Printed
 
 COLUMNS = (
@@ -101,9 +101,7 @@ def draw(output: Output, name: str, rows: Sequence[Comparison], columns: int = 4
         _draw_panel(axes, [row for row in rows if (row.quantity, row.case) == key], handles)
     for axes in panels[len(keys) :]:
         axes.set_visible(False)
-    figure.legend(
-        handles.values(), handles.keys(), loc="outside upper center", ncols=2, frameon=False
-    )
+    add_legend(figure, handles)
     output.figure(name, figure)
 
 

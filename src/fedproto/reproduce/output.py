@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+LEGEND_ENTRY = 2.2
+"""Width of an entry of a legend, in inches."""
+
 
 class Output:
     """Takes what an experiment has to show.
@@ -105,6 +108,19 @@ def new_figure(width: float, height: float) -> Figure:
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
+
+
+def add_legend(figure: Figure, handles: Mapping[str, Any]) -> None:
+    """One legend for all panels, above them, in as many lines as the width needs."""
+    if handles:
+        columns = int(figure.get_figwidth() / LEGEND_ENTRY)
+        figure.legend(
+            handles.values(),
+            handles.keys(),
+            loc="outside upper center",
+            ncols=max(1, min(columns, len(handles))),
+            frameon=False,
+        )
 
 
 def _is_name(text: str) -> bool:

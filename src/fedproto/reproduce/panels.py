@@ -10,7 +10,7 @@ from fedproto.report.figures import COLORS, STYLES
 from fedproto.reproduce.base import Result, Results
 from fedproto.reproduce.cases import CENTRALIZED, FAIR_AND_TOLERANT, Case
 from fedproto.reproduce.curves import Band, band
-from fedproto.reproduce.output import Output, new_figure
+from fedproto.reproduce.output import Output, add_legend, new_figure
 
 # A method has the same line in every figure.
 METHODS = ("FedAvg", "FedProto", "FedProx", "FedAtt", FAIR_AND_TOLERANT, CENTRALIZED)
@@ -61,8 +61,8 @@ def show_panels(output: Output, name: str, rows: Sequence[Sequence[Panel]]) -> N
     """Draws rows of panels, and writes all curves."""
     lines: list[tuple[Any, ...]] = []
     most = max(len(row) for row in rows)
-    figure = new_figure(3.0 * most + 0.4, 2.4 * len(rows) + 0.5)
-    grid = figure.subplots(len(rows), most, squeeze=False)
+    figure = new_figure(3.0 * most + 0.4, 2.4 * len(rows) + 0.5 + 1.2 / most)
+    grid = figure.subplots(len(rows), most, squeeze=False, sharex="col")
     handles: dict[str, Any] = {}
     for row, places in zip(rows, grid, strict=True):
         for axes in places[len(row) :]:
@@ -73,14 +73,7 @@ def show_panels(output: Output, name: str, rows: Sequence[Sequence[Panel]]) -> N
             lines += _rows(panel, bands)
     known = [label for label in METHODS if label in handles]
     known += [label for label in handles if label not in known]
-    if known:
-        figure.legend(
-            [handles[label] for label in known],
-            known,
-            loc="outside upper center",
-            ncols=min(6, len(known)),
-            frameon=False,
-        )
+    add_legend(figure, {label: handles[label] for label in known})
     output.csv(name, COLUMNS, lines)
     output.figure(name, figure)
 
@@ -106,6 +99,7 @@ def _draw(axes: Any, panel: Panel, bands: dict[str, Band], handles: dict[str, An
         axes.set_yscale("log")
     axes.set_title(panel.title, fontsize="medium")
     axes.set_xlabel("round")
+    axes.tick_params(labelbottom=True)
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_ylabel(panel.ylabel)
     axes.grid(alpha=0.3)

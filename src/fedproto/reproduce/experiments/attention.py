@@ -11,7 +11,7 @@ from fedproto.report.figures import attention_values
 from fedproto.reproduce.base import EXPERIMENTS, Experiment, Result, Results
 from fedproto.reproduce.cases import CLASSIFICATION, Scope
 from fedproto.reproduce.library import Request
-from fedproto.reproduce.output import Output, new_figure
+from fedproto.reproduce.output import Output, add_legend, new_figure
 from fedproto.reproduce.panels import line_of, titled
 
 SHOWN = ("FedAvg", "FedProto")
@@ -76,9 +76,7 @@ class AttentionHistograms(Experiment):
             axes.set_xlabel("federated attention value")
             axes.set_ylabel("occurrences")
             axes.grid(alpha=0.3)
-        figure.legend(
-            handles.values(), handles.keys(), loc="outside upper center", ncols=2, frameon=False
-        )
+        add_legend(figure, handles)
         output.table(
             self.title,
             ["data set", "", *COLUMNS[3:]],

@@ -9,7 +9,7 @@ from fedproto.reproduce.cases import CENTRALIZED, SEGMENTATION, Case, Scope
 from fedproto.reproduce.comparison import Comparison, show
 from fedproto.reproduce.curves import Spread, spread
 from fedproto.reproduce.library import Request
-from fedproto.reproduce.output import Output, new_figure
+from fedproto.reproduce.output import Output, add_legend, new_figure
 from fedproto.reproduce.panels import Panel, line_of, show_panels, titled
 from fedproto.reproduce.paper import Printed, printed
 
@@ -120,7 +120,5 @@ def _against_alpha(cases: list[Case], results: Results) -> Any:
         axes.set_xlabel("concentration α of the class mix (larger: more alike)")
         axes.set_ylabel("test mIoU (%)")
         axes.grid(alpha=0.3)
-    figure.legend(
-        handles.values(), handles.keys(), loc="outside upper center", ncols=4, frameon=False
-    )
+    add_legend(figure, handles)
     return figure
