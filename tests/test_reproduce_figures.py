@@ -16,7 +16,7 @@ from fedproto.engines.base import EngineOptions
 from fedproto.recipe import read_recipe
 from fedproto.report.results import StoredRun
 from fedproto.reproduce.base import Result
-from fedproto.reproduce.cases import Case, Scope
+from fedproto.reproduce.cases import CLASSIFICATION, SCALES, Case, Scope, case_table
 from fedproto.reproduce.comparison import Comparison
 from fedproto.reproduce.curves import (
     Spread,
@@ -276,3 +276,25 @@ def test_a_legend_fits_the_picture(width):
     shown, whole = legend.get_window_extent(), figure.bbox
     assert whole.x0 <= shown.x0 < shown.x1 <= whole.x1
     assert axes.get_tightbbox().y1 <= shown.y0
+
+
+@pytest.mark.parametrize("files", [False, True], ids=["without files", "with files"])
+@pytest.mark.parametrize("scale", SCALES)
+def test_every_data_set_has_runs_at_every_scale(scale, files, tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDPROTO_DATA", str(tmp_path))
+    for name in case_table():
+        folder = tmp_path / (DATASETS.get(name).folder or name)
+        if files and not folder.exists():
+            folder.mkdir()
+            (folder / "something").touch()
+    for name in case_table():
+        case = Scope(scale).case(name)
+        runs = case.runs()
+        assert {config.title for config in runs} >= {"FedAvg", "FedProto", "Fairness + toleration"}
+        assert len(case.centralized()) == 1
+        real = scale == "paper" or name == "synthetic" or (
+            scale == "quick" and files and name in CLASSIFICATION
+        )  # fmt: skip
+        assert bool(case.stands_in) != real, name
+        rounds = runs[0].schedule.rounds
+        assert rounds > nominal_rounds(rounds) or rounds < 6
