@@ -83,7 +83,8 @@ def estimate(
         start_up = _timed(lambda: engine.train(_cut(jobs, 1)), clock)
         per_job, per_step = _rates(engine, jobs, budget, clock)
         per_test = _timed(lambda: engine.evaluate([jobs[0].state], federation.test_indices), clock)
-        per_look = _timed(lambda: _look(first, engine, jobs[0]), clock)
+        measured = next((config for config in configs if config.measure.every), first)
+        per_look = _timed(lambda: _look(measured, engine, jobs[0]), clock)
     finally:
         engine.close()
     works = [work_of(config, _federation(config, federations)) for config in configs]

@@ -52,7 +52,8 @@ class Plan:
             for name, wanted in self.requests.items()
         }
         self.missing = merged(each for found in self.results.values() for each in found.missing)
-        self._add_references(library)
+        if self.training:
+            self._add_references(library)
 
     @property
     def found(self) -> int:

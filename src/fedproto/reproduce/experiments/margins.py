@@ -28,7 +28,7 @@ class MarginTable(Experiment):
     def requests(self, scope: Scope) -> list[Request]:
         """All runs of the four recipes, with margin and MMD measured."""
         federated = [
-            Request(case.name, config, frozenset({"margin", "mmd"}))
+            Request(case.name, config, frozenset({"margin"}), wishes=frozenset({"mmd"}))
             for case in scope.cases(self.cases)
             for config in case.runs()
         ]
