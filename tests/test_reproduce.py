@@ -17,7 +17,7 @@ from fedproto.report.results import find_runs
 from fedproto.reproduce import reproduction
 from fedproto.reproduce.base import EXPERIMENTS
 from fedproto.reproduce.cases import Scope
-from fedproto.reproduce.library import Library, fingerprint
+from fedproto.reproduce.library import Library, Request, fingerprint
 from fedproto.reproduce.paper import paper
 from fedproto.rounds import Watcher
 
@@ -271,3 +271,24 @@ def test_the_list_names_every_experiment():
     for name in EXPERIMENTS.names():
         assert name in said
         assert EXPERIMENTS.get(name).title in said
+
+
+def test_an_embedding_that_was_kept_makes_weights_unnecessary(reproduced, tmp_path):
+    shutil.copytree(
+        reproduced / "runs/smoke/fpascal", tmp_path, dirs_exist_ok=True,
+        ignore=shutil.ignore_patterns("checkpoints"),
+    )  # fmt: skip
+    library = Library(tmp_path)
+    assert not reproduction.make_plan(["tsne"], Scope(), library).missing
+    assert reproduction.make_plan(["maps"], Scope(), library).missing
+
+
+def test_a_run_that_was_not_measured_will_do_where_nothing_is_trained(reproduced):
+    library = Library(reproduced / "runs")
+    case = Scope().case("mnist")
+    plain = next(c for c in case.runs(recipe="mnist-ablation") if c.title == "Fairness")
+    request = Request("mnist", plain, wishes=frozenset({"dissimilarity"}))
+    assert library.find(request) is None
+    assert library.find(request, modest=True) is not None
+    needy = Request("mnist", plain, needs=frozenset({"dissimilarity"}))
+    assert library.find(needy, modest=True) is None
