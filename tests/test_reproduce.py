@@ -209,6 +209,9 @@ def test_what_was_interrupted_goes_on(reproduced, tmp_path, monkeypatch):
     assert "the same command goes on" in said
     stopped = {run.path: len(run.records) for run in find_runs([tmp_path / "runs"])}
     assert 0 < sum(stopped.values()) < 16 * 6
+    library = Library(tmp_path / "runs")
+    done = sum(library.rounds_done(run.config) for run in find_runs([tmp_path / "runs"]))
+    assert done == sum(stopped.values()) - 6  # those of the finished centralised run
 
     code, said = call(*arguments)
     assert code == 0

@@ -98,7 +98,7 @@ def reproduce(
     try:
         if plan.missing and not existing:
             federations = reproduction.load_data(plan, prepare_all, _notice)
-            _show_estimate(plan, federations)
+            _show_estimate(plan, federations, library)
             if not dry_run:
                 reproduction.train(plan, library, federations, _watch)
         if dry_run:
@@ -151,10 +151,10 @@ def _announce(plan: Plan) -> None:
     _notice(f"{plan.found} runs exist, {len(plan.missing)} {fate}")
 
 
-def _show_estimate(plan: Plan, federations: dict[DataSource, Federation]) -> None:
+def _show_estimate(plan: Plan, federations: dict[DataSource, Federation], library: Library) -> None:
     table = Table("data set", "runs", "local steps", "ms a step", "time", title_justify="left")
     total = 0.0
-    for case, found in reproduction.estimates(plan, federations):
+    for case, found in reproduction.estimates(plan, federations, library):
         total += found.seconds
         table.add_row(
             case,

@@ -102,6 +102,11 @@ class Library:
                     return run
         return None
 
+    def rounds_done(self, config: RunConfig) -> int:
+        """How far the furthest unfinished run of a configuration is."""
+        runs = [self._stored(path) for path in self._paths.get(fingerprint(config), [])]
+        return max((len(run.records) for run in runs if not is_complete(run)), default=0)
+
     def place_for(self, config: RunConfig, folder: str) -> Path:
         """Where to train a run: the directory of one that was stopped, or a new one.
 

@@ -140,13 +140,22 @@ def load_data(
 
 
 def estimates(
-    plan: Plan, federations: Mapping[DataSource, Federation]
+    plan: Plan, federations: Mapping[DataSource, Federation], library: Library
 ) -> Iterator[tuple[str, Estimate]]:
-    """How long the missing runs will take here, by data set; each is timed when it is asked for."""
+    """How long the missing runs will take here, by data set; each is timed when it is asked for.
+
+    Rounds that runs have behind them are counted as the average of all.
+    """
     budget = TIMED_SECONDS[plan.scope.scale]
     for case, stage in plan.stages():
         for group in _alike([request.config for request in stage]):
-            yield case, estimate(group, federations, budget=budget)
+            found = estimate(group, federations, budget=budget)
+            rounds = sum(config.schedule.rounds for config in group)
+            left = 1 - sum(library.rounds_done(config) for config in group) / rounds
+            yield (
+                case,
+                replace(found, steps=round(found.steps * left), seconds=found.seconds * left),
+            )
 
 
 def train(
