@@ -40,7 +40,18 @@ def test_version(capsys):
 
 @pytest.mark.parametrize(
     "command",
-    [[], ["run"], ["sweep"], ["resume"], ["compare"], ["analyse"], ["predict"], ["list"], ["info"]],
+    [
+        [],
+        ["run"],
+        ["sweep"],
+        ["resume"],
+        ["compare"],
+        ["analyse"],
+        ["predict"],
+        ["reproduce"],
+        ["list"],
+        ["info"],
+    ],
     ids=str,
 )
 def test_every_command_has_help(command, capsys):

@@ -20,6 +20,8 @@ from fedproto.errors import ConfigError, unknown_name
 T = TypeVar("T")
 O = TypeVar("O", bound="Options")  # noqa: E741 - the letter stands for Options
 
+_HINTS: dict[type, dict[str, Any]] = {}
+
 
 def option(
     default: T,
@@ -54,7 +56,7 @@ class Options:
     """Base of all option classes: checks every field when it is built."""
 
     def __post_init__(self) -> None:
-        hints = typing.get_type_hints(type(self))
+        hints = _type_hints(type(self))
         for field in dataclasses.fields(self):
             value = _checked(getattr(self, field.name), hints[field.name], field.name, field)
             object.__setattr__(self, field.name, value)
@@ -102,7 +104,7 @@ class Description:
 
 def describe(cls: type[Options]) -> list[Description]:
     """Lists an option class's fields with type, range, default and meaning."""
-    hints = typing.get_type_hints(cls)
+    hints = _type_hints(cls)
     return [
         Description(
             name=field.name,
@@ -112,6 +114,12 @@ def describe(cls: type[Options]) -> list[Description]:
         )
         for field in dataclasses.fields(cls)
     ]
+
+
+def _type_hints(cls: type) -> dict[str, Any]:
+    if cls not in _HINTS:
+        _HINTS[cls] = typing.get_type_hints(cls)
+    return _HINTS[cls]
 
 
 def _checked(value: Any, hint: Any, name: str, field: dataclasses.Field[Any]) -> Any:

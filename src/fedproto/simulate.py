@@ -106,7 +106,7 @@ def run(
     )
     config.augment.check_fits(federation.input_shape)
     trained = copy.deepcopy(model)
-    engine = _build_engine(config, federation, model)
+    engine = build_engine(config, federation, model)
     params, buffers = read_state(model)
     initial = ServerState(0, params, config.train.shared_buffers(model, buffers))
     with contextlib.ExitStack() as stack:
@@ -146,7 +146,7 @@ def load_federations(configs: Iterable[RunConfig]) -> dict[DataSource, Federatio
         check_reference(config)
         task_named(federation.task)
         config.augment.check_fits(federation.input_shape)
-        features_of(_build_model(config, federation))
+        features_of(model_for(config, federation))
         config.engine.torch_device()
     return federations
 
@@ -181,10 +181,10 @@ def simulate(
         with contextlib.ExitStack() as stack:
             for store in group:
                 stack.enter_context(store.locked())
-            runs = [_begin(store, _initial_state(store.config, federation)) for store in group]
+            runs = [_begin(store, initial_state(store.config, federation)) for store in group]
             store_of = {id(begun): store for begun, store in zip(runs, group, strict=True)}
-            model = _build_model(first, federation)
-            make = engine_for or _build_engine
+            model = model_for(first, federation)
+            make = engine_for or build_engine
             engine = make(first, federation, model, watcher.notice)
             stack.callback(engine.close)
             for begun, record in run_rounds(runs, federation, engine, watcher):
@@ -241,21 +241,24 @@ def _groups(stores: Iterable[RunStore]) -> list[list[RunStore]]:
     return list(groups.values())
 
 
-def _build_model(config: RunConfig, federation: Federation) -> nn.Module:
+def model_for(config: RunConfig, federation: Federation) -> nn.Module:
+    """The model of a run, with its initial weights."""
     assert config.model is not None  # noqa: S101 - checked by `load_federations`
     seed = torch_seed(config.seed, Purpose.MODEL)
     return build_model(config.model, federation.input_shape, federation.num_classes, seed)
 
 
-def _initial_state(config: RunConfig, federation: Federation) -> ServerState:
-    model = _build_model(config, federation).to(config.engine.torch_dtype())
+def initial_state(config: RunConfig, federation: Federation) -> ServerState:
+    """Where a run starts from."""
+    model = model_for(config, federation).to(config.engine.torch_dtype())
     params, buffers = read_state(model)
     return ServerState(0, params, config.train.shared_buffers(model, buffers))
 
 
-def _build_engine(
+def build_engine(
     config: RunConfig, federation: Federation, model: nn.Module, notify: Notify = ignore
 ) -> Engine:
+    """The engine that a configuration names, for runs that share data, model and options."""
     task = task_named(federation.task, federation.class_names, config.task)
     size = float(federation.train_sizes.mean())
     epochs = config.schedule.rounds * config.schedule.cohort * config.train.epochs

@@ -38,7 +38,7 @@ def save_maps(probe: Probe, state: ServerState, index: int, folder: Path) -> lis
 
     feature_map = upsampled(feature_entropy(features), size)
     return [
-        save_picture(_picture(probe.federation.samples, index), file("picture")),
+        save_picture(picture_of(probe.federation.samples, index), file("picture")),
         save_labels(_bytes(target[0]), file("truth")),
         save_labels(_bytes(scores.argmax(dim=1)[0]), file("prediction")),
         save_heat(_relative(softmax_entropy(scores)[0], scores.shape[1]), file("softmax-entropy")),
@@ -46,7 +46,7 @@ def save_maps(probe: Probe, state: ServerState, index: int, folder: Path) -> lis
     ]
 
 
-def _picture(samples: Samples, index: int) -> NDArray[np.uint8]:
+def picture_of(samples: Samples, index: int) -> NDArray[np.uint8]:
     """A sample's input as a picture ``[H, W, channels]``; stretched where it is no picture."""
     where = np.array([index])
     raw = samples.raw(where) if isinstance(samples, MappedSamples) else samples.batch(where)

@@ -17,6 +17,7 @@ from fedproto.cli import (
     inspecting,
     predicting,
     reporting,
+    reproducing,
     running,
 )
 from fedproto.errors import FedprotoError
@@ -34,6 +35,7 @@ predicting.add_to(app)
 comparing.add_to(app)
 analysing.add_to(app)
 reporting.add_to(app)
+reproducing.add_to(app)
 inspecting.add_to(app)
 data.add_to(app)
 flower.add_to(app)

@@ -22,6 +22,12 @@ _BAR = "#0072B2"
 
 
 def draw_class_mixes(federations: Sequence[tuple[str, Federation]], path: Path) -> Path:
+    """Writes `class_mix_figure` as a PNG file."""
+    class_mix_figure(federations).savefig(path, dpi=150)
+    return path
+
+
+def class_mix_figure(federations: Sequence[tuple[str, Federation]]) -> Any:
     """The three panels of the supplementary's data figure, one row per federation.
 
     Classes per client; clients by number of classes; the class mix of 30 clients chosen at random,
@@ -29,7 +35,6 @@ def draw_class_mixes(federations: Sequence[tuple[str, Federation]], path: Path) 
 
     Args:
         federations: Each with the title of its row.
-        path: The PNG file to write.
 
     Raises:
         ConfigError: If matplotlib is not installed.
@@ -54,8 +59,7 @@ def draw_class_mixes(federations: Sequence[tuple[str, Federation]], path: Path) 
     for place, (head, foot) in enumerate(zip(heads, feet, strict=True)):
         rows[0][place].set_title(head, fontsize="medium")
         rows[-1][place].set_xlabel(foot)
-    figure.savefig(path, dpi=150)
-    return path
+    return figure
 
 
 def draw_contact_sheet(

@@ -44,7 +44,7 @@ def save_figures(groups: Sequence[Sequence[StoredRun]], metric: str, folder: Pat
     written = [
         draw_curves(groups, name, folder / f"{name}.png") for name in (metric, loss_beside(metric))
     ]
-    if any(_attention(group) for group in groups):
+    if any(attention_values(group) for group in groups):
         written.append(draw_attention(groups, folder / "attention.png"))
     return written
 
@@ -82,7 +82,7 @@ def draw_attention(groups: Sequence[Sequence[StoredRun]], path: Path) -> Path:
     shown = [
         (title, values)
         for title, group in zip(titles(groups), groups, strict=True)
-        if (values := _attention(group))
+        if (values := attention_values(group))
     ]
     columns = min(3, len(shown))
     rows = -(-len(shown) // columns)
@@ -102,7 +102,7 @@ def draw_attention(groups: Sequence[Sequence[StoredRun]], path: Path) -> Path:
     return path
 
 
-def _attention(group: Sequence[StoredRun]) -> list[float]:
+def attention_values(group: Sequence[StoredRun]) -> list[float]:
     """All attention values of rounds in which more than one client took part."""
     return [
         value

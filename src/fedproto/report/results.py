@@ -40,10 +40,12 @@ class StoredRun:
         rounds = np.array([round_ for round_, _ in points], dtype=np.int64)
         return rounds, np.array([value for _, value in points], dtype=np.float64)
 
-    def smoothed(self, metric: str) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """The curve as a moving average over the last tenth of the run's rounds."""
+    def smoothed(
+        self, metric: str, width: int | None = None
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """The curve as a moving average over the last rounds: `width` or a tenth of the run's."""
         rounds, values = self.curve(metric)
-        width = max(1, round(WINDOW * self.config.schedule.rounds))
+        width = width or max(1, round(WINDOW * self.config.schedule.rounds))
         means = [values[(rounds > end - width) & (rounds <= end)].mean() for end in rounds]
         return rounds, np.array(means, dtype=np.float64)
 

@@ -1,0 +1,122 @@
+"""What an experiment is: it wants runs, and draws a table or figure of the paper from them."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fedproto.registry import Registry
+from fedproto.report.results import StoredRun
+from fedproto.reproduce.cases import Scope
+from fedproto.reproduce.library import Library, Request
+from fedproto.reproduce.output import Output
+
+
+class Experiment(abc.ABC):
+    """A table or figure.
+
+    Attributes:
+        title: What it is, and where in the paper.
+        cases: The data sets it is about.
+    """
+
+    title: ClassVar[str]
+    cases: ClassVar[tuple[str, ...]]
+
+    def requests(self, scope: Scope) -> list[Request]:
+        """The runs it wants; none unless overridden."""
+        del scope
+        return []
+
+    @abc.abstractmethod
+    def render(self, scope: Scope, results: Results, output: Output) -> None:
+        """Prints and writes the table or figure from the runs that there are."""
+
+
+EXPERIMENTS: Registry[Experiment] = Registry("experiment", "fedproto.reproduce.experiments")
+
+
+@dataclass(frozen=True)
+class Result:
+    """A request and the run that answers it."""
+
+    request: Request
+    run: StoredRun
+
+    @property
+    def label(self) -> str:
+        """What the run is called here, whatever it was called where it was made."""
+        return self.request.config.title
+
+    @property
+    def delta(self) -> float:
+        """The share of stragglers."""
+        return self.request.config.schedule.delta
+
+    @property
+    def alpha(self) -> float | None:
+        """The concentration of the class mix, where the data are shared out by one."""
+        return getattr(self.request.config.data, "alpha", None)
+
+    @property
+    def seed(self) -> int:
+        """The run's seed."""
+        return self.request.config.seed
+
+
+class Results:
+    """The runs that answer an experiment's requests.
+
+    Args:
+        requests: What was wanted.
+        library: The runs that exist.
+        modest: Whether runs without what is merely wished for will do.
+    """
+
+    def __init__(
+        self, requests: Iterable[Request], library: Library, *, modest: bool = False
+    ) -> None:
+        self._results: list[Result] = []
+        self.missing: list[Request] = []
+        for request in requests:
+            run = library.find(request, modest=modest)
+            if run is None:
+                self.missing.append(request)
+            else:
+                self._results.append(Result(request, run))
+
+    def __iter__(self) -> Iterator[Result]:
+        return iter(self._results)
+
+    def select(
+        self,
+        case: str,
+        label: str | None = None,
+        *,
+        delta: float | None = None,
+        alpha: float | None = None,
+    ) -> list[Result]:
+        """The results of a data set, of a label, of one δ or α."""
+        return [
+            result
+            for result in self._results
+            if result.request.case == case
+            and label in (None, result.label)
+            and delta in (None, result.delta)
+            and alpha in (None, result.alpha)
+        ]
+
+    def labels(self, case: str) -> list[str]:
+        """The labels of a data set's runs, in the recipe's order."""
+        return list(dict.fromkeys(result.label for result in self.select(case)))
+
+    def deltas(self, case: str) -> list[float]:
+        """The shares of stragglers that federated runs have."""
+        found = {r.delta for r in self.select(case) if not r.request.config.strategy.pooled}
+        return sorted(found)
+
+    def alphas(self, case: str) -> list[float]:
+        """The concentrations of the class mix."""
+        return sorted({r.alpha for r in self.select(case) if r.alpha is not None})

@@ -1,0 +1,52 @@
+"""The ablation table: ten rows on MNIST, each at three δ and on average."""
+
+from __future__ import annotations
+
+from fedproto.reproduce.base import EXPERIMENTS, Experiment, Results
+from fedproto.reproduce.cases import Scope
+from fedproto.reproduce.comparison import Comparison, draw, show
+from fedproto.reproduce.curves import spread
+from fedproto.reproduce.library import Request
+from fedproto.reproduce.output import Output
+from fedproto.reproduce.paper import printed, printed_at_delta
+
+RECIPE = "mnist-ablation"
+
+
+@EXPERIMENTS.register("ablation")
+class AblationTable(Experiment):
+    """What weighting, sampling, toleration and each margin contribute on MNIST."""
+
+    title = "Table 3: ablation on MNIST"
+    cases = ("mnist",)
+
+    def requests(self, scope: Scope) -> list[Request]:
+        """All runs of the ablation's recipe."""
+        return [
+            Request(case.name, config)
+            for case in scope.cases(self.cases)
+            for config in case.runs(recipe=RECIPE)
+        ]
+
+    def render(self, scope: Scope, results: Results, output: Output) -> None:
+        """A column per δ, and the mean with its spread."""
+        rows = []
+        for case in scope.cases(self.cases):
+            for delta in [*results.deltas(case.name), None]:
+                for label in results.labels(case.name):
+                    ours = spread(results.select(case.name, label, delta=delta), "accuracy")
+                    at = "mean over δ" if delta is None else f"δ = {100 * delta:g} %"
+                    rows.append(
+                        Comparison(
+                            case.title,
+                            case.stands_in,
+                            f"test accuracy (%), {at}",
+                            label,
+                            ours and ours.scaled(100),
+                            printed("ablation", label)
+                            if delta is None
+                            else printed_at_delta(label, delta),
+                        )
+                    )
+        show(output, "ablation", self.title, rows)
+        draw(output, "ablation", rows)

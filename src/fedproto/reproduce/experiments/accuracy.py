@@ -1,0 +1,51 @@
+"""The accuracy and loss table: final accuracy and loss of the methods on the four data sets."""
+
+from __future__ import annotations
+
+from fedproto.reproduce.base import EXPERIMENTS, Experiment, Results
+from fedproto.reproduce.cases import CLASSIFICATION, Scope
+from fedproto.reproduce.comparison import Comparison, draw, show
+from fedproto.reproduce.curves import spread
+from fedproto.reproduce.library import Request
+from fedproto.reproduce.output import Output
+from fedproto.reproduce.paper import printed
+
+
+@EXPERIMENTS.register("accuracy")
+class AccuracyTable(Experiment):
+    """Final accuracy and loss, mean and spread over δ."""
+
+    title = "Table 2: final accuracy and loss of the methods"
+    cases = CLASSIFICATION
+
+    def requests(self, scope: Scope) -> list[Request]:
+        """All runs of the four recipes."""
+        return [
+            Request(case.name, config)
+            for case in scope.cases(self.cases)
+            for config in [*case.runs(), *case.centralized()]
+        ]
+
+    def render(self, scope: Scope, results: Results, output: Output) -> None:
+        """Four methods, fairness + toleration and centralised training."""
+        rows = []
+        for table, quantity, factor, digits in (
+            ("accuracy", "test accuracy (%)", 100.0, 1),
+            ("loss", "test loss", 1.0, 2),
+        ):
+            for case in scope.cases(self.cases):
+                for label in results.labels(case.name):
+                    ours = spread(results.select(case.name, label), table)
+                    rows.append(
+                        Comparison(
+                            case.title,
+                            case.stands_in,
+                            quantity,
+                            label,
+                            ours and ours.scaled(factor),
+                            printed(table, case.name, label),
+                            digits,
+                        )
+                    )
+        show(output, "accuracy", self.title, rows)
+        draw(output, "accuracy", rows)

@@ -1,0 +1,99 @@
+"""Table 1: classes, clients and samples of the data sets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fedproto.data.base import data_root
+from fedproto.data.federation import Federation
+from fedproto.data.statistics import class_counts, statistics
+from fedproto.errors import DataError
+from fedproto.report.figures import COLORS
+from fedproto.reproduce.base import EXPERIMENTS, Experiment, Results
+from fedproto.reproduce.cases import CLASSIFICATION, SEGMENTATION, Case, Scope
+from fedproto.reproduce.comparison import Comparison, show
+from fedproto.reproduce.curves import Spread
+from fedproto.reproduce.output import Output, new_figure
+from fedproto.reproduce.paper import printed
+
+COUNTS = {"classes": 0, "clients": 0, "samples": 0, "mean": 1, "std": 1}
+QUANTITIES = {"mean": "samples per client, mean", "std": "samples per client, std"}
+
+
+@EXPERIMENTS.register("data")
+class DataTable(Experiment):
+    """The left half of the paper's Table 1, counted."""
+
+    title = "Table 1: the data sets"
+    cases = CLASSIFICATION + SEGMENTATION
+
+    def render(self, scope: Scope, results: Results, output: Output) -> None:
+        """Counts, and how the sizes of the clients are spread."""
+        del results
+        rows, sizes = [], []
+        for case in scope.cases(self.cases):
+            try:
+                federation, remark = _load(case)
+            except DataError as error:
+                output.say(f"{case.name} is left out: {error}")
+                continue
+            if remark:
+                output.say(f"{case.name}: {remark}")
+            counted = statistics(federation)
+            for name, digits in COUNTS.items():
+                ours = Spread(float(getattr(counted, name)), None, None, 0)
+                rows.append(
+                    Comparison(
+                        case.title,
+                        case.stands_in,
+                        "",
+                        QUANTITIES.get(name, name),
+                        ours,
+                        printed("data", case.name, name),
+                        digits,
+                    )
+                )
+            sizes.append((case, class_counts(federation).sum(axis=1)))
+        show(output, "data", self.title, rows)
+        if sizes:
+            output.figure("data", _draw(sizes))
+
+
+def _load(case: Case) -> tuple[Federation, str]:
+    """The federation to count, and what is to be said of it.
+
+    Where images are missing the official lists still tell how many there should be.
+    """
+    source = case.sources()[0]
+    federation, listed = source.load(data_root()), source.listed(data_root())
+    if listed is None or len(listed.samples) == len(federation.samples):
+        return federation, ""
+    return listed, (
+        f"counted by the official lists; of their {len(listed.samples):,} images"
+        f" {len(federation.samples):,} are here, of {len(federation.clients):,} clients"
+    )
+
+
+def _draw(sizes: list[tuple[Case, Any]]) -> Any:
+    figure = new_figure(3.2 * min(3, len(sizes)), 2.5 * -(-len(sizes) // 3))
+    panels = list(figure.subplots(-(-len(sizes) // 3), min(3, len(sizes)), squeeze=False).flat)
+    for axes, (case, counts) in zip(panels, sizes, strict=False):
+        ranked = np.sort(counts)[::-1]
+        axes.plot(np.arange(1, len(ranked) + 1), ranked, color=COLORS[0], label="clients")
+        axes.axhline(ranked.mean(), color=COLORS[1], ls="--", label=f"mean {ranked.mean():.1f}")
+        if ranked[0] >= 10 * ranked[-1]:
+            axes.set_yscale("log")
+            axes.yaxis.set_major_formatter("{x:,g}")
+            axes.yaxis.set_minor_formatter("")
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        used = f" (on {case.stands_in})" if case.stands_in else ""
+        axes.set_title(case.title + used, fontsize="medium")
+        axes.set_xlabel("clients, largest first")
+        axes.set_ylabel("samples")
+        axes.grid(alpha=0.3)
+        axes.legend(frameon=False, fontsize="small")
+    for axes in panels[len(sizes) :]:
+        axes.set_visible(False)
+    return figure

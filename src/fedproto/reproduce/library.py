@@ -1,0 +1,166 @@
+"""Which runs exist: run directories by what their results depend on.
+
+Two configurations have the same *fingerprint* when they describe the same experiment. What only
+says where and how often to look (engine, tests, measures, checkpoints, label) is left out of it, so
+that a run made on another machine, by `fedproto sweep` or by another table, is found and reused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedproto.config import RunConfig, digest_of
+from fedproto.engines.base import Notify, ignore
+from fedproto.errors import FedprotoError
+from fedproto.report.results import StoredRun
+from fedproto.store import RunStore, is_run
+
+_NO_RESULT = ("label", "engine", "evaluate", "measure", "stop")
+
+
+def fingerprint(config: RunConfig) -> str:
+    """A digest of what a run's results depend on."""
+    tables = {name: part for name, part in config.to_dict().items() if name not in _NO_RESULT}
+    if "data" in tables:
+        tables["data"] = {k: v for k, v in tables["data"].items() if k != "allow_missing"}
+    if config.strategy.pooled:
+        tables["schedule"] = {k: v for k, v in tables["schedule"].items() if k != "delta"}
+    return digest_of(tables)
+
+
+@dataclass(frozen=True)
+class Request:
+    """A run that an experiment wants.
+
+    Attributes:
+        case: The data set it belongs to.
+        config: The run.
+        needs: Measures that must have been taken during it.
+        wishes: Measures without which a run will do where nothing is trained.
+        checkpoint: Whether its final weights are needed as well.
+        instead: A file in the run directory that makes the weights unnecessary.
+    """
+
+    case: str
+    config: RunConfig
+    needs: frozenset[str] = frozenset()
+    wishes: frozenset[str] = frozenset()
+    checkpoint: bool = False
+    instead: str = ""
+
+    def is_answered_by(self, run: StoredRun, *, modest: bool = False) -> bool:
+        """Whether a run of the same fingerprint gives what is asked for; modestly, what it must."""
+        measured = self.needs if modest else self.needs | self.wishes
+        if not is_complete(run) or not all(run.config.measure.takes(name) for name in measured):
+            return False
+        if not self.checkpoint or (self.instead and (run.path / self.instead).exists()):
+            return True
+        return RunStore(run.path, run.config, "").newest_round() == len(run.records)
+
+
+class Library:
+    """The run directories below a folder.
+
+    Args:
+        root: The folder; it need not exist yet.
+        notify: Is told of directories that cannot be read.
+    """
+
+    def __init__(self, root: Path, notify: Notify = ignore) -> None:
+        self.root = root
+        self._notify = notify
+        self._paths: dict[str, list[Path]] = {}
+        self._read: dict[Path, StoredRun] = {}
+        for file in sorted(root.rglob("run.json")):
+            self.add(file.parent)
+
+    def add(self, path: Path) -> None:
+        """Makes a run directory known; one that cannot be read is left out with a notice."""
+        try:
+            store = RunStore.open(path)
+        except FedprotoError as error:
+            self._notify(f"{path} is left out: {error}")
+            return
+        paths = self._paths.setdefault(fingerprint(store.config), [])
+        if path not in paths:
+            paths.append(path)
+        self._read.pop(path, None)
+
+    def find(self, request: Request, *, modest: bool = False) -> StoredRun | None:
+        """A finished run that gives what is asked for; None when there is none.
+
+        Args:
+            request: What is asked for.
+            modest: Also without its wishes, where no run grants them.
+        """
+        for less in (False, True) if modest else (False,):
+            for path in self._paths.get(fingerprint(request.config), []):
+                if request.is_answered_by(run := self._stored(path), modest=less):
+                    return run
+        return None
+
+    def rounds_done(self, config: RunConfig) -> int:
+        """How far the furthest unfinished run of a configuration is."""
+        runs = [self._stored(path) for path in self._paths.get(fingerprint(config), [])]
+        return max((len(run.records) for run in runs if not is_complete(run)), default=0)
+
+    def place_for(self, config: RunConfig, folder: str) -> Path:
+        """Where to train a run: the directory of one that was stopped, or a new one.
+
+        A finished run is never written to again, even when it lacks something.
+        """
+        for path in self._paths.get(fingerprint(config), []):
+            run = self._stored(path)
+            if run.config.digest() == config.digest() and not is_complete(run):
+                return path
+        name = f"{directory_name(config)}-{config.digest()[:8]}"
+        path, number = self.root / folder / name, 2
+        while is_run(path):
+            path, number = path.with_name(f"{name}-{number}"), number + 1
+        return path
+
+    def _stored(self, path: Path) -> StoredRun:
+        if path not in self._read:
+            store = RunStore.open(path)
+            self._read[path] = StoredRun(path, store.config, store.records())
+        return self._read[path]
+
+
+def is_complete(run: StoredRun) -> bool:
+    """Whether all rounds of a run are on record, with or without checkpoints beside them."""
+    return len(run.records) >= run.config.schedule.rounds
+
+
+def directory_name(config: RunConfig) -> str:
+    """A readable name: label, then what recipes sweep over."""
+    parts = [config.title]
+    alpha = getattr(config.data, "alpha", None)
+    if alpha is not None and getattr(config.data, "partition", "") == "dirichlet":
+        parts.append(f"alpha{alpha:g}")
+    if not config.strategy.pooled:
+        parts.append(f"delta{config.schedule.delta:g}")
+    parts.append(f"seed{config.seed}")
+    return re.sub(r"[^a-z0-9.+-]+", "-", "-".join(parts).lower()).strip("-")
+
+
+def merged(requests: Iterable[Request]) -> list[Request]:
+    """Requests for the same run as one that covers all of them, in order of first appearance."""
+    by_run: dict[str, Request] = {}
+    for request in requests:
+        key = fingerprint(request.config)
+        known = by_run.get(key)
+        if known is None:
+            by_run[key] = request
+            continue
+        by_run[key] = Request(
+            known.case,
+            known.config if known.config.measure.every else request.config,
+            known.needs | request.needs,
+            known.wishes | request.wishes,
+            known.checkpoint or request.checkpoint,
+            known.instead if known.instead == request.instead or not request.checkpoint else "",
+        )
+    return list(by_run.values())

@@ -1,0 +1,123 @@
+"""Figures whose panels are curves over nominal rounds, one line per method."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedproto.report.figures import COLORS, STYLES
+from fedproto.reproduce.base import Result, Results
+from fedproto.reproduce.cases import CENTRALIZED, FAIR_AND_TOLERANT, Case
+from fedproto.reproduce.curves import Band, band
+from fedproto.reproduce.output import Output, add_legend, new_figure
+
+# A method has the same line in every figure.
+METHODS = ("FedAvg", "FedProto", "FedProx", "FedAtt", FAIR_AND_TOLERANT, CENTRALIZED)
+COLUMNS = ("data_set", "trained_on", "metric", "panel", "method", "round", "mean", "std", "runs")
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A panel of curves.
+
+    Attributes:
+        case: The data set.
+        metric: As in the records.
+        title: Above the panel.
+        ylabel: Beside it, with the unit.
+        lines: The runs of each method.
+        factor: From the records' unit to that of the label.
+        log: Whether the values are on a logarithmic scale.
+        key: What tells panels of one data set apart in the CSV file.
+    """
+
+    case: Case
+    metric: str
+    title: str
+    ylabel: str
+    lines: dict[str, Sequence[Result]]
+    factor: float = 1.0
+    log: bool = False
+    key: str = ""
+
+    def bands(self) -> dict[str, Band]:
+        """The curve of every method that has one."""
+        found = {label: band(results, self.metric) for label, results in self.lines.items()}
+        return {label: curve for label, curve in found.items() if curve is not None}
+
+
+def methods_of(results: Results, case: str) -> dict[str, Sequence[Result]]:
+    """The runs of a data set by method."""
+    return {label: results.select(case, label) for label in results.labels(case)}
+
+
+def titled(case: Case) -> str:
+    """The data set's name, and what it was trained on where that is another."""
+    return case.title + (f"\n(on {case.stands_in})" if case.stands_in else "")
+
+
+def show_panels(output: Output, name: str, rows: Sequence[Sequence[Panel]]) -> None:
+    """Draws rows of panels, and writes all curves."""
+    lines: list[tuple[Any, ...]] = []
+    most = max(len(row) for row in rows)
+    figure = new_figure(3.0 * most + 0.4, 2.4 * len(rows) + 0.5 + 1.2 / most)
+    grid = figure.subplots(len(rows), most, squeeze=False, sharex="col")
+    handles: dict[str, Any] = {}
+    for row, places in zip(rows, grid, strict=True):
+        for axes in places[len(row) :]:
+            axes.set_visible(False)
+        for panel, axes in zip(row, places, strict=False):
+            bands = panel.bands()
+            _draw(axes, panel, bands, handles)
+            lines += _rows(panel, bands)
+    known = [label for label in METHODS if label in handles]
+    known += [label for label in handles if label not in known]
+    add_legend(figure, {label: handles[label] for label in known})
+    output.csv(name, COLUMNS, lines)
+    output.figure(name, figure)
+
+
+def line_of(label: str) -> dict[str, Any]:
+    """Colour and dashes of a method."""
+    place = METHODS.index(label) if label in METHODS else len(METHODS)
+    style = STYLES[place % len(STYLES)] if label != CENTRALIZED else (0, (1, 1))
+    return {"color": COLORS[6 if label == CENTRALIZED else place], "linestyle": style}
+
+
+def _draw(axes: Any, panel: Panel, bands: dict[str, Band], handles: dict[str, Any]) -> None:
+    for label, curve in bands.items():
+        look, mean, std = line_of(label), curve.mean * panel.factor, curve.std * panel.factor
+        (handles[label],) = axes.plot(curve.rounds, mean, **look)
+        if curve.runs > 1:
+            axes.fill_between(
+                curve.rounds, mean - std, mean + std, color=look["color"], alpha=0.12, lw=0
+            )
+    if not bands:
+        axes.text(0.5, 0.5, "not measured", ha="center", va="center", transform=axes.transAxes)
+    elif panel.log:
+        axes.set_yscale("log")
+    axes.set_title(panel.title, fontsize="medium")
+    axes.set_xlabel("round")
+    axes.tick_params(labelbottom=True)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.set_ylabel(panel.ylabel)
+    axes.grid(alpha=0.3)
+
+
+def _rows(panel: Panel, bands: dict[str, Band]) -> list[tuple[Any, ...]]:
+    return [
+        (
+            panel.case.title,
+            panel.case.stands_in,
+            panel.metric,
+            panel.key,
+            label,
+            int(round_),
+            float(mean * panel.factor),
+            float(std * panel.factor),
+            curve.runs,
+        )
+        for label, curve in bands.items()
+        for round_, mean, std in zip(curve.rounds, curve.mean, curve.std, strict=True)
+    ]
