@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
 import shutil
+import threading
 
 import pytest
 import torch
@@ -234,6 +236,17 @@ def test_a_directory_in_use_is_not_written_twice(tmp_path):
     store = RunStore.create(tmp_path / "run", tiny())
     with store.locked(), pytest.raises(StoreError, match="in use by another process"):
         simulate([RunStore.open(store.path)])
+
+
+def test_a_directory_in_use_is_waited_for_as_long_as_asked(tmp_path):
+    store = RunStore.create(tmp_path / "run", tiny())
+    with contextlib.ExitStack() as held:
+        held.enter_context(store.locked())
+        leave = threading.Timer(0.5, held.close)
+        leave.start()
+        simulate([RunStore.open(store.path)], patience=30)
+        leave.join()
+    assert store.records()
 
 
 def test_an_existing_run_is_not_overwritten(finished):

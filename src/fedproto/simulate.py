@@ -156,6 +156,7 @@ def simulate(
     watcher: Watcher | None = None,
     federations: Mapping[DataSource, Federation] | None = None,
     engine_for: EngineFor | None = None,
+    patience: float = 0.0,
 ) -> None:
     """Carries out the runs of a sweep, each from where it stands, until all are over.
 
@@ -166,6 +167,7 @@ def simulate(
         watcher: Is told how far things are.
         federations: The data, if it was loaded already with `load_federations`.
         engine_for: Makes the engine, in place of the one that the configuration names.
+        patience: Seconds to wait for another process that is at the same directories.
 
     Raises:
         FedprotoError: If a configuration, the data or a directory is at fault.
@@ -180,7 +182,7 @@ def simulate(
         federation = federations[first.data]
         with contextlib.ExitStack() as stack:
             for store in group:
-                stack.enter_context(store.locked())
+                stack.enter_context(store.locked(patience))
             runs = [_begin(store, initial_state(store.config, federation)) for store in group]
             store_of = {id(begun): store for begun, store in zip(runs, group, strict=True)}
             model = model_for(first, federation)

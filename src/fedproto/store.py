@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -29,6 +30,9 @@ from fedproto.errors import ConfigError, StoreError
 from fedproto.types import Prototypes, RoundRecord, ServerState
 
 FORMAT = 1
+
+_LOOK_AGAIN = 0.2
+"""Seconds between two looks at a directory that another process uses."""
 
 
 class RunStore:
@@ -198,8 +202,11 @@ class RunStore:
         return records[:round_]
 
     @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self, patience: float = 0.0) -> Iterator[None]:
         """Keeps other processes from writing here; released even when this one is killed.
+
+        Args:
+            patience: Seconds to wait for another process that is at it.
 
         Raises:
             StoreError: If another process is at it.
@@ -210,12 +217,17 @@ class RunStore:
             yield
             return
         with (self.path / "run.json").open("rb") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise StoreError(
-                    f"{self.path} is in use by another process; wait for it or stop it"
-                ) from None
+            until = time.monotonic() + patience
+            while True:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except OSError:
+                    if time.monotonic() >= until:
+                        raise StoreError(
+                            f"{self.path} is in use by another process; wait for it or stop it"
+                        ) from None
+                time.sleep(_LOOK_AGAIN)
             yield
 
     def newest_round(self) -> int | None:

@@ -37,6 +37,9 @@ INSECURE = (
     " updates, and take part as any client. Only for trying out; see 'fedproto flower keys'."
 )
 
+PREDECESSOR_ENDS_WITHIN = 120.0
+"""Seconds in which the app of a server that was killed notices it, and lets go of its runs."""
+
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
@@ -91,4 +94,4 @@ def serve(grid: Grid, out: Path, watcher: Watcher | None = None) -> None:
         workload = Workload(federation, model, task, config.engine, notify)
         return FlowerEngine(workload, grid, config, nodes[config.data])
 
-    simulate(stores, watcher, federations, engine_for)
+    simulate(stores, watcher, federations, engine_for, patience=PREDECESSOR_ENDS_WITHIN)
