@@ -295,3 +295,10 @@ def test_a_run_that_was_not_measured_will_do_where_nothing_is_trained(reproduced
     assert library.find(request, modest=True) is not None
     needy = Request("mnist", plain, needs=frozenset({"dissimilarity"}))
     assert library.find(needy, modest=True) is None
+
+
+def test_how_often_to_measure_is_the_users_choice():
+    usual = Scope(scale="paper").case("mnist").runs()
+    asked = Scope(scale="paper", settings=("measure.every=50",)).case("mnist").runs()
+    assert {config.measure.every for config in usual} == {10}
+    assert {config.measure.every for config in asked} == {50}

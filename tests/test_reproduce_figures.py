@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 from dataclasses import replace
@@ -91,6 +92,18 @@ def test_the_moving_average_over_nominal_rounds_by_hand():
     assert values.tolist() == pytest.approx([t + 1.5 for t in range(1, 21)])
     assert final_value(one, "accuracy") == pytest.approx((21 + 22) / 2)
     assert final_value(one, "mmd") is None
+
+
+@pytest.mark.parametrize(("round_", "found"), [(22, 0.25), (20, None)])
+def test_what_was_not_measured_in_training_comes_from_the_analysis_of_the_final_model(
+    tmp_path, round_, found
+):
+    one = replace(result([float(t) for t in range(1, 23)]).run, path=tmp_path)
+    (tmp_path / "analysis").mkdir()
+    measures = {"round": round_, "mmd": 0.25, "accuracy": 0.0}
+    (tmp_path / "analysis/measures.json").write_text(json.dumps(measures))
+    assert final_value(one, "mmd") == found
+    assert final_value(one, "accuracy") == pytest.approx((21 + 22) / 2)
 
 
 def test_rounds_without_a_test_are_left_out():

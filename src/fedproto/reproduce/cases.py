@@ -55,7 +55,8 @@ class Case:
         seeds: How many seeds.
         fallback: The recipe of the centralised run where `recipe` has none; empty for none.
         stands_in: The name of the data set that is used in its place; empty for none.
-        measure_every: After how many rounds its models are looked into; 0 for never.
+        measure_every: After how many rounds its models are looked into where neither recipe nor
+            user says so; 0 for never.
     """
 
     name: str
@@ -119,7 +120,8 @@ class Case:
         return list(dict.fromkeys(config.data for config in configs if config.data is not None))
 
     def _measured(self, config: RunConfig) -> RunConfig:
-        options = replace(config.measure, every=self.measure_every, what=MEASURED)
+        every = config.measure.every or self.measure_every
+        options = replace(config.measure, every=every, what=MEASURED)
         config = replace(config, measure=options)
         return without_mmd(config) if config.strategy.pooled else config
 

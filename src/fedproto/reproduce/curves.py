@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from fedproto.analysis.folder import read_parts
 from fedproto.report.results import StoredRun
 from fedproto.reproduce.base import Result
 
@@ -74,9 +75,17 @@ def nominal_curve(run: StoredRun, metric: str) -> tuple[NDArray[np.int64], NDArr
 
 
 def final_value(run: StoredRun, metric: str) -> float | None:
-    """A metric at the last nominal round; None where it was not taken."""
+    """A metric at the last nominal round; None where it was not taken.
+
+    What was not measured during training is taken from the run's analysis, if that is of the final
+    model.
+    """
     _, values = nominal_curve(run, metric)
-    return float(values[-1]) if len(values) else None
+    if len(values):
+        return float(values[-1])
+    measures = read_parts(run.path, ["measures"]).get("measures", {})
+    value = measures.get(metric) if measures.get("round") == len(run.records) else None
+    return None if value is None else float(value)
 
 
 def spread(results: Iterable[Result], metric: str) -> Spread | None:

@@ -28,12 +28,12 @@ class MarginTable(Experiment):
     def requests(self, scope: Scope) -> list[Request]:
         """All runs of the four recipes, with margin and MMD measured."""
         federated = [
-            Request(case.name, config, frozenset({"margin"}), wishes=frozenset({"mmd"}))
+            Request(case.name, config, wishes=frozenset({"margin", "mmd"}))
             for case in scope.cases(self.cases)
             for config in case.runs()
         ]
         return federated + [
-            Request(case.name, config, frozenset({"margin"}))
+            Request(case.name, config, wishes=frozenset({"margin"}))
             for case in scope.cases(self.cases)
             for config in case.centralized()
         ]
