@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -139,6 +140,22 @@ def test_calibration_and_measures_agree_with_those_taken_in_training(runs, tmp_p
     assert read_parts(other, ["measures"])["measures"]["mmd"] == pytest.approx(taken["mmd"])
 
 
+def test_single_measures_join_those_found_before(runs, tmp_path):
+    out = tmp_path / "run"
+    shutil.copytree(run_of(runs), out)
+    shutil.rmtree(out / "analysis", ignore_errors=True)
+    file = out / "analysis/measures.json"
+    for name, known in (
+        ("margin", {"aggregate_mean_margin"}),
+        ("dissimilarity", {"aggregate_mean_margin", "dissimilarity"}),
+    ):
+        assert main(["analyse", str(out), "--what=measures", f"--measure={name}"]) == 0
+        assert json.loads(file.read_text()).keys() == known | {"round", "reference"}
+    file.write_text("{")  # damaged: made anew
+    assert main(["analyse", str(out), "--what=measures", "--measure=margin"]) == 0
+    assert json.loads(file.read_text()).keys() == {"aggregate_mean_margin", "round", "reference"}
+
+
 def test_several_runs_give_a_table_and_a_correlation(runs, capsys):
     options = ["--what=scores", "--what=measures"]
     assert main(["analyse", str(runs / "fedavg"), *options, "--json"]) == 0
@@ -218,6 +235,8 @@ def test_segmentation_gets_maps_scores_and_measures(tmp_path):
     [
         (["--what=score"], "--what: unknown part 'score'; did you mean 'scores'?"),
         (["--what=measures", "--reference=nowhere"], "measure.reference nowhere is no run"),
+        (["--measure=margins"], "--measure: unknown measure 'margins'; did you mean 'margin'?"),
+        (["--what=measures", "--measure=mmd"], "measure 'mmd' needs measure.reference"),
     ],
 )
 def test_mistakes_are_answered_in_one_line(runs, capsys, arguments, message):

@@ -95,6 +95,7 @@ def test_every_update_rule(engine, model, rule):
         ((3, 8, 8), CNNOptions(channels1=3, channels2=5, features=7)),
         ((2, 5, 4), CNNOptions(channels1=3, channels2=5, features=7)),
         ((3, 35, 16), CNN4Options(channels=4)),
+        ((3, 35, 16), CNN4Options(channels=4, batch_norm=True)),
     ],
 )
 def test_stacked_images_of_other_shapes(shape, model):

@@ -45,6 +45,9 @@ OnStep: TypeAlias = Callable[[str, int, int], None]
 PICTURES_EMBEDDED = 100
 """Label maps give hundreds of feature vectors each; so many pictures are enough for t-SNE."""
 
+MEASURED = ("margin", "dissimilarity", "mmd")
+"""What the part ``measures`` consists of; MMD needs a reference."""
+
 
 @dataclass(frozen=True)
 class Wishes:
@@ -56,6 +59,7 @@ class Wishes:
         samples: Feature vectors in the t-SNE at most.
         library: Which t-SNE.
         pictures: How many held-out pictures get maps.
+        measures: Names out of `MEASURED`; all that can be had when empty.
     """
 
     what: tuple[str, ...]
@@ -63,6 +67,7 @@ class Wishes:
     samples: int = 2000
     library: Library = "auto"
     pictures: int = 4
+    measures: tuple[str, ...] = ()
 
 
 @dataclass
@@ -132,6 +137,9 @@ def analyse(subject: Subject, wishes: Wishes, on_step: OnStep) -> dict[str, floa
     for name in wishes.what:
         if name not in PARTS:
             raise ConfigError(unknown_name("part of an analysis", name, PARTS))
+    for name in wishes.measures:
+        if name not in MEASURED:
+            raise ConfigError(unknown_name("measure of an analysis", name, MEASURED))
     try:
         subject.folder.mkdir(exist_ok=True)
         for name in wishes.what:
@@ -222,10 +230,8 @@ def _embedding(subject: Subject, wishes: Wishes, on_step: OnStep) -> None:
 
 def _measures(subject: Subject, wishes: Wishes, on_step: OnStep) -> None:
     own = subject.config.measure
-    names = ["margin", "dissimilarity"]
     reference = wishes.reference or own.reference
-    if reference is not None:
-        names.append("mmd")
+    names = wishes.measures or [name for name in MEASURED if name != "mmd" or reference is not None]
     gauge = Gauge(subject.workload)
     found: dict[str, float] = {}
     for place, name in enumerate(names):
@@ -234,8 +240,21 @@ def _measures(subject: Subject, wishes: Wishes, on_step: OnStep) -> None:
         check_reference(replace(subject.config, measure=options))
         found |= gauge.take(options, subject.config.seed, subject.state)
     on_step("measures", len(names), len(names))
-    _write(subject, "measures.json", {**found, "reference": reference})
+    earlier = _measured_before(subject, reference)
+    _write(subject, "measures.json", {**earlier, **found, "reference": reference})
     subject.facts |= found
+
+
+def _measured_before(subject: Subject, reference: str | None) -> dict[str, float]:
+    """What an earlier look at the same model found, which may have taken minutes."""
+    try:
+        content = read_parts(subject.path, ["measures"]).get("measures")
+    except StoreError:  # damaged, and about to be replaced
+        return {}
+    about = {"round": subject.state.round, "reference": reference}
+    if not isinstance(content, dict) or any(content.get(key) != about[key] for key in about):
+        return {}
+    return {name: value for name, value in content.items() if name not in about}
 
 
 def _maps(subject: Subject, wishes: Wishes, on_step: OnStep) -> None:

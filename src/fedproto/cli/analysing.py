@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from fedproto.analysis.embedding import can_embed
-from fedproto.analysis.folder import PARTS, OnStep, Wishes, analyse, open_subject
+from fedproto.analysis.folder import MEASURED, PARTS, OnStep, Wishes, analyse, open_subject
 from fedproto.analysis.runs import attention_spread, pearson
 from fedproto.cli.options import DataRoot
 from fedproto.data import DataSource, Federation, data_root
@@ -50,6 +50,10 @@ def analyse_runs(
     reference: Annotated[
         Path | None, typer.Option(help="A finished run of strategy 'centralized', for MMD.")
     ] = None,
+    measure: Annotated[
+        list[str] | None,
+        typer.Option(help=f"Of the measures only this; may be repeated: {', '.join(MEASURED)}."),
+    ] = None,
     samples: Annotated[int, typer.Option(min=4, help="Features in the t-SNE at most.")] = 2000,
     pictures: Annotated[int, typer.Option(min=0, help="Pictures that get maps.")] = 4,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a run.")] = False,
@@ -63,11 +67,15 @@ def analyse_runs(
     for name in what or []:
         if name not in PARTS:
             raise ConfigError(f"--what: {unknown_name('part', name, PARTS)}")
+    for name in measure or []:
+        if name not in MEASURED:
+            raise ConfigError(f"--measure: {unknown_name('measure', name, MEASURED)}")
     wishes = Wishes(
         what=tuple(what or _possible_parts()),
         reference=None if reference is None else str(reference),
         samples=samples,
         pictures=pictures,
+        measures=tuple(measure or ()),
     )
     runs = find_runs(directories)
     federations: dict[DataSource, Federation] = {}

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - the name everyone uses
 
+from fedproto.batch_norm import BatchNorm2d
 from fedproto.errors import TrainingError
 from fedproto.models.base import MODELS, FeatureModel, ModelOptions
 from fedproto.options import option
@@ -20,24 +21,35 @@ class CNN4(FeatureModel):
 
     The paper gives the channels, the pooling and the activation. Taken where it is silent: 3×3
     kernels and a padding that keeps the size, as in the code of LEAF that it follows; no batch
-    normalisation, which LEAF has there but the paper does not mention; and, since it names no dense
-    layer, the flattened output of the last convolution as features (800 for 84×84 pixels).
+    normalisation unless asked for, which LEAF has before the pooling but the paper does not
+    mention; and, since it names no dense layer, the flattened output of the last convolution as
+    features (800 for 84×84 pixels).
     """
 
-    def __init__(self, input_shape: tuple[int, ...], channels: int, num_classes: int) -> None:
+    def __init__(
+        self,
+        input_shape: tuple[int, ...],
+        channels: int,
+        num_classes: int,
+        *,
+        batch_norm: bool = False,
+    ) -> None:
         super().__init__()
         depth, height, width = input_shape
         self.convolutions = nn.ModuleList(
             nn.Conv2d(depth if layer == 0 else channels, channels, kernel_size=3, padding=1)
             for layer in range(_LAYERS)
         )
+        self.norms = nn.ModuleList(
+            BatchNorm2d(channels) if batch_norm else nn.Identity() for _ in range(_LAYERS)
+        )
         features = channels * (height // _SHRINK) * (width // _SHRINK)
         self.classifier = nn.Linear(features, num_classes)
 
     def features(self, x: Tensor) -> Tensor:
         """``[B, channels, H, W]`` to ``[B, D]``."""
-        for convolution in self.convolutions:
-            x = F.max_pool2d(convolution(x), 2).relu()
+        for convolution, norm in zip(self.convolutions, self.norms, strict=True):
+            x = F.max_pool2d(norm(convolution(x)), 2).relu()
         return x.flatten(1)
 
     def head(self, features: Tensor) -> Tensor:
@@ -52,6 +64,7 @@ class CNN4Options(ModelOptions):
     """Four convolutions, for images of at least 16×16 pixels."""
 
     channels: int = option(32, "channels of each convolution", at_least=1)
+    batch_norm: bool = option(False, "normalise after each convolution, as LEAF does")
 
     def build(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
         """Takes images as channels × height × width."""
@@ -60,4 +73,4 @@ class CNN4Options(ModelOptions):
                 f"model 'cnn4' needs images (channels, height, width) of at least"
                 f" {_SHRINK}×{_SHRINK} pixels, not inputs of shape {input_shape}; use model 'mlp'"
             )
-        return CNN4(input_shape, self.channels, num_classes)
+        return CNN4(input_shape, self.channels, num_classes, batch_norm=self.batch_norm)

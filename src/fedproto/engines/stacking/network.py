@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from fedproto.batch_norm import statistics_names
 from fedproto.engines.stacking import glue
 from fedproto.engines.stacking.blocks import Block, Conv, Dense
 from fedproto.engines.stacking.fusing import Fuse, unfused
@@ -167,7 +168,7 @@ def block_network(model: nn.Module, input_shape: tuple[int, ...]) -> BlockNetwor
         convolutions, image = _convolutions(model, input_shape)
         dense = _dense(model, "dense", image)
         return BlockNetwork([*convolutions, dense], _dense(model, "classifier"))
-    if type(model) is CNN4:
+    if type(model) is CNN4 and not statistics_names(model):
         convolutions, image = _convolutions(model, input_shape)
         return BlockNetwork(convolutions, _dense(model, "classifier", image))
     return None
