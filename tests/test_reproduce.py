@@ -16,7 +16,7 @@ from fedproto.cli import main
 from fedproto.report.results import find_runs
 from fedproto.reproduce import reproduction
 from fedproto.reproduce.base import EXPERIMENTS
-from fedproto.reproduce.cases import Scope
+from fedproto.reproduce.cases import Scope, split_setting
 from fedproto.reproduce.library import Library, Request, fingerprint
 from fedproto.reproduce.paper import paper
 from fedproto.rounds import Watcher
@@ -302,3 +302,15 @@ def test_how_often_to_measure_is_the_users_choice():
     asked = Scope(scale="paper", settings=("measure.every=50",)).case("mnist").runs()
     assert {config.measure.every for config in usual} == {10}
     assert {config.measure.every for config in asked} == {50}
+
+
+def test_a_setting_may_be_for_one_data_set_alone():
+    scope = Scope(scale="paper", settings=("mnist:schedule.rounds=200", "train.lr=0.5"))
+    by_case = {name: scope.case(name).runs() for name in ("mnist", "femnist")}
+    assert {config.schedule.rounds for config in by_case["mnist"]} == {200}
+    assert {config.schedule.rounds for config in by_case["femnist"]} == {440}
+    assert {config.train.lr for runs in by_case.values() for config in runs} == {0.5}
+    assert split_setting("data.folder=a:b") == (None, "data.folder=a:b")
+    code, said = call("accuracy", "--set", "mnits:schedule.rounds=200")
+    assert code == 2
+    assert "--set: unknown data set 'mnits'; did you mean 'mnist'?" in said

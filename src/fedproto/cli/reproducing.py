@@ -64,7 +64,11 @@ def reproduce(
     ] = None,
     overrides: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change an option of all runs."),
+        typer.Option(
+            "--set",
+            metavar="[DATASET:]KEY=VALUE",
+            help="Change an option of all runs, or of those of a data set.",
+        ),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="List the runs and the time they will take.")

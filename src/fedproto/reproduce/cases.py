@@ -141,7 +141,8 @@ class Scope:
         seeds: Seeds per configuration; None for as many as a recipe says, or one.
         only: The data sets; empty for all.
         recipes: Recipes to use in place of the usual ones, by data set.
-        settings: ``key=value`` texts that change options of all runs.
+        settings: ``key=value`` texts that change options of all runs; ``dataset:key=value`` changes
+            those of one data set.
     """
 
     scale: ScaleName = "smoke"
@@ -151,10 +152,19 @@ class Scope:
     settings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for what, names in (("--only", self.only), ("--recipe", self.recipes)):
+        set_for = [name for name, _ in map(split_setting, self.settings) if name is not None]
+        for what, names in (
+            ("--only", self.only),
+            ("--recipe", self.recipes),
+            ("--set", set_for),
+        ):
             for name in names:
                 if name not in case_table():
                     raise ConfigError(f"{what}: {unknown_name('data set', name, case_table())}")
+
+    def _settings_for(self, case: str) -> list[str]:
+        about = [split_setting(text) for text in self.settings]
+        return [setting for name, setting in about if name in (None, case)]
 
     def cases(self, names: tuple[str, ...]) -> list[Case]:
         """Those of the named data sets that were asked for."""
@@ -180,13 +190,20 @@ class Scope:
             name=name,
             title=entry["title"],
             recipe=recipe,
-            overrides=(*overrides, *self.settings),
+            overrides=(*overrides, *self._settings_for(name)),
             seeds=self.seeds or 1,
             fallback=entry.get("centralized", "") if self.scale == "paper" else "",
             measure_every=entry.get("measure", {}).get(self.scale, 0),
         )
         used = {DATASETS.name_of(type(source)) for source in case.sources()}
         return replace(case, stands_in=", ".join(sorted(used - {name})))
+
+
+def split_setting(text: str) -> tuple[str | None, str]:
+    """The data set that ``dataset:key=value`` is about, None for all, and the ``key=value``."""
+    name, colon, rest = text.partition(":")
+    # A value may hold a colon as well; a data set's name stands before any key.
+    return (name, rest) if colon and "=" not in name else (None, text)
 
 
 def without_mmd(config: RunConfig) -> RunConfig:
