@@ -14,6 +14,7 @@ from fedproto import FedAvg
 from fedproto.config import RunConfig, ScheduleOptions
 from fedproto.data.base import DATASETS
 from fedproto.engines.base import EngineOptions
+from fedproto.measures.options import MeasureOptions
 from fedproto.recipe import read_recipe
 from fedproto.report.results import StoredRun
 from fedproto.reproduce.base import Result
@@ -104,6 +105,13 @@ def test_what_was_not_measured_in_training_comes_from_the_analysis_of_the_final_
     (tmp_path / "analysis/measures.json").write_text(json.dumps(measures))
     assert final_value(one, "mmd") == found
     assert final_value(one, "accuracy") == pytest.approx((21 + 22) / 2)
+
+
+def test_the_margin_of_a_cohort_is_not_taken_for_that_of_all_clients():
+    own = result([1.0] * 22, metric="aggregate_mean_margin").run
+    assert final_value(own, "aggregate_mean_margin") is None
+    measured = replace(own, config=replace(own.config, measure=MeasureOptions(every=1)))
+    assert final_value(measured, "aggregate_mean_margin") == 1.0
 
 
 def test_rounds_without_a_test_are_left_out():

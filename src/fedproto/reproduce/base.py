@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -29,6 +29,34 @@ class Experiment(abc.ABC):
         """The runs it wants; none unless overridden."""
         del scope
         return []
+
+    def runs_of_all_cases(
+        self,
+        scope: Scope,
+        *,
+        needs: Collection[str] = (),
+        wishes: Collection[str] = (),
+        centralized: bool = True,
+    ) -> list[Request]:
+        """All runs of the data sets' recipes.
+
+        Args:
+            scope: Scale, seeds and data sets.
+            needs: Measures that must have been taken.
+            wishes: Measures that are left out where nothing is trained. The centralised run is not
+                compared with itself.
+            centralized: Whether the centralised runs are among them.
+        """
+        return [
+            Request(
+                case.name,
+                config,
+                frozenset(needs),
+                wishes=frozenset(wishes) - ({"mmd"} if config.strategy.pooled else set()),
+            )
+            for case in scope.cases(self.cases)
+            for config in [*case.runs(), *(case.centralized() if centralized else [])]
+        ]
 
     @abc.abstractmethod
     def render(self, scope: Scope, results: Results, output: Output) -> None:

@@ -78,10 +78,12 @@ def final_value(run: StoredRun, metric: str) -> float | None:
     """A metric at the last nominal round; None where it was not taken.
 
     What was not measured during training is taken from the run's analysis, if that is of the final
-    model.
+    model. The margin that FedProto records by itself is of its cohort's prototypes and cannot be
+    compared with that of other methods, which is measured over all clients.
     """
     _, values = nominal_curve(run, metric)
-    if len(values):
+    of_cohort = metric == "aggregate_mean_margin" and not run.config.measure.takes("margin")
+    if len(values) and not of_cohort:
         return float(values[-1])
     measures = read_parts(run.path, ["measures"]).get("measures", {})
     value = measures.get(metric) if measures.get("round") == len(run.records) else None

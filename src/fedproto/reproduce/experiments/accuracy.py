@@ -20,11 +20,7 @@ class AccuracyTable(Experiment):
 
     def requests(self, scope: Scope) -> list[Request]:
         """All runs of the four recipes."""
-        return [
-            Request(case.name, config)
-            for case in scope.cases(self.cases)
-            for config in [*case.runs(), *case.centralized()]
-        ]
+        return self.runs_of_all_cases(scope)
 
     def render(self, scope: Scope, results: Results, output: Output) -> None:
         """Four methods, fairness + toleration and centralised training."""

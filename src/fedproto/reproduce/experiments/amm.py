@@ -18,11 +18,7 @@ class MarginCurves(Experiment):
 
     def requests(self, scope: Scope) -> list[Request]:
         """All runs of the four recipes, with the margin measured."""
-        return [
-            Request(case.name, config, frozenset({"margin"}))
-            for case in scope.cases(self.cases)
-            for config in [*case.runs(), *case.centralized()]
-        ]
+        return self.runs_of_all_cases(scope, needs={"margin"})
 
     def render(self, scope: Scope, results: Results, output: Output) -> None:
         """A panel per data set."""

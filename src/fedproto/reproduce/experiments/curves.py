@@ -24,11 +24,7 @@ class Curves(Experiment):
 
     def requests(self, scope: Scope) -> list[Request]:
         """All runs of the four recipes, with the dissimilarity measured."""
-        return [
-            Request(case.name, config, wishes=frozenset({"dissimilarity"}))
-            for case in scope.cases(self.cases)
-            for config in [*case.runs(), *case.centralized()]
-        ]
+        return self.runs_of_all_cases(scope, wishes={"dissimilarity"})
 
     def render(self, scope: Scope, results: Results, output: Output) -> None:
         """A row per measure, a column per data set."""

@@ -27,16 +27,7 @@ class MarginTable(Experiment):
 
     def requests(self, scope: Scope) -> list[Request]:
         """All runs of the four recipes, with margin and MMD measured."""
-        federated = [
-            Request(case.name, config, wishes=frozenset({"margin", "mmd"}))
-            for case in scope.cases(self.cases)
-            for config in case.runs()
-        ]
-        return federated + [
-            Request(case.name, config, wishes=frozenset({"margin"}))
-            for case in scope.cases(self.cases)
-            for config in case.centralized()
-        ]
+        return self.runs_of_all_cases(scope, wishes={"margin", "mmd"})
 
     def render(self, scope: Scope, results: Results, output: Output) -> None:
         """Margins, then FFD against FedAvg, then the correlation."""

@@ -18,11 +18,7 @@ class DiscrepancyCurves(Experiment):
 
     def requests(self, scope: Scope) -> list[Request]:
         """The federated runs of the four recipes, compared with the centralised one."""
-        return [
-            Request(case.name, config, frozenset({"mmd"}))
-            for case in scope.cases(self.cases)
-            for config in case.runs()
-        ]
+        return self.runs_of_all_cases(scope, needs={"mmd"}, centralized=False)
 
     def render(self, scope: Scope, results: Results, output: Output) -> None:
         """A panel per data set."""

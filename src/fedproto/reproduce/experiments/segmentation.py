@@ -25,11 +25,7 @@ class SegmentationCurves(Experiment):
 
     def requests(self, scope: Scope) -> list[Request]:
         """All α and δ of the two recipes, and the centralised run."""
-        return [
-            Request(case.name, config)
-            for case in scope.cases(self.cases)
-            for config in [*case.runs(), *case.centralized()]
-        ]
+        return self.runs_of_all_cases(scope)
 
     def render(self, scope: Scope, results: Results, output: Output) -> None:
         """A panel of curves per α, and the final mIoU against α."""
