@@ -208,14 +208,24 @@ def render(plan: Plan, name: str, output: Output, facts: Mapping[str, Any]) -> N
         )
         return
     if results.missing:
-        labels = sorted({f"{each.case} {each.config.title}" for each in results.missing})
         output.say(
             f"{name}: {len(results.missing)} of {len(requests)} runs are missing and left out:"
-            f" {', '.join(labels)}"
+            f" {', '.join(_in_words(results.missing))}"
         )
     plan.experiments[name].render(plan.scope, results, output)
     origin = {"experiment": name, "title": plan.experiments[name].title, **facts}
     output.origin(name, {**origin, "runs": [_origin(result) for result in results]})
+
+
+def _in_words(missing: Iterable[Request]) -> list[str]:
+    """Runs by data set, label and seeds; δ and α are left out, for brevity."""
+    seeds: dict[str, set[int]] = {}
+    for each in missing:
+        seeds.setdefault(f"{each.case} {each.config.title}", set()).add(each.config.seed)
+    return [
+        f"{label} (seed {', '.join(str(seed) for seed in sorted(found))})"
+        for label, found in sorted(seeds.items())
+    ]
 
 
 def _origin(result: Result) -> dict[str, Any]:
