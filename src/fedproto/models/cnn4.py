@@ -20,10 +20,10 @@ class CNN4(FeatureModel):
     """Four convolutions, each with 2×2 max pooling and then ReLU; their output are the features.
 
     The paper gives the channels, the pooling and the activation. Taken where it is silent: 3×3
-    kernels and a padding that keeps the size, as in the code of LEAF that it follows; no batch
-    normalisation unless asked for, which LEAF has before the pooling but the paper does not
-    mention; and, since it names no dense layer, the flattened output of the last convolution as
-    features (800 for 84×84 pixels).
+    kernels and a padding that keeps the size, as in the code of LEAF that it follows; batch
+    normalisation before the pooling, which LEAF has, where it is asked for (as the recipe for
+    CelebA does); and, since it names no dense layer, the flattened output of the last convolution
+    as features (800 for 84×84 pixels).
     """
 
     def __init__(

@@ -12,6 +12,7 @@ from fedproto.report.results import StoredRun
 from fedproto.reproduce.cases import Scope
 from fedproto.reproduce.library import Library, Request
 from fedproto.reproduce.output import Output
+from fedproto.reproduce.shared import at_shared_rounds
 
 
 class Experiment(abc.ABC):
@@ -95,7 +96,7 @@ class Result:
 
 
 class Results:
-    """The runs that answer an experiment's requests.
+    """The runs that answer an experiment's requests, compared at the rounds they share.
 
     Args:
         requests: What was wanted.
@@ -114,6 +115,18 @@ class Results:
                 self.missing.append(request)
             else:
                 self._results.append(Result(request, run))
+        self._align()
+
+    def _align(self) -> None:
+        """Federated runs of a data set may have been tested at different rounds."""
+        by_case: dict[str, list[int]] = {}
+        for place, result in enumerate(self._results):
+            if not result.request.config.strategy.pooled:
+                by_case.setdefault(result.request.case, []).append(place)
+        for places in by_case.values():
+            runs = at_shared_rounds([self._results[place].run for place in places])
+            for place, run in zip(places, runs, strict=True):
+                self._results[place] = Result(self._results[place].request, run)
 
     def __iter__(self) -> Iterator[Result]:
         return iter(self._results)
