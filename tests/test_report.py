@@ -8,8 +8,12 @@ from pathlib import Path
 import pytest
 
 from fedproto import FedAvg, FedProx
+from fedproto.data.synthetic import Synthetic
 from fedproto.report.figures import draw_attention, draw_curves
-from fedproto.report.results import StoredRun, group_by_seed, summarize, titles
+from fedproto.report.results import StoredRun, group_by_seed, titles
+from fedproto.report.shared import at_shared_rounds, comparable
+from fedproto.report.summary import summarize
+from fedproto.strategies.centralized import Centralized
 from fedproto.types import RoundRecord
 from helpers import config_of
 
@@ -59,6 +63,35 @@ def test_a_target_that_one_seed_misses_is_not_averaged():
     (row,) = summarize([group], "accuracy", target=0.5)
     assert "rounds to target" not in row.values
     assert row.values["accuracy"] == (pytest.approx(0.45), pytest.approx(0.15))
+
+
+def test_runs_tested_at_different_rounds_are_compared_at_those_they_share():
+    """Scores jump with the cohort: here every second round is a bad one for everybody."""
+    often = stored([0.1, 0.9] * 10, label="often")
+    seldom = stored([None, 0.9] * 10, label="seldom")
+    assert often.smoothed("accuracy")[1][-1] == pytest.approx(0.5)
+    rows = summarize([[often], [seldom]], "accuracy", None)
+    assert [row.values["accuracy"][0] for row in rows] == [pytest.approx(0.9)] * 2
+    assert [row.rounds for row in rows] == [20, 20]
+
+
+def test_a_run_that_is_not_so_far_takes_nothing_away_from_the_others():
+    whole, begun = stored([0.1, 0.2, 0.3, 0.4]), stored([None, 0.5], rounds=4)
+    first, second = at_shared_rounds([whole, begun])
+    assert first.curve("accuracy")[0].tolist() == [2, 3, 4]
+    assert second == begun
+    untested = stored([None] * 4)
+    assert at_shared_rounds([whole, untested]) == [whole, untested]
+    odd, even = stored([0.1, None, 0.3, None]), stored([None, 0.2, None, 0.4])
+    assert at_shared_rounds([odd, even]) == [odd, even]
+
+
+def test_other_data_and_centralised_training_are_left_as_they_are():
+    often, seldom = stored([0.1, 0.2]), stored([None, 0.2])
+    pooled = stored([None, 0.2], strategy=Centralized())
+    elsewhere = replace(seldom, config=replace(seldom.config, data=Synthetic()))
+    assert comparable([often, pooled, elsewhere]) == [often, pooled, elsewhere]
+    assert comparable([often, pooled, seldom])[0].curve("accuracy")[0].tolist() == [2]
 
 
 def test_runs_that_differ_only_in_the_seed_share_a_row():

@@ -9,7 +9,8 @@ import pytest
 
 from browser import console, open_browser, set_size
 from fedproto.cli import main
-from fedproto.report.results import find_runs, summarize
+from fedproto.report.results import find_runs
+from fedproto.report.summary import summarize
 from report_runs import NASTY, append_records, make_record, served, write_run, write_sweep
 
 CHARTS = (

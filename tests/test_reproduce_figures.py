@@ -36,7 +36,6 @@ from fedproto.reproduce.library import Library, Request, fingerprint, merged
 from fedproto.reproduce.output import add_legend, new_figure
 from fedproto.reproduce.panels import METHODS, line_of
 from fedproto.reproduce.paper import Printed, paper, printed, printed_at_delta
-from fedproto.reproduce.shared import at_shared_rounds
 from fedproto.simulate import load_federations
 from fedproto.types import RoundRecord
 
@@ -113,19 +112,6 @@ def test_the_margin_of_a_cohort_is_not_taken_for_that_of_all_clients():
     assert final_value(own, "aggregate_mean_margin") is None
     measured = replace(own, config=replace(own.config, measure=MeasureOptions(every=1)))
     assert final_value(measured, "aggregate_mean_margin") == 1.0
-
-
-def test_runs_tested_at_different_rounds_are_compared_at_those_they_share():
-    often = result([float(t % 2) for t in range(22)]).run
-    seldom = result([None if t % 2 else 0.0 for t in range(22)], rounds=22).run
-    untested = result([None] * 22, rounds=22).run
-    assert final_value(often, "accuracy") == 0.5
-    first, second, third = at_shared_rounds([often, seldom, untested])
-    assert final_value(first, "accuracy") == final_value(second, "accuracy") == 0.0
-    assert final_value(third, "accuracy") is None
-    assert [record.round for record in first.records] == list(range(22))
-    odd = result([0.0 if t % 2 else None for t in range(22)], rounds=22).run
-    assert at_shared_rounds([seldom, odd]) == [seldom, odd]  # nothing to share
 
 
 def test_rounds_without_a_test_are_left_out():

@@ -16,12 +16,11 @@ from fedproto.errors import ConfigError, unknown_name
 from fedproto.report.figures import save_figures
 from fedproto.report.results import (
     StoredRun,
-    Summary,
     find_runs,
     group_by_seed,
     main_score,
-    summarize,
 )
+from fedproto.report.summary import Summary, summarize
 
 
 def add_to(app: typer.Typer) -> None:
@@ -46,6 +45,12 @@ def compare(
     metric = metric or main_score(runs)
     groups = _groups(runs, metric, each)
     rows = summarize(groups, metric, target)
+    if len({run.config.evaluate.every for run in runs if not run.config.strategy.pooled}) > 1:
+        typer.echo(
+            "not all runs were tested after the same rounds; on the same data they are compared at"
+            " the rounds they share",
+            err=True,
+        )
     if as_json:
         typer.echo(json.dumps([asdict(row) for row in rows], indent=2))
     else:

@@ -26,8 +26,8 @@ from fedproto.report.results import (
     StoredRun,
     group_by_seed,
     main_score,
-    summarize,
 )
+from fedproto.report.summary import summarize
 from fedproto.store import read_description
 from fedproto.tasks import loss_beside, lower_is_better
 

@@ -1,4 +1,4 @@
-"""Reading finished or unfinished runs, and the figures by which they are compared.
+"""Reading finished or unfinished runs, their curves, and which of them belong together.
 
 Curves are smoothed by a moving average over a tenth of the rounds, as in the paper.
 """
@@ -16,7 +16,7 @@ from fedproto.config import RunConfig, differences
 from fedproto.errors import StoreError
 from fedproto.store import RunStore, is_run
 from fedproto.sweep import is_sweep, sweep_directories
-from fedproto.tasks import headline, loss_beside, lower_is_better
+from fedproto.tasks import headline
 from fedproto.types import RoundRecord
 
 WINDOW = 0.1
@@ -48,24 +48,6 @@ class StoredRun:
         width = width or max(1, round(WINDOW * self.config.schedule.rounds))
         means = [values[(rounds > end - width) & (rounds <= end)].mean() for end in rounds]
         return rounds, np.array(means, dtype=np.float64)
-
-
-@dataclass(frozen=True)
-class Summary:
-    """One row of a comparison.
-
-    Attributes:
-        title: The runs' label.
-        runs: How many runs (seeds) it is the mean of.
-        rounds: Rounds done.
-        values: Mean and standard deviation per figure; the deviation is 0 for one run. A figure
-            that some run does not have is left out.
-    """
-
-    title: str
-    runs: int
-    rounds: int
-    values: dict[str, tuple[float, float]]
 
 
 def find_runs(paths: Iterable[Path]) -> list[StoredRun]:
@@ -136,60 +118,3 @@ def titles(groups: Sequence[Sequence[StoredRun]]) -> list[str]:
             details.append(f"{key}={value}")
         result.append(config.title + (f" ({', '.join(details)})" if details else ""))
     return result
-
-
-def summarize(
-    groups: Sequence[Sequence[StoredRun]], metric: str, target: float | None
-) -> list[Summary]:
-    """One row per group.
-
-    Args:
-        groups: Runs that belong together.
-        metric: The score to compare by, such as accuracy.
-        target: A value of it; adds the first round whose smoothed score reaches it.
-    """
-    rows = []
-    for title, group in zip(titles(groups), groups, strict=True):
-        figures = [_figures(run, metric, target) for run in group]
-        common = [name for name in figures[0] if all(name in each for each in figures)]
-        rows.append(
-            Summary(
-                title=title,
-                runs=len(group),
-                rounds=min(len(run.records) for run in group),
-                values={
-                    name: (
-                        float(np.mean([each[name] for each in figures])),
-                        float(np.std([each[name] for each in figures])),
-                    )
-                    for name in common
-                },
-            )
-        )
-    return rows
-
-
-def _figures(run: StoredRun, metric: str, target: float | None) -> dict[str, float]:
-    figures: dict[str, float] = {}
-    for title, name in ((metric, metric), ("loss", loss_beside(metric))):
-        rounds, values = run.smoothed(name)
-        if len(values):
-            figures[title] = float(values[-1])
-        if name == metric and len(values):
-            figures["area"] = _area(rounds, values)
-            if target is not None:
-                reached = rounds[values <= target if lower_is_better(name) else values >= target]
-                if len(reached):
-                    figures["rounds to target"] = float(reached[0])
-    figures["bytes up"] = float(sum(record.bytes_up for record in run.records))
-    figures["bytes down"] = float(sum(record.bytes_down for record in run.records))
-    figures["seconds"] = sum(record.seconds for record in run.records)
-    return figures
-
-
-def _area(rounds: NDArray[np.int64], values: NDArray[np.float64]) -> float:
-    """Area under a curve divided by its width: the mean score over the rounds."""
-    if len(rounds) == 1:
-        return float(values[0])
-    widths = np.diff(rounds)
-    return float(np.sum(widths * (values[1:] + values[:-1]) / 2) / widths.sum())

@@ -9,10 +9,10 @@ from typing import ClassVar
 
 from fedproto.registry import Registry
 from fedproto.report.results import StoredRun
+from fedproto.report.shared import at_shared_rounds
 from fedproto.reproduce.cases import Scope
 from fedproto.reproduce.library import Library, Request
 from fedproto.reproduce.output import Output
-from fedproto.reproduce.shared import at_shared_rounds
 
 
 class Experiment(abc.ABC):
