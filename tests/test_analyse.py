@@ -151,6 +151,10 @@ def test_single_measures_join_those_found_before(runs, tmp_path):
     ):
         assert main(["analyse", str(out), "--what=measures", f"--measure={name}"]) == 0
         assert json.loads(file.read_text()).keys() == known | {"round", "reference"}
+    kept = {**json.loads(file.read_text()), "mmd": 0.5, "reference": "elsewhere"}
+    file.write_text(json.dumps(kept))
+    assert main(["analyse", str(out), "--what=measures", "--measure=margin"]) == 0
+    assert json.loads(file.read_text()) == kept  # MMD stays what it was, with its reference
     file.write_text("{")  # damaged: made anew
     assert main(["analyse", str(out), "--what=measures", "--measure=margin"]) == 0
     assert json.loads(file.read_text()).keys() == {"aggregate_mean_margin", "round", "reference"}

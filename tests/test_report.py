@@ -67,8 +67,13 @@ def test_a_target_that_one_seed_misses_is_not_averaged():
 
 def test_runs_tested_at_different_rounds_are_compared_at_those_they_share():
     """Scores jump with the cohort: here every second round is a bad one for everybody."""
-    often = stored([0.1, 0.9] * 10, label="often")
-    seldom = stored([None, 0.9] * 10, label="seldom")
+    often, seldom = (
+        replace(run, config=replace(run.config, data=Synthetic(), label=label))
+        for label, run in {
+            "often": stored([0.1, 0.9] * 10),
+            "seldom": stored([None, 0.9] * 10),
+        }.items()
+    )
     assert often.smoothed("accuracy")[1][-1] == pytest.approx(0.5)
     rows = summarize([[often], [seldom]], "accuracy", None)
     assert [row.values["accuracy"][0] for row in rows] == [pytest.approx(0.9)] * 2
@@ -84,14 +89,22 @@ def test_a_run_that_is_not_so_far_takes_nothing_away_from_the_others():
     assert at_shared_rounds([whole, untested]) == [whole, untested]
     odd, even = stored([0.1, None, 0.3, None]), stored([None, 0.2, None, 0.4])
     assert at_shared_rounds([odd, even]) == [odd, even]
+    hardly = stored([0.1], rounds=4)
+    first, second, third = at_shared_rounds([whole, even, hardly])
+    assert first.curve("accuracy")[0].tolist() == [2, 4]
+    assert [second, third] == [even, hardly]
 
 
 def test_other_data_and_centralised_training_are_left_as_they_are():
+    def on(data, run):
+        return replace(run, config=replace(run.config, data=data))
+
     often, seldom = stored([0.1, 0.2]), stored([None, 0.2])
-    pooled = stored([None, 0.2], strategy=Centralized())
-    elsewhere = replace(seldom, config=replace(seldom.config, data=Synthetic()))
-    assert comparable([often, pooled, elsewhere]) == [often, pooled, elsewhere]
-    assert comparable([often, pooled, seldom])[0].curve("accuracy")[0].tolist() == [2]
+    pooled = on(Synthetic(), stored([None, 0.2], strategy=Centralized()))
+    others = [pooled, on(Synthetic(seed=1), seldom), on(None, seldom), on(None, often)]
+    assert comparable([on(Synthetic(), often), *others]) == [on(Synthetic(), often), *others]
+    first, *_ = comparable([on(Synthetic(), often), pooled, on(Synthetic(), seldom)])
+    assert first.curve("accuracy")[0].tolist() == [2]
 
 
 def test_runs_that_differ_only_in_the_seed_share_a_row():

@@ -240,21 +240,22 @@ def _measures(subject: Subject, wishes: Wishes, on_step: OnStep) -> None:
         check_reference(replace(subject.config, measure=options))
         found |= gauge.take(options, subject.config.seed, subject.state)
     on_step("measures", len(names), len(names))
-    earlier = _measured_before(subject, reference)
+    earlier = _measured_before(subject)
+    if "mmd" not in found:
+        reference = earlier.get("reference")
     _write(subject, "measures.json", {**earlier, **found, "reference": reference})
     subject.facts |= found
 
 
-def _measured_before(subject: Subject, reference: str | None) -> dict[str, float]:
+def _measured_before(subject: Subject) -> dict[str, Any]:
     """What an earlier look at the same model found, which may have taken minutes."""
     try:
         content = read_parts(subject.path, ["measures"]).get("measures")
     except StoreError:  # damaged, and about to be replaced
         return {}
-    about = {"round": subject.state.round, "reference": reference}
-    if not isinstance(content, dict) or any(content.get(key) != about[key] for key in about):
+    if not isinstance(content, dict) or content.pop("round", None) != subject.state.round:
         return {}
-    return {name: value for name, value in content.items() if name not in about}
+    return content
 
 
 def _maps(subject: Subject, wishes: Wishes, on_step: OnStep) -> None:

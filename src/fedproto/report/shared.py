@@ -17,12 +17,13 @@ from fedproto.types import RoundRecord
 def comparable(runs: Iterable[StoredRun]) -> list[StoredRun]:
     """All runs in their order; federated ones on the same data at the rounds they share.
 
-    Centralised training has no cohort, and so nothing to share.
+    Centralised training has no cohort, and so nothing to share; of data that a program brought
+    nobody knows whether it is the same.
     """
     found = list(runs)
     places: dict[Any, list[int]] = {}
     for place, run in enumerate(found):
-        if not run.config.strategy.pooled:
+        if not run.config.strategy.pooled and run.config.data is not None:
             places.setdefault(run.config.data, []).append(place)
     for together in places.values():
         aligned = at_shared_rounds([found[place] for place in together])
@@ -35,33 +36,43 @@ def at_shared_rounds(runs: Sequence[StoredRun]) -> list[StoredRun]:
     """The same runs, without the values of a metric at rounds that another of them left out.
 
     A run that never took a metric, or has not come that far, takes nothing away from the others;
-    nor do runs that share no round at all.
+    nor does one that would have nothing left.
     """
-    taken: dict[str, list[set[int]]] = {}
-    for run in runs:
-        for metric in {name for record in run.records for name in record.metrics}:
-            rounds = {record.round for record in run.records if metric in record.metrics}
-            taken.setdefault(metric, []).append(rounds)
-    shared = {metric: _shared(sets) for metric, sets in taken.items()}
-
-    def thinned(record: RoundRecord) -> RoundRecord:
-        kept = {
-            metric: value
-            for metric, value in record.metrics.items()
-            if record.round in shared[metric]
+    thinned = list(runs)
+    for metric in {name for run in runs for record in run.records for name in record.metrics}:
+        taken = {
+            place: {record.round for record in run.records if metric in record.metrics}
+            for place, run in enumerate(runs)
         }
-        return record if len(kept) == len(record.metrics) else replace(record, metrics=kept)
+        for place, kept in _shared({k: rounds for k, rounds in taken.items() if rounds}).items():
+            if len(kept) < len(taken[place]):
+                thinned[place] = _only_at(thinned[place], metric, kept)
+    return thinned
 
-    return [replace(run, records=[thinned(record) for record in run.records]) for run in runs]
+
+def _shared(taken: dict[int, set[int]]) -> dict[int, set[int]]:
+    """What is left of some sets of rounds when none has what another leaves out before its end."""
+    inside = dict(taken)
+    while True:
+        shared = {
+            round_
+            for round_ in set().union(*inside.values())
+            if all(round_ in rounds or round_ > max(rounds) for rounds in inside.values())
+        }
+        met = {place: rounds for place, rounds in inside.items() if rounds & shared}
+        if len(met) == len(inside):
+            return {
+                place: rounds & shared if place in met else rounds
+                for place, rounds in taken.items()
+            }
+        inside = met
 
 
-def _shared(sets: Sequence[set[int]]) -> set[int]:
-    """Rounds that no set leaves out before its own end; all of them where no two sets meet."""
-    everything = set.union(*sets)
-    shared = {
-        round_
-        for round_ in everything
-        if all(round_ in rounds or round_ > max(rounds) for rounds in sets)
-    }
-    together = any(sum(round_ in rounds for rounds in sets) == len(sets) for round_ in shared)
-    return shared if together else everything
+def _only_at(run: StoredRun, metric: str, rounds: set[int]) -> StoredRun:
+    def without(record: RoundRecord) -> RoundRecord:
+        if record.round in rounds or metric not in record.metrics:
+            return record
+        rest = {name: value for name, value in record.metrics.items() if name != metric}
+        return replace(record, metrics=rest)
+
+    return replace(run, records=[without(record) for record in run.records])
