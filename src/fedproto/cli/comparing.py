@@ -14,12 +14,7 @@ from rich.table import Table
 
 from fedproto.errors import ConfigError, unknown_name
 from fedproto.report.figures import save_figures
-from fedproto.report.results import (
-    StoredRun,
-    find_runs,
-    group_by_seed,
-    main_score,
-)
+from fedproto.report.results import StoredRun, find_runs, group_by_seed, main_score
 from fedproto.report.summary import Summary, summarize
 
 

@@ -21,12 +21,7 @@ from fedproto.errors import ConfigError, unknown_name
 from fedproto.report.analysed import Analysis, Scores, embedded_pictures, read_analysis
 from fedproto.report.figures import COLORS, NAMES
 from fedproto.report.following import RunFollower
-from fedproto.report.results import (
-    WINDOW,
-    StoredRun,
-    group_by_seed,
-    main_score,
-)
+from fedproto.report.results import WINDOW, StoredRun, group_by_seed, main_score
 from fedproto.report.summary import summarize
 from fedproto.store import read_description
 from fedproto.tasks import loss_beside, lower_is_better

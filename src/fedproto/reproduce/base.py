@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from fedproto.registry import Registry
 from fedproto.report.results import StoredRun
-from fedproto.report.shared import at_shared_rounds
+from fedproto.report.shared import comparable
 from fedproto.reproduce.cases import Scope
 from fedproto.reproduce.library import Library, Request
 from fedproto.reproduce.output import Output
@@ -115,18 +115,10 @@ class Results:
                 self.missing.append(request)
             else:
                 self._results.append(Result(request, run))
-        self._align()
-
-    def _align(self) -> None:
-        """Federated runs of a data set may have been tested at different rounds."""
-        by_case: dict[str, list[int]] = {}
-        for place, result in enumerate(self._results):
-            if not result.request.config.strategy.pooled:
-                by_case.setdefault(result.request.case, []).append(place)
-        for places in by_case.values():
-            runs = at_shared_rounds([self._results[place].run for place in places])
-            for place, run in zip(places, runs, strict=True):
-                self._results[place] = Result(self._results[place].request, run)
+        runs = comparable(result.run for result in self._results)
+        self._results = [
+            Result(result.request, run) for result, run in zip(self._results, runs, strict=True)
+        ]
 
     def __iter__(self) -> Iterator[Result]:
         return iter(self._results)
