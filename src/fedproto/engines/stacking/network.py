@@ -19,6 +19,7 @@ from fedproto.engines.stacking import glue
 from fedproto.engines.stacking.blocks import Block, Conv, Dense
 from fedproto.engines.stacking.fusing import Fuse, unfused
 from fedproto.engines.stacking.gradients import Gradient, Product
+from fedproto.engines.stacking.kernel_blocks import KernelConv, KernelDense
 from fedproto.models.cnn import CNN
 from fedproto.models.cnn4 import CNN4
 from fedproto.models.mlp import MLP
@@ -156,42 +157,58 @@ class BlockNetwork(Network):
         return x
 
 
-def block_network(model: nn.Module, input_shape: tuple[int, ...]) -> BlockNetwork | None:
+def block_network(
+    model: nn.Module, input_shape: tuple[int, ...], *, kernels: bool = False
+) -> BlockNetwork | None:
     """The stacked form of a known architecture; None for any other.
 
     A subclass may compute something else, so only the classes themselves are known.
+
+    Args:
+        model: The architecture.
+        input_shape: Of one sample.
+        kernels: Whether to use the kernels of `fedproto.engines.stacking.kernels` where they can.
     """
     if type(model) is MLP:
         layers = [_dense(model, name) for name in ("dense1", "dense2", "classifier")]
         return BlockNetwork(layers[:-1], layers[-1])
     if type(model) is CNN:
-        convolutions, image = _convolutions(model, input_shape)
-        dense = _dense(model, "dense", image)
+        convolutions, image = _convolutions(model, input_shape, kernels=kernels)
+        dense = _dense(model, "dense", image, kernels=kernels)
         return BlockNetwork([*convolutions, dense], _dense(model, "classifier"))
     if type(model) is CNN4 and not statistics_names(model):
-        convolutions, image = _convolutions(model, input_shape)
+        convolutions, image = _convolutions(model, input_shape, kernels=kernels)
         return BlockNetwork(convolutions, _dense(model, "classifier", image))
     return None
 
 
 def _convolutions(
-    model: nn.Module, input_shape: tuple[int, ...]
+    model: nn.Module, input_shape: tuple[int, ...], *, kernels: bool
 ) -> tuple[list[Conv], tuple[int, int, int]]:
     """A model's convolutions in order, and the image that comes out of the last."""
     channels, height, width = input_shape
-    blocks = []
+    blocks: list[Conv] = []
     for name, layer in model.named_modules():
         if isinstance(layer, nn.Conv2d):
             sides = (layer.in_channels, layer.out_channels)
-            blocks.append(Conv(name, sides, (height, width), layer.kernel_size[0]))
+            by_kernels = KernelConv(name, sides, (height, width), layer.kernel_size[0])
+            usable = kernels and by_kernels.kernels.usable
+            blocks.append(by_kernels if usable else by_kernels.portable)
             channels, height, width = layer.out_channels, height // 2, width // 2
     return blocks, (channels, height, width)
 
 
-def _dense(model: nn.Module, name: str, image: tuple[int, int, int] | None = None) -> Dense:
+def _dense(
+    model: nn.Module,
+    name: str,
+    image: tuple[int, int, int] | None = None,
+    *,
+    kernels: bool = False,
+) -> Dense:
     layer = model.get_submodule(name)
     assert isinstance(layer, nn.Linear)  # noqa: S101 - narrows the type
-    return Dense(name, layer.in_features, layer.out_features, image)
+    by_kernels = KernelDense(name, layer.in_features, layer.out_features, image)
+    return by_kernels if kernels and by_kernels.kernels.usable else by_kernels.portable
 
 
 def stack_params(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
