@@ -1,4 +1,4 @@
-"""Blocks whose passes are the kernels of `fedproto.engines.stacking.kernels`, for float32 on CUDA."""
+"""Blocks whose passes are kernels of `fedproto.engines.stacking.kernels`, for float32 on CUDA."""
 
 from __future__ import annotations
 
@@ -50,6 +50,7 @@ class KernelConv(Conv):
 
     def forward(self, params: Mapping[str, Tensor], x: Tensor, fuse: Fuse) -> tuple[Tensor, Any]:
         """``[J, B, H, W, I]`` to ``[J, B, H//2, W//2, O]``."""
+        del fuse
         weight, bias = params[f"{self.name}.weight"], params[f"{self.name}.bias"]
         pooled, code = self.kernels.forward(x, weight, bias, pooled=True)
         return pooled, (x, code)

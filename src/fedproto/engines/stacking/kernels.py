@@ -1,16 +1,20 @@
 """Convolutions of stacked images as Triton kernels that never write patches.
 
 Each is a matrix product whose operands are gathered from the images while it runs (an implicit
-GEMM), so that a step reads and writes activations once. Forward pass and input gradient go over the
-kernel's taps; a program holds the four pixels of a block of 2×2 cells in four accumulators, so that
-pooling needs no word between threads. A pooled cell passes its gradient to one pixel, which its code
-names: weight gradients make that of the full image while they read it.
+GEMM), so that a step reads and writes activations once. Forward pass and input gradient go over
+the kernel's taps; a program holds the four pixels of a block of 2×2 cells in four accumulators, so
+that pooling needs no word between threads. A pooled cell passes its gradient to one pixel, which
+its code names: weight gradients make that of the full image while they read it.
 
 Dense layers of small batches are as fast as their weights can be read.
 
 Weights lie as `fedproto.engines.stacking.blocks.Conv` packs them: [tap across, I, tap down, O], or
 [I·T·T, O] where the input has few channels. Shapes: as in `fedproto.engines.stacking.glue`.
 """
+
+# Triton reads the functions itself: arguments have no Python types, and constants are upper case.
+# mypy: ignore-errors
+# ruff: noqa: ANN001, ANN201, ANN202, N803
 
 from __future__ import annotations
 
@@ -21,7 +25,7 @@ DEAD = tl.constexpr(4)
 
 
 @triton.jit
-def _cells(count, rows, columns, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _cells(count, rows, columns, BLOCK: tl.constexpr):
     """A program's block of cells: which exist, their image, and their upper left pixel."""
     cell = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     place = cell % (rows * columns)
@@ -29,12 +33,12 @@ def _cells(count, rows, columns, BLOCK: tl.constexpr):  # type: ignore[no-untype
 
 
 @triton.jit
-def _inside(live, row, column, height, width):  # type: ignore[no-untyped-def]
+def _inside(live, row, column, height, width):
     return live & (row >= 0) & (row < height) & (column >= 0) & (column < width)
 
 
 @triton.jit
-def _image_tile(x, live, image, row, column, height, width, CHANNELS: tl.constexpr):  # type: ignore[no-untyped-def]
+def _image_tile(x, live, image, row, column, height, width, CHANNELS: tl.constexpr):
     """All channels of some pixels, ``[BLOCK, CHANNELS]``; 0 outside of the image."""
     inside = _inside(live, row, column, height, width)
     at = ((image * height + row) * width + column) * CHANNELS
@@ -43,7 +47,7 @@ def _image_tile(x, live, image, row, column, height, width, CHANNELS: tl.constex
 
 
 @triton.jit
-def _patch_tile(  # type: ignore[no-untyped-def]
+def _patch_tile(
     x, live, image, row, column, height, width, INS: tl.constexpr, TAPS: tl.constexpr,
     PATCH: tl.constexpr,
 ):  # fmt: skip
@@ -58,7 +62,7 @@ def _patch_tile(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _finish(  # type: ignore[no-untyped-def]
+def _finish(
     a, b, c, d, bias, y, code, live, image, row, column, height, width, OUTS: tl.constexpr,
     POOLED: tl.constexpr,
 ):  # fmt: skip
@@ -84,7 +88,7 @@ def _finish(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def forward_taps(  # type: ignore[no-untyped-def]
+def forward_taps(
     x, weight, bias, y, code, x_row, weight_row, bias_row, y_row, count, rows, columns, height,
     width, INS: tl.constexpr, OUTS: tl.constexpr, TAPS: tl.constexpr, BLOCK: tl.constexpr,
     POOLED: tl.constexpr, PRECISION: tl.constexpr,
@@ -121,7 +125,7 @@ def forward_taps(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def forward_patches(  # type: ignore[no-untyped-def]
+def forward_patches(
     x, weight, bias, y, code, x_row, weight_row, bias_row, y_row, count, rows, columns, height,
     width, filled, INS: tl.constexpr, OUTS: tl.constexpr, TAPS: tl.constexpr, PATCH: tl.constexpr,
     BLOCK: tl.constexpr, POOLED: tl.constexpr, PRECISION: tl.constexpr,
@@ -153,7 +157,7 @@ def forward_patches(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def input_gradient(  # type: ignore[no-untyped-def]
+def input_gradient(
     dz, weight, dx, dz_row, weight_row, dx_row, count, rows, columns, height, width,
     INS: tl.constexpr, OUTS: tl.constexpr, TAPS: tl.constexpr, BLOCK: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -193,7 +197,7 @@ def input_gradient(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def weight_gradient_taps(  # type: ignore[no-untyped-def]
+def weight_gradient_taps(
     x, dy, code, out, x_row, dy_row, out_row, count, rows, columns, height, width,
     INS: tl.constexpr, OUTS: tl.constexpr, TAPS: tl.constexpr, BLOCK: tl.constexpr,
     TOGETHER: tl.constexpr, POOLED: tl.constexpr, SUBTRACT: tl.constexpr, PRECISION: tl.constexpr,
@@ -244,7 +248,7 @@ def weight_gradient_taps(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def weight_gradient_patches(  # type: ignore[no-untyped-def]
+def weight_gradient_patches(
     x, dy, code, out, x_row, dy_row, out_row, count, rows, columns, height, width, part, filled,
     INS: tl.constexpr, OUTS: tl.constexpr, TAPS: tl.constexpr, PATCH: tl.constexpr,
     BLOCK: tl.constexpr, POOLED: tl.constexpr, PRECISION: tl.constexpr,
@@ -285,7 +289,7 @@ def weight_gradient_patches(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def dense_forward(  # type: ignore[no-untyped-def]
+def dense_forward(
     x, weight, bias, y, x_row, weight_row, bias_row, y_row, batch, inputs, units,
     BATCH: tl.constexpr, UNITS: tl.constexpr, STRIP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -316,7 +320,7 @@ def dense_forward(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def dense_input_gradient(  # type: ignore[no-untyped-def]
+def dense_input_gradient(
     dz, weight, dx, dz_row, weight_row, dx_row, batch, inputs, units,
     BATCH: tl.constexpr, UNITS: tl.constexpr, STRIP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -345,7 +349,7 @@ def dense_input_gradient(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def dense_descent(  # type: ignore[no-untyped-def]
+def dense_descent(
     dz, x, weight, dz_row, x_row, weight_row, batch, inputs, units,
     BATCH: tl.constexpr, UNITS: tl.constexpr, STRIP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
