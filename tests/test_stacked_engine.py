@@ -167,11 +167,13 @@ def test_orders_are_those_of_the_schedule():
     model = build_model(MODELS["mlp"], federation.input_shape, CLASSES, seed=0)
     jobs = jobs_of(federation, model, FedAvg()) + jobs_of(federation, model, Centralized())
     orders = stack_orders(jobs, federation)
+    assert (orders.samples == NONE).all()
     for place, job in enumerate(jobs):
         indices = federation.train_indices(job.client)
         batches = [batch for epoch in job.batches for batch in epoch]
         assert orders.steps[place] == len(batches)
         for step, batch in enumerate(batches):
+            orders.draw(step + 1)
             start = orders.start[place] + step * job.batches.batch_size
             found = orders.samples[start : start + job.batches.batch_size]
             assert np.array_equal(found[found != NONE], indices[batch])

@@ -24,12 +24,16 @@ from fedproto.engines.stacking.gradients import Gradient, as_tensor, subtract
 from fedproto.engines.stacking.network import Network
 from fedproto.engines.stacking.orders import StackOrders
 from fedproto.engines.stacking.updates import is_plain, rule_for
+from fedproto.rng import Indices
 from fedproto.strategies.base import Strategy
 from fedproto.training import TrainOptions
 from fedproto.types import Tensors
 
 STEPS_PER_GRAPH = 8
 """Long enough to hide the launch of a graph, short enough that little is done past a job's end."""
+
+FIRST_STEPS = 32
+"""Steps whose samples are drawn before the first step is made."""
 
 TABLE_ROOM = 2**20
 """Entries of the table of samples to begin with: 8 MB."""
@@ -126,8 +130,13 @@ class Lockstep:
         self._load(packed, orders, rate, proximal, jobs)
         longest = int(orders.steps[0])
         waiting = -orders.steps
-        done = 0
+        done = drawn = 0
         while done < longest:
+            if done + STEPS_PER_GRAPH > drawn:
+                # A little to begin with; then more and more, while the device is at work.
+                drawn = max(2 * drawn, FIRST_STEPS)
+                orders.draw(drawn)
+                self._send(orders.samples)
             active = int(np.searchsorted(waiting, -done, side="left"))
             if self._graphs is None:
                 self._step(active)
@@ -163,7 +172,13 @@ class Lockstep:
                 self._pool = torch.cuda.graph_pool_handle()
             room = len(orders.samples) * 3 // 2
             self._samples = torch.zeros(room, dtype=torch.int64, device=self._device)
-        self._samples[: len(orders.samples)].copy_(torch.from_numpy(orders.samples))
+
+    def _send(self, samples: Indices) -> None:
+        """Brings the table of samples onto the device, without waiting for the steps under way."""
+        table = torch.from_numpy(samples)
+        if self._device.type == "cuda":
+            table = table.pin_memory()
+        self._samples[: len(table)].copy_(table, non_blocking=True)
 
     def _replay(self, active: int, graphs: dict[int, torch.cuda.CUDAGraph]) -> int:
         """Makes one or several steps; returns how many."""
