@@ -4,16 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
 from fedproto.data.federation import Federation
 from fedproto.rng import Indices
 from fedproto.schedule import BatchOrder
+from fedproto.seeding import permutations
 from fedproto.types import LocalJob
 
 NONE = -1
 """Fills up the last batch of an epoch."""
+
+
+class _Epoch(NamedTuple):
+    """One epoch of an order: when it begins, where it lies, and of whose samples it is."""
+
+    step: int
+    place: int
+    order: BatchOrder
+    number: int
+    own: Indices
 
 
 @dataclass(frozen=True)
@@ -27,8 +39,7 @@ class StackOrders:
         steps: Each job's number of steps.
         last_epoch: The step at which each job's last epoch begins.
         last_samples: Samples each job sees from there on.
-        epochs: What is to be drawn: the step at which an epoch begins, where it lies, its order,
-            its number and its client's samples; the last step first.
+        waiting: What is to be drawn, by the step at which it begins; the last first.
     """
 
     samples: Indices
@@ -36,13 +47,17 @@ class StackOrders:
     steps: Indices
     last_epoch: Indices
     last_samples: Indices
-    epochs: list[tuple[int, int, BatchOrder, int, Indices]]
+    waiting: list[_Epoch]
 
     def draw(self, steps: int) -> None:
         """Draws all that begins before a step; the rest can wait until a device is at work."""
-        while self.epochs and self.epochs[-1][0] < steps:
-            _, place, order, number, own = self.epochs.pop()
-            self.samples[place : place + order.num_examples] = own[order.epoch(number)]
+        now = []
+        while self.waiting and self.waiting[-1].step < steps:
+            now.append(self.waiting.pop())
+        origins = [epoch.order.origin(epoch.number) for epoch in now]
+        sizes = [epoch.order.num_examples for epoch in now]
+        for epoch, positions in zip(now, permutations(origins, sizes), strict=True):
+            self.samples[epoch.place : epoch.place + len(positions)] = epoch.own[positions]
 
 
 def stack_orders(jobs: Sequence[LocalJob], federation: Federation) -> StackOrders:
@@ -55,14 +70,14 @@ def stack_orders(jobs: Sequence[LocalJob], federation: Federation) -> StackOrder
     for job in jobs:
         shared = _shared(job.batches)
         begun[shared] = max(begun.get(shared, 0), _epochs_begun(job.batches))
-    epochs = []
+    waiting = []
     place: dict[BatchOrder, int] = {}
     total = 0
     for order, number in begun.items():
         place[order] = total
         own = federation.train_indices(order.client)
         for epoch in range(number):
-            epochs.append((epoch * order.steps_per_epoch, total, order, epoch, own))
+            waiting.append(_Epoch(epoch * order.steps_per_epoch, total, order, epoch, own))
             total += order.steps_per_epoch * order.batch_size
     last = [_last_epoch(job.batches) for job in jobs]
     return StackOrders(
@@ -72,7 +87,7 @@ def stack_orders(jobs: Sequence[LocalJob], federation: Federation) -> StackOrder
         steps=np.array([job.batches.steps for job in jobs], dtype=np.int64),
         last_epoch=np.array([first for first, _ in last], dtype=np.int64),
         last_samples=np.array([samples for _, samples in last], dtype=np.int64),
-        epochs=sorted(epochs, key=lambda epoch: -epoch[0]),
+        waiting=sorted(waiting, key=lambda epoch: -epoch.step),
     )
 
 
