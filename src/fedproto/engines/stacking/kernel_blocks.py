@@ -22,7 +22,7 @@ class ConvGradient(Pending):
     kernels: ConvKernels
     x: Tensor
     dy: Tensor
-    code: Tensor
+    code: Tensor | None
 
     def tensor(self) -> Tensor:
         """The gradient itself, packed."""
@@ -48,8 +48,22 @@ class KernelConv(Conv):
         filled = self.patch if self.full else 0
         return ConvKernels(self.channels, self.image, self.taps, filled)
 
-    def forward(self, params: Mapping[str, Tensor], x: Tensor, fuse: Fuse) -> tuple[Tensor, Any]:
-        """``[J, B, H, W, I]`` to ``[J, B, H//2, W//2, O]``."""
+    def convolve(self, params: Mapping[str, Tensor], x: Tensor, fuse: Fuse) -> tuple[Tensor, Any]:
+        """``[J, B, H, W, I]`` to ``[J, B, H, W, O]``: no ReLU, no pooling."""
+        del fuse
+        weight, bias = params[f"{self.name}.weight"], params[f"{self.name}.bias"]
+        return self.kernels.forward(x, weight, bias, pooled=False)[0], x
+
+    def convolve_backward(
+        self, params: Mapping[str, Tensor], saved: Any, dz: Tensor, fuse: Fuse, *, first: bool
+    ) -> tuple[Tensor | None, Gradient]:
+        """The weight's gradient waits until it is asked for."""
+        del fuse
+        gradient = ConvGradient(self.kernels, saved, dz, None)
+        weight = params[f"{self.name}.weight"]
+        return None if first else self.kernels.input_gradient(dz, weight), gradient
+
+    def _pass(self, params: Mapping[str, Tensor], x: Tensor, fuse: Fuse) -> tuple[Tensor, Any]:
         del fuse
         weight, bias = params[f"{self.name}.weight"], params[f"{self.name}.bias"]
         pooled, code = self.kernels.forward(x, weight, bias, pooled=True)
@@ -102,10 +116,9 @@ class KernelDense(Dense):
         """What carries out the passes."""
         return DenseKernels(self.inputs, self.units)
 
-    def forward(self, params: Mapping[str, Tensor], x: Tensor, fuse: Fuse) -> tuple[Tensor, Any]:
-        """``[J, B, …]`` to ``[J, B, D]``."""
+    def _pass(self, params: Mapping[str, Tensor], x: Tensor, fuse: Fuse) -> tuple[Tensor, Any]:
         if x.shape[1] > LARGEST_BATCH:
-            return super().forward(params, x, fuse)
+            return super()._pass(params, x, fuse)
         x = x.flatten(2)
         h = self.kernels.forward(x, params[f"{self.name}.weight"], params[f"{self.name}.bias"])
         return h, (x, h)

@@ -111,6 +111,12 @@ class Lockstep:
             return torch.zeros(self.capacity, dtype=kind, device=self._device)
 
         dtype = next(iter(example.values())).dtype
+        kept = network.statistics
+        self.statistics = {
+            name: torch.zeros((self.capacity, *example[name].shape), dtype=dtype).to(self._device)
+            for name in kept
+        }
+        example = {name: tensor for name, tensor in example.items() if name not in kept}
         self._layout = FlatLayout(example)
 
         def rows() -> Tensor:
@@ -143,7 +149,7 @@ class Lockstep:
         rate: Tensor,
         objectives: Sequence[Objective],
     ) -> Tensor:
-        """Trains a stack; the trained weights are the leading part of `params`.
+        """Trains a stack; what was trained is the leading part of `params` and `statistics`.
 
         Args:
             packed: The received weights per job, ``[J, …]``, jobs with more steps first.
@@ -185,7 +191,7 @@ class Lockstep:
         self._load_linear(objectives)
         self._load_beside(objectives)
         for name, tensor in packed.items():
-            self.params[name][:jobs].copy_(tensor)
+            (self.params | self.statistics)[name][:jobs].copy_(tensor)
         if self._received is not None:
             self._received.copy_(self._flat)
         for slot in self._slots:
@@ -296,7 +302,8 @@ class Lockstep:
         beside = None if self._beside is None else self._beside.leading(size)
         if beside is not None and self._in_place:
             beside = replace(beside, weight=beside.weight * rate.unsqueeze(1))
-        loss, gradients = self._network.gradients(params, x, targets, weight, self._fuse, beside)
+        seen = {**params, **{name: rows[:size] for name, rows in self.statistics.items()}}
+        loss, gradients = self._network.gradients(seen, x, targets, weight, self._fuse, beside)
         if self._in_place:
             self._descend(flat, params, gradients, rate)
         else:
