@@ -38,7 +38,7 @@ def docstring(module: str, function: str = "") -> str:
 
 def registered(package: str) -> dict[str, str]:
     """The first sentence of every class in a package's modules that registers itself, by name."""
-    found = {}
+    found: dict[str, str] = {}
     for path in sorted(_path(package).parent.glob("*.py")):
         for node in ast.walk(_tree(path)):
             if isinstance(node, ast.ClassDef):
