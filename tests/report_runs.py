@@ -120,7 +120,7 @@ def write_analysis(path: Path, *, clients: int = 12, level: float = 0.8) -> None
     )
     from PIL import Image
 
-    for name in ("000009-truth", "000009-picture"):
+    for name in ("000009-truth", "000009-picture", "000009-prediction"):
         pixels = rng.randint(0, 255, (24, 32, 3)).astype(np.uint8)
         Image.fromarray(pixels).save(folder / "maps" / f"{name}.png")
 

@@ -18,7 +18,8 @@ from fedproto.errors import ConfigError
 from fedproto.measures.base import MEASURES, Gauge, Measure
 from fedproto.measures.options import MeasureOptions
 from fedproto.recipe import read_recipe
-from fedproto.report.results import find_runs, group_by_seed
+from fedproto.report.arrangement import arrange
+from fedproto.report.results import find_runs
 from fedproto.rng import Purpose, stream
 from fedproto.rounds import run_rounds
 from fedproto.simulate import simulate
@@ -288,7 +289,7 @@ def test_seeds_with_references_of_their_own_share_a_row(tmp_path):
             measured(config_of(FedAvg(), seed=seed), reference=f"central-{seed}"), label="x"
         )
         RunStore.create(tmp_path / str(seed), config)
-    assert [len(group) for group in group_by_seed(find_runs([tmp_path]))] == [2]
+    assert [len(group.runs) for group in arrange(find_runs([tmp_path])).groups] == [2]
 
 
 @pytest.mark.parametrize(

@@ -11,15 +11,16 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from fedproto.analysis.embedding import can_embed
 from fedproto.analysis.folder import MEASURED, PARTS, OnStep, Wishes, analyse, open_subject
 from fedproto.analysis.runs import attention_spread, pearson
 from fedproto.cli.options import DataRoot
+from fedproto.cli.tables import print_table
 from fedproto.data import DataSource, Federation, data_root
 from fedproto.errors import ConfigError, unknown_name
-from fedproto.report.results import StoredRun, find_runs, titles
+from fedproto.report.arrangement import arrange
+from fedproto.report.results import StoredRun, find_runs
 from fedproto.tasks import TASKS
 
 MARGIN = "aggregate_mean_margin"
@@ -141,23 +142,21 @@ def _attention(run: StoredRun) -> dict[str, dict[str, float]]:
 
 
 def _print_table(runs: Sequence[StoredRun], found: Sequence[dict[str, float]]) -> None:
-    table = Table(caption="attention ÷ equal: smallest to largest weight relative to equal ones")
-    table.add_column("run", min_width=12)
-    rows = []
+    cells: dict[Path, dict[str, str]] = {}
     for run, facts in zip(runs, found, strict=True):
-        cells = {name: _shown(name, value) for name, value in facts.items()}
+        cells[run.path] = {name: _shown(name, value) for name, value in facts.items()}
         spread = attention_spread(run.records)
         if spread is not None:
-            cells["attention"] = f"{spread.lowest:.2f} to {spread.highest:.2f}"
-        rows.append(cells)
-    columns = [name for name in COLUMNS if any(name in cells for cells in rows)]
-    for name in columns:
-        table.add_column(COLUMNS[name], justify="right", no_wrap=True)
-    for title, run, cells in zip(titles([[run] for run in runs]), runs, rows, strict=True):
-        seed = f" · seed {run.config.seed}"
-        table.add_row(title + seed, *(cells.get(name, "–") for name in columns))
-    console = Console()
-    (console if console.is_terminal else Console(width=180)).print(table)
+            cells[run.path]["attention"] = f"{spread.lowest:.2f} to {spread.highest:.2f}"
+    groups = arrange(runs).split().groups
+    rows = [cells[group.runs[0].path] for group in groups]
+    columns = [name for name in COLUMNS if any(name in row for row in rows)]
+    print_table(
+        [group.title for group in groups],
+        {COLUMNS[name]: [row.get(name, "–") for row in rows] for name in columns},
+        least=[COLUMNS[name] for name in reversed(columns[1:])],
+        caption="attention ÷ equal: smallest to largest weight relative to equal ones",
+    )
 
 
 def _shown(name: str, value: float) -> str:

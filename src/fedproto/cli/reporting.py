@@ -61,7 +61,7 @@ def report(
         runs,
         metric=metric,
         target=target,
-        panels=[] if panels is None else panels.of(run.store.config for run in runs),
+        panels=panels,
     )
     file = out or (directories[0] if len(directories) == 1 else Path()) / "report.html"
     page = render(content, name).encode()

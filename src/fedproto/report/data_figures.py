@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,10 @@ from fedproto.data.masks import VOID, palette
 from fedproto.data.samples import MappedSamples
 from fedproto.data.statistics import class_counts
 from fedproto.errors import ConfigError
+from fedproto.report.looks import COLORS, new_figure
 from fedproto.rng import Indices
 
 SHOWN_CLIENTS = 30
-_BAR = "#0072B2"
 
 
 def draw_class_mixes(federations: Sequence[tuple[str, Federation]], path: Path) -> Path:
@@ -39,18 +38,18 @@ def class_mix_figure(federations: Sequence[tuple[str, Federation]]) -> Any:
     Raises:
         ConfigError: If matplotlib is not installed.
     """
-    figure = _figure(figsize=(10, 2.4 * len(federations) + 0.4))
+    figure = new_figure(10, 2.4 * len(federations) + 0.4)
     rows = figure.subplots(len(federations), 3, squeeze=False)
     for (title, federation), panels in zip(federations, rows, strict=True):
         counts = class_counts(federation)
         classes = (counts > 0).sum(axis=1)
-        panels[0].bar(np.arange(len(classes)), classes, width=1.0, color=_BAR)
+        panels[0].bar(np.arange(len(classes)), classes, width=1.0, color=COLORS[0])
         panels[0].set_ylabel(f"{title}\n# classes" if title else "# classes")
         panels[0].set_ylim(0, counts.shape[1] + 0.5)
         panels[1].bar(
             np.arange(counts.shape[1] + 1),
             np.bincount(classes, minlength=counts.shape[1] + 1),
-            color=_BAR,
+            color=COLORS[0],
         )
         panels[1].set_ylabel("# clients")
         _draw_mix(panels[2], counts)
@@ -81,7 +80,7 @@ def draw_contact_sheet(
             f"a contact sheet needs images, not inputs of shape {federation.input_shape}"
         )
     shown = federation.clients[:clients]
-    figure = _figure(figsize=(1.1 * samples + 0.6, 1.15 * len(shown)))
+    figure = new_figure(1.1 * samples + 0.6, 1.15 * len(shown))
     grid = figure.subplots(len(shown), samples, squeeze=False)
     for number, (client, row) in enumerate(zip(shown, grid, strict=True)):
         images, captions = _pictures(federation, client.train[:samples])
@@ -141,11 +140,3 @@ def _pictures(federation: Federation, indices: Indices) -> tuple[NDArray[np.floa
         for mask in masks
     ]
     return np.where(painted, 0.45 * images + 0.55 * colours, images), named
-
-
-def _figure(figsize: tuple[float, float]) -> Any:
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError("figures need matplotlib: pip install 'fedproto[plots]'")
-    from matplotlib.figure import Figure
-
-    return Figure(figsize=figsize, layout="constrained")
