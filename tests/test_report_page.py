@@ -321,6 +321,22 @@ def test_a_page_before_the_first_round(tmp_path):
     assert page_content([])["groups"] == []
 
 
+def test_what_is_missing_is_analysed_when_asked(tmp_path, capsys):
+    recipe = ["quickstart", "--set=schedule.rounds=1", "--set=train.epochs=1", "--quiet"]
+    assert main(["run", *recipe, f"--out={tmp_path / 'run'}"]) == 0
+    write_run(tmp_path / "bare", rounds=2)
+    assert main(["report", str(tmp_path), "--analyse", "--no-data"]) == 0
+    assert "not analysed: " in capsys.readouterr().err
+    analysis = read_analysis(tmp_path / "run")
+    assert analysis.scores is not None
+    assert analysis.calibration is not None
+    written = (tmp_path / "run" / "analysis" / "scores.json").stat().st_mtime_ns
+    assert main(["report", str(tmp_path), "--analyse", "--no-data"]) == 0
+    assert (tmp_path / "run" / "analysis" / "scores.json").stat().st_mtime_ns == written
+    groups = contents(tmp_path)["groups"]
+    assert [group["fairness"] is not None for group in groups].count(True) == 1
+
+
 def ask(address: str, **headers) -> tuple[int, bytes, dict]:
     request = urllib.request.Request(address, headers=headers)
     try:

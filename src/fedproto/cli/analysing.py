@@ -18,12 +18,19 @@ from fedproto.analysis.runs import attention_spread, pearson
 from fedproto.cli.options import DataRoot
 from fedproto.cli.tables import print_table
 from fedproto.data import DataSource, Federation, data_root
-from fedproto.errors import ConfigError, unknown_name
+from fedproto.errors import ConfigError, FedprotoError, unknown_name
 from fedproto.report.arrangement import arrange
 from fedproto.report.results import StoredRun, find_runs
 from fedproto.tasks import TASKS
 
 MARGIN = "aggregate_mean_margin"
+# The parts that the report page shows, and by what it is told whether one was made.
+PAGE_PARTS = {
+    "scores": "scores.json",
+    "calibration": "calibration.json",
+    "embedding": "embedding.json",
+    "maps": "maps",
+}
 HEADLINES = tuple(task.headline for task in TASKS.values())
 COLUMNS = {
     "accuracy": "accuracy %",
@@ -93,6 +100,28 @@ def analyse_runs(
         for run in runs:
             typer.echo(f"wrote {run.path / 'analysis'}", err=True)
     _say_correlation(found, as_json)
+
+
+def analyse_missing(directories: Sequence[Path]) -> None:
+    """Makes what the report page shows of models, for all runs that lack some of it.
+
+    A run that cannot be looked into, for want of its data or a checkpoint, is named and left out.
+    """
+    wanted = {name: PAGE_PARTS[name] for name in _possible_parts() if name in PAGE_PARTS}
+    federations: dict[DataSource, Federation] = {}
+    runs = find_runs(directories)
+    with _progress(len(runs)) as step_of:
+        for place, run in enumerate(runs):
+            missing = [
+                name for name, file in wanted.items() if not (run.path / "analysis" / file).exists()
+            ]
+            if not set(missing) - {"maps"}:  # only segmentation has them
+                continue
+            try:
+                subject = open_subject(run.path, _federation(run, federations))
+                analyse(subject, Wishes(what=tuple(missing)), step_of(place, run))
+            except FedprotoError as error:
+                typer.echo(f"not analysed: {error}", err=True)
 
 
 def _possible_parts() -> list[str]:

@@ -18,6 +18,8 @@ from fedproto.report.looks import COLORS, new_figure
 from fedproto.rng import Indices
 
 SHOWN_CLIENTS = 30
+# From the ninth class on the colours come again with another pattern.
+_HATCHES = ("", "////", "....", "xxxx", "----", "oooo", "||||", "++++")
 
 
 def draw_class_mixes(federations: Sequence[tuple[str, Federation]], path: Path) -> Path:
@@ -30,7 +32,7 @@ def class_mix_figure(federations: Sequence[tuple[str, Federation]]) -> Any:
     """The three panels of the supplementary's data figure, one row per federation.
 
     Classes per client; clients by number of classes; the class mix of 30 clients chosen at random,
-    in the colours of PASCAL VOC.
+    in colours and patterns that are told apart with all common kinds of colour vision.
 
     Args:
         federations: Each with the title of its row.
@@ -106,10 +108,18 @@ def _draw_mix(axes: Any, counts: Indices) -> None:
     rng = np.random.RandomState(0)
     shown = np.sort(rng.permutation(len(counts))[:SHOWN_CLIENTS])
     mix = counts[shown] / counts[shown].sum(axis=1, keepdims=True)
-    colours = palette()[1 : mix.shape[1] + 1] / 255
     left = np.zeros(len(shown))
     for label in range(mix.shape[1]):
-        axes.barh(np.arange(len(shown)), mix[:, label], left=left, color=colours[label], height=0.9)
+        axes.barh(
+            np.arange(len(shown)),
+            mix[:, label],
+            left=left,
+            height=0.9,
+            color=COLORS[label % len(COLORS)],
+            hatch=_HATCHES[label // len(COLORS) % len(_HATCHES)],
+            edgecolor="white",
+            linewidth=0.3,
+        )
         left += mix[:, label]
     axes.set_xlim(0, 1)
     axes.set_ylabel("client ID")

@@ -123,13 +123,13 @@ page.sections.push({
   },
 });
 
+// Label maps have the colours that the features of their classes have.
 function mapKeys(shown) {
-  const classes = shown.map((one) => page.data.groups[one.group].classes).find(Boolean);
   const heat = [0, 0.25, 0.5, 0.75, 1].map((share) => `rgb(${between(CIVIDIS, share).join(" ")})`);
   const bar = make("span", { class: "bar", "aria-hidden": "true" });
   bar.style.background = `linear-gradient(to right, ${heat.join(", ")})`;
-  return make("ul", { class: "legend" }, make("li", {}, "entropy: none ", bar, " largest"),
-    page.data.classColors && classes ? Object.keys(classes).map((name) => page.data.classColors[name] && make("li", {}, colorBox(page.data.classColors[name]), ` ${name}`)) : null);
+  const known = new Map(shown.map((one) => page.data.groups[one.group].embedding).filter(Boolean).flatMap(({ classes, colors }) => classes.map((name, place) => [name, colors[place]])));
+  return make("ul", { class: "legend", id: "map-keys" }, make("li", {}, "entropy: none ", bar, " largest"), [...known].map(([name, color]) => make("li", {}, colorBox(color), ` ${name}`)));
 }
 
 function colorBox(color) {
