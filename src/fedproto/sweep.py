@@ -6,10 +6,11 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from fedproto.atomic import write_atomically
 from fedproto.config import RunConfig, read_config
 from fedproto.errors import ConfigError, StoreError
 from fedproto.simulate import open_or_create
-from fedproto.store import RunStore, is_run, write_atomically
+from fedproto.store import RunStore, is_run
 
 
 def is_sweep(path: Path) -> bool:
