@@ -125,6 +125,28 @@ def test_fairness_by_hand(tmp_path):
     assert group["classes"] == {"cat": 0.8, "dog": 0.5, "bird": 0.9}
 
 
+def test_scores_recorded_in_training_make_the_sections(tmp_path):
+    write_run(tmp_path / "run", rounds=0, planned=4)
+    records = [make_record(round_) for round_ in range(4)]
+    for round_ in (1, 3):
+        share = round_ / 10
+        tables = {"client": {"0": 0.0, "1": share, "2": 2 * share}, "class": {"cat": share}}
+        records[round_] = replace(records[round_], tables=tables)
+    append_records(tmp_path / "run", records)
+    shown = contents(tmp_path)
+    (group,) = shown["groups"]
+    assert group["fairness"]["round"] == 4
+    assert group["fairness"]["mean"] == pytest.approx(0.3)
+    assert group["fairness"]["zero"] == pytest.approx(1 / 3)
+    assert group["classes"] == {"cat": pytest.approx(0.3)}
+    curve = shown["runs"][0]["curves"]["class: cat"]
+    assert curve["x"] == [2, 2, 2]
+    assert [metric["class"] for metric in shown["metrics"]] == [False, False, False, True]
+    write_analysis(tmp_path / "run")  # of round 30, which is later
+    (group,) = contents(tmp_path)["groups"]
+    assert group["fairness"]["clients"] == 12
+
+
 def test_segmentation_has_classes_without_an_analysis(tmp_path):
     write_run(tmp_path / "run", rounds=0, planned=2)
     records = [make_record(round_) for round_ in range(2)]

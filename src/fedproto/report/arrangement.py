@@ -1,9 +1,9 @@
 """Which runs belong together: methods under conditions, found from what varies.
 
-A *method* is what a run is called, with the options of its strategy that tell runs of that name
-apart. A *condition* is all else that changes results: data, model, schedule, training. What is only
-bookkeeping (engine, checkpoints, measures, when to test) splits nothing, and seeds are repetitions.
-A *group* is the runs of one method under one condition.
+A *method* is what a run is called, with the options of its strategy, averaging and server that tell
+runs of that name apart. A *condition* is all else that changes results: data, model, schedule,
+training. What is only bookkeeping (engine, checkpoints, measures, when to test) splits nothing, and
+seeds are repetitions. A *group* is the runs of one method under one condition.
 
 Training on pooled data knows neither cohorts nor stragglers, so it stands beside every condition on
 the same data and model.
@@ -26,6 +26,8 @@ Options: TypeAlias = Mapping[str, str]
 BOOKKEEPING = ("engine", "store", "flower", "measure", "evaluate")
 """Sections that change how a run is carried out and watched, not what it is a run of."""
 
+# The strategy, and what combines with every one.
+_METHOD = ("strategy", "aggregate", "server")
 # What comes first says most about a condition; what is not here comes last.
 _TELLING = ("data.name", "schedule.delta", "data.alpha", "data", "model", "task", "schedule.cohort")
 _SHORT = {"schedule.delta": "δ", "data.alpha": "α"}
@@ -172,7 +174,7 @@ def _identity(flat: Options, own: set[str]) -> Identity:
         sorted(
             (name, value)
             for name, value in flat.items()
-            if name != "seed" and not name.startswith("strategy.") and name not in own
+            if name != "seed" and name.partition(".")[0] not in _METHOD and name not in own
         )
     )
 

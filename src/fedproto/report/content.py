@@ -20,10 +20,10 @@ from fedproto.config import flatten
 from fedproto.errors import ConfigError, unknown_name
 from fedproto.evidence import FEWEST_PAIRS, SURE, t_quantile
 from fedproto.report import groups as facts
-from fedproto.report.analysed import Analysis, embedded_pictures, read_analysis
+from fedproto.report.analysed import Analysis, Scores, embedded_pictures, read_analysis
 from fedproto.report.arrangement import Arrangement, Group, arrange
 from fedproto.report.figures import NAMES
-from fedproto.report.following import RunFollower
+from fedproto.report.following import CLASS, RunFollower
 from fedproto.report.looks import DASHES
 from fedproto.report.results import WINDOW, StoredRun, main_score
 from fedproto.report.spread import DataPanels, Holdings
@@ -33,6 +33,7 @@ from fedproto.tasks import loss_beside, lower_is_better
 
 MOST_POINTS = 2000
 MOST_NOTES = 20
+_CLASSES = ("iou_", CLASS)
 
 
 def page_content(
@@ -123,7 +124,11 @@ def _group(
     per_seed = by_seed(group, figures)
     seeds = group.seeds
     own = [analyses[run.path] for run in group.runs]
-    scores = [one.scores for one in own if one.scores is not None]
+    scores = [
+        newest
+        for run in group.runs
+        if (newest := _newest(analyses[run.path].scores, followers[run.path].scores)) is not None
+    ]
     holdings: Holdings | None = None if panels is None else panels.holdings(group.runs[0].config)
     embeddings = [one.embedding for one in own if one.embedding is not None]
     return {
@@ -142,6 +147,11 @@ def _group(
         ),
         "embedding": embeddings[0] if embeddings else None,
     }
+
+
+def _newest(*found: Scores | None) -> Scores | None:
+    """Of what was analysed and what was recorded in training, what is about the later model."""
+    return max((one for one in found if one is not None), key=lambda one: one.round, default=None)
 
 
 def _run(run: StoredRun, follower: RunFollower, group: int, names: Sequence[str]) -> dict[str, Any]:
@@ -240,16 +250,16 @@ def _metric(name: str) -> dict[str, Any]:
     return {
         "name": name,
         "label": NAMES.get(name, name.replace("_", " ")),
-        "percent": name.endswith(("accuracy", "ece")) or "iou" in name,
+        "percent": name.endswith(("accuracy", "ece")) or "iou" in name or name.startswith(CLASS),
         "lower": lower_is_better(name),
-        "class": name.startswith("iou_"),
+        "class": name.startswith(_CLASSES),
     }
 
 
 def _ordered(known: set[str], metric: str) -> list[str]:
     """The main score and its loss first, single classes last."""
     first = [name for name in (metric, loss_beside(metric)) if name in known]
-    rest = sorted(known - set(first), key=lambda name: (name.startswith("iou_"), name))
+    rest = sorted(known - set(first), key=lambda name: (name.startswith(_CLASSES), name))
     return first + rest
 
 

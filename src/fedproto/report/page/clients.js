@@ -1,13 +1,14 @@
 // For whom: the score client by client, against what clients hold, and class by class.
 
 const TO_ANALYSE = "fedproto report --analyse";
+const TO_RECORD = 'fedproto report --analyse, or train with [measure] what = ["clients"]';
 
 page.sections.push({
   id: "clients",
   title: "Fairness: for whom is it good?",
   short: "Clients",
   empty() {
-    return page.data.groups.some((group) => group.fairness) ? null : ["Scores of single clients:", TO_ANALYSE];
+    return page.data.groups.some((group) => group.fairness) ? null : ["Scores of single clients:", TO_RECORD];
   },
   build(host) {
     host.append(
@@ -60,7 +61,7 @@ page.sections.push({
   title: "Class by class",
   short: "Classes",
   empty() {
-    return page.data.groups.some((group) => group.classes) ? null : ["Scores of single classes:", TO_ANALYSE];
+    return page.data.groups.some((group) => group.classes) ? null : ["Scores of single classes:", TO_RECORD];
   },
   build(host) {
     host.append(make("p", { class: "hint" }), make("div", { id: "classes-panels" }));
