@@ -170,7 +170,8 @@ def sweep(
         built = build_model(model, federation.input_shape, CLASSES, seed=5)
     assert isinstance(built, nn.Module)
     running = engine_for(engine, federation, built, outcome.notices, **options)
-    state = ServerState(0, *read_state(built.to(running.workload.options.torch_dtype())))
+    params, buffers = read_state(built.to(running.workload.options.torch_dtype()))
+    state = ServerState(0, params, (train or TrainOptions()).shared_buffers(built, buffers))
     runs = [
         Run(run_config(strategy, delta, train), state)
         for strategy in strategies or strategies_for(train)
