@@ -201,7 +201,11 @@ def open_or_create(path: Path, config: RunConfig) -> RunStore:
         StoreError: If the directory holds a run of another configuration.
     """
     if not is_run(path):
-        return RunStore.create(path, config)
+        try:
+            return RunStore.create(path, config)
+        except StoreError:
+            if not is_run(path):  # otherwise another process made it this moment
+                raise
     store = RunStore.open(path)
     if store.config.digest() != config.digest():
         raise StoreError(
