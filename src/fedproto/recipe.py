@@ -52,7 +52,7 @@ def read_recipe(source: str, overrides: Iterable[str] = ()) -> dict[str, RunConf
     path = _find(source)
     try:
         recipe = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"recipe {path} cannot be read: {error}") from None
     try:
         return expand(apply_overrides(recipe, overrides))
@@ -171,7 +171,7 @@ def _set(tables: dict[str, Any], key: str, value: Any) -> None:
 def _parse_value(text: str) -> Any:
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return text
 
 
