@@ -14,8 +14,8 @@ from typing import Annotated, Any
 
 import typer
 
-from fedproto.cli.comparing import print_comparison
 from fedproto.cli.options import DataRoot
+from fedproto.cli.outcome import conclude
 from fedproto.cli.progress import progress_for
 from fedproto.cli.running import Out, Overrides, Quiet, fresh_directory
 from fedproto.config import RunConfig
@@ -308,5 +308,4 @@ def _summary(stores: Sequence[RunStore], *, quiet: bool) -> None:
             reasons = [f"client {client}: {why}" for client, why in record.failures.items()]
             for text in [*reasons, *([record.note] if record.note else [])]:
                 typer.echo(f"{store.config.title}, round {record.round + 1}: {text}", err=True)
-    if not quiet:
-        print_comparison([store.path for store in stores])
+    conclude(stores, quiet=quiet)
