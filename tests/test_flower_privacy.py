@@ -19,12 +19,13 @@ from scipy.stats import chi2, norm
 from fedproto.cli import main
 from fedproto.data.federation import Federation
 from fedproto.engines.base import EngineOptions, Workload
+from fedproto.engines.reference import read_state
 from fedproto.errors import ConfigError
 from fedproto.flower.discrete_gaussian import discrete_gaussian
 from fedproto.flower.privacy import STEPS, PrivateEngine, epsilon, on_lattice, with_noise
 from fedproto.models.adapter import with_features
 from fedproto.tasks import task_named
-from fedproto.types import Prototypes
+from fedproto.types import Prototypes, ServerState
 from flower_grid import LocalGrid
 from test_flower_engine import CLIENTS, everyone, over_flower, simulated
 
@@ -87,7 +88,9 @@ def release(sums: torch.Tensor, noise: float) -> torch.Tensor:
         EngineOptions(),
     )
     engine = PrivateEngine(workload, 1.0, noise)
-    return engine._prototypes(workload.federation.clients[0].train, local=False).sum
+    state = ServerState(0, *read_state(workload.model))
+    own = workload.federation.clients[0].train
+    return engine._observe(own, state, frozenset({"features"})).sums
 
 
 def test_the_attack_that_searched_the_generator_finds_nothing(monkeypatch):
@@ -130,8 +133,8 @@ def test_noisy_prototypes_pass_the_guard(tmp_path):
     store = over_flower(tmp_path / "flower", Private(range(CLIENTS)), **everyone())
     plain = simulated(tmp_path / "here", **everyone())
     assert all(record.failures == {} for record in store.records())
-    one, other = store.load_checkpoint().prototypes, plain.load_checkpoint().prototypes
-    assert not torch.allclose(one.sum, other.sum)
+    one, other = store.load_checkpoint().memory, plain.load_checkpoint().memory
+    assert not torch.allclose(one["prototypes/sum"], other["prototypes/sum"])
 
 
 @pytest.mark.parametrize("config", [{"clip": 1.0}, {"noise": 1.0}, {"clip": 0.0, "noise": 1.0}])

@@ -2,8 +2,10 @@
 
 from importlib.metadata import PackageNotFoundError, version
 
+from fedproto.aggregation import AggregateOptions
 from fedproto.data import DATASETS, DataSource, Federation
 from fedproto.models import MODELS, FeatureModel, ModelOptions, with_features
+from fedproto.server import ServerOptions
 from fedproto.simulate import Result, run
 from fedproto.strategies import STRATEGIES, Centralized, FedAtt, FedAvg, FedProto, FedProx, Strategy
 from fedproto.types import Prototypes, RoundRecord
@@ -17,6 +19,7 @@ __all__ = [
     "DATASETS",
     "MODELS",
     "STRATEGIES",
+    "AggregateOptions",
     "Centralized",
     "DataSource",
     "FeatureModel",
@@ -29,6 +32,7 @@ __all__ = [
     "Prototypes",
     "Result",
     "RoundRecord",
+    "ServerOptions",
     "Strategy",
     "run",
     "with_features",

@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 
 from torch import nn
 
+from fedproto.aggregation import AggregateOptions
 from fedproto.augment import AugmentOptions
 from fedproto.config import RunConfig, ScheduleOptions, differences
 from fedproto.data.base import DataSource, data_root
@@ -30,6 +31,7 @@ from fedproto.models.base import build_model, features_of
 from fedproto.options import read_options
 from fedproto.rng import Purpose, torch_seed
 from fedproto.rounds import Run, Watcher, check_fits, run_rounds
+from fedproto.server import ServerOptions
 from fedproto.store import RunStore, is_run
 from fedproto.strategies.base import Strategy
 from fedproto.tasks import TaskOptions, task_named
@@ -71,6 +73,8 @@ def run(
     task: TaskOptions | None = None,
     augment: AugmentOptions | None = None,
     measure: MeasureOptions | None = None,
+    aggregate: AggregateOptions | None = None,
+    server: ServerOptions | None = None,
     **train: Any,
 ) -> Result:
     """Trains a user's own module on a user's own federation.
@@ -88,6 +92,8 @@ def run(
         task: What is asked of the federation's task beyond its data.
         augment: How training images are varied.
         measure: What is measured of the aggregate models, and how often.
+        aggregate: How updates become one: their mean, or a rule that bears outliers.
+        server: What the server does with that: nothing, or a step of an optimizer.
         **train: Options of local training: epochs, batch_size, lr, optimizer, …
 
     Raises:
@@ -102,6 +108,8 @@ def run(
         train=read_options(TrainOptions, train, "train"),
         augment=augment or AugmentOptions(),
         measure=measure or MeasureOptions(),
+        aggregate=aggregate or AggregateOptions(),
+        server=server or ServerOptions(),
         schedule=ScheduleOptions(rounds=rounds, cohort=cohort, delta=delta),
     )
     config.augment.check_fits(federation.input_shape)
@@ -233,7 +241,8 @@ def _begin(store: RunStore, initial: ServerState) -> Run:
     if state is None:
         state = initial
     device = store.config.engine.torch_device()
-    return Run(store.config, state.to(device), store.go_back_to(state.round))
+    records = store.go_back_to(state.round)
+    return Run(store.config, state.to(device), records, store.client_memory)
 
 
 def _keep(store: RunStore, run: Run, record: RoundRecord) -> None:

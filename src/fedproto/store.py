@@ -3,10 +3,12 @@
     run.json          configuration, versions, hardware
     rounds.jsonl      one record a round
     checkpoints/      the state after a round, as safetensors
+    clients/          what clients keep between their rounds, for strategies that have them do so
 
-A round's record is appended first and its checkpoint written after it, under another name that is
-then changed in one step. So at any instant there is a whole checkpoint with all records before it;
-records beyond it are dropped and computed again when the run goes on.
+What clients keep is written first, then the round's record is appended and its checkpoint written,
+under another name that is then changed in one step. So at any instant there is a whole checkpoint
+with all records before it and all that the clients of these records kept; records beyond it are
+dropped and computed again when the run goes on.
 
 Everything carries a fingerprint (`fedproto.integrity`) that is compared when it is read: the
 description, every record, which is linked to all before it, and every checkpoint, which names its
@@ -29,13 +31,15 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
+from fedproto.atomic import explained, is_there, write_atomically
+from fedproto.client_memory import MemoryOnDisk
 from fedproto.config import RunConfig, digest_of, read_config
 from fedproto.environment import describe_environment
 from fedproto.errors import ConfigError, StoreError
 from fedproto.integrity import Chain, DamagedError, sealed, tensors_fingerprint, unsealed
 from fedproto.locking import holds_nothing, locked
 from fedproto.records import RecordReader
-from fedproto.types import Prototypes, RoundRecord, ServerState
+from fedproto.types import RoundRecord, ServerState, part, under
 
 FORMAT = 2
 """Format 1 had no fingerprints; such directories are read and continued, with fingerprints."""
@@ -64,6 +68,11 @@ class RunStore:
         self.format = format
         self._chain: Chain | None = None
         self._follows: str | None = None
+
+    @property
+    def client_memory(self) -> MemoryOnDisk:
+        """What the run's clients keep between their rounds."""
+        return MemoryOnDisk(self.path / "clients")
 
     @staticmethod
     def create(path: Path, config: RunConfig) -> RunStore:
@@ -303,20 +312,6 @@ def is_run(path: Path) -> bool:
     return is_there(path / "run.json")
 
 
-def is_there(path: Path) -> bool:
-    """Whether a file is there; one that cannot be looked at is not taken for a missing one.
-
-    Raises:
-        StoreError: If that cannot be found out.
-    """
-    with explained(path):
-        try:
-            path.stat()
-        except (FileNotFoundError, NotADirectoryError):
-            return False
-    return True
-
-
 def read_description(path: Path) -> dict[str, Any]:
     """What ``run.json`` says.
 
@@ -341,27 +336,6 @@ def read_description(path: Path) -> dict[str, Any]:
     return description
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Writes a file so that it is there whole or not at all, even if the machine stops."""
-    partial = path.with_name(path.name + ".partial")
-    try:
-        with partial.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-        if os.name == "posix":  # elsewhere a directory cannot be opened to be synchronised
-            directory = os.open(path.parent, os.O_RDONLY)
-            try:
-                os.fsync(directory)
-            finally:
-                os.close(directory)
-    except OSError:
-        with contextlib.suppress(OSError):
-            partial.unlink()
-        raise
-
-
 def _content(path: Path) -> bytes:
     """What a file holds; nothing where there is none."""
     with explained(path):
@@ -375,31 +349,14 @@ def _round_of(checkpoint: Path) -> int:
     return int(checkpoint.stem.removeprefix("round-"))
 
 
-@contextlib.contextmanager
-def explained(path: Path) -> Iterator[None]:
-    """Turns a failing disk into a message that names file and remedy."""
-    try:
-        yield
-    except OSError as error:
-        raise StoreError(
-            f"{error.filename or path}: {error.strerror or error}; what was saved before is intact:"
-            " free space or mend the permissions, then resume the run"
-        ) from error
-
-
 def _pack(state: ServerState) -> dict[str, Tensor]:
-    tensors = {f"params/{name}": tensor for name, tensor in state.params.items()}
-    tensors |= {f"buffers/{name}": tensor for name, tensor in state.buffers.items()}
-    if state.prototypes is not None:
-        tensors["prototypes/sum"] = state.prototypes.sum
-        tensors["prototypes/count"] = state.prototypes.count
+    """One map for all; memory has names with groups of its own."""
+    tensors = {**under("params", state.params), **under("buffers", state.buffers), **state.memory}
     return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
 
 
 def _unpack(tensors: dict[str, Tensor], round_: int) -> ServerState:
-    groups: dict[str, dict[str, Tensor]] = {"params": {}, "buffers": {}, "prototypes": {}}
-    for path, tensor in tensors.items():
-        group, name = path.split("/", 1)
-        groups[group][name] = tensor
-    prototypes = Prototypes(**groups["prototypes"]) if groups["prototypes"] else None
-    return ServerState(round_, groups["params"], groups["buffers"], prototypes)
+    params, buffers = part("params", tensors), part("buffers", tensors)
+    model = under("params", params).keys() | under("buffers", buffers).keys()
+    memory = {name: tensor for name, tensor in tensors.items() if name not in model}
+    return ServerState(round_, params, buffers, memory)

@@ -5,19 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from fedproto.atomic import explained, is_there, write_atomically
 from fedproto.config import RunConfig, read_config
 from fedproto.errors import FedprotoError, StoreError
 from fedproto.integrity import DamagedError, sealed, unsealed
 from fedproto.locking import holds_nothing, locked
 from fedproto.simulate import open_or_create
-from fedproto.store import (
-    CREATION_ENDS_WITHIN,
-    RunStore,
-    explained,
-    is_run,
-    is_there,
-    write_atomically,
-)
+from fedproto.store import CREATION_ENDS_WITHIN, RunStore, is_run
 
 
 def is_sweep(path: Path) -> bool:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from fedproto.atomic import write_atomically
 from fedproto.cli.options import DataRoot
 from fedproto.errors import StoreError
 from fedproto.report.content import page_content
@@ -14,7 +15,6 @@ from fedproto.report.following import Followers
 from fedproto.report.html import render
 from fedproto.report.live import LiveReport, LiveServer
 from fedproto.report.spread import DataPanels
-from fedproto.store import write_atomically
 
 
 def add_to(app: typer.Typer) -> None:

@@ -13,10 +13,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from fedproto.atomic import explained
 from fedproto.errors import StoreError
 from fedproto.integrity import Chain, DamagedError, read_json
 from fedproto.rounds import Run, Watcher
-from fedproto.store import explained
 from fedproto.types import RoundRecord
 
 AUDIT_FILE = "audit.jsonl"

@@ -22,8 +22,8 @@ from fedproto.flower import wire
 from fedproto.flower.nodes import Answer, Nodes, exchange
 from fedproto.flower.parts import Refusal
 from fedproto.flower.suspension import Suspensions
-from fedproto.guard import feature_shape
 from fedproto.rng import Indices
+from fedproto.setting import setting_of
 from fedproto.types import POOLED, ClientFailure, ClientUpdate, LocalJob, ServerState
 
 
@@ -40,6 +40,8 @@ class FlowerEngine(Engine):
         ConfigError: If more clients are needed than a cohort has.
     """
 
+    clients_remember = True
+
     def __init__(self, workload: Workload, grid: Grid, config: RunConfig, nodes: Nodes) -> None:
         super().__init__(workload)
         self._grid = grid
@@ -51,7 +53,7 @@ class FlowerEngine(Engine):
                 f"flower.min_clients must be at most schedule.cohort, {config.schedule.cohort}, not"
                 f" {config.flower.min_clients}"
             )
-        self._features = feature_shape(workload)
+        self._setting = setting_of(workload, dict(workload.model.named_parameters()))
         self._given_up: set[int] = set()
         self._suspended = Suspensions(config.flower.suspend_after, config.flower.suspend_rounds)
         self._failing: set[int] = set()
@@ -169,9 +171,12 @@ class FlowerEngine(Engine):
         content = _content(answer)
         if isinstance(content, Refusal):
             return ClientFailure(job.client, content.reason)
-        update = wire.decode_update(content, job, self._features)
-        if isinstance(update, Refusal):
-            return ClientFailure(job.client, update.reason)
+        found = wire.decode_update(content, job, self._setting)
+        if isinstance(found, Refusal):
+            return ClientFailure(job.client, found.reason)
+        update, began_anew = found
+        if began_anew:
+            self._incidents.append(f"client {job.client} had lost its memory and began anew")
         return update
 
     def _evaluate(self, state: ServerState) -> dict[str, float]:

@@ -15,6 +15,7 @@ trained weights, the training loss and the test sums, which the client sends as 
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import replace
 from fractions import Fraction
 
 import torch
@@ -25,7 +26,8 @@ from fedproto.engines.reference import ReferenceEngine
 from fedproto.errors import ConfigError
 from fedproto.flower.discrete_gaussian import discrete_gaussian
 from fedproto.rng import Indices
-from fedproto.types import Prototypes
+from fedproto.strategies.contract import Look, Observation
+from fedproto.types import Prototypes, ServerState
 
 SENSITIVITY = 2
 STEPS = 2**16
@@ -58,11 +60,16 @@ class PrivateEngine(ReferenceEngine):
     def _bounded(self, features: Tensor) -> Tensor:
         return on_lattice(features, self._clip)
 
-    def _prototypes(self, indices: Indices, local: bool) -> Prototypes:
-        noisy = with_noise(super()._prototypes(indices, local), self._noise, len(indices))
+    def _observe(
+        self, indices: Indices, state: ServerState, what: frozenset[Look]
+    ) -> Observation | None:
+        exact = super()._observe(indices, state, what)
+        if exact is None or "features" not in what:
+            return exact
+        noisy = with_noise(Prototypes(exact.sums, exact.count), self._noise, len(indices))
         like = next(self.workload.model.parameters())
         sums = (noisy.sum * (self._clip / STEPS)).to(like.device, like.dtype)
-        return Prototypes(sums, noisy.count.to(like.device))
+        return replace(exact, sums=sums, count=noisy.count.to(like.device))
 
 
 def on_lattice(features: Tensor, longest: float) -> Tensor:

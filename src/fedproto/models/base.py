@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol, cast, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -86,4 +86,19 @@ def features_of(model: nn.Module) -> Callable[[Tensor], Tensor]:
         return model.features
     raise TrainingError(
         f"{type(model).__name__} has no features(x); wrap it: with_features(model, layer='...')"
+    )
+
+
+def head_of(model: nn.Module) -> Callable[[Tensor], Tensor]:
+    """A model's classifier.
+
+    Raises:
+        TrainingError: If its scores are no function of its features alone.
+    """
+    head = getattr(model, "head", None)
+    if callable(head):
+        return cast("Callable[[Tensor], Tensor]", head)
+    raise TrainingError(
+        f"{type(model).__name__} has no head(features), which the strategy needs; use a model with"
+        " one, such as a sequential model: with_features(nn.Sequential(...))"
     )

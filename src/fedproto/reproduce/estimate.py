@@ -20,7 +20,7 @@ from fedproto.data.federation import Federation
 from fedproto.engines.base import Engine
 from fedproto.measures.base import Gauge
 from fedproto.reproduce.cases import without_mmd
-from fedproto.rounds import Run, plan_round
+from fedproto.rounds import Run, equip, plan_round, remember_all
 from fedproto.simulate import build_engine, initial_state, model_for
 from fedproto.types import LocalJob, ServerState
 
@@ -73,10 +73,12 @@ def estimate(
     federation = _federation(first, federations)
     engine = build_engine(first, federation, model_for(first, federation))
     try:
+        runs = [_begun(config, federation) for config in _enough(configs, first)]
+        setting = remember_all(runs, engine)
         jobs = [
             job
-            for place, config in enumerate(_enough(configs, first))
-            for job in plan_round(place, _begun(config, federation), federation).jobs
+            for run in runs
+            for job in equip(plan_round(run, federation), run, setting, engine).jobs
         ]
         if not jobs:  # nobody works in the first round: nothing to time, hardly anything to do
             return Estimate(len(configs), 0, 0.0, 0.0)
@@ -105,7 +107,7 @@ def work_of(config: RunConfig, federation: Federation) -> Work:
     jobs = [
         job
         for round_ in range(config.schedule.rounds)
-        for job in plan_round(0, Run(config, ServerState(round_, {}, {})), federation).jobs
+        for job in plan_round(Run(config, ServerState(round_, {}, {})), federation).jobs
     ]
     return Work(len(jobs), sum(job.batches.steps for job in jobs))
 
