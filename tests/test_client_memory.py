@@ -24,8 +24,8 @@ KEPT = {"own/rounds": Declared((), torch.float32), "own/way": Declared((2,), tor
 
 def tensors(value: float) -> dict[str, torch.Tensor]:
     return {
-        "own/rounds": torch.tensor(value),
-        "own/way": torch.full((2,), value, dtype=torch.float64),
+        "own/rounds": torch.tensor(float(value)),
+        "own/way": torch.full((2,), float(value), dtype=torch.float64),
     }
 
 
