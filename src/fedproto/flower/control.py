@@ -13,7 +13,8 @@ from typing import Any
 
 from fedproto.errors import FedprotoError
 from fedproto.flower import commands
-from fedproto.rounds import Run, Watcher
+from fedproto.rounds import Watcher
+from fedproto.runs import Run
 from fedproto.simulate import is_finished
 from fedproto.store import RunStore
 from fedproto.types import ServerState
