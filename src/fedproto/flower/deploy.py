@@ -124,6 +124,9 @@ class Deployment:
         Raises:
             DeploymentError: If it does not come up.
         """
+        ends = time.monotonic() + END_FOR
+        while answers(self._address) and time.monotonic() < ends:
+            time.sleep(0.2)  # one that was killed is still letting go of its port
         server = None if self.keys is None else self.keys.server.resolve()
         database = self.folder / "state.db"
         command = commands.superlink(server, "127.0.0.1", self._port, database)
