@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import json
 
 import pytest
@@ -9,12 +11,14 @@ import torch
 
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedproto[flower]'")
 
+import httpx
 from flwr.app import Error, Message
 
 from fedproto import STRATEGIES
 from fedproto.config import read_config
-from fedproto.errors import ConfigError, DataError, TrainingError
+from fedproto.errors import ConfigError, DataError, StoreError, TrainingError
 from fedproto.flower import nodes, wire
+from fedproto.flower.audit import AuditLog, read_audit
 from fedproto.flower.parts import Refusal
 from fedproto.flower.server_app import serve
 from fedproto.simulate import simulate
@@ -276,7 +280,8 @@ def test_a_missing_test_is_on_record(tmp_path):
         return None if client == 1 and reply.metadata.message_type == "evaluate" else reply
 
     grid = LocalGrid(range(CLIENTS), tamper)
-    store = over_flower(tmp_path / "flower", grid, flower={"evaluate_on": "clients"})
+    flower = {"evaluate_on": "clients", "suspend_after": 0}
+    store = over_flower(tmp_path / "flower", grid, flower=flower)
     assert all("not tested on client 1: no answer" in r.note for r in store.records())
     assert all("accuracy" in r.metrics for r in store.records())
 
@@ -289,7 +294,8 @@ def test_a_claimed_tally_is_checked(tmp_path):
         return reply
 
     grid = LocalGrid(range(CLIENTS), tamper)
-    store = over_flower(tmp_path / "flower", grid, flower={"evaluate_on": "clients"})
+    flower = {"evaluate_on": "clients", "suspend_after": 0}
+    store = over_flower(tmp_path / "flower", grid, flower=flower)
     assert all("not tested on client 1: it claims" in r.note for r in store.records())
 
 
@@ -349,3 +355,101 @@ def test_an_answer_in_anothers_place_is_refused(tmp_path):
 
     store = over_flower(tmp_path / "flower", LocalGrid(range(CLIENTS), tamper), **everyone())
     assert store.records()[0].failures == {2: "another node answered in its place"}
+
+
+def test_a_mute_client_costs_few_deadlines_is_suspended_and_let_back_in(tmp_path):
+    """Client 2 never answers in the first four rounds; asked twice, then left alone for three."""
+    asked = []
+
+    def tamper(client, reply):
+        if client != 2 or reply.metadata.message_type == "query.hello":
+            return reply
+        content = reply.content
+        round_ = next(content[name]["round"] for name in ("update", "tally") if name in content)
+        asked.append((reply.metadata.message_type, round_))
+        return None if round_ < 4 else reply
+
+    schedule = {"cohort": CLIENTS, "delta": 0.0, "rounds": 8}
+    flower = {"evaluate_on": "clients", "suspend_after": 2, "suspend_rounds": 3}
+    grid = LocalGrid(range(CLIENTS), tamper)
+    store = over_flower(tmp_path / "flower", grid, schedule=schedule, flower=flower)
+    records = store.records()
+    assert [kind for kind, round_ in asked if round_ < 4] == ["train", "train"]
+    assert [2 in record.attention for record in records] == [False] * 5 + [True] * 3
+    assert records[3].failures[2] == (
+        "suspended until round 6 after 2 failures, the last: no answer within 0.2 s"
+    )
+    assert "client 2 is suspended until round 6" in records[1].note
+    assert "client 2 answers again" in records[5].note
+    assert "accuracy" in records[-1].metrics
+
+
+def test_a_busy_server_of_flowers_ends_no_run(tmp_path, monkeypatch):
+    """HTTP 500 ("database is locked") now and then, at every kind of call."""
+    monkeypatch.setattr(nodes, "PAUSES", (0.0, 0.0))
+    calls = itertools.count()
+
+    def locked():
+        if next(calls) % 3 == 0:
+            request = httpx.Request("POST", "http://127.0.0.1")
+            answer = httpx.Response(500, request=request)
+            raise httpx.HTTPStatusError("database is locked", request=request, response=answer)
+
+    class Busy(LocalGrid):
+        def get_nodes(self):
+            locked()
+            return super().get_nodes()
+
+        def push_messages(self, messages):
+            locked()
+            return super().push_messages(messages)
+
+        def pull_messages(self, message_ids):
+            locked()
+            return super().pull_messages(message_ids)
+
+    ours = over_flower(tmp_path / "flower", Busy(range(CLIENTS)))
+    assert facts(ours) == facts(simulated(tmp_path / "here"))
+
+
+def test_a_server_that_stays_away_ends_the_run_with_a_word(tmp_path, monkeypatch):
+    monkeypatch.setattr(nodes, "PAUSES", (0.0, 0.0))
+
+    class Gone(LocalGrid):
+        def get_nodes(self):
+            raise httpx.ConnectError("connection refused")
+
+    with pytest.raises(nodes.ServerGoneError, match=r"does not answer .*refused"):
+        over_flower(tmp_path / "flower", Gone(range(CLIENTS)))
+
+
+def test_the_audit_log_tells_who_took_part_and_what_was_refused(tmp_path):
+    def tamper(client, reply):
+        if client == 2 and reply.metadata.message_type == "train":
+            return _with(reply, wire.encode_refusal(Refusal("no power")))
+        return reply
+
+    grid = LocalGrid(range(CLIENTS), tamper)
+    grid.names = {1000 + client: f"client-{client}" for client in range(CLIENTS)}
+    grid.keys = {1001: b"a public key"}
+    grid.clients[5000] = 2
+    store = over_flower(tmp_path / "flower", grid, **everyone())
+    events = read_audit(store.path)
+    enrolled = {event["client"]: event for event in events if event["event"] == "enrolled"}
+    assert sorted(enrolled) == list(range(CLIENTS))
+    assert enrolled[1]["name"] == "client-1"
+    assert enrolled[1]["key"] == hashlib.sha256(b"a public key").hexdigest()[:32]
+    assert [event["reason"] for event in events if event["event"] == "turned away"] == [
+        "client 2 is connected already"
+    ]
+    rounds = [event for event in events if event["event"] == "round"]
+    for event, record in zip(rounds, store.records(), strict=True):
+        assert event["shares"] == {str(k): v for k, v in record.attention.items()}
+        assert event["refused"] == {"2": "it refused: no power"}
+    file = store.path / "audit.jsonl"
+    file.write_bytes(file.read_bytes() + b'{"torn')
+    AuditLog(store.path).write("began")
+    assert len(read_audit(store.path)) == len(events) + 1
+    file.write_text(file.read_text().replace("no power", "no hurry", 1))
+    with pytest.raises(StoreError, match=r"audit\.jsonl line \d+ is damaged"):
+        read_audit(store.path)

@@ -73,7 +73,10 @@ print(moments)
 
 def records(path: Path) -> list[dict]:
     lines = (path / "rounds.jsonl").read_text().splitlines()
-    return [{k: v for k, v in json.loads(line).items() if k != "seconds"} for line in lines]
+    return [
+        {k: v for k, v in json.loads(line).items() if k not in ("seconds", "hash")}
+        for line in lines
+    ]
 
 
 def kept_by_clients(path: Path) -> dict[str, bytes]:

@@ -11,9 +11,11 @@ those of another recipe.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import re
 import tomllib
+import unicodedata
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,9 @@ from typing import Any
 from fedproto.config import RunConfig, flatten, read_config
 from fedproto.errors import ConfigError, unknown_name
 from fedproto.sources import bundled_recipes
+
+_LONGEST_NAME = 150
+"""Bytes of a folder's name; file systems allow 255, and files in it have names too."""
 
 
 def read_recipe(source: str, overrides: Iterable[str] = ()) -> dict[str, RunConfig]:
@@ -51,7 +56,7 @@ def _load(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
         raise ConfigError(f"recipe {path.name} extends itself: {chain}")
     try:
         recipe = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"recipe {path} cannot be read: {error}") from None
 
     def other(key: str) -> dict[str, Any]:
@@ -103,11 +108,22 @@ def expand(recipe: Mapping[str, Any]) -> dict[str, RunConfig]:
             _set(tables, key, value)
         config = read_config(tables)
         parts = [config.title, *(_axis_name(*axis) for axis in zip(axes, values, strict=True))]
-        name = re.sub(r"[^a-z0-9.+-]+", "-", "-".join(parts).lower()).strip("-")
+        name = _directory_name("-".join(parts))
         if name in runs:
             raise ConfigError(f"two runs would be called '{name}'; give the variants labels")
         runs[name] = config
     return runs
+
+
+def _directory_name(title: str) -> str:
+    """A title as the name of a folder: letters and digits of any script, dots, plus and minus."""
+    name = re.sub(r"(?:[^\w.+-]|_)+", "-", unicodedata.normalize("NFC", title).lower()).strip("-")
+    if not any(letter.isalnum() for letter in name):
+        return "run" if not title.strip() else "run-" + title.encode().hex()[:_LONGEST_NAME]
+    if len(name.encode()) <= _LONGEST_NAME:
+        return name
+    mark = hashlib.sha256(name.encode()).hexdigest()[:8]
+    return name.encode()[: _LONGEST_NAME - 9].decode(errors="ignore") + f"-{mark}"
 
 
 def _find(source: str) -> Path:
@@ -169,7 +185,7 @@ def _set(tables: dict[str, Any], key: str, value: Any) -> None:
 def _parse_value(text: str) -> Any:
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return text
 
 

@@ -24,13 +24,15 @@ from fedproto.data.base import DataSource, data_root
 from fedproto.data.federation import Federation
 from fedproto.engines.base import ENGINES, Demand, Engine, Notify, Workload, ignore
 from fedproto.engines.reference import load_state, read_state
-from fedproto.errors import ConfigError, StoreError
+from fedproto.errors import ConfigError, DataError, StoreError
 from fedproto.measures.options import MeasureOptions
 from fedproto.measures.reference import check_reference
 from fedproto.models.base import build_model, features_of
 from fedproto.options import read_options
+from fedproto.planning import check_fits
 from fedproto.rng import Purpose, torch_seed
-from fedproto.rounds import Run, Watcher, check_fits, run_rounds
+from fedproto.rounds import Watcher, run_rounds
+from fedproto.runs import Run, reason_to_end
 from fedproto.server import ServerOptions
 from fedproto.store import RunStore, is_run
 from fedproto.strategies.base import Strategy
@@ -148,7 +150,10 @@ def load_federations(configs: Iterable[RunConfig]) -> dict[DataSource, Federatio
                 " or an own module, continue it there: fedproto.run(..., out=...)"
             )
         if config.data not in federations:
-            federations[config.data] = config.data.load(data_root())
+            try:
+                federations[config.data] = config.data.load(data_root())
+            except MemoryError as error:
+                raise DataError(f"the data does not fit into memory: {error}") from None
         federation = federations[config.data]
         check_fits(config, federation)
         check_reference(config)
@@ -209,7 +214,11 @@ def open_or_create(path: Path, config: RunConfig) -> RunStore:
         StoreError: If the directory holds a run of another configuration.
     """
     if not is_run(path):
-        return RunStore.create(path, config)
+        try:
+            return RunStore.create(path, config)
+        except StoreError:
+            if not is_run(path):  # otherwise another process made it this moment
+                raise
     store = RunStore.open(path)
     if store.config.digest() != config.digest():
         raise StoreError(
@@ -222,8 +231,7 @@ def open_or_create(path: Path, config: RunConfig) -> RunStore:
 def is_finished(store: RunStore) -> bool:
     """Whether nothing is left to do in a run directory."""
     records = store.records()
-    state = ServerState(len(records), {}, {})
-    if Run(store.config, state, records).stop_reason is None:
+    if reason_to_end(store.config, records) is None:
         return False
     # A kill between the last record and its checkpoint leaves that round to be done again.
     return store.config.store.checkpoint_every == 0 or store.newest_round() == len(records)

@@ -1,4 +1,4 @@
-"""Commands that look: list, info."""
+"""Commands that look: list, info, check."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import importlib
 import inspect
 import json
 import platform
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -33,6 +34,27 @@ def add_to(app: typer.Typer) -> None:
     """Adds the commands of this module."""
     app.command("list")(list_known)
     app.command()(info)
+    app.command()(check)
+
+
+def check(
+    paths: Annotated[list[Path], typer.Argument(help="Runs, sweeps or folders of them.")],
+) -> None:
+    """Look for damage in run directories and say what can be saved."""
+    from fedproto.checking import check_run
+    from fedproto.report.results import found_in
+
+    broken = 0
+    for directory in found_in(paths):
+        verdict = check_run(directory)
+        typer.echo(f"{directory}: {'damaged' if verdict.faults else 'whole'}; {verdict.found}")
+        for fault in verdict.faults:
+            typer.echo(f"  {fault}")
+        if verdict.faults:
+            typer.echo(f"  what can be saved: {verdict.remedy}")
+            broken += 1
+    if broken:
+        raise typer.Exit(1)
 
 
 def list_known(

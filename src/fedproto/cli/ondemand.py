@@ -28,6 +28,7 @@ COMMANDS = {
     "reproduce": ("reproducing", "reproduce"),
     "list": ("inspecting", "list_known"),
     "info": ("inspecting", "info"),
+    "check": ("inspecting", "check"),
     "data": ("data", ""),
     "flower": ("flower", ""),
 }

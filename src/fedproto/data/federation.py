@@ -11,6 +11,7 @@ import torch
 from fedproto.data.clients import Client, Clients
 from fedproto.data.samples import ClientData, Samples, TensorSamples, join_clients
 from fedproto.errors import DataError
+from fedproto.limits import check_limit
 from fedproto.rng import Indices, Purpose, stream
 from fedproto.seeding import shuffled_rows
 from fedproto.types import POOLED, VOID
@@ -190,4 +191,5 @@ def _checked_num_classes(labels: torch.Tensor, num_classes: int | None) -> int:
         raise DataError(
             f"label {wrong} is outside the classes 0 to {(num_classes or highest + 1) - 1}"
         )
+    check_limit("classes", highest + 1, f"label {highest}")
     return highest + 1 if num_classes is None else num_classes

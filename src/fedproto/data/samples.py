@@ -220,6 +220,7 @@ def join_clients(clients: Sequence[ClientData]) -> tuple[Samples, list[Indices]]
             _joined([inputs for inputs, _ in arrays]), _joined([one for _, one in arrays]).long()
         )
         sizes = [len(inputs) for inputs, _ in arrays]
+        _check_finite(samples.inputs, sizes)
     for place, size in enumerate(sizes):
         if size == 0:
             raise DataError(f"client {place} has no samples; leave it out")
@@ -248,6 +249,17 @@ def _as_arrays(client: Any, place: int) -> tuple[Any, Any]:
     if not whole:
         raise DataError(f"client {place}: labels must be whole numbers, not {labels.dtype}")
     return inputs, labels
+
+
+def _check_finite(inputs: Tensor, sizes: Sequence[int]) -> None:
+    """Checks all clients' inputs at once."""
+    if not inputs.is_floating_point():
+        return
+    wrong = ~torch.isfinite(inputs).reshape(len(inputs), -1).all(dim=1)
+    if bool(wrong.any()):
+        first = int(wrong.to(torch.uint8).argmax())
+        place = int(np.searchsorted(np.cumsum(sizes), first, side="right"))
+        raise DataError(f"client {place}: its inputs hold NaN or infinite numbers; mend them first")
 
 
 def _joined(parts: list[Any]) -> Tensor:
