@@ -8,7 +8,7 @@ from torch import nn
 
 from fedproto import FedAvg, Federation, FedProto
 from fedproto.batch_norm import BatchNorm2d, estimate, statistics_names
-from fedproto.data.federation import Client
+from fedproto.data.clients import Client
 from fedproto.data.samples import TensorSamples
 from fedproto.engines.reference import read_state
 from fedproto.models.base import build_model
