@@ -6,7 +6,7 @@ import json
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -70,8 +70,9 @@ def write_run(
 
 
 def append_records(path: Path, records: Sequence[RoundRecord]) -> None:
-    with (path / "rounds.jsonl").open("a") as file:
-        file.writelines(json.dumps(asdict(record)) + "\n" for record in records)
+    store = RunStore.open(path)
+    for record in records:
+        store.append(record)
 
 
 def write_analysis(path: Path, *, clients: int = 12, level: float = 0.8) -> None:

@@ -414,3 +414,19 @@ def test_ctrl_c_ends_the_server(tmp_path):
             time.sleep(0.05)
         assert process.returncode == 0
         assert process.stderr.read() == "stopped; the runs are not affected\n"
+
+
+def test_idle_connections_are_closed_and_do_not_keep_others_out(tmp_path, monkeypatch):
+    from fedproto.report import live
+
+    monkeypatch.setattr(live._Handler, "timeout", 0.3)
+    monkeypatch.setattr(live, "MOST_CONNECTIONS", 4)
+    write_run(tmp_path / "run", rounds=2)
+    with served(tmp_path) as address:
+        port = int(address.rstrip("/").rpartition(":")[2])
+        idle = [socket.create_connection((live.ADDRESS, port), timeout=5) for _ in range(8)]
+        for each in idle:
+            assert each.recv(1) == b""  # closed by the server, at once or when its time is over
+            each.close()
+        with urllib.request.urlopen(address + "data.json", timeout=5) as answer:
+            assert answer.status == 200

@@ -201,7 +201,7 @@ def test_logging_leaves_the_run_as_it_is(tmp_path, fake_wandb):
         assert main(["run", "quickstart", "--out", str(path), *QUICK, *more]) == 0
         rounds = [json.loads(line) for line in (path / "rounds.jsonl").read_text().splitlines()]
         return json.loads((path / "run.json").read_text())["digest"], [
-            record | {"seconds": 0} for record in rounds
+            record | {"seconds": 0, "hash": ""} for record in rounds
         ]
 
     assert trained("logged", "--log-to", "wandb") == trained("plain")

@@ -3,8 +3,8 @@
     python docs/tools/screenshots.py docs/images             # those of the docs
     python docs/tools/screenshots.py --all build/screenshots # whole pages, for looking at
 
-The archives of results/runs are unpacked, and six small runs on handwritten digits are trained once.
-Whole pages are taken at 1440 and 390 pixels, light, dark and printed.
+The archives of results/runs are unpacked, and six small runs on handwritten digits are trained
+once. Whole pages are taken at 1440 and 390 pixels, light, dark and printed.
 """
 
 from __future__ import annotations

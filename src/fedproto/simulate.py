@@ -24,7 +24,7 @@ from fedproto.data.base import DataSource, data_root
 from fedproto.data.federation import Federation
 from fedproto.engines.base import ENGINES, Demand, Engine, Notify, Workload, ignore
 from fedproto.engines.reference import load_state, read_state
-from fedproto.errors import ConfigError, StoreError
+from fedproto.errors import ConfigError, DataError, StoreError
 from fedproto.measures.options import MeasureOptions
 from fedproto.measures.reference import check_reference
 from fedproto.models.base import build_model, features_of
@@ -148,7 +148,10 @@ def load_federations(configs: Iterable[RunConfig]) -> dict[DataSource, Federatio
                 " or an own module, continue it there: fedproto.run(..., out=...)"
             )
         if config.data not in federations:
-            federations[config.data] = config.data.load(data_root())
+            try:
+                federations[config.data] = config.data.load(data_root())
+            except MemoryError as error:
+                raise DataError(f"the data does not fit into memory: {error}") from None
         federation = federations[config.data]
         check_fits(config, federation)
         check_reference(config)
@@ -209,7 +212,11 @@ def open_or_create(path: Path, config: RunConfig) -> RunStore:
         StoreError: If the directory holds a run of another configuration.
     """
     if not is_run(path):
-        return RunStore.create(path, config)
+        try:
+            return RunStore.create(path, config)
+        except StoreError:
+            if not is_run(path):  # otherwise another process made it this moment
+                raise
     store = RunStore.open(path)
     if store.config.digest() != config.digest():
         raise StoreError(

@@ -1,4 +1,4 @@
-"""Commands that look: list, info."""
+"""Commands that look: list, info, check."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import enum
 import inspect
 import json
 import platform
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from fedproto.checking import check_run
 from fedproto.data import DATASETS, data_root
 from fedproto.engines import ENGINES
 from fedproto.environment import devices, package_versions
@@ -20,6 +22,7 @@ from fedproto.models import MODELS
 from fedproto.options import Options, describe
 from fedproto.recipe import bundled_recipes, recipe_summary
 from fedproto.registry import Registry
+from fedproto.report.results import found_in
 from fedproto.sinks import SINKS
 from fedproto.strategies import STRATEGIES
 
@@ -38,6 +41,24 @@ def add_to(app: typer.Typer) -> None:
     """Adds the commands of this module."""
     app.command("list")(list_known)
     app.command()(info)
+    app.command()(check)
+
+
+def check(
+    paths: Annotated[list[Path], typer.Argument(help="Runs, sweeps or folders of them.")],
+) -> None:
+    """Look for damage in run directories and say what can be saved."""
+    broken = 0
+    for directory in found_in(paths):
+        verdict = check_run(directory)
+        typer.echo(f"{directory}: {'damaged' if verdict.faults else 'whole'}; {verdict.found}")
+        for fault in verdict.faults:
+            typer.echo(f"  {fault}")
+        if verdict.faults:
+            typer.echo(f"  what can be saved: {verdict.remedy}")
+            broken += 1
+    if broken:
+        raise typer.Exit(1)
 
 
 def list_known(

@@ -12,11 +12,12 @@ from pathlib import Path
 
 from fedproto.errors import StoreError
 from fedproto.measures.clients import PER_CLASS, PER_CLIENT
+from fedproto.records import RecordReader
 from fedproto.report.analysed import Scores
 from fedproto.report.grids import AttentionMap
 from fedproto.report.results import StoredRun, run_directories
 from fedproto.rounds import Run
-from fedproto.store import RunStore, parse_records
+from fedproto.store import RunStore
 from fedproto.types import RoundRecord, ServerState
 
 _CHUNK = 1 << 20
@@ -71,7 +72,7 @@ class RunFollower:
             with file.open("rb") as lines:
                 lines.seek(self._read)
                 while chunk := lines.read(_CHUNK) + lines.readline():
-                    self._take(chunk, file)
+                    self._take(chunk)
         except FileNotFoundError:
             return
         except OSError as error:
@@ -86,11 +87,12 @@ class RunFollower:
         self._described = _identity(self.path / "run.json")
         self._identity = _identity(self.path / "rounds.jsonl")
         self._read = 0
+        self._reader = RecordReader(self.path / "rounds.jsonl")
 
-    def _take(self, chunk: bytes, file: Path) -> None:
+    def _take(self, chunk: bytes) -> None:
         # A last line without its end is still being written: it is read again the next time.
         self._read += chunk.rfind(b"\n") + 1
-        for record in parse_records(chunk, file, len(self.records)):
+        for record in self._reader.read(chunk):
             self.attention.add(record)
             self.failures += len(record.failures)
             if PER_CLIENT in record.tables:

@@ -23,6 +23,10 @@ from fedproto.report.html import render
 from fedproto.report.spread import DataPanels
 
 ADDRESS = "127.0.0.1"
+IDLE_FOR = 20.0
+"""Seconds until a connection on which nothing comes, or nobody reads, is closed."""
+
+MOST_CONNECTIONS = 64
 _WATCHED = ("run.json", "rounds.jsonl", "analysis/*.json", "analysis/maps")
 
 
@@ -118,9 +122,11 @@ class LiveServer(ThreadingHTTPServer):
     """
 
     daemon_threads = True
+    block_on_close = False
 
     def __init__(self, report: LiveReport, port: int) -> None:
         self.report = report
+        self._open = threading.Semaphore(MOST_CONNECTIONS)
         try:
             super().__init__((ADDRESS, port), _Handler)
         except (OSError, OverflowError) as error:
@@ -135,14 +141,29 @@ class LiveServer(ThreadingHTTPServer):
         """Where a browser finds the page."""
         return f"http://{ADDRESS}:{self.server_address[1]}/"
 
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answers in a thread of its own; of too many connections at once the newest is closed."""
+        if self._open.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Counts the connection as closed when it is."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._open.release()
+
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Leaves out what a browser that went away in the middle of an answer would print."""
-        if not isinstance(sys.exception(), ConnectionError):
+        if not isinstance(sys.exception(), (ConnectionError, TimeoutError)):
             super().handle_error(request, client_address)
 
 
 class _Handler(BaseHTTPRequestHandler):
     server: LiveServer
+    timeout = IDLE_FOR
 
     def do_GET(self) -> None:
         """Answers with the page or with news."""

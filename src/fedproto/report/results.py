@@ -6,7 +6,7 @@ Curves are smoothed by a moving average over a tenth of the rounds, as in the pa
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,16 +72,25 @@ def find_runs(paths: Iterable[Path]) -> list[StoredRun]:
         StoreError: If a path does not exist or holds no run.
     """
     found = []
+    for directory in found_in(paths):
+        store = RunStore.open(directory)
+        found.append(StoredRun(directory, store.config, store.records()))
+    return found
+
+
+def found_in(paths: Iterable[Path]) -> Iterator[Path]:
+    """The run directories in and below some paths.
+
+    Raises:
+        StoreError: If a path does not exist or holds no run.
+    """
     for path in paths:
         if not path.exists():
             raise StoreError(f"{path} does not exist")
         inside = run_directories(path)
         if not inside:
             raise StoreError(f"{path} holds no run: no run.json in it or below")
-        for directory in inside:
-            store = RunStore.open(directory)
-            found.append(StoredRun(directory, store.config, store.records()))
-    return found
+        yield from inside
 
 
 def run_directories(path: Path) -> list[Path]:
