@@ -16,8 +16,8 @@ from engine_cases import (
 )
 from fedproto.cli.progress import Notices
 from fedproto.engines import auto, processes
-from fedproto.engines.base import Demand, EngineOptions, Workload
-from fedproto.engines.reference import ReferenceEngine
+from fedproto.engines.auto import Demand
+from fedproto.engines.base import EngineOptions
 from fedproto.engines.workers.shared import SharedSlots
 from fedproto.errors import ConfigError, TrainingError
 from fedproto.models.base import build_model
@@ -154,31 +154,10 @@ def test_shared_slots_keep_tensors_apart():
         (4, Demand(), "reference"),
     ],
 )
-def test_auto_chooses_by_cores_and_work(monkeypatch, case, cores, demand, choice):
-    federation, model = case
+def test_auto_chooses_by_cores_and_work(monkeypatch, cores, demand, choice):
     monkeypatch.setattr(auto, "available_cores", lambda: cores)
-    said: list[str] = []
-    workload = Workload(
-        federation,
-        model,
-        task_named("classification"),
-        EngineOptions(device="cpu", dtype="float64"),
-        said.append,
-        demand,
-    )
-    engine = auto.AutoEngine(workload)
-    engine.close()
-    assert engine.name == choice
-    assert len(said) == 1
-    assert said[0].startswith(f"engine: {choice} (")
-
-
-def test_auto_passes_on_what_went_wrong(monkeypatch, case):
-    federation, model = case
-    monkeypatch.setattr(ReferenceEngine, "take_incidents", lambda _: ["a client hung up"])
-    options = EngineOptions(device="cpu", dtype="float64")
-    engine = auto.AutoEngine(Workload(federation, model, task_named("classification"), options))
-    assert engine.take_incidents() == ["a client hung up"]
+    chosen = auto.choose(EngineOptions(device="cpu"), task_named("classification"), demand)
+    assert chosen.name == choice
 
 
 def test_a_notice_is_shown_once(capsys):

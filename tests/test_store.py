@@ -270,7 +270,7 @@ def test_a_folder_with_other_things_is_not_used(tmp_path):
 
 def test_a_full_disk_keeps_the_last_good_state(tmp_path, finished, monkeypatch):
     store = RunStore.create(tmp_path / "full", tiny())
-    calls = {"left": 5}
+    calls = {"left": 7}
     fsync = os.fsync
 
     def full(descriptor):

@@ -2,9 +2,10 @@
 
 from importlib.metadata import PackageNotFoundError, version
 
+from fedproto.api import load, load_all, run, sweep
 from fedproto.data import DATASETS, DataSource, Federation
 from fedproto.models import MODELS, FeatureModel, ModelOptions, with_features
-from fedproto.simulate import Result, run
+from fedproto.result import Result, Results
 from fedproto.strategies import STRATEGIES, Centralized, FedAtt, FedAvg, FedProto, FedProx, Strategy
 from fedproto.types import Prototypes, RoundRecord
 
@@ -28,8 +29,12 @@ __all__ = [
     "ModelOptions",
     "Prototypes",
     "Result",
+    "Results",
     "RoundRecord",
     "Strategy",
+    "load",
+    "load_all",
     "run",
+    "sweep",
     "with_features",
 ]

@@ -89,11 +89,16 @@ def expand(recipe: Mapping[str, Any]) -> dict[str, RunConfig]:
             _set(tables, key, value)
         config = read_config(tables)
         parts = [config.title, *(_axis_name(*axis) for axis in zip(axes, values, strict=True))]
-        name = re.sub(r"[^a-z0-9.+-]+", "-", "-".join(parts).lower()).strip("-")
+        name = directory_name(*parts)
         if name in runs:
             raise ConfigError(f"two runs would be called '{name}'; give the variants labels")
         runs[name] = config
     return runs
+
+
+def directory_name(*parts: str) -> str:
+    """What a run's directory is called."""
+    return re.sub(r"[^a-z0-9.+-]+", "-", "-".join(parts).lower()).strip("-")
 
 
 def _find(source: str) -> Path:

@@ -60,10 +60,10 @@ class RunStore:
         if is_run(path):
             raise StoreError(
                 f"{path} holds a run already; continue it with 'fedproto resume {path}' or choose"
-                " another --out"
+                " another directory"
             )
         if path.is_dir() and any(item.suffix != ".partial" for item in path.iterdir()):
-            raise StoreError(f"{path} is not empty and holds no run; choose another --out")
+            raise StoreError(f"{path} is not empty and holds no run; choose another directory")
         description = {
             "format": FORMAT,
             "config": config.to_dict(),
@@ -72,7 +72,7 @@ class RunStore:
         }
         with _explained(path):
             path.mkdir(parents=True, exist_ok=True)
-            write_atomically(path / "run.json", json.dumps(description, indent=2).encode() + b"\n")
+            write_atomically(path / "run.json", _as_text(description))
         return RunStore(path, config, config.digest())
 
     @staticmethod
@@ -95,6 +95,29 @@ class RunStore:
                 " start a new run with the new configuration"
             )
         return RunStore(path, config, digest)
+
+    def description(self) -> dict[str, Any]:
+        """What ``run.json`` says.
+
+        Raises:
+            StoreError: If it is missing or damaged.
+        """
+        return read_description(self.path)
+
+    def describe(self, **facts: Any) -> None:
+        """Adds to ``run.json`` what is known only when a run begins.
+
+        Raises:
+            StoreError: If it cannot be written.
+        """
+        path = self.path / "run.json"
+        with _explained(path):
+            write_atomically(path, _as_text(self.description() | facts))
+
+    def identity(self) -> dict[str, str]:
+        """Fingerprints of what the run was trained on; none before it began, or of old runs."""
+        found = self.description().get("identity", {})
+        return dict(found) if isinstance(found, dict) else {}
 
     def records(self) -> list[RoundRecord]:
         """The rounds on record, oldest first; a last line cut short by a kill is left out.
@@ -216,7 +239,9 @@ class RunStore:
         except ImportError:  # not a POSIX system: no such locks
             yield
             return
-        with (self.path / "run.json").open("rb") as file:
+        # The directory itself: run.json is replaced while a run begins.
+        file = os.open(self.path, os.O_RDONLY)
+        try:
             until = time.monotonic() + patience
             while True:
                 try:
@@ -229,6 +254,8 @@ class RunStore:
                         ) from None
                 time.sleep(_LOOK_AGAIN)
             yield
+        finally:
+            os.close(file)
 
     def newest_round(self) -> int | None:
         """The round of the newest checkpoint; None when there is none."""
@@ -237,6 +264,10 @@ class RunStore:
 
     def _checkpoints(self) -> list[Path]:
         return sorted((self.path / "checkpoints").glob("round-*.safetensors"))
+
+
+def _as_text(description: dict[str, Any]) -> bytes:
+    return json.dumps(description, indent=2).encode() + b"\n"
 
 
 def is_run(path: Path) -> bool:

@@ -38,14 +38,16 @@ def create_sweep(
         if not reuse:
             raise StoreError(
                 f"{path} holds a sweep already; continue it with 'fedproto resume {path}', or"
-                " choose another --out"
+                " choose another directory"
             )
         if {name: config.digest() for name, config in known.items()} != {
             name: config.digest() for name, config in configs.items()
         }:
-            raise StoreError(f"{path} holds a sweep of other configurations; choose another --out")
+            raise StoreError(
+                f"{path} holds a sweep of other configurations; choose another directory"
+            )
     elif is_run(path) or (path.is_dir() and any(path.iterdir())):
-        raise StoreError(f"{path} is not empty and holds no sweep; choose another --out")
+        raise StoreError(f"{path} is not empty and holds no sweep; choose another directory")
     else:
         tables = {name: config.to_dict() for name, config in configs.items()}
         try:

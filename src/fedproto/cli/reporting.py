@@ -8,13 +8,9 @@ from typing import Annotated
 import typer
 
 from fedproto.cli.options import DataRoot
-from fedproto.errors import StoreError
-from fedproto.report.content import page_content
-from fedproto.report.following import Followers
-from fedproto.report.html import render
 from fedproto.report.live import LiveReport, LiveServer
+from fedproto.report.page_file import write_page
 from fedproto.report.spread import DataPanels
-from fedproto.store import write_atomically
 
 
 def add_to(app: typer.Typer) -> None:
@@ -49,32 +45,22 @@ def report(
     """Write one self-contained HTML page about runs, or serve it while they go on."""
     del data_root
     name = title or ", ".join(path.resolve().name for path in directories)
-    panels = DataPanels() if data else None
     if live:
+        panels = DataPanels() if data else None
         _serve(LiveReport(directories, name, metric=metric, target=target, panels=panels), port)
         return
-    runs, _ = Followers(directories).update()
-    if not runs:
-        folders = ", ".join(str(path) for path in directories)
-        raise StoreError(f"{folders} holds no run: no run.json in it or below")
-    content = page_content(
-        runs,
+    file = out or (directories[0] if len(directories) == 1 else Path()) / "report.html"
+    problems = write_page(
+        directories,
+        file,
+        title=name,
         metric=metric,
         target=target,
-        panels=[] if panels is None else panels.of(run.store.config for run in runs),
+        panels=None if data else (),
     )
-    file = out or (directories[0] if len(directories) == 1 else Path()) / "report.html"
-    page = render(content, name).encode()
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(file, page)
-    except OSError as error:
-        raise StoreError(
-            f"{file} cannot be written: {error.strerror or error}; choose another --out"
-        ) from None
-    for problem in content["problems"]:
+    for problem in problems:
         typer.echo(f"left out: {problem}", err=True)
-    typer.echo(f"wrote {file} ({len(page) / 1e6:.1f} MB)")
+    typer.echo(f"wrote {file} ({file.stat().st_size / 1e6:.1f} MB)")
 
 
 def _serve(live: LiveReport, port: int) -> None:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fedproto.errors import ConfigError
 from fedproto.report.results import StoredRun, titles
 from fedproto.tasks import loss_beside
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # Okabe and Ito's palette: told apart with all common kinds of colour vision.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
@@ -38,8 +42,7 @@ def save_figures(groups: Sequence[Sequence[StoredRun]], metric: str, folder: Pat
     Raises:
         ConfigError: If matplotlib is not installed.
     """
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError("figures need matplotlib: pip install 'fedproto[plots]'")
+    _need_matplotlib()
     folder.mkdir(parents=True, exist_ok=True)
     written = [
         draw_curves(groups, name, folder / f"{name}.png") for name in (metric, loss_beside(metric))
@@ -50,16 +53,27 @@ def save_figures(groups: Sequence[Sequence[StoredRun]], metric: str, folder: Pat
 
 
 def draw_curves(groups: Sequence[Sequence[StoredRun]], metric: str, path: Path) -> Path:
-    """Smoothed curves: the mean over seeds, with one standard deviation around it."""
+    """Writes the curves of a metric."""
+    curves(groups, metric).savefig(path, dpi=150)
+    return path
+
+
+def curves(groups: Sequence[Sequence[StoredRun]], metric: str) -> Figure:
+    """Smoothed curves: the mean over seeds, with one standard deviation around it.
+
+    Raises:
+        ConfigError: If matplotlib is not installed.
+    """
+    _need_matplotlib()
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4.2), layout="constrained")
     axes = figure.subplots()
     most_seeds = max(len(group) for group in groups)
     for place, (title, group) in enumerate(zip(titles(groups), groups, strict=True)):
-        curves = [run.smoothed(metric) for run in group]
-        rounds = sorted(set.intersection(*(set(rounds.tolist()) for rounds, _ in curves)))
-        values = np.array([values[np.isin(at, rounds)] for at, values in curves])
+        points = [run.smoothed(metric) for run in group]
+        rounds = sorted(set.intersection(*(set(rounds.tolist()) for rounds, _ in points)))
+        values = np.array([values[np.isin(at, rounds)] for at, values in points])
         mean, spread = values.mean(axis=0), values.std(axis=0)
         color, style = COLORS[place % len(COLORS)], STYLES[place // len(COLORS) % len(STYLES)]
         axes.plot(rounds, mean, style, color=color, label=title)
@@ -71,8 +85,7 @@ def draw_curves(groups: Sequence[Sequence[StoredRun]], metric: str, path: Path) 
     axes.set_title(f"moving average over 10 % of the rounds{spread_note}", fontsize="medium")
     axes.grid(alpha=0.3)
     axes.legend(frameon=False, fontsize="small")
-    figure.savefig(path, dpi=150)
-    return path
+    return figure
 
 
 def draw_attention(groups: Sequence[Sequence[StoredRun]], path: Path) -> Path:
@@ -100,6 +113,11 @@ def draw_attention(groups: Sequence[Sequence[StoredRun]], path: Path) -> Path:
     figure.supylabel("occurrences", fontsize="medium")
     figure.savefig(path, dpi=150)
     return path
+
+
+def _need_matplotlib() -> None:
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ConfigError("figures need matplotlib: pip install 'fedproto[plots]'")
 
 
 def attention_values(group: Sequence[StoredRun]) -> list[float]:

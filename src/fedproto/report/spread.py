@@ -6,8 +6,12 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from fedproto.config import RunConfig
 from fedproto.data.base import DATASETS, DataSource, data_root
+from fedproto.data.federation import Federation
 from fedproto.data.statistics import class_counts, statistics
 from fedproto.errors import FedprotoError
 from fedproto.options import options_to_dict
@@ -42,6 +46,15 @@ def _panel(source: DataSource) -> dict[str, Any]:
         counts = class_counts(federation)
     except FedprotoError as error:
         return _missing(title, str(error))
+    return _shown(title, federation, counts)
+
+
+def panel_of(federation: Federation) -> dict[str, Any]:
+    """The panel of data that is at hand."""
+    return _shown(federation.name, federation, class_counts(federation))
+
+
+def _shown(title: str, federation: Federation, counts: NDArray[np.int64]) -> dict[str, Any]:
     first = int(federation.task == "segmentation")
     names = [str(name) for name in federation.class_names[first:]]
     return {

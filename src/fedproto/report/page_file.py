@@ -1,0 +1,57 @@
+"""The HTML page about runs, written to a file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedproto.errors import StoreError
+from fedproto.report.content import page_content
+from fedproto.report.following import Followers
+from fedproto.report.html import render
+from fedproto.report.spread import DataPanels
+from fedproto.store import write_atomically
+
+
+def write_page(
+    directories: Sequence[Path],
+    file: Path,
+    *,
+    title: str | None = None,
+    metric: str | None = None,
+    target: float | None = None,
+    panels: Sequence[Mapping[str, Any]] | None = None,
+) -> list[str]:
+    """Writes one self-contained page about runs.
+
+    Args:
+        directories: Runs, sweeps or folders of them.
+        file: Where it goes.
+        title: What to call it; after the directories by default.
+        metric: The score to compare by; the task's main one by default.
+        target: Also show when this score is reached.
+        panels: How the data is spread; loaded as the runs' configurations say when None.
+
+    Returns:
+        What had to be left out, and why.
+
+    Raises:
+        StoreError: If there is no run, or the page cannot be written.
+    """
+    runs, _ = Followers(directories).update()
+    if not runs:
+        folders = ", ".join(str(path) for path in directories)
+        raise StoreError(f"{folders} holds no run: no run.json in it or below")
+    if panels is None:
+        panels = DataPanels().of(run.store.config for run in runs)
+    content = page_content(runs, metric=metric, target=target, panels=panels)
+    page = render(content, title or ", ".join(path.resolve().name for path in directories))
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(file, page.encode())
+    except OSError as error:
+        raise StoreError(
+            f"{file} cannot be written: {error.strerror or error}; choose another file"
+        ) from None
+    return list(content["problems"])
