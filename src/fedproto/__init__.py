@@ -4,6 +4,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from fedproto.api import load, load_all, run, sweep
 from fedproto.data import DATASETS, DataSource, Federation
+from fedproto.insight import analyse, predict
 from fedproto.models import MODELS, FeatureModel, ModelOptions, with_features
 from fedproto.result import Result, Results
 from fedproto.strategies import STRATEGIES, Centralized, FedAtt, FedAvg, FedProto, FedProx, Strategy
@@ -32,8 +33,10 @@ __all__ = [
     "Results",
     "RoundRecord",
     "Strategy",
+    "analyse",
     "load",
     "load_all",
+    "predict",
     "run",
     "sweep",
     "with_features",

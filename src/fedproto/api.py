@@ -23,7 +23,6 @@ from torch import nn
 from fedproto.config import RunConfig, options_of, places_of, read_config
 from fedproto.data.base import data_root
 from fedproto.data.federation import Federation
-from fedproto.data.own import located
 from fedproto.driver import Assignment, carry_out
 from fedproto.errors import ConfigError, StoreError, unknown_name
 from fedproto.options import Options, options_to_dict
@@ -32,7 +31,7 @@ from fedproto.report.results import run_directories
 from fedproto.result import Result, Results
 from fedproto.rng import Purpose, seeded, torch_seed
 from fedproto.rounds import Run, Watcher
-from fedproto.simulate import check_assignment, model_for, open_or_create
+from fedproto.simulate import check_assignment, here, model_for, open_or_create
 from fedproto.store import RunStore
 from fedproto.strategies.base import Strategy
 from fedproto.sweep import create_sweep
@@ -176,8 +175,7 @@ def _config(data: Data, model: Model, keywords: Mapping[str, Any]) -> RunConfig:
         tables["data"] = data
     if not _is_own(model):
         tables["model"] = model
-    config = read_config(tables)
-    return config if config.data is None else replace(config, data=located(config.data))
+    return here(read_config(tables))
 
 
 def _sections(keywords: Mapping[str, Any]) -> dict[str, Any]:

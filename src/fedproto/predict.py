@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedproto.analysis.entropy import feature_entropy, shannon_entropy, softmax_entropy, upsampled
+from fedproto.analysis.scores import class_name
 from fedproto.batch_norm import estimate, statistics_names
-from fedproto.data.base import data_root
 from fedproto.data.federation import Federation
-from fedproto.data.images import open_image, pixels
+from fedproto.data.images import SUFFIXES, open_image, pixels
 from fedproto.data.masks import fitted
+from fedproto.data.own import is_picture
 from fedproto.data.samples import MappedSamples
 from fedproto.engines.base import EngineOptions
-from fedproto.engines.reference import load_state
-from fedproto.errors import ConfigError, DataError, StoreError
-from fedproto.models.base import ModelOptions, build_model, features_of
-from fedproto.store import RunStore
-from fedproto.types import ServerState
+from fedproto.errors import ConfigError, DataError
+from fedproto.models.base import features_of
+from fedproto.result import Result
 
 
 @dataclass(frozen=True)
@@ -56,30 +57,45 @@ class MapPrediction:
 
 
 class Predictor:
-    """A run's newest model and how its pictures are prepared.
+    """A run's newest model and how its inputs are prepared.
 
     Args:
-        run: The run's directory.
+        result: The run.
 
     Raises:
-        StoreError: If there is no run, or it has no checkpoint.
-        ConfigError: If the run's data or model were given in Python, or are no pictures.
+        StoreError: If no weights were kept.
+        ConfigError: If the run's data or model were given in Python, and are not at hand.
         DataError: If the run's data cannot be loaded.
     """
 
-    def __init__(self, run: Path) -> None:
-        store = RunStore.open(run)
-        config = store.config
-        if config.data is None or config.model is None:
-            raise ConfigError(f"{run} was started from Python with own data or an own module")
-        state = store.load_checkpoint()
-        if state is None:
-            raise StoreError(f"{run} has no checkpoint yet; nothing to predict with")
-        self.federation: Federation = config.data.load(data_root())
-        if len(self.federation.input_shape) != 3:
-            raise ConfigError(f"{run} was not trained on pictures but on {self.federation.name}")
+    def __init__(self, result: Result) -> None:
+        self.federation: Federation = result.federation
         self._device = EngineOptions().torch_device()
-        self._model = self._build(config.model.untrained(), state).to(self._device)
+        self._model = copy.deepcopy(result.model).to(self._device)
+        state = result.state
+        assert state is not None  # noqa: S101 - the model has its weights
+        self._estimates = not statistics_names(self._model) <= {*state.params, *state.buffers}
+
+    @property
+    def class_names(self) -> list[str]:
+        """What the classes are called, by label."""
+        return [
+            class_name(self.federation.class_names, place)
+            for place in range(self.federation.num_classes)
+        ]
+
+    def inputs(self, inputs: Tensor) -> list[ClassPrediction]:
+        """Probabilities of the classes of inputs ``[N, ...]``; bytes become numbers up to 1.
+
+        Raises:
+            DataError: If their shape is not that of the training inputs.
+        """
+        if tuple(inputs.shape[1:]) != self.federation.input_shape:
+            raise DataError(
+                f"inputs must have the shape [N, {str(self.federation.input_shape)[1:]}, not"
+                f" {tuple(inputs.shape)}"
+            )
+        return self._classified(self._normalised(inputs))
 
     def classify(self, path: Path) -> ClassPrediction:
         """Probabilities of the classes of a picture.
@@ -87,16 +103,10 @@ class Predictor:
         Raises:
             DataError: If the picture cannot be read.
         """
-        channels, height, width = self.federation.input_shape
+        channels, height, width = self._picture_shape()
         picture = open_image(_content(path), path)
-        x = self._normalised(pixels(picture, channels, (width, height)))
-        scores, _ = self._run(x)
-        probabilities = torch.softmax(scores, dim=1)
-        names = [self._name(place) for place in range(self.federation.num_classes)]
-        return ClassPrediction(
-            dict(zip(names, probabilities[0].tolist(), strict=True)),
-            float(shannon_entropy(probabilities)),
-        )
+        (found,) = self._classified(self._bytes(pixels(picture, channels, (width, height))))
+        return found
 
     def segment(self, path: Path) -> MapPrediction:
         """Classes and entropies of the pixels of a picture.
@@ -107,10 +117,10 @@ class Predictor:
         Raises:
             DataError: If the picture cannot be read.
         """
-        channels, height, width = self.federation.input_shape
+        channels, height, width = self._picture_shape()
         picture = open_image(_content(path), path)
         fit_width, fit_height = fitted(picture.size, min(height, width))
-        small = self._normalised(pixels(picture, channels, (fit_width, fit_height)))
+        small = self._bytes(pixels(picture, channels, (fit_width, fit_height)))
         x = small.new_zeros((1, channels, height, width))
         x[..., :fit_height, :fit_width] = small
         scores, features = self._run(x)
@@ -125,19 +135,28 @@ class Predictor:
         return MapPrediction(
             labels=labels,
             shares={
-                self._name(int(place)): float(count / labels.size)
+                self.class_names[int(place)]: float(count / labels.size)
                 for place, count in zip(found, counts, strict=True)
             },
             softmax_entropy=_relative(softmax_entropy(scores), scores.shape[1]),
             feature_entropy=_relative(at_own_size(feature_entropy(features)), features.shape[1]),
         )
 
-    def _build(self, options: ModelOptions, state: ServerState) -> nn.Module:
-        federation = self.federation
-        model = build_model(options, federation.input_shape, federation.num_classes, seed=0)
-        load_state(model, state)
-        self._estimates = not statistics_names(model) <= {*state.params, *state.buffers}
-        return model.eval()
+    def _picture_shape(self) -> tuple[int, int, int]:
+        shape = self.federation.input_shape
+        if len(shape) != 3:
+            raise ConfigError(f"the run was not trained on pictures but on {self.federation.name}")
+        return shape[0], shape[1], shape[2]
+
+    def _classified(self, x: Tensor) -> list[ClassPrediction]:
+        probabilities = torch.softmax(self._run(x)[0], dim=1)
+        return [
+            ClassPrediction(
+                dict(zip(self.class_names, each.tolist(), strict=True)),
+                float(shannon_entropy(each.unsqueeze(0))),
+            )
+            for each in probabilities
+        ]
 
     @torch.no_grad()
     def _run(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -145,22 +164,38 @@ class Predictor:
             estimate(self._model, [x])
         return self._model(x), features_of(self._model)(x)
 
-    def _normalised(self, picture: NDArray[np.uint8]) -> Tensor:
+    def _bytes(self, picture: NDArray[np.uint8]) -> Tensor:
         """Bytes ``[channels, H, W]`` as an input ``[1, channels, H, W]``."""
-        stored = torch.from_numpy(np.array(picture)).unsqueeze(0)
+        return self._normalised(torch.from_numpy(np.array(picture)).unsqueeze(0))
+
+    def _normalised(self, inputs: Tensor) -> Tensor:
         like = self.federation.samples
         mean, std = (like.mean, like.std) if isinstance(like, MappedSamples) else ((), ())
-        one = MappedSamples(stored, torch.zeros(1), mean, std, device=self._device)
-        return one.batch(np.zeros(1, dtype=np.int64))[0]
-
-    def _name(self, place: int) -> str:
-        names = self.federation.class_names
-        return names[place] if place < len(names) else str(place)
+        same = MappedSamples(inputs, torch.zeros(len(inputs)), mean, std, device=self._device)
+        return same.batch(np.arange(len(inputs)))[0]
 
 
 def _relative(entropy: Tensor, channels: int) -> NDArray[np.float64]:
     """Entropies ``[1, H, W]`` as shares of the largest possible one."""
     return np.asarray(entropy[0].double().cpu().numpy() / np.log(max(channels, 2)))
+
+
+def pictures_in(paths: Iterable[Path]) -> list[Path]:
+    """Files as they are; of folders the pictures in and below them, in alphabetical order.
+
+    Raises:
+        DataError: If a folder holds no picture.
+    """
+    found: list[Path] = []
+    for path in paths:
+        if not path.is_dir():
+            found.append(path)
+            continue
+        inside = sorted(each for each in path.rglob("*") if is_picture(each.name))
+        if not inside:
+            raise DataError(f"folder {path} holds no picture ({', '.join(SUFFIXES)})")
+        found += inside
+    return found
 
 
 def _content(path: Path) -> bytes:

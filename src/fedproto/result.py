@@ -71,7 +71,10 @@ class Result:
                     " fedproto.load(run, model=...)"
                 )
             if self.state is None:
-                raise StoreError("no weights were kept; train with store.checkpoint_every above 0")
+                raise StoreError(
+                    f"{self.path or 'the run'} has no checkpoint yet, and so no weights; train it"
+                    " with store.checkpoint_every above 0"
+                )
             model = self.build()
             load_state(model, self.state)
             self._cache["model"] = model.eval()

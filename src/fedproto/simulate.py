@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from torch import nn
@@ -10,6 +11,7 @@ from torch import nn
 from fedproto.config import RunConfig, differences
 from fedproto.data.base import DataSource, data_root
 from fedproto.data.federation import Federation
+from fedproto.data.own import located
 from fedproto.driver import Assignment, EngineFor, carry_out, is_finished
 from fedproto.errors import ConfigError, StoreError
 from fedproto.measures.reference import check_reference
@@ -105,12 +107,17 @@ def open_or_create(path: Path, config: RunConfig) -> RunStore:
     if not is_run(path):
         return RunStore.create(path, config)
     store = RunStore.open(path)
-    if store.config.digest() != config.digest():
+    if config.digest() not in (store.config.digest(), here(store.config).digest()):
         raise StoreError(
             f"{path} holds a run of another configuration (it differs in"
             f" {', '.join(differences(store.config, config))}); choose another directory"
         )
     return store
+
+
+def here(config: RunConfig) -> RunConfig:
+    """The same configuration, with a path of own data that no longer depends on where one is."""
+    return config if config.data is None else replace(config, data=located(config.data))
 
 
 def model_for(config: RunConfig, federation: Federation) -> nn.Module:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fedproto.config import RunConfig, read_config
 from fedproto.errors import ConfigError, StoreError
-from fedproto.simulate import open_or_create
+from fedproto.simulate import here, open_or_create
 from fedproto.store import RunStore, is_run, write_atomically
 
 
@@ -40,8 +40,8 @@ def create_sweep(
                 f"{path} holds a sweep already; continue it with 'fedproto resume {path}', or"
                 " choose another directory"
             )
-        if {name: config.digest() for name, config in known.items()} != {
-            name: config.digest() for name, config in configs.items()
+        if {name: here(config).digest() for name, config in known.items()} != {
+            name: here(config).digest() for name, config in configs.items()
         }:
             raise StoreError(
                 f"{path} holds a sweep of other configurations; choose another directory"

@@ -13,8 +13,15 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from fedproto.analysis.embedding import can_embed
-from fedproto.analysis.folder import MEASURED, PARTS, OnStep, Wishes, analyse, open_subject
+from fedproto.analysis.folder import (
+    MEASURED,
+    PARTS,
+    OnStep,
+    Wishes,
+    analyse,
+    open_subject,
+    possible_parts,
+)
 from fedproto.analysis.runs import attention_spread, pearson
 from fedproto.cli.options import DataRoot
 from fedproto.data import DataSource, Federation, data_root
@@ -71,7 +78,7 @@ def analyse_runs(
         if name not in MEASURED:
             raise ConfigError(f"--measure: {unknown_name('measure', name, MEASURED)}")
     wishes = Wishes(
-        what=tuple(what or _possible_parts()),
+        what=tuple(what or possible_parts(_say)),
         reference=None if reference is None else str(reference),
         samples=samples,
         pictures=pictures,
@@ -94,18 +101,17 @@ def analyse_runs(
     _say_correlation(found, as_json)
 
 
-def _possible_parts() -> list[str]:
-    """All parts but those whose library is missing, with a word about them."""
-    if can_embed():
-        return list(PARTS)
-    typer.echo("no t-SNE: it needs scikit-learn, pip install 'fedproto[analysis]'", err=True)
-    return [name for name in PARTS if name != "embedding"]
+def _say(text: str) -> None:
+    typer.echo(text, err=True)
 
 
 def _federation(run: StoredRun, known: dict[DataSource, Federation]) -> Federation:
     source = run.config.data
     if source is None:
-        raise ConfigError(f"{run.path} was started from Python with own data")
+        raise ConfigError(
+            f"{run.path} was started from Python with own data; look into it from there:"
+            " fedproto.analyse(fedproto.load(run, model=..., data=...))"
+        )
     if source not in known:
         known[source] = source.load(data_root())
     return known[source]

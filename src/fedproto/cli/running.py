@@ -18,7 +18,7 @@ from fedproto.config import RunConfig
 from fedproto.data import DataSource, Federation
 from fedproto.errors import ConfigError, StoreError, unknown_name
 from fedproto.recipe import read_recipe
-from fedproto.simulate import is_finished, load_federations, open_or_create, simulate
+from fedproto.simulate import here, is_finished, load_federations, open_or_create, simulate
 from fedproto.sinks import check_sinks, logging_to
 from fedproto.store import RunStore, is_run
 from fedproto.sweep import create_sweep, is_sweep, open_sweep
@@ -81,7 +81,7 @@ def run(
             f"recipe {recipe} describes {len(configs)} runs; start them with 'fedproto sweep'"
         )
     path = out or fresh_directory(recipe)
-    (config,) = configs.values()
+    config = here(next(iter(configs.values())))
     federations = _load([config])
     store = open_or_create(path, config) if reuse else RunStore.create(path, config)
     _carry_out([store], path, federations, log_to or [], as_json=as_json, quiet=quiet)
@@ -101,7 +101,8 @@ def sweep(
     """Train all runs of a recipe together."""
     del data_root
     check_sinks(log_to or [])
-    configs = _labelled(read_recipe(recipe, overrides or []), only or [])
+    read = _labelled(read_recipe(recipe, overrides or []), only or [])
+    configs = {name: here(config) for name, config in read.items()}
     path = out or fresh_directory(recipe)
     federations = _load(configs.values())
     stores = create_sweep(path, configs, reuse=reuse)
