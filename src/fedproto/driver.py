@@ -179,6 +179,7 @@ def _describe(
     facts: dict[str, Any] = {}
     if not run.records:
         facts["identity"] = {**identity, **_model_part(assignment)}
+        facts["data"] = assignment.federation.about()
     engines = store.description().get("engines", [])
     how = {"name": engine.name, "threads": torch.get_num_threads()}
     if not engines or not how.items() <= engines[-1].items():

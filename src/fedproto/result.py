@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import html
-import importlib.util
+import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -23,7 +24,7 @@ from fedproto.report.page_file import write_page
 from fedproto.report.results import StoredRun, group_by_seed, main_score
 from fedproto.report.spread import DataPanels, panel_of
 from fedproto.report.summary import Summary, summarize
-from fedproto.store import RunStore
+from fedproto.store import RunStore, read_description
 from fedproto.types import RoundRecord, ServerState
 
 if TYPE_CHECKING:
@@ -102,6 +103,22 @@ class Result:
         assert isinstance(federation, Federation)  # noqa: S101 - put there above
         return federation
 
+    def about_data(self) -> dict[str, Any]:
+        """What the run was trained on, in a few facts; loaded only where nothing says them."""
+        known = {} if self.path is None else read_description(self.path).get("data", {})
+        return known if known and self.data is None else self.federation.about()
+
+    def export(self, folder: str | Path, formats: Iterable[str] = ("safetensors", "pt")) -> Path:
+        """Writes the model for use elsewhere, with a model card; see `fedproto.export`.
+
+        Raises:
+            FedprotoError: If a format cannot be had, or the folder cannot be written.
+        """
+        from fedproto.export import export  # which asks for results
+
+        export(self, folder, formats)
+        return Path(folder)
+
     def table(self) -> Any:
         """One row per round, as a data frame where pandas is installed, else as dictionaries."""
         return _as_table(_rows(self))
@@ -130,7 +147,7 @@ class Result:
         """
         store = RunStore.create(Path(path), self.config)
         if self.data is not None:
-            store.describe(identity=data_identity(self.data))
+            store.describe(identity=data_identity(self.data), data=self.data.about())
         for record in self.records:
             store.append(record)
         if self.state is not None:
@@ -142,9 +159,10 @@ class Result:
         if self.path is not None:
             return self.path
         if "directory" not in self._cache:
-            self._cache["directory"] = tempfile.TemporaryDirectory(prefix="fedproto-")
-            self.save(Path(self._cache["directory"].name) / "run")
-        return Path(self._cache["directory"].name) / "run"
+            folder = tempfile.mkdtemp(prefix="fedproto-")
+            weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+            self._cache["directory"] = self.save(Path(folder) / "run")
+        return Path(self._cache["directory"])
 
     def stored(self) -> StoredRun:
         """The run as the comparing functions want it."""
@@ -262,8 +280,8 @@ def _rows(result: Result) -> list[dict[str, Any]]:
 
 
 def _as_table(rows: list[dict[str, Any]]) -> Any:
-    if importlib.util.find_spec("pandas") is None:
+    try:
+        import pandas
+    except ImportError:
         return rows
-    import pandas
-
     return pandas.DataFrame(rows)

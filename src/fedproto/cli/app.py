@@ -13,6 +13,7 @@ from fedproto.cli import (
     analysing,
     comparing,
     data,
+    exporting,
     flower,
     inspecting,
     predicting,
@@ -32,6 +33,7 @@ app = typer.Typer(
 )
 running.add_to(app)
 predicting.add_to(app)
+exporting.add_to(app)
 comparing.add_to(app)
 analysing.add_to(app)
 reporting.add_to(app)

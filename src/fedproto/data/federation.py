@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from fedproto.rng import Indices, Purpose, stream
 from fedproto.types import POOLED, VOID
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Client:
     """One client's samples, as indices.
 
@@ -26,8 +27,11 @@ class Client:
     train: Indices
     test: Indices
 
+    def __repr__(self) -> str:
+        return f"Client({len(self.train):,} training samples, {len(self.test):,} test samples)"
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class Federation:
     """Clients with their data.
 
@@ -69,6 +73,27 @@ class Federation:
     def test_indices(self) -> Indices:
         """The union of the clients' test parts."""
         return np.concatenate([client.test for client in self.clients])
+
+    def about(self) -> dict[str, Any]:
+        """What it is, in a few plain facts."""
+        return {
+            "name": self.name,
+            "clients": len(self.clients),
+            "train": int(self.train_sizes.sum()),
+            "test": len(self.test_indices),
+            "num_classes": self.num_classes,
+            "class_names": list(self.class_names),
+            "input_shape": list(self.input_shape),
+            "task": self.task,
+        }
+
+    def __repr__(self) -> str:
+        return (
+            f"Federation({self.name}: {len(self.clients):,} clients with"
+            f" {int(self.train_sizes.sum()):,} samples for training and"
+            f" {len(self.test_indices):,} for the test, {self.num_classes} classes, inputs"
+            f" {self.input_shape}, {self.task})"
+        )
 
     @staticmethod
     def from_clients(

@@ -36,7 +36,13 @@ class Samples(Protocol):
         ...
 
 
-@dataclass(frozen=True)
+def _in_words(samples: TensorSamples | MappedSamples) -> str:
+    inputs = samples.inputs
+    kind = str(inputs.dtype).removeprefix("torch.")
+    return f"{type(samples).__name__}({len(inputs):,} × {tuple(inputs.shape[1:])} {kind})"
+
+
+@dataclass(frozen=True, repr=False)
 class TensorSamples:
     """Samples held in memory, or on the device once moved there.
 
@@ -51,6 +57,8 @@ class TensorSamples:
     def __len__(self) -> int:
         return len(self.inputs)
 
+    __repr__ = _in_words
+
     def batch(self, indices: Indices) -> tuple[Tensor, Tensor]:
         """Gathers by index on the tensors' own device."""
         where = upload(torch.from_numpy(indices), self.inputs.device)
@@ -61,7 +69,7 @@ class TensorSamples:
         return TensorSamples(self.inputs.to(device, dtype), self.targets.to(device))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class MappedSamples:
     """Samples in memory-mapped arrays; a batch is read, brought to numbers and normalised.
 
@@ -88,6 +96,8 @@ class MappedSamples:
 
     def __len__(self) -> int:
         return len(self.inputs)
+
+    __repr__ = _in_words
 
     def batch(self, indices: Indices) -> tuple[Tensor, Tensor]:
         """Reads by index and normalises on the device."""

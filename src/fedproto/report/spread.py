@@ -13,7 +13,7 @@ from fedproto.config import RunConfig
 from fedproto.data.base import DATASETS, DataSource, data_root
 from fedproto.data.federation import Federation
 from fedproto.data.statistics import class_counts, statistics
-from fedproto.errors import FedprotoError
+from fedproto.errors import DataError, FedprotoError
 from fedproto.options import options_to_dict
 from fedproto.report.grids import class_grid
 
@@ -51,7 +51,10 @@ def _panel(source: DataSource) -> dict[str, Any]:
 
 def panel_of(federation: Federation) -> dict[str, Any]:
     """The panel of data that is at hand."""
-    return _shown(federation.name, federation, class_counts(federation))
+    try:
+        return _shown(federation.name, federation, class_counts(federation))
+    except DataError as error:
+        return _missing(federation.name, str(error))
 
 
 def _shown(title: str, federation: Federation, counts: NDArray[np.int64]) -> dict[str, Any]:
