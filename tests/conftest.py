@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -14,6 +16,17 @@ from fedproto.models.mlp import MLPOptions
 # Shared machines stall now and then; a slow example is no failure.
 settings.register_profile("default", deadline=None)
 settings.load_profile("default")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def own_caches(tmp_path_factory):
+    """Nothing is read from or written to a user's own caches, but the data of `FEDPROTO_DATA`."""
+    with pytest.MonkeyPatch.context() as patch:
+        home = tmp_path_factory.mktemp("caches")
+        for name in ("XDG_CACHE_HOME", "MPLCONFIGDIR", "FLWR_HOME"):
+            if name not in os.environ:
+                patch.setenv(name, str(home / name.lower()))
+        yield
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -16,12 +16,14 @@ from torch.utils.data import Dataset
 import fedproto
 from fedproto import Federation, identity, with_features
 from fedproto.cli import main
+from fedproto.driver import demand_of
+from fedproto.engines import auto
 from fedproto.errors import StoreError
 from fedproto.identity import data_identity
 
 pytest_plugins = ["data_fixtures"]
 
-TINY = {"rounds": 2, "cohort": 3, "epochs": 1, "engine": "reference"}
+TINY = {"rounds": 2, "cohort": 3, "epochs": 1, "engine": "reference", "device": "cpu"}
 
 
 def federation(shift: float = 0.0, seed: int = 0) -> Federation:
@@ -156,7 +158,12 @@ def test_the_description_says_which_engine_trained(tmp_path):
     out = tmp_path / "run"
     fedproto.run(federation(), module(), "fedavg", out=out, **TINY)
     (engine,) = json.loads((out / "run.json").read_text())["engines"]
-    assert engine == {"from_round": 0, "name": "reference", "threads": torch.get_num_threads()}
+    assert engine == {
+        "from_round": 0,
+        "name": "reference",
+        "device": "cpu",
+        "threads": torch.get_num_threads(),
+    }
 
 
 def test_large_data_is_sampled_unless_all_is_asked_for(monkeypatch):
@@ -214,3 +221,30 @@ def test_normalisation_is_part_of_the_samples(pictures, tmp_path):
     shutil.copytree(pictures, tmp_path / "copy")
     moved = replace(source, path=str(tmp_path / "copy")).load(tmp_path)
     assert data_identity(plain) == data_identity(moved)
+
+
+def test_runs_go_on_with_the_engine_they_began_with(tmp_path, monkeypatch):
+    """Others of the sweep may be over by then, and what is left too little for processes."""
+    monkeypatch.setattr(auto, "available_cores", lambda: 2)
+    keywords = TINY | {"engine": "auto", "rounds": 400}
+    variants = {"a": "fedavg", "b": {"strategy": "fedavg", "stop": {"patience": 1}}}
+    out = tmp_path / "sweep"
+    assert demand(keywords, 1).steps < auto.WORTHWHILE_STEPS <= demand(keywords, 2).steps
+    with pytest.raises(KeyboardInterrupt):
+        fedproto.sweep(variants, federation(), module(), out=out, on_round=late, **keywords)
+    fedproto.sweep(variants, federation(), module(), out=out, **keywords)
+    for run in ("a-seed0", "b-seed0"):
+        (engine,) = json.loads((out / run / "run.json").read_text())["engines"]
+        assert engine["name"] == "processes"
+        assert engine["threads"] == 1
+
+
+def late(_, record) -> None:
+    if record.round == 20:
+        raise KeyboardInterrupt
+
+
+def demand(keywords: dict, runs: int) -> auto.Demand:
+    config = fedproto.run(federation(), module(), "fedavg", **keywords | {"rounds": 1}).config
+    config = replace(config, schedule=replace(config.schedule, rounds=keywords["rounds"]))
+    return demand_of([config] * runs, federation())

@@ -221,7 +221,16 @@ def test_what_was_interrupted_goes_on(reproduced, tmp_path, monkeypatch):
     ours, theirs = (
         table(folder / "smoke", "accuracy") for folder in (tmp_path, reproduced / "out")
     )
-    assert ours == [row for row in theirs if row["data_set"] == "Synthetic"]
+    # The engine suits the work, of which there was more in the whole reproduction.
+    for one, other in zip(
+        ours, (row for row in theirs if row["data_set"] == "Synthetic"), strict=True
+    ):
+        assert numbers(one) == pytest.approx(numbers(other), rel=1e-6)
+
+
+def numbers(row: dict[str, str]) -> list[float]:
+    names = ("ours", "std_over_deltas", "runs", "difference")
+    return [float(row[name] or "nan") for name in names if row[name]]
 
 
 def test_a_finished_run_is_never_trained_over(reproduced, tmp_path):

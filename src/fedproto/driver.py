@@ -121,7 +121,10 @@ def _carry_out_together(
         store_of = {id(runs[id(assignment)]): assignment.store for assignment in left}
         model = left[0].build()
         if engine_for is None:
-            engine = stack.enter_context(engine_of(configs, federation, model, watcher.notice))
+            before = [how for assignment in left for how in _engines(assignment)[-1:]]
+            engine = stack.enter_context(
+                engine_of(configs, federation, model, watcher.notice, before)
+            )
         else:
             engine = engine_for(left[0].config, federation, model, watcher.notice)
             stack.callback(engine.close)
@@ -180,12 +183,18 @@ def _describe(
     if not run.records:
         facts["identity"] = {**identity, **_model_part(assignment)}
         facts["data"] = assignment.federation.about()
-    engines = store.description().get("engines", [])
-    how = {"name": engine.name, "threads": torch.get_num_threads()}
+    engines, device = _engines(assignment), engine.workload.options.torch_device()
+    how = {"name": engine.name, "device": device.type, "threads": torch.get_num_threads()}
     if not engines or not how.items() <= engines[-1].items():
         facts["engines"] = [*engines, {"from_round": run.state.round, **how}]
     if facts:
         store.describe(**facts)
+
+
+def _engines(assignment: Assignment) -> list[dict[str, Any]]:
+    """The engines that have trained a run so far, oldest first."""
+    store = assignment.store
+    return [] if store is None else list(store.description().get("engines", []))
 
 
 def is_finished(store: RunStore) -> bool:
@@ -204,6 +213,7 @@ def engine_of(
     federation: Federation,
     model: nn.Module,
     notify: Notify = ignore,
+    before: Sequence[Mapping[str, Any]] = (),
 ) -> Iterator[Engine]:
     """The engine of runs that train together, with the threads that suit it.
 
@@ -212,21 +222,22 @@ def engine_of(
         federation: Their data.
         model: Their architecture.
         notify: Is told what a user should know.
+        before: The engines that the runs began with; where the choice is free, they go on with it.
     """
     first = configs[0]
     task = task_named(federation.task, federation.class_names, first.task)
-    choice = choose(first.engine, task, demand_of(configs, federation))
+    choice = choose(first.engine, task, demand_of(configs, federation), before)
     if first.engine.name == AUTO:
         notify(f"engine: {choice.name} ({choice.reason})")
     options = replace(first.engine, name=choice.name)
-    before = torch.get_num_threads()
+    threads = torch.get_num_threads()
     torch.set_num_threads(choice.threads)
     try:
         workload = Workload(federation, model, task, options, notify)
         with contextlib.closing(ENGINES.get(choice.name)(workload)) as engine:
             yield engine
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(threads)
 
 
 def demand_of(configs: Iterable[RunConfig], federation: Federation) -> Demand:

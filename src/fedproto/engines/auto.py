@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from fedproto.engines.base import AUTO, EngineOptions, available_cores
+from fedproto.engines.base import AUTO, ENGINES, EngineOptions, available_cores
 from fedproto.tasks import Classification, Task
 
 WORTHWHILE_STEPS = 2000
@@ -48,15 +50,30 @@ class Choice:
     threads: int
 
 
-def choose(options: EngineOptions, task: Task, demand: Demand) -> Choice:
-    """The engine that is asked for, or the one that suits.
+def choose(
+    options: EngineOptions,
+    task: Task,
+    demand: Demand,
+    before: Sequence[Mapping[str, Any]] = (),
+) -> Choice:
+    """The engine that is asked for, the one that runs began with, or the one that suits.
 
     Threads are left at the number that PyTorch has (``OMP_NUM_THREADS`` where that is set), but
     for the processes, which have one each, and for jobs too small to be worth more than one.
+
+    Args:
+        options: What is asked for.
+        task: What is learned.
+        demand: How much work it is.
+        before: Engines of ``run.json``, with name, device and threads.
     """
     threads = torch.get_num_threads()
     if options.name != AUTO:
         return Choice(options.name, "asked for", 1 if options.name == "processes" else threads)
+    device = options.torch_device().type
+    for known in before:
+        if known.get("device") == device and known.get("name") in ENGINES.names():
+            return Choice(known["name"], "as the runs began", int(known.get("threads", threads)))
     name, reason = _suitable(options, task, demand)
     small = reason == TOO_LITTLE and "OMP_NUM_THREADS" not in os.environ
     return Choice(name, reason, 1 if name == "processes" or small else threads)
