@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from fedproto.data.base import OnProgress
 from fedproto.data.files import FileTree
 from fedproto.errors import DataError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+    from fedproto.data.base import OnProgress
 
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
 IMAGENET_MEAN = (0.485, 0.456, 0.406)

@@ -145,11 +145,13 @@ class DatasetSamples:
         dataset: Gives ``(input, target)`` per index.
         device: Where batches go; None leaves them where they are.
         dtype: Floating type of the inputs.
+        divisor: What inputs are divided by.
     """
 
     dataset: Dataset[Any]
     device: torch.device | None = None
     dtype: torch.dtype = torch.float32
+    divisor: float = 1.0
 
     def __len__(self) -> int:
         return len(self.dataset)  # type: ignore[arg-type]
@@ -157,11 +159,12 @@ class DatasetSamples:
     def batch(self, indices: Indices) -> tuple[Tensor, Tensor]:
         """Fetches item by item and stacks."""
         inputs, targets = default_collate([self.dataset[int(index)] for index in indices])
-        return inputs.to(self.device, self.dtype), targets.to(self.device)
+        inputs = inputs.to(self.device, self.dtype)
+        return inputs if self.divisor == 1 else inputs / self.divisor, targets.to(self.device)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> DatasetSamples:
         """Batches will go to that device."""
-        return DatasetSamples(self.dataset, device, dtype)
+        return replace(self, device=device, dtype=dtype)
 
 
 def upload(tensor: Tensor, device: torch.device) -> Tensor:
