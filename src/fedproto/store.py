@@ -87,7 +87,8 @@ class RunStore:
             config, digest = read_config(description["config"]), digest_of(description["config"])
         except (ConfigError, KeyError, TypeError) as error:
             raise StoreError(
-                f"{path / 'run.json'} holds a configuration that this version cannot read: {error}"
+                f"{path / 'run.json'} holds a configuration that cannot be read here: {error};"
+                f" {_plugin_hint(description)}"
             ) from None
         if digest != description.get("digest"):
             raise StoreError(
@@ -268,6 +269,17 @@ class RunStore:
 
 def _as_text(description: dict[str, Any]) -> bytes:
     return json.dumps(description, indent=2).encode() + b"\n"
+
+
+def _plugin_hint(description: dict[str, Any]) -> str:
+    """What to do about names that are not known here."""
+    try:
+        plugins = [str(plugin) for plugin in description["environment"]["plugins"]]
+    except (KeyError, TypeError):
+        plugins = []
+    if not plugins:
+        return "if a plugin or a program of yours added it, name that: --plugin FILE"
+    return f"the run was made with {' '.join(f'--plugin {plugin}' for plugin in plugins)}"
 
 
 def is_run(path: Path) -> bool:

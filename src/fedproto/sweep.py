@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from fedproto.config import RunConfig, read_config
 from fedproto.errors import ConfigError, StoreError
@@ -74,13 +75,23 @@ def sweep_directories(path: Path) -> list[Path]:
     Raises:
         StoreError: If the list of runs is damaged.
     """
-    return [path / name for name in _read(path)]
+    return [path / name for name in _tables(path)]
 
 
 def _read(path: Path) -> dict[str, RunConfig]:
+    try:
+        return {name: read_config(table) for name, table in _tables(path).items()}
+    except (TypeError, ConfigError) as error:
+        raise StoreError(
+            f"{path / 'sweep.json'} cannot be read ({error}); name a plugin that it needs with"
+            " --plugin, or start the sweep again"
+        ) from None
+
+
+def _tables(path: Path) -> dict[str, Any]:
+    """The runs' configurations as they are written, by name."""
     file = path / "sweep.json"
     try:
-        tables = json.loads(file.read_bytes())["runs"]
-        return {name: read_config(table) for name, table in tables.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
+        return dict(json.loads(file.read_bytes())["runs"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise StoreError(f"{file} cannot be read ({error}); start the sweep again") from None

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import csv
 import json
-from collections.abc import Callable, Iterable
-from dataclasses import asdict
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -16,6 +18,7 @@ from fedproto.errors import ConfigError, unknown_name
 from fedproto.report.figures import save_figures
 from fedproto.report.results import StoredRun, find_runs, group_by_seed, main_score
 from fedproto.report.summary import Summary, summarize
+from fedproto.tasks import is_share
 
 
 def add_to(app: typer.Typer) -> None:
@@ -34,10 +37,12 @@ def compare(
     each: Annotated[bool, typer.Option("--each", help="One row per run, not per group.")] = False,
     plots: Annotated[Path | None, typer.Option(help="Folder for figures as PNG.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The table as JSON.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="The table as CSV.")] = False,
 ) -> None:
     """Compare runs; those that differ only in the seed share a row."""
-    runs = find_runs(directories)
+    runs = find_runs(directories, _say)
     metric = metric or main_score(runs)
+    _check_target(target, metric)
     groups = _groups(runs, metric, each)
     rows = summarize(groups, metric, target)
     if len({run.config.evaluate.every for run in runs if not run.config.strategy.pooled}) > 1:
@@ -48,11 +53,47 @@ def compare(
         )
     if as_json:
         typer.echo(json.dumps([asdict(row) for row in rows], indent=2))
+    elif as_csv:
+        _print_csv(rows)
     else:
-        _print_table(rows, metric, target)
+        _print_table(_with_seeds(rows) if each else rows, metric, target)
     if plots is not None:
         for path in save_figures(groups, metric, plots):
             typer.echo(f"wrote {path}", err=True)
+
+
+def _with_seeds(rows: Iterable[Summary]) -> list[Summary]:
+    return [replace(row, title=f"{row.title} · seed {row.seeds[0]}") for row in rows]
+
+
+def _say(text: str) -> None:
+    typer.echo(text, err=True)
+
+
+def _check_target(target: float | None, metric: str) -> None:
+    if target is not None and is_share(metric) and not 0 <= target <= 1:
+        raise ConfigError(
+            f"--target {target:g}: {metric} lies between 0 and 1; write {target / 100:g} for"
+            f" {target:g} %"
+        )
+
+
+def _print_csv(rows: Sequence[Summary]) -> None:
+    """One line a row; a figure's deviation beside its mean, lists with spaces between."""
+    flat = []
+    for row in rows:
+        cells: dict[str, Any] = {
+            name: " ".join(map(str, value)) if isinstance(value, list) else value
+            for name, value in asdict(row).items()
+            if name != "values"
+        }
+        for name, (mean, deviation) in row.values.items():
+            cells |= {name: mean, f"{name} std": deviation}
+        flat.append(cells)
+    names = list(dict.fromkeys(name for cells in flat for name in cells))
+    writer = csv.DictWriter(sys.stdout, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(flat)
 
 
 def print_comparison(directories: Iterable[Path]) -> None:
@@ -75,7 +116,7 @@ def comparison_table(rows: list[Summary], metric: str, target: float | None) -> 
         "rounds": lambda row: str(row.rounds),
     }
     # Scores between 0 and 1 are shown as percentages, losses and margins as they are.
-    percent = metric.endswith("accuracy") or "iou" in metric
+    percent = is_share(metric)
     factor, digits, unit = (100, 1, " %") if percent else (1, 3, "")
     columns[metric + unit] = lambda row: _shown(row, metric, factor, digits)
     columns["loss"] = lambda row: _shown(row, "loss")

@@ -39,13 +39,15 @@ def write_page(
     Raises:
         StoreError: If there is no run, or the page cannot be written.
     """
-    runs, _ = Followers(directories).update()
+    runs, unread = Followers(directories).update(forgiving=True)
+    if unread and not runs:
+        raise StoreError(unread[0])
     if not runs:
         folders = ", ".join(str(path) for path in directories)
         raise StoreError(f"{folders} holds no run: no run.json in it or below")
     if panels is None:
         panels = DataPanels().of(run.store.config for run in runs)
-    content = page_content(runs, metric=metric, target=target, panels=panels)
+    content = page_content(runs, metric=metric, target=target, panels=panels, problems=unread)
     page = render(content, title or ", ".join(path.resolve().name for path in directories))
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

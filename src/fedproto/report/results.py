@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedproto.config import RunConfig, differences
+from fedproto.engines.base import Notify
 from fedproto.errors import StoreError
 from fedproto.store import RunStore, is_run
 from fedproto.sweep import is_sweep, sweep_directories
@@ -50,13 +51,19 @@ class StoredRun:
         return rounds, np.array(means, dtype=np.float64)
 
 
-def find_runs(paths: Iterable[Path]) -> list[StoredRun]:
+def find_runs(paths: Iterable[Path], notify: Notify | None = None) -> list[StoredRun]:
     """All runs in and below some directories.
 
+    Args:
+        paths: Runs, sweeps or folders of them.
+        notify: Is told of runs that cannot be read, which are then left out.
+
     Raises:
-        StoreError: If a path does not exist or holds no run.
+        StoreError: If a path does not exist or holds no run, or no run can be read; without
+            `notify` also if one of them cannot.
     """
-    found = []
+    found: list[StoredRun] = []
+    unread: list[StoreError] = []
     for path in paths:
         if not path.exists():
             raise StoreError(f"{path} does not exist")
@@ -64,8 +71,16 @@ def find_runs(paths: Iterable[Path]) -> list[StoredRun]:
         if not inside:
             raise StoreError(f"{path} holds no run: no run.json in it or below")
         for directory in inside:
-            store = RunStore.open(directory)
-            found.append(StoredRun(directory, store.config, store.records()))
+            try:
+                store = RunStore.open(directory)
+                found.append(StoredRun(directory, store.config, store.records()))
+            except StoreError as error:
+                unread.append(error)
+    if unread and (notify is None or not found):
+        raise unread[0]
+    for error in unread:
+        assert notify is not None  # noqa: S101 - checked above
+        notify(f"left out: {error}")
     return found
 
 

@@ -23,12 +23,16 @@ class Summary:
         rounds: Rounds done.
         values: Mean and standard deviation per figure; the deviation is 0 for one run. A figure
             that some run does not have is left out.
+        seeds: Those of the runs.
+        directories: Where the runs are.
     """
 
     title: str
     runs: int
     rounds: int
     values: dict[str, tuple[float, float]]
+    seeds: list[int]
+    directories: list[str]
 
 
 def summarize(
@@ -58,6 +62,8 @@ def summarize(
                     )
                     for name in common
                 },
+                seeds=[run.config.seed for run in group],
+                directories=[str(run.path) for run in group],
             )
         )
     return rows
