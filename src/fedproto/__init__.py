@@ -4,6 +4,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from fedproto.api import load, load_all, run, sweep
 from fedproto.data import DATASETS, DataSource, Federation
+from fedproto.extend import extend
 from fedproto.insight import analyse, predict
 from fedproto.models import MODELS, FeatureModel, ModelOptions, with_features
 from fedproto.result import Result, Results
@@ -34,6 +35,7 @@ __all__ = [
     "RoundRecord",
     "Strategy",
     "analyse",
+    "extend",
     "load",
     "load_all",
     "predict",

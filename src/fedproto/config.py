@@ -110,12 +110,12 @@ class RunConfig:
     def to_dict(self) -> dict[str, Any]:
         """Plain tables that `read_config` reads back."""
         result: dict[str, Any] = {"seed": self.seed, "label": self.label}
-        for name, registry in _CHOICES.items():
+        for name, registry in CHOICES.items():
             chosen: Options | None = getattr(self, name)
             if chosen is not None:
                 kind = registry.name_of(type(chosen))
                 result[name] = {"name": kind, **options_to_dict(chosen)}
-        for name in _SECTIONS:
+        for name in SECTIONS:
             result[name] = options_to_dict(getattr(self, name))
         return result
 
@@ -124,8 +124,8 @@ class RunConfig:
         return digest_of(self.to_dict())
 
 
-_CHOICES: dict[str, Registry[Any]] = {"strategy": STRATEGIES, "data": DATASETS, "model": MODELS}
-_SECTIONS: dict[str, type[Options]] = {
+CHOICES: dict[str, Registry[Any]] = {"strategy": STRATEGIES, "data": DATASETS, "model": MODELS}
+SECTIONS: dict[str, type[Options]] = {
     "task": TaskOptions,
     "train": TrainOptions,
     "augment": AugmentOptions,
@@ -158,13 +158,13 @@ def read_config(given: Mapping[str, Any]) -> RunConfig:
         name: made
         if isinstance(made := given.get(name), cls)
         else read_options(cls, _table(given, name), name)
-        for name, cls in _SECTIONS.items()
+        for name, cls in SECTIONS.items()
     }
     parts |= {
         name: given[name]
         if isinstance(given[name], Options)
         else _read_choice(name, registry, _table(given, name))
-        for name, registry in _CHOICES.items()
+        for name, registry in CHOICES.items()
         if name in given
     }
     if "strategy" not in parts:
@@ -209,15 +209,15 @@ def _check_measures(options: MeasureOptions) -> None:
 
 def places_of(name: str) -> list[str]:
     """The dotted names of all options of a name, those of training and schedule first."""
-    sections = sorted(_SECTIONS, key=lambda section: section not in ("train", "schedule"))
+    sections = sorted(SECTIONS, key=lambda section: section not in ("train", "schedule"))
     return [f"{section}.{name}" for section in sections if name in options_of(section)]
 
 
 def options_of(section: str) -> list[str]:
     """The names of a section's options; none of a section that depends on a choice."""
-    if section not in _SECTIONS:
+    if section not in SECTIONS:
         return []
-    return [field.name for field in dataclasses.fields(_SECTIONS[section])]
+    return [field.name for field in dataclasses.fields(SECTIONS[section])]
 
 
 def digest_of(tables: Mapping[str, Any]) -> str:

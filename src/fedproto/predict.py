@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedproto.analysis.entropy import feature_entropy, shannon_entropy, softmax_entropy, upsampled
-from fedproto.analysis.scores import class_name
 from fedproto.batch_norm import estimate, statistics_names
 from fedproto.data.federation import Federation
 from fedproto.data.images import SUFFIXES, open_image, pixels
@@ -79,10 +78,7 @@ class Predictor:
     @property
     def class_names(self) -> list[str]:
         """What the classes are called, by label."""
-        return [
-            class_name(self.federation.class_names, place)
-            for place in range(self.federation.num_classes)
-        ]
+        return list(map(self.federation.class_name, range(self.federation.num_classes)))
 
     def inputs(self, inputs: Tensor) -> list[ClassPrediction]:
         """Probabilities of the classes of inputs ``[N, ...]``; bytes become numbers up to 1.

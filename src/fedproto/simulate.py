@@ -108,9 +108,11 @@ def open_or_create(path: Path, config: RunConfig) -> RunStore:
         return RunStore.create(path, config)
     store = RunStore.open(path)
     if config.digest() not in (store.config.digest(), here(store.config).digest()):
+        different = differences(store.config, config)
+        more = f", or 'fedproto resume {path} --rounds {config.schedule.rounds}'"
         raise StoreError(
-            f"{path} holds a run of another configuration (it differs in"
-            f" {', '.join(differences(store.config, config))}); choose another directory"
+            f"{path} holds a run of another configuration (it differs in {', '.join(different)});"
+            f" choose another directory{more if different == ['schedule.rounds'] else ''}"
         )
     return store
 

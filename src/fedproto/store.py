@@ -15,7 +15,7 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -43,12 +43,16 @@ class RunStore:
         config: The run's configuration.
         digest: Its fingerprint when the run began. Options that came later, with their defaults,
             do not change it, so a run can be continued by a newer version.
+        earlier: What that was before the run was given more rounds.
     """
 
-    def __init__(self, path: Path, config: RunConfig, digest: str) -> None:
+    def __init__(
+        self, path: Path, config: RunConfig, digest: str, earlier: Iterable[str] = ()
+    ) -> None:
         self.path = path
         self.config = config
         self.digest = digest
+        self.earlier = tuple(earlier)
 
     @staticmethod
     def create(path: Path, config: RunConfig) -> RunStore:
@@ -95,7 +99,7 @@ class RunStore:
                 f"{path / 'run.json'} was changed after the run began; put the original back, or"
                 " start a new run with the new configuration"
             )
-        return RunStore(path, config, digest)
+        return RunStore(path, config, digest, description.get("earlier", ()))
 
     def description(self) -> dict[str, Any]:
         """What ``run.json`` says.
@@ -114,6 +118,16 @@ class RunStore:
         path = self.path / "run.json"
         with _explained(path):
             write_atomically(path, _as_text(self.description() | facts))
+
+    def reconfigure(self, config: RunConfig) -> None:
+        """Goes on under another configuration, which must not change what is done already.
+
+        Raises:
+            StoreError: If the description cannot be written.
+        """
+        self.earlier = (*self.earlier, self.digest)
+        self.config, self.digest = config, config.digest()
+        self.describe(config=config.to_dict(), digest=self.digest, earlier=list(self.earlier))
 
     def identity(self) -> dict[str, str]:
         """Fingerprints of what the run was trained on; none before it began, or of old runs."""
@@ -195,7 +209,7 @@ class RunStore:
             raise StoreError(
                 f"checkpoint {path} cannot be read ({error}); delete it to {before}"
             ) from None
-        if about.get("digest") != self.digest:
+        if about.get("digest") not in (self.digest, *self.earlier):
             raise StoreError(
                 f"checkpoint {path} belongs to a run of another configuration than run.json"
                 f" beside it; delete it to {before}"

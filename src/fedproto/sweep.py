@@ -50,13 +50,7 @@ def create_sweep(
     elif is_run(path) or (path.is_dir() and any(path.iterdir())):
         raise StoreError(f"{path} is not empty and holds no sweep; choose another directory")
     else:
-        tables = {name: config.to_dict() for name, config in configs.items()}
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-            content = json.dumps({"runs": tables}, indent=2).encode() + b"\n"
-            write_atomically(path / "sweep.json", content)
-        except OSError as error:
-            raise StoreError(f"{path} cannot be written: {error.strerror}") from error
+        _write(path, {name: config.to_dict() for name, config in configs.items()})
     return open_sweep(path)
 
 
@@ -67,6 +61,33 @@ def open_sweep(path: Path) -> list[RunStore]:
         StoreError: If the list of runs is damaged or a directory does not belong to it.
     """
     return [open_or_create(path / name, config) for name, config in _read(path).items()]
+
+
+def rewrite_sweep(path: Path, changes: Mapping[str, Any]) -> None:
+    """Changes options of all runs in the list of a sweep.
+
+    Args:
+        path: The sweep's directory.
+        changes: Values by dotted names.
+
+    Raises:
+        StoreError: If the list is damaged or cannot be written.
+    """
+    tables = _tables(path)
+    for table in tables.values():
+        for name, value in changes.items():
+            section, _, option = name.rpartition(".")
+            table[section] = {**table.get(section, {}), option: value}
+    _write(path, tables)
+
+
+def _write(path: Path, tables: Mapping[str, Any]) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        content = json.dumps({"runs": tables}, indent=2).encode() + b"\n"
+        write_atomically(path / "sweep.json", content)
+    except OSError as error:
+        raise StoreError(f"{path} cannot be written: {error.strerror}") from error
 
 
 def sweep_directories(path: Path) -> list[Path]:

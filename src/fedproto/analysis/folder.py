@@ -26,7 +26,7 @@ from fedproto.analysis.calibration import calibration_error, reliability
 from fedproto.analysis.embedding import Library, can_embed, class_colors, embed
 from fedproto.analysis.pictures import save_maps
 from fedproto.analysis.probe import Probe
-from fedproto.analysis.scores import class_name, score_classes, score_clients
+from fedproto.analysis.scores import score_classes, score_clients
 from fedproto.config import RunConfig
 from fedproto.data.federation import Federation
 from fedproto.engines.base import Notify, Workload
@@ -222,7 +222,7 @@ def _embedding(subject: Subject, wishes: Wishes, on_step: OnStep) -> None:
         library=wishes.library,
         on_step=lambda done, total: on_step("t-SNE", done, total),
     )
-    names = [class_name(federation.class_names, place) for place in range(federation.num_classes)]
+    names = list(map(federation.class_name, range(federation.num_classes)))
     content = {
         "method": "tsne",
         "x": np.round(places[:, 0], 4).tolist(),

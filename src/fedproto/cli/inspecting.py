@@ -2,36 +2,19 @@
 
 from __future__ import annotations
 
-import enum
-import inspect
 import json
 import platform
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from fedproto.config import SECTIONS
 from fedproto.data import DATASETS, data_root
-from fedproto.engines import ENGINES
 from fedproto.environment import devices, package_versions
-from fedproto.measures.base import MEASURES
-from fedproto.models import MODELS
-from fedproto.options import Options, describe
-from fedproto.recipe import bundled_recipes, recipe_summary
-from fedproto.registry import Registry
-from fedproto.sinks import SINKS
-from fedproto.strategies import STRATEGIES
-
-REGISTRIES: dict[str, Registry[Any]] = {
-    "strategies": STRATEGIES,
-    "datasets": DATASETS,
-    "models": MODELS,
-    "engines": ENGINES,
-    "measures": MEASURES,
-    "sinks": SINKS,
-}
-Kind = enum.Enum("Kind", {name: name for name in (*REGISTRIES, "recipes")}, type=str)  # type: ignore[misc]
+from fedproto.reference import KINDS, OPTIONS, RECIPES, as_markdown, entries
 
 
 def add_to(app: typer.Typer) -> None:
@@ -42,29 +25,47 @@ def add_to(app: typer.Typer) -> None:
 
 def list_known(
     kind: Annotated[
-        Kind | None, typer.Argument(help="Show only these, with their options.")
+        str | None,
+        typer.Argument(
+            help=f"Show only these, with their options: {', '.join(KINDS)}, recipes, options; or a"
+            f" section: {', '.join(SECTIONS)}."
+        ),
+    ] = None,
+    section: Annotated[
+        str | None, typer.Argument(help="With 'options': only those of this section.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="All options of everything, as a page.")
+    ] = False,
 ) -> None:
-    """List strategies, data sets, models, engines, measures, sinks and recipes."""
-    kinds = [kind.value] if kind else [each.value for each in Kind]
-    known = {name: _entries(name) for name in kinds}
+    """List strategies, data sets, models, engines, measures, sinks, recipes and options."""
+    if markdown:
+        typer.echo(as_markdown(), nl=False)
+        return
+    chosen = section if kind == OPTIONS and section is not None else kind
+    kinds = [chosen] if chosen else [*KINDS, RECIPES]
+    known = {name: entries(name) for name in kinds}
     if as_json:
-        typer.echo(json.dumps(known, indent=2, ensure_ascii=False))
+        tables = {name: [asdict(entry) for entry in found] for name, found in known.items()}
+        typer.echo(json.dumps(tables, indent=2, ensure_ascii=False))
         return
     console = Console()
-    for name, entries in known.items():
+    for name, found in known.items():
         table = Table("name", "what it is", title=name, title_justify="left", expand=True)
-        for entry in entries:
-            table.add_row(entry["name"], entry["summary"])
-            for option in entry["options"] if kind else []:
+        for entry in found:
+            table.add_row(entry.name, entry.summary)
+            for option in entry.options if chosen else []:
                 table.add_row(
-                    f"  {option['name']} = {option['default']}",
-                    f"[dim]{option['help']} ({option['type']})[/dim]",
+                    f"  {option.name} = {option.default}",
+                    f"[dim]{option.help} ({option.type})[/dim]",
                 )
         console.print(table)
-    if kind is None:
-        console.print("Options of each: fedproto list strategies (or datasets, models).")
+    if chosen is None:
+        console.print(
+            "Options of each: fedproto list strategies (or datasets, models). All other options:"
+            " fedproto list options."
+        )
 
 
 def info(
@@ -93,24 +94,3 @@ def info(
         )
         table.add_row(name, "\n".join(lines))
     Console().print(table)
-
-
-def _entries(kind: str) -> list[dict[str, Any]]:
-    if kind == "recipes":
-        return [
-            {"name": name, "summary": recipe_summary(path), "options": []}
-            for name, path in bundled_recipes().items()
-        ]
-    registry = REGISTRIES[kind]
-    entries = []
-    for name in registry.names():
-        cls = registry.get(name)
-        options = describe(cls) if issubclass(cls, Options) else []
-        entries.append(
-            {
-                "name": name,
-                "summary": (inspect.getdoc(cls) or "").splitlines()[0],
-                "options": [vars(option) for option in options],
-            }
-        )
-    return entries

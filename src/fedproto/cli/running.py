@@ -17,6 +17,7 @@ from fedproto.cli.progress import progress_for
 from fedproto.config import RunConfig
 from fedproto.data import DataSource, Federation
 from fedproto.errors import ConfigError, StoreError, unknown_name
+from fedproto.extend import extend
 from fedproto.recipe import read_recipe
 from fedproto.simulate import here, is_finished, load_federations, open_or_create, simulate
 from fedproto.sinks import check_sinks, logging_to
@@ -114,11 +115,16 @@ def resume(
     as_json: AsJson = False,
     quiet: Quiet = False,
     log_to: LogTo = None,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="Go on to so many rounds in all, even if it is over.")
+    ] = None,
     data_root: DataRoot = None,
 ) -> None:
-    """Continue a run or sweep that was stopped."""
+    """Continue a run or sweep that was stopped, or is to have more rounds."""
     del data_root
     check_sinks(log_to or [])
+    if rounds is not None:
+        extend(directory, rounds)
     if is_sweep(directory):
         stores = open_sweep(directory)
     elif is_run(directory):

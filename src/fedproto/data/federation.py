@@ -75,6 +75,10 @@ class Federation:
         """The union of the clients' test parts."""
         return np.concatenate([client.test for client in self.clients])
 
+    def class_name(self, place: int) -> str:
+        """What a class is called; its number where it has no name."""
+        return self.class_names[place] if place < len(self.class_names) else str(place)
+
     def about(self) -> dict[str, Any]:
         """What it is, in a few plain facts."""
         return {

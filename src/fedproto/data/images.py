@@ -36,13 +36,15 @@ def open_image(content: bytes, where: object) -> Image:
         DataError: If it does not decode, or Pillow is not installed.
     """
     try:
-        from PIL import Image, ImageOps
+        from PIL import Image, ImageOps, UnidentifiedImageError
     except ImportError:
         raise DataError("pictures need Pillow: pip install 'fedproto[images]'") from None
     try:
         picture = Image.open(io.BytesIO(content))
         picture.load()
         return ImageOps.exif_transpose(picture)
+    except UnidentifiedImageError:  # which names the bytes, not the file
+        raise DataError(f"{where} does not decode as a picture: its kind is unknown") from None
     # Pillow's decoders raise all of these for damaged files.
     except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
