@@ -95,7 +95,7 @@ def _sizes(config: RunConfig, store: RunStore) -> dict[str, str]:
     model = build_model(config.model, federation.input_shape, federation.num_classes, 0)
     state = store.load_checkpoint()
     assert state is not None
-    job = plan_round(0, Run(config, state), federation).jobs[0]
+    job = plan_round(Run(config, state), federation).jobs[0]
     workload = Workload(federation, model, task_named(federation.task), config.engine)
     (update,) = ReferenceEngine(workload).train([job])
     down = _bytes(encode_job(job, config))

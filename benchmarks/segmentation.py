@@ -67,7 +67,6 @@ def main() -> None:
 
     def through_engine(strategy: Strategy, augment: AugmentOptions | None) -> Callable[[], None]:
         job = LocalJob(
-            run=0,
             client=0,
             state=state,
             strategy=strategy,

@@ -70,7 +70,6 @@ def jobs_on(
     train = train or TrainOptions(lr=0.01, batch_size=10)
     return [
         LocalJob(
-            run=0,
             client=client,
             state=state,
             strategy=strategy or FedAvg(),

@@ -34,6 +34,12 @@ def one_thread():
     torch.set_num_threads(1)
 
 
+@pytest.fixture(autouse=True)
+def nodes_remember_elsewhere(tmp_path, monkeypatch):
+    """What clients over Flower remember is kept out of the user's own folders."""
+    monkeypatch.setenv("FEDPROTO_STATE", str(tmp_path / "remembered"))
+
+
 @pytest.fixture(scope="session")
 def small_federation() -> Federation:
     """Six clients of unequal size; the last one holds a single class."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -12,13 +13,92 @@ from fedproto.data.federation import Federation
 from fedproto.engines.base import ENGINES, Engine, EngineOptions, Workload
 from fedproto.engines.reference import read_state
 from fedproto.models.base import ModelOptions, build_model
-from fedproto.rounds import Run, plan_round, run_rounds
-from fedproto.strategies import Centralized, FedAtt, FedAvg, FedProto, FedProx, Strategy
+from fedproto.rounds import Run, equip, plan_round, remember_all, run_rounds
+from fedproto.strategies import (
+    Centralized,
+    FedAtt,
+    FedAvg,
+    FedDisco,
+    FedDyn,
+    FedLC,
+    FedNova,
+    FedProto,
+    FedProx,
+    FedRS,
+    QFedAvg,
+    Scaffold,
+    Strategy,
+)
+from fedproto.strategies.contract import Declared, Looks, Objective, Report, Virtual
 from fedproto.tasks import task_named
 from fedproto.training import TrainOptions
-from fedproto.types import LocalJob, RoundRecord, ServerState
+from fedproto.types import ClientWeights, LocalJob, RoundRecord, ServerState, part, under
 
 CLASSES = 4
+
+
+@dataclass(frozen=True)
+class Everything(Strategy):
+    """Uses all of the local objective at once, as no method does."""
+
+    looks: ClassVar[Looks] = Looks(
+        classes=True, before=frozenset({"features", "loss"}), after=frozenset({"features"})
+    )
+
+    def server_memory(self, setting):
+        shape = (setting.num_classes, setting.features.channels)
+        means = Declared(shape, setting.float_type, initial=0.1, broadcast=True)
+        return {"seen/means": means, **setting.like_params("way", broadcast=True)}
+
+    def client_memory(self, setting):
+        return {"own/rounds": Declared((), torch.int64), **setting.like_params("own-way")}
+
+    def payload(self, setting, num_examples):
+        del num_examples
+        shape = (setting.num_classes, setting.features.channels)
+        return {
+            "seen/sums": Declared(shape, setting.float_type),
+            "seen/loss": Declared((), setting.float_type, low=0),
+            "seen/rounds": Declared((), torch.int64, low=1),
+        }
+
+    def objective(self, local):
+        lacking = (local.classes == 0).nonzero().flatten()
+        lacking = lacking if len(lacking) else torch.arange(2, device=lacking.device)
+        features = local.broadcast["seen/means"][lacking]
+        linear = {
+            name: one - 0.1 * part("own-way", local.memory)[name]
+            for name, one in part("way", local.broadcast).items()
+        }
+        return Objective(
+            proximal=0.3,
+            linear=linear,
+            scale=torch.where(local.classes > 0, 1.0, 0.6),
+            offset=-0.1 * local.classes,
+            virtual=Virtual(features, lacking, weight=0.5),
+        )
+
+    def report(self, local, trained, before, after):
+        ways = {name: trained[name] - one for name, one in local.params.items()}
+        rounds = local.memory["own/rounds"] + 1
+        payload = {"seen/sums": after.sums, "seen/loss": before.loss, "seen/rounds": rounds}
+        return Report(payload, {"own/rounds": rounds, **under("own-way", ways)})
+
+    def weigh(self, state, updates):
+        del state
+        loss = torch.stack([update.payload["seen/loss"].double().cpu() for update in updates])
+        return ClientWeights(loss.softmax(dim=0), scale=1 / (1 + loss))
+
+    def remember(self, state, updates, setting):
+        del setting
+        means = torch.stack([update.payload["seen/sums"] for update in updates]).mean(dim=0)
+        way = {
+            name: torch.stack([update.params[name] - old for update in updates]).mean(dim=0)
+            for name, old in state.params.items()
+        }
+        return {"seen/means": means / 10, **under("way", way)}
+
+
 STRATEGIES: list[Strategy] = [
     FedAvg(),
     FedAvg(weights="uniform", tolerate_partial_work=True, sampling="uniform"),
@@ -27,6 +107,14 @@ STRATEGIES: list[Strategy] = [
     FedProto(),
     FedProto(measure="same-class-distance", margins="local"),
     Centralized(),
+    Scaffold(),
+    FedDyn(alpha=0.3),
+    FedNova(weights="uniform"),
+    FedRS(scale=0.3),
+    FedLC(tau=0.5),
+    QFedAvg(q=0.5),
+    FedDisco(),
+    Everything(),
 ]
 
 
@@ -84,7 +172,7 @@ def sweep(
     state = ServerState(0, *read_state(built.to(running.workload.options.torch_dtype())))
     runs = [
         Run(run_config(strategy, delta, train), state)
-        for strategy in strategies or STRATEGIES
+        for strategy in strategies or strategies_for(train)
         for delta in (0.0, 0.7)
     ]
     try:
@@ -94,6 +182,12 @@ def sweep(
     finally:
         running.close()
     return outcome
+
+
+def strategies_for(train: TrainOptions | None) -> list[Strategy]:
+    """Those that an update rule suits."""
+    plain = train is None or (train.optimizer == "sgd" and not train.momentum)
+    return [one for one in STRATEGIES if plain or not one.plain_sgd]
 
 
 def run_config(strategy: Strategy, delta: float, train: TrainOptions | None = None) -> RunConfig:
@@ -109,4 +203,6 @@ def jobs_of(
 ) -> list[LocalJob]:
     """The jobs of a first round."""
     run = Run(run_config(strategy, 0.0, train), ServerState(0, *read_state(model)))
-    return plan_round(0, run, federation).jobs
+    engine = engine_for("reference", federation, model, [])
+    setting = remember_all([run], engine)
+    return equip(plan_round(run, federation), run, setting, engine).jobs

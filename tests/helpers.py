@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -12,9 +13,11 @@ from fedproto.data.federation import Federation
 from fedproto.engines.base import EngineOptions, Workload
 from fedproto.engines.reference import ReferenceEngine, read_state
 from fedproto.rounds import Run, run_rounds
+from fedproto.strategies.contract import FeatureShape, Setting, initial_tensors
+from fedproto.strategies.fedproto import COUNT, MARGIN, SUM
 from fedproto.tasks import task_named
 from fedproto.training import TrainOptions
-from fedproto.types import ClientUpdate, Prototypes, RoundRecord, ServerState
+from fedproto.types import ClientUpdate, Prototypes, RoundRecord, ServerState, Tensors
 
 
 def every_strategy() -> list[Strategy]:
@@ -95,12 +98,56 @@ def make_update(
         },
         train_loss=0.5 if epochs else None,
         epochs_done=epochs,
-        prototypes=Prototypes(mean * count.unsqueeze(-1), count),
-        local_margin=torch.where(count > 0, torch.rand(len(counts), generator=generator), 0),
+        steps=2 * epochs,
+        lr=0.1,
+        payload={
+            SUM: mean * count.unsqueeze(-1),
+            COUNT: count,
+            MARGIN: torch.where(count > 0, torch.rand(len(counts), generator=generator), 0),
+        },
     )
 
 
 def make_state(round_: int = 1, seed: int = 100, counts: Sequence[int] = (5, 5)) -> ServerState:
+    """A state of that model; from the second round on with aggregate prototypes."""
     update = make_update(0, seed=seed, counts=counts)
-    prototypes = update.prototypes if round_ else None
-    return ServerState(round_, update.params, update.buffers, prototypes)
+    memory = {SUM: update.payload[SUM].double(), COUNT: update.payload[COUNT]}
+    return ServerState(round_, update.params, update.buffers, memory if round_ else {})
+
+
+def make_setting(counts: Sequence[int] = (5, 5), clients: int = 20) -> Setting:
+    """What declarations depend on, for that model."""
+    return Setting(make_update(0).params, len(counts), clients, FeatureShape(6, per_sample=1))
+
+
+def prototypes_of(source: ClientUpdate | ServerState) -> Prototypes:
+    """The prototypes that an update sends or a state keeps."""
+    tensors = source.payload if isinstance(source, ClientUpdate) else source.memory
+    return Prototypes(tensors[SUM], tensors[COUNT])
+
+
+def state_for(strategy: Strategy, round_: int = 1) -> ServerState:
+    """A state with the memory that a strategy keeps."""
+    state = make_state(round_)
+    declared = strategy.server_memory(make_setting())
+    kept = {name: one for name, one in state.memory.items() if name in declared}
+    return replace(state, memory={**initial_tensors(declared), **kept})
+
+
+def update_for(strategy: Strategy, client: int, num_examples: int = 10, **options) -> ClientUpdate:
+    """An update with the payload that a strategy declares, within its bounds."""
+    update = make_update(client, num_examples, **options)
+    return replace(update, payload=_payload_for(strategy, update))
+
+
+def _payload_for(strategy: Strategy, update: ClientUpdate) -> Tensors:
+    generator = torch.Generator().manual_seed(50 + update.client)
+    payload = {}
+    for name, one in strategy.payload(make_setting(), update.num_examples).items():
+        if name in update.payload:
+            payload[name] = update.payload[name]
+            continue
+        low, high = max(one.low, -1.0), min(one.high, 1.0)
+        drawn = torch.rand(one.shape, generator=generator, dtype=torch.float64)
+        payload[name] = (low + (high - low) * drawn).to(one.dtype)
+    return payload

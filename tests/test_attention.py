@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from fedproto.strategies import FedProto
 from fedproto.strategies.attention import sharpened_attention
-from fedproto.types import ClientUpdate, Prototypes, ServerState
+from fedproto.strategies.fedproto import COUNT, MARGIN, SUM
+from fedproto.types import ClientUpdate, ServerState
 
 MARGIN_KC = torch.tensor([[0.5, 0.5], [1.0, -1.0], [-0.5, -0.5]], dtype=torch.float64)
 
@@ -56,16 +57,21 @@ def _update(client: int, shift: float) -> ClientUpdate:
         params={"w": torch.zeros(1)},
         buffers={},
         train_loss=None,
-        prototypes=Prototypes(mean_cd * 5, count_c),
-        local_margin=torch.tensor([1.0 - shift, 1.0 - shift]),
+        payload={
+            SUM: mean_cd * 5,
+            COUNT: count_c,
+            MARGIN: torch.tensor([1.0 - shift, 1.0 - shift]),
+        },
         epochs_done=1,
+        steps=1,
+        lr=0.1,
     )
 
 
 def test_strategy_favours_moved_clients_when_reversed() -> None:
     updates = [_update(0, 0.0), _update(1, 0.4)]
-    reference = Prototypes(torch.tensor([[0.0, 1.0], [1.0, 0.0]]), torch.tensor([1, 1]))
-    state = ServerState(1, {"w": torch.zeros(1)}, {}, reference)
+    known = {SUM: torch.tensor([[0.0, 1.0], [1.0, 0.0]]), COUNT: torch.tensor([1, 1])}
+    state = ServerState(1, {"w": torch.zeros(1)}, {}, known)
     for margins in ("both", "local"):
         forward = FedProto(sharpness=1.0, margins=margins).weigh(state, updates).client
         reverse = FedProto(sharpness=-1.0, margins=margins).weigh(state, updates).client

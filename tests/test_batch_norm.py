@@ -80,7 +80,7 @@ def test_statistics_are_averaged_by_the_clients_weights(federation, model):
     start = ServerState(0, *read_state(model))
     from fedproto.rounds import plan_round
 
-    jobs = plan_round(0, Run(run.config, start), federation).jobs
+    jobs = plan_round(Run(run.config, start), federation).jobs
     updates = [engine.train_client(job) for job in jobs]
     name = "backbone.features.0.1.running_mean"
     expected = sum(

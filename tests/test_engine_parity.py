@@ -3,11 +3,11 @@
 import functools
 
 import pytest
-import torch
 from torch import Tensor
 
 from engine_cases import (
     CLASSES,
+    STRATEGIES,
     Outcome,
     engine_for,
     jobs_of,
@@ -62,10 +62,10 @@ def check_same(found: Outcome, truth: Outcome, tolerance: float) -> None:
         for name, tensor in theirs.params.items():
             assert ours.params[name].dtype == tensor.dtype
             assert _distance(ours.params[name], tensor) <= tolerance, name
-        assert (ours.prototypes is None) == (theirs.prototypes is None)
-        if ours.prototypes and theirs.prototypes:
-            assert torch.equal(ours.prototypes.count, theirs.prototypes.count)
-            assert _distance(ours.prototypes.sum, theirs.prototypes.sum) <= 100 * tolerance
+        assert ours.memory.keys() == theirs.memory.keys()
+        for name, tensor in theirs.memory.items():
+            assert ours.memory[name].dtype == tensor.dtype
+            assert _distance(ours.memory[name], tensor) <= 100 * tolerance, name
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
@@ -79,6 +79,14 @@ def test_every_strategy_after_one_and_two_rounds(engine, model, dtype):
     assert moved > 1e-3, "nothing was learned, so nothing is compared"
     found = sweep(engine, MODELS[model], train=RULES["sgd"], dtype=dtype)
     check_same(found, truth, TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda one: type(one).__name__)
+def test_every_strategy_by_itself(strategy):
+    """What others in the same stack need must not be what makes it work."""
+    truth = sweep("reference", MODELS["cnn"], strategies=[strategy])
+    found = sweep("stacked", MODELS["cnn"], strategies=[strategy])
+    check_same(found, truth, TOLERANCE["float64"])
 
 
 @pytest.mark.parametrize("rule", ["momentum", "decay", "adam"])

@@ -14,12 +14,13 @@ from fedproto.data.federation import Federation
 from fedproto.equations import class_prototypes, local_margin
 from fedproto.errors import ConfigError, TrainingError
 from fedproto.rounds import plan_round
+from fedproto.strategies.fedproto import COUNT, MARGIN, SUM
 from helpers import begin, config_of, engine_for, same_tensors, train
 
 
 def first_job(strategy, federation, model, **options):
     run = begin(config_of(strategy, delta=0, **options), model)
-    return plan_round(0, run, federation).jobs[0]
+    return plan_round(run, federation).jobs[0]
 
 
 @pytest.mark.parametrize(
@@ -69,21 +70,22 @@ def test_prototypes_are_taken_before_and_after_training(small_federation, small_
     with torch.no_grad():
         before = class_prototypes(small_model.features(x.float()), y, 4)
         after = class_prototypes(trained.features(x.float()), y, 4)
-    torch.testing.assert_close(update.prototypes.sum, after.sum)
-    torch.testing.assert_close(update.local_margin, local_margin(before, after))
+    torch.testing.assert_close(update.payload[SUM], after.sum)
+    torch.testing.assert_close(update.payload[MARGIN], local_margin(before, after))
 
 
 def test_without_epochs_the_received_weights_come_back(small_federation, small_model):
     run = begin(config_of(FedProto(), epochs=1, delta=1), small_model)
     updates = engine_for(small_federation, small_model).train(
-        plan_round(0, run, small_federation).jobs
+        plan_round(run, small_federation).jobs
     )
     for update in updates:
         assert same_tensors(update.params, run.state.params)
         assert (update.train_loss, update.epochs_done) == (None, 0)
         # nothing moved, so every class that can be compared has margin 1
-        comparable = update.prototypes.seen & (update.prototypes.seen.sum() > 1)
-        assert torch.equal(update.local_margin, comparable.float())
+        seen = update.payload[COUNT] > 0
+        comparable = seen & (seen.sum() > 1)
+        assert torch.equal(update.payload[MARGIN], comparable.float())
 
 
 def test_accuracy_and_loss_are_over_all_samples_whatever_the_batches(small_federation, small_model):

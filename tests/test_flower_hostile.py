@@ -21,19 +21,19 @@ from fedproto.config import read_config
 from fedproto.flower import greeting, wire
 from fedproto.flower.arrays import write_tensors
 from fedproto.flower.parts import LONGEST_REASON, PROTOCOL, Refusal
-from fedproto.guard import FeatureShape, reason_to_refuse
+from fedproto.guard import Expected, reason_to_refuse
 from fedproto.schedule import BatchOrder
+from fedproto.strategies.fedproto import COUNT, MARGIN, SUM
 from fedproto.training import TrainOptions
-from fedproto.types import ClientUpdate, LocalJob, Prototypes
+from fedproto.types import ClientUpdate, LocalJob
 from flower_grid import through_the_wire
-from helpers import make_state, make_update, same_tensors
+from helpers import make_setting, make_state, make_update, same_tensors
 
-FEATURES = FeatureShape(classes=2, channels=6, per_sample=1)
+SETTING = make_setting()
 
 
 def job_for(strategy=None, client: int = 4) -> LocalJob:
     return LocalJob(
-        run=0,
         client=client,
         state=make_state(),
         strategy=strategy or FedProto(),
@@ -41,15 +41,22 @@ def job_for(strategy=None, client: int = 4) -> LocalJob:
         train=TrainOptions(),
         lr=0.1,
         seed=0,
+        run="abc123",
     )
 
 
 def honest(**changes) -> ClientUpdate:
     update = make_update(4, counts=(10, 0))
-    prototypes = update.prototypes
-    sums = torch.where(prototypes.seen.unsqueeze(-1), prototypes.sum, 0)
-    update = dataclasses.replace(update, prototypes=Prototypes(sums, prototypes.count))
     return dataclasses.replace(update, **changes)
+
+
+def paying(**changes) -> ClientUpdate:
+    """An update whose payload is changed; None takes a tensor out."""
+    update = honest()
+    names = {"sums": SUM, "count": COUNT, "margin": MARGIN}
+    payload = {**update.payload, **{names.get(key, key): one for key, one in changes.items()}}
+    kept = {name: tensor for name, tensor in payload.items() if tensor is not None}
+    return dataclasses.replace(update, payload=kept)
 
 
 def sent(content: RecordDict) -> RecordDict:
@@ -61,10 +68,11 @@ def sent(content: RecordDict) -> RecordDict:
 def received(content: RecordDict, job: LocalJob | None = None) -> ClientUpdate | str:
     """The update as the server uses it, or why it does not."""
     job = job or job_for()
-    update = wire.decode_update(content, job, FEATURES)
-    if isinstance(update, Refusal):
-        return update.reason
-    return reason_to_refuse(update, job, FEATURES) or update
+    found = wire.decode_update(content, job, SETTING)
+    if isinstance(found, Refusal):
+        return found.reason
+    update, _ = found
+    return reason_to_refuse(update, Expected.of(job, SETTING)) or update
 
 
 def verdict(update: ClientUpdate, job: LocalJob | None = None) -> ClientUpdate | str:
@@ -77,17 +85,6 @@ def filled(tensor, value, place=0):
     return changed
 
 
-def with_prototypes(sums=None, count=None):
-    update = honest()
-    return dataclasses.replace(
-        update,
-        prototypes=Prototypes(
-            update.prototypes.sum if sums is None else sums,
-            update.prototypes.count if count is None else torch.tensor(count),
-        ),
-    )
-
-
 def test_an_honest_update_arrives_bit_by_bit():
     update = honest()
     arrived = verdict(update)
@@ -96,9 +93,7 @@ def test_an_honest_update_arrives_bit_by_bit():
         assert torch.equal(arrived.params[name], update.params[name])
     for name in update.buffers:
         assert torch.equal(arrived.buffers[name], update.buffers[name])
-    assert torch.equal(arrived.prototypes.sum, update.prototypes.sum)
-    assert torch.equal(arrived.prototypes.count, update.prototypes.count)
-    assert torch.equal(arrived.local_margin, update.local_margin)
+    assert same_tensors(arrived.payload, update.payload)
     assert (arrived.num_examples, arrived.train_loss, arrived.epochs_done) == (10, 0.5, 1)
 
 
@@ -130,38 +125,33 @@ HOSTILE = {
         honest(params=UPDATE.params | {"weight": torch.ones(3, 2, dtype=torch.int64)}),
         "type 'int64'",
     ),
-    "prototypes of another dimension": (with_prototypes(torch.ones(2, 7)), "shape (2, 7)"),
-    "prototypes of another number of classes": (
-        with_prototypes(torch.ones(3, 6), (4, 3, 3)),
-        "shape (3, 6)",
-    ),
+    "prototypes of another dimension": (paying(sums=torch.ones(2, 7)), "shape (2, 7)"),
+    "prototypes of another number of classes": (paying(sums=torch.ones(3, 6)), "shape (3, 6)"),
     "nan prototype": (
-        with_prototypes(filled(UPDATE.prototypes.sum, np.nan)),
-        "prototypes are not finite",
+        paying(sums=filled(UPDATE.payload[SUM], np.nan)),
+        "'prototypes/sum' is not within",
     ),
     "prototype of an empty class": (
-        with_prototypes(filled(UPDATE.prototypes.sum, 1.0, 11)),
-        "prototypes of classes without samples",
+        paying(sums=filled(UPDATE.payload[SUM], 1.0, 11)),
+        "'prototypes/sum' is not zero where 'prototypes/count' is",
     ),
-    "no prototypes": (honest(prototypes=None, local_margin=None), "no prototypes"),
-    "no margins": (honest(local_margin=None), "no margins"),
-    "negative count": (with_prototypes(count=(12, -2)), "negative counts"),
-    "impossible counts": (with_prototypes(count=(11, 0)), "exceed the 10 features"),
-    "counts that overflow": (with_prototypes(count=(2**62, 2**62)), "exceed the 10 features"),
-    "fractional counts": (
-        dataclasses.replace(
-            honest(), prototypes=Prototypes(UPDATE.prototypes.sum, torch.tensor([5.0, 0.0]))
-        ),
-        "type 'float32'",
-    ),
-    "margin above one": (honest(local_margin=torch.tensor([1.5, 0.0])), "within [-1, 1]"),
-    "margin below minus one": (honest(local_margin=torch.tensor([-1.01, 0.0])), "within [-1, 1]"),
-    "nan margin": (honest(local_margin=torch.tensor([torch.nan, 0.0])), "within [-1, 1]"),
+    "no payload": (honest(payload={}), "no tensors 'payload'"),
+    "no prototypes": (paying(sums=None), "payload 'prototypes/sum' is missing"),
+    "no margins": (paying(margin=None), "payload 'margins/local' is missing"),
+    "more than was asked for": (paying(extra=torch.ones(1)), "payload 'extra' is unknown"),
+    "negative count": (paying(count=torch.tensor([10, -2])), "'prototypes/count' is not within"),
+    "impossible counts": (paying(count=torch.tensor([11, 0])), "not within [0, 10]"),
+    "counts too many together": (paying(count=torch.tensor([6, 6])), "sums up to more than 10"),
+    "counts that overflow": (paying(count=torch.tensor([2**62, 2**62])), "not within [0, 10]"),
+    "fractional counts": (paying(count=torch.tensor([5.0, 0.0])), "type 'float32'"),
+    "margin above one": (paying(margin=torch.tensor([1.5, 0.0])), "within [-1, 1]"),
+    "margin below minus one": (paying(margin=torch.tensor([-1.01, 0.0])), "within [-1, 1]"),
+    "nan margin": (paying(margin=torch.tensor([torch.nan, 0.0])), "within [-1, 1]"),
     "margin of an empty class": (
-        honest(local_margin=torch.tensor([0.5, 0.5])),
-        "margins of classes without samples",
+        paying(margin=torch.tensor([0.5, 0.5])),
+        "'margins/local' is not zero where 'prototypes/count' is",
     ),
-    "too many margins": (honest(local_margin=torch.zeros(3)), "shape (3,)"),
+    "too many margins": (paying(margin=torch.zeros(3)), "shape (3,)"),
     "more samples than it has": (honest(num_examples=10_000), "claims 10000 samples"),
     "negative samples": (honest(num_examples=-1), "claims -1 samples"),
     "more epochs than asked": (honest(epochs_done=50), "claims 50 epochs"),
@@ -178,13 +168,13 @@ def test_a_hostile_update_is_refused_with_its_reason(update, reason):
 
 def test_distances_have_other_bounds_than_margins():
     job = job_for(FedProto(measure="same-class-distance"))
-    assert isinstance(verdict(honest(local_margin=torch.tensor([2.0, 0.0])), job), ClientUpdate)
-    assert "within [0, 2.44949]" in verdict(honest(local_margin=torch.tensor([2.5, 0.0])), job)
-    assert "within" in verdict(honest(local_margin=torch.tensor([-0.1, 0.0])), job)
+    assert isinstance(verdict(paying(margin=torch.tensor([2.0, 0.0])), job), ClientUpdate)
+    assert "within [0, 2.44951]" in verdict(paying(margin=torch.tensor([2.5, 0.0])), job)
+    assert "within" in verdict(paying(margin=torch.tensor([-0.1, 0.0])), job)
 
 
-def test_prototypes_that_nobody_asked_for_are_refused():
-    assert "nobody asked for" in verdict(honest(), job_for(FedAvg()))
+def test_a_payload_that_nobody_asked_for_is_refused():
+    assert "'margins/local' is unknown" in verdict(honest(), job_for(FedAvg()))
 
 
 def changed(content: RecordDict, **fields) -> RecordDict:
@@ -211,7 +201,7 @@ class Bomb:
 
 GOOD = wire.encode_update(honest(), 1)
 BROKEN = {
-    "another protocol version": (changed(GOOD, protocol=PROTOCOL + 1), "protocol 2"),
+    "another protocol version": (changed(GOOD, protocol=PROTOCOL + 1), f"protocol {PROTOCOL + 1}"),
     "a version that is no number": (changed(GOOD, protocol="1"), "protocol '1'"),
     "an old round": (wire.encode_update(honest(), 0), "not of round 1"),
     "a wrong type of field": (changed(GOOD, num_examples=10.0), "'num_examples' is not of type"),
@@ -303,7 +293,7 @@ def test_a_job_arrives_as_it_was_sent():
     assert (config.strategy, config.data, config.model) == (
         CONFIG.strategy, CONFIG.data, CONFIG.model
     )  # fmt: skip
-    asked, arrived = job_for(), wire.decode_job(content, config, make_state(seed=1))
+    asked, arrived = job_for(), wire.decode_job(content, config, make_state(seed=1), SETTING)
     assert arrived.batches == asked.batches
     assert (arrived.client, arrived.lr, arrived.seed) == (asked.client, asked.lr, asked.seed)
     assert same_tensors(arrived.state.params, asked.state.params)
@@ -313,16 +303,19 @@ def test_a_job_arrives_as_it_was_sent():
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"protocol": PROTOCOL + 1}, "protocol 2"),
+        ({"protocol": PROTOCOL + 1}, f"protocol {PROTOCOL + 1}"),
         ({"epochs": -1}, "negative number"),
         ({"num_examples": 0}, "negative number"),
         ({"lr": float("nan")}, "learning rate"),
         ({"lr": 1}, "'lr' is not of type float"),
         ({"extra": 1}, "'extra' is unknown"),
+        ({"run": "../../elsewhere"}, "no fingerprint"),
+        ({"last_round": 1}, "not before its round"),
+        ({"last_round": -2}, "not before its round"),
     ],
 )
 def test_a_client_refuses_a_broken_job(fields, reason):
-    found = wire.decode_job(sent(a_job(**fields)), CONFIG, make_state())
+    found = wire.decode_job(sent(a_job(**fields)), CONFIG, make_state(), SETTING)
     assert isinstance(found, Refusal)
     assert reason in found.reason
 
@@ -331,9 +324,9 @@ def test_a_client_refuses_a_model_that_is_not_finite_or_not_its_own():
     content = a_job()
     state = make_state()
     content["params"] = write_tensors(state.params | {"bias": torch.full((3,), torch.nan).double()})
-    assert "'bias' is not finite" in wire.decode_job(sent(content), CONFIG, state).reason
+    assert "'bias' is not finite" in wire.decode_job(sent(content), CONFIG, state, SETTING).reason
     content["params"] = write_tensors({"weight": state.params["weight"]})
-    assert "'bias' is missing" in wire.decode_job(sent(content), CONFIG, state).reason
+    assert "'bias' is missing" in wire.decode_job(sent(content), CONFIG, state, SETTING).reason
 
 
 def scalars():
@@ -397,14 +390,13 @@ def test_no_mutation_crashes_the_server_or_slips_through(content):
             assert tensor.shape == wanted[name].shape
             assert tensor.dtype == wanted[name].dtype
             assert not tensor.is_floating_point() or bool((tensor.abs() < 1e31).all())
-    count, margin = found.prototypes.count, found.local_margin
-    assert found.prototypes.sum.shape == (2, 6)
-    assert bool(torch.isfinite(found.prototypes.sum).all())
+    sums, count, margin = (found.payload[name] for name in (SUM, COUNT, MARGIN))
+    assert sums.shape == (2, 6)
+    assert bool(torch.isfinite(sums).all())
     assert bool((count >= 0).all())
     assert int(count.sum()) <= 10
-    if margin is not None:
-        assert bool((margin.abs() <= 1).all())
-        assert bool((margin[count == 0] == 0).all())
+    assert bool((margin.abs() <= 1).all())
+    assert bool((margin[count == 0] == 0).all())
     weights = FedProto(max_attention=0.8).weigh(job.state, [found, honest(client=5)])
     assert float(weights.client.max()) <= 0.8 + 1e-9
 
@@ -423,7 +415,7 @@ def test_no_header_crashes_the_reader_of_arrays(text):
 @given(st.dictionaries(st.text(max_size=12), scalars(), max_size=8), st.sampled_from("jtq"))
 def test_no_job_crashes_the_client(fields, kind):
     name = {"j": "job", "t": "test", "q": "question"}[kind]
-    content = RecordDict({name: ConfigRecord({"protocol": 1, "config": "{}", **fields})})
+    content = RecordDict({name: ConfigRecord({"protocol": PROTOCOL, "config": "{}", **fields})})
     assert isinstance(wire.decode_job_config(content), Refusal)
     assert isinstance(greeting.decode_question(content), Refusal)
     assert isinstance(wire.decode_test(content, make_state()), Refusal)

@@ -47,8 +47,8 @@ def test_noisy_prototypes_pass_the_guard(tmp_path):
     store = over_flower(tmp_path / "flower", Private(range(CLIENTS)), **everyone())
     plain = simulated(tmp_path / "here", **everyone())
     assert all(record.failures == {} for record in store.records())
-    one, other = store.load_checkpoint().prototypes, plain.load_checkpoint().prototypes
-    assert not torch.allclose(one.sum, other.sum)
+    one, other = store.load_checkpoint().memory, plain.load_checkpoint().memory
+    assert not torch.allclose(one["prototypes/sum"], other["prototypes/sum"])
 
 
 @pytest.mark.parametrize("config", [{"clip": 1.0}, {"noise": 1.0}, {"clip": 0.0, "noise": 1.0}])

@@ -10,11 +10,13 @@ import torch
 
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedproto[flower]'")
 
-from flwr.app import ArrayRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 
 from fedproto import FedProto
-from fedproto.flower.helper import measure, train_with_prototypes
+from fedproto.flower.helper import observe, train_locally
 from fedproto.flower.strategy import FedProtoStrategy
+from fedproto.strategies.contract import Objective
+from fedproto.strategies.fedproto import COUNT, MARGIN, SUM
 from flower_grid import LocalGrid
 
 PAGE = Path(__file__).parents[1] / "docs" / "flower-strategy.md"
@@ -99,8 +101,10 @@ def nan_weights(client, reply):
         (nan_weights, "'classifier.bias' is not finite"),
         (replaced(metrics=MetricRecord({"num-examples": 10**12})), "no usable metrics"),
         (replaced(metrics=MetricRecord({"num-examples": 0})), "no usable metrics"),
-        (replaced(metrics=MetricRecord({"num-examples": 30})), "exceed the 30 features"),
-        (replaced(prototypes=ArrayRecord([])), "prototypes 'count' is missing"),
+        (replaced(metrics=MetricRecord({"num-examples": 30})), "'prototypes/count'"),
+        (replaced(payload=ArrayRecord([])), "payload 'margins/local' is missing"),
+        (replaced(work=MetricRecord({"steps": -1, "lr": 0.1})), "impossible number of steps"),
+        (replaced(work=MetricRecord({"steps": 3, "lr": 0.0})), "impossible learning rate"),
         (replaced(arrays=ArrayRecord([])), "is missing"),
     ],
 )
@@ -129,20 +133,33 @@ def test_too_few_nodes_make_no_round(example):
     assert strategy.attention == {}
 
 
-def test_the_helper_measures_before_and_after(example):
-    model, loader = example["Net"](), example["load_data"](0)
-    before = measure(model, loader, 3, model.encoder)
+def asked(example, **about):
+    config = {"server-round": 1, "last-round": 0, "clients": 4, **about}
+    parts = {"arrays": ArrayRecord(example["Net"]().state_dict()), "config": ConfigRecord(config)}
+    return Message(RecordDict(parts), 1000, "train")
 
-    def train():
+
+def test_the_helper_looks_before_and_after(example):
+    model, loader = example["Net"](), example["load_data"](0)
+    features = frozenset({"features"})
+    before = observe(model, loader, 3, features, model.encoder)
+
+    def train(objective):
+        assert objective == Objective()
         with torch.no_grad():
             model.encoder[0].weight.mul_(-1)
         return "trained"
 
-    result, record = train_with_prototypes(model, loader, 3, train, features=model.encoder)
-    after = measure(model, loader, 3, model.encoder)
+    context = Context(1, 1000, {"partition-id": 0}, RecordDict(), {})
+    LocalGrid([0])
+    result, records = train_locally(
+        asked(example), context, FedProto(), model, loader, 3, train, features=model.encoder
+    )
+    after = observe(model, loader, 3, features, model.encoder)
     assert result == "trained"
     assert model.training
-    sent = record.to_torch_state_dict()
-    assert torch.equal(sent["sum"], after.sum)
-    assert torch.equal(sent["count"], after.count)
-    torch.testing.assert_close(sent["margin"], FedProto().summarize(before, after))
+    sent = records["payload"].to_torch_state_dict()
+    assert torch.equal(sent[SUM], after.sums)
+    assert torch.equal(sent[COUNT], after.count)
+    expected = FedProto().report(None, {}, before, after).payload[MARGIN]
+    torch.testing.assert_close(sent[MARGIN], expected)

@@ -10,22 +10,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedproto import FedAvg, FedProto
-from fedproto.guard import FeatureShape, feature_shape, reason_to_refuse
-from fedproto.rounds import close_round, plan_round, run_rounds
+from fedproto.data.samples import TensorSamples
+from fedproto.guard import Expected, reason_to_refuse
+from fedproto.rounds import close_round, plan_round, remember_all, run_rounds
+from fedproto.setting import feature_shape
 from fedproto.strategies.attention import cap_attention
+from fedproto.strategies.contract import FeatureShape, Setting
 from helpers import begin, config_of, engine_for, make_state, make_update
 
 
 def test_the_shape_of_features_is_asked_of_the_model(small_federation, small_model):
     small_model.train()
     engine = engine_for(small_federation, small_model)
-    assert feature_shape(engine.workload) == FeatureShape(classes=4, channels=6, per_sample=1)
+    assert feature_shape(engine.workload) == FeatureShape(channels=6, per_sample=1)
     assert small_model.training
 
 
 def test_a_model_that_cannot_be_asked_is_not_guarded_by_shape(small_federation, small_model):
     engine = engine_for(small_federation, small_model)
-    wrong = replace(small_federation, input_shape=(9,))
+    samples = TensorSamples(torch.zeros(3, 9), torch.zeros(3, dtype=torch.int64))
+    wrong = replace(small_federation, input_shape=(9,), samples=samples)
     assert feature_shape(replace(engine.workload, federation=wrong)) is None
 
 
@@ -46,27 +50,31 @@ def test_the_simulator_refuses_what_a_server_would(small_federation, small_model
 
 def test_an_update_in_anothers_place_is_refused(small_federation, small_model):
     run = begin(config_of(FedProto(), delta=0), small_model)
-    plan = plan_round(0, run, small_federation)
-    updates = engine_for(small_federation, small_model).train(plan.jobs)
-    _, record = close_round(run, plan, [updates[0], updates[0], *updates[2:]])
+    engine = engine_for(small_federation, small_model)
+    setting = remember_all([run], engine)
+    plan = plan_round(run, small_federation)
+    updates = engine.train(plan.jobs)
+    _, record = close_round(run, plan, [updates[0], updates[0], *updates[2:]], setting)
     assert record.failures == {plan.cohort[1]: f"the update says it is of client {plan.cohort[0]}"}
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 1e35, -1e35])
 def test_a_single_value_out_of_range_is_seen(value, small_federation, small_model):
-    job = plan_round(0, begin(config_of(FedAvg(), delta=0), small_model), small_federation).jobs[0]
+    job = plan_round(begin(config_of(FedAvg(), delta=0), small_model), small_federation).jobs[0]
     (update,) = engine_for(small_federation, small_model).train([job])
-    assert reason_to_refuse(update, job) is None
+    expected = Expected.of(job, Setting(job.state.params, 4, 6))
+    assert reason_to_refuse(update, expected) is None
     update.params["classifier.weight"][1, 2] = value
-    assert "'classifier.weight' is not finite" in (reason_to_refuse(update, job) or "")
+    assert "'classifier.weight' is not finite" in (reason_to_refuse(update, expected) or "")
 
 
 def test_a_tensor_without_values_has_nothing_wrong(small_federation, small_model):
-    job = plan_round(0, begin(config_of(FedAvg(), delta=0), small_model), small_federation).jobs[0]
+    job = plan_round(begin(config_of(FedAvg(), delta=0), small_model), small_federation).jobs[0]
     (update,) = engine_for(small_federation, small_model).train([job])
     empty = {"none": torch.empty(0)}
     job = replace(job, state=replace(job.state, buffers=empty))
-    assert reason_to_refuse(replace(update, buffers=empty), job) is None
+    expected = Expected.of(job, Setting(job.state.params, 4, 6))
+    assert reason_to_refuse(replace(update, buffers=empty), expected) is None
 
 
 def test_incidents_of_an_engine_are_in_the_record(small_federation, small_model):

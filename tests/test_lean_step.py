@@ -18,6 +18,7 @@ from fedproto.models.cnn import CNN, CNNOptions
 from fedproto.models.cnn4 import CNN4Options
 from fedproto.models.mlp import MLPOptions
 from fedproto.strategies import FedAvg, FedProx, Strategy
+from fedproto.strategies.contract import Objective
 from fedproto.training import TrainOptions
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
@@ -91,12 +92,12 @@ def test_a_step_is_that_of_automatic_differentiation(options, shape, batch, dtyp
     received = {name: one.detach().clone() for name, one in model.named_parameters()}
     network = lean_for(model, shape, dtype)
     ours = {name: tensor.clone() for name, tensor in received.items()}
-    network.load(ours, keep=True)
+    network.load(ours, Objective(proximal=0.7))
     for _ in range(3):
         x = torch.randn(batch, *shape, generator=generator, dtype=dtype)
         targets = torch.randint(0, CLASSES, (batch,), generator=generator)
         expected, loss = stepped(model, x, targets, received, mu=0.7)
-        found = network.step(x, targets, F.cross_entropy, rate=0.1, pull=0.1 * 0.7)
+        found = network.step(x, targets, F.cross_entropy, rate=0.1)
         assert float(found) == pytest.approx(loss, abs=TOLERANCE[dtype])
         model.load_state_dict(expected)
     network.store(ours)
@@ -113,8 +114,8 @@ def test_equal_values_in_a_pooled_cell_pass_the_gradient_once():
     targets = torch.arange(4)
     network = lean_for(model, (1, 28, 28), torch.float64)
     expected, _ = stepped(model, x, targets)
-    network.load(dict(model.named_parameters()), keep=False)
-    network.step(x, targets, F.cross_entropy, rate=0.1, pull=0.0)
+    network.load(dict(model.named_parameters()), Objective())
+    network.step(x, targets, F.cross_entropy, rate=0.1)
     network.store(dict(model.named_parameters()))
     for name, tensor in model.named_parameters():
         torch.testing.assert_close(tensor.detach(), expected[name], rtol=0, atol=1e-9)
@@ -138,8 +139,8 @@ def test_jobs_of_every_strategy(model, strategy):
         assert ours.epochs_done == theirs.epochs_done
         for name, tensor in theirs.params.items():
             torch.testing.assert_close(ours.params[name], tensor, rtol=0, atol=1e-9)
-        if theirs.local_margin is not None:
-            torch.testing.assert_close(ours.local_margin, theirs.local_margin, rtol=0, atol=1e-9)
+        for name, tensor in theirs.payload.items():
+            torch.testing.assert_close(ours.payload[name], tensor, rtol=0, atol=1e-8)
 
 
 def test_a_job_without_epochs_gives_the_received_weights():

@@ -181,7 +181,7 @@ def test_the_polynomial_learning_rate_falls_over_the_rounds():
 
 def test_centralized_trains_on_the_pooled_data(small_federation, small_model):
     run = begin(config_of(Centralized()), small_model)
-    plan = plan_round(0, run, small_federation)
+    plan = plan_round(run, small_federation)
     assert [job.batches.num_examples for job in plan.jobs] == [small_federation.train_sizes.sum()]
     assert (plan.cohort, plan.stragglers) == ([], [])
 

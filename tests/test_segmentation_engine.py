@@ -18,6 +18,7 @@ from fedproto.errors import DataError, TrainingError
 from fedproto.models.base import build_model
 from fedproto.models.deeplab import SmallDeepLabOptions
 from fedproto.rounds import plan_round
+from fedproto.strategies.fedproto import COUNT, SUM
 from fedproto.tasks import Segmentation, task_named
 from fedproto.types import ClientUpdate, LocalJob, ServerState
 from helpers import begin, config_of, engine_for
@@ -41,7 +42,7 @@ def jobs_of(
     options = {"epochs": 1, "batch_size": 4, "lr": 1e-3} | train
     config = config_of(strategy or FedProto(), cohort=3, delta=0.0, **options)
     config = replace(config, augment=augment or AugmentOptions())
-    return plan_round(0, begin(config, model), federation).jobs
+    return plan_round(begin(config, model), federation).jobs
 
 
 def trained(federation, model, name: str = "reference", **options) -> list[ClientUpdate]:
@@ -61,8 +62,8 @@ def assert_alike(ones: list[ClientUpdate], others: list[ClientUpdate]) -> None:
         assert one.train_loss == pytest.approx(other.train_loss, rel=1e-6)
         for name, value in one.params.items():
             assert torch.allclose(value, other.params[name], rtol=1e-6, atol=1e-8), name
-        assert torch.equal(one.prototypes.count, other.prototypes.count)
-        assert torch.allclose(one.prototypes.sum, other.prototypes.sum, rtol=1e-6)
+        assert torch.equal(one.payload[COUNT], other.payload[COUNT])
+        assert torch.allclose(one.payload[SUM], other.payload[SUM], rtol=1e-6)
 
 
 @pytest.mark.parametrize("parts", [2, 3, 9])

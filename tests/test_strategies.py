@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,14 +11,18 @@ import torch
 from fedproto import Centralized, FedAtt, FedAvg, FedProto, FedProx
 from fedproto.equations import aggregate_margin, aggregate_prototypes
 from fedproto.errors import ConfigError, TrainingError
-from fedproto.rounds import close_round, plan_round
+from fedproto.rounds import close_round, plan_round, remember_all
+from fedproto.strategies.contract import Observation
+from fedproto.strategies.fedproto import COUNT, MARGIN, SUM
 from fedproto.types import ClientUpdate, Prototypes, ServerState
 from helpers import (
     begin,
     config_of,
     engine_for,
+    make_setting,
     make_state,
     make_update,
+    prototypes_of,
     same_tensors,
     train,
     train_runs,
@@ -37,7 +42,7 @@ def test_fedavg_weighs_by_size_or_all_alike():
 def test_fedprox_penalty_is_half_mu_times_the_squared_distance():
     params = {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([3.0])}
     received = {"a": torch.tensor([0.0, 0.0]), "b": torch.tensor([1.0])}
-    penalty = FedProx(mu=0.5).penalty(params, received)
+    penalty = FedProx(mu=0.5).objective(None).closed_form(params, received)
     assert float(penalty) == pytest.approx(0.25 * (1 + 4 + 4))
 
 
@@ -61,14 +66,14 @@ def test_fedprox_stays_nearer_to_the_received_weights(small_federation, small_mo
 def test_fedatt_weighs_each_tensor_by_softmax_of_distance():
     state = ServerState(0, {"w": torch.tensor([0.0, 0.0])}, {})
     updates = [
-        ClientUpdate(0, 1, {"w": torch.tensor([3.0, 4.0])}, {}, 0.1, 1),
-        ClientUpdate(1, 1, {"w": torch.tensor([0.0, 4.0])}, {}, 0.1, 1),
+        ClientUpdate(0, 1, {"w": torch.tensor([3.0, 4.0])}, {}, 0.1, 1, 1, 0.1),
+        ClientUpdate(1, 1, {"w": torch.tensor([0.0, 4.0])}, {}, 0.1, 1, 1, 0.1),
     ]
     strategy = FedAtt(epsilon=2.0)
     weights = strategy.weigh(state, updates)
     first = math.exp(5) / (math.exp(5) + math.exp(4))
     assert weights.tensor["w"].tolist() == pytest.approx([first, 1 - first])
-    moved = strategy.aggregate(state, updates, weights).params["w"]
+    moved = strategy.aggregate(state, updates, weights, make_setting())[0].params["w"]
     # w − ε Σ α_k (w − w_k), from w = 0
     assert moved.tolist() == pytest.approx([2 * first * 3, 2 * 4.0], rel=1e-5)
 
@@ -85,11 +90,14 @@ def test_fedatt_never_steps_batch_norm_statistics_beyond_the_average():
             {"running_var": torch.tensor([1.0]), "steps": torch.tensor(client)},
             0.1,
             1,
+            steps=1,
+            lr=0.1,
         )
         for client in range(2)
     ]
     strategy = FedAtt(epsilon=1.2)
-    buffers = strategy.aggregate(state, updates, strategy.weigh(state, updates)).buffers
+    weights = strategy.weigh(state, updates)
+    buffers = strategy.aggregate(state, updates, weights, make_setting())[0].buffers
     assert buffers["running_var"].tolist() == [1.0]
     assert buffers["steps"].dtype == torch.int64
     assert int(buffers["steps"]) == 1
@@ -108,13 +116,13 @@ def test_fedproto_attention_by_hand():
         v = torch.tensor([1 / (1 + math.exp(-total)) for total in sums], dtype=torch.float64)
         return v / v.sum()
 
-    local = attention([float(update.local_margin.sum()) for update in updates])
+    local = attention([float(update.payload[MARGIN].sum()) for update in updates])
     aggregate = attention(
         [
             float(
                 aggregate_margin(
-                    Prototypes(update.prototypes.sum.double(), update.prototypes.count),
-                    Prototypes(state.prototypes.sum.double(), state.prototypes.count),
+                    Prototypes(update.payload[SUM].double(), update.payload[COUNT]),
+                    prototypes_of(state),
                 ).sum()
             )
             for update in updates
@@ -128,21 +136,18 @@ def test_fedproto_attention_by_hand():
 
 def test_fedproto_same_class_distance_prefers_prototypes_that_moved():
     still, moved = make_update(0), make_update(0)
-    state = ServerState(1, still.params, still.buffers, aggregate_prototypes([still.prototypes]))
-    moved = ClientUpdate(
-        **(
-            vars(moved)
-            | {
-                "client": 1,
-                "prototypes": Prototypes(moved.prototypes.sum.flip(-1), moved.prototypes.count),
-            }
-        )
-    )
+    known = aggregate_prototypes([prototypes_of(still)])
+    memory = {SUM: known.sum, COUNT: known.count}
+    state = ServerState(1, still.params, still.buffers, memory)
+    turned = moved.payload | {SUM: moved.payload[SUM].flip(-1)}
+    moved = replace(moved, client=1, payload=turned)
     strategy = FedProto(measure="same-class-distance", margins="aggregate")
     weights = strategy.weigh(state, [still, moved]).client
     assert weights[1] > weights[0]
-    summary = strategy.summarize(still.prototypes, moved.prototypes)
-    assert (summary > 0).all()
+    before, after = (
+        Observation(one.payload[SUM], one.payload[COUNT], torch.zeros(())) for one in (still, moved)
+    )
+    assert (strategy.report(None, {}, before, after).payload[MARGIN] > 0).all()
 
 
 def test_equal_margins_give_uniform_attention():
@@ -154,32 +159,38 @@ def test_equal_margins_give_uniform_attention():
 
 def test_fedproto_keeps_the_aggregate_prototypes_of_the_round():
     updates = updates_of_sizes(10, 30)
-    state = FedProto().aggregate(make_state(), updates, FedProto().weigh(make_state(), updates))
-    expected = aggregate_prototypes([update.prototypes for update in updates])
-    torch.testing.assert_close(state.prototypes.mean.float(), expected.mean)
+    weights = FedProto().weigh(make_state(), updates)
+    state, _ = FedProto().aggregate(make_state(), updates, weights, make_setting())
+    expected = aggregate_prototypes([prototypes_of(update) for update in updates])
+    torch.testing.assert_close(prototypes_of(state).mean.float(), expected.mean)
 
 
 def test_fedproto_carries_unseen_prototypes_only_when_asked():
     old = make_state(counts=(5, 5))
     updates = [make_update(client, counts=(5, 0)) for client in range(2)]
-    assert FedProto().next_prototypes(old, updates).seen.tolist() == [True, False]
-    carried = FedProto(carry_unseen_prototypes=True).next_prototypes(old, updates)
+
+    def kept(strategy):
+        return prototypes_of(replace(old, memory=strategy.remember(old, updates, make_setting())))
+
+    assert kept(FedProto()).seen.tolist() == [True, False]
+    carried = kept(FedProto(carry_unseen_prototypes=True))
     assert carried.seen.tolist() == [True, True]
-    torch.testing.assert_close(carried.mean[1].float(), old.prototypes.mean[1])
+    torch.testing.assert_close(carried.mean[1], prototypes_of(old).mean[1])
 
 
-def test_fedproto_names_the_client_that_sent_no_prototypes():
-    bare = ClientUpdate(**(vars(make_update(7)) | {"prototypes": None}))
-    with pytest.raises(TrainingError, match="client 7 sent no prototypes"):
-        FedProto().weigh(make_state(), [bare])
+def test_fedproto_says_that_it_needs_features():
+    with pytest.raises(TrainingError, match="shape of the model's features"):
+        FedProto().payload(replace(make_setting(), features=None), 10)
 
 
 @pytest.mark.parametrize("strategy", [FedAvg(), FedProx(), FedProto(), FedAtt(epsilon=1.0)])
 def test_one_client_returns_its_own_weights(strategy, small_federation, small_model):
     run = begin(config_of(strategy, cohort=1, delta=0), small_model)
-    jobs = plan_round(0, run, small_federation).jobs
-    (update,) = engine_for(small_federation, small_model).train(jobs)
-    state, record = close_round(run, plan_round(0, run, small_federation), [update])
+    engine = engine_for(small_federation, small_model)
+    setting = remember_all([run], engine)
+    plan = plan_round(run, small_federation)
+    (update,) = engine.train(plan.jobs)
+    state, record = close_round(run, plan, [update], setting)
     assert same_tensors(state.params, update.params)
     assert record.attention == {update.client: 1.0}
 

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
 
 from fedproto.config import RunConfig, read_config
 from fedproto.rounds import run_rounds
-from fedproto.types import ClientUpdate
 from helpers import (
     begin,
     config_of,
     engine_for,
     every_strategy,
-    make_state,
-    make_update,
+    make_setting,
     same_tensors,
+    state_for,
     strategy_name,
     train,
+    update_for,
 )
 
 pytestmark = pytest.mark.parametrize("strategy", every_strategy(), ids=strategy_name)
@@ -36,62 +37,69 @@ def check_weights(strategy, state, updates):
 
 
 def aggregate(strategy, state, updates):
-    return strategy.aggregate(state, updates, check_weights(strategy, state, updates))
+    weights = check_weights(strategy, state, updates)
+    result, counted = strategy.aggregate(state, updates, weights, make_setting())
+    assert float(counted.sum()) == pytest.approx(1)
+    return result
 
 
 def test_weights_are_a_distribution(strategy):
-    updates = [make_update(client, size) for client, size in enumerate((1, 10, 500))]
+    updates = [update_for(strategy, client, size) for client, size in enumerate((1, 10, 500))]
     for round_ in (0, 1):
-        check_weights(strategy, make_state(round_), updates)
+        check_weights(strategy, state_for(strategy, round_), updates)
 
 
 def test_the_next_state_has_the_same_names_shapes_and_dtypes(strategy):
-    state = make_state()
-    result = aggregate(strategy, state, [make_update(client) for client in range(3)])
+    state = state_for(strategy)
+    result = aggregate(strategy, state, [update_for(strategy, client) for client in range(3)])
     assert result.round == state.round + 1
-    for old, new in ((state.params, result.params), (state.buffers, result.buffers)):
+    pairs = (
+        (state.params, result.params),
+        (state.buffers, result.buffers),
+        (state.memory, result.memory),
+    )
+    for old, new in pairs:
         assert old.keys() == new.keys()
         for name in old:
             assert (new[name].shape, new[name].dtype) == (old[name].shape, old[name].dtype)
 
 
 def test_inputs_are_not_mutated(strategy):
-    state, updates = make_state(), [make_update(client) for client in range(3)]
+    state, updates = state_for(strategy), [update_for(strategy, client) for client in range(3)]
     kept = copy.deepcopy((state, updates))
     aggregate(strategy, state, updates)
     for update, before in zip(updates, kept[1], strict=True):
         assert same_tensors(update.params, before.params)
         assert same_tensors(update.buffers, before.buffers)
-        assert torch.equal(update.prototypes.sum, before.prototypes.sum)
-        assert torch.equal(update.local_margin, before.local_margin)
+        assert same_tensors(update.payload, before.payload)
     assert same_tensors(state.params, kept[0].params)
     assert same_tensors(state.buffers, kept[0].buffers)
+    assert same_tensors(state.memory, kept[0].memory)
 
 
 def test_a_single_client_gets_all_the_weight(strategy):
-    assert check_weights(strategy, make_state(), [make_update(0)]).client.tolist() == [1.0]
+    weights = check_weights(strategy, state_for(strategy), [update_for(strategy, 0)])
+    assert weights.client.tolist() == [1.0]
 
 
 def test_a_client_with_one_class(strategy):
-    updates = [make_update(0, counts=(5, 5)), make_update(1, counts=(0, 5))]
-    result = aggregate(strategy, make_state(), updates)
+    updates = [update_for(strategy, 0, counts=(5, 5)), update_for(strategy, 1, counts=(0, 5))]
+    result = aggregate(strategy, state_for(strategy), updates)
     assert all(torch.isfinite(tensor).all() for tensor in result.params.values())
 
 
 def test_a_client_with_no_finished_epoch(strategy):
-    state = make_state()
-    idle = ClientUpdate(
-        **(
-            vars(make_update(1, epochs=0))
-            | {"params": state.params, "buffers": state.buffers, "prototypes": state.prototypes}
-        )
+    state = state_for(strategy)
+    idle = replace(
+        update_for(strategy, 1, epochs=0), params=state.params, buffers=state.buffers, steps=0
     )
-    result = aggregate(strategy, state, [make_update(0), idle])
+    result = aggregate(strategy, state, [update_for(strategy, 0), idle])
     assert all(torch.isfinite(tensor).all() for tensor in result.params.values())
 
 
 def test_the_order_of_updates_does_not_matter(strategy):
-    state, updates = make_state(), [make_update(client, 5 + client) for client in range(4)]
+    state = state_for(strategy)
+    updates = [update_for(strategy, client, 5 + client) for client in range(4)]
     forwards = aggregate(strategy, state, updates)
     backwards = aggregate(strategy, state, updates[::-1])
     for name, tensor in forwards.params.items():

@@ -2,12 +2,14 @@
 
 from importlib.metadata import PackageNotFoundError, version
 
+from fedproto.aggregation import AggregateOptions
 from fedproto.api import load, load_all, run, sweep
 from fedproto.data import DATASETS, DataSource, Federation
 from fedproto.extend import extend
 from fedproto.insight import analyse, predict
 from fedproto.models import MODELS, FeatureModel, ModelOptions, with_features
 from fedproto.result import Result, Results
+from fedproto.server import ServerOptions
 from fedproto.strategies import STRATEGIES, Centralized, FedAtt, FedAvg, FedProto, FedProx, Strategy
 from fedproto.types import Prototypes, RoundRecord
 
@@ -20,6 +22,7 @@ __all__ = [
     "DATASETS",
     "MODELS",
     "STRATEGIES",
+    "AggregateOptions",
     "Centralized",
     "DataSource",
     "FeatureModel",
@@ -33,6 +36,7 @@ __all__ = [
     "Result",
     "Results",
     "RoundRecord",
+    "ServerOptions",
     "Strategy",
     "analyse",
     "extend",

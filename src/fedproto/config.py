@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from fedproto.aggregation import AggregateOptions
 from fedproto.augment import AugmentOptions
 from fedproto.data.base import DATASETS, DataSource
 from fedproto.engines.base import EngineOptions, check_engine_name
@@ -19,6 +20,7 @@ from fedproto.measures.options import MeasureOptions
 from fedproto.models.base import MODELS, ModelOptions
 from fedproto.options import Options, option, options_to_dict, read_options
 from fedproto.registry import Registry
+from fedproto.server import ServerOptions
 from fedproto.strategies.base import STRATEGIES, Strategy
 from fedproto.tasks import TaskOptions
 from fedproto.training import TrainOptions
@@ -66,6 +68,14 @@ class StoreOptions(Options):
         False, "compare all samples with those a run began with, not only some of large data"
     )
 
+    def earliest_return(self, round_: int) -> int:
+        """The earliest round from which a run may have to go on, once this one is done."""
+        if self.checkpoint_every == 0:
+            return round_  # it can only begin again
+        if self.keep == 0:
+            return 0
+        return max(0, (round_ // self.checkpoint_every - self.keep) * self.checkpoint_every)
+
 
 @dataclass(frozen=True)
 class RunConfig:
@@ -79,6 +89,8 @@ class RunConfig:
         model: Architecture; None when the module was given in Python.
         task: What is asked of the task beyond its data.
         augment: How training images are varied.
+        aggregate: How updates become one.
+        server: What the server does with that.
     """
 
     strategy: Strategy
@@ -89,6 +101,8 @@ class RunConfig:
     task: TaskOptions = field(default_factory=TaskOptions)
     train: TrainOptions = field(default_factory=TrainOptions)
     augment: AugmentOptions = field(default_factory=AugmentOptions)
+    aggregate: AggregateOptions = field(default_factory=AggregateOptions)
+    server: ServerOptions = field(default_factory=ServerOptions)
     schedule: ScheduleOptions = field(default_factory=ScheduleOptions)
     evaluate: EvaluateOptions = field(default_factory=EvaluateOptions)
     measure: MeasureOptions = field(default_factory=MeasureOptions)
@@ -129,6 +143,8 @@ SECTIONS: dict[str, type[Options]] = {
     "task": TaskOptions,
     "train": TrainOptions,
     "augment": AugmentOptions,
+    "aggregate": AggregateOptions,
+    "server": ServerOptions,
     "schedule": ScheduleOptions,
     "evaluate": EvaluateOptions,
     "measure": MeasureOptions,

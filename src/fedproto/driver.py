@@ -154,7 +154,8 @@ def _begin(assignment: Assignment, identity: Mapping[str, str]) -> Run:
     if state is not None or store.records():
         check_same(store.identity(), {**identity, **_model_part(assignment)}, store.path)
     state = state or assignment.initial()
-    return Run(store.config, state.to(device), store.go_back_to(state.round))
+    records = store.go_back_to(state.round)
+    return Run(store.config, state.to(device), records, store.client_memory)
 
 
 def _model_part(assignment: Assignment) -> dict[str, str]:

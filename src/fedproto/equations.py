@@ -47,10 +47,26 @@ def class_prototypes(e_nd: Tensor, y_n: Tensor, num_classes: int) -> Prototypes:
     Returns:
         Sums ``[..., C, D]`` and counts ``[..., C]``; their quotient is ``p_k``.
     """
+    return Prototypes(*class_sums(e_nd, y_n, num_classes))
+
+
+def class_sums(e_nd: Tensor | None, y_n: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
+    """The sums and counts behind eq. (4): ``Σ e`` and ``n_k[c]``.
+
+    Args:
+        e_nd: Features ``[..., N, D]``; None for counts alone, and sums without channels.
+        y_n: Their labels ``[..., N]``; a label outside ``0 … C-1`` (void) counts nowhere.
+        num_classes: C.
+
+    Returns:
+        Sums ``[..., C, D]`` and counts ``[..., C]``.
+    """
     member_nc = y_n.unsqueeze(-1) == torch.arange(num_classes, device=y_n.device)
+    count_c = member_nc.sum(dim=-2)
+    if e_nd is None:
+        return torch.empty((*count_c.shape, 0), device=y_n.device), count_c
     # A product with the membership matrix, not a scatter: its order of summation is fixed.
-    sum_cd = member_nc.to(e_nd.dtype).transpose(-1, -2) @ e_nd
-    return Prototypes(sum_cd, member_nc.sum(dim=-2))
+    return member_nc.to(e_nd.dtype).transpose(-1, -2) @ e_nd, count_c
 
 
 def minmax_normalize(p_d: Tensor) -> Tensor:

@@ -8,74 +8,70 @@ the guard keeps the numbers usable and the weights of clients honest, no more.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fedproto.engines.base import Workload
-from fedproto.models.base import features_of
-from fedproto.types import ClientUpdate, LocalJob, Prototypes, Tensors
-
-LARGEST = 1e30
-"""Beyond this a finite number is taken for a broken one: sums of a few would be infinite."""
+from fedproto.strategies.contract import LARGEST, Declarations, Setting
+from fedproto.types import ClientUpdate, LocalJob, Tensors
 
 
 @dataclass(frozen=True)
-class FeatureShape:
-    """What prototypes of a model on a federation look like.
+class Expected:
+    """What an update must look like.
 
     Attributes:
-        classes: Number of classes C.
-        channels: Channels D of a feature vector.
-        per_sample: Feature vectors that one sample gives.
+        client: Whose it is.
+        num_examples: Training samples of the client.
+        epochs: Epochs that were asked for.
+        params: Tensors of the names, shapes and types of its parameters.
+        buffers: The same for its buffers.
+        payload: What it adds, as the strategy declares it.
     """
 
-    classes: int
-    channels: int
-    per_sample: int
+    client: int
+    num_examples: int
+    epochs: int
+    params: Tensors
+    buffers: Tensors
+    payload: Declarations
+
+    @staticmethod
+    def of(job: LocalJob, setting: Setting) -> Expected:
+        """What a job asks for."""
+        number = job.batches.num_examples
+        return Expected(
+            job.client,
+            number,
+            job.batches.epochs,
+            job.state.params,
+            job.state.buffers,
+            job.strategy.payload(setting, number),
+        )
 
 
-def feature_shape(workload: Workload) -> FeatureShape | None:
-    """Asks the model itself, with one empty input; None for a model that cannot take one."""
-    model, federation = workload.model, workload.federation
-    like = next(model.parameters(), torch.zeros(()))
-    training = model.training
-    try:
-        with torch.no_grad():
-            empty = torch.zeros(1, *federation.input_shape, dtype=like.dtype, device=like.device)
-            features = features_of(model.eval())(empty)
-        channels, per_sample = workload.task.feature_shape(features)
-    except (RuntimeError, ValueError, IndexError, TypeError):
-        return None
-    finally:
-        model.train(training)
-    return FeatureShape(federation.num_classes, channels, per_sample)
-
-
-def reason_to_refuse(
-    update: ClientUpdate, job: LocalJob, features: FeatureShape | None = None
-) -> str | None:
-    """Why an update must not enter the average; None when it may.
-
-    Args:
-        update: What the client sent.
-        job: What it was asked to do.
-        features: What its prototypes must look like, where that is known.
-    """
+def reason_to_refuse(update: ClientUpdate, expected: Expected) -> str | None:
+    """Why an update must not enter the average; None when it may."""
     reason = (
-        _reason_by_claims(update, job)
-        or _reason_by_layout("params", update.params, job.state.params)
-        or _reason_by_layout("buffers", update.buffers, job.state.buffers)
-        or _reason_by_prototype_layout(update, job, features)
+        _reason_by_claims(update, expected)
+        or _reason_by_layout("params", update.params, _layout(expected.params))
+        or _reason_by_layout("buffers", update.buffers, _layout(expected.buffers))
+        or _reason_by_layout(
+            "payload",
+            update.payload,
+            {name: (one.shape, one.dtype) for name, one in expected.payload.items()},
+        )
     )
     if reason is not None:
         return reason
-    checks = list(_value_checks(update, job, features))
+    checks = list(_value_checks(update, expected.payload))
     # All verdicts at once: asking one by one would wait for a GPU once per tensor.
-    verdicts = torch.stack([verdict for _, verdict in checks]).tolist() if checks else []
-    for (reason, _), good in zip(checks, verdicts, strict=True):
+    device = next(iter(update.params.values())).device if update.params else torch.device("cpu")
+    verdicts = [verdict.to(device, non_blocking=True) for _, verdict in checks]
+    found = torch.stack(verdicts).tolist() if verdicts else []
+    for (reason, _), good in zip(checks, found, strict=True):
         if not good:
             return reason
     if update.train_loss is not None and not math.isfinite(update.train_loss):
@@ -83,99 +79,61 @@ def reason_to_refuse(
     return None
 
 
-def _reason_by_claims(update: ClientUpdate, job: LocalJob) -> str | None:
-    if update.client != job.client:
+def _reason_by_claims(update: ClientUpdate, expected: Expected) -> str | None:
+    if update.client != expected.client:
         return f"the update says it is of client {update.client}"
-    if update.num_examples != job.batches.num_examples:
-        return f"it claims {update.num_examples} samples; it has {job.batches.num_examples}"
-    if not 0 <= update.epochs_done <= job.batches.epochs:
-        return f"it claims {update.epochs_done} epochs of {job.batches.epochs}"
+    if update.num_examples != expected.num_examples:
+        return f"it claims {update.num_examples} samples; it has {expected.num_examples}"
+    if not 0 <= update.epochs_done <= expected.epochs:
+        return f"it claims {update.epochs_done} epochs of {expected.epochs}"
     return None
 
 
-def _reason_by_layout(kind: str, given: Tensors, wanted: Tensors) -> str | None:
+def _layout(tensors: Tensors) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    return {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
+
+
+def _reason_by_layout(
+    kind: str, given: Tensors, wanted: Mapping[str, tuple[tuple[int, ...], torch.dtype]]
+) -> str | None:
     if given.keys() != wanted.keys():
         odd = sorted(given.keys() ^ wanted.keys())[0]
         fault = "is missing" if odd in wanted else "is unknown"
         return f"{kind} '{odd}' {fault}"
-    for name, tensor in given.items():
-        if tensor.shape != wanted[name].shape:
-            return (
-                f"tensor '{name}' has shape {tuple(tensor.shape)}, not {tuple(wanted[name].shape)}"
-            )
-        if tensor.dtype != wanted[name].dtype:
-            return f"tensor '{name}' has type {tensor.dtype}, not {wanted[name].dtype}"
+    for name, found in _layout(given).items():
+        for what, has, needs in zip(("shape", "type"), found, wanted[name], strict=True):
+            if has != needs:
+                return f"tensor '{name}' has {what} {has}, not {needs}"
     return None
 
 
-def _reason_by_prototype_layout(
-    update: ClientUpdate, job: LocalJob, features: FeatureShape | None
-) -> str | None:
-    prototypes, margin = update.prototypes, update.local_margin
-    if not job.strategy.needs_prototypes:
-        sent = prototypes is not None or margin is not None
-        return "it sends prototypes or margins, which nobody asked for" if sent else None
-    if prototypes is None:
-        return "it sends no prototypes"
-    wanted = _wanted_shape(job.state.prototypes, features)
-    given = tuple(prototypes.sum.shape)
-    if len(given) != 2 or (wanted is not None and given != wanted):
-        return f"its prototypes have shape {given}, not {wanted or 'classes by channels'}"
-    if not prototypes.sum.is_floating_point():
-        return f"its prototypes have type {prototypes.sum.dtype}"
-    if prototypes.count.shape != given[:1] or prototypes.count.dtype != torch.int64:
-        return "its counts are not one whole number per class"
-    if margin is None and job.strategy.summarize(prototypes, prototypes) is not None:
-        return "it sends no margins"
-    if margin is not None and (margin.shape != given[:1] or not margin.is_floating_point()):
-        return "its margins are not one number per class"
-    return None
-
-
-def _wanted_shape(
-    known: Prototypes | None, features: FeatureShape | None
-) -> tuple[int, int] | None:
-    if features is not None:
-        return features.classes, features.channels
-    return None if known is None else (known.sum.shape[0], known.sum.shape[1])
-
-
-def _value_checks(
-    update: ClientUpdate, job: LocalJob, features: FeatureShape | None
-) -> Iterator[tuple[str, Tensor]]:
+def _value_checks(update: ClientUpdate, declared: Declarations) -> Iterator[tuple[str, Tensor]]:
     for name, tensor in {**update.params, **update.buffers}.items():
         if tensor.is_floating_point():
             yield (
                 f"tensor '{name}' is not finite after local training (learning rate too high?)",
-                _usable(tensor),
+                _within(tensor, -LARGEST, LARGEST),
             )
-    if update.prototypes is None:
-        return
-    sums, count = update.prototypes.sum, update.prototypes.count
-    yield "its prototypes are not finite", _usable(sums)
-    yield "it has negative counts", (count >= 0).all()
-    vectors = job.batches.num_examples * (features.per_sample if features else 1)
-    if features is not None:
-        # Each count by itself first: a sum of several could run over and look small.
-        within = (count <= vectors).all() & (count.clamp(0, vectors).sum() <= vectors)
-        yield f"its counts exceed the {vectors} features that its samples can give", within
-    unseen = count <= 0
-    yield "it has prototypes of classes without samples", (sums[unseen] == 0).all()
-    margin = update.local_margin
-    if margin is not None:
-        low, high = job.strategy.margin_bounds(sums.shape[1])
-        slack = 1e-5 * abs(high) if high > 1 and math.isfinite(high) else 0.0
-        yield (
-            f"its margins are not within [{low:g}, {high:g}]",
-            ((margin >= low) & (margin <= high + slack)).all(),
-        )
-        yield "it has margins of classes without samples", (margin[unseen] == 0).all()
+    for name, one in declared.items():
+        tensor = update.payload[name]
+        bounds = f"[{one.low:g}, {one.high:g}]"
+        yield f"payload '{name}' is not within {bounds}", _within(tensor, one.low, one.high)
+        if math.isfinite(one.total):
+            # Each value was bounded first, and a sum of several cannot run over in float64.
+            total = tensor.clamp(one.low, one.high).double().sum()
+            yield f"payload '{name}' sums up to more than {one.total:g}", total <= one.total
+        if one.zero_where is not None:
+            empty = update.payload[one.zero_where] == 0
+            yield (
+                f"payload '{name}' is not zero where '{one.zero_where}' is",
+                (tensor[empty] == 0).all(),
+            )
 
 
-def _usable(tensor: Tensor) -> Tensor:
-    """Whether all values are numbers of a sane size; comparing with NaN is false."""
+def _within(tensor: Tensor, low: float, high: float) -> Tensor:
+    """Whether all values are numbers between two; comparing with NaN is false."""
     if not tensor.numel():
         return torch.ones((), dtype=torch.bool, device=tensor.device)
     # One pass that writes nothing, however large the model.
     smallest, largest = tensor.aminmax()
-    return (smallest >= -LARGEST) & (largest <= LARGEST)
+    return (smallest >= low) & (largest <= high)

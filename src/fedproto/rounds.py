@@ -10,26 +10,29 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from fedproto import schedule
+from fedproto.client_memory import ClientMemory, MemoryInRAM, remembered
 from fedproto.config import RunConfig, StopOptions
 from fedproto.data.federation import Federation
 from fedproto.engines.base import Engine
-from fedproto.equations import aggregate_mean_margin
-from fedproto.errors import ConfigError
-from fedproto.guard import FeatureShape, feature_shape, reason_to_refuse
-from fedproto.measures.base import Gauge
+from fedproto.errors import ConfigError, StoreError
+from fedproto.guard import Expected, reason_to_refuse
+from fedproto.measures.base import MEASURES, Gauge
 from fedproto.measures.reference import check_reference
 from fedproto.rng import Purpose, torch_seed
+from fedproto.setting import setting_of
+from fedproto.strategies.contract import Setting, initial_tensors
 from fedproto.tasks import headline, lower_is_better
 from fedproto.types import (
     POOLED,
     ClientFailure,
     ClientUpdate,
     LocalJob,
-    Prototypes,
     RoundRecord,
     ServerState,
+    Tensors,
     num_bytes,
 )
 
@@ -42,11 +45,30 @@ class Run:
         config: What it does.
         state: Where it stands.
         records: The rounds done, oldest first.
+        memory: What its clients keep between their rounds.
+        last_round: The last round in which a client's update was accepted, by client.
     """
 
     config: RunConfig
     state: ServerState
     records: list[RoundRecord] = field(default_factory=list)
+    memory: ClientMemory = field(default_factory=MemoryInRAM)
+    last_round: dict[int, int] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for record in self.records:
+            self.last_round |= dict.fromkeys(record.attention, record.round)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Tells it from other runs."""
+        return self.config.digest()
+
+    def advance(self, state: ServerState, record: RoundRecord) -> None:
+        """Takes a finished round over."""
+        self.state = state
+        self.records.append(record)
+        self.last_round |= dict.fromkeys(record.attention, record.round)
 
     @property
     def stop_reason(self) -> str | None:
@@ -100,18 +122,18 @@ def run_rounds(
     watcher = watcher or Watcher()
     for run in runs:
         check_fits(run.config, federation)
-    features = feature_shape(engine.workload)
     gauge = Gauge(engine.workload)
     for run in runs:
         _prepare_measures(run, engine, gauge)
+    setting = remember_all(runs, engine)
     while active := [run for run in runs if run.stop_reason is None]:
         started = time.perf_counter()
-        plans = [plan_round(place, run, federation) for place, run in enumerate(active)]
+        plans = [equip(plan_round(run, federation), run, setting, engine) for run in active]
         jobs = [job for plan in plans for job in plan.jobs]
         watcher.round_started(len(jobs))
         results = iter(engine.train(jobs, watcher.job_done))
         outcomes = [
-            close_round(run, plan, [next(results) for _ in plan.jobs], features)
+            close_round(run, plan, [next(results) for _ in plan.jobs], setting)
             for run, plan in zip(active, plans, strict=True)
         ]
         states = [state for state, _ in outcomes]
@@ -131,8 +153,7 @@ def run_rounds(
                 seconds=seconds,
                 note="; ".join(notes) or None,
             )
-            run.state = state
-            run.records.append(record)
+            run.advance(state, record)
             yield run, record
 
 
@@ -147,9 +168,89 @@ def check_fits(config: RunConfig, federation: Federation) -> None:
             f"schedule.cohort must be at most {len(federation.clients)}, the number of clients in"
             f" {federation.name}, not {config.schedule.cohort}"
         )
+    strategy, train = config.strategy, config.train
+    if strategy.plain_sgd and (train.optimizer != "sgd" or train.momentum):
+        raise ConfigError(
+            f"strategy {type(strategy).__name__} is made for plain gradient descent on the"
+            " clients; set train.optimizer = 'sgd' and train.momentum = 0"
+        )
+    config.aggregate.check_fits(
+        config.schedule.cohort, pooled=strategy.pooled, weighs_tensors=strategy.weighs_tensors
+    )
 
 
-def plan_round(place: int, run: Run, federation: Federation) -> RoundPlan:
+def remember_all(runs: Sequence[Run], engine: Engine) -> Setting:
+    """Gives runs that begin their memory, and checks that of those that go on.
+
+    Returns:
+        What all their declarations depend on.
+
+    Raises:
+        StoreError: If a run that goes on lacks something.
+    """
+    setting = setting_of(engine.workload, runs[0].state.params if runs else {})
+    for run in runs:
+        run.state = with_memory(run.config, run.state, setting)
+    return setting
+
+
+def with_memory(config: RunConfig, state: ServerState, setting: Setting) -> ServerState:
+    """A state with all that strategy and server options keep; initial where a run begins.
+
+    Raises:
+        StoreError: If a state from later on lacks something or holds it in another shape.
+    """
+    declared = {**config.strategy.server_memory(setting), **config.server.memory(setting)}
+    for name, one in declared.items():
+        kept = state.memory.get(name)
+        if kept is None and (state.round == 0 or one.initial is None):
+            continue
+        if kept is None or tuple(kept.shape) != one.shape or kept.dtype != one.dtype:
+            raise StoreError(
+                f"the checkpoint of round {state.round} does not hold '{name}' as"
+                f" {type(config.strategy).__name__} keeps it; start the run again"
+            )
+    device = next(iter(state.params.values())).device if state.params else "cpu"
+    initial = {name: one.to(device) for name, one in initial_tensors(declared).items()}
+    return replace(state, memory={**initial, **state.memory})
+
+
+def equip(plan: RoundPlan, run: Run, setting: Setting, engine: Engine) -> RoundPlan:
+    """Gives a round's jobs what the strategy sends beside the weights and what clients kept."""
+    strategy, state = run.config.strategy, run.state
+    broadcast = {
+        name: state.memory[name]
+        for name, one in strategy.server_memory(setting).items()
+        if one.broadcast and name in state.memory
+    }
+    declared = strategy.client_memory(setting)
+
+    def memory_of(client: int, last_round: int | None) -> Tensors:
+        if engine.clients_remember:
+            return {}
+        kept = remembered(run.memory, client, last_round, declared)
+        if kept is None:
+            raise StoreError(
+                f"what client {client} kept after round {last_round} is missing; restore the"
+                " run's folder 'clients' from a copy, or start the run again"
+            )
+        return kept
+
+    jobs = [
+        replace(
+            job,
+            broadcast=broadcast,
+            run=run.fingerprint if engine.clients_remember else "",
+            keep_from=run.config.store.earliest_return(state.round),
+            last_round=run.last_round.get(job.client),
+            memory=memory_of(job.client, run.last_round.get(job.client)),
+        )
+        for job in plan.jobs
+    ]
+    return replace(plan, jobs=jobs)
+
+
+def plan_round(run: Run, federation: Federation) -> RoundPlan:
     """Cohort, stragglers and jobs of a run's next round."""
     config, round_ = run.config, run.state.round
     options, strategy, seed = config.train, config.strategy, config.seed
@@ -158,7 +259,6 @@ def plan_round(place: int, run: Run, federation: Federation) -> RoundPlan:
 
     def job(client: int, num_examples: int, epochs: int, max_steps: int = 0) -> LocalJob:
         return LocalJob(
-            run=place,
             client=client,
             state=run.state,
             strategy=strategy,
@@ -199,7 +299,7 @@ def close_round(
     run: Run,
     plan: RoundPlan,
     results: Sequence[ClientUpdate | ClientFailure],
-    features: FeatureShape | None = None,
+    setting: Setting,
 ) -> tuple[ServerState, RoundRecord]:
     """Weighs and combines a round's updates; the record still lacks scores and time.
 
@@ -207,28 +307,22 @@ def close_round(
         run: The run, before the round.
         plan: Who was to do what.
         results: One per job of the plan, in its order.
-        features: What prototypes must look like, where that is known.
+        setting: What the strategy's declarations depend on.
     """
-    strategy, state = run.config.strategy, run.state
-    failures = [result for result in results if isinstance(result, ClientFailure)]
-    updates = []
-    for job, result in zip(plan.jobs, results, strict=True):
-        if isinstance(result, ClientFailure):
-            continue
-        reason = reason_to_refuse(result, job, features)
-        if reason is None:
-            updates.append(result)
-        else:
-            failures.append(ClientFailure(job.client, reason))
-    updates.sort(key=lambda update: update.client)
-
+    config, state = run.config, run.state
+    updates, failures = _accepted(plan, results, setting)
     if updates:
-        weights = strategy.weigh(state, updates)
-        next_state = strategy.aggregate(state, updates, weights)
-        attention = dict(
-            zip((update.client for update in updates), weights.client.tolist(), strict=True)
+        weights = config.strategy.weigh(state, updates)
+        combined, counted = config.strategy.aggregate(
+            state, updates, weights, setting, config.aggregate
         )
+        next_state = config.server.step(state, combined)
+        attention = dict(zip((update.client for update in updates), counted.tolist(), strict=True))
         note = None
+        keep_from = plan.jobs[0].keep_from
+        for update in updates:
+            if update.memory:
+                run.memory.save(update.client, state.round, update.memory, keep_from=keep_from)
     else:
         next_state = replace(state, round=state.round + 1)
         attention = {}
@@ -237,7 +331,7 @@ def close_round(
             if len(plan.dropped) == len(plan.cohort)
             else "no client sent a usable update"
         )
-    sent = num_bytes(state.params, state.buffers)
+    sent = num_bytes(state.params, state.buffers, plan.jobs[0].broadcast if plan.jobs else None)
     return next_state, RoundRecord(
         round=state.round,
         cohort=plan.cohort,
@@ -245,13 +339,34 @@ def close_round(
         dropped=plan.dropped,
         epochs={update.client: update.epochs_done for update in updates},
         attention=attention,
-        metrics=_update_metrics(updates, margin=not run.config.measure.takes("margin")),
+        metrics=_update_metrics(config, updates),
         bytes_down=sent * len(plan.cohort),
-        bytes_up=sum(_bytes_up(update) for update in updates if update.client != POOLED),
+        bytes_up=sum(
+            num_bytes(update.params, update.buffers, update.payload)
+            for update in updates
+            if update.client != POOLED
+        ),
         seconds=0.0,
         failures={failure.client: failure.reason for failure in failures},
         note=note,
     )
+
+
+def _accepted(
+    plan: RoundPlan, results: Sequence[ClientUpdate | ClientFailure], setting: Setting
+) -> tuple[list[ClientUpdate], list[ClientFailure]]:
+    """The updates that may enter the average, by client, and why others may not."""
+    updates: list[ClientUpdate] = []
+    failures = [result for result in results if isinstance(result, ClientFailure)]
+    for job, result in zip(plan.jobs, results, strict=True):
+        if isinstance(result, ClientFailure):
+            continue
+        reason = reason_to_refuse(result, Expected.of(job, setting))
+        if reason is None:
+            updates.append(result)
+        else:
+            failures.append(ClientFailure(job.client, reason))
+    return sorted(updates, key=lambda update: update.client), failures
 
 
 def stop_reason(options: StopOptions, records: Sequence[RoundRecord]) -> str | None:
@@ -329,8 +444,8 @@ def _wants_validation(config: RunConfig) -> bool:
     return config.evaluate.validation or stops_early
 
 
-def _update_metrics(updates: Sequence[ClientUpdate], *, margin: bool) -> dict[str, float]:
-    """Means over the updates; the cohort's margin only where no measure of that name is taken."""
+def _update_metrics(config: RunConfig, updates: Sequence[ClientUpdate]) -> dict[str, float]:
+    """Means over the updates, and what the strategy adds unless a measure gives the same."""
     trained = [update for update in updates if update.train_loss is not None]
     metrics = {}
     if trained:
@@ -338,21 +453,17 @@ def _update_metrics(updates: Sequence[ClientUpdate], *, margin: bool) -> dict[st
         metrics["train_loss"] = (
             sum(update.num_examples * (update.train_loss or 0.0) for update in trained) / total
         )
-    prototypes = [update.prototypes for update in updates if update.prototypes is not None]
-    if margin and prototypes:
-        merged = Prototypes.stack(prototypes).merged()
-        metrics["aggregate_mean_margin"] = float(aggregate_mean_margin(merged))
+    if updates:
+        measured = {
+            metric
+            for name in config.measure.what
+            if config.measure.takes(name)
+            for metric in MEASURES.get(name).stands_for
+        }
+        own = config.strategy.metrics(updates)
+        metrics |= {name: value for name, value in own.items() if name not in measured}
     return _finite(metrics)
 
 
 def _finite(metrics: dict[str, float]) -> dict[str, float]:
     return {name: value for name, value in metrics.items() if math.isfinite(value)}
-
-
-def _bytes_up(update: ClientUpdate) -> int:
-    extra = {}
-    if update.prototypes is not None:
-        extra = {"sum": update.prototypes.sum, "count": update.prototypes.count}
-    if update.local_margin is not None:
-        extra["margin"] = update.local_margin
-    return num_bytes(update.params, update.buffers, extra)

@@ -3,10 +3,12 @@
     run.json          configuration, versions, hardware
     rounds.jsonl      one record a round
     checkpoints/      the state after a round, as safetensors
+    clients/          what clients keep between their rounds, for strategies that have them do so
 
-A round's record is appended first and its checkpoint written after it, under another name that is
-then changed in one step. So at any instant there is a whole checkpoint with all records before it;
-records beyond it are dropped and computed again when the run goes on.
+What clients keep is written first, then the round's record is appended and its checkpoint written,
+under another name that is then changed in one step. So at any instant there is a whole checkpoint
+with all records before it and all that the clients of these records kept; records beyond it are
+dropped and computed again when the run goes on.
 """
 
 from __future__ import annotations
@@ -24,10 +26,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
+from fedproto.atomic import explained, write_atomically
+from fedproto.client_memory import MemoryOnDisk
 from fedproto.config import RunConfig, digest_of, read_config
 from fedproto.environment import describe_environment
 from fedproto.errors import ConfigError, StoreError
-from fedproto.types import Prototypes, RoundRecord, ServerState
+from fedproto.types import RoundRecord, ServerState, part, under
 
 FORMAT = 1
 
@@ -54,6 +58,11 @@ class RunStore:
         self.digest = digest
         self.earlier = tuple(earlier)
 
+    @property
+    def client_memory(self) -> MemoryOnDisk:
+        """What the run's clients keep between their rounds."""
+        return MemoryOnDisk(self.path / "clients")
+
     @staticmethod
     def create(path: Path, config: RunConfig) -> RunStore:
         """Starts a new run directory.
@@ -74,7 +83,7 @@ class RunStore:
             "digest": config.digest(),
             "environment": describe_environment(),
         }
-        with _explained(path):
+        with explained(path):
             path.mkdir(parents=True, exist_ok=True)
             write_atomically(path / "run.json", _as_text(description))
         return RunStore(path, config, config.digest())
@@ -116,7 +125,7 @@ class RunStore:
             StoreError: If it cannot be written.
         """
         path = self.path / "run.json"
-        with _explained(path):
+        with explained(path):
             write_atomically(path, _as_text(self.description() | facts))
 
     def reconfigure(self, config: RunConfig) -> None:
@@ -141,7 +150,7 @@ class RunStore:
             StoreError: If a line before the last is damaged.
         """
         path = self.path / "rounds.jsonl"
-        with _explained(path):
+        with explained(path):
             content = path.read_bytes() if path.exists() else b""
         return parse_records(content, path)
 
@@ -153,7 +162,7 @@ class RunStore:
         """
         path = self.path / "rounds.jsonl"
         line = json.dumps(asdict(record), allow_nan=False).encode() + b"\n"
-        with _explained(path), path.open("ab") as file:
+        with explained(path), path.open("ab") as file:
             end = file.tell()
             try:
                 file.write(line)
@@ -182,7 +191,7 @@ class RunStore:
         # give equal files.
         metadata = {"fedproto": json.dumps(about)}
         path = self.path / "checkpoints" / f"round-{state.round:06d}.safetensors"
-        with _explained(path):
+        with explained(path):
             path.parent.mkdir(exist_ok=True)
             write_atomically(path, to_safetensors(_pack(state), metadata))
             old = self._checkpoints()[:-keep] if keep else []
@@ -232,7 +241,7 @@ class RunStore:
                 f" round {round_}; restore the file from a copy, or start the run again"
             )
         path = self.path / "rounds.jsonl"
-        with _explained(path):
+        with explained(path):
             lines = path.read_bytes().splitlines(keepends=True)[:round_] if path.exists() else []
             write_atomically(path, b"".join(lines))
             for leftover in self.path.rglob("*.partial"):
@@ -310,7 +319,7 @@ def read_description(path: Path) -> dict[str, Any]:
     file = path / "run.json"
     if not file.exists():
         raise StoreError(f"{path} is no run directory: it has no run.json")
-    with _explained(file):
+    with explained(file):
         text = file.read_bytes()
     try:
         description = json.loads(text)
@@ -348,55 +357,17 @@ def parse_records(content: bytes, path: Path, first: int = 0) -> list[RoundRecor
     return records
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Writes a file so that it is there whole or not at all, even if the machine stops."""
-    partial = path.with_name(path.name + ".partial")
-    try:
-        with partial.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-        if os.name == "posix":  # elsewhere a directory cannot be opened to be synchronised
-            directory = os.open(path.parent, os.O_RDONLY)
-            try:
-                os.fsync(directory)
-            finally:
-                os.close(directory)
-    except OSError:
-        with contextlib.suppress(OSError):
-            partial.unlink()
-        raise
-
-
-@contextlib.contextmanager
-def _explained(path: Path) -> Iterator[None]:
-    """Turns a failing disk into a message that names file and remedy."""
-    try:
-        yield
-    except OSError as error:
-        raise StoreError(
-            f"{error.filename or path}: {error.strerror or error}; what was saved before is intact:"
-            " free space or mend the permissions, then resume the run"
-        ) from error
-
-
 def _pack(state: ServerState) -> dict[str, Tensor]:
-    tensors = {f"params/{name}": tensor for name, tensor in state.params.items()}
-    tensors |= {f"buffers/{name}": tensor for name, tensor in state.buffers.items()}
-    if state.prototypes is not None:
-        tensors["prototypes/sum"] = state.prototypes.sum
-        tensors["prototypes/count"] = state.prototypes.count
+    """One map for all; memory has names with groups of its own."""
+    tensors = {**under("params", state.params), **under("buffers", state.buffers), **state.memory}
     return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
 
 
 def _unpack(tensors: dict[str, Tensor], round_: int) -> ServerState:
-    groups: dict[str, dict[str, Tensor]] = {"params": {}, "buffers": {}, "prototypes": {}}
-    for path, tensor in tensors.items():
-        group, name = path.split("/", 1)
-        groups[group][name] = tensor
-    prototypes = Prototypes(**groups["prototypes"]) if groups["prototypes"] else None
-    return ServerState(round_, groups["params"], groups["buffers"], prototypes)
+    params, buffers = part("params", tensors), part("buffers", tensors)
+    model = under("params", params).keys() | under("buffers", buffers).keys()
+    memory = {name: tensor for name, tensor in tensors.items() if name not in model}
+    return ServerState(round_, params, buffers, memory)
 
 
 def _read_record(data: dict[str, Any]) -> RoundRecord:

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fedproto.atomic import write_atomically
 from fedproto.config import RunConfig, read_config
 from fedproto.errors import ConfigError, StoreError
 from fedproto.simulate import here, open_or_create
-from fedproto.store import RunStore, is_run, write_atomically
+from fedproto.store import RunStore, is_run
 
 
 def is_sweep(path: Path) -> bool:

@@ -6,7 +6,7 @@ Shapes: C classes, D feature channels, K clients of the cohort.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 import torch
@@ -72,27 +72,27 @@ class Prototypes:
 
 @dataclass(frozen=True)
 class ServerState:
-    """All a server needs to go on: what is broadcast is what is checkpointed.
+    """All a server needs to go on, and all that a checkpoint holds.
 
     Attributes:
         round: The round that comes next.
         params: The aggregate model's trainable tensors.
         buffers: Its other tensors, such as batch-norm statistics.
-        prototypes: The aggregate prototypes of the round before, if the strategy keeps them.
+        memory: What strategy and server options keep from round to round, as they declared it.
     """
 
     round: int
     params: Tensors
     buffers: Tensors
-    prototypes: Prototypes | None = None
+    memory: Tensors = field(default_factory=dict)
 
     def to(self, device: torch.device) -> ServerState:
-        """The same state with the model's tensors on a device."""
-        return replace(
-            self,
-            params={name: tensor.to(device) for name, tensor in self.params.items()},
-            buffers={name: tensor.to(device) for name, tensor in self.buffers.items()},
-        )
+        """The same state on a device."""
+
+        def moved(tensors: Tensors) -> Tensors:
+            return {name: tensor.to(device) for name, tensor in tensors.items()}
+
+        return ServerState(self.round, moved(self.params), moved(self.buffers), moved(self.memory))
 
 
 @dataclass(frozen=True)
@@ -100,18 +100,21 @@ class LocalJob:
     """Train this client from this state with this strategy for these epochs.
 
     Attributes:
-        run: Position of the run in its sweep.
         client: Which client's data to train on.
-        state: The received state.
-        strategy: Gives the penalty and the summary, nothing else.
+        state: The received state; its memory stays with the server.
+        strategy: Gives the local objective and the report, nothing else.
         batches: The epochs to do and the order of the samples in each.
         train: The local update rule.
         lr: Learning rate of this round.
         seed: For whatever is random inside the model (dropout).
         augment: How training images are varied; None for not at all.
+        broadcast: What the strategy sends beside the weights.
+        memory: What the client kept for the strategy; empty where the client itself keeps it.
+        run: Fingerprint of the run, by which a client that remembers tells runs apart.
+        last_round: The last round whose update of this client was accepted; None for none.
+        keep_from: The earliest round to which the run may go back.
     """
 
-    run: int
     client: int
     state: ServerState
     strategy: Strategy
@@ -120,6 +123,11 @@ class LocalJob:
     lr: float
     seed: int
     augment: AugmentOptions | None = None
+    broadcast: Tensors = field(default_factory=dict)
+    memory: Tensors = field(default_factory=dict)
+    run: str = ""
+    last_round: int | None = None
+    keep_from: int = 0
 
 
 @dataclass(frozen=True)
@@ -133,8 +141,10 @@ class ClientUpdate:
         buffers: Other tensors after local training.
         train_loss: Mean loss over the last local epoch; None when no step was made.
         epochs_done: Local epochs finished.
-        prototypes: Of the client's training data under the trained model, if asked for.
-        local_margin: How far these moved in training, ``[C]``, if asked for.
+        steps: Local steps made, known to whoever gave the job.
+        lr: Learning rate of these steps, likewise.
+        payload: What the strategy has clients add, as it declared it.
+        memory: What the client keeps for its next round; never sent.
     """
 
     client: int
@@ -143,8 +153,10 @@ class ClientUpdate:
     buffers: Tensors
     train_loss: float | None
     epochs_done: int
-    prototypes: Prototypes | None = None
-    local_margin: Tensor | None = None
+    steps: int
+    lr: float
+    payload: Tensors = field(default_factory=dict)
+    memory: Tensors = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -167,10 +179,13 @@ class ClientWeights:
     Attributes:
         client: One weight per client, ``[K]``, summing to one.
         tensor: Where a strategy weighs tensor by tensor: such a vector per parameter name.
+        scale: By what each client's way from the sent parameters is multiplied before it counts,
+            ``[K]``, or one number for all.
     """
 
     client: Tensor
     tensor: Mapping[str, Tensor] | None = None
+    scale: Tensor | float = 1.0
 
 
 @dataclass(frozen=True)
@@ -204,6 +219,21 @@ class RoundRecord:
     seconds: float
     failures: dict[int, str] = field(default_factory=dict)
     note: str | None = None
+
+
+def under(group: str, tensors: Tensors) -> dict[str, Tensor]:
+    """Named tensors as part of a larger map: ``weight`` becomes ``group/weight``."""
+    return {f"{group}/{name}": tensor for name, tensor in tensors.items()}
+
+
+def part(group: str, tensors: Tensors) -> dict[str, Tensor]:
+    """The opposite of `under`: what a map holds of a group; nothing of the others."""
+    start = f"{group}/"
+    return {
+        name.removeprefix(start): tensor
+        for name, tensor in tensors.items()
+        if name.startswith(start)
+    }
 
 
 def num_bytes(*groups: Tensors | None) -> int:

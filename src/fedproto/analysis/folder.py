@@ -27,6 +27,7 @@ from fedproto.analysis.embedding import Library, can_embed, class_colors, embed
 from fedproto.analysis.pictures import save_maps
 from fedproto.analysis.probe import Probe
 from fedproto.analysis.scores import score_classes, score_clients
+from fedproto.atomic import write_atomically
 from fedproto.config import RunConfig
 from fedproto.data.federation import Federation
 from fedproto.engines.base import Notify, Workload
@@ -37,7 +38,7 @@ from fedproto.measures.reference import check_reference
 from fedproto.models.base import build_model
 from fedproto.report.analysis_figures import draw_embedding, draw_reliability, have_matplotlib
 from fedproto.rng import Purpose, stream
-from fedproto.store import RunStore, write_atomically
+from fedproto.store import RunStore
 from fedproto.tasks import Segmentation, task_named
 from fedproto.types import ServerState
 

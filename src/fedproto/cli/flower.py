@@ -76,7 +76,9 @@ def up(
         secrets = None if insecure else make_keys(folder / "keys", ["localhost"], clients)
         with _interrupted(path, stores):
             typer.echo(f"starting a server and {clients} nodes; logs in {folder}", err=True)
-            deployed = stack.enter_context(deployment(folder, secrets, clients))
+            deployed = stack.enter_context(
+                deployment(folder, secrets, clients, state=path / "nodes")
+            )
             run = deployed.control.submit(path)
             link = deployed.link
 

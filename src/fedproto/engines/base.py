@@ -137,9 +137,11 @@ class Engine(abc.ABC):
 
     Attributes:
         holds_data: Whether the clients' samples can be read where the engine is.
+        clients_remember: Whether clients keep their memory themselves, out of the run's reach.
     """
 
     holds_data: bool = True
+    clients_remember: bool = False
 
     def __init__(self, workload: Workload) -> None:
         self.workload = workload

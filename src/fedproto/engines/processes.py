@@ -8,7 +8,7 @@ cores finish together. What trains them is `fedproto.engines.workers.trainer`.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,12 +23,12 @@ from fedproto.engines.workers.pool import Work, WorkerPool
 from fedproto.engines.workers.shared import SharedSlots
 from fedproto.engines.workers.trainer import LeanTrainer
 from fedproto.rng import Indices
-from fedproto.types import ClientFailure, ClientUpdate, LocalJob, Prototypes, ServerState
+from fedproto.types import ClientFailure, ClientUpdate, LocalJob, ServerState, part, under
 
 
 @dataclass(frozen=True)
 class _Train:
-    """A job whose state lies in a slot."""
+    """A job whose state lies in a slot, and whose other tensors are arrays."""
 
     slot: int
     job: LocalJob
@@ -75,12 +75,12 @@ class ProcessesEngine(Engine):
         if self._alone is not None:
             return self._alone.train(jobs, on_done)
         order = sorted(range(len(jobs)), key=lambda place: -jobs[place].batches.steps)
-        tasks = [_Train(slots[place], _without_state(jobs[place])) for place in order]
+        tasks = [_Train(slots[place], _for_the_pipe(jobs[place])) for place in order]
         results: dict[int, ClientUpdate] = {}
 
         def keep(task: int, worker: int, light: ClientUpdate) -> None:
             place = order[task]
-            results[place] = self._completed(light, jobs[place], worker)
+            results[place] = self._completed(light, worker)
             if on_done is not None:
                 on_done()
 
@@ -126,7 +126,7 @@ class ProcessesEngine(Engine):
     def _share(self, states: Sequence[ServerState]) -> list[int]:
         """Puts the states where workers see them; starts the workers if need be."""
         distinct = list({id(state): state for state in states}.values())
-        tensors = [{**state.params, **state.buffers} for state in distinct]
+        tensors = [_model_tensors(state) for state in distinct]
         self._prepare(tensors[0], len(distinct))
         if self._received is not None:
             for slot, content in enumerate(tensors):
@@ -162,51 +162,59 @@ class ProcessesEngine(Engine):
 
         def work(number: int, task: _Train | _Tally) -> Any:
             content = received.view(task.slot)
+            model = part("params", content), part("buffers", content)
             if isinstance(task, _Tally):
-                tally = trainer.tally(ServerState(0, content, {}), task.indices)
+                tally = trainer.tally(ServerState(0, *model), task.indices)
                 return None if tally is None else tally.numpy()
-            names = task.job.state
-            state = ServerState(
-                names.round,
-                {name: content[name] for name in names.params},
-                {name: content[name] for name in names.buffers},
+            job = replace(
+                task.job,
+                state=ServerState(task.job.state.round, *model),
+                broadcast=_tensors(task.job.broadcast),
+                memory=_tensors(task.job.memory),
             )
-            (update,) = trainer.train([replace(task.job, state=state)])
+            (update,) = trainer.train([job])
             assert isinstance(update, ClientUpdate)  # noqa: S101 - failures are raised
-            results.write(number, {**update.params, **update.buffers})
-            return _light(update)
+            results.write(number, _model_tensors(update))
+            return replace(
+                update,
+                params={},
+                buffers={},
+                payload=_arrays(update.payload),
+                memory=_arrays(update.memory),
+            )
 
         return work
 
-    def _completed(self, light: ClientUpdate, job: LocalJob, worker: int) -> ClientUpdate:
+    def _completed(self, light: ClientUpdate, worker: int) -> ClientUpdate:
         """An update with the tensors that the worker left in its slot."""
         assert self._results is not None  # noqa: S101 - made with the pool
         content = self._results.read(worker)
-        prototypes, margin = light.prototypes, light.local_margin
         return replace(
             light,
-            params={name: content[name] for name in job.state.params},
-            buffers={name: content[name] for name in job.state.buffers},
-            prototypes=prototypes
-            and Prototypes(torch.as_tensor(prototypes.sum), torch.as_tensor(prototypes.count)),
-            local_margin=None if margin is None else torch.as_tensor(margin),
+            params=part("params", content),
+            buffers=part("buffers", content),
+            payload=_tensors(light.payload),
+            memory=_tensors(light.memory),
         )
 
 
-def _without_state(job: LocalJob) -> LocalJob:
-    """The job with its state's names alone: tensors would be sent one by one."""
-    state = ServerState(
-        job.state.round,
-        dict.fromkeys(job.state.params, None),  # type: ignore[arg-type]
-        dict.fromkeys(job.state.buffers, None),  # type: ignore[arg-type]
+def _model_tensors(source: ServerState | ClientUpdate) -> dict[str, Tensor]:
+    return {**under("params", source.params), **under("buffers", source.buffers)}
+
+
+def _for_the_pipe(job: LocalJob) -> LocalJob:
+    """The job without its model, and with arrays: tensors would be sent one by one."""
+    return replace(
+        job,
+        state=ServerState(job.state.round, {}, {}),
+        broadcast=_arrays(job.broadcast),
+        memory=_arrays(job.memory),
     )
-    return replace(job, state=state)
 
 
-def _light(update: ClientUpdate) -> Any:
-    """An update for the pipe: no model, and arrays where tensors were."""
-    prototypes: Any = update.prototypes
-    if prototypes is not None:
-        prototypes = Prototypes(prototypes.sum.numpy(), prototypes.count.numpy())
-    margin: Any = None if update.local_margin is None else update.local_margin.numpy()
-    return replace(update, params={}, buffers={}, prototypes=prototypes, local_margin=margin)
+def _arrays(tensors: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: tensor.cpu().numpy() for name, tensor in tensors.items()}
+
+
+def _tensors(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: torch.as_tensor(array) for name, array in arrays.items()}

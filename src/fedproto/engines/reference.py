@@ -15,12 +15,13 @@ from torch import Tensor, nn
 
 from fedproto.batch_norm import estimate, forget, freeze, statistics_names, tolerate_single_values
 from fedproto.engines.base import ENGINES, Engine, OnDone, Workload
-from fedproto.equations import class_prototypes
+from fedproto.equations import class_sums
 from fedproto.errors import TrainingError
-from fedproto.models.base import features_of
+from fedproto.models.base import features_of, head_of
 from fedproto.rng import Indices, seeded
+from fedproto.strategies.contract import Local, Look, Objective, Observation
 from fedproto.tasks import Task
-from fedproto.types import ClientFailure, ClientUpdate, LocalJob, Prototypes, ServerState, Tensors
+from fedproto.types import ClientFailure, ClientUpdate, LocalJob, ServerState, Tensors
 
 Step: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
@@ -72,17 +73,19 @@ class ReferenceEngine(Engine):
         return [{} if tally is None else task.metrics(tally) for tally in tallies]
 
     def train_client(self, job: LocalJob) -> ClientUpdate:
-        """A client's part of Algorithm 1: prototypes, local training, prototypes, update."""
+        """A client's part of a round: look, train, look again, report."""
         indices = self.workload.federation.train_indices(job.client)
+        strategy, looks = job.strategy, job.strategy.looks
         load_state(self._model, job.state)
-        local = self._lacks_statistics(job.state)
-        if local:
+        if self._lacks_statistics(job.state):
             forget(self._model)
-        before = self._prototypes(indices, local) if job.strategy.needs_prototypes else None
+        local = self.local(job, indices)
+        before = self._observe(indices, job.state, looks.before)
         with seeded(job.seed, self._device):
-            train_loss = self._fit(job, indices)
-        after = self._prototypes(indices, local) if job.strategy.needs_prototypes else None
+            train_loss = self._fit(job, indices, strategy.objective(local))
+        after = self._observe(indices, job.state, looks.after)
         params, buffers = read_state(self._model)
+        report = strategy.report(local, params, before, after)
         return ClientUpdate(
             client=job.client,
             num_examples=len(indices),
@@ -90,13 +93,35 @@ class ReferenceEngine(Engine):
             buffers={name: buffers[name] for name in job.state.buffers},
             train_loss=train_loss,
             epochs_done=job.batches.epochs,
-            prototypes=after,
-            local_margin=job.strategy.summarize(before, after) if before and after else None,
+            steps=job.batches.steps,
+            lr=job.lr,
+            payload=report.payload,
+            memory=report.memory,
         )
 
-    def _fit(self, job: LocalJob, indices: Indices) -> float | None:
+    def local(self, job: LocalJob, indices: Indices) -> Local:
+        """A client's side of a job, as its strategy sees it."""
+        classes = torch.empty(0, dtype=torch.int64, device=self._device)
+        if job.strategy.looks.classes:
+            number = self.workload.federation.num_classes
+            counts = [
+                class_sums(None, targets.flatten(), number)[1]
+                for _, targets in self._eval_batches(indices)
+            ]
+            classes = torch.stack(counts).sum(dim=0)
+        return Local(
+            num_examples=len(indices),
+            steps=job.batches.steps,
+            lr=job.lr,
+            classes=classes,
+            params=job.state.params,
+            broadcast={name: one.to(self._device) for name, one in job.broadcast.items()},
+            memory={name: one.to(self._device) for name, one in job.memory.items()},
+        )
+
+    def _fit(self, job: LocalJob, indices: Indices, objective: Objective) -> float | None:
         """Local training; returns the mean loss over the last epoch."""
-        step = self._stepper(job)
+        step = self._stepper(job, objective)
         epoch_loss: Tensor | None = None
         seen = 0
         for epoch, batches in enumerate(job.batches):
@@ -110,8 +135,8 @@ class ReferenceEngine(Engine):
                 seen += len(batch)
         return None if epoch_loss is None else float(epoch_loss) / seen
 
-    def _stepper(self, job: LocalJob) -> Step:
-        """What a local step does with a batch; it returns the loss without the penalty."""
+    def _stepper(self, job: LocalJob, objective: Objective) -> Step:
+        """What a local step does with a batch; it returns the loss of the batch alone."""
         model = self._model.train()
         if job.train.batch_norm == "frozen":
             freeze(model)
@@ -119,49 +144,82 @@ class ReferenceEngine(Engine):
         optimizer = job.train.optimizer_for(model, job.lr)
 
         def step(inputs: Tensor, targets: Tensor) -> Tensor:
-            penalty = job.strategy.penalty(params, job.state.params)
+            added = [
+                term
+                for term in (
+                    job.strategy.penalty(params, job.state.params),
+                    objective.closed_form(params, job.state.params),
+                    self._virtual_loss(objective),
+                )
+                if term is not None
+            ]
             optimizer.zero_grad(set_to_none=True)
-            loss = self._backward(inputs, targets, penalty, job.train.accumulate)
+            loss = self._backward(inputs, targets, objective, added, job.train.accumulate)
             optimizer.step()
             return loss
 
         return step
 
+    def _virtual_loss(self, objective: Objective) -> Tensor | None:
+        """What virtual feature vectors add, through the head alone."""
+        virtual = objective.virtual
+        if virtual is None or not len(virtual.labels):
+            return None
+        scores = objective.calibrate(head_of(self._model)(virtual.features))
+        return virtual.weight * self.workload.task.loss(scores, virtual.labels)
+
     def _backward(
-        self, inputs: Tensor, targets: Tensor, penalty: Tensor | None, parts: int
+        self,
+        inputs: Tensor,
+        targets: Tensor,
+        objective: Objective,
+        added: Sequence[Tensor],
+        parts: int,
     ) -> Tensor:
-        """Computes the gradient of a batch's loss with the penalty; returns the loss alone."""
+        """Computes the gradient of a batch's loss and the added terms; returns the loss alone."""
         task, total = self.workload.task, None
         for x, y, share in _split(task, inputs, targets, parts):
             with self.workload.options.autocast(self._device):
-                loss = task.loss(self._model(x), y)
+                loss = task.loss(objective.calibrate(self._model(x)), y)
             if share is not None:
                 loss = loss * share
-            (loss if penalty is None else loss + penalty).backward()
-            penalty = None  # it counts once
+            sum(added, loss).backward()
+            added = ()  # they count once
             total = loss.detach() if total is None else total + loss.detach()
         assert total is not None  # noqa: S101 - there is at least one part
         return total
 
     @torch.no_grad()
-    def _prototypes(self, indices: Indices, local: bool) -> Prototypes:
-        """Prototypes of the client's training data under the current weights, eq. (4)."""
-        if local:
+    def _observe(
+        self, indices: Indices, state: ServerState, what: frozenset[Look]
+    ) -> Observation | None:
+        """What the current weights make of a client's training data; None for nothing asked."""
+        if not what:
+            return None
+        if self._lacks_statistics(state):
             self._estimate(indices)
-        encode = features_of(self._model.eval())
-        num_classes = self.workload.federation.num_classes
-        total: Prototypes | None = None
+        model, task = self._model.eval(), self.workload.task
+        encode, number = features_of(model), self.workload.federation.num_classes
+        sums: list[Tensor] = []
+        counts: list[Tensor] = []
+        losses: list[Tensor] = []
         for inputs, targets in self._eval_batches(indices):
             with self.workload.options.autocast(self._device):
-                found = encode(inputs)
-            features, labels = self.workload.task.labelled_features(found.to(inputs.dtype), targets)
-            part = class_prototypes(self._bounded(features), labels, num_classes)
-            total = part if total is None else total + part
-        assert total is not None  # noqa: S101 - a client is never empty
-        return total
+                scores = model(inputs) if "loss" in what else None
+                found = encode(inputs) if "features" in what else None
+            if scores is not None:
+                losses.append(task.loss(scores, targets) * (len(targets) / len(indices)))
+            features, labels = None, targets.flatten()
+            if found is not None:
+                features, labels = task.labelled_features(found.to(inputs.dtype), targets)
+                features = self._bounded(features)
+            part_sums, part_count = class_sums(features, labels, number)
+            sums.append(part_sums)
+            counts.append(part_count)
+        return Observation(_total(sums), _total(counts), _total(losses or [torch.zeros(())]))
 
     def _bounded(self, features: Tensor) -> Tensor:
-        """Feature vectors as they enter prototypes; private engines limit their length."""
+        """Feature vectors as they enter an observation; private engines limit their length."""
         return features
 
     @torch.no_grad()
@@ -213,6 +271,14 @@ class ReferenceEngine(Engine):
         size = self.workload.options.eval_batch_size
         for start in range(0, len(indices), size):
             yield self._samples.batch(indices[start : start + size])
+
+
+def _total(parts: Sequence[Tensor]) -> Tensor:
+    """Parts added up one after another: a fixed order gives fixed bits."""
+    total = parts[0]
+    for one in parts[1:]:
+        total = total + one
+    return total
 
 
 def _split(

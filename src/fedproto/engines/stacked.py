@@ -8,12 +8,13 @@ Shapes: J jobs, R models to test, N samples.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.func import grad, vmap
+from torch.nn import functional
 
 from fedproto.data.samples import held
 from fedproto.engines.base import ENGINES, Engine, OnDone, Workload
@@ -24,17 +25,31 @@ from fedproto.engines.stacking.lockstep import Lockstep, StackKind
 from fedproto.engines.stacking.memory import bytes_per_job, free_bytes, jobs_that_fit
 from fedproto.engines.stacking.network import stack_params
 from fedproto.engines.stacking.orders import StackOrders, stack_orders
-from fedproto.equations import class_prototypes
+from fedproto.engines.stacking.reports import StackReports
+from fedproto.equations import class_sums
 from fedproto.errors import TrainingError
+from fedproto.models.base import head_of
 from fedproto.rng import Indices
 from fedproto.strategies.base import Strategy
-from fedproto.types import ClientFailure, ClientUpdate, LocalJob, Prototypes, ServerState, Tensors
+from fedproto.strategies.contract import Local, Look, Objective, Observation
+from fedproto.types import ClientFailure, ClientUpdate, LocalJob, ServerState, Tensors
 
-PROXIMAL, OWN, ALONE = "proximal", "own", "alone"
+CLOSED, OWN, ALONE = "closed", "own", "alone"
 """Penalties: in closed form, through `torch.func`, or not in a stack at all."""
+
+NOTHING = Objective()
 
 VOID = -1
 """The label of a sample that only fills a row; it is no class."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """A job of a stack, with what its strategy sees of it and adds to its loss."""
+
+    job: LocalJob
+    local: Local | None = None
+    objective: Objective = NOTHING
 
 
 @ENGINES.register("stacked")
@@ -49,6 +64,8 @@ class StackedEngine(Engine):
         self._stacks: dict[StackKind, Lockstep] = {}
         self._compiled = Compiled()
         self._penalties: dict[Strategy, str] = {}
+        self._reports = StackReports()
+        self._class_counts: dict[int, Tensor] = {}
         self._reference: ReferenceEngine | None = None
         self._one_by_one: ReferenceEngine | None = None
         samples = held(workload.federation.samples, self._device, self._dtype)
@@ -80,11 +97,10 @@ class StackedEngine(Engine):
             found = one_by_one.train([jobs[place] for place in alone], on_done)
             results |= zip(alone, found, strict=True)
         with self.workload.options.precision():
-            for kind, places in self._kinds(jobs).items():
+            for places in self._alike(jobs):
                 order = sorted(places, key=lambda place: -jobs[place].batches.steps)
-                for place, update in zip(
-                    order, self._train_kind(kind, [jobs[place] for place in order]), strict=True
-                ):
+                members = [self._member(jobs[place]) for place in order]
+                for place, update in zip(order, self._train_alike(members), strict=True):
                     results[place] = update
                     if on_done is not None:
                         on_done()
@@ -114,25 +130,60 @@ class StackedEngine(Engine):
         """Frees the buffers and graphs."""
         self._stacks.clear()
 
-    def _kinds(self, jobs: Sequence[LocalJob]) -> dict[StackKind, list[int]]:
-        """The jobs' places by what they have in common."""
-        kinds: dict[StackKind, list[int]] = {}
+    def _alike(self, jobs: Sequence[LocalJob]) -> list[list[int]]:
+        """Places of jobs that can be trained in one stack."""
+        groups: dict[StackKind, list[int]] = {}
         for place, job in enumerate(jobs):
-            penalty = self._penalty(job)
-            if penalty == ALONE:
-                continue
-            common = replace(job.train, lr=1.0, epochs=1, lr_schedule="constant", lr_power=1.0)
-            own = job.strategy if penalty == OWN else None
-            kind = StackKind(common, proximal=False, penalized_by=own)
-            kinds.setdefault(kind, []).append(place)
-        return {
-            replace(
-                kind,
-                proximal=kind.penalized_by is None
-                and any(jobs[place].strategy.proximal for place in places),
-            ): places
-            for kind, places in kinds.items()
-        }
+            if self._penalty(job) != ALONE:
+                groups.setdefault(self._kind([Member(job)]), []).append(place)
+        return list(groups.values())
+
+    def _kind(self, members: Sequence[Member]) -> StackKind:
+        """What jobs have in common, and what any of them needs."""
+        job = members[0].job
+        objectives = [member.objective for member in members]
+        virtual = [one.virtual for one in objectives if one.virtual is not None]
+        classes = self.workload.federation.num_classes
+        # As much room as there are classes, so that a few more or less do not need another stack.
+        most = max((max(len(one.labels), classes) for one in virtual), default=0)
+        return StackKind(
+            train=replace(job.train, lr=1.0, epochs=1, lr_schedule="constant", lr_power=1.0),
+            penalized_by=job.strategy if self._penalty(job) == OWN else None,
+            proximal=any(one.proximal for one in objectives),
+            linear=any(one.linear is not None for one in objectives),
+            beside=bool(virtual) or any(one.calibrated for one in objectives),
+            virtual=(most, virtual[0].features.shape[1] if virtual else 0),
+        )
+
+    def _member(self, job: LocalJob) -> Member:
+        """A job with what its strategy adds to the loss."""
+        strategy, device = job.strategy, self._device
+        hooks = type(strategy)
+        if hooks.objective is Strategy.objective and hooks.report is Strategy.report:
+            return Member(job)
+        local = Local(
+            num_examples=job.batches.num_examples,
+            steps=job.batches.steps,
+            lr=job.lr,
+            classes=self._classes(job),
+            params=job.state.params,
+            broadcast={name: one.to(device) for name, one in job.broadcast.items()},
+            memory={name: one.to(device) for name, one in job.memory.items()},
+        )
+        objective = strategy.objective(local)
+        if objective.virtual is not None:
+            head_of(self.workload.model)
+        return Member(job, local, objective)
+
+    def _classes(self, job: LocalJob) -> Tensor:
+        """The client's labels per class, if its strategy asks for them."""
+        if not job.strategy.looks.classes:
+            return torch.empty(0, dtype=torch.int64, device=self._device)
+        if job.client not in self._class_counts:
+            federation = self.workload.federation
+            own = self._targets[torch.from_numpy(federation.train_indices(job.client))]
+            self._class_counts[job.client] = class_sums(None, own, federation.num_classes)[1]
+        return self._class_counts[job.client]
 
     def _penalty(self, job: LocalJob) -> str:
         """How a job's penalty is computed; a hook that `torch.func` cannot run asks for `ALONE`.
@@ -143,7 +194,7 @@ class StackedEngine(Engine):
             return ALONE
         strategy = job.strategy
         if type(strategy).penalty is Strategy.penalty:
-            return PROXIMAL
+            return CLOSED
         if strategy not in self._penalties:
             params = self._stack_states([job.state])
             try:
@@ -158,9 +209,9 @@ class StackedEngine(Engine):
                 self._penalties[strategy] = ALONE
         return self._penalties[strategy]
 
-    def _train_kind(self, kind: StackKind, jobs: list[LocalJob]) -> Iterator[ClientUpdate]:
+    def _train_alike(self, members: list[Member]) -> Iterator[ClientUpdate]:
         """Trains in as many parts as memory asks for."""
-        rest = jobs
+        kind, rest = self._kind(members), members
         while rest:
             part = rest[: self._limit]
             updates: list[ClientUpdate] = []
@@ -169,7 +220,7 @@ class StackedEngine(Engine):
             except (RuntimeError, ValueError, IndexError) as error:
                 if not _ran_out_of_memory(error):
                     raise TrainingError(
-                        f"training {len(part)} clients in round {part[0].state.round} failed:"
+                        f"training {len(part)} clients in round {part[0].job.state.round} failed:"
                         f" {error}"
                     ) from error
             # Outside of the handler, where nothing holds on to the buffers of the failed attempt.
@@ -178,10 +229,10 @@ class StackedEngine(Engine):
             rest = rest[len(updates) :]
             yield from updates
 
-    def _train_part(self, kind: StackKind, jobs: Sequence[LocalJob]) -> list[ClientUpdate]:
+    def _train_part(self, kind: StackKind, members: Sequence[Member]) -> list[ClientUpdate]:
         """Trains as many of the jobs as fit, at least one."""
-        lockstep = self._lockstep(kind, jobs)
-        return self._train_stack(lockstep, jobs[: lockstep.capacity])
+        lockstep = self._lockstep(kind, [member.job for member in members])
+        return self._train_stack(lockstep, members[: lockstep.capacity])
 
     def _halve(self, jobs: int) -> None:
         if jobs <= 1:
@@ -217,33 +268,34 @@ class StackedEngine(Engine):
             kind,
             capacity,
             example,
+            self.workload.federation.num_classes,
             fuse=self._compiled if cuda and options.compile else unfused,
             graphs=cuda,
         )
         return self._stacks[kind]
 
     @torch.no_grad()
-    def _train_stack(self, lockstep: Lockstep, jobs: Sequence[LocalJob]) -> list[ClientUpdate]:
-        federation = self.workload.federation
+    def _train_stack(self, lockstep: Lockstep, members: Sequence[Member]) -> list[ClientUpdate]:
+        federation, jobs = self.workload.federation, [member.job for member in members]
         states = list({id(job.state): job.state for job in jobs}.values())
         row = {id(state): place for place, state in enumerate(states)}
         rows = torch.tensor([row[id(job.state)] for job in jobs], device=self._device)
         received = self._network.pack(self._stack_states(states))
         packed = {name: tensor[rows] for name, tensor in received.items()}
         orders = stack_orders(jobs, federation)
-        asked = [place for place, job in enumerate(jobs) if job.strategy.needs_prototypes]
-        before = self._prototypes(packed, jobs, asked)
+        before = self._observe(packed, jobs, [job.strategy.looks.before for job in jobs])
         summed = lockstep.train(
             packed,
             orders,
             torch.tensor([job.lr for job in jobs], dtype=self._dtype),
-            torch.tensor([job.strategy.proximal for job in jobs], dtype=self._dtype),
+            [member.objective for member in members],
         )
         del packed
         trained = {name: tensor[: len(jobs)] for name, tensor in lockstep.params.items()}
-        after = self._prototypes(trained, jobs, asked)
+        after = self._observe(trained, jobs, [job.strategy.looks.after for job in jobs])
         own = self._network.unpack(trained)
-        margins = _summaries(jobs, asked, before, after)
+        locals_ = [member.local for member in members]
+        reports = self._reports.of(jobs, locals_, own, before, after)
         losses = _mean_losses(summed, orders)
         return [
             ClientUpdate(
@@ -253,47 +305,70 @@ class StackedEngine(Engine):
                 buffers=dict(job.state.buffers),
                 train_loss=losses[place],
                 epochs_done=job.batches.epochs,
-                prototypes=after.get(place),
-                local_margin=margins.get(place),
+                steps=job.batches.steps,
+                lr=job.lr,
+                payload=reports[place].payload if place in reports else {},
+                memory=reports[place].memory if place in reports else {},
             )
             for place, job in enumerate(jobs)
         ]
 
-    def _prototypes(
-        self, packed: Tensors, jobs: Sequence[LocalJob], asked: Sequence[int]
-    ) -> dict[int, Prototypes]:
-        """Prototypes of the jobs' training data under stacked weights, eq. (4), by place."""
-        if not asked:
-            return {}
+    def _observe(
+        self, packed: Tensors, jobs: Sequence[LocalJob], asked: Sequence[frozenset[Look]]
+    ) -> dict[int, Observation]:
+        """What stacked weights make of the jobs' training data, by place."""
+        found: dict[int, Observation] = {}
+        for what in dict.fromkeys(asked):
+            if what:
+                places = [place for place, look in enumerate(asked) if look == what]
+                found |= self._observe_alike(packed, jobs, places, what)
+        return found
+
+    def _observe_alike(
+        self, packed: Tensors, jobs: Sequence[LocalJob], places: list[int], what: frozenset[Look]
+    ) -> dict[int, Observation]:
         federation = self.workload.federation
-        asked = sorted(asked, key=lambda place: -jobs[place].batches.num_examples)
-        own = [federation.train_indices(jobs[place].client) for place in asked]
+        places = sorted(places, key=lambda place: -jobs[place].batches.num_examples)
+        own = [federation.train_indices(jobs[place].client) for place in places]
         index = np.full((len(own), len(own[0])), VOID, dtype=np.int64)
         for place, indices in enumerate(own):
             index[place, : len(indices)] = indices
-        sizes = np.array([-len(indices) for indices in own])
+        sizes = np.array([len(indices) for indices in own])
         where = torch.from_numpy(index).to(self._device)
-        params = {name: tensor[asked] for name, tensor in packed.items()}
-        total: Prototypes | None = None
-        width = self._samples_at_once(len(asked))
+        params = {name: tensor[places] for name, tensor in packed.items()}
+        total: Observation | None = None
+        width = self._samples_at_once(len(places))
         for first in range(0, index.shape[1], width):
-            active = int(np.searchsorted(sizes, -first, side="left"))
+            active = int(np.searchsorted(-sizes, -first, side="left"))
             part = where[:active, first : first + width]
-            x = self._inputs[part.clamp(min=0)]
-            labels = torch.where(part == VOID, VOID, self._targets[part.clamp(min=0)])
-            features = self._network.features(
-                {name: tensor[:active] for name, tensor in params.items()}, x
-            )
-            found = class_prototypes(features, labels, federation.num_classes)
+            leading = {name: tensor[:active] for name, tensor in params.items()}
+            seen = self._look(leading, part, what)
             if total is None:
-                total = found
+                total = seen
             else:
-                total.sum[:active] += found.sum
-                total.count[:active] += found.count
+                total.sums[:active] += seen.sums
+                total.count[:active] += seen.count
+                total.loss[:active] += seen.loss
         assert total is not None  # noqa: S101 - no client is empty
+        mean = total.loss / torch.from_numpy(sizes).to(self._device)
         return {
-            place: Prototypes(total.sum[row], total.count[row]) for row, place in enumerate(asked)
+            place: Observation(total.sums[row], total.count[row], mean[row])
+            for row, place in enumerate(places)
         }
+
+    def _look(self, params: Tensors, part: Tensor, what: frozenset[Look]) -> Observation:
+        """Sums over some samples of every job, ``[J, N]``; `VOID` stands for none."""
+        x = self._inputs[part.clamp(min=0)]
+        labels = torch.where(part == VOID, VOID, self._targets[part.clamp(min=0)])
+        features = self._network.features(params, x) if "features" in what else None
+        sums, count = class_sums(features, labels, self.workload.federation.num_classes)
+        loss = torch.zeros(len(part), dtype=self._dtype, device=self._device)
+        if "loss" in what:
+            scores = self._network.scores(params, x).transpose(1, 2)
+            loss = functional.cross_entropy(
+                scores, labels, ignore_index=VOID, reduction="none"
+            ).sum(dim=1)
+        return Observation(sums, count, loss)
 
     def _samples_at_once(self, models: int) -> int:
         """Samples per model where nothing is trained: as many as the memory plan allows."""
@@ -313,27 +388,6 @@ def _ran_out_of_memory(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ or error.__context__
     return False
-
-
-def _summaries(
-    jobs: Sequence[LocalJob],
-    asked: Sequence[int],
-    before: dict[int, Prototypes],
-    after: dict[int, Prototypes],
-) -> dict[int, Tensor]:
-    """What the strategies tell of each client, computed for all clients of a strategy at once."""
-    groups: dict[Strategy, list[int]] = {}
-    for place in asked:
-        groups.setdefault(jobs[place].strategy, []).append(place)
-    margins: dict[int, Tensor] = {}
-    for strategy, places in groups.items():
-        found = strategy.summarize(
-            Prototypes.stack([before[place] for place in places]),
-            Prototypes.stack([after[place] for place in places]),
-        )
-        if found is not None:
-            margins |= dict(zip(places, found, strict=True))
-    return margins
 
 
 def _mean_losses(summed: Tensor, orders: StackOrders) -> list[float | None]:

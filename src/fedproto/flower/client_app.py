@@ -5,6 +5,8 @@ A SuperNode is configured by its owner with ``--node-config``:
     partition-id   the client's stable id in the federation (needed)
     local-client   which client of the data set found here it is; partition-id by default
     data-root      folder of the data here; FEDPROTO_DATA by default
+    state-dir      folder for what the client remembers between its rounds, for strategies that
+                   have it do so; FEDPROTO_STATE, or fedproto in the user's state folder, by default
     threads        PyTorch's threads; 0 leaves it to PyTorch
     clip, noise    noise on prototypes, see `fedproto.flower.privacy`
 """
@@ -22,6 +24,7 @@ import torch
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
+from fedproto.client_memory import MemoryOnDisk, remembered
 from fedproto.config import RunConfig
 from fedproto.data.base import data_root
 from fedproto.data.federation import Federation
@@ -33,8 +36,10 @@ from fedproto.flower.parts import Refusal
 from fedproto.flower.privacy import PrivateEngine
 from fedproto.models.base import build_model
 from fedproto.registry import load_plugin
+from fedproto.setting import setting_of
+from fedproto.strategies.contract import initial_tensors
 from fedproto.tasks import task_named
-from fedproto.types import ClientFailure, ServerState
+from fedproto.types import ClientFailure, ClientUpdate, ServerState
 
 app = ClientApp()
 
@@ -55,11 +60,13 @@ class Here:
     Attributes:
         client: Its stable id in the federation.
         federation: The data set found here, of which it uses one client's share.
+        state_folder: Where it keeps what it remembers between its rounds.
         noise: Longest feature and noise multiplier; None for prototypes as they are.
     """
 
     client: int
     federation: Federation
+    state_folder: Path
     noise: tuple[float, float] | None
 
     def engine(self, config: RunConfig) -> ReferenceEngine:
@@ -128,7 +135,9 @@ def _train(content: RecordDict, context: Context) -> RecordDict:
     try:
         here = look_around(config, context)
         engine = here.engine(config)
-        job = wire.decode_job(content, config, _layout(engine))
+        layout = _layout(engine)
+        setting = setting_of(engine.workload, layout.params)
+        job = wire.decode_job(content, config, layout, setting)
         if isinstance(job, Refusal):
             return wire.encode_refusal(job)
         own = len(here.federation.clients[here.client].train)
@@ -136,12 +145,19 @@ def _train(content: RecordDict, context: Context) -> RecordDict:
             raise ConfigError(f"the job is for client {job.client}; this is client {here.client}")
         if job.batches.num_examples != own:
             raise ConfigError(f"the job is for {job.batches.num_examples} samples; {own} are here")
-        (result,) = engine.train([replace(job, state=job.state.to(config.engine.torch_device()))])
+        memory = MemoryOnDisk(here.state_folder / job.run)
+        declared = config.strategy.client_memory(setting)
+        kept = remembered(memory, here.client, job.last_round, declared)
+        state = job.state.to(config.engine.torch_device())
+        own_memory = initial_tensors(declared) if kept is None else kept
+        (result,) = engine.train([replace(job, state=state, memory=own_memory)])
+        if isinstance(result, ClientUpdate) and result.memory:
+            memory.save(here.client, job.state.round, result.memory, keep_from=job.keep_from)
     except FedprotoError as error:
         return wire.encode_refusal(Refusal(str(error)))
     if isinstance(result, ClientFailure):
         return wire.encode_refusal(Refusal(result.reason))
-    return wire.encode_update(result, job.state.round)
+    return wire.encode_update(result, job.state.round, began_anew=kept is None)
 
 
 def _evaluate(content: RecordDict, context: Context) -> RecordDict:
@@ -188,7 +204,17 @@ def look_around(config: RunConfig, context: Context) -> Here:
     own = federation.clients[local]
     nobody = replace(own, train=np.empty(0, dtype=np.int64), test=np.empty(0, dtype=np.int64))
     shares = (*([nobody] * client), own)
-    return Here(client, replace(federation, clients=shares), _noise(context))
+    state_folder = Path(str(context.node_config.get("state-dir", state_root())))
+    return Here(client, replace(federation, clients=shares), state_folder, _noise(context))
+
+
+def state_root() -> Path:
+    """Where a node keeps what it remembers, unless it is told."""
+    given = os.environ.get("FEDPROTO_STATE")
+    if given:
+        return Path(given)
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(state) / "fedproto"
 
 
 def _layout(engine: ReferenceEngine) -> ServerState:

@@ -33,9 +33,12 @@ class Process:
         command: Program and arguments.
         folder: Its working directory; a neutral one, because Python code there would be found.
         home: Flower's folder for it.
+        state: Where a node keeps what it remembers between its rounds.
     """
 
-    def __init__(self, name: str, command: Sequence[str], folder: Path, home: Path) -> None:
+    def __init__(
+        self, name: str, command: Sequence[str], folder: Path, home: Path, state: Path
+    ) -> None:
         self.name = name
         self.log = folder / f"{name}.log"
         home.mkdir(parents=True, exist_ok=True)
@@ -43,7 +46,7 @@ class Process:
             self._process = subprocess.Popen(  # noqa: S603 - our own commands
                 command,
                 cwd=folder,
-                env=commands.environment(home),
+                env=commands.environment(home) | {"FEDPROTO_STATE": str(state)},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -89,10 +92,18 @@ class Deployment:
         folder: For databases, logs and Flower's own files.
         keys: Certificates and node keys; None for an insecure deployment.
         node_config: Settings of every node beside its id.
+        state: Where nodes keep what they remember; in the same folder by default.
     """
 
-    def __init__(self, folder: Path, keys: Keys | None, node_config: str = "threads=1") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        keys: Keys | None,
+        node_config: str = "threads=1",
+        state: Path | None = None,
+    ) -> None:
         self.folder = folder.resolve()
+        self._state = (state or folder / "nodes").resolve()
         self.keys = keys
         self.nodes: dict[int, Process] = {}
         self.link: Process | None = None
@@ -112,7 +123,7 @@ class Deployment:
         server = None if self.keys is None else self.keys.server.resolve()
         database = self.folder / "state.db"
         command = commands.superlink(server, "127.0.0.1", self._port, database)
-        self.link = Process("superlink", command, self.folder, self.folder / "home-superlink")
+        self.link = self._start("superlink", command)
         ends = time.monotonic() + START_FOR
         while not answers(self._address):
             if self.link.exit_code is not None or time.monotonic() > ends:
@@ -134,9 +145,11 @@ class Deployment:
         folder = None if keys is None else keys.node(client).resolve()
         command = commands.supernode(folder, self._address, client, free_port(), self._node_config)
         name = node_name(client)
-        node = Process(name, command, self.folder, self.folder / f"home-{name}")
-        self.nodes[client] = node
+        self.nodes[client] = node = self._start(name, command)
         return node
+
+    def _start(self, name: str, command: Sequence[str]) -> Process:
+        return Process(name, command, self.folder, self.folder / f"home-{name}", self._state)
 
     def end(self) -> None:
         """Ends all processes, the nodes first."""
@@ -150,10 +163,14 @@ class Deployment:
 
 @contextlib.contextmanager
 def deployment(
-    folder: Path, keys: Keys | None, clients: int, node_config: str = "threads=1"
+    folder: Path,
+    keys: Keys | None,
+    clients: int,
+    node_config: str = "threads=1",
+    state: Path | None = None,
 ) -> Iterator[Deployment]:
     """A server with all its nodes started, taken down again at the end whatever happens."""
-    deployed = Deployment(folder, keys, node_config)
+    deployed = Deployment(folder, keys, node_config, state)
     try:
         deployed.start_link()
         for client in range(clients):

@@ -21,8 +21,8 @@ from fedproto.errors import ConfigError, TrainingError
 from fedproto.flower import wire
 from fedproto.flower.nodes import Answer, Nodes, exchange
 from fedproto.flower.parts import Refusal
-from fedproto.guard import feature_shape
 from fedproto.rng import Indices
+from fedproto.setting import setting_of
 from fedproto.types import POOLED, ClientFailure, ClientUpdate, LocalJob, ServerState
 
 
@@ -39,6 +39,8 @@ class FlowerEngine(Engine):
         ConfigError: If more clients are needed than a cohort has.
     """
 
+    clients_remember = True
+
     def __init__(self, workload: Workload, grid: Grid, config: RunConfig, nodes: Nodes) -> None:
         super().__init__(workload)
         self._grid = grid
@@ -50,7 +52,7 @@ class FlowerEngine(Engine):
                 f"flower.min_clients must be at most schedule.cohort, {config.schedule.cohort}, not"
                 f" {config.flower.min_clients}"
             )
-        self._features = feature_shape(workload)
+        self._setting = setting_of(workload, dict(workload.model.named_parameters()))
         self._given_up: set[int] = set()
         self._incidents: list[str] = []
         on_server = self._options.evaluate_on == "server"
@@ -153,9 +155,12 @@ class FlowerEngine(Engine):
         content = _content(answer)
         if isinstance(content, Refusal):
             return ClientFailure(job.client, content.reason)
-        update = wire.decode_update(content, job, self._features)
-        if isinstance(update, Refusal):
-            return ClientFailure(job.client, update.reason)
+        found = wire.decode_update(content, job, self._setting)
+        if isinstance(found, Refusal):
+            return ClientFailure(job.client, found.reason)
+        update, began_anew = found
+        if began_anew:
+            self._incidents.append(f"client {job.client} had lost its memory and began anew")
         return update
 
     def _evaluate(self, state: ServerState) -> dict[str, float]:

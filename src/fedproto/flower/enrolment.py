@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedproto.atomic import write_atomically
 from fedproto.config import RunConfig
 from fedproto.data.federation import Client, Federation
 from fedproto.data.samples import Samples
@@ -21,7 +22,6 @@ from fedproto.errors import ConfigError, DataError, StoreError
 from fedproto.flower.greeting import Hello
 from fedproto.flower.nodes import Nodes
 from fedproto.rng import Indices
-from fedproto.store import write_atomically
 from fedproto.tasks import task_named
 
 

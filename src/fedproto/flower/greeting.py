@@ -14,7 +14,7 @@ from fedproto.config import RunConfig, read_config
 from fedproto.errors import FedprotoError
 from fedproto.flower.arrays import UnreadableError
 from fedproto.flower.parts import Refusal, about, caught, expect_fields
-from fedproto.guard import LARGEST
+from fedproto.strategies.contract import LARGEST
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 cd "$here"
 {environment}
 export FLWR_HOME="$here/flower"
+export FEDPROTO_STATE="${{FEDPROTO_STATE:-$here/state}}"
 exec {command}
 """
 

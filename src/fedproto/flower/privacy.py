@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import importlib.util
 import secrets
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -22,7 +23,8 @@ from fedproto.engines.base import Workload
 from fedproto.engines.reference import ReferenceEngine
 from fedproto.errors import ConfigError
 from fedproto.rng import Indices
-from fedproto.types import Prototypes
+from fedproto.strategies.contract import Look, Observation
+from fedproto.types import Prototypes, ServerState
 
 SENSITIVITY = 2.0
 RELEASES_PER_ROUND = 2
@@ -52,9 +54,16 @@ class PrivateEngine(ReferenceEngine):
     def _bounded(self, features: Tensor) -> Tensor:
         return clipped(features, self._clip)
 
-    def _prototypes(self, indices: Indices, local: bool) -> Prototypes:
-        exact = super()._prototypes(indices, local)
-        return with_noise(exact, self._clip, self._noise, len(indices))
+    def _observe(
+        self, indices: Indices, state: ServerState, what: frozenset[Look]
+    ) -> Observation | None:
+        exact = super()._observe(indices, state, what)
+        if exact is None or "features" not in what:
+            return exact
+        noisy = with_noise(
+            Prototypes(exact.sums, exact.count), self._clip, self._noise, len(indices)
+        )
+        return replace(exact, sums=noisy.sum, count=noisy.count)
 
 
 def clipped(features: Tensor, longest: float) -> Tensor:

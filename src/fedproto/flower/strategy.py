@@ -1,4 +1,4 @@
-"""FedProto for an existing Flower app: a strategy in the place of Flower's FedAvg.
+"""Our strategies for an existing Flower app: one in the place of Flower's FedAvg.
 
 For people who have a ServerApp and a ClientApp of their own. The client wraps its training
 function with `fedproto.flower.helper`; the server starts this strategy. Checkpoints, resumption,
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from logging import INFO, WARNING, getLogger
 
@@ -18,26 +18,43 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from fedproto.flower.arrays import read_tensors, write_tensors
-from fedproto.flower.helper import ARRAYS, METRICS, NUM_EXAMPLES, PROTOTYPES
+from fedproto import strategies
+from fedproto.aggregation import AggregateOptions
+from fedproto.flower.arrays import UnreadableError, read_tensors, write_tensors
+from fedproto.flower.helper import (
+    ARRAYS,
+    BROADCAST,
+    CONFIG,
+    LAST_ROUND,
+    METRICS,
+    NUM_CLIENTS,
+    NUM_EXAMPLES,
+    PAYLOAD,
+    ROUND,
+    WORK,
+)
 from fedproto.flower.parts import Refusal, caught, expect_arrays, one_line
-from fedproto.guard import FeatureShape, reason_to_refuse
+from fedproto.guard import Expected, reason_to_refuse
 from fedproto.rng import Purpose, stream
-from fedproto.schedule import BatchOrder
-from fedproto.strategies import FedProto
-from fedproto.training import TrainOptions
-from fedproto.types import ClientUpdate, LocalJob, Prototypes, ServerState, Tensors
+from fedproto.server import ServerOptions
+from fedproto.strategies.contract import FeatureShape, Setting, initial_tensors
+from fedproto.types import ClientUpdate, ServerState, Tensors
+
+MOST_STEPS = 10_000_000
+"""More local steps than this no client is believed to make."""
 
 LOG = getLogger("flwr")
 
 
 class FedProtoStrategy(Strategy):
-    """Weighs clients by how their class prototypes moved.
+    """A strategy of ours in Flower's clothes; FedProto unless another is given.
 
     Args:
         num_classes: Classes C.
         channels: Channels D of the features.
-        options: The method's own options, such as ``FedProto(margins="local")``.
+        options: The strategy with its options, such as ``FedProto(margins="local")``.
+        aggregate: How updates become one: their mean, or a rule that bears outliers.
+        server: What the server does with that: nothing, or a step of an optimizer.
         cohort: Clients per round; None for all.
         min_clients: Fewer than these make no round.
         wait: Seconds to wait for that many.
@@ -54,8 +71,10 @@ class FedProtoStrategy(Strategy):
         self,
         num_classes: int,
         channels: int,
-        options: FedProto | None = None,
+        options: strategies.Strategy | None = None,
         *,
+        aggregate: AggregateOptions | None = None,
+        server: ServerOptions | None = None,
         cohort: int | None = None,
         min_clients: int = 2,
         wait: float = 120.0,
@@ -63,10 +82,14 @@ class FedProtoStrategy(Strategy):
         max_examples: int = 10_000_000,
         seed: int = 0,
     ) -> None:
-        self.options = options or FedProto()
+        self.options = options or strategies.FedProto()
         self.attention: dict[int, dict[int, float]] = {}
         self.failures: dict[int, dict[int, str]] = {}
-        self._features = FeatureShape(num_classes, channels, 1)
+        self.aggregate = aggregate or AggregateOptions()
+        self.server = server or ServerOptions()
+        self._num_classes = num_classes
+        self._features = FeatureShape(channels, per_sample=1)
+        self._last_round: dict[int, int] = {}
         self._cohort = cohort
         self._min_clients = min_clients
         self._wait = wait
@@ -79,13 +102,25 @@ class FedProtoStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Sends the model to a cohort of the connected nodes."""
-        if self._state is None:
-            self._state = _state_of(arrays)
         nodes = self._connected(grid)
+        if self._state is None:
+            state = _state_of(arrays)
+            self._setting = Setting(state.params, self._num_classes, len(nodes), self._features)
+            kept = {
+                **self.options.server_memory(self._setting),
+                **self.server.memory(self._setting),
+            }
+            self._state = replace(state, memory=initial_tensors(kept))
         if self._cohort is not None and len(nodes) > self._cohort:
             order = stream(self._seed, Purpose.COHORT, server_round).permutation(len(nodes))
             nodes = sorted(nodes[place] for place in order[: self._cohort])
-        return self._messages("train", server_round, arrays, config, nodes)
+        sent = {
+            name: self._state.memory[name]
+            for name, one in self.options.server_memory(self._setting).items()
+            if one.broadcast and name in self._state.memory
+        }
+        parts = {BROADCAST: write_tensors(sent)} if sent else {}
+        return self._messages("train", server_round, arrays, config, nodes, parts)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -114,8 +149,12 @@ class FedProtoStrategy(Strategy):
         nodes = sorted(updates)
         usable = [updates[node] for node in nodes]
         weights = self.options.weigh(state, usable)
-        self._state = self.options.aggregate(state, usable, weights)
-        self.attention[server_round] = dict(zip(nodes, weights.client.tolist(), strict=True))
+        combined, counted = self.options.aggregate(
+            state, usable, weights, self._setting, self.aggregate
+        )
+        self._state = self.server.step(state, combined)
+        self._last_round |= dict.fromkeys(nodes, server_round)
+        self.attention[server_round] = dict(zip(nodes, counted.tolist(), strict=True))
         metrics: dict[str, float] = {"clients": float(len(nodes))}
         losses = [
             (one.num_examples, one.train_loss) for one in usable if one.train_loss is not None
@@ -171,12 +210,21 @@ class FedProtoStrategy(Strategy):
         arrays: ArrayRecord,
         config: ConfigRecord,
         nodes: Iterable[int],
+        parts: Mapping[str, ArrayRecord] | None = None,
     ) -> list[Message]:
-        about = ConfigRecord({**config, "server-round": round_})
-        content = RecordDict({ARRAYS: arrays, "config": about})
-        return [
-            Message(content, node, kind, ttl=self._deadline, group_id=str(round_)) for node in nodes
-        ]
+        def message(node: int) -> Message:
+            about = ConfigRecord(
+                {
+                    **config,
+                    ROUND: round_,
+                    LAST_ROUND: self._last_round.get(node, 0),
+                    NUM_CLIENTS: self._setting.num_clients,
+                }
+            )
+            content = RecordDict({ARRAYS: arrays, CONFIG: about, **(parts or {})})
+            return Message(content, node, kind, ttl=self._deadline, group_id=str(round_))
+
+        return [message(node) for node in nodes]
 
     def _read(self, reply: Message, state: ServerState) -> ClientUpdate | Refusal:
         if reply.has_error():
@@ -184,22 +232,20 @@ class FedProtoStrategy(Strategy):
         scores = self._scores(reply.content)
         if scores is None:
             return Refusal("it sends no usable metrics with num-examples")
-        number = int(scores[NUM_EXAMPLES])
-        update = caught(lambda: _read_update(reply, scores, state, self._features))
+        node, number = reply.metadata.src_node_id, int(scores[NUM_EXAMPLES])
+        # What the client was asked is known only as far as its own claims go.
+        expected = Expected(
+            node,
+            number,
+            1,
+            state.params,
+            state.buffers,
+            self.options.payload(self._setting, number),
+        )
+        update = caught(lambda: _read_update(reply.content, scores, expected))
         if isinstance(update, Refusal):
             return update
-        # What the client was asked is known only as far as its own claims go.
-        job = LocalJob(
-            run=0,
-            client=reply.metadata.src_node_id,
-            state=state,
-            strategy=self.options,
-            batches=BatchOrder(0, state.round, 0, number, number, 1),
-            train=TrainOptions(),
-            lr=0.0,
-            seed=0,
-        )
-        reason = reason_to_refuse(update, job, self._features)
+        reason = reason_to_refuse(update, expected)
         return update if reason is None else Refusal(reason)
 
     def _scores(self, content: RecordDict) -> dict[str, float] | None:
@@ -228,25 +274,30 @@ def _parted(tensors: Tensors) -> tuple[Tensors, Tensors]:
 
 
 def _read_update(
-    reply: Message, scores: dict[str, float], state: ServerState, features: FeatureShape
+    content: RecordDict, scores: Mapping[str, float], expected: Expected
 ) -> ClientUpdate:
-    content = reply.content
-    like = {**state.params, **state.buffers}
+    like = {**expected.params, **expected.buffers}
     params, buffers = _parted(read_tensors(expect_arrays(content, ARRAYS), like, ARRAYS))
-    record = expect_arrays(content, PROTOTYPES)
-    wanted = {
-        "sum": torch.empty(features.classes, features.channels),
-        "count": torch.empty(features.classes, dtype=torch.int64),
-        "margin": torch.empty(features.classes),
-    }
-    read = read_tensors(record, wanted, PROTOTYPES)
+    payload: Tensors = {}
+    if expected.payload:
+        wanted = {
+            name: torch.empty(one.shape, dtype=one.dtype) for name, one in expected.payload.items()
+        }
+        payload = read_tensors(expect_arrays(content, PAYLOAD), wanted, PAYLOAD)
+    work = content.get(WORK)
+    steps, lr = (work.get("steps"), work.get("lr")) if isinstance(work, MetricRecord) else (1, 1.0)
+    if not (isinstance(steps, int) and 0 <= steps <= MOST_STEPS):
+        raise UnreadableError("it claims an impossible number of steps")
+    if not (isinstance(lr, float) and 0 < lr < math.inf):
+        raise UnreadableError("it claims an impossible learning rate")
     return ClientUpdate(
-        client=reply.metadata.src_node_id,
-        num_examples=int(scores[NUM_EXAMPLES]),
+        client=expected.client,
+        num_examples=expected.num_examples,
         params=params,
         buffers=buffers,
         train_loss=scores.get("train_loss"),
         epochs_done=1,
-        prototypes=Prototypes(read["sum"], read["count"]),
-        local_margin=read["margin"],
+        steps=steps,
+        lr=lr,
+        payload=payload,
     )

@@ -28,9 +28,12 @@ from fedproto.flower.parts import (
     expect_fields,
     one_line,
 )
-from fedproto.guard import FeatureShape
 from fedproto.schedule import BatchOrder
-from fedproto.types import ClientUpdate, LocalJob, Prototypes, ServerState, Tensors
+from fedproto.strategies.contract import Declarations, Setting
+from fedproto.types import ClientUpdate, LocalJob, ServerState, Tensors
+
+NONE_YET = -1
+"""The last accepted round of a client that has none."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,7 @@ class TestJob:
 
 
 def encode_job(job: LocalJob, config: RunConfig) -> RecordDict:
-    """A job as a message; prototypes of the server stay there, no client needs them."""
+    """A job as a message; of the server's memory goes along what the strategy broadcasts."""
     batches = job.batches
     fields = {
         "config": config_text(config),
@@ -54,8 +57,14 @@ def encode_job(job: LocalJob, config: RunConfig) -> RecordDict:
         "num_examples": batches.num_examples,
         "epochs": batches.epochs,
         "max_steps": batches.max_steps,
+        "last_round": NONE_YET if job.last_round is None else job.last_round,
+        "keep_from": job.keep_from,
+        "run": job.run,
     }
-    return _with_model("job", fields, job.state)
+    content = _with_model("job", fields, job.state)
+    if job.broadcast:
+        content["broadcast"] = write_tensors(job.broadcast)
+    return content
 
 
 def decode_job_config(content: RecordDict) -> RunConfig | Refusal:
@@ -63,18 +72,34 @@ def decode_job_config(content: RecordDict) -> RunConfig | Refusal:
     return caught(lambda: _job_config(content))
 
 
-def decode_job(content: RecordDict, config: RunConfig, like: ServerState) -> LocalJob | Refusal:
-    """A job, for a client whose own model tells what the weights must look like."""
-    return caught(lambda: _read_job(content, config, like))
+def decode_job(
+    content: RecordDict, config: RunConfig, like: ServerState, setting: Setting
+) -> LocalJob | Refusal:
+    """A job, without what the client itself remembers.
+
+    Args:
+        content: The message.
+        config: What `decode_job_config` gave.
+        like: A state of the client's own model: what the weights must look like.
+        setting: What the strategy's declarations depend on, seen from the client.
+    """
+    return caught(lambda: _read_job(content, config, like, setting))
 
 
-def encode_update(update: ClientUpdate, round_: int) -> RecordDict:
-    """An update as a reply."""
+def encode_update(update: ClientUpdate, round_: int, *, began_anew: bool = False) -> RecordDict:
+    """An update as a reply; what the client remembers stays there.
+
+    Args:
+        update: The update.
+        round_: The round it is of.
+        began_anew: Whether the client had lost what it remembered.
+    """
     fields: dict[str, Any] = {
         "client": update.client,
         "round": round_,
         "num_examples": update.num_examples,
         "epochs_done": update.epochs_done,
+        "began_anew": began_anew,
     }
     if update.train_loss is not None:
         fields["train_loss"] = update.train_loss
@@ -83,19 +108,19 @@ def encode_update(update: ClientUpdate, round_: int) -> RecordDict:
         "params": write_tensors(update.params),
         "buffers": write_tensors(update.buffers),
     }
-    if update.prototypes is not None:
-        both = {"sum": update.prototypes.sum, "count": update.prototypes.count}
-        records["prototypes"] = write_tensors(both)
-    if update.local_margin is not None:
-        records["margins"] = write_tensors({"local": update.local_margin})
+    if update.payload:
+        records["payload"] = write_tensors(update.payload)
     return RecordDict(records)
 
 
 def decode_update(
-    content: RecordDict, job: LocalJob, features: FeatureShape | None
-) -> ClientUpdate | Refusal:
-    """An update in the layout that the job asks for; the guard checks its values."""
-    return caught(lambda: _read_update(content, job, features))
+    content: RecordDict, job: LocalJob, setting: Setting
+) -> tuple[ClientUpdate, bool] | Refusal:
+    """An update in the layout that the job asks for, and whether its client began anew.
+
+    The guard checks its values.
+    """
+    return caught(lambda: _read_update(content, job, setting))
 
 
 def encode_test(client: int, state: ServerState, config: RunConfig) -> RecordDict:
@@ -159,7 +184,17 @@ def _model_tensors(content: RecordDict, like: ServerState) -> tuple[Tensors, Ten
     )
 
 
-def _read_job(content: RecordDict, config: RunConfig, like: ServerState) -> LocalJob:
+def _declared_tensors(content: RecordDict, name: str, declared: Declarations) -> Tensors:
+    """A message's tensors that a strategy declared; none where it declared none."""
+    if not declared and name not in content:
+        return {}
+    like = {key: torch.empty(one.shape, dtype=one.dtype) for key, one in declared.items()}
+    return read_tensors(expect_arrays(content, name), like, name)
+
+
+def _read_job(
+    content: RecordDict, config: RunConfig, like: ServerState, setting: Setting
+) -> LocalJob:
     wanted = {
         "config": str,
         "client": int,
@@ -170,22 +205,35 @@ def _read_job(content: RecordDict, config: RunConfig, like: ServerState) -> Loca
         "num_examples": int,
         "epochs": int,
         "max_steps": int,
+        "last_round": int,
+        "keep_from": int,
+        "run": str,
     }
-    fields = expect_fields(content, "job", wanted, beside=("params", "buffers"))
-    numbers = [name for name, kind in wanted.items() if kind is int]
+    fields = expect_fields(content, "job", wanted, beside=("params", "buffers", "broadcast"))
+    last_round = fields.pop("last_round")
+    if not NONE_YET <= last_round < fields["round"]:
+        raise UnreadableError("the job's last round of this client is not before its round")
+    numbers = [name for name in fields if wanted[name] is int]
     if any(fields[name] < 0 for name in numbers) or fields["num_examples"] == 0:
         raise UnreadableError("the job has a negative number")
     if not (math.isfinite(fields["lr"]) and fields["lr"] >= 0):
         raise UnreadableError("the job's learning rate is not a positive number")
     if fields["seed"] >= 2**63 or fields["order_seed"] >= 2**63:
         raise UnreadableError("the job's seed is too large")
+    if not (fields["run"].isascii() and fields["run"].isalnum() and len(fields["run"]) <= 64):
+        raise UnreadableError("the job's run is no fingerprint")
     params, buffers = _model_tensors(content, like)
-    for name, tensor in {**params, **buffers}.items():
+    sent = {
+        name: one
+        for name, one in config.strategy.server_memory(setting).items()
+        if one.broadcast and (one.initial is not None or "broadcast" in content)
+    }
+    broadcast = _declared_tensors(content, "broadcast", sent)
+    for name, tensor in {**params, **buffers, **broadcast}.items():
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             raise UnreadableError(f"the job's tensor '{name}' is not finite")
     round_ = fields["round"]
     return LocalJob(
-        run=0,
         client=fields["client"],
         state=ServerState(round_, params, buffers),
         strategy=config.strategy,
@@ -202,6 +250,10 @@ def _read_job(content: RecordDict, config: RunConfig, like: ServerState) -> Loca
         augment=config.augmentation,
         lr=fields["lr"],
         seed=fields["seed"],
+        broadcast=broadcast,
+        run=fields["run"],
+        last_round=None if last_round == NONE_YET else last_round,
+        keep_from=fields["keep_from"],
     )
 
 
@@ -212,50 +264,38 @@ def _read_test(content: RecordDict, like: ServerState) -> TestJob:
     return TestJob(fields["client"], state)
 
 
-def _read_update(content: RecordDict, job: LocalJob, features: FeatureShape | None) -> ClientUpdate:
+def _read_update(content: RecordDict, job: LocalJob, setting: Setting) -> tuple[ClientUpdate, bool]:
     fields = expect_fields(
         content,
         "update",
-        {"client": int, "round": int, "num_examples": int, "epochs_done": int},
+        {
+            "client": int,
+            "round": int,
+            "num_examples": int,
+            "epochs_done": int,
+            "began_anew": bool,
+        },
         optional={"train_loss": float},
-        beside=("params", "buffers", "prototypes", "margins"),
+        beside=("params", "buffers", "payload"),
     )
-    if fields.pop("round") != job.state.round:
+    if fields["round"] != job.state.round:
         raise UnreadableError(f"the update is not of round {job.state.round}")
     params, buffers = _model_tensors(content, job.state)
-    prototypes = margin = None
-    if "prototypes" in content:
-        prototypes = _read_prototypes(expect_arrays(content, "prototypes"), job, features)
-    if "margins" in content:
-        if prototypes is None:
-            raise UnreadableError("it sends margins without prototypes")
-        like = {"local": prototypes.sum[:, 0]}
-        margin = read_tensors(expect_arrays(content, "margins"), like, "margins")["local"]
-    return ClientUpdate(
+    declared = job.strategy.payload(setting, job.batches.num_examples)
+    payload = _declared_tensors(content, "payload", declared)
+    device = next(iter(params.values())).device
+    update = ClientUpdate(
         client=fields["client"],
         num_examples=fields["num_examples"],
         params=params,
         buffers=buffers,
         train_loss=fields.get("train_loss"),
         epochs_done=fields["epochs_done"],
-        prototypes=prototypes,
-        local_margin=margin,
+        steps=job.batches.steps,
+        lr=job.lr,
+        payload={name: tensor.to(device) for name, tensor in payload.items()},
     )
-
-
-def _read_prototypes(
-    record: ArrayRecord, job: LocalJob, features: FeatureShape | None
-) -> Prototypes:
-    if features is None:
-        raise UnreadableError("the server does not know the shape of the model's features")
-    sums = torch.empty(features.classes, features.channels, dtype=_float_type(job.state.params))
-    like = {"sum": sums, "count": torch.empty(features.classes, dtype=torch.int64)}
-    return Prototypes(**read_tensors(record, like, "prototypes"))
-
-
-def _float_type(tensors: Tensors) -> torch.dtype:
-    floating = (tensor.dtype for tensor in tensors.values() if tensor.is_floating_point())
-    return next(floating, torch.float32)
+    return update, fields["began_anew"]
 
 
 def _read_tally(content: RecordDict, client: int, round_: int) -> torch.Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import math
+from typing import ClassVar
 
 from fedproto.analysis.probe import Probe
 from fedproto.engines.base import Workload
@@ -20,7 +21,13 @@ class Measure(abc.ABC):
         probe: Looks into states.
         options: What is asked of the measures.
         seed: The run's seed, for the choice of samples and clients.
+
+    Attributes:
+        stands_for: Metrics that a strategy computes from a cohort and this measure from all
+            clients: the two are not mixed in one record.
     """
+
+    stands_for: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, probe: Probe, options: MeasureOptions, seed: int) -> None:
         self.probe = probe

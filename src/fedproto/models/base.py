@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol, cast, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -98,3 +98,18 @@ def layers_in_words(model: nn.Module, most: int = 30) -> str:
     inner = [name for name, layer in named if not list(layer.children())]
     usual = f"; the one before the last is '{inner[-2]}'" if len(inner) > 1 else ""
     return f"its layers: {listed or 'none'}{usual}"
+
+
+def head_of(model: nn.Module) -> Callable[[Tensor], Tensor]:
+    """A model's classifier.
+
+    Raises:
+        TrainingError: If its scores are no function of its features alone.
+    """
+    head = getattr(model, "head", None)
+    if callable(head):
+        return cast("Callable[[Tensor], Tensor]", head)
+    raise TrainingError(
+        f"{type(model).__name__} has no head(features), which the strategy needs; use a model with"
+        " one, such as a sequential model: with_features(nn.Sequential(...))"
+    )

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedproto.atomic import write_atomically
 from fedproto.errors import StoreError
 from fedproto.report.content import page_content
 from fedproto.report.following import Followers
 from fedproto.report.html import render
 from fedproto.report.spread import DataPanels
-from fedproto.store import write_atomically
 
 
 def write_page(

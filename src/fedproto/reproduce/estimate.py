@@ -21,7 +21,7 @@ from fedproto.driver import engine_of
 from fedproto.engines.base import Engine
 from fedproto.measures.base import Gauge
 from fedproto.reproduce.cases import without_mmd
-from fedproto.rounds import Run, plan_round
+from fedproto.rounds import Run, equip, plan_round, remember_all
 from fedproto.simulate import initial_state, model_for
 from fedproto.types import LocalJob, ServerState
 
@@ -74,10 +74,12 @@ def estimate(
     federation = _federation(first, federations)
     together = [config for config in configs if config.data == first.data]
     with engine_of(together, federation, model_for(first, federation)) as engine:
+        runs = [_begun(config, federation) for config in _enough(together)]
+        setting = remember_all(runs, engine)
         jobs = [
             job
-            for place, config in enumerate(_enough(together))
-            for job in plan_round(place, _begun(config, federation), federation).jobs
+            for run in runs
+            for job in equip(plan_round(run, federation), run, setting, engine).jobs
         ]
         if not jobs:  # nobody works in the first round: nothing to time, hardly anything to do
             return Estimate(len(configs), 0, 0.0, 0.0)
@@ -104,7 +106,7 @@ def work_of(config: RunConfig, federation: Federation) -> Work:
     jobs = [
         job
         for round_ in range(config.schedule.rounds)
-        for job in plan_round(0, Run(config, ServerState(round_, {}, {})), federation).jobs
+        for job in plan_round(Run(config, ServerState(round_, {}, {})), federation).jobs
     ]
     return Work(len(jobs), sum(job.batches.steps for job in jobs))
 

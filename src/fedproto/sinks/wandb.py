@@ -14,8 +14,9 @@ import json
 import uuid
 from typing import Any
 
+from fedproto.atomic import write_atomically
 from fedproto.sinks.base import SINKS, Sink, scalars
-from fedproto.store import RunStore, write_atomically
+from fedproto.store import RunStore
 from fedproto.types import RoundRecord
 
 

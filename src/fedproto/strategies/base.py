@@ -1,23 +1,33 @@
 """What a strategy is: a frozen dataclass of options with a few small pure hooks.
 
-The training loop, the choice of clients, the combining of weights and the transport are written
-once elsewhere, for all strategies. A new strategy overrides only the hooks in which it differs.
+The training loop, the choice of clients, the combining of weights, the keeping of memory and the
+transport are written once elsewhere, for all strategies. A new strategy overrides only the hooks in
+which it differs, and declares what it keeps and sends: `fedproto.strategies.contract`.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from fedproto.equations import sample_shares, weighted_average
+from fedproto.aggregation import MEAN, AggregateOptions, combine
+from fedproto.equations import sample_shares
 from fedproto.options import Options, option
 from fedproto.registry import Registry
-from fedproto.types import ClientUpdate, ClientWeights, Prototypes, ServerState, Tensors
+from fedproto.strategies.contract import (
+    Declarations,
+    Local,
+    Looks,
+    Objective,
+    Observation,
+    Report,
+    Setting,
+)
+from fedproto.types import ClientUpdate, ClientWeights, ServerState, Tensors
 
 
 @dataclass(frozen=True)
@@ -25,13 +35,16 @@ class Strategy(Options):
     """A federated method.
 
     Attributes:
-        needs_prototypes: Whether clients compute prototypes before and after training.
         pooled: Whether the data of all clients is trained on as one (no federation at all).
-        server_step: How far the aggregate moves from the old weights towards the combined ones.
+        looks: What clients look up in their own data.
+        plain_sgd: Whether the method holds for local gradient descent without momentum alone.
+        weighs_tensors: Whether `weigh` gives weights tensor by tensor.
     """
 
-    needs_prototypes: ClassVar[bool] = False
     pooled: ClassVar[bool] = False
+    looks: ClassVar[Looks] = Looks()
+    plain_sgd: ClassVar[bool] = False
+    weighs_tensors: ClassVar[bool] = False
 
     sampling: Literal["size", "uniform"] = option(
         "size", "chance of a client to be in the cohort: by its number of samples, or equal"
@@ -40,57 +53,84 @@ class Strategy(Options):
         False, "use the updates of clients that finish only part of their epochs"
     )
 
-    @property
-    def server_step(self) -> float:
-        """1 takes the combined weights as they are."""
-        return 1.0
+    def server_memory(self, setting: Setting) -> Declarations:
+        """Tensors that the server keeps from round to round; clients get those to be broadcast."""
+        del setting
+        return {}
 
-    @property
-    def proximal(self) -> float:
-        """Strength μ of the term ``μ/2 ‖w − w^t‖²`` in the local loss; 0 for none."""
-        return 0.0
+    def client_memory(self, setting: Setting) -> Declarations:
+        """Tensors that a client keeps between its own rounds; they never leave it."""
+        del setting
+        return {}
+
+    def payload(self, setting: Setting, num_examples: int) -> Declarations:
+        """Tensors that a client of so many samples adds to its update."""
+        del setting, num_examples
+        return {}
+
+    def objective(self, local: Local) -> Objective:
+        """What is added to a client's loss, in the forms that every engine runs by itself."""
+        del local
+        return Objective()
 
     def penalty(self, params: Tensors, received: Tensors) -> Tensor | None:
-        """A term added to the local loss, given the current and the received weights.
+        """Any other term of the local loss, given the current and the received weights.
 
-        The proximal term unless overridden; None where it is 0, so that nothing at all is added.
+        Differentiated automatically, which the fast engines do more slowly than an `objective`.
         """
-        if self.proximal == 0:
-            return None
-        squares = [(params[name] - received[name]).square().sum() for name in params]
-        return self.proximal / 2 * torch.stack(squares).sum()
-
-    def summarize(self, before: Prototypes, after: Prototypes) -> Tensor | None:
-        """What a client tells about how its prototypes moved in training, ``[..., C]``.
-
-        Prototypes may have leading dimensions, one place per client: an engine that trains many
-        clients at once asks for all of them at once.
-        """
-        del before, after
+        del params, received
         return None
 
-    def margin_bounds(self, channels: int) -> tuple[float, float]:
-        """Smallest and largest value that `summarize` can give, for features of D channels."""
-        del channels
-        return -math.inf, math.inf
+    def report(
+        self,
+        local: Local,
+        trained: Tensors,
+        before: Observation | None,
+        after: Observation | None,
+    ) -> Report:
+        """What a client adds to its update and keeps for itself.
+
+        Args:
+            local: The client's side of the job.
+            trained: Its parameters after training.
+            before: What it looked up under the received model.
+            after: What it looked up under the trained model.
+        """
+        del local, trained, before, after
+        return Report()
 
     def weigh(self, state: ServerState, updates: Sequence[ClientUpdate]) -> ClientWeights:
         """How much each update counts: by number of samples, unless overridden."""
         del state
         return ClientWeights(size_weights(updates))
 
-    def next_prototypes(
-        self, state: ServerState, updates: Sequence[ClientUpdate]
-    ) -> Prototypes | None:
-        """The aggregate prototypes the server keeps for the next round."""
-        del state, updates
-        return None
+    def remember(
+        self, state: ServerState, updates: Sequence[ClientUpdate], setting: Setting
+    ) -> Tensors:
+        """The new values of server memory; what is not named stays as it is."""
+        del state, updates, setting
+        return {}
 
     def aggregate(
-        self, state: ServerState, updates: Sequence[ClientUpdate], weights: ClientWeights
-    ) -> ServerState:
-        """The next state. Override only for rules that are no weighting at all."""
-        return combine(self, state, updates, weights)
+        self,
+        state: ServerState,
+        updates: Sequence[ClientUpdate],
+        weights: ClientWeights,
+        setting: Setting,
+        options: AggregateOptions = MEAN,
+    ) -> tuple[ServerState, Tensor]:
+        """The next state before the server's step, and what each client counted, ``[K]``.
+
+        Override only for rules that are no weighting at all.
+        """
+        combined, counted = combine(options, state, updates, weights)
+        memory = {**state.memory, **self.remember(state, updates, setting)}
+        return replace(combined, memory=memory), counted
+
+    def metrics(self, updates: Sequence[ClientUpdate]) -> dict[str, float]:
+        """Numbers for the round's record."""
+        del updates
+        return {}
 
 
 STRATEGIES: Registry[Strategy] = Registry("strategy", "fedproto.strategies")
@@ -101,32 +141,6 @@ def size_weights(updates: Sequence[ClientUpdate]) -> Tensor:
     return sample_shares(torch.tensor([update.num_examples for update in updates]))
 
 
-def combine(
-    strategy: Strategy,
-    state: ServerState,
-    updates: Sequence[ClientUpdate],
-    weights: ClientWeights,
-) -> ServerState:
-    """Averages the updates with the given weights.
-
-    Parameters are averaged by the weights of their tensor and moved by the strategy's server step.
-    Buffers (batch-norm statistics) are averaged by the clients' weights and never stepped beyond
-    the average, which could make a variance negative; integer and boolean buffers (counters) keep
-    their type and take the largest value of any client.
-    """
-    per_tensor = weights.tensor or {}
-    params = {}
-    for name, old in state.params.items():
-        target = weighted_average(
-            [update.params[name] for update in updates], per_tensor.get(name, weights.client)
-        )
-        step = strategy.server_step
-        params[name] = target if step == 1 else torch.lerp(old, target, step)
-    buffers = {}
-    for name, old in state.buffers.items():
-        values = [update.buffers[name] for update in updates]
-        if old.is_floating_point():
-            buffers[name] = weighted_average(values, weights.client)
-        else:
-            buffers[name] = torch.stack(values).amax(dim=0)
-    return ServerState(state.round + 1, params, buffers, strategy.next_prototypes(state, updates))
+def equal_weights(updates: Sequence[ClientUpdate]) -> Tensor:
+    """The same weight for every client, ``[K]``."""
+    return torch.full((len(updates),), 1 / len(updates), dtype=torch.float64)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -18,16 +19,13 @@ class FedAtt(Strategy):
     """Weighs clients, tensor by tensor, by how far their weights moved.
 
     Each tensor w moves to ``w − ε Σ_k α_k (w − w_k)`` with ``α = softmax_k ‖w − w_k‖₂``, which is a
-    weighted average followed by a server step of ε. The original's differential-privacy
+    weighted average of ways that are ε times as long. The original's differential-privacy
     noise is left out, as in the comparison of the paper implemented here.
     """
 
-    epsilon: float = option(1.2, "server step ε", above=0)
+    weighs_tensors: ClassVar[bool] = True
 
-    @property
-    def server_step(self) -> float:
-        """ε: above 1 the aggregate moves beyond the average."""
-        return self.epsilon
+    epsilon: float = option(1.2, "server step ε", above=0)
 
     def weigh(self, state: ServerState, updates: Sequence[ClientUpdate]) -> ClientWeights:
         """Attention per tensor; a client's own weight is its mean over the tensors."""
@@ -35,4 +33,5 @@ class FedAtt(Strategy):
         for name, old in state.params.items():
             distance_k = torch.stack([(update.params[name] - old).norm() for update in updates])
             attention[name] = torch.softmax(distance_k.double(), dim=0).cpu()
-        return ClientWeights(torch.stack(list(attention.values())).mean(dim=0), attention)
+        mean = torch.stack(list(attention.values())).mean(dim=0)
+        return ClientWeights(mean, attention, scale=self.epsilon)

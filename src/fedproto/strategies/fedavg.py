@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
-
 from fedproto.options import option
-from fedproto.strategies.base import STRATEGIES, Strategy, size_weights
+from fedproto.strategies.base import STRATEGIES, Strategy, equal_weights, size_weights
 from fedproto.types import ClientUpdate, ClientWeights, ServerState
 
 
@@ -27,4 +25,4 @@ class FedAvg(Strategy):
         del state
         if self.weights == "size":
             return ClientWeights(size_weights(updates))
-        return ClientWeights(torch.full((len(updates),), 1 / len(updates), dtype=torch.float64))
+        return ClientWeights(equal_weights(updates))

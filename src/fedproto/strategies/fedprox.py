@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from fedproto.options import option
 from fedproto.strategies.base import STRATEGIES, Strategy
+from fedproto.strategies.contract import Local, Objective
 
 
 @STRATEGIES.register("fedprox")
@@ -18,7 +19,7 @@ class FedProx(Strategy):
     )
     mu: float = option(0.1, "strength μ of the proximal term", at_least=0)
 
-    @property
-    def proximal(self) -> float:
-        """μ; with μ = 0 this is FedAvg bit for bit."""
-        return self.mu
+    def objective(self, local: Local) -> Objective:
+        """The proximal term; with μ = 0 this is FedAvg bit for bit."""
+        del local
+        return Objective(proximal=self.mu)

@@ -11,8 +11,8 @@ from torch.nn import functional as F  # noqa: N812 - the name everyone uses
 
 from fedproto.engines.stacking.fusing import Fuse
 from fedproto.engines.stacking.gradients import Gradient
-from fedproto.engines.stacking.network import Network
-from fedproto.models.base import features_of
+from fedproto.engines.stacking.network import Beside, Network
+from fedproto.models.base import features_of, head_of
 from fedproto.types import Tensors
 
 
@@ -27,6 +27,17 @@ class _Features(nn.Module):
         return features_of(self.model)(x)
 
 
+class _Head(nn.Module):
+    """The same for the classifier."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, features: Tensor) -> Tensor:
+        return head_of(self.model)(features)
+
+
 class FunctionalNetwork(Network):
     """Stacked copies of one module.
 
@@ -36,7 +47,7 @@ class FunctionalNetwork(Network):
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
-        self._features = _Features(model)
+        self._features, self._head = _Features(model), _Head(model)
 
     def lay_out(self, inputs: Tensor) -> Tensor:
         """As the module wants them."""
@@ -66,18 +77,34 @@ class FunctionalNetwork(Network):
         return scores
 
     def gradients(
-        self, params: Tensors, x: Tensor, targets: Tensor, weight: Tensor, fuse: Fuse
+        self,
+        params: Tensors,
+        x: Tensor,
+        targets: Tensor,
+        weight: Tensor,
+        fuse: Fuse,
+        beside: Beside | None = None,
     ) -> tuple[Tensor, dict[str, Gradient]]:
         """Per-job gradients by `vmap` over `grad`."""
         del fuse
 
-        def loss(own: Tensors, x: Tensor, targets: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-            scores = functional_call(self._model, dict(own), (x,))
+        def loss(
+            own: Tensors, x: Tensor, targets: Tensor, weight: Tensor, *calibration: Tensor
+        ) -> tuple[Tensor, Tensor]:
+            scores, batch = functional_call(self._model, dict(own), (x,)), len(x)
+            if calibration:
+                scale, offset, features, labels, counts = calibration
+                if len(labels):
+                    named = {f"model.{name}": tensor for name, tensor in own.items()}
+                    scores = torch.cat((scores, functional_call(self._head, named, (features,))))
+                    targets, weight = torch.cat((targets, labels)), torch.cat((weight, counts))
+                scores = scores * scale + offset
             each = F.cross_entropy(scores, targets, reduction="none")
-            return (each * weight).sum(), each.detach()
+            return (each * weight).sum(), each[:batch].detach()
 
         self._model.train()
-        gradients, losses = vmap(grad(loss, has_aux=True))(dict(params), x, targets, weight)
+        added = () if beside is None else tuple(vars(beside).values())
+        gradients, losses = vmap(grad(loss, has_aux=True))(dict(params), x, targets, weight, *added)
         return losses, gradients
 
     def numbers(self, batch: int) -> int:

@@ -131,7 +131,14 @@ def relu_backward(dh: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
     return dz, dz.sum(dim=1)
 
 
-def cross_entropy(z: Tensor, bias: Tensor, targets: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+def cross_entropy(
+    z: Tensor,
+    bias: Tensor,
+    targets: Tensor,
+    weight: Tensor,
+    scale: Tensor | None = None,
+    offset: Tensor | None = None,
+) -> tuple[Tensor, ...]:
     """Cross-entropy of stacked scores and its gradient.
 
     Args:
@@ -139,12 +146,19 @@ def cross_entropy(z: Tensor, bias: Tensor, targets: Tensor, weight: Tensor) -> t
         bias: ``[J, C]``.
         targets: ``[J, B]``.
         weight: What each sample counts in the gradient, ``[J, B]``.
+        scale: What the scores of a class are multiplied by before the loss sees them, ``[J, C]``.
+        offset: And what is added to them then, ``[J, C]``.
 
     Returns:
         The loss per sample ``[J, B]``, the gradient of the scores and that of the bias.
     """
-    log_p = F.log_softmax(z + bias.unsqueeze(1), dim=-1)
+    scores = z + bias.unsqueeze(1)
+    if scale is not None and offset is not None:
+        scores = scores * scale.unsqueeze(1) + offset.unsqueeze(1)
+    log_p = F.log_softmax(scores, dim=-1)
     hit = targets.unsqueeze(-1) == torch.arange(z.shape[-1], device=z.device)
     loss = -torch.where(hit, log_p, 0).sum(dim=-1)
     dz = (log_p.exp() - hit.to(z.dtype)) * weight.unsqueeze(-1)
+    if scale is not None:
+        dz = dz * scale.unsqueeze(1)
     return loss, dz, dz.sum(dim=1)

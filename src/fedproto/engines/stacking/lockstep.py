@@ -10,8 +10,8 @@ Shapes: J jobs, B samples of a batch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -21,10 +21,11 @@ from torch.func import grad, vmap
 from fedproto.engines.stacking.flat import FlatLayout
 from fedproto.engines.stacking.fusing import Fuse
 from fedproto.engines.stacking.gradients import Gradient, as_tensor, subtract
-from fedproto.engines.stacking.network import Network
+from fedproto.engines.stacking.network import Beside, Network
 from fedproto.engines.stacking.orders import StackOrders
 from fedproto.engines.stacking.updates import is_plain, rule_for
 from fedproto.strategies.base import Strategy
+from fedproto.strategies.contract import Objective
 from fedproto.training import TrainOptions
 from fedproto.types import Tensors
 
@@ -41,13 +42,30 @@ class StackKind:
 
     Attributes:
         train: Batch size and update rule; rates and epochs are each job's own.
-        proximal: Whether any of them is drawn to the received weights.
         penalized_by: The strategy, where it has a penalty of its own making.
+        proximal: Whether any of them is drawn to the received weights.
+        linear: Whether any of them has a term that is linear in the weights.
+        beside: Whether the loss of any sees more than the scores of a batch.
+        virtual: Virtual feature vectors of a job at most, and their channels.
     """
 
     train: TrainOptions
-    proximal: bool
     penalized_by: Strategy | None
+    proximal: bool = False
+    linear: bool = False
+    beside: bool = False
+    virtual: tuple[int, int] = (0, 0)
+
+    @property
+    def rows(self) -> int:
+        """Rows of a model's size per job, beside weights and the update rule's own."""
+        received = self.proximal or self.penalized_by is not None
+        return received + self.linear + (not self.in_place)
+
+    @property
+    def in_place(self) -> bool:
+        """Whether gradients are subtracted as they are computed."""
+        return is_plain(self.train) and self.penalized_by is None
 
 
 class Lockstep:
@@ -60,6 +78,7 @@ class Lockstep:
         kind: What the jobs have in common.
         capacity: Jobs in a stack at most.
         example: One model's packed tensors, for names and shapes.
+        classes: Number of classes.
         fuse: Makes element-wise parts faster.
         graphs: Whether to capture CUDA graphs.
     """
@@ -72,6 +91,7 @@ class Lockstep:
         kind: StackKind,
         capacity: int,
         example: Tensors,
+        classes: int,
         *,
         fuse: Fuse,
         graphs: bool,
@@ -96,7 +116,9 @@ class Lockstep:
         self.params = self._layout.views(self._flat)
         penalized = kind.penalized_by is not None
         self._received = rows() if kind.proximal or penalized else None
-        self._in_place = is_plain(kind.train) and not penalized
+        self._linear = rows() if kind.linear else None
+        self._beside = self._room_beside(example, classes) if kind.beside else None
+        self._in_place = kind.in_place
         self._gradient = None if self._in_place else rows()
         self._slots = [rows() for _ in range(self._rule.slots)]
         self._rate, self._proximal, self.loss = numbers(dtype), numbers(dtype), numbers(dtype)
@@ -110,20 +132,26 @@ class Lockstep:
         self._graphs: dict[int, torch.cuda.CUDAGraph] | None = {} if graphs else None
         self._pool = torch.cuda.graph_pool_handle() if graphs else None
 
-    def train(self, packed: Tensors, orders: StackOrders, rate: Tensor, proximal: Tensor) -> Tensor:
+    def train(
+        self,
+        packed: Tensors,
+        orders: StackOrders,
+        rate: Tensor,
+        objectives: Sequence[Objective],
+    ) -> Tensor:
         """Trains a stack; the trained weights are the leading part of `params`.
 
         Args:
             packed: The received weights per job, ``[J, …]``, jobs with more steps first.
             orders: The jobs' samples.
             rate: Learning rate per job, ``[J]``.
-            proximal: Strength of the pull to the received weights per job, ``[J]``.
+            objectives: What is added to the loss, per job.
 
         Returns:
             The summed loss over each job's last epoch, ``[J]``.
         """
         jobs = len(orders.steps)
-        self._load(packed, orders, rate, proximal, jobs)
+        self._load(packed, orders, rate, objectives)
         longest = int(orders.steps[0])
         waiting = -orders.steps
         done = 0
@@ -137,8 +165,16 @@ class Lockstep:
         return self.loss[:jobs].clone()
 
     def _load(
-        self, packed: Tensors, orders: StackOrders, rate: Tensor, proximal: Tensor, jobs: int
+        self,
+        packed: Tensors,
+        orders: StackOrders,
+        rate: Tensor,
+        objectives: Sequence[Objective],
     ) -> None:
+        jobs = len(objectives)
+        proximal = torch.tensor([one.proximal for one in objectives], dtype=rate.dtype)
+        self._load_linear(objectives)
+        self._load_beside(objectives)
         for name, tensor in packed.items():
             self.params[name][:jobs].copy_(tensor)
         if self._received is not None:
@@ -164,6 +200,51 @@ class Lockstep:
             room = len(orders.samples) * 3 // 2
             self._samples = torch.zeros(room, dtype=torch.int64, device=self._device)
         self._samples[: len(orders.samples)].copy_(torch.from_numpy(orders.samples))
+
+    def _load_linear(self, objectives: Sequence[Objective]) -> None:
+        if self._linear is None:
+            return
+        self._linear.zero_()
+        views = self._layout.views(self._linear)
+        for place, objective in enumerate(objectives):
+            if objective.linear is not None:
+                alone = {name: one.unsqueeze(0) for name, one in objective.linear.items()}
+                for name, tensor in self._network.pack(alone).items():
+                    views[name][place].copy_(tensor[0])
+
+    def _room_beside(self, example: Tensors, classes: int) -> Beside:
+        """Buffers for what the loss sees beside a batch; nothing to begin with."""
+        like, (virtual, channels) = next(iter(example.values())), self._kind.virtual
+
+        def numbers(*sides: int) -> Tensor:
+            return like.new_zeros(self.capacity, *sides)
+
+        return Beside(
+            scale=numbers(classes),
+            offset=numbers(classes),
+            features=numbers(virtual, channels),
+            labels=numbers(virtual).long(),
+            weight=numbers(virtual),
+        )
+
+    def _load_beside(self, objectives: Sequence[Objective]) -> None:
+        room = self._beside
+        if room is None:
+            return
+        room.scale.fill_(1)
+        for rest in (room.offset, room.features, room.labels, room.weight):
+            rest.zero_()
+        for place, objective in enumerate(objectives):
+            if objective.scale is not None:
+                room.scale[place].copy_(objective.scale)
+            if objective.offset is not None:
+                room.offset[place].copy_(objective.offset)
+            virtual = objective.virtual
+            if virtual is not None and len(virtual.labels):
+                number = len(virtual.labels)
+                room.features[place, :number].copy_(self._network.pack_features(virtual.features))
+                room.labels[place, :number].copy_(virtual.labels)
+                room.weight[place, :number] = virtual.weight / number
 
     def _replay(self, active: int, graphs: dict[int, torch.cuda.CUDAGraph]) -> int:
         """Makes one or several steps; returns how many."""
@@ -197,7 +278,10 @@ class Lockstep:
             self._kind.train.batch_size,
             scaled=self._in_place,
         )
-        loss, gradients = self._network.gradients(params, x, targets, weight, self._fuse)
+        beside = None if self._beside is None else self._beside.leading(size)
+        if beside is not None and self._in_place:
+            beside = replace(beside, weight=beside.weight * rate.unsqueeze(1))
+        loss, gradients = self._network.gradients(params, x, targets, weight, self._fuse, beside)
         if self._in_place:
             self._descend(flat, params, gradients, rate)
         else:
@@ -215,6 +299,8 @@ class Lockstep:
         if self._received is not None:
             pull = (self._proximal[:size] * rate).unsqueeze(1)
             flat.lerp_(self._received[:size], pull)
+        if self._linear is not None:
+            flat.addcmul_(self._linear[:size], rate.unsqueeze(1), value=-1)
         small = layout.gather_small({name: as_tensor(gradients[name]) for name in layout.small})
         flat[:, : layout.small_size].sub_(small)
         for name, gradient in gradients.items():
@@ -240,6 +326,8 @@ class Lockstep:
         elif self._received is not None:
             pull = self._proximal[:size].unsqueeze(1)
             gradient.add_(pull * (flat - self._received[:size]))
+        if self._linear is not None:
+            gradient.add_(self._linear[:size])
         slots = [slot[:size] for slot in self._slots]
         self._fuse(self._rule.step)(flat, gradient, slots, rate.unsqueeze(1), self._count)
 

@@ -8,7 +8,7 @@ import torch
 
 from fedproto.engines.stacking.lockstep import StackKind
 from fedproto.engines.stacking.network import Network
-from fedproto.engines.stacking.updates import is_plain, rule_for
+from fedproto.engines.stacking.updates import rule_for
 from fedproto.types import Tensors
 
 SHARE = 0.7
@@ -25,9 +25,8 @@ def bytes_per_job(network: Network, example: Tensors, kind: StackKind) -> int:
     """
     weights = sum(tensor.numel() for tensor in example.values())
     rule = rule_for(kind.train)
-    # The weights, what is handed in and what is handed out; then whatever the rule keeps.
-    copies = 3 + rule.slots + (kind.proximal or kind.penalized_by is not None)
-    copies += 0 if is_plain(kind.train) and kind.penalized_by is None else 1
+    # The weights, what is handed in and what is handed out; then what rule and objective keep.
+    copies = 3 + rule.slots + kind.rows
     size = next(iter(example.values())).element_size()
     return size * (copies * weights + network.numbers(kind.train.batch_size))
 

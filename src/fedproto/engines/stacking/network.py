@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,39 @@ from fedproto.models.cnn import CNN
 from fedproto.models.cnn4 import CNN4
 from fedproto.models.mlp import MLP
 from fedproto.types import Tensors
+
+
+@dataclass(frozen=True)
+class Beside:
+    """What the loss sees beside the scores of a batch.
+
+    Attributes:
+        scale: Factors on the scores, ``[J, C]``.
+        offset: Added to the scores then, ``[J, C]``.
+        features: Virtual feature vectors for the head, ``[J, V, D]``; V may be 0.
+        labels: Their labels, ``[J, V]``.
+        weight: What each of them counts, ``[J, V]``.
+    """
+
+    scale: Tensor
+    offset: Tensor
+    features: Tensor
+    labels: Tensor
+    weight: Tensor
+
+    def leading(self, jobs: int) -> Beside:
+        """That of the first jobs."""
+        return Beside(*(getattr(self, one.name)[:jobs] for one in fields(self)))
+
+    def add_to(self, x: Tensor, targets: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Features ``[J, B, D]``, targets and weights of a batch, with the virtual ones behind."""
+        if not self.labels.shape[1]:
+            return x, targets, weight
+        return (
+            torch.cat((x, self.features), dim=1),
+            torch.cat((targets, self.labels), dim=1),
+            torch.cat((weight, self.weight), dim=1),
+        )
 
 
 class Network(abc.ABC):
@@ -48,9 +82,19 @@ class Network(abc.ABC):
     def scores(self, params: Tensors, x: Tensor) -> Tensor:
         """Scores ``[J, B, C]`` of inputs ``[J, B, …]``."""
 
+    def pack_features(self, features: Tensor) -> Tensor:
+        """The module's flattened features ``[..., D]`` as the head's packed weights want them."""
+        return features
+
     @abc.abstractmethod
     def gradients(
-        self, params: Tensors, x: Tensor, targets: Tensor, weight: Tensor, fuse: Fuse
+        self,
+        params: Tensors,
+        x: Tensor,
+        targets: Tensor,
+        weight: Tensor,
+        fuse: Fuse,
+        beside: Beside | None = None,
     ) -> tuple[Tensor, dict[str, Gradient]]:
         """Gradients of the weighted sum of the samples' cross-entropies.
 
@@ -60,6 +104,7 @@ class Network(abc.ABC):
             targets: ``[J, B]``.
             weight: What each sample counts, ``[J, B]``.
             fuse: Makes the parts between the matrix products faster.
+            beside: What a strategy has the loss see beside the batch; None for nothing.
 
         Returns:
             The loss per sample, ``[J, B]``, and the gradients by name.
@@ -123,28 +168,44 @@ class BlockNetwork(Network):
         bias = params[self._bias].unsqueeze(1)
         return torch.baddbmm(bias, x, params[self._weight].transpose(1, 2))
 
+    def pack_features(self, features: Tensor) -> Tensor:
+        """In the order of the head's columns."""
+        return self.head.pack(features)
+
     def gradients(
-        self, params: Tensors, x: Tensor, targets: Tensor, weight: Tensor, fuse: Fuse
+        self,
+        params: Tensors,
+        x: Tensor,
+        targets: Tensor,
+        weight: Tensor,
+        fuse: Fuse,
+        beside: Beside | None = None,
     ) -> tuple[Tensor, dict[str, Gradient]]:
         """Forward through the blocks and back."""
         saved = []
         for block in self.blocks:
             x, kept = block.forward(params, x, fuse)
             saved.append(kept)
-        x = x.flatten(2)
+        calibration: tuple[Tensor, ...] = ()
+        x, batch = x.flatten(2), x.shape[1]
+        if beside is not None:
+            x, targets, weight = beside.add_to(x, targets, weight)
+            calibration = beside.scale, beside.offset
         z = torch.bmm(x, params[self._weight].transpose(1, 2))
-        loss, dz, db = fuse(glue.cross_entropy)(z, params[self._bias], targets, weight)
+        loss, dz, db = fuse(glue.cross_entropy)(
+            z, params[self._bias], targets, weight, *calibration
+        )
         gradients: dict[str, Gradient] = {
             self._weight: Product(dz.transpose(1, 2), x),
             self._bias: db,
         }
-        dx: Tensor | None = torch.bmm(dz, params[self._weight])
+        dx: Tensor | None = torch.bmm(dz[:, :batch], params[self._weight])
         for place in reversed(range(len(self.blocks))):
             block = self.blocks[place]
             assert dx is not None  # noqa: S101 - only the first block gives no gradient
             dx, own = block.backward(params, saved[place], dx, fuse, first=place == 0)
             gradients |= own
-        return loss, gradients
+        return loss[:, :batch], gradients
 
     def numbers(self, batch: int) -> int:
         """The sum over the blocks: nothing is freed before the backward pass ends."""

@@ -25,6 +25,7 @@ from torch.nn import functional as F  # noqa: N812 - the name everyone uses
 from fedproto.engines.stacking.blocks import Block, Conv, Dense
 from fedproto.engines.stacking.network import block_network
 from fedproto.engines.workers.spectra import Spectra, SpectralConvolution
+from fedproto.strategies.contract import Objective, Virtual
 from fedproto.types import Tensors
 
 WIDE_KERNEL, SMALL_IMAGE = 5, 32
@@ -46,18 +47,26 @@ class LeanLayer(abc.ABC):
 
     def __init__(self, name: str) -> None:
         self._name = name
+        self._proximal = 0.0
         self._received: tuple[Tensor, Tensor] | None = None
+        self._linear: tuple[Tensor, Tensor] | None = None
 
-    def load(self, params: Tensors, *, keep: bool) -> None:
+    def load(self, params: Tensors, objective: Objective) -> None:
         """Takes over weights, in place where their layout suits.
 
         Args:
             params: The module's tensors.
-            keep: Whether to keep copies, to which `backward` can draw the weights back.
+            objective: What `backward` adds to the gradient.
         """
-        self.weight = self._packed(params[f"{self._name}.weight"].detach())
-        self.bias = params[f"{self._name}.bias"].detach()
-        self._received = (self.weight.clone(), self.bias.clone()) if keep else None
+        self.weight, self.bias = self._pair(params)
+        self._proximal = objective.proximal
+        self._received = (self.weight.clone(), self.bias.clone()) if self._proximal else None
+        self._linear = None if objective.linear is None else self._pair(objective.linear)
+
+    def _pair(self, tensors: Tensors) -> tuple[Tensor, Tensor]:
+        """This layer's weight, in its own layout, and bias."""
+        weight = self._packed(tensors[f"{self._name}.weight"].detach())
+        return weight, tensors[f"{self._name}.bias"].detach()
 
     def store(self, params: Tensors) -> None:
         """Puts the weight into the module's tensors, if it is not there already."""
@@ -78,26 +87,27 @@ class LeanLayer(abc.ABC):
         """The output, and what `backward` needs."""
 
     @abc.abstractmethod
-    def backward(
-        self, saved: Any, dy: Tensor, rate: float, pull: float, *, first: bool
-    ) -> Tensor | None:
+    def backward(self, saved: Any, dy: Tensor, rate: float, *, first: bool) -> Tensor | None:
         """Moves the weights against their gradient.
 
         Args:
             saved: What `forward` gave.
             dy: Gradient of the output.
             rate: Learning rate.
-            pull: What share of the way back to the received weights is gone besides.
             first: Whether nobody needs the input's gradient.
 
         Returns:
             The gradient of the input under the weights of before.
         """
 
-    def _pull_back(self, pull: float) -> None:
-        if pull and self._received is not None:
-            self.weight.lerp_(self._received[0], pull)
-            self.bias.lerp_(self._received[1], pull)
+    def _descend_objective(self, rate: float) -> None:
+        """Moves the weights against the gradient of ``μ/2 ‖w − w_t‖² + ⟨h, w⟩``."""
+        if self._received is not None:
+            self.weight.lerp_(self._received[0], rate * self._proximal)
+            self.bias.lerp_(self._received[1], rate * self._proximal)
+        if self._linear is not None:
+            self.weight.sub_(self._linear[0], alpha=rate)
+            self.bias.sub_(self._linear[1], alpha=rate)
 
 
 class LeanDense(LeanLayer):
@@ -106,27 +116,31 @@ class LeanDense(LeanLayer):
     Args:
         block: The layer's sizes.
         relu: Whether ReLU follows.
+
+    Attributes:
+        beside: Inputs ``[V, …]`` that come from nowhere and are added to every batch.
     """
 
     def __init__(self, block: Dense, *, relu: bool) -> None:
         super().__init__(block.name)
         self._block, self._relu = block, relu
+        self.beside: Tensor | None = None
 
     def forward(self, x: Tensor) -> tuple[Tensor, Any]:
         """``[B, …]`` or ``[H, W, B, I]`` to ``[B, D]``."""
         x = (x if self._block.image is None else x.permute(2, 3, 0, 1)).flatten(1)
+        x = x if self.beside is None else torch.cat((x, self.beside.to(x.dtype)))
         y = torch.addmm(self.bias, x, self.weight.t())
         y = y.relu_() if self._relu else y
         return y, (x, y)
 
-    def backward(
-        self, saved: Any, dy: Tensor, rate: float, pull: float, *, first: bool
-    ) -> Tensor | None:
+    def backward(self, saved: Any, dy: Tensor, rate: float, *, first: bool) -> Tensor | None:
         """``w −= rate · dzᵀ x`` as one product."""
         x, y = saved
         dz = torch.ops.aten.threshold_backward(dy, y, 0) if self._relu else dy
-        dx = None if first else dz @ self.weight
-        self._pull_back(pull)
+        own = len(dz) - (0 if self.beside is None else len(self.beside))
+        dx = None if first else dz[:own] @ self.weight
+        self._descend_objective(rate)
         self.weight.addmm_(dz.t(), x, alpha=-rate)
         self.bias.sub_(dz.sum(dim=0), alpha=rate)
         if dx is None or self._block.image is None:
@@ -149,9 +163,7 @@ class _Pooled(LeanLayer):
         y = _as_batch(top, convolved.shape[2]).add_(self.bias).relu_()
         return y, (kept, z, places, y)
 
-    def backward(
-        self, saved: Any, dy: Tensor, rate: float, pull: float, *, first: bool
-    ) -> Tensor | None:
+    def backward(self, saved: Any, dy: Tensor, rate: float, *, first: bool) -> Tensor | None:
         """Through ReLU, pooling and convolution."""
         kept, z, places, y = saved
         live = torch.ops.aten.threshold_backward(dy, y, 0)
@@ -159,7 +171,7 @@ class _Pooled(LeanLayer):
         dz = torch.ops.aten.max_pool2d_with_indices_backward.grad_input(
             _as_one_image(live), z, [2, 2], [2, 2], [0, 0], [1, 1], False, places, grad_input=z
         )
-        dx = self._convolve_back(kept, _as_batch(dz, dy.shape[2]), rate, pull, first=first)
+        dx = self._convolve_back(kept, _as_batch(dz, dy.shape[2]), rate, first=first)
         self.bias.sub_(live.flatten(0, 2).sum(dim=0), alpha=rate)
         return dx
 
@@ -168,9 +180,7 @@ class _Pooled(LeanLayer):
         """The convolution ``[H, W, B, O]``, and what `_convolve_back` needs."""
 
     @abc.abstractmethod
-    def _convolve_back(
-        self, kept: Any, dz: Tensor, rate: float, pull: float, *, first: bool
-    ) -> Tensor | None:
+    def _convolve_back(self, kept: Any, dz: Tensor, rate: float, *, first: bool) -> Tensor | None:
         """Moves the weight; returns the gradient of the input."""
 
 
@@ -195,10 +205,10 @@ class LeanFirstConvolution(_Pooled):
         return z.view(*self._block.image, len(x), -1), patches
 
     def _convolve_back(
-        self, kept: Tensor, dz: Tensor, rate: float, pull: float, *, first: bool
+        self, kept: Tensor, dz: Tensor, rate: float, *, first: bool
     ) -> Tensor | None:
         assert first  # noqa: S101 - nothing comes before the images
-        self._pull_back(pull)
+        self._descend_objective(rate)
         self.weight.addmm_(kept, dz.flatten(0, 2), alpha=-rate)
         return None
 
@@ -224,10 +234,10 @@ class LeanConvolution(_Pooled):
         return self._convolution.forward(x, self.weight)
 
     def _convolve_back(
-        self, kept: Spectra, dz: Tensor, rate: float, pull: float, *, first: bool
+        self, kept: Spectra, dz: Tensor, rate: float, *, first: bool
     ) -> Tensor | None:
         dx, of_gradient = self._convolution.backward(dz, kept)
-        self._pull_back(pull)
+        self._descend_objective(rate)
         self._convolution.descend(self.weight, of_gradient, rate)
         return None if first else dx
 
@@ -235,14 +245,19 @@ class LeanConvolution(_Pooled):
 class LeanNetwork:
     """Layers one after another; the last gives the scores."""
 
-    def __init__(self, layers: Sequence[LeanLayer]) -> None:
-        self._layers = tuple(layers)
+    def __init__(self, layers: Sequence[LeanLayer], head: LeanDense) -> None:
+        self._layers = (*layers, head)
+        self._head = head
+        self._virtual: Virtual | None = None
 
     @torch.no_grad()
-    def load(self, params: Tensors, *, keep: bool) -> None:
-        """Takes over the module's tensors; `keep` if `step` will draw them back."""
+    def load(self, params: Tensors, objective: Objective) -> None:
+        """Takes over the module's tensors, and what is added to the loss."""
         for layer in self._layers:
-            layer.load(params, keep=keep)
+            layer.load(params, objective)
+        virtual = objective.virtual
+        self._virtual = virtual if virtual is not None and len(virtual.labels) else None
+        self._head.beside = None if self._virtual is None else self._virtual.features
 
     @torch.no_grad()
     def store(self, params: Tensors) -> None:
@@ -251,17 +266,14 @@ class LeanNetwork:
             layer.store(params)
 
     @torch.no_grad()
-    def step(
-        self, inputs: Tensor, targets: Tensor, loss_of: Loss, rate: float, pull: float
-    ) -> Tensor:
-        """One step of gradient descent; returns the loss of before.
+    def step(self, inputs: Tensor, targets: Tensor, loss_of: Loss, rate: float) -> Tensor:
+        """One step of gradient descent; returns the batch's loss of before.
 
         Args:
             inputs: A batch, as the module takes it.
             targets: What the loss compares the scores to.
             loss_of: Of scores and targets.
             rate: Learning rate.
-            pull: What share of the way back to the received weights is gone besides.
         """
         x, saved = inputs, []
         for layer in self._layers:
@@ -269,14 +281,19 @@ class LeanNetwork:
             saved.append(kept)
         with torch.enable_grad():
             scores = x.requires_grad_()
-            loss = loss_of(scores, targets)
-            (gradient,) = torch.autograd.grad(loss, scores)
+            if self._virtual is None:
+                total = loss = loss_of(scores, targets)
+            else:
+                loss = loss_of(scores[: len(targets)], targets)
+                beside = loss_of(scores[len(targets) :], self._virtual.labels)
+                total = loss + self._virtual.weight * beside
+            (gradient,) = torch.autograd.grad(total, scores)
         dy: Tensor | None = gradient
         for layer in reversed(self._layers):
             assert dy is not None  # noqa: S101 - only the first layer gives no gradient
             # Taken out, so that its memory is free, and in the cache, for what comes next.
             kept = saved.pop()
-            dy = layer.backward(kept, dy, rate, pull, first=not saved)
+            dy = layer.backward(kept, dy, rate, first=not saved)
         return loss.detach()
 
 
@@ -289,7 +306,7 @@ def lean_network(
         return None
     if not all(_pays(block) for block in network.blocks[1:]):
         return None
-    return LeanNetwork([*_layers(network.blocks, dtype), LeanDense(network.head, relu=False)])
+    return LeanNetwork([*_layers(network.blocks, dtype)], LeanDense(network.head, relu=False))
 
 
 def _as_one_image(x: Tensor) -> Tensor:

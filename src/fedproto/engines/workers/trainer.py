@@ -10,6 +10,7 @@ from fedproto.engines.stacking.updates import is_plain
 from fedproto.engines.workers.lean import lean_network
 from fedproto.rng import Indices
 from fedproto.strategies.base import Strategy
+from fedproto.strategies.contract import Objective
 from fedproto.types import LocalJob
 
 
@@ -28,30 +29,32 @@ class LeanTrainer(ReferenceEngine):
             self._model, workload.federation.input_shape, workload.options.torch_dtype()
         )
 
-    def _fit(self, job: LocalJob, indices: Indices) -> float | None:
+    def _fit(self, job: LocalJob, indices: Indices, objective: Objective) -> float | None:
         """As the reference does, but for where the weights lie meanwhile."""
         if self._lean is None or not can_be_lean(job):
-            return super()._fit(job, indices)
+            return super()._fit(job, indices, objective)
         params = dict(self._model.named_parameters())
-        self._lean.load(params, keep=job.strategy.proximal > 0)
-        loss = super()._fit(job, indices)
+        self._lean.load(params, objective)
+        loss = super()._fit(job, indices, objective)
         self._lean.store(params)
         return loss
 
-    def _stepper(self, job: LocalJob) -> Step:
-        network, loss_of = self._lean, self.workload.task.loss
+    def _stepper(self, job: LocalJob, objective: Objective) -> Step:
+        network, task = self._lean, self.workload.task
         if network is None or not can_be_lean(job):
-            return super()._stepper(job)
-        pull = job.lr * job.strategy.proximal
+            return super()._stepper(job, objective)
+
+        def loss_of(scores: Tensor, targets: Tensor) -> Tensor:
+            return task.loss(objective.calibrate(scores), targets)
 
         def step(inputs: Tensor, targets: Tensor) -> Tensor:
-            return network.step(inputs, targets, loss_of, job.lr, pull)
+            return network.step(inputs, targets, loss_of, job.lr)
 
         return step
 
 
 def can_be_lean(job: LocalJob) -> bool:
-    """Whether a job asks for plain gradient descent, with or without the proximal term.
+    """Whether a job asks for plain gradient descent, with any objective in closed form.
 
     Cropped images may have another size than the network was made for.
     """

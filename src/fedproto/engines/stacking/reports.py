@@ -1,0 +1,174 @@
+"""What the clients of a stack say and keep after training, computed for all of them at once.
+
+A strategy's `report` is written for one client. Where `torch.vmap` can run it, it is called once
+for all clients of the strategy; otherwise once for each.
+
+Shapes: J jobs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from fedproto.strategies.base import Strategy
+from fedproto.strategies.contract import Local, Observation, Report
+from fedproto.types import LocalJob, Tensors
+
+Observations = Mapping[int, Observation]
+"""What was looked up, by place of the job."""
+
+
+class StackReports:
+    """Asks strategies for reports; remembers which of them `torch.vmap` cannot run."""
+
+    def __init__(self) -> None:
+        self._one_by_one: set[Strategy] = set()
+
+    def of(
+        self,
+        jobs: Sequence[LocalJob],
+        locals_: Sequence[Local | None],
+        trained: Tensors,
+        before: Observations,
+        after: Observations,
+    ) -> dict[int, Report]:
+        """Reports by place, of those jobs whose strategy gives any.
+
+        Args:
+            jobs: The jobs of a stack.
+            locals_: Their clients' sides, where the strategy gives reports.
+            trained: Their parameters after training, ``[J, …]``.
+            before: What was looked up before training.
+            after: And after it.
+        """
+        groups: dict[Strategy, list[int]] = {}
+        for place, job in enumerate(jobs):
+            if type(job.strategy).report is not Strategy.report:
+                groups.setdefault(job.strategy, []).append(place)
+        reports: dict[int, Report] = {}
+        for strategy, places in groups.items():
+            own = [one for place in places if (one := locals_[place]) is not None]
+            found = None
+            if strategy not in self._one_by_one:
+                try:
+                    found = _together(strategy, places, own, trained, before, after)
+                except (RuntimeError, TypeError, ValueError):
+                    self._one_by_one.add(strategy)
+            if found is None:
+                found = [
+                    strategy.report(
+                        local,
+                        {name: tensor[place] for name, tensor in trained.items()},
+                        before.get(place),
+                        after.get(place),
+                    )
+                    for place, local in zip(places, own, strict=True)
+                ]
+            reports |= zip(places, found, strict=True)
+        return reports
+
+
+def _together(
+    strategy: Strategy,
+    places: Sequence[int],
+    own: Sequence[Local],
+    trained: Tensors,
+    before: Observations,
+    after: Observations,
+) -> list[Report]:
+    device = next(iter(trained.values())).device
+    number = next(iter(trained.values())).dtype
+
+    def report(
+        row: Tensor,
+        among: Tensor,
+        numbers: tuple[Tensor, Tensor, Tensor],
+        classes: Tensor,
+        old: tuple[Tensor, ...] | None,
+        new: tuple[Tensor, ...] | None,
+    ) -> tuple[Tensors, Tensors]:
+        local = Local(
+            *numbers,
+            classes,
+            _Row(lambda name: _stacked(one.params[name] for one in own), own[0].params, among),
+            _Row(
+                lambda name: _stacked(one.broadcast[name] for one in own), own[0].broadcast, among
+            ),
+            _Row(lambda name: _stacked(one.memory[name] for one in own), own[0].memory, among),
+        )
+        found = strategy.report(
+            local,
+            _Row(trained.__getitem__, trained, row),
+            None if old is None else Observation(*old),
+            None if new is None else Observation(*new),
+        )
+        return dict(found.payload), dict(found.memory)
+
+    payload, memory = vmap(report, in_dims=(0, 0, 0, 0, _in_dims(before), _in_dims(after)))(
+        torch.tensor(places, device=device),
+        torch.arange(len(places), device=device),
+        (
+            torch.tensor([int(one.num_examples) for one in own], device=device),
+            torch.tensor([int(one.steps) for one in own], device=device),
+            torch.tensor([float(one.lr) for one in own], device=device, dtype=number),
+        ),
+        _stacked(one.classes for one in own),
+        _observations(before, places),
+        _observations(after, places),
+    )
+    return [
+        Report(
+            {name: tensor[place] for name, tensor in payload.items()},
+            {name: tensor[place] for name, tensor in memory.items()},
+        )
+        for place in range(len(places))
+    ]
+
+
+class _Row(Mapping[str, Tensor]):
+    """A job's tensors out of stacked ones, taken out when they are asked for.
+
+    Args:
+        stacked: Gives the tensors of a name of all jobs.
+        names: What there is.
+        row: Which job; inside of `torch.vmap` this is every one of them.
+    """
+
+    def __init__(self, stacked: Callable[[str], Tensor], names: Tensors, row: Tensor) -> None:
+        self._stacked, self._names, self._row = stacked, names, row
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._names:
+            raise KeyError(name)
+        stacked = self._stacked(name)
+        row = self._row.to(stacked.device)
+        return torch.index_select(stacked, 0, row.unsqueeze(0)).squeeze(0)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def _stacked(tensors: Iterator[Tensor]) -> Tensor:
+    return torch.stack(list(tensors))
+
+
+def _in_dims(observations: Observations) -> int | None:
+    return 0 if observations else None
+
+
+def _observations(observations: Observations, places: Sequence[int]) -> tuple[Tensor, ...] | None:
+    found = [observations[place] for place in places if place in observations]
+    if not found:
+        return None
+    return (
+        torch.stack([one.sums for one in found]),
+        torch.stack([one.count for one in found]),
+        torch.stack([one.loss for one in found]),
+    )

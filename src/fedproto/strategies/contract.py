@@ -1,0 +1,243 @@
+"""What a strategy declares and what it is told: the values between strategies and everything else.
+
+Engines, guard, wire format and store handle *named maps of declared tensors* and know no
+strategy's words. Names are made of a group and a name, ``control/conv1.weight``; `under` and `part`
+of `fedproto.types` put groups together and take them apart.
+
+Shapes: C classes, D feature channels, V virtual feature vectors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from fedproto.types import Tensors
+
+Look: TypeAlias = Literal["features", "loss"]
+"""What a client can look up of its training data under a model."""
+
+LARGEST = 1e30
+"""Beyond this a finite number is taken for a broken one: sums of a few would be infinite."""
+
+
+@dataclass(frozen=True)
+class Declared:
+    """A tensor that a strategy keeps or sends.
+
+    Attributes:
+        shape: Its sides.
+        dtype: Its type.
+        low: Smallest value that is believed.
+        high: Largest value that is believed.
+        total: Largest sum of all values that is believed.
+        zero_where: Name of another tensor of the same map; where that is zero, so is this one.
+        initial: Value before the first round, in memory; None for no tensor until there is one.
+        broadcast: Server memory alone: whether clients get it beside the weights.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype = torch.float32
+    low: float = -LARGEST
+    high: float = LARGEST
+    total: float = math.inf
+    zero_where: str | None = None
+    initial: float | None = 0.0
+    broadcast: bool = False
+
+
+Declarations: TypeAlias = Mapping[str, Declared]
+
+
+@dataclass(frozen=True)
+class FeatureShape:
+    """What the features of a model on a federation look like.
+
+    Attributes:
+        channels: Channels D of a feature vector.
+        per_sample: Feature vectors that one sample gives.
+    """
+
+    channels: int
+    per_sample: int
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What declarations may depend on: the model and the federation.
+
+    Attributes:
+        params: The model's trainable tensors, for names, shapes and types.
+        num_classes: Number of classes C.
+        num_clients: Clients of the federation.
+        features: What features look like; None where the model could not tell.
+    """
+
+    params: Tensors
+    num_classes: int
+    num_clients: int
+    features: FeatureShape | None = None
+
+    @property
+    def float_type(self) -> torch.dtype:
+        """The model's floating type."""
+        floating = (one.dtype for one in self.params.values() if one.is_floating_point())
+        return next(floating, torch.float32)
+
+    def like_params(
+        self, group: str, *, broadcast: bool = False, initial: float | None = 0.0
+    ) -> dict[str, Declared]:
+        """One tensor like each of the model's parameters, in a group."""
+        return {
+            f"{group}/{name}": Declared(
+                tuple(one.shape), one.dtype, broadcast=broadcast, initial=initial
+            )
+            for name, one in self.params.items()
+        }
+
+
+def initial_tensors(declared: Declarations) -> dict[str, Tensor]:
+    """Memory before the first round."""
+    return {
+        name: torch.full(one.shape, one.initial, dtype=one.dtype)
+        for name, one in declared.items()
+        if one.initial is not None
+    }
+
+
+@dataclass(frozen=True)
+class Looks:
+    """What a client looks up in its own training data for a strategy; each costs a pass over it.
+
+    Attributes:
+        classes: How many labels it has of each class.
+        before: Under the received model.
+        after: Under the trained model.
+    """
+
+    classes: bool = False
+    before: frozenset[Look] = frozenset()
+    after: frozenset[Look] = frozenset()
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What a model makes of some samples, as sums, so that adding two is exact.
+
+    Leading dimensions are allowed in front, one place per client.
+
+    Attributes:
+        sums: Summed features per class, ``[..., C, D]``; no channels where nobody asked for them.
+        count: Feature vectors per class, ``[..., C]``.
+        loss: Mean loss, ``[...]``; 0 where nobody asked for it.
+    """
+
+    sums: Tensor
+    count: Tensor
+    loss: Tensor
+
+
+@dataclass(frozen=True)
+class Virtual:
+    """Labelled feature vectors that the head sees beside those of a batch.
+
+    Adds ``weight`` times the mean loss over the vectors to the local objective.
+
+    Attributes:
+        features: ``[V, D]``.
+        labels: ``[V]``.
+        weight: What they count.
+    """
+
+    features: Tensor
+    labels: Tensor
+    weight: float
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What a strategy adds to the local loss, in the forms that every engine runs by itself.
+
+    The loss of scores ``z`` becomes that of ``scale · z + offset``, and ``μ/2 ‖w − w_t‖² + ⟨h, w⟩``
+    is added to it.
+
+    Attributes:
+        proximal: μ.
+        linear: h by parameter name; None for none.
+        scale: Per class, ``[C]``; None for 1.
+        offset: Per class, ``[C]``; None for 0.
+        virtual: Feature vectors for the head; None for none.
+    """
+
+    proximal: float = 0.0
+    linear: Tensors | None = None
+    scale: Tensor | None = None
+    offset: Tensor | None = None
+    virtual: Virtual | None = None
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether scores are changed before the loss sees them."""
+        return self.scale is not None or self.offset is not None
+
+    def calibrate(self, scores: Tensor) -> Tensor:
+        """Scores ``[B, C, …]`` as the loss sees them."""
+        along = (1, -1, *[1] * (scores.dim() - 2))
+        if self.scale is not None:
+            scores = scores * self.scale.to(scores).view(along)
+        return scores if self.offset is None else scores + self.offset.to(scores).view(along)
+
+    def closed_form(self, params: Tensors, received: Tensors) -> Tensor | None:
+        """``μ/2 ‖w − w_t‖² + ⟨h, w⟩``; None where both are absent, so that nothing is added."""
+        terms = []
+        if self.proximal:
+            squares = [(params[name] - received[name]).square().sum() for name in params]
+            terms.append(self.proximal / 2 * torch.stack(squares).sum())
+        if self.linear is not None:
+            products = [(self.linear[name] * params[name]).sum() for name in params]
+            terms.append(torch.stack(products).sum())
+        return sum(terms[1:], terms[0]) if terms else None
+
+
+@dataclass(frozen=True)
+class Local:
+    """A client's side of a job, as strategies see it.
+
+    Numbers are tensors without sides in `Strategy.report`, where an engine may ask for many clients
+    at once by `torch.vmap`.
+
+    Attributes:
+        num_examples: Training samples.
+        steps: Local steps to make.
+        lr: Learning rate.
+        classes: Labels per class ``[C]`` if `Looks.classes` asks for them, otherwise empty.
+        params: The received parameters.
+        broadcast: What the server sent beside the weights.
+        memory: What the client kept.
+    """
+
+    num_examples: int | Tensor
+    steps: int | Tensor
+    lr: float | Tensor
+    classes: Tensor
+    params: Tensors
+    broadcast: Tensors
+    memory: Tensors
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a client says and keeps after training.
+
+    Attributes:
+        payload: Added to the update, as declared.
+        memory: Kept for the client's next round, as declared.
+    """
+
+    payload: Tensors = field(default_factory=dict)
+    memory: Tensors = field(default_factory=dict)

@@ -1,0 +1,98 @@
+"""FedDyn (Acar et al. 2021): dynamic regularisation, so that local optima are global ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from fedproto.aggregation import MEAN, AggregateOptions
+from fedproto.options import option
+from fedproto.strategies.base import STRATEGIES, Strategy, equal_weights
+from fedproto.strategies.contract import (
+    Declarations,
+    Local,
+    Objective,
+    Observation,
+    Report,
+    Setting,
+)
+from fedproto.types import ClientUpdate, ClientWeights, ServerState, Tensors, part, under
+
+SLOPE, DRIFT = "slope", "drift"
+
+
+@STRATEGIES.register("feddyn")
+@dataclass(frozen=True)
+class FedDyn(Strategy):
+    """Draws clients to the received weights and takes off what they were drawn before.
+
+    Algorithm 1: a client minimises ``L_k(w) − ⟨g_k, w⟩ + α/2 ‖w − w_t‖²`` and then takes
+    ``g_k ← g_k − α (w_k − w_t)``; the server takes ``h ← h − α/N Σ_k (w_k − w_t)`` over the cohort
+    and ``w ← mean_k w_k − h/α``. The paper minimises exactly; taken: the usual local epochs, or
+    those that a straggler finishes.
+    """
+
+    tolerate_partial_work: bool = option(
+        True, "use the updates of clients that finish only part of their epochs"
+    )
+    alpha: float = option(0.1, "strength α of the regularisation", above=0)
+
+    def server_memory(self, setting: Setting) -> Declarations:
+        """h: how far all clients together were drawn."""
+        return setting.like_params(DRIFT)
+
+    def client_memory(self, setting: Setting) -> Declarations:
+        """g_k: the slope of the client's loss at its last weights."""
+        return setting.like_params(SLOPE)
+
+    def objective(self, local: Local) -> Objective:
+        """The regularisation in closed form."""
+        slope = part(SLOPE, local.memory)
+        return Objective(self.alpha, linear={name: -one for name, one in slope.items()})
+
+    def report(
+        self,
+        local: Local,
+        trained: Tensors,
+        before: Observation | None,
+        after: Observation | None,
+    ) -> Report:
+        """Sends nothing, and keeps the new slope."""
+        del before, after
+        slope = {
+            name: one - self.alpha * (trained[name] - local.params[name])
+            for name, one in part(SLOPE, local.memory).items()
+        }
+        return Report(memory=under(SLOPE, slope))
+
+    def weigh(self, state: ServerState, updates: Sequence[ClientUpdate]) -> ClientWeights:
+        """All clients alike."""
+        del state
+        return ClientWeights(equal_weights(updates))
+
+    def remember(
+        self, state: ServerState, updates: Sequence[ClientUpdate], setting: Setting
+    ) -> Tensors:
+        """The new h."""
+        drift = {}
+        for name, old in state.params.items():
+            way: Tensor | int = sum(update.params[name] - old for update in updates)
+            kept = state.memory[f"{DRIFT}/{name}"]
+            drift[name] = kept - self.alpha / setting.num_clients * way
+        return under(DRIFT, drift)
+
+    def aggregate(
+        self,
+        state: ServerState,
+        updates: Sequence[ClientUpdate],
+        weights: ClientWeights,
+        setting: Setting,
+        options: AggregateOptions = MEAN,
+    ) -> tuple[ServerState, Tensor]:
+        """The combined weights less h/α."""
+        combined, counted = super().aggregate(state, updates, weights, setting, options)
+        drift = part(DRIFT, combined.memory)
+        params = {name: one - drift[name] / self.alpha for name, one in combined.params.items()}
+        return replace(combined, params=params), counted

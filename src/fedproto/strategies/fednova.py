@@ -1,0 +1,38 @@
+"""FedNova (Wang et al. 2020): updates normalised by the number of local steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from fedproto.options import option
+from fedproto.strategies.base import STRATEGIES
+from fedproto.strategies.fedavg import FedAvg
+from fedproto.types import ClientUpdate, ClientWeights, ServerState
+
+
+@STRATEGIES.register("fednova")
+@dataclass(frozen=True)
+class FedNova(FedAvg):
+    """Averages the clients' mean steps, and goes as many of them as clients make on average.
+
+    Its normalised averaging for plain gradient descent, where a client's normaliser is its number
+    of steps τ_k: ``w ← w_t − τ_eff Σ_k p_k (w_t − w_k) / τ_k`` with ``τ_eff = Σ_k p_k τ_k``. Here
+    the p_k are the shares among the cohort, or equal ones.
+    """
+
+    plain_sgd: ClassVar[bool] = True
+
+    tolerate_partial_work: bool = option(
+        True, "use the updates of clients that finish only part of their epochs"
+    )
+
+    def weigh(self, state: ServerState, updates: Sequence[ClientUpdate]) -> ClientWeights:
+        """FedAvg's weights; each client's way is scaled by τ_eff / τ_k."""
+        share_k = super().weigh(state, updates).client
+        steps_k = torch.tensor([update.steps for update in updates], dtype=torch.float64)
+        scale_k = (share_k * steps_k).sum() / steps_k.clamp(min=1)
+        return ClientWeights(share_k, scale=scale_k)
