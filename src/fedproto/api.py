@@ -25,6 +25,7 @@ from fedproto.data.base import data_root
 from fedproto.data.federation import Federation
 from fedproto.driver import Assignment, carry_out
 from fedproto.errors import ConfigError, StoreError, unknown_name
+from fedproto.models.base import ModelOptions
 from fedproto.options import Options, options_to_dict
 from fedproto.recipe import directory_name
 from fedproto.report.results import run_directories
@@ -238,7 +239,7 @@ def _builder(
     """What makes the module of a run, with its initial weights."""
     if isinstance(model, nn.Module):
         return lambda: copy.deepcopy(model)
-    if not isinstance(model, Options):
+    if not isinstance(model, ModelOptions):
 
         def build() -> nn.Module:
             with seeded(torch_seed(config.seed, Purpose.MODEL)):
@@ -271,13 +272,13 @@ def _train(
 
 def _result(assignment: Assignment, run: Run | None) -> Result:
     store, config = assignment.store, assignment.config
-    if run is not None:
-        records, state = run.records, run.state
-    else:
-        assert store is not None  # noqa: S101 - only a kept run is over before it begins
-        records, state = store.records(), store.load_checkpoint()
     path = None if store is None else store.path
-    return Result(config, records, state, assignment.build, assignment.federation, path)
+    if run is None:
+        assert store is not None  # noqa: S101 - only a kept run is over before it begins
+        run_records, state = store.records(), store.load_checkpoint()
+    else:
+        run_records, state = run.records, run.state
+    return Result(config, run_records, state, assignment.build, assignment.federation, path)
 
 
 class _Callbacks(Watcher):

@@ -35,7 +35,7 @@ def _before(layer: nn.Module, arguments: tuple[Tensor, ...]) -> None:
     (values,) = arguments
     if layer.training and values.numel() == values.shape[1]:
         layer.training = False
-        layer.single_value = True
+        layer.__dict__["single_value"] = True
 
 
 def _after(layer: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> None:

@@ -82,9 +82,9 @@ def simulate(
     if federations is None:
         federations = load_federations(store.config for store in stores if not is_finished(store))
     assignments = [
-        assigned(store.config, federations[store.config.data], store)
+        assigned(store.config, federations[data], store)
         for store in stores
-        if store.config.data in federations
+        if (data := store.config.data) is not None and data in federations
     ]
     carry_out(assignments, watcher, engine_for, patience)
 

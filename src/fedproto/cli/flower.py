@@ -19,9 +19,10 @@ from fedproto.cli.options import DataRoot
 from fedproto.cli.progress import progress_for
 from fedproto.cli.running import Out, Overrides, Quiet, fresh_directory
 from fedproto.config import RunConfig
+from fedproto.driver import is_finished
 from fedproto.errors import ConfigError, StoreError
 from fedproto.recipe import read_recipe
-from fedproto.simulate import is_finished, load_federations
+from fedproto.simulate import load_federations
 from fedproto.store import RunStore, is_run
 from fedproto.sweep import create_sweep, is_sweep, open_sweep
 

@@ -16,10 +16,11 @@ from fedproto.cli.options import DataRoot
 from fedproto.cli.progress import progress_for
 from fedproto.config import RunConfig
 from fedproto.data import DataSource, Federation
+from fedproto.driver import is_finished
 from fedproto.errors import ConfigError, StoreError, unknown_name
 from fedproto.extend import extend
 from fedproto.recipe import read_recipe
-from fedproto.simulate import here, is_finished, load_federations, open_or_create, simulate
+from fedproto.simulate import here, load_federations, open_or_create, simulate
 from fedproto.sinks import check_sinks, logging_to
 from fedproto.store import RunStore, is_run
 from fedproto.sweep import create_sweep, is_sweep, open_sweep

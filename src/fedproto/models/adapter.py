@@ -60,6 +60,8 @@ class SequentialModel(nn.Sequential, FeatureModel):
 class LayerFeatures(nn.Module):
     """A module as it is, whose features are what one of its layers puts out."""
 
+    model: nn.Module
+
     def __init__(self, model: nn.Module, layer: str) -> None:
         super().__init__()
         # What the module holds is held here too, rather than below a name of its own: its tensors

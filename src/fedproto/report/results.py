@@ -78,9 +78,9 @@ def find_runs(paths: Iterable[Path], notify: Notify | None = None) -> list[Store
                 unread.append(error)
     if unread and (notify is None or not found):
         raise unread[0]
-    for error in unread:
+    for problem in unread:
         assert notify is not None  # noqa: S101 - checked above
-        notify(f"left out: {error}")
+        notify(f"left out: {problem}")
     return found
 
 
