@@ -1,9 +1,7 @@
 """Federated learning of visual models, guided by prototypes."""
 
-from importlib.metadata import PackageNotFoundError, version
-
 from fedproto.aggregation import AggregateOptions
-from fedproto.api import load, load_all, run, sweep
+from fedproto.api import load, load_all, load_data, run, sweep
 from fedproto.data import DATASETS, DataSource, Federation
 from fedproto.extend import extend
 from fedproto.insight import analyse, predict
@@ -12,11 +10,7 @@ from fedproto.result import Result, Results
 from fedproto.server import ServerOptions
 from fedproto.strategies import STRATEGIES, Centralized, FedAtt, FedAvg, FedProto, FedProx, Strategy
 from fedproto.types import Prototypes, RoundRecord
-
-try:
-    __version__ = version("fedproto")
-except PackageNotFoundError:  # run from a source tree that was never installed
-    __version__ = "0+unknown"
+from fedproto.version import __version__
 
 __all__ = [
     "DATASETS",
@@ -38,10 +32,12 @@ __all__ = [
     "RoundRecord",
     "ServerOptions",
     "Strategy",
+    "__version__",
     "analyse",
     "extend",
     "load",
     "load_all",
+    "load_data",
     "predict",
     "run",
     "sweep",

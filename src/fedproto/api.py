@@ -21,12 +21,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import nn
 
 from fedproto.config import RunConfig, options_of, places_of, read_config
-from fedproto.data.base import data_root
+from fedproto.data.base import DATASETS, data_root
 from fedproto.data.federation import Federation
+from fedproto.data.own import located
 from fedproto.driver import Assignment, carry_out
 from fedproto.errors import ConfigError, StoreError, unknown_name
 from fedproto.models.base import ModelOptions
-from fedproto.options import Options, options_to_dict
+from fedproto.options import Options, options_to_dict, read_options
 from fedproto.recipe import directory_name
 from fedproto.report.results import run_directories
 from fedproto.result import Result, Results
@@ -133,6 +134,21 @@ def sweep(
     if out is not None:
         stores = create_sweep(Path(out), configs, reuse=True)
     return Results(_train(assignments, stores, on_round, progress))
+
+
+def load_data(name: str, **options: Any) -> Federation:
+    """A data set by its name, shared out among clients as its options say.
+
+    Args:
+        name: As ``fedproto list datasets`` has it.
+        **options: The data set's own options.
+
+    Raises:
+        ConfigError: If there is no such data set or option.
+        DataError: If it cannot be loaded.
+    """
+    source = read_options(DATASETS.get(name), options, name)
+    return located(source).load(data_root())
 
 
 def load(

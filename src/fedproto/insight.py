@@ -80,11 +80,9 @@ def predict(result: Result, images: Any) -> list[ClassPrediction] | list[MapPred
     paths = [images] if isinstance(images, str | Path) else images
     if isinstance(paths, list | tuple) and all(isinstance(each, str | Path) for each in paths):
         found = pictures_in(Path(each) for each in paths)
-        if predictor.federation.task == "segmentation":
+        if predictor.segments:
             return [predictor.segment(each) for each in found]
         return [predictor.classify(each) for each in found]
-    if predictor.federation.task == "segmentation":
-        raise DataError("label maps are predicted from picture files; give their paths")
     try:
         inputs: Tensor = torch.as_tensor(images)
     except (TypeError, ValueError, RuntimeError) as error:

@@ -76,12 +76,17 @@ class Predictor:
         self._estimates = not statistics_names(self._model) <= {*state.params, *state.buffers}
 
     @property
+    def segments(self) -> bool:
+        """Whether it finds a class per pixel rather than per picture."""
+        return self.federation.task == "segmentation"
+
+    @property
     def class_names(self) -> list[str]:
         """What the classes are called, by label."""
         return list(map(self.federation.class_name, range(self.federation.num_classes)))
 
-    def inputs(self, inputs: Tensor) -> list[ClassPrediction]:
-        """Probabilities of the classes of inputs ``[N, ...]``; bytes become numbers up to 1.
+    def inputs(self, inputs: Tensor) -> list[ClassPrediction] | list[MapPrediction]:
+        """What inputs ``[N, ...]`` show; bytes become numbers up to 1.
 
         Raises:
             DataError: If their shape is not that of the training inputs.
@@ -91,7 +96,15 @@ class Predictor:
                 f"inputs must have the shape [N, {str(self.federation.input_shape)[1:]}, not"
                 f" {tuple(inputs.shape)}"
             )
-        return self._classified(self._normalised(inputs))
+        x = self._normalised(inputs)
+        if not self.segments:
+            return self._classified(x)
+        scores, features = self._run(x)
+        size = (x.shape[-2], x.shape[-1])
+        return [
+            self._mapped(upsampled(each, size), upsampled(feature_entropy(own), size), own)
+            for each, own in zip(scores, features.split(1), strict=True)
+        ]
 
     def classify(self, path: Path) -> ClassPrediction:
         """Probabilities of the classes of a picture.
@@ -125,17 +138,8 @@ class Predictor:
             full = upsampled(maps, (height, width))[:, :fit_height, :fit_width]
             return upsampled(full, (picture.height, picture.width))
 
-        scores = at_own_size(scores[0]).unsqueeze(0)
-        labels = scores.argmax(dim=1)[0].cpu().numpy().astype(np.uint8)
-        found, counts = np.unique(labels, return_counts=True)
-        return MapPrediction(
-            labels=labels,
-            shares={
-                self.class_names[int(place)]: float(count / labels.size)
-                for place, count in zip(found, counts, strict=True)
-            },
-            softmax_entropy=_relative(softmax_entropy(scores), scores.shape[1]),
-            feature_entropy=_relative(at_own_size(feature_entropy(features)), features.shape[1]),
+        return self._mapped(
+            at_own_size(scores[0]), at_own_size(feature_entropy(features)), features
         )
 
     def _picture_shape(self) -> tuple[int, int, int]:
@@ -143,6 +147,20 @@ class Predictor:
         if len(shape) != 3:
             raise ConfigError(f"the run was not trained on pictures but on {self.federation.name}")
         return shape[0], shape[1], shape[2]
+
+    def _mapped(self, scores: Tensor, entropy: Tensor, features: Tensor) -> MapPrediction:
+        """Scores ``[C, H, W]`` and the features' entropy ``[1, H, W]`` as maps."""
+        labels = scores.argmax(dim=0).cpu().numpy().astype(np.uint8)
+        found, counts = np.unique(labels, return_counts=True)
+        return MapPrediction(
+            labels=labels,
+            shares={
+                self.class_names[int(place)]: float(count / labels.size)
+                for place, count in zip(found, counts, strict=True)
+            },
+            softmax_entropy=_relative(softmax_entropy(scores.unsqueeze(0)), len(scores)),
+            feature_entropy=_relative(entropy, features.shape[1]),
+        )
 
     def _classified(self, x: Tensor) -> list[ClassPrediction]:
         probabilities = torch.softmax(self._run(x)[0], dim=1)

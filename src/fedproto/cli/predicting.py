@@ -48,7 +48,7 @@ def predict(
         except OSError as error:
             raise DataError(f"{out} cannot be made: {error.strerror or error}") from None
     for image in images:
-        if predictor.federation.task == "segmentation":
+        if predictor.segments:
             facts = _segment(predictor, image, out or image.parent)
         else:
             found = predictor.classify(image)
