@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
 import pytest
 import torch
@@ -24,8 +22,7 @@ def own_caches(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         home = tmp_path_factory.mktemp("caches")
         for name in ("XDG_CACHE_HOME", "MPLCONFIGDIR", "FLWR_HOME"):
-            if name not in os.environ:
-                patch.setenv(name, str(home / name.lower()))
+            patch.setenv(name, str(home / name.lower()))
         yield
 
 
