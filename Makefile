@@ -10,8 +10,11 @@ PEERS := .venv-peers
 # Rounds that a benchmark counts; about a quarter of a minute each beside the peers.
 ROUNDS ?= 10
 
+# Cases a fuzz target tries; minutes in all.
+CASES ?= 10000
+
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-ray lint docs pictures bench bench-peers format clean
+.PHONY: help install demo test test-ray fuzz lint docs pictures bench bench-peers format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,6 +46,9 @@ test: lint ## linter, strict type checker and all tests
 test-ray: $(STAMP) ## the same bits on Flower's simulation engine; installs Ray (some 500 MB)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,ray]'
 	$(BIN)/python -m pytest -q tests/test_flower_ray.py
+
+fuzz: $(STAMP) ## damaged recipes, run directories, data files, archives and messages, CASES each
+	FEDPROTO_FUZZ=$(CASES) $(BIN)/python -m pytest -q --timeout 3600 tests/test_fuzz*.py
 
 lint: $(STAMP) ## linter, formatter check and type checker alone
 	$(BIN)/ruff check .

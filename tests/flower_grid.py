@@ -37,6 +37,7 @@ class LocalGrid(Grid):
         self._app = client_app
         self.clients = {1000 + client: client for client in clients}
         self.names: dict[int, str] = {}
+        self.keys: dict[int, bytes] = {}
         self.tamper = tamper
         self.sent: list[Message] = []
         self._replies: dict[str, list[Message]] = {}
@@ -56,7 +57,14 @@ class LocalGrid(Grid):
         return list(self.clients)
 
     def get_nodes(self):
-        return [NodeInfo(node_id=node, name=self.names.get(node, "")) for node in self.clients]
+        return [
+            NodeInfo(
+                node_id=node,
+                name=self.names.get(node, ""),
+                public_key=self.keys.get(node, b""),
+            )
+            for node in self.clients
+        ]
 
     def push_messages(self, messages):
         ids = []

@@ -6,7 +6,7 @@ import json
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -55,9 +55,12 @@ def write_run(
     clients: int = 12,
     cohort: int = 5,
     level: float = 0.8,
+    delta: float | None = None,
 ) -> RunConfig:
     config = config_of(strategy or FedAvg(), rounds=planned or rounds, cohort=cohort, seed=seed)
     config = replace(config, label=label, data=Synthetic(clients=clients))
+    if delta is not None:
+        config = replace(config, schedule=replace(config.schedule, delta=delta))
     RunStore.create(path, config)
     records = [
         make_record(round_, clients=clients, cohort=cohort, level=level) for round_ in range(rounds)
@@ -67,8 +70,9 @@ def write_run(
 
 
 def append_records(path: Path, records: Sequence[RoundRecord]) -> None:
-    with (path / "rounds.jsonl").open("a") as file:
-        file.writelines(json.dumps(asdict(record)) + "\n" for record in records)
+    store = RunStore.open(path)
+    for record in records:
+        store.append(record)
 
 
 def write_analysis(path: Path, *, clients: int = 12, level: float = 0.8) -> None:
@@ -120,7 +124,7 @@ def write_analysis(path: Path, *, clients: int = 12, level: float = 0.8) -> None
     )
     from PIL import Image
 
-    for name in ("000009-truth", "000009-picture"):
+    for name in ("000009-truth", "000009-picture", "000009-prediction"):
         pixels = rng.randint(0, 255, (24, 32, 3)).astype(np.uint8)
         Image.fromarray(pixels).save(folder / "maps" / f"{name}.png")
 

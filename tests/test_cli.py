@@ -106,7 +106,7 @@ def test_resume_of_what_is_finished_does_nothing(swept):
 def test_compare_groups_seeds_and_lists_each_when_asked(swept, capsys):
     assert main(["compare", str(swept), "--json", "--target=0.01"]) == 0
     (row,) = json.loads(capsys.readouterr().out)
-    assert (row["title"], row["runs"], row["rounds"]) == ("fedproto", 2, 3)
+    assert (row["title"], row["seeds"], row["rounds"]) == ("fedproto", [0, 1], 3)
     assert {"accuracy", "loss", "area", "rounds to target", "bytes up", "bytes down"} <= set(
         row["values"]
     )
@@ -199,3 +199,19 @@ def test_a_run_of_another_configuration_is_left_as_it_was(swept, capsys):
     assert main(["run", "quickstart", "--reuse", "--set=seed=4", f"--out={run}"]) == 2
     assert "differs in" in capsys.readouterr().err
     assert (run / "rounds.jsonl").read_bytes() == before
+
+
+def test_a_run_that_learned_nothing_is_no_success(tmp_path, capsys):
+    where = ["--out", str(tmp_path / "run"), "--set", "schedule.rounds=4"]
+    assert main(["run", "quickstart", "-q", *where, "--set", "train.lr=1e30"]) == 1
+    said = " ".join(capsys.readouterr().err.split())
+    assert "of 40 updates were not used; most often: tensor" in said
+    assert "error: a model has hardly learned" in said
+
+
+def test_a_run_whose_clients_were_all_dropped_is_no_success(tmp_path, capsys):
+    settings = ["strategy.name=fedavg", "schedule.delta=1", "schedule.rounds=2"]
+    where = ["--out", str(tmp_path / "run"), *(f"--set={setting}" for setting in settings)]
+    assert main(["run", "quickstart", "-q", *where]) == 1
+    said = " ".join(capsys.readouterr().err.split())
+    assert "fedavg: the model did not move: every client was dropped" in said

@@ -19,9 +19,10 @@ import fedproto
 from documents import ROOT
 from fedproto import STRATEGIES, Federation, registry
 from fedproto.cli import main
-from fedproto.config import SECTIONS
+from fedproto.config import SECTIONS, digest_of
 from fedproto.data.images import open_image
 from fedproto.errors import ConfigError, DataError, StoreError
+from fedproto.integrity import sealed, unsealed
 from fedproto.options import describe
 from fedproto.report.data_figures import _pictures
 from fedproto.reproduce.output import Output
@@ -58,20 +59,16 @@ def swept(tmp_path_factory) -> Path:
 
 def unknown(run: Path, description: dict) -> None:
     """Makes a run one of a strategy that nobody here knows."""
-    from fedproto.config import digest_of
-
     description["config"]["strategy"] = {"name": "from-elsewhere"}
     description["digest"] = digest_of(description["config"])
-    description.pop("seal", None)
-    description["format"] = 1
-    (run / "run.json").write_text(json.dumps(description))
+    (run / "run.json").write_bytes(sealed(description))
 
 
 @pytest.mark.parametrize("plugins", [["/home/me/own.py"], []])
 def test_a_run_of_a_plugin_does_not_hide_the_others(swept, tmp_path, capsys, plugins):
     shutil.copytree(swept, tmp_path, dirs_exist_ok=True)
     shutil.copytree(tmp_path / "both" / "fedproto-seed0", tmp_path / "foreign")
-    description = json.loads((tmp_path / "foreign" / "run.json").read_text())
+    description, _ = unsealed((tmp_path / "foreign" / "run.json").read_bytes())
     description["environment"]["plugins"] = plugins
     unknown(tmp_path / "foreign", description)
     for command in (["compare"], ["report", f"--out={tmp_path / 'page.html'}"]):

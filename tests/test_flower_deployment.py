@@ -88,17 +88,27 @@ def revived(deployed: Deployment, client: int):
 
 
 @pytest.mark.timeout(400)
-def test_a_killed_server_resumes_and_ends_with_the_bits_of_a_simulation(folder):
-    store, undisturbed = a_run(folder / "run"), a_run(folder / "simulated")
+@pytest.mark.parametrize(
+    "method",
+    [
+        ["strategy.name=fedproto"],
+        ["strategy.name=scaffold", "server.optimizer=adam", "server.lr=0.1"],
+    ],
+    ids=["fedproto", "with memory"],
+)
+def test_a_killed_server_and_node_resume_to_the_bits_of_a_simulation(folder, method):
+    store, undisturbed = (a_run(folder / name, *method) for name in ("run", "simulated"))
     keys = make_keys(folder / "keys", ["localhost"], 3)
     with deployment(folder / "flower", keys, 3) as deployed:
         deployed.control.submit(store.path)
         wait_until(store.records, "the first round")
         deployed.link.kill()
+        deployed.nodes[1].kill()
         before = len(store.records())
         assert before < 3
         deployed.start_link()
-        finish(deployed, store)
+        with revived(deployed, 1):
+            finish(deployed, store)
     simulate([undisturbed])
     for ours, theirs in zip(store.records(), undisturbed.records(), strict=True):
         assert ours.cohort == theirs.cohort
@@ -107,6 +117,7 @@ def test_a_killed_server_resumes_and_ends_with_the_bits_of_a_simulation(folder):
         assert ours.failures == {}
     one, other = store.load_checkpoint(), undisturbed.load_checkpoint()
     assert same_tensors(one.params, other.params)
+    assert same_tensors(one.memory, other.memory)
 
 
 @pytest.mark.timeout(400)
@@ -192,3 +203,31 @@ def test_up_says_that_it_is_insecure_and_ends_on_interrupt(folder):
     assert "INSECURE" in output
     assert "rounds are safe" in output
     wait_until(lambda: processes_of(folder) == [], "the end of all processes", 30)
+
+
+@pytest.mark.timeout(300)
+def test_nothing_outlives_a_killed_up(folder):
+    process = command(folder, "--out", "run", "--logs", str(folder / "logs"))
+    # A leash and its program for the server and both nodes.
+    wait_until(lambda: len(processes_of(folder)) >= 6, "processes")
+    process.kill()
+    process.communicate(timeout=30)
+    wait_until(lambda: processes_of(folder) == [], "the end of all processes", 60)
+
+
+@pytest.mark.timeout(300)
+def test_the_logs_of_a_failed_up_are_kept_where_the_error_says(folder):
+    process = command(folder, "--out", "run", "--insecure")
+    pids = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    wait_until(lambda: pids.exists() and pids.read_text().split(), "the server")
+    # The first child is the server's leash; its own child is the server.
+    leash = pids.read_text().split()[0]
+    below = Path(f"/proc/{leash}/task/{leash}/children")
+    wait_until(lambda: below.exists() and below.read_text().split(), "the server")
+    wait_until(lambda: len(pids.read_text().split()) >= 3, "the nodes")
+    os.kill(int(below.read_text().split()[0]), signal.SIGKILL)
+    output, _ = process.communicate(timeout=200)
+    assert process.returncode == 2, output
+    kept = folder / "run" / "flower-logs"
+    assert str(Path("run") / "flower-logs") in output
+    assert (kept / "superlink.log").exists()

@@ -20,6 +20,7 @@ from fedproto.driver import demand_of
 from fedproto.engines import auto
 from fedproto.errors import StoreError
 from fedproto.identity import data_identity
+from fedproto.integrity import sealed, unsealed
 
 pytest_plugins = ["data_fixtures"]
 
@@ -148,9 +149,9 @@ def test_own_data_is_found_from_any_folder(tmp_path, monkeypatch):
 def test_a_run_of_before_goes_on_without_fingerprints(tmp_path):
     out = tmp_path / "run"
     fedproto.run(federation(), module(), "fedavg", out=out, **TINY)
-    description = json.loads((out / "run.json").read_text())
+    description, _ = unsealed((out / "run.json").read_bytes())
     del description["identity"], description["engines"]
-    (out / "run.json").write_text(json.dumps(description))
+    (out / "run.json").write_bytes(sealed(description))
     assert len(fedproto.run(federation(), module(), "fedavg", out=out, **TINY).records) == 2
 
 

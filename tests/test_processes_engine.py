@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from dataclasses import dataclass
 
 import pytest
@@ -18,6 +19,7 @@ from fedproto.cli.progress import Notices
 from fedproto.engines import auto, processes
 from fedproto.engines.auto import Demand
 from fedproto.engines.base import EngineOptions
+from fedproto.engines.workers import pool
 from fedproto.engines.workers.shared import SharedSlots
 from fedproto.errors import ConfigError, TrainingError
 from fedproto.models.base import build_model
@@ -64,6 +66,47 @@ def test_a_killed_worker_changes_nothing(case):
         engine.close()
 
 
+def test_a_stopped_worker_is_noticed_and_changes_nothing(case, monkeypatch):
+    monkeypatch.setattr(pool, "LEAST_DEADLINE", 0.5)
+    monkeypatch.setattr(pool, "LOOK_EVERY", 0.1)
+    federation, model = case
+    jobs = jobs_of(federation, model, FedProto()) * 4
+    notices: list[str] = []
+    engine = engine_for("processes", federation, model, notices, workers=2)
+    try:
+        undisturbed = engine.train(jobs)
+        victim = engine.pids[1]
+        os.kill(victim, signal.SIGSTOP)
+        disturbed = engine.train(jobs)
+        assert victim not in engine.pids
+        assert bits(disturbed) == bits(undisturbed)
+        assert any("stood still" in notice for notice in notices)
+    finally:
+        engine.close()
+
+
+def test_a_slow_task_is_not_taken_for_a_stopped_one(monkeypatch):
+    """Past its deadline it is left alone as long as it computes."""
+    monkeypatch.setattr(pool, "LEAST_DEADLINE", 0.2)
+    monkeypatch.setattr(pool, "LOOK_EVERY", 0.1)
+
+    def compute(number, seconds):
+        del number
+        ends = time.process_time() + seconds
+        while time.process_time() < ends:
+            pass
+        return os.getpid()
+
+    results = {}
+    workers = pool.WorkerPool(lambda: compute, 1)
+    try:
+        (before,) = workers.pids
+        workers.run([2.0], lambda place, _, result: results.update({place: result}))
+    finally:
+        workers.close()
+    assert results == {0: before}
+
+
 def test_the_number_of_workers_changes_nothing(case):
     federation, model = case
     jobs = jobs_of(federation, model, FedProto())
@@ -100,7 +143,7 @@ def test_a_job_that_kills_every_worker_is_an_error(case):
     federation, model = case
     engine = engine_for("processes", federation, model, [], workers=2)
     try:
-        with pytest.raises(TrainingError, match="killed 3 times"):
+        with pytest.raises(TrainingError, match="killed or stood still 3 times"):
             engine.train(jobs_of(federation, model, Deadly(owner=os.getpid())))
     finally:
         engine.close()

@@ -64,7 +64,7 @@ strategy = { name = "fedproto" }
 
 def lines(path: Path) -> list[dict]:
     records = [json.loads(line) for line in (path / "rounds.jsonl").read_text().splitlines()]
-    return [{**record, "seconds": 0} for record in records]
+    return [{**record, "seconds": 0, "hash": ""} for record in records]
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,7 @@ import torch
 
 from fedproto.config import RunConfig, StoreOptions, digest_of, read_config
 from fedproto.errors import StoreError
+from fedproto.integrity import sealed
 from fedproto.simulate import is_finished, open_or_create, simulate
 from fedproto.store import RunStore, read_description
 from fedproto.sweep import create_sweep, open_sweep
@@ -165,13 +166,14 @@ def damage_description(path):
 
 
 def future_format(path):
-    description = json.loads((path / "run.json").read_text())
-    (path / "run.json").write_text(json.dumps(description | {"format": 99}))
+    description = read_description(path)
+    (path / "run.json").write_bytes(sealed(description | {"format": 99}))
 
 
 def unknown_option(path):
     file = path / "run.json"
-    file.write_text(file.read_text().replace('"epochs"', '"epoches"'))
+    text = json.dumps(read_description(path)).replace('"epochs"', '"epoches"')
+    file.write_bytes(sealed(json.loads(text)))
 
 
 def lose_records(path):
@@ -183,7 +185,7 @@ DAMAGES = {
     truncate_checkpoint: "round-000002.safetensors cannot be read .* delete it to begin again",
     empty_checkpoint: "round-000002.safetensors cannot be read",
     foreign_checkpoint: "belongs to a run of another configuration",
-    change_config: "was changed after the run began",
+    change_config: "was changed after it was written",
     damage_description: "run.json is damaged",
     future_format: "is of format 99",
     unknown_option: "did you mean 'epochs'",
@@ -220,7 +222,7 @@ def test_a_run_begun_before_an_option_existed_goes_on(tmp_path, finished):
     description = read_description(older.path)
     del description["config"]["evaluate"]["validation"]
     description["digest"] = digest_of(description["config"])
-    (older.path / "run.json").write_text(json.dumps(description))
+    (older.path / "run.json").write_bytes(sealed(description))
     simulate([RunStore.open(older.path)])
     (older.path / "rounds.jsonl").unlink()
     for path in (older.path / "checkpoints").iterdir():

@@ -32,7 +32,8 @@ from fedproto.recipe import directory_name
 from fedproto.report.results import run_directories
 from fedproto.result import Result, Results
 from fedproto.rng import Purpose, seeded, torch_seed
-from fedproto.rounds import Run, Watcher
+from fedproto.rounds import Watcher
+from fedproto.runs import Run
 from fedproto.simulate import check_assignment, here, model_for, open_or_create
 from fedproto.store import RunStore
 from fedproto.strategies.base import Strategy
@@ -125,7 +126,7 @@ def sweep(
         changes = dict(variant) if isinstance(variant, Mapping) and plain else {"strategy": variant}
         for seed in chosen:
             keywords = {**options, **changes, "seed": seed, "label": label}
-            configs[directory_name(label, f"seed{seed}")] = _config(data, model, keywords)
+            configs[directory_name(f"{label}-seed{seed}")] = _config(data, model, keywords)
     if not configs:
         raise ConfigError("a sweep needs at least one variant and one seed")
     loaded = _loaded(next(iter(configs.values())), data)

@@ -41,3 +41,17 @@ def explained(path: Path) -> Iterator[None]:
             f"{error.filename or path}: {error.strerror or error}; what was saved before is intact:"
             " free space or mend the permissions, then resume the run"
         ) from error
+
+
+def is_there(path: Path) -> bool:
+    """Whether a file is there; one that cannot be looked at is not taken for a missing one.
+
+    Raises:
+        StoreError: If that cannot be found out.
+    """
+    with explained(path):
+        try:
+            path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+    return True

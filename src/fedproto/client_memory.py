@@ -15,8 +15,9 @@ from typing import Protocol
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_safetensors
 
-from fedproto.atomic import explained, write_atomically
+from fedproto.atomic import explained, is_there, write_atomically
 from fedproto.errors import StoreError
+from fedproto.integrity import HASH, tensors_fingerprint
 from fedproto.strategies.contract import Declarations, initial_tensors
 from fedproto.types import Tensors
 
@@ -84,13 +85,16 @@ class MemoryOnDisk:
             StoreError: If the file is damaged.
         """
         path = self._path(client, round_)
-        if not path.exists():
+        if not is_there(path):
             return None
         try:
             with safe_open(path, framework="pt") as file:
+                given = (file.metadata() or {}).get(HASH)
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except (SafetensorError, OSError) as error:
             raise StoreError(f"{path} cannot be read ({error}); restore it from a copy") from None
+        if given != tensors_fingerprint(tensors, _about(client, round_)):
+            raise StoreError(f"{path} is not what was written; restore it from a copy")
         found = {name: (tuple(one.shape), one.dtype) for name, one in tensors.items()}
         if found != {name: (one.shape, one.dtype) for name, one in declared.items()}:
             raise StoreError(f"{path} holds other tensors than the strategy keeps")
@@ -103,9 +107,8 @@ class MemoryOnDisk:
             StoreError: If it cannot be written; what was kept before is untouched.
         """
         path = self._path(client, round_)
-        content = to_safetensors(
-            {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-        )
+        kept = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+        content = to_safetensors(kept, {HASH: tensors_fingerprint(kept, _about(client, round_))})
         with explained(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, content)
@@ -118,3 +121,8 @@ class MemoryOnDisk:
 
     def _path(self, client: int, round_: int) -> Path:
         return self._folder / f"{client:06d}" / f"round-{max(round_, 0):06d}.safetensors"
+
+
+def _about(client: int, round_: int) -> dict[str, int]:
+    """What the fingerprint of a file covers beside its tensors."""
+    return {"client": client, "round": max(round_, 0)}

@@ -21,7 +21,8 @@ from fedproto.engines.auto import Demand, choose
 from fedproto.engines.base import AUTO, ENGINES, Engine, Notify, Workload, ignore
 from fedproto.engines.reference import read_state
 from fedproto.identity import check_same, data_identity, model_identity
-from fedproto.rounds import Run, Watcher, run_rounds
+from fedproto.rounds import Watcher, run_rounds
+from fedproto.runs import Run, reason_to_end
 from fedproto.store import RunStore
 from fedproto.tasks import task_named
 from fedproto.types import RoundRecord, ServerState
@@ -201,8 +202,7 @@ def _engines(assignment: Assignment) -> list[dict[str, Any]]:
 def is_finished(store: RunStore) -> bool:
     """Whether nothing is left to do in a run directory."""
     records = store.records()
-    state = ServerState(len(records), {}, {})
-    if Run(store.config, state, records).stop_reason is None:
+    if reason_to_end(store.config, records) is None:
         return False
     # A kill between the last record and its checkpoint leaves that round to be done again.
     return store.config.store.checkpoint_every == 0 or store.newest_round() == len(records)

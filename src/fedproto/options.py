@@ -150,7 +150,10 @@ def _convert(value: Any, hint: Any) -> tuple[Any, bool]:
         return tuple(member for member, _ in members), all(fits for _, fits in members)
     if hint is float:
         number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        return (float(value), math.isfinite(value)) if number else (value, False)
+        try:
+            return (float(value), math.isfinite(value)) if number else (value, False)
+        except OverflowError:  # a whole number larger than any floating-point one
+            return value, False
     if hint is int:
         return value, isinstance(value, int) and not isinstance(value, bool)
     return value, isinstance(value, hint)

@@ -3,13 +3,19 @@
 A recipe has the sections of `fedproto.config`. Two more make it a sweep: every ``[[variants]]``
 table overrides parts of it under a label, and ``[sweep]`` lists values for dotted option names. The
 runs are all variants with all combinations of the listed values.
+
+``extends = "mnist"`` starts from another recipe, of which only what differs is written; its
+variants and its sweep are taken over or replaced as a whole. ``variants = "methods-digits"`` takes
+those of another recipe.
 """
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import re
 import tomllib
+import unicodedata
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +24,9 @@ from fedproto.config import RunConfig, flatten, read_config
 from fedproto.errors import ConfigError, unknown_name
 
 _FOLDERS = (Path(__file__).parent / "recipes", Path(__file__).resolve().parents[2] / "recipes")
+
+_LONGEST_NAME = 150
+"""Bytes of a folder's name; file systems allow 255, and files in it have names too."""
 
 
 def bundled_recipes() -> dict[str, Path]:
@@ -45,14 +54,36 @@ def read_recipe(source: str, overrides: Iterable[str] = ()) -> dict[str, RunConf
         ConfigError: If the file cannot be read or says something impossible.
     """
     path = _find(source)
-    try:
-        recipe = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"recipe {path} cannot be read: {error}") from None
+    recipe = _load(path)
     try:
         return expand(apply_overrides(recipe, overrides))
     except ConfigError as error:
         raise ConfigError(f"recipe {path.name}: {error}") from None
+
+
+def _load(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """A recipe's tables, with those of the recipe that it extends."""
+    if path in above:
+        chain = " → ".join(one.name for one in (*above, path))
+        raise ConfigError(f"recipe {path.name} extends itself: {chain}")
+    try:
+        recipe = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"recipe {path} cannot be read: {error}") from None
+
+    def other(key: str) -> dict[str, Any]:
+        name = recipe.pop(key)
+        if not isinstance(name, str):
+            raise ConfigError(f"recipe {path.name}: {key} must name a recipe, not {name!r}")
+        beside = path.parent / name
+        return _load(beside if beside.is_file() else _find(name), (*above, path))
+
+    base = other("extends") if "extends" in recipe else {}
+    if isinstance(recipe.get("variants"), str):
+        recipe["variants"] = other("variants").get("variants", [])
+    if "sweep" in recipe:
+        base.pop("sweep", None)
+    return _merge(base, recipe)
 
 
 def apply_overrides(recipe: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
@@ -89,16 +120,22 @@ def expand(recipe: Mapping[str, Any]) -> dict[str, RunConfig]:
             _set(tables, key, value)
         config = read_config(tables)
         parts = [config.title, *(_axis_name(*axis) for axis in zip(axes, values, strict=True))]
-        name = directory_name(*parts)
+        name = directory_name("-".join(parts))
         if name in runs:
             raise ConfigError(f"two runs would be called '{name}'; give the variants labels")
         runs[name] = config
     return runs
 
 
-def directory_name(*parts: str) -> str:
-    """What a run's directory is called."""
-    return re.sub(r"[^a-z0-9.+-]+", "-", "-".join(parts).lower()).strip("-")
+def directory_name(title: str) -> str:
+    """A title as the name of a folder: letters and digits of any script, dots, plus and minus."""
+    name = re.sub(r"(?:[^\w.+-]|_)+", "-", unicodedata.normalize("NFC", title).lower()).strip("-")
+    if not any(letter.isalnum() for letter in name):
+        return "run" if not title.strip() else "run-" + title.encode().hex()[:_LONGEST_NAME]
+    if len(name.encode()) <= _LONGEST_NAME:
+        return name
+    mark = hashlib.sha256(name.encode()).hexdigest()[:8]
+    return name.encode()[: _LONGEST_NAME - 9].decode(errors="ignore") + f"-{mark}"
 
 
 def _find(source: str) -> Path:
@@ -160,7 +197,7 @@ def _set(tables: dict[str, Any], key: str, value: Any) -> None:
 def _parse_value(text: str) -> Any:
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return text
 
 

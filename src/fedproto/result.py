@@ -19,10 +19,11 @@ from fedproto.data.federation import Federation
 from fedproto.engines.reference import load_state
 from fedproto.errors import ConfigError, StoreError
 from fedproto.identity import data_identity
+from fedproto.report.arrangement import Arrangement, arrange
 from fedproto.report.figures import curves
 from fedproto.report.page_file import write_page
-from fedproto.report.results import StoredRun, group_by_seed, main_score
-from fedproto.report.spread import DataPanels, panel_of
+from fedproto.report.results import StoredRun, main_score
+from fedproto.report.spread import DataPanels
 from fedproto.report.summary import Summary, summarize
 from fedproto.store import RunStore, read_description
 from fedproto.types import RoundRecord, ServerState
@@ -210,9 +211,14 @@ class Results(Sequence[Result]):
         """One row per run and round, as a data frame where pandas is installed."""
         return _as_table([row for result in self for row in _rows(result)])
 
-    def summary(self, metric: str | None = None, target: float | None = None) -> list[Summary]:
-        """One row per method with means and deviations over seeds, as in ``fedproto compare``."""
-        return summarize(self._groups(), metric or self.metric, target)
+    def summary(
+        self,
+        metric: str | None = None,
+        target: float | None = None,
+        baseline: str | None = None,
+    ) -> list[Summary]:
+        """One row per method and condition with verdicts, as in ``fedproto compare``."""
+        return summarize(self._arranged(), metric or self.metric, target, baseline)
 
     @property
     def metric(self) -> str:
@@ -225,7 +231,7 @@ class Results(Sequence[Result]):
         Raises:
             ConfigError: If matplotlib is not installed.
         """
-        return curves(self._groups(), metric or self.metric)
+        return curves(self._arranged(), metric or self.metric)
 
     def report(self, path: str | Path) -> Path:
         """Writes the HTML page about the runs.
@@ -233,14 +239,12 @@ class Results(Sequence[Result]):
         Raises:
             StoreError: If it cannot be written.
         """
-        given = {id(each.data): each.data for each in self if each.data is not None}
-        named = [each.config for each in self if each.data is None]
-        panels = [*map(panel_of, given.values()), *DataPanels().of(named)]
+        panels = DataPanels(next((each.data for each in self if each.data is not None), None))
         write_page([result.directory() for result in self], Path(path), title="runs", panels=panels)
         return Path(path)
 
-    def _groups(self) -> list[list[StoredRun]]:
-        return group_by_seed(result.stored() for result in self if result.records)
+    def _arranged(self) -> Arrangement:
+        return arrange(result.stored() for result in self if result.records)
 
     def __repr__(self) -> str:
         if not self._results:
@@ -255,10 +259,10 @@ class Results(Sequence[Result]):
         )
         body = ""
         for row in self.summary():
-            cells = [html.escape(row.title), str(row.runs), str(row.rounds)]
+            cells = [html.escape(row.title), str(len(row.seeds)), str(row.rounds)]
             for name in names:
-                mean, spread = row.values.get(name, (float("nan"), 0.0))
-                cells.append(f"{mean:.3f}" + (f" ± {spread:.3f}" if row.runs > 1 else ""))
+                mean, spread = row.values.get(name, (float("nan"), None))
+                cells.append(f"{mean:.3f}" + ("" if spread is None else f" ± {spread:.3f}"))
             body += "<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
         return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 

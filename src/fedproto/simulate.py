@@ -13,11 +13,12 @@ from fedproto.data.base import DataSource, data_root
 from fedproto.data.federation import Federation
 from fedproto.data.own import located
 from fedproto.driver import Assignment, EngineFor, carry_out, is_finished
-from fedproto.errors import ConfigError, StoreError
+from fedproto.errors import ConfigError, DataError, StoreError
 from fedproto.measures.reference import check_reference
 from fedproto.models.base import build_model, features_of
+from fedproto.planning import check_fits
 from fedproto.rng import Purpose, torch_seed
-from fedproto.rounds import Watcher, check_fits
+from fedproto.rounds import Watcher
 from fedproto.store import RunStore, is_run
 from fedproto.tasks import task_named
 from fedproto.types import ServerState
@@ -53,7 +54,10 @@ def load_federations(configs: Iterable[RunConfig]) -> dict[DataSource, Federatio
                 " or an own module, continue it there: fedproto.run(..., out=...)"
             )
         if config.data not in federations:
-            federations[config.data] = config.data.load(data_root())
+            try:
+                federations[config.data] = config.data.load(data_root())
+            except MemoryError as error:
+                raise DataError(f"the data does not fit into memory: {error}") from None
         federation = federations[config.data]
         check_assignment(config, federation, model_for(config, federation))
     return federations
@@ -105,7 +109,11 @@ def open_or_create(path: Path, config: RunConfig) -> RunStore:
         StoreError: If the directory holds a run of another configuration.
     """
     if not is_run(path):
-        return RunStore.create(path, config)
+        try:
+            return RunStore.create(path, config)
+        except StoreError:
+            if not is_run(path):  # otherwise another process made it this moment
+                raise
     store = RunStore.open(path)
     if config.digest() not in (store.config.digest(), here(store.config).digest()):
         different = differences(store.config, config)

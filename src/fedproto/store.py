@@ -9,14 +9,19 @@ What clients keep is written first, then the round's record is appended and its 
 under another name that is then changed in one step. So at any instant there is a whole checkpoint
 with all records before it and all that the clients of these records kept; records beyond it are
 dropped and computed again when the run goes on.
+
+Everything carries a fingerprint (`fedproto.integrity`) that is compared when it is read: the
+description, every record, which is linked to all before it, and every checkpoint, which names its
+round and the last record it follows. What cannot be read is never taken for what is not there.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import os
-import time
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -26,17 +31,23 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
-from fedproto.atomic import explained, write_atomically
+from fedproto.atomic import explained, is_there, write_atomically
 from fedproto.client_memory import MemoryOnDisk
 from fedproto.config import RunConfig, digest_of, read_config
 from fedproto.environment import describe_environment
 from fedproto.errors import ConfigError, StoreError
+from fedproto.integrity import Chain, DamagedError, sealed, tensors_fingerprint, unsealed
+from fedproto.locking import holds_nothing, locked
+from fedproto.records import RecordReader
 from fedproto.types import RoundRecord, ServerState, part, under
 
-FORMAT = 1
+FORMAT = 2
+"""Format 1 had no fingerprints; such directories are read and continued, with fingerprints."""
 
-_LOOK_AGAIN = 0.2
-"""Seconds between two looks at a directory that another process uses."""
+_READABLE = (1, FORMAT)
+_CHECKPOINT = re.compile(r"round-(\d{6,})\.safetensors")
+CREATION_ENDS_WITHIN = 5.0
+"""Seconds to wait for another process that is creating the same directory."""
 
 
 class RunStore:
@@ -47,16 +58,25 @@ class RunStore:
         config: The run's configuration.
         digest: Its fingerprint when the run began. Options that came later, with their defaults,
             do not change it, so a run can be continued by a newer version.
-        earlier: What that was before the run was given more rounds.
+        format: The version of the directory's layout when the run began.
+        earlier: What the fingerprint was before the run was given more rounds.
     """
 
     def __init__(
-        self, path: Path, config: RunConfig, digest: str, earlier: Iterable[str] = ()
+        self,
+        path: Path,
+        config: RunConfig,
+        digest: str,
+        format: int = FORMAT,
+        earlier: Iterable[str] = (),
     ) -> None:
         self.path = path
         self.config = config
         self.digest = digest
+        self.format = format
         self.earlier = tuple(earlier)
+        self._chain: Chain | None = None
+        self._follows: str | None = None
 
     @property
     def client_memory(self) -> MemoryOnDisk:
@@ -70,22 +90,26 @@ class RunStore:
         Raises:
             StoreError: If the directory holds something already or cannot be written.
         """
-        if is_run(path):
-            raise StoreError(
-                f"{path} holds a run already; continue it with 'fedproto resume {path}' or choose"
-                " another directory"
-            )
-        if path.is_dir() and any(item.suffix != ".partial" for item in path.iterdir()):
-            raise StoreError(f"{path} is not empty and holds no run; choose another directory")
-        description = {
-            "format": FORMAT,
-            "config": config.to_dict(),
-            "digest": config.digest(),
-            "environment": describe_environment(),
-        }
         with explained(path):
             path.mkdir(parents=True, exist_ok=True)
-            write_atomically(path / "run.json", _as_text(description))
+            # Locked before looking: of two processes that start here at once, one finds a run.
+            with locked(path, CREATION_ENDS_WITHIN):
+                if is_run(path):
+                    raise StoreError(
+                        f"{path} holds a run already; continue it with 'fedproto resume {path}' or"
+                        " choose another directory"
+                    )
+                if not holds_nothing(path):
+                    raise StoreError(
+                        f"{path} is not empty and holds no run; choose another directory"
+                    )
+                description = {
+                    "format": FORMAT,
+                    "config": config.to_dict(),
+                    "digest": config.digest(),
+                    "environment": describe_environment(),
+                }
+                write_atomically(path / "run.json", sealed(description))
         return RunStore(path, config, config.digest())
 
     @staticmethod
@@ -108,7 +132,7 @@ class RunStore:
                 f"{path / 'run.json'} was changed after the run began; put the original back, or"
                 " start a new run with the new configuration"
             )
-        return RunStore(path, config, digest, description.get("earlier", ()))
+        return RunStore(path, config, digest, description["format"], description.get("earlier", ()))
 
     def description(self) -> dict[str, Any]:
         """What ``run.json`` says.
@@ -126,7 +150,7 @@ class RunStore:
         """
         path = self.path / "run.json"
         with explained(path):
-            write_atomically(path, _as_text(self.description() | facts))
+            write_atomically(path, sealed(self.description() | facts))
 
     def reconfigure(self, config: RunConfig) -> None:
         """Goes on under another configuration, which must not change what is done already.
@@ -149,10 +173,20 @@ class RunStore:
         Raises:
             StoreError: If a line before the last is damaged.
         """
+        return self._read_records()[0]
+
+    def _read_records(self, first: int | None = None) -> tuple[list[RoundRecord], RecordReader]:
+        """The first records, or all, and their reader."""
         path = self.path / "rounds.jsonl"
-        with explained(path):
-            content = path.read_bytes() if path.exists() else b""
-        return parse_records(content, path)
+        reader = RecordReader(path)
+        lines = _content(path).splitlines(keepends=True)
+        return reader.read(b"".join(lines[:first])), reader
+
+    def _links(self) -> Chain:
+        """The links up to the last record; the file is read for them once."""
+        if self._chain is None:
+            self._chain = self._read_records()[1].chain
+        return self._chain
 
     def append(self, record: RoundRecord) -> None:
         """Adds a round's record and waits until it is on disk.
@@ -161,7 +195,8 @@ class RunStore:
             StoreError: If it cannot be written; the file is then as it was before.
         """
         path = self.path / "rounds.jsonl"
-        line = json.dumps(asdict(record), allow_nan=False).encode() + b"\n"
+        chain = copy.copy(self._links())
+        line = chain.add(asdict(record))
         with explained(path), path.open("ab") as file:
             end = file.tell()
             try:
@@ -172,6 +207,7 @@ class RunStore:
                 with contextlib.suppress(OSError):
                     file.truncate(end)
                 raise
+        self._chain = chain
 
     def save_checkpoint(self, state: ServerState, *, last: bool = False) -> None:
         """Writes a checkpoint if one is due, and removes old ones.
@@ -186,15 +222,22 @@ class RunStore:
         every, keep = self.config.store.checkpoint_every, self.config.store.keep
         if every == 0 or (state.round % every and not last):
             return
-        about = {"format": FORMAT, "round": state.round, "digest": self.digest}
+        tensors = _pack(state)
+        about = {
+            "format": FORMAT,
+            "round": state.round,
+            "digest": self.digest,
+            "records": self._links().head,
+        }
+        about["hash"] = tensors_fingerprint(tensors, about)
         # One entry: the file format does not keep the order of several, and equal states should
         # give equal files.
         metadata = {"fedproto": json.dumps(about)}
         path = self.path / "checkpoints" / f"round-{state.round:06d}.safetensors"
         with explained(path):
             path.parent.mkdir(exist_ok=True)
-            write_atomically(path, to_safetensors(_pack(state), metadata))
-            old = self._checkpoints()[:-keep] if keep else []
+            write_atomically(path, to_safetensors(tensors, metadata))
+            old = self.checkpoints()[:-keep] if keep else []
             for outdated in old:
                 outdated.unlink()
 
@@ -204,26 +247,39 @@ class RunStore:
         Raises:
             StoreError: If it is damaged or belongs to another configuration.
         """
-        paths = self._checkpoints()
+        paths = self.checkpoints()
         if not paths:
             return None
         path = paths[-1]
         before = f"go on from {paths[-2].name}" if len(paths) > 1 else "begin again from round 0"
         try:
+            state, self._follows = self.read_checkpoint(path)
+        except DamagedError as error:
+            raise StoreError(f"checkpoint {path} {error}; delete it to {before}") from None
+        return state
+
+    def read_checkpoint(self, path: Path) -> tuple[ServerState, str | None]:
+        """A checkpoint's state, and the link of the last record it follows where it names one.
+
+        Raises:
+            DamagedError: If it is damaged or belongs to another configuration.
+        """
+        try:
             with safe_open(path, framework="pt") as file:
                 about = json.loads((file.metadata() or {})["fedproto"])
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             state = _unpack(tensors, int(about["round"]))
-        except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-            raise StoreError(
-                f"checkpoint {path} cannot be read ({error}); delete it to {before}"
-            ) from None
+            given = about.pop("hash", None)
+        except (SafetensorError, OSError, KeyError, TypeError, ValueError, RecursionError) as error:
+            raise DamagedError(f"cannot be read ({error})") from None
         if about.get("digest") not in (self.digest, *self.earlier):
-            raise StoreError(
-                f"checkpoint {path} belongs to a run of another configuration than run.json"
-                f" beside it; delete it to {before}"
-            )
-        return state
+            raise DamagedError("belongs to a run of another configuration than run.json beside it")
+        unmarked = given is None and self.format == about.get("format") == 1
+        if not unmarked and given != tensors_fingerprint(tensors, about):
+            raise DamagedError("is damaged: its content is not what its fingerprint says")
+        if state.round != _round_of(path):
+            raise DamagedError(f"is named after another round than its own, {state.round}")
+        return state, about.get("records")
 
     def go_back_to(self, round_: int) -> list[RoundRecord]:
         """Drops records of rounds from a number on and leftovers of broken writes.
@@ -232,21 +288,28 @@ class RunStore:
             The records kept.
 
         Raises:
-            StoreError: If a record before that round is missing.
+            StoreError: If a record before that round is missing, or they are not those that the
+                checkpoint which was loaded follows.
         """
-        records = self.records()
-        if len(records) < round_:
-            raise StoreError(
-                f"{self.path / 'rounds.jsonl'} has {len(records)} records but the checkpoint is of"
-                f" round {round_}; restore the file from a copy, or start the run again"
-            )
+        kept, reader = self._read_records(round_)
         path = self.path / "rounds.jsonl"
+        if len(kept) < round_:
+            raise StoreError(
+                f"{path} has {len(kept)} records but the checkpoint is of round {round_}; restore"
+                " the file from a copy, or start the run again"
+            )
+        if self._follows not in (None, reader.chain.head):
+            raise StoreError(
+                f"{path} holds other records than those that the checkpoint of round {round_}"
+                " follows; restore the file from a copy, or start the run again"
+            )
         with explained(path):
-            lines = path.read_bytes().splitlines(keepends=True)[:round_] if path.exists() else []
+            lines = _content(path).splitlines(keepends=True)[:round_]
             write_atomically(path, b"".join(lines))
             for leftover in self.path.rglob("*.partial"):
                 leftover.unlink()
-        return records[:round_]
+        self._chain = reader.chain
+        return kept
 
     @contextlib.contextmanager
     def locked(self, patience: float = 0.0) -> Iterator[None]:
@@ -258,40 +321,31 @@ class RunStore:
         Raises:
             StoreError: If another process is at it.
         """
-        try:
-            import fcntl
-        except ImportError:  # not a POSIX system: no such locks
+        with contextlib.ExitStack() as stack:
+            with explained(self.path):
+                stack.enter_context(locked(self.path, patience))
             yield
-            return
-        # The directory itself: run.json is replaced while a run begins.
-        file = os.open(self.path, os.O_RDONLY)
-        try:
-            until = time.monotonic() + patience
-            while True:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except OSError:
-                    if time.monotonic() >= until:
-                        raise StoreError(
-                            f"{self.path} is in use by another process; wait for it or stop it"
-                        ) from None
-                time.sleep(_LOOK_AGAIN)
-            yield
-        finally:
-            os.close(file)
 
     def newest_round(self) -> int | None:
         """The round of the newest checkpoint; None when there is none."""
-        paths = self._checkpoints()
-        return int(paths[-1].stem.removeprefix("round-")) if paths else None
+        paths = self.checkpoints()
+        return _round_of(paths[-1]) if paths else None
 
-    def _checkpoints(self) -> list[Path]:
-        return sorted((self.path / "checkpoints").glob("round-*.safetensors"))
+    def checkpoints(self) -> list[Path]:
+        """The checkpoints there are, oldest first.
 
-
-def _as_text(description: dict[str, Any]) -> bytes:
-    return json.dumps(description, indent=2).encode() + b"\n"
+        Raises:
+            StoreError: If their folder cannot be read.
+        """
+        folder = self.path / "checkpoints"
+        with explained(folder):
+            try:
+                names = [path.name for path in folder.iterdir()]
+            except FileNotFoundError:
+                return []
+        return sorted(
+            (folder / name for name in names if _CHECKPOINT.fullmatch(name)), key=_round_of
+        )
 
 
 def _plugin_hint(description: dict[str, Any]) -> str:
@@ -306,8 +360,12 @@ def _plugin_hint(description: dict[str, Any]) -> str:
 
 
 def is_run(path: Path) -> bool:
-    """Whether a directory holds a run."""
-    return (path / "run.json").exists()
+    """Whether a directory holds a run.
+
+    Raises:
+        StoreError: If that cannot be found out.
+    """
+    return is_there(path / "run.json")
 
 
 def read_description(path: Path) -> dict[str, Any]:
@@ -317,44 +375,34 @@ def read_description(path: Path) -> dict[str, Any]:
         StoreError: If it is missing or damaged.
     """
     file = path / "run.json"
-    if not file.exists():
+    if not is_there(file):
         raise StoreError(f"{path} is no run directory: it has no run.json")
-    with explained(file):
-        text = file.read_bytes()
+    content = _content(file)
     try:
-        description = json.loads(text)
-        version = description["format"]
-    except (ValueError, KeyError, TypeError):
-        raise StoreError(f"{file} is damaged; restore it from a copy, or start a new run") from None
-    if version != FORMAT:
+        description, marked = unsealed(content)
+        version = description.get("format")
+        if version != 1 and version in _READABLE and not marked:
+            raise DamagedError("its fingerprint is missing")
+    except DamagedError as error:
+        raise StoreError(
+            f"{file} is damaged: {error}; restore it from a copy, or start a new run"
+        ) from None
+    if version not in _READABLE:
         raise StoreError(f"{file} is of format {version}; this version reads format {FORMAT}")
-    return dict(description)
+    return description
 
 
-def parse_records(content: bytes, path: Path, first: int = 0) -> list[RoundRecord]:
-    """The records in a piece of ``rounds.jsonl``; what follows the last line's end is left out.
-
-    Args:
-        content: Lines of the file.
-        path: The file, for messages.
-        first: The round of the first line.
-
-    Raises:
-        StoreError: If a line is damaged or out of order.
-    """
-    records = []
-    for number, line in enumerate(content.split(b"\n")[:-1], start=first + 1):
+def _content(path: Path) -> bytes:
+    """What a file holds; nothing where there is none."""
+    with explained(path):
         try:
-            record = _read_record(json.loads(line))
-        except (ValueError, TypeError, KeyError, AttributeError):
-            raise StoreError(
-                f"{path} line {number} is damaged; restore the file from a copy, or start the"
-                " run again in another directory"
-            ) from None
-        if record.round != number - 1:
-            raise StoreError(f"{path} line {number} is about round {record.round}, out of order")
-        records.append(record)
-    return records
+            return path.read_bytes()
+        except FileNotFoundError:
+            return b""
+
+
+def _round_of(checkpoint: Path) -> int:
+    return int(checkpoint.stem.removeprefix("round-"))
 
 
 def _pack(state: ServerState) -> dict[str, Tensor]:
@@ -368,9 +416,3 @@ def _unpack(tensors: dict[str, Tensor], round_: int) -> ServerState:
     model = under("params", params).keys() | under("buffers", buffers).keys()
     memory = {name: tensor for name, tensor in tensors.items() if name not in model}
     return ServerState(round_, params, buffers, memory)
-
-
-def _read_record(data: dict[str, Any]) -> RoundRecord:
-    for name in ("epochs", "attention", "failures"):
-        data[name] = {int(client): value for client, value in data[name].items()}
-    return RoundRecord(**data)

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedproto.atomic import write_atomically
+from fedproto.atomic import explained, is_there, write_atomically
 from fedproto.config import RunConfig, read_config
-from fedproto.errors import ConfigError, StoreError
+from fedproto.errors import FedprotoError, StoreError
+from fedproto.integrity import DamagedError, sealed, unsealed
+from fedproto.locking import holds_nothing, locked
 from fedproto.simulate import here, open_or_create
-from fedproto.store import RunStore, is_run
+from fedproto.store import CREATION_ENDS_WITHIN, RunStore, is_run
 
 
 def is_sweep(path: Path) -> bool:
     """Whether a directory holds a sweep."""
-    return (path / "sweep.json").exists()
+    return is_there(path / "sweep.json")
 
 
 def create_sweep(
@@ -35,6 +36,17 @@ def create_sweep(
     Raises:
         StoreError: If the directory holds something else, or the same without `reuse`.
     """
+    for name in configs:
+        _check_name(name)
+    with explained(path):
+        path.mkdir(parents=True, exist_ok=True)
+        with locked(path, CREATION_ENDS_WITHIN):
+            _begin(path, configs, reuse=reuse)
+    return open_sweep(path)
+
+
+def _begin(path: Path, configs: Mapping[str, RunConfig], *, reuse: bool) -> None:
+    """Writes the list of runs, or finds the same there."""
     if is_sweep(path):
         known = _read(path)
         if not reuse:
@@ -48,11 +60,10 @@ def create_sweep(
             raise StoreError(
                 f"{path} holds a sweep of other configurations; choose another directory"
             )
-    elif is_run(path) or (path.is_dir() and any(path.iterdir())):
+    elif is_run(path) or not holds_nothing(path):
         raise StoreError(f"{path} is not empty and holds no sweep; choose another directory")
     else:
         _write(path, {name: config.to_dict() for name, config in configs.items()})
-    return open_sweep(path)
 
 
 def open_sweep(path: Path) -> list[RunStore]:
@@ -83,12 +94,8 @@ def rewrite_sweep(path: Path, changes: Mapping[str, Any]) -> None:
 
 
 def _write(path: Path, tables: Mapping[str, Any]) -> None:
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        content = json.dumps({"runs": tables}, indent=2).encode() + b"\n"
-        write_atomically(path / "sweep.json", content)
-    except OSError as error:
-        raise StoreError(f"{path} cannot be written: {error.strerror}") from error
+    with explained(path):
+        write_atomically(path / "sweep.json", sealed({"runs": tables}))
 
 
 def sweep_directories(path: Path) -> list[Path]:
@@ -103,7 +110,7 @@ def sweep_directories(path: Path) -> list[Path]:
 def _read(path: Path) -> dict[str, RunConfig]:
     try:
         return {name: read_config(table) for name, table in _tables(path).items()}
-    except (TypeError, ConfigError) as error:
+    except (AttributeError, TypeError, FedprotoError) as error:
         raise StoreError(
             f"{path / 'sweep.json'} cannot be read ({error}); name a plugin that it needs with"
             " --plugin, or start the sweep again"
@@ -114,6 +121,15 @@ def _tables(path: Path) -> dict[str, Any]:
     """The runs' configurations as they are written, by name."""
     file = path / "sweep.json"
     try:
-        return dict(json.loads(file.read_bytes())["runs"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        tables = dict(unsealed(file.read_bytes())[0]["runs"])
+        for name in tables:
+            _check_name(name)
+        return tables
+    except (OSError, KeyError, TypeError, ValueError, DamagedError, FedprotoError) as error:
         raise StoreError(f"{file} cannot be read ({error}); start the sweep again") from None
+
+
+def _check_name(name: str) -> None:
+    """A run's name becomes a folder of the sweep: it must not lead anywhere else."""
+    if name in ("", ".", "..") or Path(name).name != name or "\0" in name or "\\" in name:
+        raise StoreError(f"a run cannot be called {name!r}")

@@ -22,7 +22,9 @@ from fedproto.cli import (
     reproducing,
     running,
 )
+from fedproto.cli.options import set_for_command
 from fedproto.errors import FedprotoError
+from fedproto.limits import VARIABLE, limits
 from fedproto.registry import load_plugin
 
 app = typer.Typer(
@@ -52,11 +54,21 @@ def _show_version(asked: bool) -> None:
 
 @app.callback()
 def common(
+    context: typer.Context,
     plugin: Annotated[
         list[str] | None,
         typer.Option(
             help="Python file or module that adds strategies, data sets or models.",
             envvar="FEDPROTO_PLUGINS",
+        ),
+    ] = None,
+    limit: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=NUMBER",
+            help="The most that files may make this machine unpack or allocate: file, members,"
+            " classes, pixels.",
+            envvar=VARIABLE,
         ),
     ] = None,
     version: Annotated[
@@ -66,6 +78,9 @@ def common(
 ) -> None:
     """Options of all commands."""
     del version
+    if limit:
+        set_for_command(context, VARIABLE, " ".join(limit))
+        limits()
     for source in plugin or []:
         load_plugin(source)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
+import shutil
 import signal
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,13 +15,13 @@ from typing import Annotated, Any
 
 import typer
 
-from fedproto.cli.comparing import print_comparison
 from fedproto.cli.options import DataRoot
+from fedproto.cli.outcome import conclude
 from fedproto.cli.progress import progress_for
 from fedproto.cli.running import Out, Overrides, Quiet, fresh_directory
 from fedproto.config import RunConfig
 from fedproto.driver import is_finished
-from fedproto.errors import ConfigError, StoreError
+from fedproto.errors import ConfigError, FedprotoError, StoreError
 from fedproto.recipe import read_recipe
 from fedproto.simulate import load_federations
 from fedproto.store import RunStore, is_run
@@ -73,7 +74,7 @@ def up(
     if insecure:
         typer.secho(INSECURE, err=True, fg="red", bold=True)
     with contextlib.ExitStack() as stack:
-        folder = logs or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fedproto-")))
+        folder = logs or stack.enter_context(_kept_on_failure(path))
         secrets = None if insecure else make_keys(folder / "keys", ["localhost"], clients)
         with _interrupted(path, stores):
             typer.echo(f"starting a server and {clients} nodes; logs in {folder}", err=True)
@@ -305,11 +306,25 @@ def _interrupted(
         signal.signal(signal.SIGTERM, before)
 
 
+@contextlib.contextmanager
+def _kept_on_failure(path: Path) -> Iterator[Path]:
+    """A temporary folder for keys and logs; the logs are kept beside the run if it fails."""
+    with tempfile.TemporaryDirectory(prefix="fedproto-") as name:
+        folder = Path(name)
+        try:
+            yield folder
+        except FedprotoError as error:
+            kept = path / "flower-logs"
+            kept.mkdir(parents=True, exist_ok=True)
+            for log in folder.glob("*.log"):
+                shutil.copy(log, kept / log.name)
+            raise type(error)(f"{str(error).replace(name, str(kept))} (logs: {kept})") from None
+
+
 def _summary(stores: Sequence[RunStore], *, quiet: bool) -> None:
     for store in stores:
         for record in store.records():
             reasons = [f"client {client}: {why}" for client, why in record.failures.items()]
             for text in [*reasons, *([record.note] if record.note else [])]:
                 typer.echo(f"{store.config.title}, round {record.round + 1}: {text}", err=True)
-    if not quiet:
-        print_comparison([store.path for store in stores])
+    conclude(stores, quiet=quiet)

@@ -1,26 +1,47 @@
-"""Commands that look: list, info."""
+"""Commands that look: list, info, check."""
 
 from __future__ import annotations
 
 import json
 import platform
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from fedproto.checking import check_run
 from fedproto.config import SECTIONS
 from fedproto.data import DATASETS, data_root
 from fedproto.environment import devices, package_versions
 from fedproto.reference import KINDS, OPTIONS, RECIPES, as_markdown, entries
+from fedproto.report.results import found_in
 
 
 def add_to(app: typer.Typer) -> None:
     """Adds the commands of this module."""
     app.command("list")(list_known)
     app.command()(info)
+    app.command()(check)
+
+
+def check(
+    paths: Annotated[list[Path], typer.Argument(help="Runs, sweeps or folders of them.")],
+) -> None:
+    """Look for damage in run directories and say what can be saved."""
+    broken = 0
+    for directory in found_in(paths):
+        verdict = check_run(directory)
+        typer.echo(f"{directory}: {'damaged' if verdict.faults else 'whole'}; {verdict.found}")
+        for fault in verdict.faults:
+            typer.echo(f"  {fault}")
+        if verdict.faults:
+            typer.echo(f"  what can be saved: {verdict.remedy}")
+            broken += 1
+    if broken:
+        raise typer.Exit(1)
 
 
 def list_known(

@@ -9,19 +9,24 @@ from typing import Annotated
 import typer
 
 
+def set_for_command(context: typer.Context, variable: str, value: str) -> None:
+    """Sets an environment variable while a command runs."""
+    before = os.environ.get(variable)
+    os.environ[variable] = value
+    context.call_on_close(lambda: _put_back(variable, before))
+
+
 def _use_data_root(context: typer.Context, folder: Path | None) -> Path | None:
-    before = os.environ.get("FEDPROTO_DATA")
     if folder is not None:
-        os.environ["FEDPROTO_DATA"] = str(folder)
-        context.call_on_close(lambda: _put_back(before))
+        set_for_command(context, "FEDPROTO_DATA", str(folder))
     return folder
 
 
-def _put_back(before: str | None) -> None:
+def _put_back(variable: str, before: str | None) -> None:
     if before is None:
-        os.environ.pop("FEDPROTO_DATA", None)
+        os.environ.pop(variable, None)
     else:
-        os.environ["FEDPROTO_DATA"] = before
+        os.environ[variable] = before
 
 
 DataRoot = Annotated[

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from fedproto.cli.analysing import analyse_missing
 from fedproto.cli.options import DataRoot
 from fedproto.report.live import LiveReport, LiveServer
 from fedproto.report.page_file import write_page
@@ -34,6 +35,9 @@ def report(
     data: Annotated[
         bool, typer.Option("--data/--no-data", help="Show how the data is spread over clients.")
     ] = True,
+    analyse: Annotated[
+        bool, typer.Option("--analyse", help="First look into models that were not analysed yet.")
+    ] = False,
     live: Annotated[
         bool, typer.Option("--live", help="Serve the page on this machine while runs go on.")
     ] = False,
@@ -45,6 +49,8 @@ def report(
     """Write one self-contained HTML page about runs, or serve it while they go on."""
     del data_root
     name = title or ", ".join(path.resolve().name for path in directories)
+    if analyse:
+        analyse_missing(directories)
     if live:
         panels = DataPanels() if data else None
         _serve(LiveReport(directories, name, metric=metric, target=target, panels=panels), port)
@@ -56,7 +62,7 @@ def report(
         title=name,
         metric=metric,
         target=target,
-        panels=None if data else (),
+        panels=DataPanels() if data else None,
     )
     for problem in problems:
         typer.echo(f"left out: {problem}", err=True)

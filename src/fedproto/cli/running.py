@@ -10,9 +10,9 @@ from typing import Annotated
 
 import typer
 
-from fedproto.cli.comparing import print_comparison
 from fedproto.cli.data import prepare_all
 from fedproto.cli.options import DataRoot
+from fedproto.cli.outcome import conclude
 from fedproto.cli.progress import progress_for
 from fedproto.config import RunConfig
 from fedproto.data import DataSource, Federation
@@ -160,8 +160,7 @@ def _carry_out(
         raise typer.Exit(130) from None
     if as_json:
         typer.echo(json.dumps({"finished": True, "directory": str(path)}))
-    elif not quiet:
-        print_comparison([store.path for store in stores])
+    conclude(stores, quiet=quiet or as_json)
 
 
 def _load(configs: Iterable[RunConfig]) -> dict[DataSource, Federation]:

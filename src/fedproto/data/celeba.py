@@ -101,7 +101,7 @@ class CelebA(HeldOut):
 
         def build(builder: Builder) -> None:
             names, identities = read_identities(tree)
-            builder.put("names", np.array(names, dtype=np.bytes_))
+            builder.put("names", np.array([name.encode() for name in names]))
             builder.put("identities", identities)
             builder.put("labels", read_attribute(tree, names, self.attribute))
 
@@ -154,7 +154,7 @@ def read_identities(tree: FileTree) -> tuple[list[str], NDArray[np.int64]]:
     fields = tree.read(name).decode("utf-8", "replace").split()
     try:
         identities = np.array(fields[1::2], dtype=np.int64)
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         raise DataError(f"{tree.places[name]}: {error}; expected lines 'image person'") from None
     if len(fields) != 2 * len(identities) or not fields:
         raise DataError(f"{tree.places[name]} is incomplete; fetch it again")

@@ -12,6 +12,7 @@ import torch
 from fedproto.data.given import Given, scaled
 from fedproto.data.samples import Samples, TensorSamples, join_clients
 from fedproto.errors import DataError
+from fedproto.limits import check_limit
 from fedproto.rng import Indices, Purpose, stream
 from fedproto.types import POOLED, VOID
 
@@ -236,4 +237,5 @@ def _checked_num_classes(labels: torch.Tensor, num_classes: int | None) -> int:
         raise DataError(
             f"label {wrong} is outside the classes 0 to {(num_classes or highest + 1) - 1}"
         )
+    check_limit("classes", highest + 1, f"label {highest}")
     return highest + 1 if num_classes is None else num_classes

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import io
+import lzma
 import os
+import struct
 import tarfile
 import zipfile
 import zlib
@@ -16,11 +19,27 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path, PurePosixPath
+from typing import BinaryIO, cast
 
 from fedproto.errors import DataError
+from fedproto.limits import check_limit, read_limited
 
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz")
 PARTIAL = ".partial"
+
+_DAMAGES = (
+    zipfile.BadZipFile,
+    tarfile.TarError,
+    EOFError,
+    zlib.error,
+    lzma.LZMAError,
+    gzip.BadGzipFile,
+    struct.error,
+    ValueError,
+    IndexError,
+    OverflowError,
+)
+"""What Python's readers of archives raise for bytes that are not what they should be."""
 
 
 @dataclass(frozen=True)
@@ -126,13 +145,15 @@ class FileTree:
                 by_archive.setdefault(place.path, set()).add(name)
             else:
                 with explained(place.path):
-                    yield name, _expanded(name, place.path.read_bytes())
+                    with place.path.open("rb") as file:
+                        content = read_limited(file, place)
+                    yield name, _expanded(name, content, place)
         for path, wanted in by_archive.items():
             with explained(path):
                 for name, content in _read_members(path):
                     if name in wanted:
                         wanted.discard(name)
-                        yield name, _expanded(name, content())
+                        yield name, _expanded(name, content(), Place(path, name))
                     if not wanted:
                         break
 
@@ -173,8 +194,13 @@ def explained(path: Path) -> Iterator[None]:
     """
     try:
         yield
-    except (zipfile.BadZipFile, tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
+    except _DAMAGES as error:
         raise DataError(f"{path} is damaged or incomplete ({error}); fetch it again") from None
+    except (NotImplementedError, RuntimeError) as error:
+        # What zipfile says of encrypted members and of ways of packing it does not know.
+        raise DataError(f"{path} cannot be unpacked here: {error}") from None
+    except MemoryError:
+        raise DataError(f"{path} does not fit into this machine's memory") from None
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
 
@@ -183,20 +209,32 @@ def _read_members(path: Path) -> Iterator[tuple[str, Callable[[], bytes]]]:
     """An archive's plain files in stored order; links and devices are passed over."""
     if path.suffix == ".zip":
         with zipfile.ZipFile(path) as packed:
+            check_limit("members", len(packed.infolist()), path)
             for info in packed.infolist():
                 if not info.is_dir():
-                    yield _safe(path, info.filename), partial(packed.read, info)
+                    name = _safe(path, info.filename)
+                    yield name, partial(_read_zip_member, packed, info, Place(path, name))
         return
     with tarfile.open(path) as archive:
-        for member in archive:
+        for number, member in enumerate(archive, start=1):
+            check_limit("members", number, path)
             if member.isfile():
-                yield _safe(path, member.name), partial(_read_tar_member, archive, member)
+                name = _safe(path, member.name)
+                # Already to pass over it, a compressed archive has to be unpacked.
+                check_limit("file", member.size, Place(path, name))
+                yield name, partial(_read_tar_member, archive, member, Place(path, name))
 
 
-def _read_tar_member(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+def _read_zip_member(packed: zipfile.ZipFile, info: zipfile.ZipInfo, where: Place) -> bytes:
+    with packed.open(info) as file:
+        return read_limited(cast(BinaryIO, file), where)
+
+
+def _read_tar_member(archive: tarfile.TarFile, member: tarfile.TarInfo, where: Place) -> bytes:
     file = archive.extractfile(member)
-    assert file is not None  # noqa: S101 - only plain files are listed
-    return file.read()
+    if file is None:
+        raise DataError(f"{where} is no plain file")
+    return read_limited(cast(BinaryIO, file), where)
 
 
 def _safe(path: Path, name: str) -> str:
@@ -206,5 +244,8 @@ def _safe(path: Path, name: str) -> str:
     return parts.as_posix()
 
 
-def _expanded(name: str, content: bytes) -> bytes:
-    return gzip.decompress(content) if name.endswith(".gz") else content
+def _expanded(name: str, content: bytes, where: Place) -> bytes:
+    if not name.endswith(".gz"):
+        return content
+    with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
+        return read_limited(cast(BinaryIO, file), where)

@@ -46,6 +46,8 @@ def read_idx(tree: FileTree, name: str, dimensions: int) -> NDArray[np.uint8]:
         raise DataError(
             f"{where} is incomplete: {len(content) - start} bytes for {shape}; fetch it again"
         )
+    if math.prod(shape) == 0:
+        raise DataError(f"{where} is empty: its dimensions are {shape}; fetch it again")
     return np.frombuffer(content, dtype=np.uint8, offset=start).reshape(shape)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import os
+import struct
+import warnings
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,6 +16,7 @@ from numpy.typing import NDArray
 
 from fedproto.data.files import FileTree
 from fedproto.errors import DataError
+from fedproto.limits import check_limit
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -40,15 +43,27 @@ def open_image(content: bytes, where: object) -> Image:
     except ImportError:
         raise DataError("pictures need Pillow: pip install 'fedproto[images]'") from None
     try:
-        picture = Image.open(io.BytesIO(content))
-        picture.load()
+        with warnings.catch_warnings():
+            # Sizes are limited below, by a limit that the owner of this machine can set.
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            picture = Image.open(io.BytesIO(content))
+            check_limit("pixels", picture.width * picture.height, where)
+            picture.load()
         return ImageOps.exif_transpose(picture)
     except UnidentifiedImageError:  # which names the bytes, not the file
         raise DataError(f"{where} does not decode as a picture: its kind is unknown") from None
-    # Pillow's decoders raise all of these for damaged files.
-    except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
+    except _decoding_errors() as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise DataError(f"{where} does not decode as a picture: {reason}") from None
+
+
+def _decoding_errors() -> tuple[type[Exception], ...]:
+    """What Pillow's decoders raise for damaged files."""
+    from PIL import Image
+
+    plain = (OSError, SyntaxError, ValueError, EOFError, IndexError, KeyError, TypeError)
+    more = (struct.error, OverflowError, MemoryError, AttributeError, NotImplementedError)
+    return (*plain, *more, Image.DecompressionBombError)
 
 
 def pixels(picture: Image, channels: int, size: tuple[int, int] | None = None) -> NDArray[np.uint8]:

@@ -35,7 +35,11 @@ class IndexFile(OwnPictures):
             if name in sources:
                 raise DataError(f"{path} row {number}: {name} is named twice")
             sources[name] = path.parent / name
-            if not sources[name].is_file():
+            try:
+                found = sources[name].is_file()
+            except (OSError, ValueError) as error:  # too long, or not a name at all
+                raise DataError(f"{path} row {number}: {name[:80]!r}: {error}") from None
+            if not found:
                 raise DataError(f"{path} row {number}: there is no file {sources[name]}")
         labels = [str(row["label"]) for row in rows]
         classes = _in_order(checked_classes(labels, self.classes, path), given=bool(self.classes))
@@ -67,11 +71,11 @@ def _read_csv(path: Path) -> list[dict[str, Any]]:
 
 def _read_parquet(path: Path) -> list[dict[str, Any]]:
     try:
-        from pyarrow import ArrowInvalid, parquet
+        from pyarrow import ArrowException, parquet
     except ImportError:
         raise DataError(f"{path} needs pyarrow: pip install 'fedproto[parquet]'") from None
     try:
         rows: list[dict[str, Any]] = parquet.read_table(path).to_pylist()
-    except (OSError, ArrowInvalid) as error:
+    except (OSError, ArrowException, ValueError) as error:
         raise DataError(f"{path} cannot be read as Parquet: {error}") from None
     return rows

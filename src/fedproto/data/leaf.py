@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +19,8 @@ from fedproto.data.prepared import Arrays, Builder, prepared
 from fedproto.data.samples import MappedSamples
 from fedproto.data.sharing import HeldOut
 from fedproto.errors import DataError
+from fedproto.integrity import DamagedError, read_json
+from fedproto.limits import check_limit, read_limited
 from fedproto.options import option
 from fedproto.rng import Indices
 
@@ -81,6 +82,7 @@ class Leaf(HeldOut):
             wrong = lowest if lowest < 0 else highest
             limit = (self.num_classes or highest + 1) - 1
             raise DataError(f"{self.path}: label {wrong} is outside the classes 0 to {limit}")
+        check_limit("classes", highest + 1, self.path)
         return self.num_classes or highest + 1
 
     def _arrays(self, root: Path, on_progress: OnProgress | None = None) -> Arrays:
@@ -101,6 +103,8 @@ class Leaf(HeldOut):
                     test += [name.split("/")[0] == "test"] * len(y)
                 if on_progress is not None:
                     on_progress(done, len(sources))
+            if not inputs:
+                raise DataError(f"{folder}: its JSON files name no users")
             if len({part.shape[1:] for part in inputs}) > 1:
                 raise DataError(f"{folder}: the users' inputs have different shapes")
             builder.put("inputs", np.concatenate(inputs))
@@ -118,18 +122,21 @@ def _split_as_stored(part: Indices, test: Any) -> Client:
 
 def _read_users(path: Path) -> Iterator[tuple[str, Any, Any]]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            content = read_json(read_limited(file, path))
         data = content["user_data"]
         users = {user: (data[user]["x"], data[user]["y"]) for user in content["users"]}
-    except (OSError, ValueError) as error:
+    except (OSError, DamagedError) as error:
         raise DataError(f"{path} cannot be read as JSON: {error}") from None
     except (KeyError, TypeError) as error:
         raise DataError(f"{path} is not in LEAF's form: {error} is missing or wrong") from None
     for user, (x, y) in users.items():
         try:
             inputs, labels = np.asarray(x, dtype=np.float32), np.asarray(y)
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, OverflowError):
             raise DataError(f"{path}: the inputs of user {user} are not numbers") from None
+        if inputs.ndim < 2 or not inputs.size or not np.isfinite(inputs).all():
+            raise DataError(f"{path}: the inputs of user {user} are not lists of finite numbers")
         if labels.dtype.kind not in "iu" or labels.ndim != 1 or len(labels) != len(inputs):
             raise DataError(
                 f"{path}: user {user} has {len(inputs)} inputs and labels of another number or kind"

@@ -22,8 +22,10 @@ from numpy.typing import DTypeLike, NDArray
 from fedproto.data.base import cache_root
 from fedproto.data.files import PARTIAL, explained
 from fedproto.errors import DataError
+from fedproto.integrity import DamagedError, read_json
 
 FORMAT = 1
+_MANIFEST = "built.json"
 Arrays: TypeAlias = Mapping[str, NDArray[Any]]
 
 
@@ -78,7 +80,38 @@ def prepared(
             if not entry.is_dir():
                 _build(entry, build)
     with _cache_errors(entry):
-        return {path.stem: np.load(path, mmap_mode="c") for path in sorted(entry.glob("*.npy"))}
+        try:
+            return _open(entry)
+        # What a file that is no array raises depends on its bytes.
+        except (ValueError, EOFError, SyntaxError, TypeError, DamagedError, FileNotFoundError):
+            with _locked(entry.with_suffix(".lock")):
+                shutil.rmtree(entry, ignore_errors=True)
+                _build(entry, build)
+        return _open(entry)
+
+
+def _open(entry: Path) -> Arrays:
+    """The arrays of an entry; their content is read only where a file was touched.
+
+    Raises:
+        DamagedError: If it is not what was built.
+    """
+    manifest = entry / _MANIFEST
+    known = read_json(manifest.read_bytes()) if manifest.exists() else {}
+    for name, (size, changed, digest) in known.items():
+        status = (entry / name).stat()
+        touched = (status.st_size, status.st_mtime_ns) != (size, changed)
+        if touched and _state(entry / name)[-1] != digest:
+            raise DamagedError(f"{name} is not what was built")
+    return {path.stem: np.load(path, mmap_mode="c") for path in sorted(entry.glob("*.npy"))}
+
+
+def _state(path: Path) -> list[Any]:
+    """A file's size, time and content, in few words."""
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    status = path.stat()
+    return [status.st_size, status.st_mtime_ns, digest]
 
 
 def _build(entry: Path, build: Callable[[Builder], None]) -> None:
@@ -90,6 +123,8 @@ def _build(entry: Path, build: Callable[[Builder], None]) -> None:
         for path in partial.iterdir():
             with path.open("rb") as file:
                 os.fsync(file.fileno())
+        built = {path.name: _state(path) for path in sorted(partial.glob("*.npy"))}
+        (partial / _MANIFEST).write_text(json.dumps(built))
         partial.rename(entry)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)

@@ -249,6 +249,8 @@ def _as_tensors(client: Any, place: int) -> tuple[Tensor, Tensor]:
         raise DataError(f"client {place}: expected (inputs, labels) as arrays: {error}") from None
     if len(inputs) != len(labels):
         raise DataError(f"client {place}: {len(inputs)} inputs but {len(labels)} labels")
+    if inputs.is_floating_point() and not bool(torch.isfinite(inputs).all()):
+        raise DataError(f"client {place}: its inputs hold NaN or infinite numbers; mend them first")
     if labels.is_floating_point():
         raise DataError(f"client {place}: labels must be whole numbers, not {labels.dtype}")
     return inputs, labels.long()

@@ -86,7 +86,7 @@ def _suitable(options: EngineOptions, task: Task, demand: Demand) -> tuple[str, 
     device, cores = options.torch_device(), available_cores()
     if device.type == "cuda":
         if type(task) is not Classification:
-            return "reference", f"one client after another on {device}"
+            return "captured", f"one client after another on {device}"
         return "stacked", f"all clients at once on {device}"
     if cores < 2:
         return "reference", "one core"

@@ -1,4 +1,4 @@
-"""What an engine is: it runs jobs and tests models, and knows nothing of rounds or strategies."""
+"""What an engine is: it runs jobs and tests models, and knows nothing of rounds or methods."""
 
 from __future__ import annotations
 
@@ -80,6 +80,8 @@ class EngineOptions(Options):
                 f"engine.device '{self.device}': this machine has {torch.cuda.device_count()} CUDA"
                 " devices; use 'cpu' or 'auto'"
             )
+        if device.type != "cpu":
+            _check_device(device)
         return device
 
     @contextlib.contextmanager
@@ -207,3 +209,17 @@ def check_engine_name(name: str) -> None:
     """
     if name not in (AUTO, *ENGINES.names()):
         raise ConfigError(unknown_name("engine", name, (AUTO, *ENGINES.names())))
+
+
+def _check_device(device: torch.device) -> None:
+    """Computes something there: whether a kind of device is known says little of whether it works.
+
+    Raises:
+        ConfigError: If it does not.
+    """
+    try:
+        float(torch.ones(1, device=device).sum())
+    # Every kind of device has its own way of saying that it is not there.
+    except Exception as error:  # noqa: BLE001
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ConfigError(f"engine.device '{device}' cannot be used here: {reason}") from None

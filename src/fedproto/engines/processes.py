@@ -144,7 +144,7 @@ class ProcessesEngine(Engine):
         # PyTorch imports its compiler with the first optimizer: here once, not in every worker.
         importlib.import_module("torch._dynamo")
         try:
-            self._pool = WorkerPool(self._make_work, self._count)
+            self._pool = WorkerPool(self._make_work, self._count, self.workload.notify)
         except (OSError, ValueError) as error:
             self.workload.notify(f"no processes can be started ({error}); one core is used")
             self._received = None

@@ -14,7 +14,8 @@ from typing import Any
 from fedproto.driver import is_finished
 from fedproto.errors import FedprotoError
 from fedproto.flower import commands
-from fedproto.rounds import Run, Watcher
+from fedproto.rounds import Watcher
+from fedproto.runs import Run
 from fedproto.store import RunStore
 from fedproto.types import ServerState
 
@@ -24,6 +25,8 @@ ERROR_FILE = "flower-error.txt"
 ANSWER_WITHIN = 60.0
 LOOK_EVERY = 0.5
 ASK_EVERY = 10.0
+SILENT_AT_MOST = 6
+"""Questions in a row that a server may leave without an answer before it is given up."""
 
 
 class DeploymentError(FedprotoError):
@@ -105,7 +108,7 @@ class Control:
             DeploymentError: If the run ends before it is finished.
         """
         seen = [len(store.records()) for store in stores]
-        asked = time.monotonic()
+        asked, silent = time.monotonic(), 0
         while True:
             _report(stores, seen, watcher)
             over = all(is_finished(store) for store in stores)
@@ -116,7 +119,16 @@ class Control:
                 check()
             if over or time.monotonic() - asked > ASK_EVERY:
                 asked = time.monotonic()
-                status = self.status(run)
+                try:
+                    status = self.status(run)
+                    silent = 0
+                except DeploymentError:
+                    # A server under load fails now and then; the records tell how far the run is.
+                    silent += 1
+                    if silent > SILENT_AT_MOST:
+                        raise
+                    time.sleep(ASK_EVERY)
+                    continue
                 if over and status.startswith("finished"):
                     return
                 if status.startswith("finished") and not _finish_late(stores):

@@ -11,12 +11,13 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from fedproto.flower import commands
+from fedproto.flower import commands, leash
 from fedproto.flower.control import Control, DeploymentError, answers
 from fedproto.flower.keys import Keys
 from fedproto.flower.names import node_name
@@ -43,11 +44,12 @@ class Process:
         self.log = folder / f"{name}.log"
         home.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as log:
+            # The leash ends it when this process is gone, even if it was killed.
             self._process = subprocess.Popen(  # noqa: S603 - our own commands
-                command,
+                [sys.executable, str(Path(leash.__file__)), *command],
                 cwd=folder,
                 env=commands.environment(home) | {"FEDPROTO_STATE": str(state)},
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -73,6 +75,8 @@ class Process:
         """Ends it and what it started at once, as a power cut would."""
         self._signal(signal.SIGKILL)
         self._process.wait()
+        if self._process.stdin is not None:
+            self._process.stdin.close()
 
     def end(self) -> None:
         """Asks it to end, and ends it if it does not."""

@@ -21,6 +21,7 @@ from fedproto.errors import ConfigError, TrainingError
 from fedproto.flower import wire
 from fedproto.flower.nodes import Answer, Nodes, exchange
 from fedproto.flower.parts import Refusal
+from fedproto.flower.suspension import Suspensions
 from fedproto.rng import Indices
 from fedproto.setting import setting_of
 from fedproto.types import POOLED, ClientFailure, ClientUpdate, LocalJob, ServerState
@@ -54,6 +55,9 @@ class FlowerEngine(Engine):
             )
         self._setting = setting_of(workload, dict(workload.model.named_parameters()))
         self._given_up: set[int] = set()
+        self._suspended = Suspensions(config.flower.suspend_after, config.flower.suspend_rounds)
+        self._failing: set[int] = set()
+        self._round = 0
         self._incidents: list[str] = []
         on_server = self._options.evaluate_on == "server"
         self._local = ReferenceEngine(workload) if on_server else None
@@ -70,12 +74,18 @@ class FlowerEngine(Engine):
             )
         if not jobs:
             return []
-        ready = self._gather({job.client for job in jobs})
+        round_ = self._round = jobs[0].state.round
+        results: dict[int, ClientUpdate | ClientFailure] = {
+            place: ClientFailure(job.client, reason)
+            for place, job in enumerate(jobs)
+            if (reason := self._suspended.reason(job.client, round_)) is not None
+        }
+        ready = self._gather({job.client for place, job in enumerate(jobs) if place not in results})
         if isinstance(ready, str):
             return [ClientFailure(job.client, ready) for job in jobs]
-        results: dict[int, ClientUpdate | ClientFailure] = {}
         for places in _one_job_per_client(jobs):
-            results |= self._send(jobs, places, on_done)
+            asked = [place for place in places if place not in results]
+            results |= self._send(jobs, asked, on_done) if asked else {}
         ordered = [results[place] for place in range(len(jobs))]
         return self._enough(ordered)
 
@@ -88,7 +98,7 @@ class FlowerEngine(Engine):
     def take_incidents(self) -> list[str]:
         """Clients turned away and tests that failed."""
         taken, self._incidents = self._incidents, []
-        return taken + self._nodes.take_notices()
+        return taken + self._suspended.take_notices() + self._nodes.take_notices()
 
     def _gather(self, clients: set[int]) -> set[int] | str:
         """The clients that are connected, or why the round cannot be."""
@@ -148,7 +158,13 @@ class FlowerEngine(Engine):
         )
         for node, answer in answers.items():
             place = place_of[node]
-            results[place] = self._read_update(answer, jobs[place])
+            result = results[place] = self._read_update(answer, jobs[place])
+            if isinstance(result, ClientFailure):
+                self._suspended.failed(result.client, self._round, result.reason)
+                self._failing.add(result.client)
+            else:
+                self._suspended.answered(result.client)
+                self._failing.discard(result.client)
         return results
 
     def _read_update(self, answer: Answer, job: LocalJob) -> ClientUpdate | ClientFailure:
@@ -169,7 +185,7 @@ class FlowerEngine(Engine):
         node_of = {
             client: node
             for client, node in sorted(self._nodes.clients().items())
-            if len(self.workload.federation.clients[client].test)
+            if len(self.workload.federation.clients[client].test) and self._is_asked(client)
         }
         contents = {
             node: wire.encode_test(client, state, self._config) for client, node in node_of.items()
@@ -188,16 +204,23 @@ class FlowerEngine(Engine):
             if len(share.test) and client not in node_of
         ]
         if absent:
-            self._incidents.append(f"not tested on clients {', '.join(absent)}: not connected")
+            self._incidents.append(
+                f"not tested on clients {', '.join(absent)}: not connected, or failing"
+            )
         for client, node in node_of.items():
             tally = self._read_tally(answers[node], client, state.round)
             if not isinstance(tally, Refusal) and total is not None and tally.shape != total.shape:
                 tally = Refusal("its test sums have another length than those before")
             if isinstance(tally, Refusal):
                 self._incidents.append(f"not tested on client {client}: {tally.reason}")
+                self._suspended.failed(client, state.round - 1, tally.reason)
             else:
                 total = tally if total is None else total + tally
         return {} if total is None else self.workload.task.metrics(total)
+
+    def _is_asked(self, client: int) -> bool:
+        """Whether a client is worth a deadline: not one that just failed or is left out."""
+        return client not in self._failing and not self._suspended.reason(client, self._round)
 
     def _read_tally(self, answer: Answer, client: int, round_: int) -> Tensor | Refusal:
         content = _content(answer)

@@ -8,26 +8,36 @@ belongs to its key.
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
+import httpx
 from flwr.app import Message, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from fedproto.config import RunConfig
 from fedproto.engines.base import Notify
+from fedproto.errors import FedprotoError
 from fedproto.flower import greeting, wire
 from fedproto.flower.greeting import Hello
 from fedproto.flower.names import is_node_name, node_name
 from fedproto.flower.parts import Refusal, one_line
+
+T = TypeVar("T")
 
 NOT_ANSWERED = (
     ErrorCode.MESSAGE_UNAVAILABLE,
     ErrorCode.REPLY_MESSAGE_UNAVAILABLE,
     ErrorCode.NODE_UNAVAILABLE,
 )
+BUSY = (httpx.HTTPError, ConnectionError, TimeoutError)
+"""What asking Flower's server raises when its database is locked, or it is gone for a moment."""
+
+PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 PULL_EVERY = 0.5
 ASK_AGAIN_AFTER = 10.0
 ASK_FOR = 120.0
@@ -68,16 +78,20 @@ def exchange(
     waiting: dict[str, int] = {}
     answers: dict[int, Answer] = {}
     for node, content in contents.items():
-        message = Message(content, node, kind, ttl=deadline, group_id=str(round_))
-        ids = [message_id for message_id in grid.push_messages([message]) if message_id]
-        if ids:
-            waiting[ids[0]] = node
+        try:
+            sent = patiently(lambda: _push(grid, kind, content, node, round_, deadline))  # noqa: B023
+        except ServerGoneError as error:
+            sent, fault = None, f": {error}"
         else:
-            answers[node] = Answer(None, "the message could not be sent")
+            fault = ""
+        if sent:
+            waiting[sent] = node
+        else:
+            answers[node] = Answer(None, f"the message could not be sent{fault}")
     while waiting:
         last_look = time.monotonic() >= ends
         for message_id, node in list(waiting.items()):
-            answer = _pull(grid, message_id, node)
+            answer = _look(grid, message_id, node, last=last_look)
             if answer is None and last_look:
                 answer = Answer(None, f"no answer within {deadline:g} s")
             if answer is not None:
@@ -87,6 +101,44 @@ def exchange(
         if waiting:
             time.sleep(PULL_EVERY)
     return answers
+
+
+def _push(
+    grid: Grid, kind: str, content: RecordDict, node: int, round_: int, deadline: float
+) -> str | None:
+    """Sends a message, made anew for every attempt; its number."""
+    message = Message(content, node, kind, ttl=deadline, group_id=str(round_))
+    return next((sent for sent in grid.push_messages([message]) if sent), None)
+
+
+def patiently(call: Callable[[], T]) -> T:
+    """Asks Flower's server again when it is too busy to answer.
+
+    Raises:
+        ServerGoneError: If it does not answer for half a minute.
+    """
+    for pause in PAUSES:
+        try:
+            return call()
+        except BUSY as error:
+            last = error
+            time.sleep(pause)
+    raise ServerGoneError(
+        f"Flower's server does not answer ({one_line(str(last))}); see its log, and go on with the"
+        " run when it is back"
+    )
+
+
+def _look(grid: Grid, message_id: str, node: int, *, last: bool) -> Answer | None:
+    """The reply to one message, if it is there; from a busy server it is asked for again."""
+    try:
+        if last:
+            return patiently(lambda: _pull(grid, message_id, node))
+        return _pull(grid, message_id, node)
+    except BUSY:
+        return None
+    except ServerGoneError as error:
+        return Answer(None, str(error))
 
 
 def _pull(grid: Grid, message_id: str, node: int) -> Answer | None:
@@ -112,6 +164,10 @@ def _pull(grid: Grid, message_id: str, node: int) -> Answer | None:
     return Answer(reply.content)
 
 
+class ServerGoneError(FedprotoError):
+    """Flower's own server does not answer."""
+
+
 class Nodes:
     """The connected clients.
 
@@ -119,14 +175,23 @@ class Nodes:
         grid: Flower's connection to the nodes.
         config: Tells clients which data set is meant.
         notify: Is told of nodes that are turned away.
+        audit: Is told of nodes that enrol or are turned away, with their keys.
     """
 
-    def __init__(self, grid: Grid, config: RunConfig, notify: Notify) -> None:
+    def __init__(
+        self,
+        grid: Grid,
+        config: RunConfig,
+        notify: Notify,
+        audit: Callable[..., None] = lambda event, **facts: None,  # noqa: ARG005
+    ) -> None:
+        self._audit = audit
         self._grid = grid
         self._config = config
         self._notify = notify
         self._known: dict[int, Hello] = {}
         self._names: dict[int, str] = {}
+        self._keys: dict[int, str] = {}
         self._online: set[int] = set()
         self._asked_in_vain: set[int] = set()
         self._said: set[str] = set()
@@ -151,8 +216,9 @@ class Nodes:
         Args:
             ask_again: Also ask nodes again that gave no good answer.
         """
-        nodes = list(self._grid.get_nodes())
+        nodes = list(patiently(self._grid.get_nodes))
         self._online = {node.node_id for node in nodes}
+        self._keys = {node.node_id: _key(node.public_key) for node in nodes}
         self._names = {node.node_id: node.name for node in nodes}
         new = self._online - self._known.keys()
         if not ask_again:
@@ -172,11 +238,22 @@ class Nodes:
                 notice = f"node {self._names.get(node) or node} turned away: {hello.reason}"
                 if notice not in self._said:
                     self._said.add(notice)
+                    self._audit("turned away", **self._who(node), reason=hello.reason)
                     self._notices.append(notice)
                     self._notify(notice)
             else:
                 self._asked_in_vain.discard(node)
                 self._known[node] = hello
+                self._audit(
+                    "enrolled",
+                    client=hello.client,
+                    **self._who(node),
+                    num_train=hello.num_train,
+                    num_test=hello.num_test,
+                )
+
+    def _who(self, node: int) -> dict[str, Any]:
+        return {"node": str(node), "name": self._names.get(node, ""), "key": self._keys.get(node)}
 
     def wait_for(self, clients: Collection[int], seconds: float) -> set[int]:
         """Waits until some clients are connected, or the time is over.
@@ -210,3 +287,8 @@ class Nodes:
         if hello.client in self.clients():
             return Refusal(f"client {hello.client} is connected already")
         return hello
+
+
+def _key(public_key: bytes) -> str | None:
+    """A short fingerprint of a node's public key; None for a node without one."""
+    return hashlib.sha256(public_key).hexdigest()[:32] if public_key else None

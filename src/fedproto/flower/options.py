@@ -22,6 +22,12 @@ class FlowerOptions(Options):
     too_few: Literal["skip", "stop"] = option(
         "skip", "with fewer clients than that: skip the round, or stop the run (to be resumed)"
     )
+    suspend_after: int = option(
+        2, "failures in a row after which a client is left out for a while; 0 for never", at_least=0
+    )
+    suspend_rounds: int = option(
+        5, "rounds that it is left out; twice as many every time after", at_least=1
+    )
     evaluate_on: Literal["clients", "server"] = option(
         "clients", "who tests the model: every client on its test part, or the server"
     )

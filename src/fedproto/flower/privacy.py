@@ -1,10 +1,12 @@
 """Noise on prototypes, chosen by a client's owner, and what it is worth as (ε, δ).
 
 With ``clip`` and ``noise`` in a node's configuration, the feature of every sample is clipped to a
-length of at most ``clip``, and Gaussian noise is added to the sums and counts per class before
-anything is computed from them. Replacing one sample by any other moves sums (in units of ``clip``)
-and counts together by at most 2: by 2 within one class, by √2 and √2 between two. So noise of
-standard deviation ``2 · noise`` on both is the Gaussian mechanism with multiplier ``noise``.
+length of at most ``clip`` and rounded towards zero to a lattice of `STEPS` steps per ``clip``, so
+that sums are exact whole numbers of steps; discrete Gaussian noise is added to the sums and counts
+per class before anything is computed from them. Replacing one sample by any other moves sums (in
+units of ``clip``) and counts together by at most 2: by 2 within one class, by √2 and √2 between
+two. So noise of standard deviation ``2 · noise`` on both has the Rényi divergences of a Gaussian
+mechanism with multiplier ``noise``, or smaller ones.
 
 What this covers: prototypes, counts and the margins computed from them. What it does not: the
 trained weights, the training loss and the test sums, which the client sends as they are.
@@ -13,8 +15,8 @@ trained weights, the training loss and the test sums, which the client sends as 
 from __future__ import annotations
 
 import importlib.util
-import secrets
 from dataclasses import replace
+from fractions import Fraction
 
 import torch
 from torch import Tensor
@@ -22,11 +24,15 @@ from torch import Tensor
 from fedproto.engines.base import Workload
 from fedproto.engines.reference import ReferenceEngine
 from fedproto.errors import ConfigError
+from fedproto.flower.discrete_gaussian import discrete_gaussian
 from fedproto.rng import Indices
 from fedproto.strategies.contract import Look, Observation
 from fedproto.types import Prototypes, ServerState
 
-SENSITIVITY = 2.0
+SENSITIVITY = 2
+STEPS = 2**16
+"""Steps of the lattice per ``clip``: far below the noise, and sums of 2³⁷ samples stay exact."""
+
 RELEASES_PER_ROUND = 2
 """Margins compare the prototypes before training with those after it: both are used."""
 
@@ -52,7 +58,7 @@ class PrivateEngine(ReferenceEngine):
         self._noise = noise
 
     def _bounded(self, features: Tensor) -> Tensor:
-        return clipped(features, self._clip)
+        return on_lattice(features, self._clip)
 
     def _observe(
         self, indices: Indices, state: ServerState, what: frozenset[Look]
@@ -60,43 +66,53 @@ class PrivateEngine(ReferenceEngine):
         exact = super()._observe(indices, state, what)
         if exact is None or "features" not in what:
             return exact
-        noisy = with_noise(
-            Prototypes(exact.sums, exact.count), self._clip, self._noise, len(indices)
-        )
-        return replace(exact, sums=noisy.sum, count=noisy.count)
+        noisy = with_noise(Prototypes(exact.sums, exact.count), self._noise, len(indices))
+        like = next(self.workload.model.parameters())
+        sums = (noisy.sum * (self._clip / STEPS)).to(like.device, like.dtype)
+        return replace(exact, sums=sums, count=noisy.count.to(like.device))
 
 
-def clipped(features: Tensor, longest: float) -> Tensor:
-    """Feature vectors ``[N, D]`` shortened to a length where they are longer."""
-    length: Tensor = torch.linalg.vector_norm(features, dim=1, keepdim=True)
-    return features * (length.clamp(min=longest).reciprocal() * longest)
+def on_lattice(features: Tensor, longest: float) -> Tensor:
+    """Feature vectors ``[N, D]`` in whole steps of the lattice, none longer than `STEPS`.
 
-
-def with_noise(prototypes: Prototypes, clip: float, noise: float, num_examples: int) -> Prototypes:
-    """Sums and counts with Gaussian noise, brought back to what prototypes can be.
-
-    The noise comes from the operating system's randomness: whoever knew a seed could take it away
-    again. Rounding and bounding afterwards cost no privacy.
+    A feature that is no number counts as zero: it must not undo the noise of the others.
     """
-    generator = torch.Generator().manual_seed(secrets.randbits(63))
-    sums, count = prototypes.sum.double().cpu(), prototypes.count.double().cpu()
-    spread = SENSITIVITY * noise
-    sums = sums + torch.randn(sums.shape, generator=generator, dtype=torch.float64) * spread * clip
-    count = count + torch.randn(count.shape, generator=generator, dtype=torch.float64) * spread
-    count = count.round().clamp(min=0)
+    features = features.double()
+    length: Tensor = torch.linalg.vector_norm(features, dim=1, keepdim=True)
+    # A hair shorter than allowed, which is more than the rounding of these lines can add.
+    scale = STEPS * (1 - 2.0**-30) / length.clamp(min=longest)
+    return (features * scale).nan_to_num(0, 0, 0).trunc()
+
+
+def with_noise(prototypes: Prototypes, noise: float, num_examples: int) -> Prototypes:
+    """Sums in steps of the lattice and counts with noise, brought back to what they can be.
+
+    Bounding afterwards costs no privacy.
+
+    Args:
+        prototypes: Sums of what `on_lattice` gives, and counts.
+        noise: Noise multiplier.
+        num_examples: How many samples the client is known to have.
+    """
+    spread = (SENSITIVITY * Fraction(noise)) ** 2
+    count = _noisy(prototypes.count, spread).clamp(min=0)
     if count.sum() > num_examples:
-        count = (count * (num_examples / count.sum())).floor()
-    sums = torch.where(count.unsqueeze(-1) > 0, sums, 0)
-    return Prototypes(
-        sums.to(prototypes.sum.device, prototypes.sum.dtype),
-        count.to(prototypes.count.device, prototypes.count.dtype),
-    )
+        count = count * num_examples // count.sum()
+    sums = _noisy(prototypes.sum, spread * STEPS**2)
+    return Prototypes(torch.where(count.unsqueeze(-1) > 0, sums, 0), count)
+
+
+def _noisy(exact: Tensor, variance: Fraction) -> Tensor:
+    """Whole numbers with noise."""
+    noise = [discrete_gaussian(variance) for _ in range(exact.numel())]
+    return exact.cpu().to(torch.int64) + torch.tensor(noise, dtype=torch.int64).view(exact.shape)
 
 
 def epsilon(noise: float, rounds: int, delta: float) -> float:
     """The ε at a δ of all that a client's prototypes tell in some rounds.
 
-    For data sets that differ in one sample, and without counting on the cohort being secret.
+    For data sets that differ in one sample, and without counting on the cohort being secret. By
+    Rényi divergences, which for discrete Gaussian noise are never above those of the continuous.
 
     Args:
         noise: Noise multiplier.
@@ -111,7 +127,7 @@ def epsilon(noise: float, rounds: int, delta: float) -> float:
     if importlib.util.find_spec("dp_accounting") is None:
         raise ConfigError("the accountant is not installed; pip install 'fedproto[privacy]'")
     from dp_accounting import GaussianDpEvent, SelfComposedDpEvent
-    from dp_accounting.pld import PLDAccountant
+    from dp_accounting.rdp import RdpAccountant
 
     event = SelfComposedDpEvent(GaussianDpEvent(noise), RELEASES_PER_ROUND * rounds)
-    return float(PLDAccountant().compose(event).get_epsilon(delta))
+    return float(RdpAccountant().compose(event).get_epsilon(delta))

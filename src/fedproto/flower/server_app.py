@@ -19,6 +19,7 @@ from fedproto.data.federation import Federation
 from fedproto.driver import is_finished
 from fedproto.engines.base import Engine, Notify, Workload
 from fedproto.errors import ConfigError, FedprotoError
+from fedproto.flower.audit import AuditedWatcher, AuditLog
 from fedproto.flower.control import ERROR_FILE
 from fedproto.flower.engine import FlowerEngine
 from fedproto.flower.enrolment import enrol
@@ -71,7 +72,9 @@ def serve(grid: Grid, out: Path, watcher: Watcher | None = None) -> None:
     for plugin in os.environ.get("FEDPROTO_PLUGINS", "").split():
         load_plugin(plugin)
     stores = open_sweep(out) if is_sweep(out) else [RunStore.open(out)]
-    watcher = watcher or LogLines()
+    log = AuditLog(out)
+    log.write("began", runs=[store.path.name for store in stores])
+    watcher = AuditedWatcher(watcher or LogLines(), log)
     if getattr(grid, "_insecure", False):
         watcher.notice(INSECURE)
     nodes: dict[DataSource, Nodes] = {}
@@ -81,7 +84,7 @@ def serve(grid: Grid, out: Path, watcher: Watcher | None = None) -> None:
             raise ConfigError("a run over Flower needs a [data] section; clients read it")
         if config.data in federations:
             continue
-        nodes[config.data] = Nodes(grid, config, watcher.notice)
+        nodes[config.data] = Nodes(grid, config, watcher.notice, log.write)
         if config.flower.evaluate_on == "server":
             federations |= load_federations([config])
         else:

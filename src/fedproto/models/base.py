@@ -63,9 +63,17 @@ MODELS: Registry[ModelOptions] = Registry("model", "fedproto.models")
 def build_model(
     options: ModelOptions, input_shape: tuple[int, ...], num_classes: int, seed: int
 ) -> nn.Module:
-    """Builds a model whose initial weights depend on the seed alone."""
-    with seeded(seed):
-        return options.build(input_shape, num_classes)
+    """Builds a model whose initial weights depend on the seed alone.
+
+    Raises:
+        TrainingError: If it cannot take such inputs, or does not fit into memory.
+    """
+    try:
+        with seeded(seed):
+            return options.build(input_shape, num_classes)
+    except (RuntimeError, MemoryError, OverflowError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise TrainingError(f"the model cannot be built: {reason}") from None
 
 
 def features_of(model: nn.Module) -> Callable[[Tensor], Tensor]:

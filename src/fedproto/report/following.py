@@ -11,13 +11,18 @@ from dataclasses import replace
 from pathlib import Path
 
 from fedproto.errors import StoreError
+from fedproto.measures.clients import PER_CLASS, PER_CLIENT
+from fedproto.records import RecordReader
+from fedproto.report.analysed import Scores
 from fedproto.report.grids import AttentionMap
 from fedproto.report.results import StoredRun, run_directories
-from fedproto.rounds import Run
-from fedproto.store import RunStore, parse_records
-from fedproto.types import RoundRecord, ServerState
+from fedproto.runs import reason_to_end
+from fedproto.store import RunStore
+from fedproto.types import RoundRecord
 
 _CHUNK = 1 << 20
+CLASS = "class: "
+"""How the curve of a class that was scored in training is called among the metrics."""
 
 
 class RunFollower:
@@ -30,6 +35,7 @@ class RunFollower:
         store: Its description.
         records: The rounds so far, without cohorts and weights.
         attention: What the weights were.
+        scores: Of the newest model whose clients were scored in training; None where none was.
 
     Raises:
         StoreError: If it holds no run or its description is damaged.
@@ -48,8 +54,7 @@ class RunFollower:
     @property
     def stop_reason(self) -> str | None:
         """Why the run is over; None while it is not."""
-        state = ServerState(len(self.records), {}, {})
-        return Run(self.store.config, state, self.records).stop_reason
+        return reason_to_end(self.store.config, self.records)
 
     def update(self) -> None:
         """Reads what was written since the last time.
@@ -66,7 +71,7 @@ class RunFollower:
             with file.open("rb") as lines:
                 lines.seek(self._read)
                 while chunk := lines.read(_CHUNK) + lines.readline():
-                    self._take(chunk, file)
+                    self._take(chunk)
         except FileNotFoundError:
             return
         except OSError as error:
@@ -77,19 +82,29 @@ class RunFollower:
         self.records: list[RoundRecord] = []
         self.attention = AttentionMap(self.store.config.schedule.rounds)
         self.failures = 0
+        self.scores: Scores | None = None
         self._described = _identity(self.path / "run.json")
         self._identity = _identity(self.path / "rounds.jsonl")
         self._read = 0
+        self._reader = RecordReader(self.path / "rounds.jsonl")
 
-    def _take(self, chunk: bytes, file: Path) -> None:
+    def _take(self, chunk: bytes) -> None:
         # A last line without its end is still being written: it is read again the next time.
         self._read += chunk.rfind(b"\n") + 1
-        for record in parse_records(chunk, file, len(self.records)):
+        for record in self._reader.read(chunk):
             self.attention.add(record)
             self.failures += len(record.failures)
+            if PER_CLIENT in record.tables:
+                self.scores = _scores(record)
+            classes = record.tables.get(PER_CLASS, {})
             self.records.append(
                 replace(
                     record,
+                    metrics={
+                        **record.metrics,
+                        **{f"{CLASS}{name}": value for name, value in classes.items()},
+                    },
+                    tables={},
                     cohort=[],
                     stragglers=[],
                     dropped=[],
@@ -140,6 +155,15 @@ class Followers:
                     found[directory] = follower
         self._known = found
         return list(found.values()), problems
+
+
+def _scores(record: RoundRecord) -> Scores:
+    return Scores(
+        round=record.round + 1,
+        measure="miou" if "mean_client_miou" in record.metrics else "accuracy",
+        clients={int(client): value for client, value in record.tables[PER_CLIENT].items()},
+        classes=dict(record.tables.get(PER_CLASS, {})),
+    )
 
 
 def _identity(path: Path) -> object:

@@ -18,11 +18,15 @@ from typing import Any
 
 from fedproto.errors import ConfigError, FedprotoError, StoreError
 from fedproto.report.content import page_content
-from fedproto.report.following import Followers, RunFollower
+from fedproto.report.following import Followers
 from fedproto.report.html import render
 from fedproto.report.spread import DataPanels
 
 ADDRESS = "127.0.0.1"
+IDLE_FOR = 20.0
+"""Seconds until a connection on which nothing comes, or nobody reads, is closed."""
+
+MOST_CONNECTIONS = 64
 _WATCHED = ("run.json", "rounds.jsonl", "analysis/*.json", "analysis/maps")
 
 
@@ -55,6 +59,7 @@ class LiveReport:
         self._followers = Followers(paths)
         self._title, self._metric, self._target = title, metric, target
         self._panels = panels
+        self._methods: list[str] = []
         self._lock = threading.Lock()
         self._seen: object = None
         self._news = b"{}"
@@ -78,19 +83,20 @@ class LiveReport:
     def _content(self, *, pictures: bool) -> dict[str, Any]:
         try:
             runs, problems = self._followers.update(forgiving=True)
-            return page_content(
+            content = page_content(
                 runs,
                 metric=self._metric,
                 target=self._target,
-                panels=self._panels_of(runs),
+                panels=self._panels,
                 problems=problems,
                 pictures=pictures,
+                known=self._methods,
             )
         except FedprotoError as error:
             return page_content([], problems=[str(error)], pictures=pictures)
-
-    def _panels_of(self, runs: Sequence[RunFollower]) -> list[dict[str, Any]]:
-        return [] if self._panels is None else self._panels.of(run.store.config for run in runs)
+        seen = [*self._methods, *(method["title"] for method in content["methods"])]
+        self._methods = list(dict.fromkeys(seen))
+        return content
 
     def _files(self) -> Iterator[tuple[str, int, int]]:
         for path in self._followers.paths:
@@ -116,9 +122,11 @@ class LiveServer(ThreadingHTTPServer):
     """
 
     daemon_threads = True
+    block_on_close = False
 
     def __init__(self, report: LiveReport, port: int) -> None:
         self.report = report
+        self._open = threading.Semaphore(MOST_CONNECTIONS)
         try:
             super().__init__((ADDRESS, port), _Handler)
         except (OSError, OverflowError) as error:
@@ -133,14 +141,29 @@ class LiveServer(ThreadingHTTPServer):
         """Where a browser finds the page."""
         return f"http://{ADDRESS}:{self.server_address[1]}/"
 
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answers in a thread of its own; of too many connections at once the newest is closed."""
+        if self._open.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Counts the connection as closed when it is."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._open.release()
+
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Leaves out what a browser that went away in the middle of an answer would print."""
-        if not isinstance(sys.exception(), ConnectionError):
+        if not isinstance(sys.exception(), (ConnectionError, TimeoutError)):
             super().handle_error(request, client_address)
 
 
 class _Handler(BaseHTTPRequestHandler):
     server: LiveServer
+    timeout = IDLE_FOR
 
     def do_GET(self) -> None:
         """Answers with the page or with news."""

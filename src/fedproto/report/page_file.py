@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from fedproto.atomic import write_atomically
 from fedproto.errors import StoreError
@@ -21,7 +20,7 @@ def write_page(
     title: str | None = None,
     metric: str | None = None,
     target: float | None = None,
-    panels: Sequence[Mapping[str, Any]] | None = None,
+    panels: DataPanels | None = None,
 ) -> list[str]:
     """Writes one self-contained page about runs.
 
@@ -31,7 +30,7 @@ def write_page(
         title: What to call it; after the directories by default.
         metric: The score to compare by; the task's main one by default.
         target: Also show when this score is reached.
-        panels: How the data is spread; loaded as the runs' configurations say when None.
+        panels: How the data is spread; None to leave it out.
 
     Returns:
         What had to be left out, and why.
@@ -45,8 +44,6 @@ def write_page(
     if not runs:
         folders = ", ".join(str(path) for path in directories)
         raise StoreError(f"{folders} holds no run: no run.json in it or below")
-    if panels is None:
-        panels = DataPanels().of(run.store.config for run in runs)
     content = page_content(runs, metric=metric, target=target, panels=panels, problems=unread)
     page = render(content, title or ", ".join(path.resolve().name for path in directories))
     try:

@@ -1,7 +1,8 @@
 """A pool of forked processes that carry out tasks, whatever happens to any one of them.
 
-A task goes to a worker over a pipe and its result comes back the same way; a worker that dies is
-replaced and its task done again. Tasks are pure functions, so doing one twice changes nothing.
+A task goes to a worker over a pipe and its result comes back the same way; a worker that dies or
+stands still is replaced and its task done again. Tasks are pure functions, so doing one twice
+changes nothing.
 """
 
 from __future__ import annotations
@@ -9,15 +10,18 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
 
+from fedproto.engines.base import Notify, ignore
 from fedproto.engines.workers.memory import keep_freed_memory
 from fedproto.errors import TrainingError
 
@@ -28,12 +32,21 @@ OnResult: TypeAlias = Callable[[int, int, Any], None]
 """Is given a task's place, the number of the worker that did it, and the result."""
 
 ATTEMPTS = 3
+PATIENCE = 10.0
+"""A task is given so many times what the longest of its kind took before, doubled every attempt."""
+LEAST_DEADLINE = 30.0
+LOOK_EVERY = 1.0
+STILL_FOR = 10
+"""Looks in a row at which a worker has used no processor time before it is taken for stopped."""
 
 
 @dataclass
 class _Worker:
     process: Any
     connection: Connection
+    began: float = 0.0
+    used: float | None = None
+    still: int = 0
 
 
 class WorkerPool:
@@ -42,17 +55,25 @@ class WorkerPool:
     Args:
         make_work: Called in every new worker; gives what it does with tasks.
         workers: How many.
+        notify: Is told of workers that were replaced.
 
     Raises:
         OSError: If processes cannot be started here.
         ValueError: If this system has no fork.
     """
 
-    def __init__(self, make_work: Callable[[], Work], workers: int) -> None:
+    def __init__(
+        self,
+        make_work: Callable[[], Work],
+        workers: int,
+        notify: Notify = ignore,
+    ) -> None:
         # Forked, not started afresh: a user's module or strategy need not be importable, samples
         # are not copied, and starting takes milliseconds.
         self._context = multiprocessing.get_context("fork")
         self._make_work = make_work
+        self._notify = notify
+        self._longest: dict[type, float] = {}
         self._workers: list[_Worker] = []
         for number in range(workers):
             self._workers.append(self._start(number))
@@ -82,22 +103,27 @@ class WorkerPool:
                     attempts[place] += 1
                     busy[number] = place
                     self._send(number, tasks[place])
-            for number in self._ready(busy):
+            ready = self._ready(busy)
+            still = [] if ready else self._standing_still(busy, tasks, attempts)
+            for number in [*ready, *still]:
                 place = busy.pop(number)
-                try:
-                    failed, result = self._workers[number].connection.recv()
-                except (EOFError, OSError):
+                answer = None if number in still else self._receive(number)
+                if answer is None:
                     if attempts[place] == ATTEMPTS:
                         raise TrainingError(
-                            f"a worker process was killed {ATTEMPTS} times over the same client"
-                            " (out of memory?); use engine.name = 'reference'"
-                        ) from None
+                            f"a worker process was killed or stood still {ATTEMPTS} times over the"
+                            " same client (out of memory?); use engine.name = 'reference'"
+                        )
                     self._replace(number)
                     waiting.appendleft(place)
                     continue
+                failed, result = answer
                 if failed:
-                    self._drain(busy)
+                    # Results nobody wants any more must not be taken for those of the next tasks.
+                    for other in busy:
+                        self._replace(other)
                     raise TrainingError(result)
+                self._learn(type(tasks[place]), self._workers[number])
                 on_result(place, number, result)
 
     def close(self) -> None:
@@ -133,23 +159,63 @@ class WorkerPool:
         self._workers[number] = self._start(number)
 
     def _send(self, number: int, task: Any) -> None:
+        worker = self._workers[number]
+        worker.began, worker.used, worker.still = time.monotonic(), None, 0
         try:
             self._workers[number].connection.send(task)
         except OSError:
             # It died idle; the closed pipe shows again, and is dealt with, when it is read.
             return
 
+    def _receive(self, number: int) -> tuple[bool, Any] | None:
+        """A worker's answer; None from one that is gone."""
+        try:
+            failed, result = self._workers[number].connection.recv()
+        except (EOFError, OSError):
+            return None
+        return failed, result
+
     def _ready(self, busy: dict[int, int]) -> list[int]:
         of = {self._workers[number].connection: number for number in busy}
-        return sorted(of[connection] for connection in wait(list(of)))  # type: ignore[index]
+        found = wait(list(of), timeout=LOOK_EVERY)
+        return sorted(of[connection] for connection in found)  # type: ignore[index]
 
-    def _drain(self, busy: dict[int, int]) -> None:
-        """Takes the results nobody wants any more, so that the next tasks do not get them."""
-        for number in busy:
-            try:
-                self._workers[number].connection.recv()
-            except (EOFError, OSError):
-                self._replace(number)
+    def _learn(self, kind: type, worker: _Worker) -> None:
+        took = time.monotonic() - worker.began
+        self._longest[kind] = max(took, self._longest.get(kind, 0.0))
+
+    def _standing_still(
+        self, busy: dict[int, int], tasks: Sequence[Any], attempts: Sequence[int]
+    ) -> list[int]:
+        """Workers past their deadline that do not compute: stopped, or waiting for ever."""
+        found = []
+        for number, place in busy.items():
+            worker, kind = self._workers[number], type(tasks[place])
+            used = _processor_time(worker.process.pid)
+            worker.still = worker.still + 1 if used == worker.used else 0
+            worker.used = used
+            longest = self._longest.get(kind)
+            # Where nobody tells how much a process computes, only a deadline by experience counts.
+            if used is None and longest is None:
+                continue
+            deadline = max(LEAST_DEADLINE, PATIENCE * (longest or 0.0)) * 2 ** (attempts[place] - 1)
+            late = time.monotonic() - worker.began - deadline
+            if late > 0 and worker.still >= STILL_FOR:
+                self._notify(
+                    f"a worker process stood still for {deadline + late:.0f} s and was replaced;"
+                    " its task is done again"
+                )
+                found.append(number)
+        return found
+
+
+def _processor_time(pid: int) -> float | None:
+    """Seconds of processor time that a process has used; None where the system does not tell."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return float(fields[11]) + float(fields[12])
+    except (OSError, IndexError, ValueError):
+        return None
 
 
 def _serve(

@@ -1,0 +1,119 @@
+"""The audit log of a deployment: who enrolled with which key, who was refused, who counted.
+
+One append-only file, ``audit.jsonl`` in the directory that was submitted; every line is linked to
+all before it, as the records are, so that an edit shows. It is for people who have to account for a
+model, not for going on with a run.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from fedproto.atomic import explained
+from fedproto.errors import StoreError
+from fedproto.integrity import Chain, DamagedError, read_json
+from fedproto.rounds import Watcher
+from fedproto.runs import Run
+from fedproto.types import RoundRecord
+
+AUDIT_FILE = "audit.jsonl"
+
+
+class AuditLog:
+    """Appends events, each with its time.
+
+    Args:
+        folder: The directory that was submitted.
+
+    Raises:
+        StoreError: If the file is damaged or cannot be read.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / AUDIT_FILE
+        self._chain = Chain()
+        # A line cut short by a kill is dropped: the next begins where it began.
+        if self._path.exists():
+            with explained(self._path):
+                whole = self._path.read_bytes().rfind(b"\n") + 1
+                os.truncate(self._path, whole)
+        for _ in _checked(self._path, self._chain):
+            pass
+
+    def write(self, event: str, **facts: Any) -> None:
+        """Adds an event and waits until it is on disk.
+
+        Raises:
+            StoreError: If it cannot be written.
+        """
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        line = self._chain.add({"time": now, "event": event, **facts})
+        with explained(self._path), self._path.open("ab") as file:
+            file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def read_audit(folder: Path) -> list[dict[str, Any]]:
+    """The events of a directory, oldest first; none where it is no deployment's.
+
+    Raises:
+        StoreError: If a line was changed or is missing.
+    """
+    return list(_checked(folder / AUDIT_FILE, Chain()))
+
+
+def _checked(path: Path, chain: Chain) -> Iterator[dict[str, Any]]:
+    with explained(path):
+        content = path.read_bytes() if path.exists() else b""
+    for number, line in enumerate(content.split(b"\n")[:-1], start=1):
+        try:
+            data = read_json(line)
+            if not isinstance(data, dict):
+                raise DamagedError("it is no event")
+            yield chain.check(data)
+        except DamagedError as error:
+            raise StoreError(f"{path} line {number} is damaged: {error}") from None
+
+
+class AuditedWatcher(Watcher):
+    """Passes everything on to another watcher, and rounds to the audit log as well.
+
+    Args:
+        watcher: The other one.
+        log: The audit log.
+    """
+
+    def __init__(self, watcher: Watcher, log: AuditLog) -> None:
+        self._watcher = watcher
+        self._log = log
+
+    def round_started(self, num_jobs: int) -> None:
+        """Passed on."""
+        self._watcher.round_started(num_jobs)
+
+    def job_done(self) -> None:
+        """Passed on."""
+        self._watcher.job_done()
+
+    def notice(self, text: str) -> None:
+        """Passed on and logged."""
+        self._log.write("notice", text=text)
+        self._watcher.notice(text)
+
+    def round_done(self, run: Run, record: RoundRecord) -> None:
+        """Logs every client's share of the aggregate, and what was refused and why."""
+        self._log.write(
+            "round",
+            run=run.config.title,
+            seed=run.config.seed,
+            round=record.round,
+            shares=record.attention,
+            refused=record.failures,
+            note=record.note,
+        )
+        self._watcher.round_done(run, record)
