@@ -17,7 +17,7 @@ from fedproto.errors import StoreError
 from fedproto.integrity import sealed
 from fedproto.simulate import is_finished, open_or_create, simulate
 from fedproto.store import RunStore, read_description
-from fedproto.sweep import create_sweep, open_sweep
+from fedproto.sweeps import create_sweep, open_sweep
 from fedproto.types import RoundRecord
 from helpers import make_state, same_tensors
 

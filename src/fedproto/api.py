@@ -37,7 +37,7 @@ from fedproto.runs import Run
 from fedproto.simulate import check_assignment, here, model_for, open_or_create
 from fedproto.store import RunStore
 from fedproto.strategies.base import Strategy
-from fedproto.sweep import create_sweep
+from fedproto.sweeps import create_sweep
 from fedproto.types import RoundRecord
 
 Section: TypeAlias = "Options | Mapping[str, Any] | str"

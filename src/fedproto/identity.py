@@ -60,7 +60,7 @@ def data_identity(federation: Federation, *, exact: bool = False) -> dict[str, s
     held = (
         federation.train_sizes,
         federation.train_indices(POOLED),
-        np.array([len(client.test) for client in federation.clients]),
+        federation.test_sizes,
         federation.test_indices,
         federation.validation,
     )

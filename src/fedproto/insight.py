@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedproto.analysis import folder
 from fedproto.errors import DataError
-from fedproto.predict import ClassPrediction, MapPrediction, Predictor, pictures_in
+from fedproto.predictor import ClassPrediction, MapPrediction, Predictor, pictures_in
 from fedproto.result import Result
 
 _log = logging.getLogger("fedproto")

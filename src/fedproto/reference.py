@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
 from typing import Any
 
 from fedproto.config import CHOICES, SECTIONS
-from fedproto.engines.base import AUTO, ENGINES
+from fedproto.engines.base import ENGINES
 from fedproto.errors import ConfigError, unknown_name
 from fedproto.measures.base import MEASURES
-from fedproto.options import Description, Options, describe
-from fedproto.recipe import bundled_recipes, recipe_summary
+from fedproto.options import Options, describe
 from fedproto.registry import Registry
 from fedproto.sinks import SINKS
+from fedproto.sources import Entry, summaries
 
 KINDS: dict[str, Registry[Any]] = {
     "strategies": CHOICES["strategy"],
@@ -25,15 +24,6 @@ KINDS: dict[str, Registry[Any]] = {
 }
 RECIPES, OPTIONS = "recipes", "options"
 _KIND_OF = {"strategy": "strategies", "data": "datasets", "model": "models"}
-
-
-@dataclass(frozen=True)
-class Entry:
-    """Something that has a name, a summary and perhaps options."""
-
-    name: str
-    summary: str
-    options: list[Description]
 
 
 def entries(kind: str) -> list[Entry]:
@@ -48,7 +38,7 @@ def entries(kind: str) -> list[Entry]:
     """
     kind = _KIND_OF.get(kind, kind)
     if kind == RECIPES:
-        return [Entry(name, recipe_summary(path), []) for name, path in bundled_recipes().items()]
+        return summaries(kind)
     if kind == OPTIONS:
         return [_section(name) for name in SECTIONS]
     if kind in SECTIONS:
@@ -57,8 +47,7 @@ def entries(kind: str) -> list[Entry]:
         raise ConfigError(unknown_name("kind", kind, [*KINDS, RECIPES, OPTIONS, *SECTIONS]))
     found = [_described(name, KINDS[kind].get(name)) for name in KINDS[kind].names()]
     if kind == "engines":
-        found = [Entry(AUTO, "The one that suits the device and the work.", []), *found]
-        found.append(_section("engine"))
+        found = [summaries(kind)[0], *found, _section("engine")]
     return found
 
 

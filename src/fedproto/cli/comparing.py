@@ -140,7 +140,9 @@ def _print(rows: Sequence[Summary], metric: str, target: float | None) -> None:
     cells["MB up"] = lambda row: _shown(row, "bytes up", 1e-6, 1, spread=False)
     cells["MB down"] = lambda row: _shown(row, "bytes down", 1e-6, 1, spread=False)
     cells["s"] = lambda row: _shown(row, "seconds", digits=0, spread=False)
-    caption = "±: sample standard deviation over seeds; area: mean of the whole curve"
+    caption = "area: mean of the whole curve"
+    if any(len(row.seeds) > 1 for row in rows):
+        caption = f"±: sample standard deviation over seeds; {caption}"
     if compared:
         caption += f"; difference: from {compared[0].baseline} on the same seeds"
         caption += "" if enough else f" (fewer than {FEWEST_PAIRS} decide nothing)"

@@ -12,12 +12,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fedproto.checking import check_run
-from fedproto.config import SECTIONS
-from fedproto.data import DATASETS, data_root
-from fedproto.environment import devices, package_versions
-from fedproto.reference import KINDS, OPTIONS, RECIPES, as_markdown, entries
-from fedproto.report.results import found_in
+from fedproto.registry import extended
+from fedproto.sources import summaries
+
+KINDS = ("strategies", "datasets", "models", "engines", "measures", "sinks", "recipes")
 
 
 def add_to(app: typer.Typer) -> None:
@@ -31,6 +29,9 @@ def check(
     paths: Annotated[list[Path], typer.Argument(help="Runs, sweeps or folders of them.")],
 ) -> None:
     """Look for damage in run directories and say what can be saved."""
+    from fedproto.checking import check_run
+    from fedproto.report.results import found_in
+
     broken = 0
     for directory in found_in(paths):
         verdict = check_run(directory)
@@ -48,8 +49,8 @@ def list_known(
     kind: Annotated[
         str | None,
         typer.Argument(
-            help=f"Show only these, with their options: {', '.join(KINDS)}, recipes, options; or a"
-            f" section: {', '.join(SECTIONS)}."
+            help=f"Show only these, with their options: {', '.join(KINDS)}; 'options' for all"
+            " sections of a recipe, or a section such as 'train'."
         ),
     ] = None,
     section: Annotated[
@@ -61,12 +62,16 @@ def list_known(
     ] = False,
 ) -> None:
     """List strategies, data sets, models, engines, measures, sinks, recipes and options."""
-    if markdown:
-        typer.echo(as_markdown(), nl=False)
-        return
-    chosen = section if kind == OPTIONS and section is not None else kind
-    kinds = [chosen] if chosen else [*KINDS, RECIPES]
-    known = {name: entries(name) for name in kinds}
+    if kind is None and not as_json and not markdown and not extended():
+        known = {name: summaries(name) for name in KINDS}
+    else:
+        from fedproto import reference  # imports everything that there is
+
+        if markdown:
+            typer.echo(reference.as_markdown(), nl=False)
+            return
+        chosen = section if kind == reference.OPTIONS and section is not None else kind
+        known = {name: reference.entries(name) for name in ([chosen] if chosen else KINDS)}
     if as_json:
         tables = {name: [asdict(entry) for entry in found] for name, found in known.items()}
         typer.echo(json.dumps(tables, indent=2, ensure_ascii=False))
@@ -76,13 +81,13 @@ def list_known(
         table = Table("name", "what it is", title=name, title_justify="left", expand=True)
         for entry in found:
             table.add_row(entry.name, entry.summary)
-            for option in entry.options if chosen else []:
+            for option in entry.options if kind else []:
                 table.add_row(
                     f"  {option.name} = {option.default}",
                     f"[dim]{option.help} ({option.type})[/dim]",
                 )
         console.print(table)
-    if chosen is None:
+    if kind is None:
         console.print(
             "Options of each: fedproto list strategies (or datasets, models). All other options:"
             " fedproto list options."
@@ -93,6 +98,9 @@ def info(
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> None:
     """Show versions, devices and which data sets can be loaded here."""
+    from fedproto.data import DATASETS, data_root
+    from fedproto.environment import devices, package_versions
+
     root = data_root()
     facts: dict[str, Any] = {
         "python": platform.python_version(),

@@ -11,7 +11,7 @@ import typer
 from fedproto.api import load
 from fedproto.cli.options import DataRoot
 from fedproto.errors import ConfigError, DataError
-from fedproto.predict import Predictor, pictures_in
+from fedproto.predictor import Predictor, pictures_in
 from fedproto.report.maps import save_heat, save_labels
 
 _SHOWN = 5

@@ -18,12 +18,12 @@ from fedproto.config import RunConfig
 from fedproto.data import DataSource, Federation
 from fedproto.driver import is_finished
 from fedproto.errors import ConfigError, StoreError, unknown_name
-from fedproto.extend import extend
+from fedproto.extending import extend
 from fedproto.recipe import read_recipe
 from fedproto.simulate import here, load_federations, open_or_create, simulate
 from fedproto.sinks import check_sinks, logging_to
 from fedproto.store import RunStore, is_run
-from fedproto.sweep import create_sweep, is_sweep, open_sweep
+from fedproto.sweeps import create_sweep, is_sweep, open_sweep
 
 Recipe = Annotated[
     str,

@@ -29,7 +29,7 @@ from fedproto.registry import load_plugin
 from fedproto.rounds import Watcher
 from fedproto.simulate import load_federations, simulate
 from fedproto.store import RunStore
-from fedproto.sweep import is_sweep, open_sweep
+from fedproto.sweeps import is_sweep, open_sweep
 from fedproto.tasks import task_named
 
 app = ServerApp()

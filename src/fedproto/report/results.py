@@ -17,7 +17,7 @@ from fedproto.config import RunConfig
 from fedproto.engines.base import Notify
 from fedproto.errors import StoreError
 from fedproto.store import RunStore, is_run
-from fedproto.sweep import is_sweep, sweep_directories
+from fedproto.sweeps import is_sweep, sweep_directories
 from fedproto.tasks import headline
 from fedproto.types import RoundRecord
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fedproto.errors import ConfigError, StoreError
 from fedproto.store import RunStore, is_run
-from fedproto.sweep import is_sweep, rewrite_sweep, sweep_directories
+from fedproto.sweeps import is_sweep, rewrite_sweep, sweep_directories
 
 
 def extend(directory: Path | str, rounds: int) -> None:
