@@ -211,7 +211,7 @@ def test_auto_judges_all_runs_that_train_together(monkeypatch, case):
     """Sixteen short runs are worth the processes that one of them is not."""
     federation, model = case
     monkeypatch.setattr(auto, "available_cores", lambda: 2)
-    schedule = ScheduleOptions(rounds=10, cohort=3)
+    schedule = ScheduleOptions(rounds=25, cohort=3)
     config = RunConfig(strategy=FedAvg(), train=TrainOptions(epochs=2), schedule=schedule)
     config = replace(config, engine=EngineOptions(device="cpu"))
     said: list[str] = []
