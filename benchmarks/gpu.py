@@ -29,7 +29,8 @@ from fedproto.engines.base import ENGINES, EngineOptions, Workload
 from fedproto.environment import describe_environment
 from fedproto.models.base import build_model
 from fedproto.recipe import read_recipe
-from fedproto.rounds import Run, run_rounds
+from fedproto.rounds import run_rounds
+from fedproto.runs import Run
 from fedproto.simulate import simulate
 from fedproto.strategies import FedAtt, FedAvg, FedProto, FedProx
 from fedproto.sweep import create_sweep

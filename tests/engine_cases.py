@@ -14,7 +14,9 @@ from fedproto.data.federation import Federation
 from fedproto.engines.base import ENGINES, Engine, EngineOptions, Workload
 from fedproto.engines.reference import read_state
 from fedproto.models.base import ModelOptions, build_model
-from fedproto.rounds import Run, equip, plan_round, remember_all, run_rounds
+from fedproto.planning import equip, plan_round, remember_all
+from fedproto.rounds import run_rounds
+from fedproto.runs import Run
 from fedproto.strategies import (
     Centralized,
     FedAtt,

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import subprocess
+import sys
 
 import pytest
 
 import fedproto
-from fedproto.cli import main
+from fedproto.cli import inspecting, main
+from fedproto.cli.ondemand import COMMANDS, command, summary
 
 TINY = [
     "--set=data.name=digits",
@@ -215,3 +219,38 @@ def test_a_run_whose_clients_were_all_dropped_is_no_success(tmp_path, capsys):
     assert main(["run", "quickstart", "-q", *where]) == 1
     said = " ".join(capsys.readouterr().err.split())
     assert "fedavg: the model did not move: every client was dropped" in said
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["list"]])
+def test_what_needs_no_torch_does_not_import_it(arguments):
+    code = (
+        "import sys; from fedproto.cli import main;"
+        f" code = main({arguments!r}); sys.exit(code or 3 * ('torch' in sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_says_of_a_command_what_it_says_itself(name):
+    said = command(name).help.split("\n\n")[0]
+    assert " ".join(said.split()) == " ".join(summary(name).split())
+    assert summary(name)
+
+
+@pytest.mark.parametrize("kind", inspecting.REGISTRIES)
+def test_the_overview_is_what_the_registries_hold(kind):
+    module, variable = inspecting.REGISTRIES[kind]
+    registry = getattr(importlib.import_module(module), variable)
+    ours = [
+        {**entry, "options": []}
+        for entry in inspecting._entries(kind)
+        if registry.get(entry["name"]).__module__.startswith("fedproto.")
+    ]
+    assert ours == inspecting._summaries(kind)
+
+
+def test_all_that_is_offered_can_be_had():
+    assert all(getattr(fedproto, name) is not None for name in fedproto.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        fedproto.nothing  # noqa: B018 - the access is what is tested

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from fedproto import FedAvg, FedProto
 from fedproto.data.samples import TensorSamples
 from fedproto.guard import Expected, reason_to_refuse
-from fedproto.rounds import close_round, plan_round, remember_all, run_rounds
+from fedproto.planning import plan_round, remember_all
+from fedproto.rounds import close_round, run_rounds
 from fedproto.setting import feature_shape
 from fedproto.strategies.attention import cap_attention
 from fedproto.strategies.contract import FeatureShape, Setting

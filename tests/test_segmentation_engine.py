@@ -17,7 +17,7 @@ from fedproto.engines.reference import read_state
 from fedproto.errors import DataError, TrainingError
 from fedproto.models.base import build_model
 from fedproto.models.deeplab import SmallDeepLabOptions
-from fedproto.rounds import plan_round
+from fedproto.planning import plan_round
 from fedproto.strategies.fedproto import COUNT, SUM
 from fedproto.tasks import Segmentation, task_named
 from fedproto.types import ClientUpdate, LocalJob, ServerState

@@ -22,22 +22,10 @@ from typing import Any
 
 from fedproto.config import RunConfig, flatten, read_config
 from fedproto.errors import ConfigError, unknown_name
-
-_FOLDERS = (Path(__file__).parent / "recipes", Path(__file__).resolve().parents[2] / "recipes")
+from fedproto.sources import bundled_recipes
 
 _LONGEST_NAME = 150
 """Bytes of a folder's name; file systems allow 255, and files in it have names too."""
-
-
-def bundled_recipes() -> dict[str, Path]:
-    """The recipes that come with the package, by name."""
-    return {path.stem: path for folder in _FOLDERS for path in sorted(folder.glob("*.toml"))}
-
-
-def recipe_summary(path: Path) -> str:
-    """The first comment line of a recipe: what it is for."""
-    first = path.read_text(encoding="utf-8").splitlines()[:1]
-    return first[0].lstrip("# ").strip() if first and first[0].startswith("#") else ""
 
 
 def read_recipe(source: str, overrides: Iterable[str] = ()) -> dict[str, RunConfig]:

@@ -29,8 +29,10 @@ from fedproto.measures.options import MeasureOptions
 from fedproto.measures.reference import check_reference
 from fedproto.models.base import build_model, features_of
 from fedproto.options import read_options
+from fedproto.planning import check_fits
 from fedproto.rng import Purpose, torch_seed
-from fedproto.rounds import Run, Watcher, check_fits, run_rounds
+from fedproto.rounds import Watcher, run_rounds
+from fedproto.runs import Run, reason_to_end
 from fedproto.server import ServerOptions
 from fedproto.store import RunStore, is_run
 from fedproto.strategies.base import Strategy
@@ -229,8 +231,7 @@ def open_or_create(path: Path, config: RunConfig) -> RunStore:
 def is_finished(store: RunStore) -> bool:
     """Whether nothing is left to do in a run directory."""
     records = store.records()
-    state = ServerState(len(records), {}, {})
-    if Run(store.config, state, records).stop_reason is None:
+    if reason_to_end(store.config, records) is None:
         return False
     # A kill between the last record and its checkpoint leaves that round to be done again.
     return store.config.store.checkpoint_every == 0 or store.newest_round() == len(records)

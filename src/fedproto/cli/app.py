@@ -1,4 +1,4 @@
-"""The entry point: gathers the commands and turns a user's mistakes into one-line errors."""
+"""The entry point: finds the command and turns a user's mistakes into one-line errors."""
 
 from __future__ import annotations
 
@@ -8,18 +8,7 @@ from typing import Annotated
 
 import typer
 
-import fedproto
-from fedproto.cli import (
-    analysing,
-    comparing,
-    data,
-    flower,
-    inspecting,
-    predicting,
-    reporting,
-    reproducing,
-    running,
-)
+from fedproto.cli.ondemand import OnDemand
 from fedproto.cli.options import set_for_command
 from fedproto.errors import FedprotoError
 from fedproto.limits import VARIABLE, limits
@@ -27,24 +16,18 @@ from fedproto.registry import load_plugin
 
 app = typer.Typer(
     name="fedproto",
+    cls=OnDemand,
     help="Federated learning of visual models, guided by prototypes.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-running.add_to(app)
-predicting.add_to(app)
-comparing.add_to(app)
-analysing.add_to(app)
-reporting.add_to(app)
-reproducing.add_to(app)
-inspecting.add_to(app)
-data.add_to(app)
-flower.add_to(app)
 
 
 def _show_version(asked: bool) -> None:
     if asked:
+        import fedproto
+
         typer.echo(f"fedproto {fedproto.__version__}")
         raise typer.Exit
 

@@ -1,4 +1,4 @@
-"""Commands of a real federation: try it out here, prepare hosts, register, submit, simulate."""
+"""Run over Flower, on real machines."""
 
 from __future__ import annotations
 
@@ -35,9 +35,7 @@ ServerFolder = Annotated[
 
 def add_to(app: typer.Typer) -> None:
     """Adds the group of this module."""
-    group = typer.Typer(
-        name="flower", help="Run over Flower, on real machines.", no_args_is_help=True
-    )
+    group = typer.Typer(name="flower", help=__doc__, no_args_is_help=True)
     group.command()(up)
     group.command()(keys)
     group.command()(register)

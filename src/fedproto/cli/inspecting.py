@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import importlib
 import inspect
 import json
 import platform
@@ -13,27 +14,19 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fedproto.checking import check_run
-from fedproto.data import DATASETS, data_root
-from fedproto.engines import ENGINES
-from fedproto.environment import devices, package_versions
-from fedproto.measures.base import MEASURES
-from fedproto.models import MODELS
-from fedproto.options import Options, describe
-from fedproto.recipe import bundled_recipes, recipe_summary
-from fedproto.registry import Registry
-from fedproto.report.results import found_in
-from fedproto.sinks import SINKS
-from fedproto.strategies import STRATEGIES
+from fedproto.registry import Registry, extended
+from fedproto.sources import bundled_recipes, recipe_summary, registered
 
-REGISTRIES: dict[str, Registry[Any]] = {
-    "strategies": STRATEGIES,
-    "datasets": DATASETS,
-    "models": MODELS,
-    "engines": ENGINES,
-    "measures": MEASURES,
-    "sinks": SINKS,
+REGISTRIES = {
+    "strategies": ("fedproto.strategies", "STRATEGIES"),
+    "datasets": ("fedproto.data", "DATASETS"),
+    "models": ("fedproto.models", "MODELS"),
+    "engines": ("fedproto.engines", "ENGINES"),
+    "measures": ("fedproto.measures.base", "MEASURES"),
+    "sinks": ("fedproto.sinks", "SINKS"),
 }
+"""Where each registry is: a module, and its name there."""
+
 Kind = enum.Enum("Kind", {name: name for name in (*REGISTRIES, "recipes")}, type=str)  # type: ignore[misc]
 
 
@@ -48,6 +41,9 @@ def check(
     paths: Annotated[list[Path], typer.Argument(help="Runs, sweeps or folders of them.")],
 ) -> None:
     """Look for damage in run directories and say what can be saved."""
+    from fedproto.checking import check_run
+    from fedproto.report.results import found_in
+
     broken = 0
     for directory in found_in(paths):
         verdict = check_run(directory)
@@ -69,7 +65,8 @@ def list_known(
 ) -> None:
     """List strategies, data sets, models, engines, measures, sinks and recipes."""
     kinds = [kind.value] if kind else [each.value for each in Kind]
-    known = {name: _entries(name) for name in kinds}
+    brief = kind is None and not as_json and not extended()
+    known = {name: _summaries(name) if brief else _entries(name) for name in kinds}
     if as_json:
         typer.echo(json.dumps(known, indent=2, ensure_ascii=False))
         return
@@ -92,6 +89,9 @@ def info(
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> None:
     """Show versions, devices and which data sets can be loaded here."""
+    from fedproto.data import DATASETS, data_root
+    from fedproto.environment import devices, package_versions
+
     root = data_root()
     facts: dict[str, Any] = {
         "python": platform.python_version(),
@@ -116,13 +116,23 @@ def info(
     Console().print(table)
 
 
-def _entries(kind: str) -> list[dict[str, Any]]:
+def _summaries(kind: str) -> list[dict[str, Any]]:
+    """Names and summaries alone, which need no import."""
     if kind == "recipes":
-        return [
-            {"name": name, "summary": recipe_summary(path), "options": []}
-            for name, path in bundled_recipes().items()
-        ]
-    registry = REGISTRIES[kind]
+        found = {name: recipe_summary(path) for name, path in bundled_recipes().items()}
+    else:
+        found = registered(REGISTRIES[kind][0].removesuffix(".base"))
+    return [{"name": name, "summary": text, "options": []} for name, text in found.items()]
+
+
+def _entries(kind: str) -> list[dict[str, Any]]:
+    """Names, summaries and options, also of plugins."""
+    if kind == "recipes":
+        return _summaries(kind)
+    from fedproto.options import Options, describe
+
+    module, variable = REGISTRIES[kind]
+    registry: Registry[Any] = getattr(importlib.import_module(module), variable)
     entries = []
     for name in registry.names():
         cls = registry.get(name)

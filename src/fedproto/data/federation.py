@@ -8,24 +8,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from fedproto.data.clients import Client, Clients
 from fedproto.data.samples import ClientData, Samples, TensorSamples, join_clients
 from fedproto.errors import DataError
 from fedproto.limits import check_limit
 from fedproto.rng import Indices, Purpose, stream
+from fedproto.seeding import shuffled_rows
 from fedproto.types import POOLED, VOID
-
-
-@dataclass(frozen=True)
-class Client:
-    """One client's samples, as indices.
-
-    Attributes:
-        train: What it trains on.
-        test: What the aggregate model is tested on.
-    """
-
-    train: Indices
-    test: Indices
 
 
 @dataclass(frozen=True)
@@ -47,7 +36,7 @@ class Federation:
 
     name: str
     samples: Samples
-    clients: tuple[Client, ...]
+    clients: Sequence[Client]
     num_classes: int
     input_shape: tuple[int, ...]
     task: str = "classification"
@@ -55,21 +44,27 @@ class Federation:
     labels: Indices | None = None
     class_names: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "clients", Clients.of(self.clients))
+
+    @property
+    def _all(self) -> Clients:
+        assert isinstance(self.clients, Clients)  # noqa: S101 - they were made so
+        return self.clients
+
     @property
     def train_sizes(self) -> Indices:
         """Number of training samples per client."""
-        return np.array([len(client.train) for client in self.clients], dtype=np.int64)
+        return self._all.train_sizes
 
     def train_indices(self, client: int) -> Indices:
         """A client's training samples; those of all clients for `POOLED`."""
-        if client == POOLED:
-            return np.concatenate([one.train for one in self.clients])
-        return self.clients[client].train
+        return self._all.train if client == POOLED else self.clients[client].train
 
     @property
     def test_indices(self) -> Indices:
         """The union of the clients' test parts."""
-        return np.concatenate([client.test for client in self.clients])
+        return self._all.test
 
     @staticmethod
     def from_clients(
@@ -120,7 +115,7 @@ class Federation:
 
 def split_clients(
     parts: Sequence[Indices], seed: int, test_fraction: float = 0.2
-) -> tuple[Client, ...]:
+) -> Sequence[Client]:
     """Splits every client's samples into training and test, once, from the seed.
 
     The training part is rounded down but never empty, so that a client of one sample trains on it
@@ -136,14 +131,25 @@ def split_clients(
     """
     if not 0 <= test_fraction < 1:
         raise DataError(f"test_fraction must be at least 0 and below 1, not {test_fraction}")
-    clients = []
-    for client, part in enumerate(parts):
-        if len(part) == 0:
-            raise DataError(f"client {client} has no samples; use fewer clients or more data")
-        shuffled = part[stream(seed, Purpose.SPLIT, client).permutation(len(part))]
-        cut = max(1, int((1 - test_fraction) * len(part) + 1e-9))
-        clients.append(Client(np.sort(shuffled[:cut]), np.sort(shuffled[cut:])))
-    return tuple(clients)
+    sizes = np.fromiter(map(len, parts), np.int64, len(parts))
+    if len(parts) and not sizes.all():
+        raise DataError(
+            f"client {int(sizes.argmin())} has no samples; use fewer clients or more data"
+        )
+    starts = np.concatenate([[0], np.cumsum(sizes)])
+    samples = np.concatenate([np.empty(0, dtype=np.int64), *parts]).astype(np.int64)
+    cuts = np.maximum(1, ((1 - test_fraction) * sizes + 1e-9).astype(np.int64))
+    # Clients of one size together: their rows form a table.
+    for size in np.unique(sizes):
+        clients = np.flatnonzero(sizes == size)
+        where = starts[clients, None] + np.arange(size)
+        orders = shuffled_rows(seed, Purpose.SPLIT, clients, int(size))
+        table = np.take_along_axis(samples[where], orders, axis=1)
+        cut = int(cuts[clients[0]])
+        table[:, :cut].sort(axis=1)
+        table[:, cut:].sort(axis=1)
+        samples[where] = table
+    return Clients(samples, starts, starts[:-1] + cuts)
 
 
 def hold_out(parts: Sequence[Indices], seed: int, fraction: float) -> tuple[list[Indices], Indices]:

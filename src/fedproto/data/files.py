@@ -146,10 +146,10 @@ class FileTree:
                     yield name, _expanded(name, content, place)
         for path, wanted in by_archive.items():
             with explained(path):
-                for name, content in _read_members(path):
+                for name, read in _read_members(path):
                     if name in wanted:
                         wanted.discard(name)
-                        yield name, _expanded(name, content(), Place(path, name))
+                        yield name, _expanded(name, read(), Place(path, name))
                     if not wanted:
                         break
 

@@ -213,11 +213,11 @@ def join_clients(clients: Sequence[ClientData]) -> tuple[Samples, list[Indices]]
         samples: Samples = DatasetSamples(ConcatDataset(datasets))
         sizes = [len(dataset) for dataset in datasets]  # type: ignore[arg-type]
     else:
-        arrays = [_as_tensors(client, place) for place, client in enumerate(clients)]
+        arrays = [_as_arrays(client, place) for place, client in enumerate(clients)]
         if len({inputs.shape[1:] for inputs, _ in arrays}) > 1:
             raise DataError("the clients' inputs have different shapes")
         samples = TensorSamples(
-            torch.cat([inputs for inputs, _ in arrays]), torch.cat([labels for _, labels in arrays])
+            _joined([inputs for inputs, _ in arrays]), _joined([one for _, one in arrays]).long()
         )
         sizes = [len(inputs) for inputs, _ in arrays]
     for place, size in enumerate(sizes):
@@ -229,15 +229,39 @@ def join_clients(clients: Sequence[ClientData]) -> tuple[Samples, list[Indices]]
     ]
 
 
-def _as_tensors(client: Any, place: int) -> tuple[Tensor, Tensor]:
+def _as_arrays(client: Any, place: int) -> tuple[Any, Any]:
+    """A client's inputs and labels as arrays or tensors: arrays as they are, for there are many."""
     try:
-        inputs, labels = (torch.as_tensor(part) for part in client)
+        inputs, labels = (
+            part if isinstance(part, np.ndarray | Tensor) else torch.as_tensor(part)
+            for part in client
+        )
     except (TypeError, ValueError) as error:
         raise DataError(f"client {place}: expected (inputs, labels) as arrays: {error}") from None
+    if not inputs.shape or not labels.shape:
+        raise DataError(f"client {place}: expected (inputs, labels) as arrays, not single numbers")
     if len(inputs) != len(labels):
         raise DataError(f"client {place}: {len(inputs)} inputs but {len(labels)} labels")
-    if inputs.is_floating_point() and not bool(torch.isfinite(inputs).all()):
+    if not _finite(inputs):
         raise DataError(f"client {place}: its inputs hold NaN or infinite numbers; mend them first")
-    if labels.is_floating_point():
+    whole = not (
+        labels.is_floating_point() if isinstance(labels, Tensor) else labels.dtype.kind in "fc"
+    )
+    if not whole:
         raise DataError(f"client {place}: labels must be whole numbers, not {labels.dtype}")
-    return inputs, labels.long()
+    return inputs, labels
+
+
+def _finite(inputs: Any) -> bool:
+    if isinstance(inputs, Tensor):
+        return not inputs.is_floating_point() or bool(torch.isfinite(inputs).all())
+    return inputs.dtype.kind != "f" or bool(np.isfinite(inputs).all())
+
+
+def _joined(parts: list[Any]) -> Tensor:
+    if all(isinstance(part, np.ndarray) for part in parts):
+        try:
+            return torch.from_numpy(np.concatenate(parts))
+        except (TypeError, ValueError) as error:
+            raise DataError(f"the clients' arrays do not fit together: {error}") from None
+    return torch.cat([torch.as_tensor(part) for part in parts])

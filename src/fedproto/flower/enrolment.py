@@ -16,7 +16,8 @@ from torch import Tensor
 
 from fedproto.atomic import write_atomically
 from fedproto.config import RunConfig
-from fedproto.data.federation import Client, Federation
+from fedproto.data.clients import Client
+from fedproto.data.federation import Federation
 from fedproto.data.samples import Samples
 from fedproto.errors import ConfigError, DataError, StoreError
 from fedproto.flower.greeting import Hello

@@ -19,8 +19,9 @@ from fedproto.data.base import DataSource
 from fedproto.data.federation import Federation
 from fedproto.engines.base import Engine
 from fedproto.measures.base import Gauge
+from fedproto.planning import equip, plan_round, remember_all
 from fedproto.reproduce.cases import without_mmd
-from fedproto.rounds import Run, equip, plan_round, remember_all
+from fedproto.runs import Run
 from fedproto.simulate import build_engine, initial_state, model_for
 from fedproto.types import LocalJob, ServerState
 
