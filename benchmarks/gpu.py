@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 from torch.nn import functional as F  # noqa: N812 - the name everyone uses
-from workloads import CLASSES, MODELS, SHAPES, federation, initial_state, jobs_on
+from workloads import CLASSES, MODELS, SAMPLES, SHAPES, federation, initial_state, jobs_on
 
 from fedproto.engines.base import ENGINES, EngineOptions, Workload
 from fedproto.environment import describe_environment
@@ -123,7 +123,8 @@ def _eager_loop(model: str, data: Any, number: int, *, graph: bool) -> Callable[
     net = build_model(MODELS[model], SHAPES[model], CLASSES, seed=0).to(device)
     inputs, targets = data.samples.inputs.to(device), data.samples.targets.to(device)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
-    order = torch.randperm(100, device=device)
+    order = torch.randperm(SAMPLES[model], device=device)
+    batches = len(order) // BATCH
     batch = order[:BATCH].clone()
 
     def step() -> None:
@@ -135,7 +136,7 @@ def _eager_loop(model: str, data: Any, number: int, *, graph: bool) -> Callable[
 
         def eager() -> None:
             for place in range(number):
-                start = place % 10 * BATCH
+                start = place % batches * BATCH
                 batch.copy_(order[start : start + BATCH])
                 step()
 
@@ -152,7 +153,7 @@ def _eager_loop(model: str, data: Any, number: int, *, graph: bool) -> Callable[
 
     def replay() -> None:
         for place in range(number):
-            start = place % 10 * BATCH
+            start = place % batches * BATCH
             batch.copy_(order[start : start + BATCH])
             captured.replay()
 
@@ -207,8 +208,13 @@ def steps(arguments: argparse.Namespace) -> dict[str, Any]:
         bound = 4 * weights / bandwidth * 1e6
         print(f"{model}: moving the weights alone takes {bound:.1f} us/model-step")
         table.append({"model": model, "what": "bound by weights", "us_per_model_step": bound})
-        data = federation([100] * max(arguments.counts), SHAPES[model])
+        data = federation([SAMPLES[model]] * max(arguments.counts), SHAPES[model])
+        epochs = arguments.steps // (SAMPLES[model] // BATCH)
         for tf32 in (True, False):
+            reference = _engine(model, data, name="reference", tf32=tf32)
+            jobs = jobs_on(data, initial_state(model).to(_device()), [0], epochs=epochs)
+            times = _seconds(partial(reference.train, jobs), arguments.repeats)
+            add(model, "reference engine", tf32, 1, times)
             with _Precision(tf32):
                 loop = _eager_loop(model, data, arguments.steps, graph=False)
                 add(model, "eager loop", tf32, 1, _seconds(loop, arguments.repeats))
@@ -220,9 +226,7 @@ def steps(arguments: argparse.Namespace) -> dict[str, Any]:
                 received = initial_state(model).to(_device())
                 what = "stacked, compiled" if compiled else "stacked"
                 for count in arguments.counts if compiled else arguments.counts[-1:]:
-                    jobs = jobs_on(
-                        data, received, list(range(count)), epochs=arguments.steps // BATCH
-                    )
+                    jobs = jobs_on(data, received, list(range(count)), epochs=epochs)
                     _synchronize()
                     started = time.perf_counter()
                     engine.train(jobs)
@@ -240,12 +244,13 @@ def profile(arguments: argparse.Namespace) -> dict[str, Any]:
     """Where a stacked step's time goes, kernel by kernel."""
     found: dict[str, Any] = {}
     for model in arguments.models:
-        data = federation([100] * max(arguments.counts), SHAPES[model])
+        data = federation([SAMPLES[model]] * max(arguments.counts), SHAPES[model])
         for tf32 in (True, False):
             for count in (10, max(arguments.counts)):
                 engine = _engine(model, data, tf32=tf32)
                 received = initial_state(model).to(_device())
-                jobs = jobs_on(data, received, list(range(count)), epochs=8)
+                epochs = 80 // (SAMPLES[model] // BATCH)
+                jobs = jobs_on(data, received, list(range(count)), epochs=epochs)
                 engine.train(jobs)
                 engine.train(jobs)
                 _synchronize()

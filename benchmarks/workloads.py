@@ -10,6 +10,7 @@ from fedproto.data.samples import TensorSamples
 from fedproto.engines.reference import read_state
 from fedproto.models.base import ModelOptions, build_model
 from fedproto.models.cnn import CNNOptions
+from fedproto.models.cnn4 import CNN4Options
 from fedproto.models.mlp import MLPOptions
 from fedproto.schedule import BatchOrder
 from fedproto.strategies import FedAvg, Strategy
@@ -17,8 +18,14 @@ from fedproto.training import TrainOptions
 from fedproto.types import LocalJob, ServerState
 
 CLASSES = 10
-MODELS: dict[str, ModelOptions] = {"cnn": CNNOptions(), "mlp": MLPOptions()}
-SHAPES = {"cnn": (1, 28, 28), "mlp": (60,)}
+MODELS: dict[str, ModelOptions] = {
+    "cnn": CNNOptions(),
+    "mlp": MLPOptions(),
+    "celeba": CNN4Options(batch_norm=True),
+}
+SHAPES = {"cnn": (1, 28, 28), "mlp": (60,), "celeba": (3, 84, 84)}
+SAMPLES = {"cnn": 100, "mlp": 100, "celeba": 20}
+"""Samples of a client: large images would take longer to make than to train."""
 
 
 def federation(sizes: list[int], shape: tuple[int, ...], seed: int = 0) -> Federation:

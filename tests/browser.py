@@ -65,3 +65,23 @@ def set_size(session: Any, width: int, height: int, *, phone: bool = False) -> N
 
 def console(session: Any) -> list[str]:
     return [entry["message"] for entry in session.get_log("browser")]
+
+
+def axe_violations(session: Any) -> list[str]:
+    """What axe-core finds wrong with the page: rule, where, why."""
+    if importlib.util.find_spec("selenium_axe_python") is None:
+        _skip("selenium-axe-python, which brings axe-core, is not installed")
+    import selenium_axe_python
+
+    script = Path(selenium_axe_python.__file__).parent / "axe-core" / "axe.min.js"
+    session.execute_script(script.read_text(encoding="utf-8"))
+    session.set_script_timeout(180)
+    found = session.execute_async_script(
+        "axe.run(document, {resultTypes: ['violations']}).then(arguments[0])"
+    )
+    assert found["passes"], "nothing was looked at"
+    return [
+        f"{rule['id']}: {node['html'][:120]} ({node['failureSummary']})"
+        for rule in found["violations"]
+        for node in rule["nodes"]
+    ]

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedproto.config import RunConfig, ScheduleOptions
 from fedproto.data.federation import Federation
@@ -169,7 +170,8 @@ def sweep(
         built = build_model(model, federation.input_shape, CLASSES, seed=5)
     assert isinstance(built, nn.Module)
     running = engine_for(engine, federation, built, outcome.notices, **options)
-    state = ServerState(0, *read_state(built.to(running.workload.options.torch_dtype())))
+    params, buffers = read_state(built.to(running.workload.options.torch_dtype()))
+    state = ServerState(0, params, (train or TrainOptions()).shared_buffers(built, buffers))
     runs = [
         Run(run_config(strategy, delta, train), state)
         for strategy in strategies or strategies_for(train)
@@ -206,3 +208,30 @@ def jobs_of(
     engine = engine_for("reference", federation, model, [])
     setting = remember_all([run], engine)
     return equip(plan_round(run, federation), run, setting, engine).jobs
+
+
+def distance(one: Tensor, other: Tensor) -> float:
+    return float((one.double() - other.double()).abs().max())
+
+
+def check_same(found: Outcome, truth: Outcome, tolerance: float) -> None:
+    assert len(found.records) == len(truth.records)
+    for ours, theirs in zip(found.records, truth.records, strict=True):
+        assert ours.cohort == theirs.cohort
+        assert ours.stragglers == theirs.stragglers
+        assert ours.dropped == theirs.dropped
+        assert ours.epochs == theirs.epochs
+        assert ours.failures == theirs.failures
+        assert (ours.bytes_up, ours.bytes_down) == (theirs.bytes_up, theirs.bytes_down)
+        assert ours.attention == pytest.approx(theirs.attention, abs=tolerance)
+        # The reference sums an epoch's loss in float32, whatever the weights' type.
+        assert ours.metrics == pytest.approx(theirs.metrics, abs=max(tolerance, 1e-6))
+    for ours, theirs in zip(found.states, truth.states, strict=True):
+        assert list(ours.params) == list(theirs.params)
+        for name, tensor in theirs.params.items():
+            assert ours.params[name].dtype == tensor.dtype
+            assert distance(ours.params[name], tensor) <= tolerance, name
+        assert ours.memory.keys() == theirs.memory.keys()
+        for name, tensor in theirs.memory.items():
+            assert ours.memory[name].dtype == tensor.dtype
+            assert distance(ours.memory[name], tensor) <= 100 * tolerance, name

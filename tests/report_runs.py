@@ -55,9 +55,12 @@ def write_run(
     clients: int = 12,
     cohort: int = 5,
     level: float = 0.8,
+    delta: float | None = None,
 ) -> RunConfig:
     config = config_of(strategy or FedAvg(), rounds=planned or rounds, cohort=cohort, seed=seed)
     config = replace(config, label=label, data=Synthetic(clients=clients))
+    if delta is not None:
+        config = replace(config, schedule=replace(config.schedule, delta=delta))
     RunStore.create(path, config)
     records = [
         make_record(round_, clients=clients, cohort=cohort, level=level) for round_ in range(rounds)
@@ -121,7 +124,7 @@ def write_analysis(path: Path, *, clients: int = 12, level: float = 0.8) -> None
     )
     from PIL import Image
 
-    for name in ("000009-truth", "000009-picture"):
+    for name in ("000009-truth", "000009-picture", "000009-prediction"):
         pixels = rng.randint(0, 255, (24, 32, 3)).astype(np.uint8)
         Image.fromarray(pixels).save(folder / "maps" / f"{name}.png")
 

@@ -106,7 +106,7 @@ def test_resume_of_what_is_finished_does_nothing(swept):
 def test_compare_groups_seeds_and_lists_each_when_asked(swept, capsys):
     assert main(["compare", str(swept), "--json", "--target=0.01"]) == 0
     (row,) = json.loads(capsys.readouterr().out)
-    assert (row["title"], row["runs"], row["rounds"]) == ("fedproto", 2, 3)
+    assert (row["title"], row["seeds"], row["rounds"]) == ("fedproto", [0, 1], 3)
     assert {"accuracy", "loss", "area", "rounds to target", "bytes up", "bytes down"} <= set(
         row["values"]
     )

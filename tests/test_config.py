@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -192,3 +193,45 @@ def test_differences_name_the_options():
     one, other = read_config(BASE), read_config(BASE | {"strategy": {"name": "fedprox"}})
     assert differences(one, other) == ["strategy.mu"]
     assert RunConfig(strategy=FedAvg()).title == "fedavg"
+
+
+def test_a_recipe_extends_another(tmp_path):
+    (tmp_path / "base.toml").write_text(
+        'strategy = { name = "fedprox", mu = 0.5 }\n[train]\nlr = 0.5\nepochs = 3\n'
+        "[sweep]\nseed = [0, 1]\n"
+    )
+    (tmp_path / "own.toml").write_text('extends = "base.toml"\n[train]\nlr = 0.1\n')
+    runs = read_recipe(str(tmp_path / "own.toml"))
+    assert list(runs) == ["fedprox-seed0", "fedprox-seed1"]
+    assert {(run.train.lr, run.train.epochs, run.strategy.mu) for run in runs.values()} == {
+        (0.1, 3, 0.5)
+    }
+    (tmp_path / "other.toml").write_text(
+        'extends = "own.toml"\nstrategy = { name = "fedavg" }\n[sweep]\nschedule.delta = [0.5]\n'
+    )
+    (run,) = read_recipe(str(tmp_path / "other.toml")).values()
+    assert (run.schedule.delta, run.seed, type(run.strategy).__name__) == (0.5, 0, "FedAvg")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('extends = "own.toml"', "extends itself: own.toml → own.toml"),
+        ('extends = "mnits"', "did you mean 'mnist'"),
+        ("extends = 3", "extends must name a recipe, not 3"),
+        ('extends = "digits"\nvariants = "own.toml"', "extends itself"),
+    ],
+)
+def test_a_recipe_that_cannot_extend_says_why(tmp_path, text, message):
+    (tmp_path / "own.toml").write_text(text + "\n")
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        read_recipe(str(tmp_path / "own.toml"))
+
+
+@pytest.mark.parametrize("data", ["digits", "synthetic", "mnist", "femnist"])
+def test_the_methods_recipes_hold_the_same_methods(data):
+    runs = read_recipe(f"methods-{data}")
+    names = {run.label for run in runs.values()}
+    assert len(names) == 14
+    assert {"FedAvg", "Fairness + toleration", "FedProto", "SCAFFOLD", "FedAdam"} <= names
+    assert {run.data for run in runs.values()} == {next(iter(read_recipe(data).values())).data}

@@ -3,12 +3,13 @@
 import functools
 
 import pytest
-from torch import Tensor
 
 from engine_cases import (
     CLASSES,
     STRATEGIES,
     Outcome,
+    check_same,
+    distance,
     engine_for,
     jobs_of,
     small_federation,
@@ -41,39 +42,12 @@ def _truth(model: str, rule: str, dtype: str) -> Outcome:
     return sweep("reference", MODELS[model], train=RULES[rule], dtype=dtype)
 
 
-def _distance(one: Tensor, other: Tensor) -> float:
-    return float((one.double() - other.double()).abs().max())
-
-
-def check_same(found: Outcome, truth: Outcome, tolerance: float) -> None:
-    assert len(found.records) == len(truth.records)
-    for ours, theirs in zip(found.records, truth.records, strict=True):
-        assert ours.cohort == theirs.cohort
-        assert ours.stragglers == theirs.stragglers
-        assert ours.dropped == theirs.dropped
-        assert ours.epochs == theirs.epochs
-        assert ours.failures == theirs.failures
-        assert (ours.bytes_up, ours.bytes_down) == (theirs.bytes_up, theirs.bytes_down)
-        assert ours.attention == pytest.approx(theirs.attention, abs=tolerance)
-        # The reference sums an epoch's loss in float32, whatever the weights' type.
-        assert ours.metrics == pytest.approx(theirs.metrics, abs=max(tolerance, 1e-6))
-    for ours, theirs in zip(found.states, truth.states, strict=True):
-        assert list(ours.params) == list(theirs.params)
-        for name, tensor in theirs.params.items():
-            assert ours.params[name].dtype == tensor.dtype
-            assert _distance(ours.params[name], tensor) <= tolerance, name
-        assert ours.memory.keys() == theirs.memory.keys()
-        for name, tensor in theirs.memory.items():
-            assert ours.memory[name].dtype == tensor.dtype
-            assert _distance(ours.memory[name], tensor) <= 100 * tolerance, name
-
-
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("engine", OTHERS)
 def test_every_strategy_after_one_and_two_rounds(engine, model, dtype):
     truth = _truth(model, "sgd", dtype)
-    moved = _distance(
+    moved = distance(
         truth.states[-1].params["classifier.weight"], truth.states[0].params["classifier.weight"]
     )
     assert moved > 1e-3, "nothing was learned, so nothing is compared"
@@ -128,4 +102,4 @@ def test_jobs_of_different_options_train_in_one_round():
         assert ours.client == theirs.client
         assert ours.train_loss == pytest.approx(theirs.train_loss, abs=1e-6)
         for name, tensor in theirs.params.items():
-            assert _distance(ours.params[name], tensor) <= TOLERANCE["float64"]
+            assert distance(ours.params[name], tensor) <= TOLERANCE["float64"]

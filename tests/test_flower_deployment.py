@@ -88,17 +88,27 @@ def revived(deployed: Deployment, client: int):
 
 
 @pytest.mark.timeout(400)
-def test_a_killed_server_resumes_and_ends_with_the_bits_of_a_simulation(folder):
-    store, undisturbed = a_run(folder / "run"), a_run(folder / "simulated")
+@pytest.mark.parametrize(
+    "method",
+    [
+        ["strategy.name=fedproto"],
+        ["strategy.name=scaffold", "server.optimizer=adam", "server.lr=0.1"],
+    ],
+    ids=["fedproto", "with memory"],
+)
+def test_a_killed_server_and_node_resume_to_the_bits_of_a_simulation(folder, method):
+    store, undisturbed = (a_run(folder / name, *method) for name in ("run", "simulated"))
     keys = make_keys(folder / "keys", ["localhost"], 3)
     with deployment(folder / "flower", keys, 3) as deployed:
         deployed.control.submit(store.path)
         wait_until(store.records, "the first round")
         deployed.link.kill()
+        deployed.nodes[1].kill()
         before = len(store.records())
         assert before < 3
         deployed.start_link()
-        finish(deployed, store)
+        with revived(deployed, 1):
+            finish(deployed, store)
     simulate([undisturbed])
     for ours, theirs in zip(store.records(), undisturbed.records(), strict=True):
         assert ours.cohort == theirs.cohort
@@ -107,6 +117,7 @@ def test_a_killed_server_resumes_and_ends_with_the_bits_of_a_simulation(folder):
         assert ours.failures == {}
     one, other = store.load_checkpoint(), undisturbed.load_checkpoint()
     assert same_tensors(one.params, other.params)
+    assert same_tensors(one.memory, other.memory)
 
 
 @pytest.mark.timeout(400)

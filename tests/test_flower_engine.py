@@ -14,6 +14,7 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedproto
 import httpx
 from flwr.app import Error, Message
 
+from fedproto import STRATEGIES
 from fedproto.config import read_config
 from fedproto.errors import ConfigError, DataError, StoreError, TrainingError
 from fedproto.flower import nodes, wire
@@ -67,7 +68,9 @@ def quick(monkeypatch):
     monkeypatch.setattr(nodes, "ASK_FOR", 0.2)
 
 
-@pytest.mark.parametrize("strategy", ["fedproto", "fedavg", "fedprox", "fedatt"])
+@pytest.mark.parametrize(
+    "strategy", [name for name in STRATEGIES.names() if not STRATEGIES.get(name).pooled]
+)
 def test_the_same_bits_as_in_the_simulator(tmp_path, strategy):
     ours = over_flower(tmp_path / "flower", strategy={"name": strategy})
     theirs = simulated(tmp_path / "here", strategy={"name": strategy})
@@ -76,6 +79,64 @@ def test_the_same_bits_as_in_the_simulator(tmp_path, strategy):
     one, other = ours.load_checkpoint(), theirs.load_checkpoint()
     assert same_tensors(one.params, other.params)
     assert same_tensors(one.memory, other.memory)
+
+
+def test_server_memory_and_robust_rules_give_the_same_bits(tmp_path):
+    more = {
+        "strategy": {"name": "scaffold"},
+        "server": {"optimizer": "yogi", "lr": 0.1},
+        "aggregate": {"rule": "trimmed-mean", "trim": 0.3, "clip_norm": "median"},
+    }
+    ours, theirs = over_flower(tmp_path / "flower", **more), simulated(tmp_path / "here", **more)
+    assert facts(ours) == facts(theirs)
+    one, other = ours.load_checkpoint(), theirs.load_checkpoint()
+    assert same_tensors(one.params, other.params)
+    assert same_tensors(one.memory, other.memory)
+
+
+SCAFFOLD = {"strategy": {"name": "scaffold"}, "schedule": {"cohort": CLIENTS, "delta": 0.0}}
+
+
+def test_a_client_whose_update_is_refused_remembers_nothing_of_it(tmp_path):
+    """It trains on from what it kept before, as the simulator's does."""
+
+    def no_answer_in_the_second_round(client, reply):
+        content = reply.content
+        second = "update" in content and content["update"]["round"] == 1
+        return None if client == 2 and second else reply
+
+    grid = LocalGrid(range(CLIENTS), no_answer_in_the_second_round)
+    ours = over_flower(tmp_path / "flower", grid, **SCAFFOLD)
+    assert [list(record.failures) for record in ours.records()] == [[], [2], []]
+    last = [message for message in grid.sent if "job" in message.content][-CLIENTS:]
+    rounds = {m.content["job"]["client"]: m.content["job"]["last_round"] for m in last}
+    assert rounds == {0: 1, 1: 1, 2: 0, 3: 1, 4: 1}
+
+
+def test_a_client_that_lost_its_memory_begins_anew_and_that_is_on_record(tmp_path, monkeypatch):
+    def forget_after_the_first_round(client, reply):
+        if "update" in reply.content and (client, reply.content["update"]["round"]) == (1, 0):
+            monkeypatch.setenv("FEDPROTO_STATE", str(tmp_path / "elsewhere"))
+        return reply
+
+    grid = LocalGrid(range(CLIENTS), forget_after_the_first_round)
+    ours = over_flower(tmp_path / "flower", grid, **SCAFFOLD)
+    first, second, third = (record.note for record in ours.records())
+    assert first is None
+    assert "client 0 had lost its memory and began anew" in second
+    assert third is None
+
+
+def test_a_server_that_goes_back_finds_its_clients_as_they_were(tmp_path):
+    more = {**SCAFFOLD, "store": {"keep": 0}}
+    grid = LocalGrid(range(CLIENTS))
+    store = over_flower(tmp_path / "flower", grid, **more)
+    before = store.load_checkpoint()
+    for path in sorted((store.path / "checkpoints").iterdir())[1:]:
+        path.unlink()
+    serve(grid, store.path)
+    assert facts(store) == facts(simulated(tmp_path / "here", **more))
+    assert same_tensors(store.load_checkpoint().params, before.params)
 
 
 def test_clients_test_where_the_server_has_no_data(tmp_path):

@@ -79,16 +79,32 @@ def records(path: Path) -> list[dict]:
     ]
 
 
+def kept_by_clients(path: Path) -> dict[str, bytes]:
+    """What every client kept last."""
+    folders = sorted((path / "clients").glob("*"))
+    return {one.name: sorted(one.glob("*.safetensors"))[-1].read_bytes() for one in folders}
+
+
 def final_weights(path: Path) -> bytes:
-    return (path / "checkpoints" / "round-000004.safetensors").read_bytes()
+    return sorted((path / "checkpoints").glob("*.safetensors"))[-1].read_bytes()
+
+
+WITH_MEMORY = [
+    "--set=strategy.name=scaffold",
+    "--set=server.optimizer=adam",
+    "--set=server.lr=0.1",
+    "--set=schedule.rounds=3",
+    "--set=schedule.cohort=2",
+]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_killed_at_every_write(tmp_path):
+@pytest.mark.parametrize("more", [[], WITH_MEMORY], ids=["fedproto", "with memory"])
+def test_killed_at_every_write(tmp_path, more):
     script = tmp_path / "killer.py"
     script.write_text(KILLER)
     result = subprocess.run(
-        [sys.executable, str(script), str(tmp_path), *SETTINGS],
+        [sys.executable, str(script), str(tmp_path), *SETTINGS, *more],
         capture_output=True,
         text=True,
         timeout=280,
@@ -100,6 +116,7 @@ def test_killed_at_every_write(tmp_path):
     for path in killed:
         assert records(path) == records(whole), path.name
         assert final_weights(path) == final_weights(whole), path.name
+        assert kept_by_clients(path) == kept_by_clients(whole), path.name
         assert not list(path.rglob("*.partial")), path.name
 
 

@@ -12,6 +12,7 @@ import torch
 from fedproto import Centralized, FedAvg, FedProto, run
 from fedproto.analysis.calibration import calibration_error, tally_confidence
 from fedproto.analysis.discrepancy import mmd2, mmd2_linear
+from fedproto.cli import main
 from fedproto.config import RunConfig, read_config
 from fedproto.engines.base import ENGINES, EngineOptions, Workload
 from fedproto.errors import ConfigError
@@ -19,7 +20,8 @@ from fedproto.integrity import sealed
 from fedproto.measures.base import MEASURES, Gauge, Measure
 from fedproto.measures.options import MeasureOptions
 from fedproto.recipe import read_recipe
-from fedproto.report.results import find_runs, group_by_seed
+from fedproto.report.arrangement import arrange
+from fedproto.report.results import find_runs
 from fedproto.rng import Purpose, stream
 from fedproto.rounds import run_rounds
 from fedproto.simulate import simulate
@@ -134,10 +136,10 @@ def test_the_sampled_dissimilarity_is_near_the_exact_one(small_federation, small
         EngineOptions(name="reference", device="cpu"),
     )
     gauge, state = Gauge(workload), begin(config_of(FedAvg()), small_model).state
-    exact = gauge.take(MeasureOptions(every=1, what=("dissimilarity",)), 0, state)
+    exact = gauge.take(MeasureOptions(every=1, what=("dissimilarity",)), 0, state).metrics
     assert exact.keys() == {"dissimilarity"}
     sampled = MeasureOptions(every=1, what=("dissimilarity",), clients=3)
-    found = [gauge.take(sampled, seed, state) for seed in range(200)]
+    found = [gauge.take(sampled, seed, state).metrics for seed in range(200)]
     mean = np.mean([each["dissimilarity"] for each in found])
     error = np.std([each["dissimilarity"] for each in found]) / np.sqrt(200)
     assert error > 0
@@ -290,7 +292,7 @@ def test_seeds_with_references_of_their_own_share_a_row(tmp_path):
             measured(config_of(FedAvg(), seed=seed), reference=f"central-{seed}"), label="x"
         )
         RunStore.create(tmp_path / str(seed), config)
-    assert [len(group) for group in group_by_seed(find_runs([tmp_path]))] == [2]
+    assert [len(group.runs) for group in arrange(find_runs([tmp_path])).groups] == [2]
 
 
 @pytest.mark.parametrize(
@@ -307,6 +309,44 @@ def test_wrong_options_are_refused(given, message):
 
 
 def test_every_measure_says_what_it_is():
-    assert MEASURES.names() == ["dissimilarity", "ece", "margin", "mmd"]
+    assert MEASURES.names() == ["clients", "dissimilarity", "ece", "margin", "mmd"]
     assert all(issubclass(MEASURES.get(name), Measure) for name in MEASURES.names())
     assert all(MEASURES.get(name).__doc__ for name in MEASURES.names())
+
+
+def test_clients_and_classes_are_scored_while_training(tmp_path):
+    """The tables of the record are what an analysis of the same model finds."""
+    out = tmp_path / "run"
+    arguments = [
+        "schedule.rounds=4",
+        "train.epochs=1",
+        "measure.every=3",
+        'measure.what=["clients"]',
+    ]
+    settings = [f"--set={argument}" for argument in arguments]
+    assert main(["run", "quickstart", *settings, f"--out={out}", "--quiet"]) == 0
+    assert main(["analyse", str(out), "--what=scores"]) == 0
+    records = RunStore.open(out).records()
+    assert [sorted(record.tables) for record in records] == [
+        [], [], ["class", "client"], ["class", "client"],
+    ]  # fmt: skip
+    last = records[-1]
+    scores = json.loads((out / "analysis" / "scores.json").read_text())
+    per_client, per_class = scores["per_client"], scores["per_class"]
+    found = dict(zip(map(str, per_client["client"]), per_client["accuracy"], strict=True))
+    assert last.tables["client"] == pytest.approx(found, abs=1e-5)
+    found = dict(zip(per_class["class"], per_class["accuracy"], strict=True))
+    assert last.tables["class"] == pytest.approx(found, abs=1e-5)
+    mean = np.mean(per_client["accuracy"])
+    assert last.metrics["mean_client_accuracy"] == pytest.approx(mean)
+    assert "mean_client_accuracy" not in records[0].metrics
+
+
+def test_records_from_before_there_were_tables_are_read(tmp_path):
+    assert main(["run", "quickstart", "--set=schedule.rounds=1", f"--out={tmp_path / 'run'}"]) == 0
+    file = tmp_path / "run" / "rounds.jsonl"
+    record = json.loads(file.read_text())
+    assert record.pop("tables") == {}
+    file.write_text(json.dumps(record) + "\n")
+    (read,) = RunStore.open(tmp_path / "run").records()
+    assert read.tables == {}

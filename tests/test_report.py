@@ -9,8 +9,11 @@ import pytest
 
 from fedproto import FedAvg, FedProx
 from fedproto.data.synthetic import Synthetic
+from fedproto.errors import ConfigError
+from fedproto.report.arrangement import Arrangement, arrange
 from fedproto.report.figures import draw_attention, draw_curves
-from fedproto.report.results import StoredRun, group_by_seed, titles
+from fedproto.report.looks import looks_of
+from fedproto.report.results import StoredRun, smoothing_width
 from fedproto.report.shared import at_shared_rounds, comparable
 from fedproto.report.summary import summarize
 from fedproto.strategies.centralized import Centralized
@@ -30,6 +33,18 @@ def stored(values, *, seed=0, strategy=None, label="", rounds=None) -> StoredRun
     return StoredRun(Path("run"), replace(config, label=label), records)
 
 
+def summarized(runs, metric="accuracy", target=None, baseline=None):
+    return summarize(arrange(runs), metric, target, baseline)
+
+
+def on(data, run):
+    return replace(run, config=replace(run.config, data=data))
+
+
+def titles_of(arrangement: Arrangement) -> list[str]:
+    return [group.title for group in arrangement.groups]
+
+
 def test_the_moving_average_spans_a_tenth_of_the_rounds():
     run = stored([0.0, 0.1, 0.2, 0.3, 0.4], rounds=20)
     rounds, values = run.smoothed("accuracy")
@@ -44,8 +59,8 @@ def test_rounds_without_a_test_are_left_out_of_the_average():
 
 
 def test_a_summary_by_hand():
-    (row,) = summarize([[stored([0.2, 0.4, 0.6, 0.8])]], "accuracy", target=0.5)
-    assert row.values["accuracy"] == (0.8, 0)
+    (row,) = summarized([stored([0.2, 0.4, 0.6, 0.8])], target=0.5)
+    assert row.values["accuracy"] == (0.8, None)
     assert row.values["loss"][0] == pytest.approx(0.2)
     assert row.values["area"][0] == pytest.approx(0.5)
     assert row.values["rounds to target"][0] == 3
@@ -54,15 +69,15 @@ def test_a_summary_by_hand():
 
 
 def test_a_loss_reaches_its_target_from_above():
-    (row,) = summarize([[stored([0.2, 0.4, 0.6, 0.8])]], "loss", target=0.5)
+    (row,) = summarized([stored([0.2, 0.4, 0.6, 0.8])], "loss", target=0.5)
     assert row.values["rounds to target"][0] == 3
 
 
 def test_a_target_that_one_seed_misses_is_not_averaged():
     group = [stored([0.2, 0.6]), stored([0.2, 0.3], seed=1)]
-    (row,) = summarize([group], "accuracy", target=0.5)
+    (row,) = summarized(group, target=0.5)
     assert "rounds to target" not in row.values
-    assert row.values["accuracy"] == (pytest.approx(0.45), pytest.approx(0.15))
+    assert row.values["accuracy"] == pytest.approx((0.45, 0.15 * 2**0.5))
 
 
 def test_runs_tested_at_different_rounds_are_compared_at_those_they_share():
@@ -75,7 +90,7 @@ def test_runs_tested_at_different_rounds_are_compared_at_those_they_share():
         }.items()
     )
     assert often.smoothed("accuracy")[1][-1] == pytest.approx(0.5)
-    rows = summarize([[often], [seldom]], "accuracy", None)
+    rows = summarized([often, seldom])
     assert [row.values["accuracy"][0] for row in rows] == [pytest.approx(0.9)] * 2
     assert [row.rounds for row in rows] == [20, 20]
 
@@ -96,9 +111,6 @@ def test_a_run_that_is_not_so_far_takes_nothing_away_from_the_others():
 
 
 def test_other_data_and_centralised_training_are_left_as_they_are():
-    def on(data, run):
-        return replace(run, config=replace(run.config, data=data))
-
     often, seldom = stored([0.1, 0.2]), stored([None, 0.2])
     pooled = on(Synthetic(), stored([None, 0.2], strategy=Centralized()))
     others = [pooled, on(Synthetic(seed=1), seldom), on(None, seldom), on(None, often)]
@@ -109,19 +121,123 @@ def test_other_data_and_centralised_training_are_left_as_they_are():
 
 def test_runs_that_differ_only_in_the_seed_share_a_row():
     runs = [stored([0.1], seed=s, strategy=st) for st in (FedAvg(), FedProx()) for s in (0, 1)]
-    assert [len(group) for group in group_by_seed(runs)] == [2, 2]
+    assert [group.seeds for group in arrange(runs).groups] == [[0, 1], [0, 1]]
 
 
 def test_equal_labels_are_told_apart_by_what_differs():
     runs = [stored([0.1], strategy=FedProx(mu=mu)) for mu in (0.1, 1.0)]
-    assert titles(group_by_seed(runs)) == ["fedprox (mu=0.1)", "fedprox (mu=1.0)"]
+    assert titles_of(arrange(runs)) == ["fedprox (mu=0.1)", "fedprox (mu=1.0)"]
     named = [stored([0.1], label="A"), stored([0.1], label="B", strategy=FedProx())]
-    assert titles(group_by_seed(named)) == ["A", "B"]
+    assert titles_of(arrange(named)) == ["A", "B"]
+
+
+def test_bookkeeping_splits_no_group():
+    def changed(seed, **sections):
+        run = stored([0.1, 0.2], seed=seed)
+        parts = {
+            name: replace(getattr(run.config, name), **options)
+            for name, options in sections.items()
+        }
+        return replace(run, config=replace(run.config, **parts))
+
+    runs = [
+        changed(0),
+        changed(1, engine={"name": "processes", "workers": 3}),
+        changed(2, store={"checkpoint_every": 7}),
+        changed(3, evaluate={"every": 2}),
+        changed(4, measure={"every": 5, "reference": "elsewhere"}),
+    ]
+    (group,) = arrange(runs).groups
+    assert group.seeds == [0, 1, 2, 3, 4]
+
+
+def test_conditions_are_found_from_what_varies_and_named_by_little():
+    def under(delta, data, strategy, **training):
+        run = on(data, stored([0.1], strategy=strategy))
+        schedule = replace(run.config.schedule, delta=delta)
+        train = replace(run.config.train, **training)
+        return replace(run, config=replace(run.config, schedule=schedule, train=train))
+
+    few, many = Synthetic(clients=5), Synthetic(clients=9)
+    runs = [
+        under(delta, data, strategy, lr=0.1 if data is few else 0.2)
+        for strategy in (FedAvg(), FedProx())
+        for data in (few, many)
+        for delta in (0.0, 0.5)
+    ]
+    found = arrange(runs)
+    # The learning rate goes with the data and says nothing more.
+    assert [condition.title for condition in found.conditions] == [
+        "δ 0.0 · clients 5", "δ 0.0 · clients 9", "δ 0.5 · clients 5", "δ 0.5 · clients 9",
+    ]  # fmt: skip
+    assert [method.title for method in found.methods] == ["fedavg", "fedprox"]
+    assert len(found.groups) == 8
+    # A rate that was chosen per method belongs to the method.
+    tuned = [
+        under(0.0, few, FedAvg(), lr=0.1),
+        under(0.0, few, FedProx(), lr=0.3),
+    ]
+    assert titles_of(arrange(tuned)) == ["fedavg", "fedprox"]
+    assert len(arrange(tuned).conditions) == 1
+
+
+def test_pooled_training_stands_beside_the_conditions_on_its_data():
+    def with_delta(run, delta):
+        schedule = replace(run.config.schedule, delta=delta)
+        return replace(run, config=replace(run.config, schedule=schedule))
+
+    runs = [with_delta(on(Synthetic(), stored([0.1])), delta) for delta in (0.0, 0.5)]
+    runs.append(on(Synthetic(), stored([0.2], strategy=Centralized())))
+    runs.append(on(Synthetic(seed=3), stored([0.2], strategy=Centralized())))
+    groups = {group.title: group.conditions for group in arrange(runs).groups}
+    assert groups["centralized"] == (0, 1)
+    assert groups["fedavg · δ 0.0"] == (0,)
+    assert len(groups) == 4
+
+
+def test_verdicts_are_of_pairs_under_the_same_condition():
+    base = [0.50, 0.60, 0.55]
+    better = [value + gain for value, gain in zip(base, (0.10, 0.11, 0.09), strict=True)]
+    runs = [stored([v], seed=seed) for seed, v in enumerate(base)]
+    runs += [stored([v], seed=seed, strategy=FedProx()) for seed, v in enumerate(better)]
+    runs.append(stored([0.9], seed=7, label="lonely"))
+    first, second, third = summarized(runs)
+    assert first.against is None
+    assert second.against.baseline == "fedavg"
+    assert second.against.verdict == "better"
+    assert second.against.difference.mean == pytest.approx(0.1)
+    assert second.against.corrected_p == second.against.difference.p
+    assert third.against is None, "no seed in common"
+    again = summarized(runs, "loss", baseline="fedprox")
+    assert [row.against and row.against.verdict for row in again] == ["worse", None, None]
+    with pytest.raises(ConfigError, match="did you mean 'fedprox'"):
+        summarized(runs, baseline="fedprux")
+
+
+def test_a_seed_that_was_run_twice_counts_once():
+    runs = [stored([0.2]), stored([0.4]), stored([0.5], seed=1)]
+    (row,) = summarized(runs)
+    assert row.seeds == [0, 1]
+    assert row.values["accuracy"] == pytest.approx((0.4, 0.2 / 2**0.5))
+
+
+@pytest.mark.parametrize(("rounds", "width"), [(5, 1), (14, 1), (15, 2), (25, 3), (200, 20)])
+def test_halves_of_a_window_count_up(rounds, width):
+    assert smoothing_width(rounds) == width
+
+
+def test_well_known_methods_keep_their_colours():
+    alone, beside = looks_of(["FedProto"]), looks_of(["A", "B", "fedproto", "FedAvg"])
+    assert alone[0].color == beside[2].color
+    many = looks_of([f"method {place}" for place in range(32)])
+    assert len(set(many)) == 32
+    grown = looks_of(["A", "B", "fedproto", "FedAvg", "C"])
+    assert grown[:4] == beside
 
 
 @pytest.mark.parametrize("count", [1, 2, 4, 9])
 def test_figures_for_any_number_of_runs(tmp_path, count):
-    groups = [[stored([0.1, 0.5, 0.7], label=f"run {place}")] for place in range(count)]
-    for draw in (lambda p: draw_curves(groups, "accuracy", p), lambda p: draw_attention(groups, p)):
+    found = arrange([stored([0.1, 0.5, 0.7], label=f"run {place}") for place in range(count)])
+    for draw in (lambda p: draw_curves(found, "accuracy", p), lambda p: draw_attention(found, p)):
         path = draw(tmp_path / "figure.png")
         assert path.read_bytes().startswith(b"\x89PNG")

@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
+import csv
+import io
+import json
+import time
 from pathlib import Path
 from urllib.parse import unquote, urlparse
+from xml.etree import ElementTree
 
 import pytest
 
-from browser import console, open_browser, set_size
+from browser import axe_violations, console, open_browser, set_size
 from fedproto.cli import main
 from fedproto.report.results import find_runs
-from fedproto.report.summary import summarize
 from report_runs import NASTY, append_records, make_record, served, write_run, write_sweep
-
-CHARTS = (
-    "curves-chart",
-    "attention-chart",
-    "clients-chart",
-    "calibration-chart",
-    "embedding-chart",
-)
 
 
 @pytest.fixture(scope="module")
-def browser(tmp_path_factory):
+def downloads(tmp_path_factory):
+    return tmp_path_factory.mktemp("downloads")
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory, downloads):
     with open_browser(tmp_path_factory.mktemp("profile")) as session:
+        session.execute_cdp_cmd(
+            "Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(downloads)}
+        )
         yield session
 
 
@@ -39,6 +43,7 @@ def address(tmp_path_factory):
 @pytest.fixture
 def page(browser, address):
     set_size(browser, 1200, 900)
+    browser.get("about:blank")
     browser.get(address)
     yield browser
     assert console(browser) == []
@@ -48,10 +53,32 @@ def folder_of(address: str) -> Path:
     return Path(unquote(urlparse(address).path)).parent
 
 
-def picture(page, chart="curves-chart") -> str:
-    """What a chart's canvas shows."""
+def settle(page) -> None:
+    """Waits until what is not in view is drawn too."""
+    while page.execute_script("return page.pending.length > 0"):
+        time.sleep(0.01)
+
+
+def picture(page, where="curves-panels") -> str:
+    """What a section's charts show, but for running numbers."""
+    settle(page)
     return page.execute_script(
-        "return document.querySelector(`#${arguments[0]} canvas`).toDataURL()", chart
+        "return [...document.querySelectorAll(`#${arguments[0]} svg`)].map((svg) =>"
+        " svg.outerHTML.replaceAll(/(clip|scale)-[0-9]+/g, '')).join()",
+        where,
+    )
+
+
+def click(page, selector: str) -> None:
+    page.execute_script("document.querySelector(arguments[0]).click()", selector)
+
+
+def choose(page, select: str, value: str) -> None:
+    page.execute_script(
+        "const select = document.getElementById(arguments[0]); select.value = arguments[1];"
+        "select.dispatchEvent(new Event('change'))",
+        select,
+        value,
     )
 
 
@@ -64,42 +91,62 @@ def tab_to(page, wanted: str) -> None:
     from selenium.webdriver.common.keys import Keys
 
     page.execute_script("document.activeElement.blur()")
-    for _ in range(60):
-        page.find_element("css selector", "body" if _at_body(page) else ":focus").send_keys(
-            Keys.TAB
-        )
+    for _ in range(90):
+        at_body = page.execute_script("return document.activeElement === document.body")
+        page.find_element("css selector", "body" if at_body else ":focus").send_keys(Keys.TAB)
         if page.execute_script("return document.activeElement.matches(arguments[0])", wanted):
             return
     pytest.fail(f"Tab does not reach {wanted}")
 
 
-def _at_body(page) -> bool:
-    return page.execute_script("return document.activeElement === document.body")
+def texts(page, selector: str) -> list[str]:
+    return page.execute_script(
+        "return [...document.querySelectorAll(arguments[0])].map((one) => one.innerText.trim())",
+        selector,
+    )
+
+
+def downloaded(page, downloads: Path, section: str, kind: str) -> bytes:
+    file = downloads / f"{section}.{kind.lower()}"
+    file.unlink(missing_ok=True)
+    page.execute_script(
+        "[...document.querySelectorAll(`#${arguments[0]} .save`)]"
+        ".find((button) => button.textContent === arguments[1]).click()",
+        section,
+        kind,
+    )
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        if file.exists() and file.stat().st_size:
+            return file.read_bytes()
+        time.sleep(0.05)
+    pytest.fail(f"{section} gave no {kind}")
 
 
 def test_every_section_is_there_and_every_chart_is_drawn(page):
-    sections = [
-        section.get_attribute("id") for section in page.find_elements("tag name", "section")
-    ]
-    assert sections == [
-        "summary", "curves", "attention", "clients", "classes", "data-spread", "calibration",
-        "embedding", "maps", "configuration",
-    ]  # fmt: skip
-    blank = "const blank = document.createElement('canvas');"
-    for chart in CHARTS:
-        assert page.execute_script(
-            blank
-            + "const drawn = document.querySelector(`#${arguments[0]} canvas`);"
-            + "blank.width = drawn.width; blank.height = drawn.height;"
-            + "return drawn.width > 300 && drawn.toDataURL() !== blank.toDataURL()",
-            chart,
-        ), chart
-    assert len(page.find_elements("css selector", "#classes-chart svg.dots path")) == 6
-    assert len(page.find_elements("css selector", ".data-chart canvas")) == 1
-    assert len(page.find_elements("css selector", "#maps img")) == 4
-    assert page.execute_script(
-        "return [...document.images].every((image) => image.naturalWidth > 0)"
+    sections = page.execute_script(
+        "return [...document.querySelectorAll('section')].filter((one) => !one.hidden)"
+        ".map((one) => one.id)"
     )
+    assert sections == [
+        "verdict", "matrix", "summary", "curves", "cost", "attention", "clients", "classes",
+        "data-spread", "calibration", "embedding", "maps", "configuration",
+    ]  # fmt: skip
+    assert len(page.find_elements("css selector", "#curves-panels path.curve")) == 2
+    assert len(page.find_elements("css selector", "#cost-panels path.dot")) == 2
+    assert len(page.find_elements("css selector", "#clients-panels path.curve")) == 2
+    assert len(page.find_elements("css selector", "#calibration-panels path.curve")) == 2
+    assert len(page.find_elements("css selector", "#attention-panels path.curve")) == 2
+    assert len(page.find_elements("css selector", "#classes-panels path.dot")) == 6
+    assert len(page.find_elements("css selector", "#attention-chart image")) == 1
+    assert len(page.find_elements("css selector", ".data-chart image")) == 1
+    assert len(page.find_elements("css selector", "#embedding-chart svg path")) == 153
+    assert page.execute_script(
+        "return document.getElementById('map-keys').innerText.includes('bird') &&"
+        " document.images.length === 4 && [...document.images].every((i) => i.naturalWidth)"
+    )
+    named = "return [...document.querySelectorAll('svg.plot')].every((one) => one.textContent)"
+    assert page.execute_script(named)
 
 
 def test_labels_are_shown_as_they_are_written(page):
@@ -108,14 +155,27 @@ def test_labels_are_shown_as_they_are_written(page):
     assert page.find_elements("css selector", "img[src='x']") == []
 
 
-def test_a_button_takes_a_run_out_of_the_chart_and_brings_it_back(page):
-    before = picture(page)
-    button = page.find_element("css selector", "#runs .toggle")
-    button.click()
-    assert button.get_attribute("aria-pressed") == "false"
+def test_a_chip_takes_a_method_out_of_charts_and_tables_and_brings_it_back(page):
+    before, rows = picture(page), texts(page, "#summary-table tbody th")
+    assert len(rows) == 2
+    click(page, ".chip")
     assert picture(page) != before
-    button.click()
+    assert texts(page, "#summary-table tbody th") == rows[1:]
+    assert texts(page, "#matrix tbody th") == rows[1:]
+    assert page.find_element("css selector", ".chip").get_attribute("aria-pressed") == "false"
+    assert "1 of 2 groups" in page.find_element("id", "count").text
+    click(page, ".chip")
     assert picture(page) == before
+
+
+def test_the_search_box_filters_charts_and_tables(page):
+    page.find_element("id", "find").send_keys("averag")
+    settle(page)
+    assert texts(page, "#summary-table tbody th") == ["Averaging"]
+    assert len(page.find_elements("css selector", "#curves-panels path.curve")) == 1
+    page.find_element("id", "find").send_keys(" nothing like it")
+    settle(page)
+    assert texts(page, "#summary-table tbody th") == []
 
 
 def test_the_slider_smooths_the_curves(page):
@@ -126,58 +186,89 @@ def test_the_slider_smooths_the_curves(page):
     assert picture(page) != before
     assert page.find_element("id", "smoothing-text").text != text
     page.find_element("id", "smoothing").send_keys(Keys.HOME)
+    settle(page)
     assert page.find_element("id", "smoothing-text").text == "off"
 
 
-def test_metric_scale_and_seeds_change_the_chart(page):
+def test_metric_axis_scale_and_seeds_change_the_chart(page):
     seen = [picture(page)]
-    page.find_element("css selector", "#metric option[value='loss']").click()
+    choose(page, "curve-metric", "loss")
     seen.append(picture(page))
-    page.find_element("id", "log").click()
+    click(page, "#log")
     seen.append(picture(page))
-    page.find_element("id", "every-seed").click()
+    click(page, "#every-seed")
     seen.append(picture(page))
+    for axis in ("megabytes", "seconds"):
+        choose(page, "x-axis", axis)
+        seen.append(picture(page))
+        assert axis in seen[-1]
     assert len(set(seen)) == len(seen)
 
 
 def test_smoothed_values_are_those_of_the_tables(page, address):
     (run,) = find_runs([folder_of(address) / "proto"])
     shown = page.execute_script(
-        "return curveLines('accuracy', page.data.window, false).map((line) => [...line.mean])"
+        "return curveLines(page.conditions[0], 'accuracy', page.data.window, false, 'round')"
+        ".map((line) => [...line.y])"
     )
     assert shown[1] == pytest.approx(run.smoothed("accuracy")[1].tolist(), abs=1e-6)
+    widths = page.execute_script(
+        "return [5, 14, 15, 25, 35, 220].map((n) => smoothingWidth(page.data.window, n))"
+    )
+    from fedproto.report.results import smoothing_width
+
+    assert widths == [smoothing_width(rounds) for rounds in (5, 14, 15, 25, 35, 220)]
+
+
+def test_megabytes_and_seconds_are_what_was_spent(page, address):
+    (run,) = find_runs([folder_of(address) / "proto"])
+    spent = page.execute_script(
+        "return ['megabytes', 'seconds'].map((axis) =>"
+        " curveLines(page.conditions[0], 'accuracy', 0, false, axis)[1].x)"
+    )
+    rounds = range(1, 31)
+    assert spent[0] == pytest.approx([0.002 * number for number in rounds])
+    assert spent[1] == pytest.approx([0.25 * number for number in rounds])
+    assert len(run.records) == 30
 
 
 def test_the_pointer_reads_values(page):
     from selenium.webdriver import ActionChains
 
-    chart = page.find_element("id", "curves-chart")
-    page.execute_script(
-        "arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", chart
-    )
-    ActionChains(page).move_to_element(chart).perform()
-    tip = chart.find_element("class name", "tip").text
+    def point_at(selector):
+        element = page.find_element("css selector", selector)
+        page.execute_script(
+            "arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", element
+        )
+        settle(page)
+        ActionChains(page).move_to_element(page.find_element("css selector", selector)).perform()
+
+    point_at("#curves-panels .body")
+    tip = page.find_element("css selector", "#curves-panels .tip").text
     assert tip.startswith("round ")
     assert "Averaging" in tip
     assert "%" in tip
-    canvas = page.find_element("css selector", "#attention-chart canvas")
-    page.execute_script(
-        "arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", canvas
-    )
-    ActionChains(page).move_to_element(canvas).perform()
-    assert "client" in page.find_element("css selector", "#attention-chart .readout").text
+    point_at("#attention-chart svg")
+    assert "round" in page.find_element("css selector", "#attention-chart .readout").text
 
 
 def test_everything_can_be_done_by_keyboard(page):
     from selenium.webdriver.common.keys import Keys
 
     before = picture(page)
-    tab_to(page, "#runs .toggle")
+    tab_to(page, "#find")
+    press(page, "averag")
+    assert picture(page) != before
+    press(page, Keys.BACKSPACE * 6)
+    assert picture(page) == before
+    tab_to(page, ".chip")
     press(page, Keys.ENTER)
-    hidden = picture(page)
-    assert hidden != before
+    assert picture(page) != before
     press(page, Keys.SPACE)
     assert picture(page) == before
+    tab_to(page, "#base")
+    press(page, Keys.ARROW_DOWN)
+    assert page.execute_script("return page.state.base") == NASTY
     tab_to(page, "#summary-table button")
     press(page, Keys.ENTER)
     assert page.switch_to.active_element.get_attribute("data-key") == "title"
@@ -188,60 +279,125 @@ def test_everything_can_be_done_by_keyboard(page):
     tab_to(page, "#log")
     press(page, Keys.SPACE)
     assert page.execute_script("return page.state.log")
-    tab_to(page, "#curves-chart")
+    tab_to(page, "#curves-panels .body")
     press(page, Keys.ARROW_RIGHT)
-    said = page.find_element("css selector", "#curves-chart .quiet")
+    said = page.find_element("css selector", "#curves-panels .quiet")
     assert "round 1: " in said.get_attribute("textContent")
-    tab_to(page, "#attention-chart canvas")
+    before = picture(page)
+    press(page, "+")
+    assert picture(page) != before
+    assert page.switch_to.active_element.get_attribute("class") == "body chart"
+    press(page, "0")
+    tab_to(page, "#attention-chart")
     press(page, Keys.ARROW_RIGHT)
-    assert (
-        "client 0, round 1" in page.find_element("css selector", "#attention-chart .readout").text
-    )
+    readout = page.find_element("css selector", "#attention-chart .readout").text
+    assert "place 0, round 1" in readout
 
 
 def test_a_heading_sorts_the_table(page):
-    def column(place: int) -> list[str]:
-        cells = page.find_elements("css selector", f"#summary-table tbody tr > :nth-child({place})")
-        return [cell.text for cell in cells]
-
-    heading = page.find_element("css selector", "#summary-table [data-key='accuracy']")
-    assert column(1) == ["Averaging", NASTY]
-    heading.click()
-    assert column(1) == [NASTY, "Averaging"]
-    heading = page.find_element("css selector", "#summary-table [data-key='accuracy']")
-    heading.click()
-    assert column(1) == ["Averaging", NASTY]
+    heading = "#summary-table [data-key='accuracy']"
+    assert texts(page, "#summary-table tbody th") == ["Averaging", NASTY]
+    click(page, heading)
+    settle(page)
+    assert texts(page, "#summary-table tbody th") == [NASTY, "Averaging"]
+    click(page, heading)
+    settle(page)
+    assert texts(page, "#summary-table tbody th") == ["Averaging", NASTY]
     cell = page.find_element("css selector", "#summary-table th[aria-sort='ascending']")
     assert "accuracy" in cell.text
 
 
-def test_the_table_says_when_the_target_is_reached(page, address):
-    heads = page.find_elements("css selector", "#summary-table thead button")
-    place = [head.text for head in heads].index("rounds to 0.6") + 1
-    cells = page.find_elements("css selector", f"#summary-table tbody tr > :nth-child({place})")
-    folder = folder_of(address)
-    expected = []
-    for runs in (["avg-0", "avg-1"], ["proto"]):
-        (row,) = summarize([find_runs([folder / run for run in runs])], "accuracy", 0.6)
-        mean, std = row.values["rounds to target"]
-        expected.append(f"{mean:.0f}" + (f" ± {std:.0f}" if len(runs) > 1 else ""))
-    assert [cell.text for cell in cells] == expected
+def test_headline_columns_come_first_and_the_others_on_demand(page):
+    few = texts(page, "#summary-table thead th")
+    assert "training loss" not in " ".join(few)
+    assert any("rounds to 0.6" in head for head in few)
+    click(page, "#columns")
+    settle(page)
+    many = texts(page, "#summary-table thead th")
+    assert many[: len(few)] == few
+    assert "training loss" in " ".join(many)
+
+
+def test_the_address_holds_the_view(page, address):
+    page.find_element("id", "find").send_keys("a")
+    click(page, ".chip[data-method='1']")
+    choose(page, "x-axis", "megabytes")
+    choose(page, "base", NASTY)
+    click(page, "#log")
+    click(page, "#summary-table [data-key='accuracy']")
+    click(page, "#theme")
+    before, shared = picture(page), page.current_url
+    assert shared.startswith(address + "#")
+    page.get("about:blank")
+    page.get(shared)
+    assert picture(page) == before
+    state = page.execute_script("return {...page.state, hide: [...page.state.hide]}")
+    wanted = {"x": "megabytes", "base": NASTY, "log": True, "sort": "accuracy:down", "find": "a"}
+    assert {name: state[name] for name in wanted} == wanted
+    assert state["hide"] == [NASTY]
+    assert page.find_element("id", "find").get_attribute("value") == "a"
+    click(page, "#reset")
+    assert "hide" not in page.current_url
+
+
+def test_a_jump_is_not_hidden_by_the_bar(page):
+    click(page, "#contents a[href='#curves']")
+    assert "#curves" in page.current_url
+    bar, title = page.execute_script(
+        "return ['runs', 'curves-title'].map((id) => document.getElementById(id)"
+        ".getBoundingClientRect()).map((box) => [box.top, box.bottom])"
+    )
+    assert bar[0] == 0, "the bar stays"
+    assert title[0] >= bar[1]
+
+
+def test_every_table_is_a_csv_file(page, downloads):
+    for section in ("verdict", "matrix", "summary", "curves", "cost", "attention", "clients"):
+        text = downloaded(page, downloads, section, "CSV").decode()
+        rows = list(csv.reader(io.StringIO(text)))
+        assert len(rows) > 1, section
+        assert {len(row) for row in rows} == {len(rows[0])}, section
+    text = downloaded(page, downloads, "summary", "CSV").decode()
+    first, _ = csv.DictReader(io.StringIO(text))
+    assert first["method"] == "Averaging"
+    score = page.execute_script("return figure(page.data.groups[0], 'accuracy').mean")
+    assert float(first["test accuracy %"]) == pytest.approx(score)
+
+
+def test_every_chart_is_an_svg_and_a_png_file(page, downloads):
+    charted = page.execute_script(
+        "return page.sections.filter((one) => one.drawings && !one.host.hidden).map((o) => o.id)"
+    )
+    assert len(charted) == 9
+    for section in charted:
+        root = ElementTree.fromstring(downloaded(page, downloads, section, "SVG"))
+        names = [element.tag.rpartition("}")[2] for element in root.iter()]
+        assert root.tag.endswith("svg"), section
+        assert names.count("svg") >= 2, section
+        assert "path" in names or "image" in names, section
+    assert downloaded(page, downloads, "curves", "PNG").startswith(b"\x89PNG")
 
 
 def test_the_configuration_shows_only_what_differs_until_asked(page):
-    def options() -> list[str]:
-        rows = page.find_elements("css selector", "#configuration-table tbody th")
-        return [row.text for row in rows]
+    click(page, "#options > summary")
+    wait_for(page, "#configuration-table th")
+    assert "strategy.name" in texts(page, "#configuration-table thead th")
+    assert "train.lr" not in texts(page, "#configuration-table thead th")
+    click(page, "#only-differences")
+    settle(page)
+    assert "train.lr" in texts(page, "#configuration-table thead th")
 
-    assert "strategy.name" in options()
-    assert "train.lr" not in options()
-    page.find_element("id", "only-differences").click()
-    assert "train.lr" in options()
+
+def wait_for(page, selector: str):
+    from selenium.webdriver.support.wait import WebDriverWait
+
+    return WebDriverWait(page, 20).until(lambda page: page.find_elements("css selector", selector))
 
 
 @pytest.mark.parametrize(("width", "phone"), [(390, True), (1200, False)])
 def test_nothing_sticks_out_at_the_side(page, address, width, phone):
     set_size(page, width, 844, phone=phone)
+    page.get("about:blank")
     page.get(address)
     assert page.execute_script("return innerWidth") == width
     assert page.execute_script("return document.documentElement.scrollWidth") <= width
@@ -253,7 +409,7 @@ def test_dark_is_dark_and_paper_is_light(page):
 
     light, before = background(), picture(page)
     for _ in range(2):
-        page.find_element("id", "theme").click()
+        click(page, "#theme")
     assert background() != light
     assert picture(page) != before
     page.execute_script("dispatchEvent(new Event('beforeprint'))")
@@ -262,11 +418,38 @@ def test_dark_is_dark_and_paper_is_light(page):
     assert background() != light
 
 
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1200, 390])
+def test_axe_finds_nothing(page, address, theme, width):
+    set_size(page, width, 844, phone=width == 390)
+    page.get("about:blank")
+    page.get(f"{address}#?theme={theme}&columns=1&only=0")
+    page.execute_script("document.querySelectorAll('details').forEach((one) => {one.open = true})")
+    wait_for(page, "#configuration-table th")
+    assert axe_violations(page) == []
+
+
 def test_nothing_is_fetched(page):
     assert (
         page.execute_script("return performance.getEntriesByType('resource').map(e => e.name)")
         == []
     )
+
+
+def test_sections_without_anything_take_a_line_that_says_how_to_fill_them(browser, tmp_path):
+    write_run(tmp_path / "one", rounds=3, label="One")
+    assert main(["report", str(tmp_path), "--no-data"]) == 0
+    browser.get((tmp_path / "report.html").as_uri())
+    lines = {
+        line.get_attribute("data-section"): line.text
+        for line in browser.find_elements("css selector", "#absent li")
+    }
+    assert set(lines) == {
+        "verdict", "clients", "classes", "data-spread", "calibration", "embedding", "maps",
+    }  # fmt: skip
+    assert "fedproto report --analyse" in lines["calibration"]
+    assert not browser.find_element("id", "calibration").is_displayed()
+    assert console(browser) == []
 
 
 def test_a_live_page_waits_for_the_first_run(browser, tmp_path):
@@ -279,9 +462,9 @@ def test_a_live_page_waits_for_the_first_run(browser, tmp_path):
         write_run(tmp_path / "one", rounds=0, planned=30, label="One")
         shown = WebDriverWait(browser, 20)
         shown.until(lambda page: page.find_element("id", "main").is_displayed())
-        assert "No round is finished yet" in browser.find_element("id", "curves").text
+        assert "No round is finished yet" in browser.find_element("id", "absent").text
         append_records(tmp_path / "one", [make_record(0)])
-        shown.until(lambda page: page.find_elements("css selector", "#curves-chart canvas"))
+        shown.until(lambda page: page.find_elements("css selector", "#curves-panels svg"))
         assert console(browser) == []
 
 
@@ -295,21 +478,27 @@ def test_a_live_page_keeps_what_the_reader_chose(browser, tmp_path):
     wait = WebDriverWait(browser, 20)
     with served(tmp_path) as address:
         browser.get(address)
-        browser.find_element("css selector", "#runs .toggle").click()
+        click(browser, ".chip")
         browser.find_element("id", "smoothing").send_keys(Keys.HOME)
         before = picture(browser)
+        colors = {one["title"]: one["color"] for one in methods(browser)}
         append_records(tmp_path / "two", [make_record(t, level=0.5) for t in range(5, 12)])
         with (tmp_path / "two" / "rounds.jsonl").open("a") as file:
             file.write('{"round": 12, "coh')
         wait.until(lambda page: "12 of 30" in page.find_element("id", "summary-table").text)
         assert picture(browser) != before
-        toggle = browser.find_element("css selector", "#runs .toggle")
+        toggle = browser.find_element("css selector", ".chip")
         assert toggle.get_attribute("aria-pressed") == "false"
         assert browser.find_element("id", "smoothing").get_attribute("value") == "0"
-        write_run(tmp_path / "three", rounds=3, planned=30, label="Three")
+        write_run(tmp_path / "a third", rounds=3, planned=30, label="Three")
         wait.until(lambda page: "Three" in page.find_element("id", "runs").text)
-        toggle = browser.find_element("css selector", "#runs .toggle")
-        assert toggle.get_attribute("aria-pressed") == "false"
+        assert {one["title"]: one["color"] for one in methods(browser)}.items() >= colors.items()
+        hidden = browser.find_element("css selector", ".chip[data-value='One']")
+        assert hidden.get_attribute("aria-pressed") == "false"
         assert console(browser) == []
     wait.until(lambda page: "has gone" in page.find_element("id", "live").text)
     console(browser)
+
+
+def methods(page) -> list[dict]:
+    return json.loads(page.execute_script("return JSON.stringify(page.data.methods)"))

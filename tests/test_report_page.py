@@ -12,6 +12,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import numpy as np
@@ -27,6 +28,7 @@ from fedproto.report.grids import AttentionMap, class_grid
 from fedproto.report.html import render
 from fedproto.report.live import LiveReport, LiveServer
 from fedproto.report.results import find_runs
+from fedproto.report.spread import DataPanels, binned
 from fedproto.store import RunStore
 from fedproto.types import POOLED
 from report_runs import (
@@ -83,9 +85,8 @@ def test_the_page_holds_its_data_unharmed_and_asks_for_nothing(tmp_path):
     data, _ = scripts.texts
     assert json.loads(data)["groups"][1]["title"] == NASTY
     assert json.loads(data)["title"] == NASTY
-    assert scripts.addresses == ["#summary"]
+    assert scripts.addresses == ["#main"]
     assert "connect-src 'none'" in page
-    assert "Permission is hereby granted" in page
 
 
 def test_groups_hold_the_figures_of_the_tables(tmp_path):
@@ -94,9 +95,14 @@ def test_groups_hold_the_figures_of_the_tables(tmp_path):
     averaging, proto = shown["groups"]
     assert averaging["seeds"] == [0, 1]
     (run,) = find_runs([tmp_path / "proto"])
-    assert proto["values"]["accuracy"] == [run.smoothed("accuracy")[1][-1], 0]
-    assert proto["values"]["train_loss"][0] == pytest.approx(run.smoothed("train_loss")[1][-1])
-    assert proto["values"]["bytes up"][0] == 30 * 1000
+    assert proto["figures"]["accuracy"] == [pytest.approx(run.smoothed("accuracy")[1][-1])]
+    assert proto["figures"]["train_loss"] == [pytest.approx(run.smoothed("train_loss")[1][-1])]
+    assert proto["figures"]["bytes up"] == [30 * 1000]
+    assert len(averaging["figures"]["accuracy"]) == 2
+    assert (shown["first"], shown["quantiles"]) == (
+        "Averaging",
+        [0, pytest.approx(12.706, abs=1e-3)],
+    )
     assert [metric["name"] for metric in shown["metrics"]] == ["accuracy", "loss", "train_loss"]
 
 
@@ -106,15 +112,39 @@ def test_fairness_by_hand(tmp_path):
     file = tmp_path / "run" / "analysis" / "scores.json"
     scores = json.loads(file.read_text())
     scores["per_client"]["accuracy"] = [i / 20 for i in range(19, -1, -1)] + [None]
+    scores["per_client"]["client"] = list(range(21))
     file.write_text(json.dumps(scores))
     (group,) = contents(tmp_path)["groups"]
     fairness = group["fairness"]
     assert fairness["clients"] == 20
     assert fairness["worst"] == pytest.approx((0 + 1 / 20) / 2)
     assert fairness["mean"] == pytest.approx(0.475)
+    assert fairness["zero"] == pytest.approx(1 / 20)
     quantiles = fairness["quantiles"]
     assert (quantiles[0], quantiles[50], quantiles[100]) == pytest.approx((0, 0.475, 0.95))
-    assert group["classes"]["values"] == {"cat": 0.8, "dog": 0.5, "bird": 0.9}
+    assert group["classes"] == {"cat": 0.8, "dog": 0.5, "bird": 0.9}
+
+
+def test_scores_recorded_in_training_make_the_sections(tmp_path):
+    write_run(tmp_path / "run", rounds=0, planned=4)
+    records = [make_record(round_) for round_ in range(4)]
+    for round_ in (1, 3):
+        share = round_ / 10
+        tables = {"client": {"0": 0.0, "1": share, "2": 2 * share}, "class": {"cat": share}}
+        records[round_] = replace(records[round_], tables=tables)
+    append_records(tmp_path / "run", records)
+    shown = contents(tmp_path)
+    (group,) = shown["groups"]
+    assert group["fairness"]["round"] == 4
+    assert group["fairness"]["mean"] == pytest.approx(0.3)
+    assert group["fairness"]["zero"] == pytest.approx(1 / 3)
+    assert group["classes"] == {"cat": pytest.approx(0.3)}
+    curve = shown["runs"][0]["curves"]["class: cat"]
+    assert curve["x"] == [2, 2, 2]
+    assert [metric["class"] for metric in shown["metrics"]] == [False, False, False, True]
+    write_analysis(tmp_path / "run")  # of round 30, which is later
+    (group,) = contents(tmp_path)["groups"]
+    assert group["fairness"]["clients"] == 12
 
 
 def test_segmentation_has_classes_without_an_analysis(tmp_path):
@@ -124,10 +154,7 @@ def test_segmentation_has_classes_without_an_analysis(tmp_path):
         record.metrics.update({"iou_cat": 0.25, "iou_background": 0.75})
     append_records(tmp_path / "run", records)
     (group,) = contents(tmp_path)["groups"]
-    assert group["classes"] == {
-        "source": "rounds",
-        "values": {"cat": 0.25, "background": 0.75},
-    }
+    assert group["classes"] == {"cat": 0.25, "background": 0.75}
 
 
 def test_a_damaged_analysis_is_named_and_left_out(tmp_path):
@@ -145,7 +172,8 @@ def test_a_damaged_analysis_is_named_and_left_out(tmp_path):
     assert analysis.calibration is not None
     assert [("fedproto analyse" in text) for text in analysis.problems] == [True, True]
     assert contents(tmp_path)["problems"] == analysis.problems
-    assert [path.stem for path in analysis.maps] == ["000009-picture", "000009-truth"]
+    kinds = [path.stem.partition("-")[2] for path in analysis.maps]
+    assert kinds == ["picture", "truth", "prediction"]
 
 
 def test_long_curves_are_means_of_neighbours(tmp_path, monkeypatch):
@@ -171,25 +199,73 @@ def test_attention_is_shown_against_the_uniform_share():
     shown = cells(grid)
     assert shown[0, 0] == shown[1, 0] == 128
     assert shown[0, 1] == 1
-    assert shown[3, 1] == 1 + round((0.5 + np.sqrt(np.log2(1.5)) / 2) * 254)
+    assert shown[3, 1] == 1 + round((0.5 + np.log2(1.5) / 2) * 254)
     assert (shown[2] == 0).all()
     assert (shown[:, 2] == 0).all()
+    assert attention.shares[[0, 1, 3]] == pytest.approx([(1 + 0.5) / 2, 1, 1.5])
+    assert np.isnan(attention.shares[2])
+    assert cells(attention.grid(np.array([3, 0]))).tolist() == shown[[3, 0]].tolist()
 
 
 def test_many_clients_and_rounds_share_cells():
     attention = AttentionMap(rounds=3000)
     for round_ in range(3000):
-        attention.add(weights(round_, {round_ % 1000: 0.5, 999 - round_ % 500: 0.5}))
+        attention.add(weights(round_, {round_ % 1000: 0.25, 999 - round_ % 500: 0.75}))
     grid = attention.grid()
-    assert (grid.rows, grid.row_span, grid.total_rows) == (200, 5, 1000)
-    assert (grid.columns, grid.column_span, grid.total_columns) == (300, 10, 3000)
-    assert set(np.unique(cells(grid))) == {0, 128}
+    assert (grid.rows, grid.row_span, grid.total_rows) == (100, 10, 1000)
+    assert (grid.columns, grid.column_span, grid.total_columns) == (200, 15, 3000)
+    assert (cells(grid) > 0).any()
 
 
-def test_a_run_without_weights_has_no_attention_map():
+def test_a_run_that_weighs_all_alike_has_no_attention_map():
     attention = AttentionMap(rounds=2)
     attention.add(weights(0, {POOLED: 1.0}))
     assert attention.grid() is None
+    attention.add(weights(1, {0: 0.5, 4: 0.5}))
+    assert attention.grid() is None
+    assert attention.shares[[0, 4]].tolist() == [1, 1]
+
+
+def test_weights_and_scores_go_with_what_clients_hold(tmp_path):
+    write_sweep(tmp_path)
+    followers, _ = Followers([tmp_path]).update()
+    panels = DataPanels()
+    averaging, _ = page_content(followers, panels=panels)["groups"]
+    holdings = panels.holdings(followers[0].store.config)
+    assert len(holdings.size) == 12
+    for facts in (averaging["attention"], averaging["fairness"]):
+        assert sum(bin_[4] for bin_ in facts["size"]) == 12
+        assert [bin_[0] for bin_ in facts["size"]] == sorted(bin_[0] for bin_ in facts["size"])
+    assert set(averaging["attention"]["maps"]) == {"client", "size", "classes"}
+    assert binned(np.array([1, 1, 4]), np.array([0.0, 1.0, np.nan])) == [[1, 0.5, 0.25, 0.75, 2]]
+    tenths = binned(np.arange(1000), np.arange(1000) / 1000.0)
+    assert [bin_[4] for bin_ in tenths] == [100] * 10
+
+
+def test_the_reliability_of_seeds_is_pooled(tmp_path):
+    write_sweep(tmp_path)
+    for seed, accuracy in ((0, 0.2), (1, 0.6)):
+        file = tmp_path / f"avg-{seed}" / "analysis" / "calibration.json"
+        bins = [{"low": 0.5, "high": 1, "confidence": 0.8, "accuracy": accuracy, "count": 1 + seed}]
+        file.write_text(json.dumps({"round": 3, "ece": 1, "bins": bins}))
+    averaging, _ = contents(tmp_path)["groups"]
+    assert averaging["calibration"]["seeds"] == 2
+    (bin_,) = averaging["calibration"]["bins"]
+    assert bin_["count"] == 3
+    assert bin_["accuracy"] == pytest.approx((0.2 + 2 * 0.6) / 3)
+    assert averaging["calibration"]["ece"] == pytest.approx(0.8 - bin_["accuracy"])
+
+
+def test_what_was_spent_after_each_round(tmp_path):
+    write_run(tmp_path / "run", rounds=4)
+    (run,) = contents(tmp_path)["runs"]
+    assert run["megabytes"] == {"total": pytest.approx(4 * 0.002), "step": 0, "spent": ""}
+    assert run["seconds"]["total"] == 1.0
+    records = [replace(make_record(4), seconds=3.0), replace(make_record(5), seconds=1.0)]
+    append_records(tmp_path / "run", records)
+    (run,) = contents(tmp_path)["runs"]
+    spent = np.frombuffer(base64.b64decode(run["seconds"]["spent"]), dtype="<f4")
+    assert spent.tolist() == [0.25, 0.5, 0.75, 1.0, 4.0, 5.0]
 
 
 def test_class_counts_by_hand():
@@ -197,7 +273,7 @@ def test_class_counts_by_hand():
     assert (grid.low, grid.high) == (0, 2)
     assert cells(grid).tolist() == [[1, 128], [0, 255]]
     many = class_grid(np.ones((601, 3), dtype=np.int64))
-    assert (many.columns, many.column_span, many.total_columns) == (201, 3, 601)
+    assert (many.columns, many.column_span, many.total_columns) == (151, 4, 601)
     assert (cells(many) == 1).all()
 
 
@@ -245,18 +321,15 @@ def test_what_cannot_be_written_or_found_is_named(tmp_path, capsys):
 
 
 def test_data_that_is_not_there_leaves_the_rest_of_the_page(tmp_path, monkeypatch):
-    from dataclasses import replace
-
     from fedproto import FedAvg
     from fedproto.config import read_config
-    from fedproto.report.spread import DataPanels
     from helpers import config_of
 
     monkeypatch.setenv("FEDPROTO_DATA", str(tmp_path / "nothing"))
     own = config_of(FedAvg())
     mnist = read_config({**own.to_dict(), "data": {"name": "mnist"}})
     missing, without = DataPanels().of([mnist, replace(mnist, seed=1), own])
-    assert missing["title"].startswith("mnist")
+    assert missing["name"] == "mnist"
     assert missing["grid"] is None
     assert missing["problem"]
     assert "Python" in without["problem"]
@@ -268,6 +341,22 @@ def test_a_page_before_the_first_round(tmp_path):
     assert shown["metrics"] == []
     assert shown["runs"][0]["ended"] is None
     assert page_content([])["groups"] == []
+
+
+def test_what_is_missing_is_analysed_when_asked(tmp_path, capsys):
+    recipe = ["quickstart", "--set=schedule.rounds=1", "--set=train.epochs=1", "--quiet"]
+    assert main(["run", *recipe, f"--out={tmp_path / 'run'}"]) == 0
+    write_run(tmp_path / "bare", rounds=2)
+    assert main(["report", str(tmp_path), "--analyse", "--no-data"]) == 0
+    assert "not analysed: " in capsys.readouterr().err
+    analysis = read_analysis(tmp_path / "run")
+    assert analysis.scores is not None
+    assert analysis.calibration is not None
+    written = (tmp_path / "run" / "analysis" / "scores.json").stat().st_mtime_ns
+    assert main(["report", str(tmp_path), "--analyse", "--no-data"]) == 0
+    assert (tmp_path / "run" / "analysis" / "scores.json").stat().st_mtime_ns == written
+    groups = contents(tmp_path)["groups"]
+    assert [group["fairness"] is not None for group in groups].count(True) == 1
 
 
 def ask(address: str, **headers) -> tuple[int, bytes, dict]:

@@ -16,6 +16,7 @@ from fedproto.data.base import DATASETS
 from fedproto.engines.base import EngineOptions
 from fedproto.measures.options import MeasureOptions
 from fedproto.recipe import read_recipe
+from fedproto.report.looks import add_legend, new_figure
 from fedproto.report.results import StoredRun
 from fedproto.reproduce.base import Result
 from fedproto.reproduce.cases import CLASSIFICATION, SCALES, Case, Scope, case_table
@@ -31,9 +32,7 @@ from fedproto.reproduce.curves import (
 )
 from fedproto.reproduce.estimate import estimate, in_words, work_of
 from fedproto.reproduce.experiments.margins import discrepancy
-from fedproto.reproduce.experiments.study import compare
 from fedproto.reproduce.library import Library, Request, fingerprint, merged
-from fedproto.reproduce.output import add_legend, new_figure
 from fedproto.reproduce.panels import METHODS, line_of
 from fedproto.reproduce.paper import Printed, paper, printed, printed_at_delta
 from fedproto.simulate import load_federations
@@ -146,15 +145,6 @@ def test_a_difference_needs_both_figures():
     assert Comparison("", "", "", "", ours, theirs).difference == pytest.approx(1.2)
     assert Comparison("", "", "", "", ours, None).difference is None
     assert Comparison("", "", "", "", None, theirs).difference is None
-
-
-def test_paired_differences_by_hand():
-    found = compare([1.0, 2.0, 3.0])
-    half = 4.302652729911275 / math.sqrt(3)  # Student's t, two degrees of freedom
-    assert (found.mean, found.low, found.high) == pytest.approx((2.0, 2 - half, 2 + half))
-    assert (found.wins, found.losses, found.p) == (3, 0, pytest.approx(0.25))
-    assert compare([0.0, 0.0]).p is None
-    assert compare([1.0]).low is None
 
 
 def test_the_study_takes_its_variants_and_seeds_from_its_recipes():

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedproto import schedule
+from fedproto import schedule, seeding
 from fedproto.rng import Purpose, stream, torch_seed
 
 SIZES = np.array([10, 20, 30, 40, 500, 60, 70, 80, 90, 100])
@@ -108,3 +108,25 @@ def test_orders_differ_between_epochs_rounds_and_clients():
 def test_a_step_budget_cuts_inside_an_epoch(max_steps):
     order = schedule.BatchOrder(0, 0, -1, 30, 10, 2, max_steps)
     assert sum(len(batches) for batches in order) == order.steps == max_steps
+
+
+def test_many_streams_at_once_draw_what_each_would(monkeypatch):
+    origins = [
+        (seed, Purpose.BATCHES, round_, client, epoch)
+        for seed in (0, 7)
+        for round_ in (0, 2**31)
+        for client in (-1, 5)
+        for epoch in range(3)
+    ]
+    sizes = [size for _ in range(6) for size in (1, 2, 100, 3001)]
+    truth = [stream(*one).permutation(size) for one, size in zip(origins, sizes, strict=True)]
+    assert seeding._works()
+    for at_once in (5, 256):
+        monkeypatch.setattr(seeding, "AT_ONCE", at_once)
+        found = list(seeding.permutations(origins, sizes))
+        assert all(map(np.array_equal, found, truth))
+    large = [(2**40 + 3, *origin[1:]) for origin in origins]
+    found = seeding.permutations([*large, *origins], [4] * 48)
+    assert np.array_equal(next(found), stream(*large[0]).permutation(4))
+    monkeypatch.setattr(seeding, "_works", lambda: False)
+    assert all(map(np.array_equal, seeding.permutations(origins, sizes), truth))

@@ -23,6 +23,7 @@ from fedproto.engines.stacking.orders import NONE, stack_orders
 from fedproto.errors import TrainingError
 from fedproto.models import with_features
 from fedproto.models.base import build_model
+from fedproto.models.cnn4 import CNN4Options
 from fedproto.strategies import Centralized, FedAvg, FedProto, FedProx, Strategy
 from fedproto.training import TrainOptions
 from test_engine_parity import MODELS, check_same
@@ -65,6 +66,24 @@ def test_a_module_that_cannot_be_stacked_is_trained_one_by_one(layer, reason):
     assert len(found.notices) == 1
     assert reason in found.notices[0]
     check_same(found, truth, 0.0)
+
+
+@pytest.mark.parametrize("policy", ["average", "frozen", "local"])
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+def test_batch_norm_is_stacked(policy, momentum):
+    model = CNN4Options(channels=3, batch_norm=True)
+    federation = small_federation(shape=(3, 16, 18))
+    train = TrainOptions(epochs=2, batch_size=5, lr=0.01, batch_norm=policy, momentum=momentum)
+    strategies = [FedAvg(), FedProx(mu=0.5), FedProto()]
+    options = {"federation": federation, "strategies": strategies, "train": train}
+    truth = sweep("reference", model, **options, eval_batch_size=7)
+    found = sweep("stacked", model, **options, eval_batch_size=7)
+    assert found.notices == []
+    check_same(found, truth, 1e-9)
+    for ours, theirs in zip(found.states, truth.states, strict=True):
+        assert ours.buffers.keys() == theirs.buffers.keys()
+        for name, tensor in theirs.buffers.items():
+            assert torch.allclose(ours.buffers[name].double(), tensor.double(), atol=1e-9), name
 
 
 @dataclass(frozen=True)
@@ -167,11 +186,13 @@ def test_orders_are_those_of_the_schedule():
     model = build_model(MODELS["mlp"], federation.input_shape, CLASSES, seed=0)
     jobs = jobs_of(federation, model, FedAvg()) + jobs_of(federation, model, Centralized())
     orders = stack_orders(jobs, federation)
+    assert (orders.samples == NONE).all()
     for place, job in enumerate(jobs):
         indices = federation.train_indices(job.client)
         batches = [batch for epoch in job.batches for batch in epoch]
         assert orders.steps[place] == len(batches)
         for step, batch in enumerate(batches):
+            orders.draw(step + 1)
             start = orders.start[place] + step * job.batches.batch_size
             found = orders.samples[start : start + job.batches.batch_size]
             assert np.array_equal(found[found != NONE], indices[batch])
@@ -222,7 +243,8 @@ def test_a_convolution_agrees_with_pytorch(channels):
         return function
 
     params = {"conv.weight": block.pack(weight), "conv.bias": bias}
-    y, saved = block.forward(params, x.movedim(2, -1).contiguous(), unfused)
+    live = torch.ones(x.shape[:2], dtype=torch.bool)
+    y, saved = block.forward(params, x.movedim(2, -1).contiguous(), unfused, live)
     dx, gradients = block.backward(params, saved, dy.movedim(2, -1), unfused, first=False)
     assert torch.allclose(y.movedim(-1, 2), expected)
     assert torch.allclose(dx.movedim(-1, 2), leaves[0].grad)

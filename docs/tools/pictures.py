@@ -20,7 +20,7 @@ from training_pictures import draw_attention, draw_prototypes, held_labels, trai
 from fedproto import schedule
 from fedproto.data.digits import Digits
 from fedproto.data.synthetic import Synthetic
-from fedproto.report.figures import COLORS
+from fedproto.report.looks import COLORS
 
 BLUE, ORANGE = COLORS[0], COLORS[4]
 

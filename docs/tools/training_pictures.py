@@ -25,7 +25,7 @@ from fedproto.equations import (
 )
 from fedproto.models.base import build_model, features_of
 from fedproto.models.cnn import CNNOptions
-from fedproto.report.figures import COLORS
+from fedproto.report.looks import COLORS
 from fedproto.rng import Indices
 from fedproto.rounds import Run, plan_round, run_rounds
 from fedproto.tasks import Classification

@@ -3,6 +3,10 @@
 A recipe has the sections of `fedproto.config`. Two more make it a sweep: every ``[[variants]]``
 table overrides parts of it under a label, and ``[sweep]`` lists values for dotted option names. The
 runs are all variants with all combinations of the listed values.
+
+``extends = "mnist"`` starts from another recipe, of which only what differs is written; its
+variants and its sweep are taken over or replaced as a whole. ``variants = "methods-digits"`` takes
+those of another recipe.
 """
 
 from __future__ import annotations
@@ -50,14 +54,36 @@ def read_recipe(source: str, overrides: Iterable[str] = ()) -> dict[str, RunConf
         ConfigError: If the file cannot be read or says something impossible.
     """
     path = _find(source)
-    try:
-        recipe = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"recipe {path} cannot be read: {error}") from None
+    recipe = _load(path)
     try:
         return expand(apply_overrides(recipe, overrides))
     except ConfigError as error:
         raise ConfigError(f"recipe {path.name}: {error}") from None
+
+
+def _load(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """A recipe's tables, with those of the recipe that it extends."""
+    if path in above:
+        chain = " → ".join(one.name for one in (*above, path))
+        raise ConfigError(f"recipe {path.name} extends itself: {chain}")
+    try:
+        recipe = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"recipe {path} cannot be read: {error}") from None
+
+    def other(key: str) -> dict[str, Any]:
+        name = recipe.pop(key)
+        if not isinstance(name, str):
+            raise ConfigError(f"recipe {path.name}: {key} must name a recipe, not {name!r}")
+        beside = path.parent / name
+        return _load(beside if beside.is_file() else _find(name), (*above, path))
+
+    base = other("extends") if "extends" in recipe else {}
+    if isinstance(recipe.get("variants"), str):
+        recipe["variants"] = other("variants").get("variants", [])
+    if "sweep" in recipe:
+        base.pop("sweep", None)
+    return _merge(base, recipe)
 
 
 def apply_overrides(recipe: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:

@@ -40,9 +40,14 @@ class Purpose(enum.IntEnum):
 
 def stream(seed: int, purpose: Purpose, *place: int) -> np.random.RandomState:
     """The random stream of one purpose at one place (round, client, epoch)."""
+    numbers = entropy(seed, purpose, *place)
+    return np.random.RandomState(np.random.MT19937(np.random.SeedSequence(numbers)))
+
+
+def entropy(seed: int, purpose: Purpose, *place: int) -> list[int]:
+    """What the stream of one purpose at one place is made from."""
     # The pooled data's client id is -1, and seed sequences take no negative numbers.
-    entropy = [seed, int(purpose), *(number + 1 for number in place)]
-    return np.random.RandomState(np.random.MT19937(np.random.SeedSequence(entropy)))
+    return [seed, int(purpose), *(number + 1 for number in place)]
 
 
 def torch_seed(seed: int, purpose: Purpose, *place: int) -> int:

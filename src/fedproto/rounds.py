@@ -21,7 +21,7 @@ from fedproto.data.federation import Federation
 from fedproto.engines.base import Engine
 from fedproto.errors import ConfigError, StoreError
 from fedproto.guard import Expected, outliers, reason_to_refuse
-from fedproto.measures.base import MEASURES, Gauge
+from fedproto.measures.base import MEASURES, Gauge, Taken
 from fedproto.measures.reference import check_reference
 from fedproto.rng import Purpose, torch_seed
 from fedproto.setting import setting_of
@@ -151,7 +151,8 @@ def run_rounds(
             notes = [*([record.note] if record.note else []), *incidents]
             record = replace(
                 record,
-                metrics=record.metrics | score | taken,
+                metrics=record.metrics | score | taken.metrics,
+                tables=taken.tables,
                 seconds=seconds,
                 note="; ".join(notes) or None,
             )
@@ -459,10 +460,10 @@ def _prepare_measures(run: Run, engine: Engine, gauge: Gauge) -> None:
     gauge.prepare(options, run.config.seed)
 
 
-def _measure(config: RunConfig, state: ServerState, gauge: Gauge) -> dict[str, float]:
+def _measure(config: RunConfig, state: ServerState, gauge: Gauge) -> Taken:
     """What a run asks to be measured of its new model; nothing when it is not due."""
     if not config.measure.due(state.round, config.schedule.rounds):
-        return {}
+        return Taken()
     return gauge.take(config.measure, config.seed, state)
 
 

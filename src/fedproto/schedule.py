@@ -84,8 +84,12 @@ class BatchOrder:
 
     def epoch(self, number: int) -> Indices:
         """The order of the samples in one epoch, as positions among the client's own."""
-        shuffle = stream(self.seed, Purpose.BATCHES, self.round, self.client, number)
+        shuffle = stream(*self.origin(number))
         return shuffle.permutation(self.num_examples).astype(np.int64)
+
+    def origin(self, number: int) -> tuple[int, Purpose, int, int, int]:
+        """What an epoch's random stream depends on."""
+        return self.seed, Purpose.BATCHES, self.round, self.client, number
 
     def __iter__(self) -> Iterator[list[Indices]]:
         """The batches, epoch by epoch."""

@@ -205,6 +205,7 @@ class RoundRecord:
         seconds: Wall-clock time; the one field that is not a function of configuration and seed.
         failures: Why a client's update was not used, per client.
         note: Anything unusual, such as why the model did not move.
+        tables: Numbers of the aggregate model per client or class, where a measure gave them.
     """
 
     round: int
@@ -219,6 +220,7 @@ class RoundRecord:
     seconds: float
     failures: dict[int, str] = field(default_factory=dict)
     note: str | None = None
+    tables: dict[str, dict[str, float]] = field(default_factory=dict)
 
 
 def under(group: str, tensors: Tensors) -> dict[str, Tensor]:

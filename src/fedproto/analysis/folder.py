@@ -239,7 +239,7 @@ def _measures(subject: Subject, wishes: Wishes, on_step: OnStep) -> None:
         on_step(f"measures: {name}", place, len(names))
         options = replace(own, every=1, what=(name,), reference=reference)
         check_reference(replace(subject.config, measure=options))
-        found |= gauge.take(options, subject.config.seed, subject.state)
+        found |= gauge.take(options, subject.config.seed, subject.state).metrics
     on_step("measures", len(names), len(names))
     earlier = _measured_before(subject)
     if "mmd" not in found:

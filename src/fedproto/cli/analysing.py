@@ -11,18 +11,26 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from fedproto.analysis.embedding import can_embed
 from fedproto.analysis.folder import MEASURED, PARTS, OnStep, Wishes, analyse, open_subject
 from fedproto.analysis.runs import attention_spread, pearson
 from fedproto.cli.options import DataRoot
+from fedproto.cli.tables import print_table
 from fedproto.data import DataSource, Federation, data_root
-from fedproto.errors import ConfigError, unknown_name
-from fedproto.report.results import StoredRun, find_runs, titles
+from fedproto.errors import ConfigError, FedprotoError, unknown_name
+from fedproto.report.arrangement import arrange
+from fedproto.report.results import StoredRun, find_runs
 from fedproto.tasks import TASKS
 
 MARGIN = "aggregate_mean_margin"
+# The parts that the report page shows, and by what it is told whether one was made.
+PAGE_PARTS = {
+    "scores": "scores.json",
+    "calibration": "calibration.json",
+    "embedding": "embedding.json",
+    "maps": "maps",
+}
 HEADLINES = tuple(task.headline for task in TASKS.values())
 COLUMNS = {
     "accuracy": "accuracy %",
@@ -94,6 +102,28 @@ def analyse_runs(
     _say_correlation(found, as_json)
 
 
+def analyse_missing(directories: Sequence[Path]) -> None:
+    """Makes what the report page shows of models, for all runs that lack some of it.
+
+    A run that cannot be looked into, for want of its data or a checkpoint, is named and left out.
+    """
+    wanted = {name: PAGE_PARTS[name] for name in _possible_parts() if name in PAGE_PARTS}
+    federations: dict[DataSource, Federation] = {}
+    runs = find_runs(directories)
+    with _progress(len(runs)) as step_of:
+        for place, run in enumerate(runs):
+            missing = [
+                name for name, file in wanted.items() if not (run.path / "analysis" / file).exists()
+            ]
+            if not set(missing) - {"maps"}:  # only segmentation has them
+                continue
+            try:
+                subject = open_subject(run.path, _federation(run, federations))
+                analyse(subject, Wishes(what=tuple(missing)), step_of(place, run))
+            except FedprotoError as error:
+                typer.echo(f"not analysed: {error}", err=True)
+
+
 def _possible_parts() -> list[str]:
     """All parts but those whose library is missing, with a word about them."""
     if can_embed():
@@ -141,23 +171,21 @@ def _attention(run: StoredRun) -> dict[str, dict[str, float]]:
 
 
 def _print_table(runs: Sequence[StoredRun], found: Sequence[dict[str, float]]) -> None:
-    table = Table(caption="attention ÷ equal: smallest to largest weight relative to equal ones")
-    table.add_column("run", min_width=12)
-    rows = []
+    cells: dict[Path, dict[str, str]] = {}
     for run, facts in zip(runs, found, strict=True):
-        cells = {name: _shown(name, value) for name, value in facts.items()}
+        cells[run.path] = {name: _shown(name, value) for name, value in facts.items()}
         spread = attention_spread(run.records)
         if spread is not None:
-            cells["attention"] = f"{spread.lowest:.2f} to {spread.highest:.2f}"
-        rows.append(cells)
-    columns = [name for name in COLUMNS if any(name in cells for cells in rows)]
-    for name in columns:
-        table.add_column(COLUMNS[name], justify="right", no_wrap=True)
-    for title, run, cells in zip(titles([[run] for run in runs]), runs, rows, strict=True):
-        seed = f" · seed {run.config.seed}"
-        table.add_row(title + seed, *(cells.get(name, "–") for name in columns))
-    console = Console()
-    (console if console.is_terminal else Console(width=180)).print(table)
+            cells[run.path]["attention"] = f"{spread.lowest:.2f} to {spread.highest:.2f}"
+    groups = arrange(runs).split().groups
+    rows = [cells[group.runs[0].path] for group in groups]
+    columns = [name for name in COLUMNS if any(name in row for row in rows)]
+    print_table(
+        [group.title for group in groups],
+        {COLUMNS[name]: [row.get(name, "–") for row in rows] for name in columns},
+        least=[COLUMNS[name] for name in reversed(columns[1:])],
+        caption="attention ÷ equal: smallest to largest weight relative to equal ones",
+    )
 
 
 def _shown(name: str, value: float) -> str:

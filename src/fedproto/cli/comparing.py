@@ -1,21 +1,28 @@
-"""The command that compares runs: a table, and figures when asked for."""
+"""The command that compares runs: a table with verdicts, and figures when asked for."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
+from fedproto.cli.tables import print_table
 from fedproto.errors import ConfigError, unknown_name
+from fedproto.evidence import FEWEST_PAIRS
+from fedproto.report.arrangement import Arrangement, arrange
 from fedproto.report.figures import save_figures
-from fedproto.report.results import StoredRun, find_runs, group_by_seed, main_score
+from fedproto.report.results import StoredRun, find_runs, main_score
 from fedproto.report.summary import Summary, summarize
+
+Baseline = Annotated[
+    str | None, typer.Option(metavar="METHOD", help="What to compare with; the first by default.")
+]
+# What a narrow terminal does without, first things first.
+_LEAST = ("s", "MB down", "MB up", "rounds", "95 % interval", "loss", "seeds")
 
 
 def add_to(app: typer.Typer) -> None:
@@ -31,15 +38,17 @@ def compare(
     target: Annotated[
         float | None, typer.Option(help="Also show when this score is reached.")
     ] = None,
+    baseline: Baseline = None,
     each: Annotated[bool, typer.Option("--each", help="One row per run, not per group.")] = False,
     plots: Annotated[Path | None, typer.Option(help="Folder for figures as PNG.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The table as JSON.")] = False,
 ) -> None:
-    """Compare runs; those that differ only in the seed share a row."""
+    """Compare methods under each condition, seed by seed; seeds of one method share a row."""
     runs = find_runs(directories)
     metric = metric or main_score(runs)
-    groups = _groups(runs, metric, each)
-    rows = summarize(groups, metric, target)
+    arrangement = _arranged(runs, metric)
+    shown = arrangement.split() if each else arrangement
+    rows = summarize(shown, metric, target, baseline)
     if len({run.config.evaluate.every for run in runs if not run.config.strategy.pooled}) > 1:
         typer.echo(
             "not all runs were tested after the same rounds; on the same data they are compared at"
@@ -49,9 +58,9 @@ def compare(
     if as_json:
         typer.echo(json.dumps([asdict(row) for row in rows], indent=2))
     else:
-        _print_table(rows, metric, target)
+        _print(rows, metric, target)
     if plots is not None:
-        for path in save_figures(groups, metric, plots):
+        for path in save_figures(arrangement, metric, plots):
             typer.echo(f"wrote {path}", err=True)
 
 
@@ -59,47 +68,53 @@ def print_comparison(directories: Iterable[Path]) -> None:
     """The table of runs that have just ended."""
     runs = find_runs(directories)
     metric = runs[0].config.stop.metric or main_score(runs)
-    groups = _groups(runs, metric, each=False)
-    _print_table(summarize(groups, metric, None), metric, None)
+    _print(summarize(_arranged(runs, metric), metric), metric, None)
 
 
-def comparison_table(rows: list[Summary], metric: str, target: float | None) -> Table:
-    """The rows for a terminal."""
-    table = Table(
-        title=f"{metric} and loss: mean over the last 10 % of the rounds",
-        caption="area: mean of the curve over all rounds; ±: standard deviation over seeds",
-    )
-    table.add_column("run", min_width=12)
-    columns: dict[str, Callable[[Summary], str]] = {
-        "seeds": lambda row: str(row.runs),
-        "rounds": lambda row: str(row.rounds),
-    }
-    # Scores between 0 and 1 are shown as percentages, losses and margins as they are.
-    percent = metric.endswith("accuracy") or "iou" in metric
-    factor, digits, unit = (100, 1, " %") if percent else (1, 3, "")
-    columns[metric + unit] = lambda row: _shown(row, metric, factor, digits)
-    columns["loss"] = lambda row: _shown(row, "loss")
-    columns["area" + unit] = lambda row: _shown(row, "area", factor, digits)
-    if target is not None:
-        columns[f"rounds to {target:g}"] = lambda row: _shown(row, "rounds to target", digits=0)
-    columns["MB up"] = lambda row: _shown(row, "bytes up", 1e-6, 1, spread=False)
-    columns["MB down"] = lambda row: _shown(row, "bytes down", 1e-6, 1, spread=False)
-    columns["s"] = lambda row: _shown(row, "seconds", digits=0, spread=False)
-    for name in columns:
-        table.add_column(name, justify="right", no_wrap=True)
-    for row in rows:
-        table.add_row(row.title, *(cell(row) for cell in columns.values()))
-    return table
-
-
-def _groups(runs: list[StoredRun], metric: str, each: bool) -> list[list[StoredRun]]:
+def _arranged(runs: list[StoredRun], metric: str) -> Arrangement:
     begun = [run for run in runs if run.records]
     if not begun:
         raise ConfigError("none of these runs has finished a round yet")
     known = {name for run in begun for record in run.records for name in record.metrics}
     if metric not in known:
         raise ConfigError(unknown_name("metric", metric, known))
-    return [[run] for run in begun] if each else group_by_seed(begun)
+    return arrange(begun)
+
+
+def _print(rows: Sequence[Summary], metric: str, target: float | None) -> None:
+    # Scores between 0 and 1 are shown as percentages, losses and margins as they are.
+    percent = metric.endswith("accuracy") or "iou" in metric
+    factor, digits, unit = (100, 1, " %") if percent else (1, 3, "")
+    cells: dict[str, Callable[[Summary], str]] = {
+        metric + unit: lambda row: _shown(row, metric, factor, digits)
+    }
+    compared = [row.against for row in rows if row.against is not None]
+    enough = any(each.difference.pairs >= FEWEST_PAIRS for each in compared)
+    if compared:
+        cells["difference"] = lambda row: _difference(row, factor, digits, words=enough)
+    if enough:
+        cells["95 % interval"] = lambda row: _interval(row, factor, digits)
+    cells["loss"] = lambda row: _shown(row, "loss")
+    cells["area" + unit] = lambda row: _shown(row, "area", factor, digits)
+    if target is not None:
+        cells[f"rounds to {target:g}"] = lambda row: _shown(row, "rounds to target", digits=0)
+    cells["seeds"] = lambda row: str(len(row.seeds))
+    cells["rounds"] = lambda row: str(row.rounds)
+    cells["MB up"] = lambda row: _shown(row, "bytes up", 1e-6, 1, spread=False)
+    cells["MB down"] = lambda row: _shown(row, "bytes down", 1e-6, 1, spread=False)
+    cells["s"] = lambda row: _shown(row, "seconds", digits=0, spread=False)
+    caption = "±: sample standard deviation over seeds; area: mean of the whole curve"
+    if compared:
+        caption += f"; difference: from {compared[0].baseline} on the same seeds"
+        caption += "" if enough else f" (fewer than {FEWEST_PAIRS} decide nothing)"
+    print_table(
+        [row.title for row in rows],
+        {name: [cell(row) for row in rows] for name, cell in cells.items()},
+        least=[*_LEAST, "area" + unit],
+        sections=[row.condition for row in rows],
+        title=f"{metric} and loss: mean over the last 10 % of the rounds",
+        caption=caption,
+    )
 
 
 def _shown(
@@ -107,12 +122,20 @@ def _shown(
 ) -> str:
     if name not in row.values:
         return "–"
-    mean, std = (value * factor for value in row.values[name])
-    return f"{mean:.{digits}f}" + (f" ± {std:.{digits}f}" if spread and row.runs > 1 else "")
+    mean, deviation = row.values[name]
+    around = "" if deviation is None or not spread else f" ± {deviation * factor:.{digits}f}"
+    return f"{mean * factor:.{digits}f}{around}"
 
 
-def _print_table(rows: list[Summary], metric: str, target: float | None) -> None:
-    console = Console()
-    # A pipe or a file has no width of its own; rows are then never cut.
-    wide = console if console.is_terminal else Console(width=160)
-    wide.print(comparison_table(rows, metric, target))
+def _difference(row: Summary, factor: float, digits: int, *, words: bool) -> str:
+    if row.against is None:
+        return "–"
+    number = f"{row.against.difference.mean * factor:+.{digits}f}"
+    return f"{number} {row.against.verdict}" if words else number
+
+
+def _interval(row: Summary, factor: float, digits: int) -> str:
+    found = None if row.against is None else row.against.difference
+    if found is None or found.low is None or found.high is None:
+        return "–"
+    return f"{found.low * factor:+.{digits}f} to {found.high * factor:+.{digits}f}"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -17,6 +17,7 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.text import Text
 
 from fedproto.rounds import Run, Watcher
 from fedproto.store import RunStore
@@ -33,16 +34,7 @@ def progress_for(stores: Sequence[RunStore], as_json: bool) -> Iterator[Watcher]
     elif console.is_terminal:
         total = sum(store.config.schedule.rounds for store in stores)
         done = sum(len(store.records()) for store in stores)
-        with Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[detail]}"),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            console=console,
-        ) as bars:
+        with Bars(console) as bars:
             yield LiveBars(bars, total, done)
     else:
         yield Notices()
@@ -64,14 +56,36 @@ class Notices(Watcher):
         sys.stderr.write(f"{text}\n")
 
 
+class Bars(Progress):
+    """Bars with their times, and below them a line of its own for what was heard last."""
+
+    def __init__(self, console: Console) -> None:
+        self.newest = ""
+        super().__init__(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=None),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=console,
+            expand=True,
+        )
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        """The bars, then the line; a long one goes on in the next."""
+        yield self.make_tasks_table(self.tasks)
+        yield Text(self.newest)
+
+
 class LiveBars(Notices):
     """A bar for the rounds of all runs and one for the clients of the current round."""
 
-    def __init__(self, bars: Progress, total: int, done: int) -> None:
+    def __init__(self, bars: Bars, total: int, done: int) -> None:
         super().__init__()
         self._bars = bars
-        self._rounds = bars.add_task("rounds ", total=total, completed=done, detail="")
-        self._clients = bars.add_task("clients", total=1, detail="")
+        self._rounds = bars.add_task("rounds", total=total, completed=done)
+        self._clients = bars.add_task("clients", total=1)
 
     def round_started(self, num_jobs: int) -> None:
         """Starts the clients' bar afresh."""
@@ -82,13 +96,14 @@ class LiveBars(Notices):
         self._bars.advance(self._clients)
 
     def round_done(self, run: Run, record: RoundRecord) -> None:
-        """Moves the rounds' bar and shows the newest score."""
+        """Moves the rounds' bar and shows the newest score, and whose it is."""
         metric = run.config.stop.metric or headline(record.metrics)
         score = record.metrics.get(metric)
-        detail = "" if score is None else f"{run.config.title} {metric} {score:.3f}"
         self._bars.advance(self._rounds)
-        if detail:
-            self._bars.update(self._rounds, detail=detail)
+        if score is not None:
+            whose = f"{run.config.title}, δ {run.config.schedule.delta:g}, seed {run.config.seed}"
+            after = f"round {record.round + 1} of {run.config.schedule.rounds}"
+            self._bars.newest = f"{metric} {score:.3f} in {after}: {whose}"
 
     def _write(self, text: str) -> None:
         self._bars.console.print(text, highlight=False, markup=False)

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from fedproto.atomic import write_atomically
+from fedproto.cli.analysing import analyse_missing
 from fedproto.cli.options import DataRoot
 from fedproto.errors import StoreError
 from fedproto.report.content import page_content
@@ -38,6 +39,9 @@ def report(
     data: Annotated[
         bool, typer.Option("--data/--no-data", help="Show how the data is spread over clients.")
     ] = True,
+    analyse: Annotated[
+        bool, typer.Option("--analyse", help="First look into models that were not analysed yet.")
+    ] = False,
     live: Annotated[
         bool, typer.Option("--live", help="Serve the page on this machine while runs go on.")
     ] = False,
@@ -50,6 +54,8 @@ def report(
     del data_root
     name = title or ", ".join(path.resolve().name for path in directories)
     panels = DataPanels() if data else None
+    if analyse:
+        analyse_missing(directories)
     if live:
         _serve(LiveReport(directories, name, metric=metric, target=target, panels=panels), port)
         return
@@ -61,7 +67,7 @@ def report(
         runs,
         metric=metric,
         target=target,
-        panels=[] if panels is None else panels.of(run.store.config for run in runs),
+        panels=panels,
     )
     file = out or (directories[0] if len(directories) == 1 else Path()) / "report.html"
     page = render(content, name).encode()

@@ -20,7 +20,7 @@ WORTHWHILE_STEPS = 2000
 
 @ENGINES.register("auto")
 class AutoEngine(Engine):
-    """Stacked on CUDA, processes on a CPU where that pays, reference otherwise."""
+    """Stacked or captured on CUDA, processes on a CPU where that pays, reference otherwise."""
 
     def __init__(self, workload: Workload) -> None:
         super().__init__(workload)
@@ -52,7 +52,7 @@ def choose(workload: Workload) -> tuple[str, str]:
     device, cores = workload.options.torch_device(), available_cores()
     if device.type == "cuda":
         if type(workload.task) is not Classification:
-            return "reference", f"one client after another on {device}"
+            return "captured", f"one client after another on {device}"
         return "stacked", f"all clients at once on {device}"
     if cores < 2:
         return "reference", "one core"

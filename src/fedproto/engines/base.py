@@ -1,4 +1,4 @@
-"""What an engine is: it runs jobs and tests models, and knows nothing of rounds or strategies."""
+"""What an engine is: it runs jobs and tests models, and knows nothing of rounds or methods."""
 
 from __future__ import annotations
 

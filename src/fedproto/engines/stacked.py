@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from fedproto.data.samples import held
 from fedproto.engines.base import ENGINES, Engine, OnDone, Workload
+from fedproto.engines.captured import CapturedEngine
 from fedproto.engines.reference import ReferenceEngine
 from fedproto.engines.stacking.choice import network_for
 from fedproto.engines.stacking.fusing import Compiled, unfused
@@ -26,6 +27,7 @@ from fedproto.engines.stacking.memory import bytes_per_job, free_bytes, jobs_tha
 from fedproto.engines.stacking.network import stack_params
 from fedproto.engines.stacking.orders import StackOrders, stack_orders
 from fedproto.engines.stacking.reports import StackReports
+from fedproto.engines.stacking.statistics import estimated, lacking, received, returned
 from fedproto.equations import class_sums
 from fedproto.errors import TrainingError
 from fedproto.models.base import head_of
@@ -72,7 +74,7 @@ class StackedEngine(Engine):
         network, reason = network_for(workload, samples)
         if network is None or samples is None:
             workload.notify(f"the stacked engine cannot train this ({reason}); one by one instead")
-            self._reference = ReferenceEngine(workload)
+            self._reference = CapturedEngine(workload)
             return
         self._network = network
         self._inputs = network.lay_out(samples.inputs)
@@ -92,9 +94,7 @@ class StackedEngine(Engine):
         results: dict[int, ClientUpdate | ClientFailure] = {}
         alone = [place for place, job in enumerate(jobs) if self._penalty(job) == ALONE]
         if alone:
-            one_by_one = self._one_by_one or ReferenceEngine(self.workload)
-            self._one_by_one = one_by_one
-            found = one_by_one.train([jobs[place] for place in alone], on_done)
+            found = self._alone().train([jobs[place] for place in alone], on_done)
             results |= zip(alone, found, strict=True)
         with self.workload.options.precision():
             for places in self._alike(jobs):
@@ -113,9 +113,11 @@ class StackedEngine(Engine):
             return self._reference.evaluate(states, indices)
         if not states or not len(indices):
             return [{} for _ in states]
+        if lacking(self._network, states):
+            return self._alone().evaluate(states, indices)
         task = self.workload.task
         with self.workload.options.precision():
-            packed = self._network.pack(self._stack_states(states))
+            packed = self._packed(states)
             total: Tensor | None = None
             where = torch.from_numpy(indices).to(self._device)
             for part in where.split(self._samples_at_once(len(states))):
@@ -253,16 +255,14 @@ class StackedEngine(Engine):
             return known
         self._stacks.pop(kind, None)
         del known
-        example = {
-            name: tensor[0]
-            for name, tensor in self._network.pack(self._stack_states([jobs[0].state])).items()
-        }
+        example = {name: tensor[0] for name, tensor in self._packed([jobs[0].state]).items()}
         need = bytes_per_job(self._network, example, kind)
         capacity = min(len(jobs), jobs_that_fit(need, self._device))
         options = self.workload.options
         cuda = self._device.type == "cuda"
+        frozen = kind.train.batch_norm == "frozen"
         self._stacks[kind] = Lockstep(
-            self._network,
+            self._network.frozen() if frozen else self._network,
             self._inputs,
             self._targets,
             kind,
@@ -280,8 +280,7 @@ class StackedEngine(Engine):
         states = list({id(job.state): job.state for job in jobs}.values())
         row = {id(state): place for place, state in enumerate(states)}
         rows = torch.tensor([row[id(job.state)] for job in jobs], device=self._device)
-        received = self._network.pack(self._stack_states(states))
-        packed = {name: tensor[rows] for name, tensor in received.items()}
+        packed = {name: tensor[rows] for name, tensor in self._packed(states).items()}
         orders = stack_orders(jobs, federation)
         before = self._observe(packed, jobs, [job.strategy.looks.before for job in jobs])
         summed = lockstep.train(
@@ -292,7 +291,11 @@ class StackedEngine(Engine):
         )
         del packed
         trained = {name: tensor[: len(jobs)] for name, tensor in lockstep.params.items()}
-        after = self._observe(trained, jobs, [job.strategy.looks.after for job in jobs])
+        seen = {
+            **trained,
+            **{name: rows[: len(jobs)] for name, rows in lockstep.statistics.items()},
+        }
+        after = self._observe(seen, jobs, [job.strategy.looks.after for job in jobs])
         own = self._network.unpack(trained)
         locals_ = [member.local for member in members]
         reports = self._reports.of(jobs, locals_, own, before, after)
@@ -302,7 +305,7 @@ class StackedEngine(Engine):
                 client=job.client,
                 num_examples=job.batches.num_examples,
                 params={name: own[name][place] for name in job.state.params},
-                buffers=dict(job.state.buffers),
+                buffers=returned(job, lockstep.statistics, place),
                 train_loss=losses[place],
                 epochs_done=job.batches.epochs,
                 steps=job.batches.steps,
@@ -336,6 +339,11 @@ class StackedEngine(Engine):
         sizes = np.array([len(indices) for indices in own])
         where = torch.from_numpy(index).to(self._device)
         params = {name: tensor[places] for name, tensor in packed.items()}
+        if lacking(self._network, [jobs[place].state for place in places]):
+            batch = self.workload.options.eval_batch_size
+            params |= estimated(
+                self._network, params, self._inputs, where, batch, self._room_for_samples()
+            )
         total: Observation | None = None
         width = self._samples_at_once(len(places))
         for first in range(0, index.shape[1], width):
@@ -372,9 +380,23 @@ class StackedEngine(Engine):
 
     def _samples_at_once(self, models: int) -> int:
         """Samples per model where nothing is trained: as many as the memory plan allows."""
+        fit = self._room_for_samples() // models
+        return max(1, min(self.workload.options.eval_batch_size, fit))
+
+    def _room_for_samples(self) -> int:
         size = torch.finfo(self._dtype).bits // 8
-        fit = free_bytes(self._device) // 4 // (size * models * self._network.numbers(1))
-        return int(max(1, min(self.workload.options.eval_batch_size, fit)))
+        return free_bytes(self._device) // 4 // (size * self._network.numbers(1))
+
+    def _alone(self) -> ReferenceEngine:
+        """For what cannot be done in a stack."""
+        if self._one_by_one is None:
+            self._one_by_one = CapturedEngine(self.workload)
+        return self._one_by_one
+
+    def _packed(self, states: Sequence[ServerState]) -> dict[str, Tensor]:
+        """Weights as the network wants them, with the statistics that it keeps."""
+        params = self._network.pack(self._stack_states(states))
+        return params | received(self._network, states, next(iter(params.values())))
 
     def _stack_states(self, states: Sequence[ServerState]) -> dict[str, Tensor]:
         stacked = stack_params([state.params for state in states])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import abc
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from fedproto.analysis.probe import Probe
@@ -35,8 +37,21 @@ class Measure(abc.ABC):
         self.seed = seed
 
     @abc.abstractmethod
-    def take(self, state: ServerState) -> dict[str, float]:
-        """The numbers by the names they have in a record's metrics."""
+    def take(self, state: ServerState) -> Mapping[str, float | Mapping[str, float]]:
+        """The numbers by the names they have in a record's metrics, or in tables of it."""
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What was measured of a state.
+
+    Attributes:
+        metrics: Numbers by name.
+        tables: Tables of numbers by name, such as the score of each client.
+    """
+
+    metrics: dict[str, float] = field(default_factory=dict)
+    tables: dict[str, dict[str, float]] = field(default_factory=dict)
 
 
 MEASURES: Registry[Measure] = Registry("measure", "fedproto.measures")
@@ -54,24 +69,29 @@ class Gauge:
         self._probe: Probe | None = None
         self._measures: dict[tuple[MeasureOptions, int], list[Measure]] = {}
 
-    def take(self, options: MeasureOptions, seed: int, state: ServerState) -> dict[str, float]:
+    def take(self, options: MeasureOptions, seed: int, state: ServerState) -> Taken:
         """All measures that are asked for; those that are not finite numbers are left out.
 
         Raises:
             TrainingError: If a measure cannot be computed.
             ConfigError: If the reference cannot be used.
         """
-        metrics: dict[str, float] = {}
+        taken = Taken()
         for name, measure in zip(options.what, self._asked(options, seed), strict=True):
             try:
-                metrics |= measure.take(state)
+                found = measure.take(state)
             except RuntimeError as error:
                 reason = str(error).splitlines()[0] if str(error) else type(error).__name__
                 raise TrainingError(
                     f"measure '{name}' after round {state.round} failed: {reason}; leave it out of"
                     " measure.what, or use smaller batches (engine.eval_batch_size)"
                 ) from error
-        return {name: value for name, value in metrics.items() if math.isfinite(value)}
+            for key, value in found.items():
+                if isinstance(value, Mapping):
+                    taken.tables[key] = _finite(value)
+                else:
+                    taken.metrics.update(_finite({key: value}))
+        return taken
 
     def prepare(self, options: MeasureOptions, seed: int) -> None:
         """Does what can fail before any training: finds the measures and their reference."""
@@ -85,3 +105,7 @@ class Gauge:
                 MEASURES.get(name)(probe, options, seed) for name in options.what
             ]
         return self._measures[key]
+
+
+def _finite(numbers: Mapping[str, float]) -> dict[str, float]:
+    return {name: value for name, value in numbers.items() if math.isfinite(value)}

@@ -33,13 +33,13 @@ class Scores:
     Attributes:
         round: After which round.
         measure: ``accuracy`` or ``miou`` per client.
-        clients: The score per client.
+        clients: The score of each client that has test samples.
         classes: The score per class name; None where the class has no test samples.
     """
 
     round: int
     measure: str
-    clients: list[float]
+    clients: dict[int, float]
     classes: dict[str, float | None]
 
 
@@ -109,7 +109,11 @@ def _scores(given: dict[str, Any]) -> Scores:
     return Scores(
         round=int(given["round"]),
         measure=measure,
-        clients=[value for value in map(_number, clients[measure]) if value is not None],
+        clients={
+            int(client): value
+            for client, given in zip(clients["client"], clients[measure], strict=True)
+            if (value := _number(given)) is not None
+        },
         classes={
             str(name): _number(value)
             for name, value in zip(classes["class"], per_class, strict=True)
@@ -119,7 +123,7 @@ def _scores(given: dict[str, Any]) -> Scores:
 
 def _calibration(given: dict[str, Any]) -> dict[str, Any]:
     bins = [
-        {name: float(one[name]) for name in ("confidence", "accuracy", "count")}
+        {name: float(one[name]) for name in ("low", "high", "confidence", "accuracy", "count")}
         for one in given["bins"]
         if one["count"]
     ]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedproto.report.figures import COLORS
+from fedproto.report.looks import COLORS
 
 if TYPE_CHECKING:
     from fedproto.analysis.calibration import Bin

@@ -1,7 +1,6 @@
-"""Everything the HTML page shows, as one JSON object: summaries, curves, heat maps, configuration.
+"""Everything the HTML page shows, as one JSON object: methods, conditions, groups, runs, curves.
 
-Runs that differ only in the seed form a group: a row of the summary, a colour, a button. Curves
-longer than `MOST_POINTS` are written as means of neighbouring tests.
+Curves longer than `MOST_POINTS` are written as means of neighbouring tests.
 """
 
 from __future__ import annotations
@@ -9,6 +8,7 @@ from __future__ import annotations
 import base64
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,17 +18,22 @@ from numpy.typing import NDArray
 
 from fedproto.config import flatten
 from fedproto.errors import ConfigError, unknown_name
+from fedproto.evidence import FEWEST_PAIRS, SURE, t_quantile
+from fedproto.report import groups as facts
 from fedproto.report.analysed import Analysis, Scores, embedded_pictures, read_analysis
-from fedproto.report.figures import COLORS, NAMES
-from fedproto.report.following import RunFollower
-from fedproto.report.results import WINDOW, StoredRun, group_by_seed, main_score
-from fedproto.report.summary import summarize
+from fedproto.report.arrangement import Arrangement, Group, arrange
+from fedproto.report.figures import NAMES
+from fedproto.report.following import CLASS, RunFollower
+from fedproto.report.looks import DASHES
+from fedproto.report.results import WINDOW, StoredRun, main_score
+from fedproto.report.spread import DataPanels, Holdings
+from fedproto.report.summary import by_seed, figures_of
 from fedproto.store import read_description
 from fedproto.tasks import loss_beside, lower_is_better
 
 MOST_POINTS = 2000
 MOST_NOTES = 20
-QUANTILES = 101
+_CLASSES = ("iou_", CLASS)
 
 
 def page_content(
@@ -36,9 +41,10 @@ def page_content(
     *,
     metric: str | None = None,
     target: float | None = None,
-    panels: Sequence[Mapping[str, Any]] = (),
+    panels: DataPanels | None = None,
     problems: Sequence[str] = (),
     pictures: bool = True,
+    known: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Gathers what the page shows.
 
@@ -46,80 +52,112 @@ def page_content(
         followers: The runs, read.
         metric: The score to compare by; the task's main one by default.
         target: A value of it; adds the round that reaches it.
-        panels: How the data is spread, from `data_panels`.
+        panels: How the data is spread; None to leave it out.
         problems: What the reader should know about what is missing.
         pictures: Whether to embed maps.
+        known: Titles of methods in an earlier state of the page, which keep their colours.
 
     Raises:
         ConfigError: If no run has such a metric.
     """
-    runs = [follower.run for follower in followers]
-    groups = group_by_seed(runs)
-    known = {name for run in runs for record in run.records for name in record.metrics}
-    if metric is not None and known and metric not in known:
-        raise ConfigError(unknown_name("metric", metric, known))
-    metric = metric or main_score(runs)
-    names = _ordered(known, metric)
-    follower_of = {follower.path: follower for follower in followers}
-    analyses = {run.path: read_analysis(run.path) for run in runs}
-    notes = [*problems, *(text for one in analyses.values() for text in one.problems)]
+    arrangement = arrange((follower.run for follower in followers), known)
+    taken = {
+        name for follower in followers for record in follower.records for name in record.metrics
+    }
+    if metric is not None and taken and metric not in taken:
+        raise ConfigError(unknown_name("metric", metric, taken))
+    metric = metric or main_score(follower.run for follower in followers)
+    names = _ordered(taken, metric)
+    by_path = {follower.path: follower for follower in followers}
+    analyses = {path: read_analysis(path) for path in by_path}
+    most = max((len(group.seeds) for group in arrangement.groups), default=1)
+    configs = [group.runs[0].config for group in arrangement.groups]
+    shown_panels = [] if panels is None else panels.of(configs)
     return {
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
-        "colors": COLORS,
+        "dashes": DASHES,
         "window": WINDOW,
         "metric": metric,
+        "loss": loss_beside(metric),
         "target": target,
+        "sure": SURE,
+        "fewest": FEWEST_PAIRS,
+        "quantiles": [0, *(t_quantile(freedom) for freedom in range(1, most))],
         "metrics": [_metric(name) for name in names],
-        "groups": _groups(groups, metric, target, names, analyses),
-        "runs": [
-            _run(follower_of[run.path], place, names, analyses[run.path])
-            for place, group in enumerate(groups)
-            for run in group
+        "methods": [
+            {"title": method.title, **asdict(method.look)} for method in arrangement.methods
         ],
-        "data": list(panels),
-        "problems": notes,
-        **({"maps": _maps(groups, analyses)} if pictures else {}),
+        "first": arrangement.first if arrangement.methods else None,
+        "conditions": [
+            {"title": each.title, "family": each.family, "parts": dict(each.parts)}
+            for each in arrangement.conditions
+        ],
+        **_configurations(arrangement),
+        "groups": [
+            _group(group, names, metric, target, by_path, analyses, panels)
+            for group in arrangement.groups
+        ],
+        "runs": [
+            _run(run, by_path[run.path], place, names)
+            for place, group in enumerate(arrangement.groups)
+            for run in group.runs
+        ],
+        "data": shown_panels,
+        "problems": [*problems, *(text for one in analyses.values() for text in one.problems)],
+        **({"maps": _maps(arrangement.groups, analyses)} if pictures else {}),
     }
 
 
-def _groups(
-    groups: Sequence[Sequence[StoredRun]],
+def _group(
+    group: Group,
+    names: Sequence[str],
     metric: str,
     target: float | None,
-    names: Sequence[str],
+    followers: Mapping[Path, RunFollower],
     analyses: Mapping[Path, Analysis],
-) -> list[dict[str, Any]]:
-    rows = summarize(groups, metric, target)
-    result = []
-    for row, group in zip(rows, groups, strict=True):
-        values = {name: list(value) for name, value in row.values.items()}
-        for name in names:
-            last = [_last(run, name) for run in group]
-            if name not in (metric, loss_beside(metric)) and None not in last:
-                values[name] = [float(np.mean(last)), float(np.std(last))]  # type: ignore[arg-type]
-        scores = [one for run in group if (one := analyses[run.path].scores) is not None]
-        result.append(
-            {
-                "title": row.title,
-                "seeds": [run.config.seed for run in group],
-                "rounds": row.rounds,
-                "planned": group[0].config.schedule.rounds,
-                "values": values,
-                "config": flatten(group[0].config.to_dict()),
-                "fairness": _fairness(scores),
-                "classes": _classes(scores, group),
-            }
-        )
-    return result
-
-
-def _run(
-    follower: RunFollower, group: int, names: Sequence[str], analysis: Analysis
+    panels: DataPanels | None,
 ) -> dict[str, Any]:
-    run = follower.run
-    grid = follower.attention.grid()
+    def figures(run: StoredRun) -> dict[str, float]:
+        finals = {name: value for name in names if (value := run.final(name)) is not None}
+        return {**figures_of(run, metric, target), **finals}
+
+    per_seed = by_seed(group, figures)
+    seeds = group.seeds
+    own = [analyses[run.path] for run in group.runs]
+    scores = [
+        newest
+        for run in group.runs
+        if (newest := _newest(analyses[run.path].scores, followers[run.path].scores)) is not None
+    ]
+    holdings: Holdings | None = None if panels is None else panels.holdings(group.runs[0].config)
+    embeddings = [one.embedding for one in own if one.embedding is not None]
+    return {
+        "title": group.title,
+        "method": group.method,
+        "conditions": group.conditions,
+        "seeds": seeds,
+        "rounds": min(len(run.records) for run in group.runs),
+        "planned": group.runs[0].config.schedule.rounds,
+        "figures": {name: [found.get(seed) for seed in seeds] for name, found in per_seed.items()},
+        "fairness": facts.fairness(scores, holdings),
+        "classes": facts.classes(scores, group.runs),
+        "calibration": facts.calibration([one.calibration for one in own if one.calibration]),
+        "attention": facts.attention(
+            [followers[run.path].attention for run in group.runs], holdings
+        ),
+        "embedding": embeddings[0] if embeddings else None,
+    }
+
+
+def _newest(*found: Scores | None) -> Scores | None:
+    """Of what was analysed and what was recorded in training, what is about the later model."""
+    return max((one for one in found if one is not None), key=lambda one: one.round, default=None)
+
+
+def _run(run: StoredRun, follower: RunFollower, group: int, names: Sequence[str]) -> dict[str, Any]:
     noted = [f"round {record.round + 1}: {record.note}" for record in run.records if record.note]
     environment = read_description(run.path).get("environment", {})
+    traffic = [1e-6 * (record.bytes_up + record.bytes_down) for record in run.records]
     return {
         "path": str(run.path),
         "group": group,
@@ -127,15 +165,13 @@ def _run(
         "planned": run.config.schedule.rounds,
         "rounds": len(run.records),
         "ended": follower.stop_reason,
-        "seconds": sum(record.seconds for record in run.records),
         "curves": {name: curve for name in names if (curve := _curve(*run.curve(name)))},
-        "attention": None if grid is None else grid.to_dict(),
+        "megabytes": _clock(traffic),
+        "seconds": _clock([record.seconds for record in run.records]),
         "failures": follower.failures,
         "notes": noted[:MOST_NOTES],
         "more_notes": max(0, len(noted) - MOST_NOTES),
         "environment": {key: _text(value) for key, value in environment.items()},
-        "calibration": analysis.calibration,
-        "embedding": analysis.embedding,
     }
 
 
@@ -158,69 +194,42 @@ def _curve(rounds: NDArray[np.int64], values: NDArray[np.float64]) -> dict[str, 
     return {
         "x": [int(rounds[0]), step, len(rounds)] if even else rounds.tolist(),
         "even": even,
-        "y": base64.b64encode(values.astype("<f4").tobytes()).decode(),
+        "y": _packed(values),
         "joined": joined,
     }
 
 
-def _last(run: StoredRun, name: str) -> float | None:
-    """The mean of a metric over the last tenth of the run's rounds."""
-    rounds, values = run.curve(name)
-    if not len(rounds):
-        return None
-    width = max(1, round(WINDOW * run.config.schedule.rounds))
-    return float(values[rounds > rounds[-1] - width].mean())
+def _clock(amounts: Sequence[float]) -> dict[str, Any]:
+    """What had been spent after each round: in all, and every ``step`` rounds."""
+    spent = np.cumsum(np.asarray(amounts, dtype=np.float64))
+    if len(set(amounts)) < 2:
+        return {"total": float(spent[-1]) if len(spent) else 0.0, "step": 0, "spent": ""}
+    step = math.ceil(len(spent) / MOST_POINTS)
+    return {"total": float(spent[-1]), "step": step, "spent": _packed(spent[step - 1 :: step])}
 
 
-def _fairness(scores: Sequence[Scores]) -> dict[str, Any] | None:
-    """Quantiles of the score over the clients of all seeds together."""
-    values = np.sort([value for one in scores for value in one.clients])
-    if not len(values):
-        return None
-    worst = values[: max(1, math.ceil(len(values) / 10))]
-    return {
-        "measure": scores[0].measure,
-        "clients": len(values),
-        "seeds": len(scores),
-        "mean": float(values.mean()),
-        "std": float(values.std()),
-        "worst": float(worst.mean()),
-        "quantiles": np.quantile(values, np.linspace(0, 1, QUANTILES)).round(5).tolist(),
-    }
+def _packed(values: NDArray[np.float64]) -> str:
+    return base64.b64encode(values.astype("<f4").tobytes()).decode()
 
 
-def _classes(scores: Sequence[Scores], group: Sequence[StoredRun]) -> dict[str, Any] | None:
-    """The score per class, the mean over the seeds."""
-    tables = [one.classes for one in scores]
-    source = "analysis"
-    if not tables:  # segmentation records IoU per class as it goes
-        tables = [
-            {
-                name.removeprefix("iou_"): _last(run, name)
-                for name in dict.fromkeys(n for record in run.records for n in record.metrics)
-                if name.startswith("iou_")
-            }
-            for run in group
-        ]
-        source = "rounds"
+def _configurations(arrangement: Arrangement) -> dict[str, Any]:
+    """The options that all groups share, and those in which they differ, per group."""
+    tables = [flatten(group.runs[0].config.to_dict()) for group in arrangement.groups]
+    for table in tables:
+        table.pop("seed")
     names = list(dict.fromkeys(name for table in tables for name in table))
-    if not names:
-        return None
-    means = {
-        name: float(np.mean(found))
-        for name in names
-        if (found := [v for table in tables if (v := table.get(name)) is not None])
+    differ = [name for name in names if len({str(table.get(name)) for table in tables}) > 1]
+    return {
+        "common": {name: tables[0][name] for name in names if name not in differ},
+        "differing": {name: [table.get(name) for table in tables] for name in differ},
     }
-    return {"source": source, "values": {name: round(value, 5) for name, value in means.items()}}
 
 
-def _maps(
-    groups: Sequence[Sequence[StoredRun]], analyses: Mapping[Path, Analysis]
-) -> list[dict[str, Any]]:
+def _maps(groups: Sequence[Group], analyses: Mapping[Path, Analysis]) -> list[dict[str, Any]]:
     """Pictures of the first run of each group that has some."""
     shown = []
     for place, group in enumerate(groups):
-        with_maps = [run for run in group if analyses[run.path].maps]
+        with_maps = [run for run in group.runs if analyses[run.path].maps]
         if with_maps:
             shown.append((place, with_maps[0].path))
     addresses = embedded_pictures([map_ for _, path in shown for map_ in analyses[path].maps])
@@ -228,11 +237,9 @@ def _maps(
         {
             "group": place,
             "path": str(path),
-            "pictures": [
-                {"name": map_.stem, "source": addresses[map_]}
-                for map_ in analyses[path].maps
-                if map_ in addresses
-            ],
+            "pictures": {
+                map_.stem: addresses[map_] for map_ in analyses[path].maps if map_ in addresses
+            },
             "left_out": sum(map_ not in addresses for map_ in analyses[path].maps),
         }
         for place, path in shown
@@ -243,15 +250,16 @@ def _metric(name: str) -> dict[str, Any]:
     return {
         "name": name,
         "label": NAMES.get(name, name.replace("_", " ")),
-        "percent": name.endswith(("accuracy", "ece")) or "iou" in name,
+        "percent": name.endswith(("accuracy", "ece")) or "iou" in name or name.startswith(CLASS),
         "lower": lower_is_better(name),
+        "class": name.startswith(_CLASSES),
     }
 
 
 def _ordered(known: set[str], metric: str) -> list[str]:
     """The main score and its loss first, single classes last."""
     first = [name for name in (metric, loss_beside(metric)) if name in known]
-    rest = sorted(known - set(first), key=lambda name: (name.startswith("iou_"), name))
+    rest = sorted(known - set(first), key=lambda name: (name.startswith(_CLASSES), name))
     return first + rest
 
 

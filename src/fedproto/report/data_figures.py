@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,12 @@ from fedproto.data.masks import VOID, palette
 from fedproto.data.samples import MappedSamples
 from fedproto.data.statistics import class_counts
 from fedproto.errors import ConfigError
+from fedproto.report.looks import COLORS, new_figure
 from fedproto.rng import Indices
 
 SHOWN_CLIENTS = 30
-_BAR = "#0072B2"
+# From the ninth class on the colours come again with another pattern.
+_HATCHES = ("", "////", "....", "xxxx", "----", "oooo", "||||", "++++")
 
 
 def draw_class_mixes(federations: Sequence[tuple[str, Federation]], path: Path) -> Path:
@@ -31,7 +32,7 @@ def class_mix_figure(federations: Sequence[tuple[str, Federation]]) -> Any:
     """The three panels of the supplementary's data figure, one row per federation.
 
     Classes per client; clients by number of classes; the class mix of 30 clients chosen at random,
-    in the colours of PASCAL VOC.
+    in colours and patterns that are told apart with all common kinds of colour vision.
 
     Args:
         federations: Each with the title of its row.
@@ -39,18 +40,18 @@ def class_mix_figure(federations: Sequence[tuple[str, Federation]]) -> Any:
     Raises:
         ConfigError: If matplotlib is not installed.
     """
-    figure = _figure(figsize=(10, 2.4 * len(federations) + 0.4))
+    figure = new_figure(10, 2.4 * len(federations) + 0.4)
     rows = figure.subplots(len(federations), 3, squeeze=False)
     for (title, federation), panels in zip(federations, rows, strict=True):
         counts = class_counts(federation)
         classes = (counts > 0).sum(axis=1)
-        panels[0].bar(np.arange(len(classes)), classes, width=1.0, color=_BAR)
+        panels[0].bar(np.arange(len(classes)), classes, width=1.0, color=COLORS[0])
         panels[0].set_ylabel(f"{title}\n# classes" if title else "# classes")
         panels[0].set_ylim(0, counts.shape[1] + 0.5)
         panels[1].bar(
             np.arange(counts.shape[1] + 1),
             np.bincount(classes, minlength=counts.shape[1] + 1),
-            color=_BAR,
+            color=COLORS[0],
         )
         panels[1].set_ylabel("# clients")
         _draw_mix(panels[2], counts)
@@ -81,7 +82,7 @@ def draw_contact_sheet(
             f"a contact sheet needs images, not inputs of shape {federation.input_shape}"
         )
     shown = federation.clients[:clients]
-    figure = _figure(figsize=(1.1 * samples + 0.6, 1.15 * len(shown)))
+    figure = new_figure(1.1 * samples + 0.6, 1.15 * len(shown))
     grid = figure.subplots(len(shown), samples, squeeze=False)
     for number, (client, row) in enumerate(zip(shown, grid, strict=True)):
         images, captions = _pictures(federation, client.train[:samples])
@@ -107,10 +108,18 @@ def _draw_mix(axes: Any, counts: Indices) -> None:
     rng = np.random.RandomState(0)
     shown = np.sort(rng.permutation(len(counts))[:SHOWN_CLIENTS])
     mix = counts[shown] / counts[shown].sum(axis=1, keepdims=True)
-    colours = palette()[1 : mix.shape[1] + 1] / 255
     left = np.zeros(len(shown))
     for label in range(mix.shape[1]):
-        axes.barh(np.arange(len(shown)), mix[:, label], left=left, color=colours[label], height=0.9)
+        axes.barh(
+            np.arange(len(shown)),
+            mix[:, label],
+            left=left,
+            height=0.9,
+            color=COLORS[label % len(COLORS)],
+            hatch=_HATCHES[label // len(COLORS) % len(_HATCHES)],
+            edgecolor="white",
+            linewidth=0.3,
+        )
         left += mix[:, label]
     axes.set_xlim(0, 1)
     axes.set_ylabel("client ID")
@@ -141,11 +150,3 @@ def _pictures(federation: Federation, indices: Indices) -> tuple[NDArray[np.floa
         for mask in masks
     ]
     return np.where(painted, 0.45 * images + 0.55 * colours, images), named
-
-
-def _figure(figsize: tuple[float, float]) -> Any:
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError("figures need matplotlib: pip install 'fedproto[plots]'")
-    from matplotlib.figure import Figure
-
-    return Figure(figsize=figsize, layout="constrained")

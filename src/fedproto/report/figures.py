@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from fedproto.errors import ConfigError
-from fedproto.report.results import StoredRun, titles
+from fedproto.report.arrangement import Arrangement
+from fedproto.report.looks import Look, add_legend, new_figure
+from fedproto.report.results import WINDOW, StoredRun
 from fedproto.tasks import loss_beside
 
-# Okabe and Ito's palette: told apart with all common kinds of colour vision.
-COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
-STYLES = ("-", "--", "-.", ":")
 NAMES = {
     "accuracy": "test accuracy",
     "miou": "test mIoU",
@@ -22,13 +20,14 @@ NAMES = {
     "loss": "test loss",
     "train_loss": "training loss",
 }
+_COLUMNS = 3
 
 
-def save_figures(groups: Sequence[Sequence[StoredRun]], metric: str, folder: Path) -> list[Path]:
+def save_figures(arrangement: Arrangement, metric: str, folder: Path) -> list[Path]:
     """Draws all figures that the runs have data for.
 
     Args:
-        groups: Runs that differ only in the seed, together.
+        arrangement: The runs.
         metric: The score for the curves.
         folder: Where to put the PNG files.
 
@@ -38,76 +37,90 @@ def save_figures(groups: Sequence[Sequence[StoredRun]], metric: str, folder: Pat
     Raises:
         ConfigError: If matplotlib is not installed.
     """
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError("figures need matplotlib: pip install 'fedproto[plots]'")
     folder.mkdir(parents=True, exist_ok=True)
     written = [
-        draw_curves(groups, name, folder / f"{name}.png") for name in (metric, loss_beside(metric))
+        draw_curves(arrangement, name, folder / f"{name}.png")
+        for name in (metric, loss_beside(metric))
     ]
-    if any(attention_values(group) for group in groups):
-        written.append(draw_attention(groups, folder / "attention.png"))
+    if any(attention_values(group.runs) for group in arrangement.groups):
+        written.append(draw_attention(arrangement, folder / "attention.png"))
     return written
 
 
-def draw_curves(groups: Sequence[Sequence[StoredRun]], metric: str, path: Path) -> Path:
-    """Smoothed curves: the mean over seeds, with one standard deviation around it."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 4.2), layout="constrained")
-    axes = figure.subplots()
-    most_seeds = max(len(group) for group in groups)
-    for place, (title, group) in enumerate(zip(titles(groups), groups, strict=True)):
-        curves = [run.smoothed(metric) for run in group]
-        rounds = sorted(set.intersection(*(set(rounds.tolist()) for rounds, _ in curves)))
-        values = np.array([values[np.isin(at, rounds)] for at, values in curves])
-        mean, spread = values.mean(axis=0), values.std(axis=0)
-        color, style = COLORS[place % len(COLORS)], STYLES[place // len(COLORS) % len(STYLES)]
-        axes.plot(rounds, mean, style, color=color, label=title)
-        if len(group) > 1:
-            axes.fill_between(rounds, mean - spread, mean + spread, color=color, alpha=0.15, lw=0)
-    axes.set_xlabel("round")
-    axes.set_ylabel(NAMES.get(metric, metric.replace("_", " ")))
-    spread_note = f", mean ± std of {most_seeds} seeds" if most_seeds > 1 else ""
-    axes.set_title(f"moving average over 10 % of the rounds{spread_note}", fontsize="medium")
-    axes.grid(alpha=0.3)
-    axes.legend(frameon=False, fontsize="small")
+def draw_curves(arrangement: Arrangement, metric: str, path: Path) -> Path:
+    """Smoothed curves, a panel per condition: means over seeds within one standard deviation."""
+    conditions = list(enumerate(arrangement.conditions))
+    figure, panels = _panels(len(conditions), (4.2, 2.9))
+    handles: dict[str, Any] = {}
+    most_seeds = max((len(group.seeds) for group in arrangement.groups), default=1)
+    for axes, (place, condition) in zip(panels, conditions, strict=True):
+        for group in arrangement.groups:
+            if place in group.conditions:
+                method = arrangement.methods[group.method]
+                line = _draw_group(axes, group.runs, metric, method.look)
+                if line is not None:
+                    handles.setdefault(method.title, line)
+        axes.set_title(condition.title, fontsize="small")
+        axes.grid(alpha=0.3)
+    spread = f"; mean ± sample standard deviation of {most_seeds} seeds" if most_seeds > 1 else ""
+    figure.suptitle(
+        f"moving average over {100 * WINDOW:.0f} % of the rounds{spread}", fontsize="medium"
+    )
+    figure.supxlabel("round", fontsize="medium")
+    figure.supylabel(NAMES.get(metric, metric.replace("_", " ")), fontsize="medium")
+    add_legend(figure, handles)
     figure.savefig(path, dpi=150)
     return path
 
 
-def draw_attention(groups: Sequence[Sequence[StoredRun]], path: Path) -> Path:
+def draw_attention(arrangement: Arrangement, path: Path) -> Path:
     """How often a client got which weight in the average, one panel per group."""
-    from matplotlib.figure import Figure
-
     shown = [
-        (title, values)
-        for title, group in zip(titles(groups), groups, strict=True)
-        if (values := attention_values(group))
+        (group, values) for group in arrangement.groups if (values := attention_values(group.runs))
     ]
-    columns = min(3, len(shown))
-    rows = -(-len(shown) // columns)
-    figure = Figure(figsize=(3.2 * columns, 2.4 * rows), layout="constrained")
-    panels = list(figure.subplots(rows, columns, squeeze=False, sharex=True).flat)
+    figure, panels = _panels(len(shown), (3.2, 2.4))
     bins = np.linspace(0, max(max(values) for _, values in shown), 40)
-    for place, ((title, values), axes) in enumerate(zip(shown, panels, strict=False)):
-        axes.hist(values, bins=list(bins), color=COLORS[place % len(COLORS)])
-        axes.set_title(title, fontsize="small")
+    for (group, values), axes in zip(shown, panels, strict=True):
+        axes.hist(values, bins=list(bins), color=arrangement.methods[group.method].look.color)
+        axes.set_title(group.title, fontsize="small")
         axes.grid(alpha=0.3)
-        axes.tick_params(labelbottom=True)
-    for axes in panels[len(shown) :]:
-        axes.set_visible(False)
     figure.supxlabel("federated attention value", fontsize="medium")
     figure.supylabel("occurrences", fontsize="medium")
     figure.savefig(path, dpi=150)
     return path
 
 
-def attention_values(group: Sequence[StoredRun]) -> list[float]:
+def attention_values(runs: Iterable[StoredRun]) -> list[float]:
     """All attention values of rounds in which more than one client took part."""
     return [
         value
-        for run in group
+        for run in runs
         for record in run.records
         if len(record.attention) > 1
         for value in record.attention.values()
     ]
+
+
+def _draw_group(axes: Any, runs: Iterable[StoredRun], metric: str, look: Look) -> Any:
+    """The line of a group; None where the metric was not taken."""
+    curves = [curve for run in runs if len((curve := run.smoothed(metric))[0])]
+    rounds = sorted(set.intersection(*(set(at.tolist()) for at, _ in curves))) if curves else []
+    if not rounds:
+        return None
+    values = np.array([values[np.isin(at, rounds)] for at, values in curves])
+    mean = values.mean(axis=0)
+    (line,) = axes.plot(rounds, mean, color=look.color, linestyle=look.linestyle)
+    if len(curves) > 1:
+        spread = values.std(axis=0, ddof=1)
+        axes.fill_between(rounds, mean - spread, mean + spread, color=look.color, alpha=0.15, lw=0)
+    return line
+
+
+def _panels(number: int, size: tuple[float, float]) -> tuple[Any, list[Any]]:
+    columns = max(1, min(_COLUMNS, number))
+    rows = -(-max(1, number) // columns)
+    figure = new_figure(size[0] * columns + 1.2, size[1] * rows + 0.8)
+    panels = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for axes in panels[number:]:
+        axes.set_visible(False)
+    return figure, panels[:number]

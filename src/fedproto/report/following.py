@@ -11,7 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from fedproto.errors import StoreError
+from fedproto.measures.clients import PER_CLASS, PER_CLIENT
 from fedproto.records import RecordReader
+from fedproto.report.analysed import Scores
 from fedproto.report.grids import AttentionMap
 from fedproto.report.results import StoredRun, run_directories
 from fedproto.rounds import Run
@@ -19,6 +21,8 @@ from fedproto.store import RunStore
 from fedproto.types import RoundRecord, ServerState
 
 _CHUNK = 1 << 20
+CLASS = "class: "
+"""How the curve of a class that was scored in training is called among the metrics."""
 
 
 class RunFollower:
@@ -31,6 +35,7 @@ class RunFollower:
         store: Its description.
         records: The rounds so far, without cohorts and weights.
         attention: What the weights were.
+        scores: Of the newest model whose clients were scored in training; None where none was.
 
     Raises:
         StoreError: If it holds no run or its description is damaged.
@@ -78,6 +83,7 @@ class RunFollower:
         self.records: list[RoundRecord] = []
         self.attention = AttentionMap(self.store.config.schedule.rounds)
         self.failures = 0
+        self.scores: Scores | None = None
         self._described = _identity(self.path / "run.json")
         self._identity = _identity(self.path / "rounds.jsonl")
         self._read = 0
@@ -89,9 +95,17 @@ class RunFollower:
         for record in self._reader.read(chunk):
             self.attention.add(record)
             self.failures += len(record.failures)
+            if PER_CLIENT in record.tables:
+                self.scores = _scores(record)
+            classes = record.tables.get(PER_CLASS, {})
             self.records.append(
                 replace(
                     record,
+                    metrics={
+                        **record.metrics,
+                        **{f"{CLASS}{name}": value for name, value in classes.items()},
+                    },
+                    tables={},
                     cohort=[],
                     stragglers=[],
                     dropped=[],
@@ -142,6 +156,15 @@ class Followers:
                     found[directory] = follower
         self._known = found
         return list(found.values()), problems
+
+
+def _scores(record: RoundRecord) -> Scores:
+    return Scores(
+        round=record.round + 1,
+        measure="miou" if "mean_client_miou" in record.metrics else "accuracy",
+        clients={int(client): value for client, value in record.tables[PER_CLIENT].items()},
+        classes=dict(record.tables.get(PER_CLASS, {})),
+    )
 
 
 def _identity(path: Path) -> object:

@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 from fedproto.rng import Indices
 from fedproto.types import RoundRecord
 
-MOST_ROWS = 200
-MOST_COLUMNS = 300
+MOST_ROWS = 100
+MOST_COLUMNS = 200
 # A weight of a 64th of the uniform share, or none at all, is the end of the scale.
 _FURTHEST = 6.0
+_ALIKE = 1e-6
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,7 @@ class AttentionMap:
         self._rounds = 0
         self._sum = np.zeros((0, math.ceil(rounds / self._span)))
         self._count = np.zeros_like(self._sum)
+        self._shares = np.zeros(0)
 
     def add(self, record: RoundRecord) -> None:
         """Takes in one more round; one of a single client says nothing and is left out."""
@@ -84,32 +86,50 @@ class AttentionMap:
         if missing > 0:
             self._sum = np.pad(self._sum, ((0, missing), (0, 0)))
             self._count = np.pad(self._count, ((0, missing), (0, 0)))
+            self._shares = np.pad(self._shares, (0, missing))
         self._sum[clients, column] += np.log2(np.maximum(share, 2.0**-_FURTHEST))
         self._count[clients, column] += 1
+        self._shares[clients] += share
 
-    def grid(self) -> Grid | None:
-        """The heat map so far, rows are clients; None when no round had two clients."""
-        if not self._count.any():
+    @property
+    def clients(self) -> int:
+        """One more than the largest client that ever took part."""
+        return len(self._sum)
+
+    @property
+    def shares(self) -> NDArray[np.float64]:
+        """Each client's mean weight in multiples of a uniform share; NaN if it never took part."""
+        rounds = self._count.sum(axis=1)
+        means: NDArray[np.float64] = np.full(len(rounds), np.nan)
+        means[rounds > 0] = self._shares[rounds > 0] / rounds[rounds > 0]
+        return means
+
+    def grid(self, order: Indices | None = None) -> Grid | None:
+        """The heat map so far, rows are clients; None where all clients always counted alike.
+
+        Args:
+            order: The clients from top to bottom; by number when None.
+        """
+        furthest = float(np.abs(self._sum).max(initial=0.0))
+        if furthest < _ALIKE:
             return None
         columns = math.ceil(self._rounds / self._span)
-        span = math.ceil(len(self._sum) / MOST_ROWS)
-        sums = _join_rows(self._sum[:, :columns], span)
-        counts = _join_rows(self._count[:, :columns], span)
+        order = np.arange(self.clients) if order is None else order
+        span = math.ceil(len(order) / MOST_ROWS)
+        sums = _join_rows(self._sum[order, :columns], span)
+        counts = _join_rows(self._count[order, :columns], span)
         means = np.divide(sums, counts, out=np.zeros_like(sums), where=counts > 0)
         furthest = max(0.01, float(np.abs(means).max()))
-        # Most weights are close to the uniform share and few are far from it: the root tells the
-        # many apart.
-        shares = 0.5 + np.sign(means) * np.sqrt(np.abs(means) / furthest) / 2
         return Grid(
             rows=means.shape[0],
             columns=means.shape[1],
             row_span=span,
             column_span=self._span,
-            total_rows=len(self._sum),
+            total_rows=len(order),
             total_columns=self._rounds,
             low=-furthest,
             high=furthest,
-            cells=_packed(shares, counts > 0),
+            cells=_packed(0.5 + means / (2 * furthest), counts > 0),
         )
 
 

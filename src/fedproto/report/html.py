@@ -1,6 +1,6 @@
 """The HTML page: one file with styles, scripts and data inside, that needs nothing from elsewhere.
 
-The parts lie in ``page/``: plain HTML, CSS and JavaScript, and uPlot for the line charts.
+The parts lie in ``page/``: plain HTML, CSS and JavaScript.
 """
 
 from __future__ import annotations
@@ -12,12 +12,15 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
-_STYLES = ("vendor/uPlot.min.css", "page.css")
 _SCRIPTS = (
-    "vendor/uPlot.iife.min.js",
     "base.js",
-    "lines.js",
+    "state.js",
+    "charts.js",
+    "pointing.js",
+    "panels.js",
+    "saving.js",
     "heat.js",
+    "verdict.js",
     "summary.js",
     "curves.js",
     "attention.js",
@@ -40,8 +43,7 @@ def render(content: Mapping[str, Any], title: str, *, live: bool = False) -> str
     parts = {
         "title": escape(title),
         "connect": "'self'" if live else "'none'",
-        "style": "\n".join(_asset(name) for name in _STYLES),
-        "licence": _asset("vendor/LICENSE-uPlot"),
+        "style": _asset("page.css"),
         "script": "\n".join(_asset(name) for name in _SCRIPTS),
         "data": to_script_json({**content, "title": title, "live": live}),
     }

@@ -18,7 +18,7 @@ from typing import Any
 
 from fedproto.errors import ConfigError, FedprotoError, StoreError
 from fedproto.report.content import page_content
-from fedproto.report.following import Followers, RunFollower
+from fedproto.report.following import Followers
 from fedproto.report.html import render
 from fedproto.report.spread import DataPanels
 
@@ -59,6 +59,7 @@ class LiveReport:
         self._followers = Followers(paths)
         self._title, self._metric, self._target = title, metric, target
         self._panels = panels
+        self._methods: list[str] = []
         self._lock = threading.Lock()
         self._seen: object = None
         self._news = b"{}"
@@ -82,19 +83,20 @@ class LiveReport:
     def _content(self, *, pictures: bool) -> dict[str, Any]:
         try:
             runs, problems = self._followers.update(forgiving=True)
-            return page_content(
+            content = page_content(
                 runs,
                 metric=self._metric,
                 target=self._target,
-                panels=self._panels_of(runs),
+                panels=self._panels,
                 problems=problems,
                 pictures=pictures,
+                known=self._methods,
             )
         except FedprotoError as error:
             return page_content([], problems=[str(error)], pictures=pictures)
-
-    def _panels_of(self, runs: Sequence[RunFollower]) -> list[dict[str, Any]]:
-        return [] if self._panels is None else self._panels.of(run.store.config for run in runs)
+        seen = [*self._methods, *(method["title"] for method in content["methods"])]
+        self._methods = list(dict.fromkeys(seen))
+        return content
 
     def _files(self) -> Iterator[tuple[str, int, int]]:
         for path in self._followers.paths:

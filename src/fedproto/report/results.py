@@ -1,18 +1,19 @@
-"""Reading finished or unfinished runs, their curves, and which of them belong together.
+"""Reading finished or unfinished runs and their curves.
 
 Curves are smoothed by a moving average over a tenth of the rounds, as in the paper.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedproto.config import RunConfig, differences
+from fedproto.config import RunConfig
 from fedproto.errors import StoreError
 from fedproto.store import RunStore, is_run
 from fedproto.sweep import is_sweep, sweep_directories
@@ -45,9 +46,23 @@ class StoredRun:
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """The curve as a moving average over the last rounds: `width` or a tenth of the run's."""
         rounds, values = self.curve(metric)
-        width = width or max(1, round(WINDOW * self.config.schedule.rounds))
-        means = [values[(rounds > end - width) & (rounds <= end)].mean() for end in rounds]
+        width = width or smoothing_width(self.config.schedule.rounds)
+        starts = np.searchsorted(rounds, rounds - width, side="right")
+        means = [values[start : end + 1].mean() for end, start in enumerate(starts)]
         return rounds, np.array(means, dtype=np.float64)
+
+    def final(self, metric: str) -> float | None:
+        """The end of the smoothed curve, which is what tables show; None without a test."""
+        rounds, values = self.curve(metric)
+        if not len(rounds):
+            return None
+        width = smoothing_width(self.config.schedule.rounds)
+        return float(values[rounds > rounds[-1] - width].mean())
+
+
+def smoothing_width(rounds: int, share: float = WINDOW) -> int:
+    """How many rounds a moving average over a share of them spans; halves count up."""
+    return max(1, math.floor(share * rounds + 0.5))
 
 
 def find_runs(paths: Iterable[Path]) -> list[StoredRun]:
@@ -94,36 +109,3 @@ def run_directories(path: Path) -> list[Path]:
 def main_score(runs: Iterable[StoredRun]) -> str:
     """The score by which some runs are compared first."""
     return headline(name for run in runs for record in run.records for name in record.metrics)
-
-
-def group_by_seed(runs: Iterable[StoredRun]) -> list[list[StoredRun]]:
-    """Runs that differ in nothing but the seed, together; in order of first appearance.
-
-    Each seed may have a reference of its own that features are compared with.
-    """
-    groups: dict[tuple[str, str], list[StoredRun]] = {}
-    for run in runs:
-        measure = replace(run.config.measure, reference=None)
-        key = run.config.title, replace(run.config, seed=0, measure=measure).digest()
-        groups.setdefault(key, []).append(run)
-    return list(groups.values())
-
-
-def titles(groups: Sequence[Sequence[StoredRun]]) -> list[str]:
-    """A title per group; equal labels are told apart by the options in which they differ."""
-    configs = [group[0].config for group in groups]
-    result = []
-    for config in configs:
-        twins = [other for other in configs if other.title == config.title and other is not config]
-        names = sorted(
-            {name for twin in twins for name in differences(config, twin)}
-            - {"seed", "measure.reference"}
-        )
-        tables = config.to_dict()
-        details = []
-        for name in names:
-            section, _, key = name.rpartition(".")
-            value = (tables.get(section, {}) if section else tables).get(key)
-            details.append(f"{key}={value}")
-        result.append(config.title + (f" ({', '.join(details)})" if details else ""))
-    return result

@@ -1,16 +1,36 @@
-"""A table of runs: one row per group, with final scores, area under the curve, traffic and time."""
+"""A table of runs: one row per group, with scores, area, traffic, time and a verdict."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedproto.report.results import StoredRun, titles
-from fedproto.report.shared import comparable
+from fedproto.errors import ConfigError, unknown_name
+from fedproto.evidence import Difference, Verdict, difference, holm, sample_deviation
+from fedproto.report.arrangement import Arrangement, Group
+from fedproto.report.results import StoredRun
 from fedproto.tasks import loss_beside, lower_is_better
+
+
+@dataclass(frozen=True)
+class Against:
+    """A group against the baseline's under the same condition, seed by seed.
+
+    Attributes:
+        baseline: The method it is compared with.
+        difference: Of the score by which the table compares.
+        corrected_p: Its p-value, corrected by Holm for all comparisons of the table.
+        verdict: In a word.
+    """
+
+    baseline: str
+    difference: Difference
+    corrected_p: float | None
+    verdict: Verdict
 
 
 @dataclass(frozen=True)
@@ -18,63 +38,142 @@ class Summary:
     """One row of a comparison.
 
     Attributes:
-        title: The runs' label.
-        runs: How many runs (seeds) it is the mean of.
+        title: What the runs are called.
+        method: Their method.
+        condition: What it was run under; empty where all runs share one.
+        seeds: What the figures are the mean over.
         rounds: Rounds done.
-        values: Mean and standard deviation per figure; the deviation is 0 for one run. A figure
-            that some run does not have is left out.
+        values: Mean and sample standard deviation over seeds per figure; None as the deviation for
+            one seed. A figure that some run does not have is left out.
+        against: What became of it beside the baseline; None for the baseline itself, where that was
+            not run, and for pooled training beside several conditions.
     """
 
     title: str
-    runs: int
+    method: str
+    condition: str
+    seeds: list[int]
     rounds: int
-    values: dict[str, tuple[float, float]]
+    values: dict[str, tuple[float, float | None]]
+    against: Against | None
 
 
 def summarize(
-    groups: Sequence[Sequence[StoredRun]], metric: str, target: float | None
+    arrangement: Arrangement, metric: str, target: float | None = None, baseline: str | None = None
 ) -> list[Summary]:
-    """One row per group; federated runs on the same data are compared at the rounds they share.
+    """One row per group.
 
     Args:
-        groups: Runs that belong together.
+        arrangement: The runs.
         metric: The score to compare by, such as accuracy.
         target: A value of it; adds the first round whose smoothed score reaches it.
+        baseline: The method that others are compared with; the first by default.
+
+    Raises:
+        ConfigError: If there is no such method.
     """
-    rows = []
-    aligned = iter(comparable(run for group in groups for run in group))
-    for title, group in zip(titles(groups), groups, strict=True):
-        figures = [_figures(next(aligned), metric, target) for _ in group]
-        common = [name for name in figures[0] if all(name in each for each in figures)]
-        rows.append(
-            Summary(
-                title=title,
-                runs=len(group),
-                rounds=min(len(run.records) for run in group),
-                values={
-                    name: (
-                        float(np.mean([each[name] for each in figures])),
-                        float(np.std([each[name] for each in figures])),
-                    )
-                    for name in common
-                },
-            )
+    figures = [
+        by_seed(group, lambda run: figures_of(run, metric, target)) for group in arrangement.groups
+    ]
+    against = _against(arrangement, [each.get(metric, {}) for each in figures], metric, baseline)
+    return [
+        Summary(
+            title=group.title,
+            method=arrangement.methods[group.method].title,
+            condition=_condition(arrangement, group),
+            seeds=group.seeds,
+            rounds=min(len(run.records) for run in group.runs),
+            values={
+                name: (float(np.mean(values)), sample_deviation(values))
+                for name, found in own.items()
+                if len(values := list(found.values())) == len(group.seeds)
+            },
+            against=verdict,
         )
-    return rows
+        for group, own, verdict in zip(arrangement.groups, figures, against, strict=True)
+    ]
 
 
-def _figures(run: StoredRun, metric: str, target: float | None) -> dict[str, float]:
+def by_seed(
+    group: Group, figures: Callable[[StoredRun], Mapping[str, float]]
+) -> dict[str, dict[int, float]]:
+    """Each figure of a group per seed that has it; a seed that was run twice counts once.
+
+    Args:
+        group: The runs.
+        figures: What is asked of each.
+    """
+    found: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for run in group.runs:
+        for name, value in figures(run).items():
+            found[name][run.config.seed].append(value)
+    times = Counter(run.config.seed for run in group.runs)
+    return {
+        name: {
+            seed: float(np.mean(values))
+            for seed, values in per_seed.items()
+            if len(values) == times[seed]
+        }
+        for name, per_seed in found.items()
+    }
+
+
+def differences(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Difference | None:
+    """Of the seeds that both have; None where they share none."""
+    shared = [ours[seed] - theirs[seed] for seed in ours if seed in theirs]
+    return difference(shared) if shared else None
+
+
+def _against(
+    arrangement: Arrangement,
+    scores: Iterable[Mapping[int, float]],
+    metric: str,
+    baseline: str | None,
+) -> list[Against | None]:
+    groups, found = arrangement.groups, list(scores)
+    titles = [method.title for method in arrangement.methods]
+    chosen = baseline or (arrangement.first if titles else "")
+    if baseline is not None and baseline not in titles:
+        raise ConfigError(f"--baseline: {unknown_name('method', baseline, titles)}")
+    theirs = {
+        place: values
+        for group, values in zip(groups, found, strict=True)
+        if titles[group.method] == chosen
+        for place in group.conditions
+    }
+    pairs = [
+        differences(values, theirs.get(group.conditions[0], {}))
+        if titles[group.method] != chosen and len(group.conditions) == 1
+        else None
+        for group, values in zip(groups, found, strict=True)
+    ]
+    corrected = holm([None if pair is None else pair.p for pair in pairs])
+    lower = lower_is_better(metric)
+    return [
+        None if pair is None else Against(chosen, pair, p, pair.verdict(lower_is_better=lower))
+        for pair, p in zip(pairs, corrected, strict=True)
+    ]
+
+
+def _condition(arrangement: Arrangement, group: Group) -> str:
+    titles = [arrangement.conditions[place].title for place in group.conditions]
+    return "; ".join(title for title in titles if title)
+
+
+def figures_of(run: StoredRun, metric: str, target: float | None = None) -> dict[str, float]:
+    """What a table says of one run."""
     figures: dict[str, float] = {}
     for title, name in ((metric, metric), ("loss", loss_beside(metric))):
-        rounds, values = run.smoothed(name)
-        if len(values):
-            figures[title] = float(values[-1])
-        if name == metric and len(values):
-            figures["area"] = _area(rounds, values)
-            if target is not None:
-                reached = rounds[values <= target if lower_is_better(name) else values >= target]
-                if len(reached):
-                    figures["rounds to target"] = float(reached[0])
+        value = run.final(name)
+        if value is not None:
+            figures[title] = value
+    rounds, values = run.smoothed(metric)
+    if len(values):
+        figures["area"] = _area(rounds, values)
+        if target is not None:
+            reached = rounds[values <= target if lower_is_better(metric) else values >= target]
+            if len(reached):
+                figures["rounds to target"] = float(reached[0])
     figures["bytes up"] = float(sum(record.bytes_up for record in run.records))
     figures["bytes down"] = float(sum(record.bytes_down for record in run.records))
     figures["seconds"] = sum(record.seconds for record in run.records)

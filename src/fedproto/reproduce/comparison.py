@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedproto.report.figures import COLORS
+from fedproto.report.looks import COLORS, add_legend, new_figure
 from fedproto.reproduce.curves import Spread
-from fedproto.reproduce.output import Output, add_legend, new_figure
+from fedproto.reproduce.output import Output
 from fedproto.reproduce.paper import Printed
 
 COLUMNS = (

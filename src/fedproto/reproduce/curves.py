@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedproto.analysis.folder import read_parts
+from fedproto.evidence import sample_deviation
 from fedproto.report.results import StoredRun
 from fedproto.reproduce.base import Result
 
@@ -108,7 +109,7 @@ def spread_of(groups: Sequence[Sequence[float]]) -> Spread | None:
     variances = [float(np.var(values, ddof=1)) for values in groups if len(values) > 1]
     return Spread(
         mean=float(np.mean(means)),
-        over_deltas=float(np.std(means, ddof=1)) if len(means) > 1 else None,
+        over_deltas=sample_deviation(means),
         over_seeds=float(np.sqrt(np.mean(variances))) if variances else None,
         runs=sum(len(values) for values in groups),
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import importlib.util
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,15 +13,12 @@ from rich.progress import track
 from rich.table import Table
 
 from fedproto.environment import describe_environment
-from fedproto.errors import ConfigError, StoreError
+from fedproto.errors import StoreError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 T = TypeVar("T")
-
-LEGEND_ENTRY = 2.2
-"""Width of an entry of a legend, in inches."""
 
 
 class Output:
@@ -95,32 +91,6 @@ class Output:
         }
         path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
         self.written.append(path)
-
-
-def new_figure(width: float, height: float) -> Figure:
-    """An empty picture, in inches.
-
-    Raises:
-        ConfigError: If matplotlib is not installed.
-    """
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError("figures need matplotlib: pip install 'fedproto[plots]'")
-    from matplotlib.figure import Figure
-
-    return Figure(figsize=(width, height), layout="constrained")
-
-
-def add_legend(figure: Figure, handles: Mapping[str, Any]) -> None:
-    """One legend for all panels, above them, in as many lines as the width needs."""
-    if handles:
-        columns = int(figure.get_figwidth() / LEGEND_ENTRY)
-        figure.legend(
-            handles.values(),
-            handles.keys(),
-            loc="outside upper center",
-            ncols=max(1, min(columns, len(handles))),
-            frameon=False,
-        )
 
 
 def _is_name(text: str) -> bool:

@@ -6,14 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedproto.report.figures import COLORS, STYLES
+from fedproto.report.looks import add_legend, looks_of, new_figure
 from fedproto.reproduce.base import Result, Results
 from fedproto.reproduce.cases import CENTRALIZED, FAIR_AND_TOLERANT, Case
 from fedproto.reproduce.curves import Band, band
-from fedproto.reproduce.output import Output, add_legend, new_figure
+from fedproto.reproduce.output import Output
 
 # A method has the same line in every figure.
 METHODS = ("FedAvg", "FedProto", "FedProx", "FedAtt", FAIR_AND_TOLERANT, CENTRALIZED)
+STYLES = ("-", "--", "-.", ":")
 COLUMNS = ("data_set", "trained_on", "metric", "panel", "method", "round", "mean", "std", "runs")
 
 
@@ -79,10 +80,10 @@ def show_panels(output: Output, name: str, rows: Sequence[Sequence[Panel]]) -> N
 
 
 def line_of(label: str) -> dict[str, Any]:
-    """Colour and dashes of a method."""
+    """Colour and dashes of a method; on paper dashes tell even the well-known ones apart."""
     place = METHODS.index(label) if label in METHODS else len(METHODS)
     style = STYLES[place % len(STYLES)] if label != CENTRALIZED else (0, (1, 1))
-    return {"color": COLORS[6 if label == CENTRALIZED else place], "linestyle": style}
+    return {"color": looks_of([*METHODS, label])[-1].color, "linestyle": style}
 
 
 def _draw(axes: Any, panel: Panel, bands: dict[str, Band], handles: dict[str, Any]) -> None:

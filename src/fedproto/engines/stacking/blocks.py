@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fedproto.engines.stacking import glue
-from fedproto.engines.stacking.fusing import Fuse
+from fedproto.engines.stacking.fusing import Fuse, unfused
 from fedproto.engines.stacking.gradients import Gradient, Product
 
 
@@ -39,8 +39,21 @@ class Block(abc.ABC):
         """The opposite of `pack`."""
 
     @abc.abstractmethod
-    def forward(self, params: Mapping[str, Tensor], x: Tensor, fuse: Fuse) -> tuple[Tensor, Any]:
-        """The output, and what `backward` needs."""
+    def forward(
+        self, params: Mapping[str, Tensor], x: Tensor, fuse: Fuse, live: Tensor
+    ) -> tuple[Tensor, Any]:
+        """The output in training, and what `backward` needs.
+
+        Args:
+            params: The layer's tensors, and others.
+            x: The input, ``[J, B, …]``.
+            fuse: Makes the parts between the matrix products faster.
+            live: Which samples count, ``[J, B]``.
+        """
+
+    @abc.abstractmethod
+    def encode(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        """The output where nothing is trained."""
 
     @abc.abstractmethod
     def backward(
@@ -85,8 +98,18 @@ class Dense(Block):
         split: Tensor = weight.unflatten(-1, (height, width, channels))
         return split.movedim(-1, -3).reshape(*weight.shape[:-1], self.inputs)
 
-    def forward(self, params: Mapping[str, Tensor], x: Tensor, fuse: Fuse) -> tuple[Tensor, Any]:
+    def encode(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        """As in training."""
+        return self._pass(params, x, unfused)[0]
+
+    def forward(
+        self, params: Mapping[str, Tensor], x: Tensor, fuse: Fuse, live: Tensor
+    ) -> tuple[Tensor, Any]:
         """``[J, B, …]`` to ``[J, B, D]``."""
+        del live
+        return self._pass(params, x, fuse)
+
+    def _pass(self, params: Mapping[str, Tensor], x: Tensor, fuse: Fuse) -> tuple[Tensor, Any]:
         x = x.flatten(2)
         z = torch.bmm(x, params[f"{self.name}.weight"].transpose(1, 2))
         h = fuse(glue.bias_relu)(z, params[f"{self.name}.bias"])
@@ -155,8 +178,29 @@ class Conv(Block):
         split = weight.reshape(*lead, self.taps, ins, self.taps, outs)
         return split.permute([*range(len(lead)), -1, -3, -2, -4]).contiguous()
 
-    def forward(self, params: Mapping[str, Tensor], x: Tensor, fuse: Fuse) -> tuple[Tensor, Any]:
+    def encode(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        """As in training."""
+        return self._pass(params, x, unfused)[0]
+
+    def forward(
+        self, params: Mapping[str, Tensor], x: Tensor, fuse: Fuse, live: Tensor
+    ) -> tuple[Tensor, Any]:
         """``[J, B, H, W, I]`` to ``[J, B, H//2, W//2, O]``."""
+        del live
+        return self._pass(params, x, fuse)
+
+    def convolve(self, params: Mapping[str, Tensor], x: Tensor, fuse: Fuse) -> tuple[Tensor, Any]:
+        """``[J, B, H, W, I]`` to ``[J, B, H, W, O]``: no ReLU, no pooling."""
+        weight, bias = params[f"{self.name}.weight"], params[f"{self.name}.bias"]
+        if self.full:
+            patches = fuse(glue.full_patches)(x, self.taps, self.patch)
+            y = torch.bmm(patches, weight).view(*x.shape[:4], self.channels[1])
+        else:
+            patches = fuse(glue.row_patches)(x, self.taps)
+            y = fuse(glue.sum_shifted_rows)(torch.bmm(patches, weight), self.image, self.taps)
+        return y + bias[:, None, None, None], patches
+
+    def _pass(self, params: Mapping[str, Tensor], x: Tensor, fuse: Fuse) -> tuple[Tensor, Any]:
         weight, bias = params[f"{self.name}.weight"], params[f"{self.name}.bias"]
         if self.full:
             patches = fuse(glue.full_patches)(x, self.taps, self.patch)
@@ -171,39 +215,51 @@ class Conv(Block):
     def backward(
         self, params: Mapping[str, Tensor], saved: Any, dy: Tensor, fuse: Fuse, *, first: bool
     ) -> tuple[Tensor | None, dict[str, Gradient]]:
-        """The input's gradient is the forward pass with patches and shifts exchanged."""
+        """Through pooling and ReLU, then through the convolution."""
         patches, code = saved
-        weight_name, bias_name = f"{self.name}.weight", f"{self.name}.bias"
-        jobs, batch = code.shape[:2]
         dy = dy.view(code.shape)
         bias_gradient = fuse(glue.live_sum)(dy, code)
-        if not self.full:
+        if self.full:
+            dz = fuse(glue.unpool)(dy, code, self.image)
+        else:
             dz = fuse(_unpool_and_shift)(dy, code, self.image, self.taps)
-            gradients: dict[str, Gradient] = {
-                weight_name: Product(patches.transpose(1, 2), dz),
-                bias_name: bias_gradient,
-            }
+        dx, weight_gradient = self._convolve_backward(params, patches, dz, fuse, first=first)
+        return dx, {f"{self.name}.weight": weight_gradient, f"{self.name}.bias": bias_gradient}
+
+    def convolve_backward(
+        self, params: Mapping[str, Tensor], saved: Any, dz: Tensor, fuse: Fuse, *, first: bool
+    ) -> tuple[Tensor | None, Gradient]:
+        """From the gradient of what `convolve` gave to those of the input and of the weight."""
+        if not self.full:
+            dz = fuse(glue.shifted_rows)(dz, self.taps)
+        return self._convolve_backward(params, saved, dz, fuse, first=first)
+
+    def _convolve_backward(
+        self, params: Mapping[str, Tensor], patches: Tensor, dz: Tensor, fuse: Fuse, *, first: bool
+    ) -> tuple[Tensor | None, Gradient]:
+        """The input's gradient is the forward pass with patches and shifts exchanged."""
+        weight = params[f"{self.name}.weight"]
+        if not self.full:
+            gradient = Product(patches.transpose(1, 2), dz)
             if first:
-                return None, gradients
-            dpatches = torch.bmm(dz, params[weight_name].transpose(1, 2))
-            return fuse(glue.sum_row_patches)(dpatches, self.image, self.taps), gradients
+                return None, gradient
+            dpatches = torch.bmm(dz, weight.transpose(1, 2))
+            return fuse(glue.sum_row_patches)(dpatches, self.image, self.taps), gradient
+        jobs, batch = dz.shape[:2]
         pixels = self.image[0] * self.image[1]
-        dz = fuse(glue.unpool)(dy, code, self.image).reshape(jobs, batch * pixels, -1)
+        dz = dz.reshape(jobs, batch * pixels, -1)
         # Sample by sample first: one product over all pixels of a batch is one long sum in few
         # blocks of threads, far too little for a GPU.
         by_sample = torch.bmm(
             patches.view(jobs * batch, pixels, -1).transpose(1, 2),
             dz.view(jobs * batch, pixels, -1),
         )
-        gradients = {
-            weight_name: by_sample.view(jobs, batch, *by_sample.shape[1:]).sum(dim=1),
-            bias_name: bias_gradient,
-        }
+        total = by_sample.view(jobs, batch, *by_sample.shape[1:]).sum(dim=1)
         if first:
-            return None, gradients
-        dpatches = torch.bmm(dz, params[weight_name].transpose(1, 2))
+            return None, total
+        dpatches = torch.bmm(dz, weight.transpose(1, 2))
         shape = torch.Size((jobs, batch, *self.image, self.channels[0]))
-        return glue.sum_full_patches(dpatches, shape, self.taps), gradients
+        return glue.sum_full_patches(dpatches, shape, self.taps), total
 
     def numbers(self, sample: int) -> int:
         """Patches, products, pooled cells and their gradients."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 
+import torch
+
 from fedproto.data.samples import TensorSamples
 from fedproto.engines.base import Workload
 from fedproto.engines.stacking.functional import FunctionalNetwork, reason_not_to_stack
@@ -18,7 +20,12 @@ def network_for(workload: Workload, samples: TensorSamples | None) -> tuple[Netw
         return None, "its samples are fetched batch by batch, not held on the device"
     if type(workload.task) is not Classification:
         return None, f"{type(workload.task).__name__} is no classification"
-    network: Network | None = block_network(model, federation.input_shape)
+    kernels = (
+        workload.options.compile
+        and samples.inputs.device.type == "cuda"
+        and samples.inputs.dtype == torch.float32
+    )
+    network: Network | None = block_network(model, federation.input_shape, kernels=kernels)
     if network is not None:
         return network, ""
     model = copy.deepcopy(model).to(workload.options.torch_device(), workload.options.torch_dtype())

@@ -120,6 +120,72 @@ def live_sum(dy: Tensor, code: Tensor) -> Tensor:
     return torch.where(code == DEAD, 0, dy).sum(dim=(1, 2, 3))
 
 
+def moments(z: Tensor, live: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean and variance of every channel over the samples that count, ``[J, O]`` each.
+
+    Args:
+        z: ``[J, B, H, W, O]``.
+        live: Which samples count, ``[J, B]``.
+
+    Returns:
+        Mean, variance and the number of values that they are of, ``[J, 1]``.
+    """
+    weight = live.to(z.dtype)[:, :, None, None, None]
+    count = (live.sum(dim=1, keepdim=True) * (z.shape[2] * z.shape[3])).clamp(min=1).to(z.dtype)
+    mean = (z * weight).sum(dim=(1, 2, 3)) / count
+    distance = (z - mean[:, None, None, None]) * weight
+    return mean, distance.square().sum(dim=(1, 2, 3)) / count, count
+
+
+def moved_statistics(
+    running: Tensor, variance: Tensor, found: tuple[Tensor, ...], live: Tensor, momentum: float
+) -> tuple[Tensor, Tensor]:
+    """Running mean and variance after a batch; those of a job without samples stay."""
+    mean, biased, count = found
+    unbiased = biased * count / (count - 1).clamp(min=1)
+    share = momentum * live.any(dim=1, keepdim=True).to(mean.dtype)
+    return torch.lerp(running, mean, share), torch.lerp(variance, unbiased, share)
+
+
+def norm_relu_pool(
+    z: Tensor, mean: Tensor, variance: Tensor, scale: Tensor, shift: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    """Batch normalisation of ``[J, B, H, W, O]``, then as `bias_relu_pool`."""
+    factor = scale * torch.rsqrt(variance + eps)
+    centred = z - mean[:, None, None, None]
+    return bias_relu_pool(centred * factor[:, None, None, None], shift)
+
+
+def norm_backward(
+    dy: Tensor,
+    code: Tensor,
+    z: Tensor,
+    found: tuple[Tensor, ...],
+    scale: Tensor,
+    live: Tensor,
+    eps: float,
+    *,
+    frozen: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients before `norm_relu_pool`: of z, of its bias, of scale and of shift.
+
+    With statistics that are `frozen`, these do not depend on z.
+    """
+    mean, variance, count = found
+    height, width = z.shape[2:4]
+    gradient = unpool(dy, code, (height, width))
+    inverse = torch.rsqrt(variance + eps)
+    normed = (z - mean[:, None, None, None]) * inverse[:, None, None, None]
+    dscale, dshift = (gradient * normed).sum(dim=(1, 2, 3)), gradient.sum(dim=(1, 2, 3))
+    if not frozen:
+        weight = live.to(z.dtype)[:, :, None, None, None]
+        common = (dshift / count)[:, None, None, None]
+        along = (dscale / count)[:, None, None, None]
+        gradient = (gradient - common - normed * along) * weight
+    dz = gradient * (scale * inverse)[:, None, None, None]
+    return dz, dz.sum(dim=(1, 2, 3)), dscale, dshift
+
+
 def bias_relu(z: Tensor, bias: Tensor) -> Tensor:
     """Bias and ReLU after a dense layer, ``[J, B, D]``."""
     return (z + bias.unsqueeze(1)).relu()

@@ -1,7 +1,8 @@
-"""Gradients of stacked weights, either as tensors or as products that need not be carried out."""
+"""Gradients of stacked weights, either as tensors or as work that need not be carried out."""
 
 from __future__ import annotations
 
+import abc
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -9,13 +10,25 @@ import torch
 from torch import Tensor
 
 
-@dataclass(frozen=True)
-class Product:
-    """A weight's gradient as ``left @ right``, ``[J, M, K]`` and ``[J, K, N]``.
+class Pending(abc.ABC):
+    """A gradient that is not computed yet.
 
-    Plain gradient descent adds the product to the weight in place, which saves writing and reading
-    a gradient as large as the weight itself.
+    Plain gradient descent lets it change the weight in place, which saves writing and reading a
+    gradient as large as the weight itself.
     """
+
+    @abc.abstractmethod
+    def tensor(self) -> Tensor:
+        """The gradient itself."""
+
+    @abc.abstractmethod
+    def subtract_from(self, weight: Tensor) -> None:
+        """``weight −= gradient``."""
+
+
+@dataclass(frozen=True)
+class Product(Pending):
+    """A weight's gradient as ``left @ right``, ``[J, M, K]`` and ``[J, K, N]``."""
 
     left: Tensor
     right: Tensor
@@ -29,17 +42,17 @@ class Product:
         weight.baddbmm_(self.left, self.right, alpha=-1)
 
 
-Gradient: TypeAlias = Tensor | Product
+Gradient: TypeAlias = Tensor | Pending
 
 
 def as_tensor(gradient: Gradient) -> Tensor:
     """The gradient carried out."""
-    return gradient.tensor() if isinstance(gradient, Product) else gradient
+    return gradient.tensor() if isinstance(gradient, Pending) else gradient
 
 
 def subtract(gradient: Gradient, weight: Tensor) -> None:
     """``weight −= gradient``."""
-    if isinstance(gradient, Product):
+    if isinstance(gradient, Pending):
         gradient.subtract_from(weight)
     else:
         weight.sub_(gradient)

@@ -24,6 +24,7 @@ from fedproto.engines.stacking.gradients import Gradient, as_tensor, subtract
 from fedproto.engines.stacking.network import Beside, Network
 from fedproto.engines.stacking.orders import StackOrders
 from fedproto.engines.stacking.updates import is_plain, rule_for
+from fedproto.rng import Indices
 from fedproto.strategies.base import Strategy
 from fedproto.strategies.contract import Objective
 from fedproto.training import TrainOptions
@@ -31,6 +32,9 @@ from fedproto.types import Tensors
 
 STEPS_PER_GRAPH = 8
 """Long enough to hide the launch of a graph, short enough that little is done past a job's end."""
+
+FIRST_STEPS = 32
+"""Steps whose samples are drawn before the first step is made."""
 
 TABLE_ROOM = 2**20
 """Entries of the table of samples to begin with: 8 MB."""
@@ -107,6 +111,12 @@ class Lockstep:
             return torch.zeros(self.capacity, dtype=kind, device=self._device)
 
         dtype = next(iter(example.values())).dtype
+        kept = network.statistics
+        self.statistics = {
+            name: torch.zeros((self.capacity, *example[name].shape), dtype=dtype).to(self._device)
+            for name in kept
+        }
+        example = {name: tensor for name, tensor in example.items() if name not in kept}
         self._layout = FlatLayout(example)
 
         def rows() -> Tensor:
@@ -139,7 +149,7 @@ class Lockstep:
         rate: Tensor,
         objectives: Sequence[Objective],
     ) -> Tensor:
-        """Trains a stack; the trained weights are the leading part of `params`.
+        """Trains a stack; what was trained is the leading part of `params` and `statistics`.
 
         Args:
             packed: The received weights per job, ``[J, …]``, jobs with more steps first.
@@ -154,8 +164,13 @@ class Lockstep:
         self._load(packed, orders, rate, objectives)
         longest = int(orders.steps[0])
         waiting = -orders.steps
-        done = 0
+        done = drawn = 0
         while done < longest:
+            if done + STEPS_PER_GRAPH > drawn:
+                # A little to begin with; then more and more, while the device is at work.
+                drawn = max(2 * drawn, FIRST_STEPS)
+                orders.draw(drawn)
+                self._send(orders.samples)
             active = int(np.searchsorted(waiting, -done, side="left"))
             if self._graphs is None:
                 self._step(active)
@@ -176,7 +191,7 @@ class Lockstep:
         self._load_linear(objectives)
         self._load_beside(objectives)
         for name, tensor in packed.items():
-            self.params[name][:jobs].copy_(tensor)
+            (self.params | self.statistics)[name][:jobs].copy_(tensor)
         if self._received is not None:
             self._received.copy_(self._flat)
         for slot in self._slots:
@@ -199,7 +214,13 @@ class Lockstep:
                 self._pool = torch.cuda.graph_pool_handle()
             room = len(orders.samples) * 3 // 2
             self._samples = torch.zeros(room, dtype=torch.int64, device=self._device)
-        self._samples[: len(orders.samples)].copy_(torch.from_numpy(orders.samples))
+
+    def _send(self, samples: Indices) -> None:
+        """Brings the table of samples onto the device, without waiting for the steps under way."""
+        table = torch.from_numpy(samples)
+        if self._device.type == "cuda":
+            table = table.pin_memory()
+        self._samples[: len(table)].copy_(table, non_blocking=True)
 
     def _load_linear(self, objectives: Sequence[Objective]) -> None:
         if self._linear is None:
@@ -281,7 +302,8 @@ class Lockstep:
         beside = None if self._beside is None else self._beside.leading(size)
         if beside is not None and self._in_place:
             beside = replace(beside, weight=beside.weight * rate.unsqueeze(1))
-        loss, gradients = self._network.gradients(params, x, targets, weight, self._fuse, beside)
+        seen = {**params, **{name: rows[:size] for name, rows in self.statistics.items()}}
+        loss, gradients = self._network.gradients(seen, x, targets, weight, self._fuse, beside)
         if self._in_place:
             self._descend(flat, params, gradients, rate)
         else:

@@ -10,16 +10,19 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fedproto.batch_norm import statistics_names
 from fedproto.engines.stacking import glue
 from fedproto.engines.stacking.blocks import Block, Conv, Dense
 from fedproto.engines.stacking.fusing import Fuse, unfused
 from fedproto.engines.stacking.gradients import Gradient, Product
+from fedproto.engines.stacking.kernel_blocks import KernelConv, KernelDense
+from fedproto.engines.stacking.norms import Normed, normed
 from fedproto.models.cnn import CNN
 from fedproto.models.cnn4 import CNN4
 from fedproto.models.mlp import MLP
@@ -60,7 +63,24 @@ class Beside:
 
 
 class Network(abc.ABC):
-    """Stacked models of one architecture."""
+    """Stacked models of one architecture.
+
+    Attributes:
+        statistics: The running means and variances that models keep beside their weights, by name,
+            with their shapes. They lie among the tensors that a network is given; training changes
+            them there.
+    """
+
+    statistics: Mapping[str, tuple[int, ...]] = MappingProxyType({})
+
+    def frozen(self) -> Network:
+        """The same with statistics that training neither follows nor changes."""
+        return self
+
+    def measured(self, params: Tensors, x: Tensor, live: Tensor) -> Tensors:
+        """The statistics of inputs ``[J, B, …]`` of which some count; nothing is changed."""
+        del params, x, live
+        return {}
 
     @abc.abstractmethod
     def lay_out(self, inputs: Tensor) -> Tensor:
@@ -131,10 +151,25 @@ class BlockNetwork(Network):
         self.blocks = tuple(blocks)
         self.head = head
         self._weight, self._bias = f"{head.name}.weight", f"{head.name}.bias"
+        norms = [block for block in self.blocks if isinstance(block, Normed)]
+        self.statistics = {
+            name: (norm.conv.channels[1],) for norm in norms for name in norm.statistics
+        }
+
+    def frozen(self) -> BlockNetwork:
+        """The same with statistics that training neither follows nor changes."""
+        return BlockNetwork([_changed(block, frozen=True) for block in self.blocks], self.head)
+
+    def measured(self, params: Tensors, x: Tensor, live: Tensor) -> Tensors:
+        """Those that training would have found."""
+        own = {**params, **{name: params[name].clone() for name in self.statistics}}
+        for block in self.blocks:
+            x, _ = _changed(block, momentum=1.0).forward(own, x, unfused, live)
+        return {name: own[name] for name in self.statistics}
 
     def lay_out(self, inputs: Tensor) -> Tensor:
         """Channels last for images, flat for anything else."""
-        if isinstance(self.blocks[0], Conv):
+        if isinstance(self.blocks[0], Conv | Normed):
             return inputs.movedim(1, -1).contiguous()
         return inputs.flatten(1).contiguous()
 
@@ -182,9 +217,9 @@ class BlockNetwork(Network):
         beside: Beside | None = None,
     ) -> tuple[Tensor, dict[str, Gradient]]:
         """Forward through the blocks and back."""
-        saved = []
+        saved, live = [], weight > 0
         for block in self.blocks:
-            x, kept = block.forward(params, x, fuse)
+            x, kept = block.forward(params, x, fuse, live)
             saved.append(kept)
         calibration: tuple[Tensor, ...] = ()
         x, batch = x.flatten(2), x.shape[1]
@@ -213,46 +248,70 @@ class BlockNetwork(Network):
 
     def _encode(self, params: Tensors, x: Tensor) -> Tensor:
         for block in self.blocks:
-            x, _ = block.forward(params, x, unfused)
+            x = block.encode(params, x)
         return x
 
 
-def block_network(model: nn.Module, input_shape: tuple[int, ...]) -> BlockNetwork | None:
+def _changed(block: Block, **options: Any) -> Block:
+    return replace(block, **options) if isinstance(block, Normed) else block
+
+
+def block_network(
+    model: nn.Module, input_shape: tuple[int, ...], *, kernels: bool = False
+) -> BlockNetwork | None:
     """The stacked form of a known architecture; None for any other.
 
     A subclass may compute something else, so only the classes themselves are known.
+
+    Args:
+        model: The architecture.
+        input_shape: Of one sample.
+        kernels: Whether to use the kernels of `fedproto.engines.stacking.kernels` where they can.
     """
     if type(model) is MLP:
         layers = [_dense(model, name) for name in ("dense1", "dense2", "classifier")]
         return BlockNetwork(layers[:-1], layers[-1])
     if type(model) is CNN:
-        convolutions, image = _convolutions(model, input_shape)
-        dense = _dense(model, "dense", image)
+        convolutions, image = _convolutions(model, input_shape, kernels=kernels)
+        dense = _dense(model, "dense", image, kernels=kernels)
         return BlockNetwork([*convolutions, dense], _dense(model, "classifier"))
-    if type(model) is CNN4 and not statistics_names(model):
-        convolutions, image = _convolutions(model, input_shape)
-        return BlockNetwork(convolutions, _dense(model, "classifier", image))
+    if type(model) is CNN4:
+        convolutions, image = _convolutions(model, input_shape, kernels=kernels)
+        blocks = [
+            normed(convolution, f"norms.{place}", norm)
+            for place, (convolution, norm) in enumerate(zip(convolutions, model.norms, strict=True))
+        ]
+        return BlockNetwork(blocks, _dense(model, "classifier", image))
     return None
 
 
 def _convolutions(
-    model: nn.Module, input_shape: tuple[int, ...]
+    model: nn.Module, input_shape: tuple[int, ...], *, kernels: bool
 ) -> tuple[list[Conv], tuple[int, int, int]]:
     """A model's convolutions in order, and the image that comes out of the last."""
     channels, height, width = input_shape
-    blocks = []
+    blocks: list[Conv] = []
     for name, layer in model.named_modules():
         if isinstance(layer, nn.Conv2d):
             sides = (layer.in_channels, layer.out_channels)
-            blocks.append(Conv(name, sides, (height, width), layer.kernel_size[0]))
+            by_kernels = KernelConv(name, sides, (height, width), layer.kernel_size[0])
+            usable = kernels and by_kernels.kernels.usable
+            blocks.append(by_kernels if usable else by_kernels.portable)
             channels, height, width = layer.out_channels, height // 2, width // 2
     return blocks, (channels, height, width)
 
 
-def _dense(model: nn.Module, name: str, image: tuple[int, int, int] | None = None) -> Dense:
+def _dense(
+    model: nn.Module,
+    name: str,
+    image: tuple[int, int, int] | None = None,
+    *,
+    kernels: bool = False,
+) -> Dense:
     layer = model.get_submodule(name)
     assert isinstance(layer, nn.Linear)  # noqa: S101 - narrows the type
-    return Dense(name, layer.in_features, layer.out_features, image)
+    by_kernels = KernelDense(name, layer.in_features, layer.out_features, image)
+    return by_kernels if kernels and by_kernels.kernels.usable else by_kernels.portable
 
 
 def stack_params(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:

@@ -4,16 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
 from fedproto.data.federation import Federation
 from fedproto.rng import Indices
 from fedproto.schedule import BatchOrder
+from fedproto.seeding import permutations
 from fedproto.types import LocalJob
 
 NONE = -1
 """Fills up the last batch of an epoch."""
+
+
+class _Epoch(NamedTuple):
+    """One epoch of an order: when it begins, where it lies, and of whose samples it is."""
+
+    step: int
+    place: int
+    order: BatchOrder
+    number: int
+    own: Indices
 
 
 @dataclass(frozen=True)
@@ -22,10 +34,12 @@ class StackOrders:
 
     Attributes:
         samples: Indices of samples; a job's batches lie one after another, all of full length.
+            What has not been drawn yet is `NONE`.
         start: Where each job's begin.
         steps: Each job's number of steps.
         last_epoch: The step at which each job's last epoch begins.
         last_samples: Samples each job sees from there on.
+        waiting: What is to be drawn, by the step at which it begins; the last first.
     """
 
     samples: Indices
@@ -33,35 +47,47 @@ class StackOrders:
     steps: Indices
     last_epoch: Indices
     last_samples: Indices
+    waiting: list[_Epoch]
+
+    def draw(self, steps: int) -> None:
+        """Draws all that begins before a step; the rest can wait until a device is at work."""
+        now = []
+        while self.waiting and self.waiting[-1].step < steps:
+            now.append(self.waiting.pop())
+        origins = [epoch.order.origin(epoch.number) for epoch in now]
+        sizes = [epoch.order.num_examples for epoch in now]
+        for epoch, positions in zip(now, permutations(origins, sizes), strict=True):
+            self.samples[epoch.place : epoch.place + len(positions)] = epoch.own[positions]
 
 
 def stack_orders(jobs: Sequence[LocalJob], federation: Federation) -> StackOrders:
-    """Lays the jobs' batch orders out.
+    """Lays the jobs' batch orders out; nothing is drawn yet.
 
     Runs of a sweep share their orders, and a straggler's is the beginning of the full one, so each
     is drawn once, however many jobs use it.
     """
-    epochs: dict[BatchOrder, int] = {}
+    begun: dict[BatchOrder, int] = {}
     for job in jobs:
         shared = _shared(job.batches)
-        epochs[shared] = max(epochs.get(shared, 0), _epochs_begun(job.batches))
-    parts: list[Indices] = []
+        begun[shared] = max(begun.get(shared, 0), _epochs_begun(job.batches))
+    waiting = []
     place: dict[BatchOrder, int] = {}
     total = 0
-    for order, number in epochs.items():
+    for order, number in begun.items():
         place[order] = total
-        drawn = _draw(order, number, federation.train_indices(order.client))
-        parts.append(drawn)
-        total += len(drawn)
-    # A finished job goes on reading until the others are done; there is always something to read.
-    parts.append(np.zeros(1, dtype=np.int64))
+        own = federation.train_indices(order.client)
+        for epoch in range(number):
+            waiting.append(_Epoch(epoch * order.steps_per_epoch, total, order, epoch, own))
+            total += order.steps_per_epoch * order.batch_size
     last = [_last_epoch(job.batches) for job in jobs]
     return StackOrders(
-        samples=np.concatenate(parts),
+        # A finished job goes on reading until the others are done: there is always something.
+        samples=np.full(total + 1, NONE, dtype=np.int64),
         start=np.array([place[_shared(job.batches)] for job in jobs], dtype=np.int64),
         steps=np.array([job.batches.steps for job in jobs], dtype=np.int64),
         last_epoch=np.array([first for first, _ in last], dtype=np.int64),
         last_samples=np.array([samples for _, samples in last], dtype=np.int64),
+        waiting=sorted(waiting, key=lambda epoch: -epoch.step),
     )
 
 
@@ -78,10 +104,3 @@ def _last_epoch(order: BatchOrder) -> tuple[int, int]:
     begun = _epochs_begun(order)
     first = max(begun - 1, 0) * order.steps_per_epoch
     return first, min((order.steps - first) * order.batch_size, order.num_examples)
-
-
-def _draw(order: BatchOrder, epochs: int, indices: Indices) -> Indices:
-    padded = np.full((epochs, order.steps_per_epoch * order.batch_size), NONE, dtype=np.int64)
-    for number in range(epochs):
-        padded[number, : order.num_examples] = indices[order.epoch(number)]
-    return padded.ravel()

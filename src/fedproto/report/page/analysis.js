@@ -3,32 +3,43 @@
 page.sections.push({
   id: "calibration",
   title: "Calibration",
+  empty() {
+    return page.data.groups.some((group) => group.calibration) ? null : ["Reliability of confidences:", TO_ANALYSE];
+  },
   build(host) {
     host.append(
-      make("p", { class: "hint" }, "Of the samples a model is so sure about, how many does it get right? On the diagonal confidence and accuracy agree; below it the model is too sure of itself."),
-      make("figure", {}, make("div", { class: "chart", id: "calibration-chart", tabindex: 0, role: "group" }), make("figcaption", {})),
-      make("div", { class: "absent" }));
+      make("p", { class: "hint" }, "Of the samples a model is so sure about, how many does it get right? On the diagonal confidence and accuracy agree; below it the model is too sure of itself. All seeds together; point at a bin to see how many predictions are in it."),
+      make("div", { id: "calibration-panels" }), scrolling("calibration-table", "Expected calibration error"));
   },
+  having() { return page.shown.filter((group) => group.calibration); },
+  has(group) { return group.calibration; },
+  spec(condition) {
+    return {
+      label: `Accuracy over confidence, ${titleOf(condition)}`, guides: [[0, 0, 1, 1]],
+      lines: condition.groups.map((group) => {
+        const { bins } = group.calibration;
+        const total = bins.reduce((sum, bin) => sum + bin.count, 0);
+        return {
+          label: methodTitle(group), method: group.method, dots: true, x: bins.map((bin) => bin.confidence), y: bins.map((bin) => bin.accuracy),
+          say: (place) => `${formatPercent(bins[place].accuracy, 0)} of ${bins[place].count} (${formatPercent(bins[place].count / total, 0)})`,
+        };
+      }),
+      x: { name: "confidence", range: [0, 1], mark: markAs({ percent: true }), say: (value) => formatPercent(value, 0) },
+      y: { name: "accuracy", range: [0, 1], mark: markAs({ percent: true }), say: formatPercent },
+    };
+  },
+  rows() {
+    return [["run", "low", "high", "confidence", "accuracy", "count"], ...this.having().flatMap((group) => group.calibration.bins.map((bin) => [group.title, bin.low, bin.high, bin.confidence, bin.accuracy, bin.count]))];
+  },
+  drawings() { return allDrawings(this.has, this.spec, 280); },
   draw(host) {
-    const having = page.data.runs.filter((run) => run.calibration);
-    host.querySelector(".hint").hidden = having.length === 0;
-    host.querySelector("figure").hidden = having.length === 0;
-    host.querySelector(".absent").replaceChildren(...(having.length ? [] : [missing("There is no reliability diagram yet.", page.data.runs.map((run) => run.path))]));
-    if (!having.length) return;
-    const first = having.filter((run, place) => having.findIndex((one) => one.group === run.group) === place);
-    const lines = first.filter((run) => isShown(run.group)).map((run) => ({
-      label: `${runTitle(run)} (ECE ${formatPercent(run.calibration.ece)})`, group: run.group,
-      x: run.calibration.bins.map((bin) => bin.confidence), y: run.calibration.bins.map((bin) => bin.accuracy),
-    }));
-    const { xs, spread } = aligned([{ x: [0, 1] }, ...lines]);
-    const series = lines.map((one) => ({ label: one.label, group: one.group, values: spread(one.x, one.y) }));
-    series.push({ label: "agreement", color: variable("--faint"), dash: [4, 4], thin: true, values: spread([0, 1], [0, 1]) });
-    lineChart(host.querySelector("#calibration-chart"), {
-      key: "calibration", label: "Accuracy over confidence", height: 300, xs, series, range: [0, 1], xName: "confidence",
-      formatX: (value) => formatPercent(value, 0), format: (value) => formatPercent(value, 0),
-    });
-    host.querySelector("figcaption").textContent = "Expected calibration error: " +
-      first.map((run) => `${runTitle(run)} ${formatPercent(run.calibration.ece)}`).join("; ") + ".";
+    showSpecs(host.querySelector("#calibration-panels"), this.has, this.spec, 280);
+    host.querySelector("#calibration-table").classList.add("tall");
+    const bins = [...new Set(this.having().flatMap((group) => group.calibration.bins.map((bin) => bin.low)))].sort((one, other) => one - other);
+    host.querySelector("#calibration-table").replaceChildren(tableOf(["run", "ECE", "predictions", ...bins.map((low) => `from ${Math.round(100 * low)} %`)], this.having().map((group) => {
+      const counts = new Map(group.calibration.bins.map((bin) => [bin.low, bin.count]));
+      return [[swatch(group.method), " ", group.title], formatPercent(group.calibration.ece), String([...counts.values()].reduce((sum, count) => sum + count, 0)), ...bins.map((low) => String(counts.get(low) || 0))];
+    })));
   },
 });
 
@@ -36,85 +47,91 @@ page.sections.push({
   id: "embedding",
   title: "Features in the plane",
   short: "Features",
+  empty() {
+    return page.data.groups.some((group) => group.embedding) ? null : ["t-SNE of the features:", TO_ANALYSE];
+  },
   build(host) {
     host.append(
-      make("p", { class: "hint" }, "Features of test samples under the final model, brought into the plane by t-SNE: neighbours stay neighbours, distances between far groups mean little."),
-      make("div", { class: "controls" }, make("label", {}, "Run ", make("select", { id: "embedding-run", onchange: (event) => { page.state.embeddingRun = event.target.value; this.draw(host); } }))),
-      make("figure", {}, make("div", { class: "chart", id: "embedding-chart" }), make("figcaption", {})),
-      make("div", { class: "absent" }));
+      make("p", { class: "hint" }, "Features of test samples under the final model, brought into the plane by t-SNE: neighbours stay neighbours, distances between far groups mean little. A class has a colour and a shape."),
+      make("div", { class: "controls" }, chooser("embedding-run", "Run", "features")),
+      make("div", { class: "chart", id: "embedding-chart" }), make("p", { class: "hint", id: "embedding-note" }));
+  },
+  legend: false,
+  chosen() {
+    const having = page.shown.filter((group) => group.embedding);
+    return { having, group: having.find((one) => one.title === page.state.features) || having[0] };
+  },
+  rows() {
+    return [["run", "x", "y", "class"], ...page.shown.filter((group) => group.embedding).flatMap(({ title, embedding }) => embedding.x.map((x, place) => [title, x, embedding.y[place], embedding.classes[embedding.class[place]]]))];
+  },
+  drawings() {
+    return page.shown.filter((group) => group.embedding).map((group) => ({ title: group.title, draw: (width) => scatter(group, width) }));
   },
   draw(host) {
-    const having = page.data.runs.filter((run) => run.embedding);
-    for (const part of [".hint", ".controls", "figure"]) host.querySelector(part).hidden = having.length === 0;
-    host.querySelector(".absent").replaceChildren(...(having.length ? [] : [missing("There is no t-SNE of the features yet.", page.data.runs.map((run) => run.path))]));
-    if (!having.length) return;
-    if (!having.some((run) => run.path === page.state.embeddingRun)) page.state.embeddingRun = having[0].path;
-    syncOptions(host.querySelector("select"), having.map((run) => [run.path, runTitle(run)]), page.state.embeddingRun);
-    const run = having.find((one) => one.path === page.state.embeddingRun);
-    scatter(host.querySelector("#embedding-chart"), run.embedding, runTitle(run));
-    host.querySelector("figcaption").textContent = `${runTitle(run)} after round ${run.embedding.round}, ${run.embedding.x.length} samples` +
-      (run.embedding.left_out ? ` (${run.embedding.left_out} more are left out)` : "") + ".";
+    const { having, group } = this.chosen();
+    host.querySelector("#embedding-chart").replaceChildren(...(group ? [scatter(group, Math.min(widthOf(host), 720))] : []));
+    host.querySelector(".controls").hidden = having.length < 2;
+    if (!group) return;
+    syncOptions(host.querySelector("#embedding-run"), having.map((one) => [one.title, one.title]), group.title);
+    host.querySelector("#embedding-note").textContent = `${group.title} after round ${group.embedding.round}, ${group.embedding.x.length} samples` +
+      (group.embedding.left_out ? ` (${group.embedding.left_out} more are left out)` : "") + ".";
   },
 });
 
-function scatter(host, points, title) {
-  const width = Math.min(widthOf(host), 640);
-  const height = Math.round(width * 0.75);
-  const ratio = page.printing ? 2 : window.devicePixelRatio || 1;
-  const canvas = make("canvas", { width: Math.round(width * ratio), height: Math.round(height * ratio), role: "img", "aria-label": `t-SNE of ${points.x.length} samples of ${points.classes.length} classes, ${title}` });
-  canvas.style.width = `${width}px`;
-  canvas.style.height = `${height}px`;
-  const readout = make("p", { class: "readout hint", role: "status" });
-  const edges = (values) => [Math.min(...values), Math.max(...values)];
-  const place = (values, size) => {
-    const [low, high] = edges(values);
-    return values.map((value) => 10 + (value - low) / (high - low || 1) * (size - 20));
-  };
-  const [x, y] = [place(points.x, width), place(points.y, height)];
-  const context = canvas.getContext("2d");
-  context.scale(ratio, ratio);
-  context.globalAlpha = 0.8;
-  points.class.forEach((label, index) => {
-    context.fillStyle = points.colors[label];
-    context.strokeStyle = variable("--faint");
-    context.lineWidth = 0.4;
-    context.beginPath();
-    context.arc(x[index], y[index], 3, 0, 2 * Math.PI);
-    context.fill();
-    context.stroke();
+function scatter({ embedding, title }, width) {
+  const used = [...new Set(embedding.class)].sort((one, other) => one - other);
+  const columns = Math.max(1, Math.floor(width / 120));
+  const plot = Math.round(width * 0.7);
+  const height = plot + 20 + 18 * Math.ceil(used.length / columns);
+  const svg = svgOf(width, height, `t-SNE of ${embedding.x.length} samples of ${used.length} classes, ${title}`);
+  const place = (values, size) => scaleOf(extent([values]), [10, size - 10], false);
+  const [x, y] = [place(embedding.x, width), place(embedding.y, plot)];
+  const small = (label, at, down, text) => makeSvg("path", { d: SHAPES[label % SHAPES.length](0, 0), transform: `translate(${at.toFixed(1)} ${down.toFixed(1)}) scale(0.6)`, fill: embedding.colors[label], stroke: variable("--faint"), "stroke-width": 0.5 }, makeSvg("title", {}, text));
+  embedding.class.forEach((label, index) => svg.append(small(label, x(embedding.x[index]), y(embedding.y[index]), `class ${embedding.classes[label]}`)));
+  used.forEach((label, index) => {
+    const [at, down] = [10 + (index % columns) * 120, plot + 18 + 18 * Math.floor(index / columns)];
+    svg.append(small(label, at, down - 4, embedding.classes[label]), textAt(at + 10, down, shortened(embedding.classes[label], 15)));
   });
-  canvas.onpointermove = (event) => {
-    const bounds = canvas.getBoundingClientRect();
-    const distances = x.map((at, index) => (at - event.clientX + bounds.left) ** 2 + (y[index] - event.clientY + bounds.top) ** 2);
-    const nearest = distances.indexOf(Math.min(...distances));
-    readout.textContent = distances[nearest] < 200 ? `class ${points.classes[points.class[nearest]]}` : "";
-  };
-  canvas.onpointerdown = canvas.onpointermove;
-  const used = [...new Set(points.class)].sort((one, other) => one - other);
-  const legend = make("ul", { class: "legend" }, used.map((label) => make("li", {},
-    makeSvg("svg", { viewBox: "0 0 12 12", "aria-hidden": "true" }, makeSvg("circle", { cx: 6, cy: 6, r: 5, fill: points.colors[label], stroke: variable("--faint") })), ` ${points.classes[label]}`)));
-  host.replaceChildren(canvas, readout, legend);
+  return svg;
 }
+
+const KINDS = { picture: "picture", truth: "truth", prediction: "prediction", "softmax-entropy": "entropy of the prediction", "feature-entropy": "entropy of the features" };
 
 page.sections.push({
   id: "maps",
   title: "Entropy and segmentation maps",
   short: "Maps",
+  empty() {
+    if (page.data.maps?.length) return null;
+    return page.data.metrics.some((metric) => metric.name.includes("iou")) ? ["Maps of pictures:", TO_ANALYSE] : ["Maps of pictures: only segmentation has them.", null];
+  },
   build(host) {
-    host.append(make("div", { class: "body" }));
+    host.append(make("p", { class: "hint" }, "What all runs share once, then each run's maps side by side."), make("div", { class: "body" }));
   },
   draw(host) {
     const body = host.querySelector(".body");
-    const shown = page.data.maps || [];
-    if (body.dataset.drawn === String(shown.length)) return;
-    body.dataset.drawn = String(shown.length);
-    body.replaceChildren(...shown.flatMap((one) => [
-      make("h3", {}, page.data.groups[one.group].title),
-      make("div", { class: "pictures" }, one.pictures.map(({ name, source }) => make("figure", {}, make("img", { src: source, alt: name }), make("figcaption", {}, name.replaceAll(/[-_]/g, " "))))),
-      one.left_out ? make("p", { class: "hint" }, `${one.left_out} more pictures are in ${one.path}/analysis/maps.`) : make("span"),
-    ]));
-    if (!shown.length) body.replaceChildren(page.data.metrics.some((metric) => metric.name.includes("iou"))
-      ? missing("There are no maps yet.", page.data.runs.map((run) => run.path))
-      : make("p", { class: "missing" }, "Only segmentation has maps; these runs classify."));
+    const shown = page.data.maps.filter((one) => page.shown.some((group) => group.place === one.group));
+    const split = (name) => { const at = name.indexOf("-"); return at < 0 ? [name, ""] : [name.slice(0, at), name.slice(at + 1)]; };
+    const names = [...new Set(shown.flatMap((one) => Object.keys(one.pictures).map((name) => split(name)[0])))];
+    const tile = (source, caption) => make("figure", {}, make("img", { src: source, alt: caption }), make("figcaption", {}, caption));
+    body.replaceChildren(...names.map((picture) => {
+      const first = shown.find((one) => Object.keys(one.pictures).some((name) => split(name)[0] === picture));
+      const common = ["picture", "truth"].filter((kind) => first.pictures[`${picture}-${kind}`]).map((kind) => tile(first.pictures[`${picture}-${kind}`], `${picture}: ${KINDS[kind]}`));
+      const kinds = [...new Set(shown.flatMap((one) => Object.keys(one.pictures)).filter((name) => split(name)[0] === picture).map((name) => split(name)[1]))].filter((kind) => !["picture", "truth"].includes(kind));
+      return make("div", { class: "pictures" }, common, kinds.flatMap((kind) => shown.filter((one) => one.pictures[kind ? `${picture}-${kind}` : picture]).map((one) => tile(one.pictures[kind ? `${picture}-${kind}` : picture], `${KINDS[kind] || kind || picture}, ${page.data.groups[one.group].title}`))));
+    }), mapKeys(shown), ...shown.filter((one) => one.left_out).map((one) => make("p", { class: "hint" }, `${one.left_out} more pictures are in ${one.path}/analysis/maps.`)));
   },
 });
+
+// Label maps have the colours that the features of their classes have.
+function mapKeys(shown) {
+  const heat = [0, 0.25, 0.5, 0.75, 1].map((share) => `rgb(${between(CIVIDIS, share).join(" ")})`);
+  const bar = make("span", { class: "bar", "aria-hidden": "true" });
+  bar.style.background = `linear-gradient(to right, ${heat.join(", ")})`;
+  const known = new Map(shown.map((one) => page.data.groups[one.group].embedding).filter(Boolean).flatMap(({ classes, colors }) => classes.map((name, place) => [name, colors[place]])));
+  return make("ul", { class: "legend", id: "map-keys" }, make("li", {}, "entropy: none ", bar, " largest"), [...known].map(([name, color]) => make("li", {}, colorBox(color), ` ${name}`)));
+}
+
+function colorBox(color) {
+  return makeSvg("svg", { viewBox: "0 0 12 12", "aria-hidden": "true" }, makeSvg("rect", { width: 12, height: 12, fill: color, stroke: variable("--faint") }));
+}

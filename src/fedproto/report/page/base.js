@@ -1,27 +1,14 @@
 "use strict";
-// What all parts of the page share: the data, what the reader chose, and how to make elements.
+// What all parts of the page share: the data, how to make elements, how to write numbers.
 // Texts come from run directories and may hold anything, so they are only ever set as text.
 
 const page = {
   data: JSON.parse(document.getElementById("data").textContent),
   sections: [],
   printing: false,
-  state: {
-    hidden: new Set(),
-    metric: null,
-    smoothing: null,
-    log: false,
-    everySeed: false,
-    zoom: {},
-    sort: null,
-    attentionRun: null,
-    embeddingRun: null,
-    onlyDifferences: true,
-  },
 };
 const PRINT_WIDTH = 690;
-const DASHES = [[], [9, 4], [9, 3, 2, 3], [2, 3]];
-// The two colours of the palette that one of the backgrounds would swallow.
+// The colours of the palette that one of the backgrounds would swallow.
 const REPLACED = {
   light: { "#F0E442": "#8c8300" },
   dark: { "#000000": "#f2f2f2", "#0072B2": "#3fa0e0" },
@@ -39,9 +26,9 @@ function fill(element, attributes, children) {
   for (const [name, value] of Object.entries(attributes)) {
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
     else if (value === true) element.setAttribute(name, "");
-    else if (value !== false && value !== null) element.setAttribute(name, value);
+    else if (value !== false && value !== null && value !== undefined) element.setAttribute(name, value);
   }
-  element.append(...children.flat().filter((child) => child !== null));
+  element.append(...children.flat(2).filter((child) => child !== null && child !== undefined && child !== false));
   return element;
 }
 
@@ -49,37 +36,55 @@ function isDark() {
   return document.documentElement.dataset.theme === "dark";
 }
 
+// Asked for thousands of times while drawing, changed only with the theme.
+const themed = {};
 function variable(name) {
-  return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  if (themed.theme !== document.documentElement.dataset.theme) {
+    for (const key of Object.keys(themed)) delete themed[key];
+    themed.theme = document.documentElement.dataset.theme;
+  }
+  themed[name] ??= getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  return themed[name];
 }
 
-function colorOf(group) {
-  const color = page.data.colors[group % page.data.colors.length];
+function colorOf(method) {
+  const { color } = page.data.methods[method];
   return REPLACED[isDark() ? "dark" : "light"][color] || color;
 }
 
-function dashOf(group) {
-  return DASHES[Math.floor(group / page.data.colors.length) % DASHES.length];
+function dashOf(method, width = 2) {
+  return page.data.dashes[page.data.methods[method].dash].map((length) => width * length).join(" ") || null;
 }
 
-function swatch(group) {
-  const line = makeSvg("line", {
-    x1: 1, y1: 6, x2: 25, y2: 6, "stroke-width": 3, stroke: colorOf(group),
-    "stroke-dasharray": dashOf(group).join(" ") || null,
-  });
+function swatch(method) {
+  const line = makeSvg("line", { x1: 1, y1: 6, x2: 25, y2: 6, "stroke-width": 3, stroke: colorOf(method), "stroke-dasharray": dashOf(method, 2.5) });
   return makeSvg("svg", { class: "swatch", viewBox: "0 0 26 12", "aria-hidden": "true" }, line);
 }
 
-function isShown(group) {
-  return !page.state.hidden.has(page.data.groups[group].title);
-}
-
-function shownGroups() {
-  return page.data.groups.map((group, place) => ({ ...group, place })).filter(({ place }) => isShown(place));
+function methodTitle(group) {
+  return page.data.methods[group.method].title;
 }
 
 function metricNamed(name) {
   return page.data.metrics.find((metric) => metric.name === name) || { name, label: name, percent: false, lower: false };
+}
+
+function mean(values) {
+  return values.reduce((sum, value) => sum + value, 0) / values.length;
+}
+
+// Of what the values are a sample of; null for fewer than two.
+function sampleDeviation(values) {
+  if (values.length < 2) return null;
+  const middle = mean(values);
+  return Math.sqrt(values.reduce((sum, value) => sum + (value - middle) ** 2, 0) / (values.length - 1));
+}
+
+// A figure of a group: its mean and deviation over seeds; null where a seed has none.
+function figure(group, name) {
+  const values = group.figures[name];
+  if (!values || values.includes(null)) return null;
+  return { mean: mean(values), deviation: sampleDeviation(values) };
 }
 
 function formatNumber(value) {
@@ -102,6 +107,23 @@ function formatAs(metric) {
   return metric.percent ? (value) => formatPercent(value) : formatNumber;
 }
 
+// A number of a metric's unit without the unit, of as many digits as tables have.
+function plain(metric, value) {
+  if (value === null || value === undefined || !Number.isFinite(value)) return "–";
+  if (metric.percent) return (100 * value).toFixed(1);
+  const size = Math.abs(value);
+  return (size !== 0 && size < 0.001) || size >= 1e5 ? formatNumber(value) : value.toFixed(size >= 100 ? 1 : 3);
+}
+
+function signed(metric, value) {
+  return (value > 0 ? "+" : "") + plain(metric, value).replace("-", "−");
+}
+
+function withDeviation(metric, found) {
+  if (!found) return "–";
+  return plain(metric, found.mean) + (found.deviation === null ? "" : ` ± ${plain(metric, found.deviation)}`);
+}
+
 function formatSeconds(seconds) {
   if (seconds < 90) return `${seconds.toFixed(seconds < 10 ? 1 : 0)} s`;
   if (seconds < 5400) return `${(seconds / 60).toFixed(1)} min`;
@@ -113,6 +135,10 @@ function bytesOf(text) {
   const bytes = new Uint8Array(characters.length);
   for (let place = 0; place < bytes.length; place++) bytes[place] = characters.charCodeAt(place);
   return bytes;
+}
+
+function floatsOf(text) {
+  return Array.from(new Float32Array(bytesOf(text).buffer));
 }
 
 function runTitle(run) {
@@ -130,12 +156,29 @@ function syncOptions(select, options, chosen) {
   if (chosen !== null) select.value = chosen;
 }
 
-function missing(what, paths) {
-  return make("p", { class: "missing" }, `${what} To make it: `,
-    make("code", {}, `fedproto analyse ${paths[0]}`),
-    paths.length > 1 ? " (and likewise for the others)." : ".");
+// A choice that is part of the state: shown, changed by the reader, drawn again.
+function chooser(id, label, name, options) {
+  const select = make("select", { id, onchange: (event) => change({ [name]: event.target.value }) });
+  if (options) syncOptions(select, options, page.state[name]);
+  return make("label", {}, `${label} `, select);
+}
+
+function switcher(id, label, name) {
+  return make("label", {}, make("input", { id, type: "checkbox", checked: page.state[name], onchange: (event) => change({ [name]: event.target.checked }) }), label);
 }
 
 function widthOf(host) {
-  return page.printing ? PRINT_WIDTH : Math.max(200, host.clientWidth);
+  if (page.printing) return host.closest(".panels:not(.single)") ? PRINT_WIDTH / 2 - 15 : PRINT_WIDTH;
+  return Math.max(200, host.clientWidth);
+}
+
+// rows: cells of text or elements; the first cell of a row is its heading.
+function tableOf(heads, rows, attributes = {}) {
+  return make("table", attributes,
+    make("thead", {}, make("tr", {}, heads.map((head) => (head instanceof Element ? head : make("th", { scope: "col" }, head))))),
+    make("tbody", {}, rows.map(([first, ...rest]) => make("tr", {}, make("th", { scope: "row" }, first), rest.map((cell) => (cell instanceof HTMLTableCellElement ? cell : make("td", {}, cell)))))));
+}
+
+function scrolling(id, label, ...children) {
+  return make("div", { class: "scroll", id, tabindex: 0, role: "region", "aria-label": label }, ...children);
 }

@@ -1,7 +1,7 @@
 // The configuration of every group beside the others, and what each run was computed with.
 
 function valueText(value) {
-  if (value === undefined) return "–";
+  if (value === undefined || value === null) return "–";
   return typeof value === "string" ? value || "–" : JSON.stringify(value);
 }
 
@@ -9,30 +9,33 @@ page.sections.push({
   id: "configuration",
   title: "Configuration",
   build(host) {
+    const draw = () => this.draw(host);
     host.append(
-      make("div", { class: "controls" }, make("label", {}, make("input", {
-        id: "only-differences", type: "checkbox", checked: page.state.onlyDifferences,
-        onchange: (event) => { page.state.onlyDifferences = event.target.checked; this.draw(host); },
-      }), "only what differs between runs")),
-      make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Configuration" }, make("table", { class: "words", id: "configuration-table" })),
-      make("h3", {}, "Runs"),
-      make("div", { id: "run-list" }));
+      make("details", { id: "options", ontoggle: draw }, make("summary", {}, "Options, and in which of them the groups differ"),
+        make("div", { class: "controls" }, switcher("only-differences", "only what differs between groups", "only")),
+        scrolling("configuration-scroll", "Options of the groups", make("table", { class: "words", id: "configuration-table" }))),
+      make("details", { id: "runs-list", ontoggle: draw }, make("summary", {}), make("div", { id: "run-list" })));
+    host.querySelector("#configuration-scroll").classList.add("tall");
+  },
+  rows() {
+    const { common, differing, groups } = page.data;
+    return [["run", ...Object.keys(differing), ...Object.keys(common)], ...page.shown.map(({ place }) => [groups[place].title, ...Object.values(differing).map((values) => valueText(values[place])), ...Object.values(common).map(valueText)])];
   },
   draw(host) {
-    const groups = page.data.groups;
-    const names = [...new Set(groups.flatMap((group) => Object.keys(group.config)))].filter((name) => !["seed", "label"].includes(name));
-    const differs = (name) => new Set(groups.map((group) => valueText(group.config[name]))).size > 1;
-    const only = page.state.onlyDifferences && groups.length > 1;
-    host.querySelector(".controls").hidden = groups.length < 2;
-    const rows = names.filter((name) => !only || differs(name)).map((name) => make("tr", {},
-      make("th", { scope: "row" }, make("code", {}, name)),
-      groups.map((group) => make("td", { class: !only && groups.length > 1 && differs(name) ? "differs" : null }, valueText(group.config[name])))));
-    host.querySelector("table").replaceChildren(
-      make("thead", {}, make("tr", {}, make("th", { scope: "col" }, "option"), groups.map((group, place) => make("th", { scope: "col" }, swatch(place), " ", group.title)))),
-      make("tbody", {}, rows.length ? rows : make("tr", {}, make("td", { colspan: groups.length + 1 }, "Nothing but labels and seeds differs."))));
-    const list = host.querySelector("#run-list");
-    const open = new Set([...list.querySelectorAll("details[open]")].map((one) => one.dataset.path));
-    list.replaceChildren(...page.data.runs.map((run) => runDetails(run, open.has(run.path))));
+    const { common, differing, groups } = page.data;
+    host.querySelector("#only-differences").checked = page.state.only;
+    host.querySelector("#runs-list summary").textContent = `${page.data.runs.length} run${page.data.runs.length === 1 ? "" : "s"}: directories, times, versions, notes`;
+    if (host.querySelector("#options").open) {
+      const names = [...Object.keys(differing).filter((name) => name !== "label"), ...(page.state.only && groups.length > 1 ? [] : Object.keys(common))];
+      const rows = page.shown.map((group) => [[swatch(group.method), " ", group.title], ...names.map((name) => valueText(differing[name] ? differing[name][group.place] : common[name]))]);
+      host.querySelector("table").replaceChildren(...tableOf(["run", ...names.map((name) => make("th", { scope: "col" }, make("code", {}, name)))], rows).children);
+    }
+    if (host.querySelector("#runs-list").open) {
+      const list = host.querySelector("#run-list");
+      const open = new Set([...list.querySelectorAll("details[open]")].map((one) => one.dataset.path));
+      const places = new Set(page.shown.map((group) => group.place));
+      list.replaceChildren(...page.data.runs.filter((run) => places.has(run.group)).map((run) => runDetails(run, open.has(run.path))));
+    }
   },
 });
 
@@ -40,7 +43,7 @@ function runDetails(run, open) {
   const facts = [
     ["directory", run.path],
     ["rounds", `${run.rounds} of ${run.planned}; ${run.ended || "not finished"}`],
-    ["time", formatSeconds(run.seconds)],
+    ["time", formatSeconds(run.seconds.total)],
     ["failed updates", String(run.failures)],
     ...Object.entries(run.environment),
   ];

@@ -1,4 +1,4 @@
-// Curves over rounds: which metric, how smooth, which scale; one line per group or per seed.
+// Curves: over rounds, megabytes or seconds; one panel per condition, one line per method or seed.
 
 const decoded = new WeakMap();
 
@@ -6,16 +6,21 @@ function curveOf(run, name) {
   const curve = run.curves[name];
   if (!curve) return null;
   if (!decoded.has(curve)) {
-    const y = Array.from(new Float32Array(bytesOf(curve.y).buffer));
+    const y = floatsOf(curve.y);
     const x = curve.even ? y.map((_, place) => curve.x[0] + place * curve.x[1]) : curve.x;
     decoded.set(curve, { x, y });
   }
   return decoded.get(curve);
 }
 
-// The mean over the rounds of the last `share` of the run, as the tables have it.
+// Rounds that a moving average over a share of them spans; as `smoothing_width`, halves count up.
+function smoothingWidth(share, planned) {
+  return Math.max(1, Math.floor(share * planned + 0.5));
+}
+
 function smoothed({ x, y }, share, planned) {
-  const width = Math.max(1, Math.round(share * planned));
+  const width = smoothingWidth(share, planned);
+  if (width === 1) return { x, y };
   const values = [];
   let sum = 0;
   let start = 0;
@@ -27,86 +32,181 @@ function smoothed({ x, y }, share, planned) {
   return { x, y: values };
 }
 
-function meanOf(curves) {
-  if (curves.length === 1) return { x: curves[0].x, mean: curves[0].y, spread: null };
-  const tables = curves.map(({ x, y }) => new Map(x.map((place, index) => [place, y[index]])));
-  const x = curves[0].x.filter((place) => tables.every((table) => table.has(place)));
-  const mean = [];
-  const spread = [];
-  for (const place of x) {
-    const values = tables.map((table) => table.get(place));
-    const middle = values.reduce((sum, value) => sum + value, 0) / values.length;
-    mean.push(middle);
-    spread.push(Math.sqrt(values.reduce((sum, value) => sum + (value - middle) ** 2, 0) / values.length));
-  }
-  return { x, mean, spread };
+// What a run had spent after some rounds.
+function spentAt(run, kind, rounds) {
+  const clock = run[kind];
+  if (!clock.step) return rounds.map((round) => clock.total * round / (run.rounds || 1));
+  if (!decoded.has(clock)) decoded.set(clock, floatsOf(clock.spent));
+  const spent = decoded.get(clock);
+  return rounds.map((round) => {
+    const place = round / clock.step - 1;
+    const low = Math.min(Math.max(Math.floor(place), -1), spent.length - 1);
+    const before = low < 0 ? 0 : spent[low];
+    const after = low + 1 < spent.length ? spent[low + 1] : clock.total;
+    return place <= low ? before : before + (after - before) * (place - low);
+  });
 }
 
-function curveLines(name, share, everySeed) {
+const X_AXES = {
+  round: { name: "round", whole: true },
+  megabytes: { name: "megabytes sent and received" },
+  seconds: { name: "seconds of training" },
+};
+
+function meanOf(curves) {
+  if (curves.length === 1) return { ...curves[0], deviation: null };
+  const same = curves.every((curve) => curve.x.length === curves[0].x.length && curve.x.every((value, place) => value === curves[0].x[place]));
+  const tables = same ? null : curves.map(({ x }) => new Map(x.map((value, place) => [value, place])));
+  const kept = same ? curves[0].x : curves[0].x.filter((value) => tables.every((table) => table.has(value)));
+  const found = { x: kept, y: [], spent: [], deviation: [] };
+  kept.forEach((value, index) => {
+    const places = curves.map((_, one) => (same ? index : tables[one].get(value)));
+    const values = curves.map((curve, one) => curve.y[places[one]]);
+    found.y.push(mean(values));
+    found.deviation.push(sampleDeviation(values));
+    found.spent.push(mean(curves.map((curve, one) => curve.spent[places[one]])));
+  });
+  return found;
+}
+
+// Lines of a condition: { label, method, x, y, low, high, thin }.
+function curveLines(condition, name, share, everySeed, axis) {
   const lines = [];
-  for (const group of shownGroups()) {
-    const runs = page.data.runs.filter((run) => run.group === group.place && run.curves[name]);
-    const curves = runs.map((run) => smoothed(curveOf(run, name), share, run.planned));
-    if (everySeed) {
-      curves.forEach((curve, place) => lines.push({ x: curve.x, mean: curve.y, spread: null, label: runTitle(runs[place]), group: group.place, thin: curves.length > 1 }));
-    } else if (curves.length) {
-      lines.push({ ...meanOf(curves), label: group.title, group: group.place });
+  for (const group of condition.groups) {
+    const runs = page.runsOf.get(group.place).filter((run) => run.curves[name]);
+    const curves = runs.map((run) => {
+      const curve = smoothed(curveOf(run, name), share, run.planned);
+      return { ...curve, spent: axis === "round" ? curve.x : spentAt(run, axis, curve.x) };
+    });
+    if (!curves.length) continue;
+    const title = methodTitle(group);
+    const drawn = everySeed ? curves.map((curve, place) => ({ ...curve, deviation: null, label: runs.length > 1 ? `${title}, seed ${runs[place].seed}` : title }))
+      : [{ ...meanOf(curves), label: title }];
+    for (const line of drawn) {
+      lines.push({
+        label: line.label, method: group.method, thin: drawn.length > 1, x: line.spent, y: line.y,
+        low: line.deviation && line.y.map((value, place) => value - line.deviation[place]),
+        high: line.deviation && line.y.map((value, place) => value + line.deviation[place]),
+      });
     }
   }
   return lines;
 }
 
+// Panels of one data set share their scale.
+function rangesByFamily(drawings, share) {
+  const found = new Map();
+  for (const { family, spec } of drawings) found.set(family, [...(found.get(family) || []), ...spec.lines]);
+  for (const [family, lines] of found) found.set(family, yRangeOf({ lines, y: { share, log: page.state.log ? 10 : false } }));
+  return found;
+}
+
 page.sections.push({
   id: "curves",
   title: "Curves",
+  empty() {
+    return page.data.metrics.length ? null : ["No round is finished yet.", null];
+  },
   build(host) {
-    const redraw = () => this.draw(host);
-    const state = page.state;
-    state.smoothing = Math.round(100 * page.data.window);
     host.append(
       make("div", { class: "controls" },
-        make("label", {}, "Metric ", make("select", { id: "metric", onchange: (event) => { state.metric = event.target.value; state.zoom.curves = null; redraw(); } })),
-        make("label", {}, "Smoothing ",
-          make("input", { id: "smoothing", type: "range", min: 0, max: 30, step: 1, value: state.smoothing, oninput: (event) => { state.smoothing = Number(event.target.value); redraw(); } }),
+        chooser("curve-metric", "Metric", "metric"),
+        chooser("x-axis", "over", "x", [["round", "rounds"], ["megabytes", "megabytes"], ["seconds", "seconds"]]),
+        make("label", {}, "smoothed over ",
+          make("input", { id: "smoothing", type: "range", min: 0, max: 30, step: 1, oninput: (event) => change({ smooth: Number(event.target.value) }) }),
           make("output", { id: "smoothing-text", for: "smoothing" })),
-        make("label", {}, make("input", { id: "log", type: "checkbox", onchange: (event) => { state.log = event.target.checked; redraw(); } }), "log scale"),
-        make("label", { id: "seeds-control" }, make("input", { id: "every-seed", type: "checkbox", onchange: (event) => { state.everySeed = event.target.checked; redraw(); } }), "every seed")),
-      make("figure", {}, make("div", { class: "chart", id: "curves-chart", tabindex: 0, role: "group" }), make("figcaption", {})));
+        switcher("log", "log scale", "log"), switcher("every-seed", "every seed", "seeds")),
+      make("div", { id: "curves-panels" }), make("p", { class: "hint" }));
   },
+  panels(all) {
+    const { state, metric } = page;
+    const axis = X_AXES[state.x] ? state.x : "round";
+    const { total, shown } = having((group) => page.runsOf.get(group.place).some((run) => run.curves[metric.name]), all);
+    const drawings = shown.map((condition) => ({ title: titleOf(condition), family: condition.family, height: total === 1 ? 340 : 240, spec: {
+      key: `curves ${axis} ${condition.family}`, label: `${metric.label} over ${X_AXES[axis].name}, ${titleOf(condition)}`,
+      lines: curveLines(condition, metric.name, state.smooth / 100, state.seeds, axis),
+      x: X_AXES[axis], y: { name: metric.label, mark: markAs(metric), say: formatAs(metric), log: state.log ? 10 : false },
+    } }));
+    const ranges = rangesByFamily(drawings, metric.percent);
+    for (const drawing of drawings) drawing.spec.y.range = ranges.get(drawing.family);
+    return { total, drawings };
+  },
+  rows() {
+    return [["condition", "method", X_AXES[page.state.x].name, page.metric.name, "low", "high"],
+      ...this.panels(true).drawings.flatMap(({ title, spec }) => spec.lines.flatMap((line) => line.x.map((x, place) => [title, line.label, x, line.y[place], line.low?.[place], line.high?.[place]])))];
+  },
+  drawings() { return forFile(this.panels(true).drawings); },
   draw(host) {
-    const { state, data } = page;
-    const options = data.metrics.map((metric) => [metric.name, metric.label]);
-    if (!options.some(([name]) => name === state.metric)) state.metric = options.length ? options[0][0] : null;
-    syncOptions(host.querySelector("#metric"), options, state.metric);
-    const severalSeeds = data.groups.some((group) => group.seeds.length > 1);
-    host.querySelector("#seeds-control").hidden = !severalSeeds;
-    const chart = host.querySelector("#curves-chart");
-    const caption = host.querySelector("figcaption");
+    const { state, data, metric } = page;
+    syncOptions(host.querySelector("#curve-metric"), data.metrics.map((one) => [one.name, one.label]), metric.name);
+    host.querySelector("#x-axis").value = state.x;
+    host.querySelector("#log").checked = state.log;
+    host.querySelector("#every-seed").checked = state.seeds;
+    host.querySelector("#every-seed").parentElement.hidden = !page.several.seeds;
     const planned = Math.max(0, ...data.runs.map((run) => run.planned));
-    const rounds = Math.max(1, Math.round(state.smoothing / 100 * planned));
-    host.querySelector("#smoothing-text").textContent = rounds < 2 ? "off" : `${state.smoothing} % (${rounds} rounds)`;
-    host.querySelector("#smoothing").setAttribute("aria-valuetext", rounds < 2 ? "off" : `${rounds} rounds`);
-    if (!state.metric) {
-      chart.chart?.destroy();
-      chart.chart = null;
-      chart.replaceChildren(make("p", { class: "missing" }, "No round is finished yet."));
-      caption.textContent = "";
-      return;
-    }
-    const metric = metricNamed(state.metric);
-    const lines = curveLines(metric.name, state.smoothing / 100, state.everySeed);
-    const { xs, spread } = aligned(lines);
-    const positive = (values) => (state.log ? values.map((value) => (value > 0 ? value : null)) : values);
-    const series = lines.map((one) => ({
-      label: one.label, group: one.group, thin: one.thin, values: spread(one.x, positive(one.mean)),
-      low: one.spread && spread(one.x, one.mean.map((value, place) => (state.log ? Math.max(value - one.spread[place], value / 10) : value - one.spread[place]))),
-      high: one.spread && spread(one.x, one.mean.map((value, place) => value + one.spread[place])),
-    }));
-    lineChart(chart, { key: "curves", label: `${metric.label} over rounds`, xs, series, xName: "round", whole: true, share: metric.percent, log: state.log, format: formatAs(metric), formatMark: markAs(metric) });
+    const rounds = smoothingWidth(state.smooth / 100, planned);
+    const slider = host.querySelector("#smoothing");
+    slider.value = state.smooth;
+    host.querySelector("#smoothing-text").textContent = rounds < 2 ? "off" : `${state.smooth} % of the rounds`;
+    slider.setAttribute("aria-valuetext", rounds < 2 ? "off" : `${state.smooth} % of the rounds`);
+    const { total, drawings } = this.panels(false);
+    showPanels(host.querySelector("#curves-panels"), drawings, total);
     const joined = Math.max(1, ...data.runs.map((run) => run.curves[metric.name]?.joined || 1));
-    caption.textContent = `${metric.label} over rounds` +
-      (severalSeeds && !state.everySeed ? "; line: mean over seeds, band: one standard deviation" : "") +
-      (rounds > 1 ? `; moving average over ${rounds} rounds` : "") +
-      (joined > 1 ? `; each point is the mean of ${joined} tests` : "") + ".";
+    host.querySelector(".hint").textContent = [
+      page.several.seeds && !state.seeds ? "Line: mean over seeds; band: one sample standard deviation." : "",
+      rounds > 1 ? `Moving average over the last ${state.smooth} % of the rounds.` : "",
+      joined > 1 ? `Each point is the mean of ${joined} tests.` : "",
+      page.several.families ? "Panels of one data set share their scale." : "",
+    ].filter(Boolean).join(" ");
   },
 });
+
+page.sections.push({
+  id: "cost",
+  title: "What it costs",
+  short: "Cost",
+  empty() {
+    return page.data.runs.some((run) => run.megabytes.total > 0) && page.data.metrics.length ? null : ["No megabytes were sent.", null];
+  },
+  build(host) {
+    host.append(make("p", { class: "hint" }), make("div", { id: "cost-panels" }));
+  },
+  has(group) { return figure(group, page.metric.name) && costOf(group) > 0; },
+  spec(condition) {
+    const { metric } = page;
+    const points = condition.groups.map((group) => {
+      const [score, cost] = [figure(group, metric.name).mean, costOf(group)];
+      return { label: methodTitle(group), method: group.method, x: cost, y: score, value: score, text: `${formatAs(metric)(score)} for ${formatNumber(cost)} MB` };
+    });
+    const front = paretoFront(points, metric.lower);
+    for (const point of front) point.ring = true;
+    return {
+      label: `${metric.label} against megabytes, ${titleOf(condition)}`, points,
+      lines: front.length > 1 ? [{ label: "front", silent: true, step: true, color: variable("--faint"), dash: "4 3", thin: true, x: front.map((point) => point.x), y: front.map((point) => point.y) }] : [],
+      x: { name: "megabytes sent and received" }, y: { name: metric.label, mark: markAs(metric), say: formatAs(metric), share: metric.percent },
+    };
+  },
+  rows() {
+    return [["condition", "method", "megabytes", page.metric.name, "on_front"], ...having(this.has, true).shown.flatMap((condition) => this.spec(condition).points.map((point) => [titleOf(condition), point.label, point.x, point.y, Boolean(point.ring)]))];
+  },
+  drawings() { return allDrawings(this.has, this.spec, 220); },
+  draw(host) {
+    host.querySelector(".hint").textContent = `${page.metric.label} at the end against all that was sent and received until then. Ringed and dashed: the Pareto front, what nothing cheaper is as good as.`;
+    showSpecs(host.querySelector("#cost-panels"), this.has, this.spec, 220);
+  },
+});
+
+function costOf(group) {
+  const [up, down] = [figure(group, "bytes up"), figure(group, "bytes down")];
+  return up && down ? 1e-6 * (up.mean + down.mean) : 0;
+}
+
+// Cheapest first; each next one costs more and is better.
+function paretoFront(points, lower) {
+  const better = (one, other) => (lower ? one.y < other.y : one.y > other.y);
+  const front = [];
+  for (const point of [...points].sort((one, other) => one.x - other.x || (better(one, other) ? -1 : 1))) {
+    if (!front.length || better(point, front[front.length - 1])) front.push(point);
+  }
+  return front;
+}

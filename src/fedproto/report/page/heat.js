@@ -1,12 +1,6 @@
-// A heat map on a canvas: one byte a cell, joined neighbours, a line of text for the cell pointed at.
+// A heat map: one byte a cell, joined neighbours, a scale with ticks, a line of text for the cell pointed at.
 
 const CIVIDIS = [[0, 34, 78], [65, 77, 107], [124, 123, 120], [188, 175, 111], [254, 232, 56]];
-
-function between(colors, share) {
-  const place = Math.min(Math.max(share, 0), 1) * (colors.length - 1);
-  const low = Math.min(Math.floor(place), colors.length - 2);
-  return colors[low].map((value, channel) => Math.round(value + (colors[low + 1][channel] - value) * (place - low)));
-}
 
 // Much stands out from the background: dark on light, bright on dark.
 function sequential(share) {
@@ -19,82 +13,81 @@ function diverging(share) {
   return between([ends[0], middle, ends[1]], share);
 }
 
-// spec: { label, color, value(share), rowNames, rowName, columnName, firstColumn, describe(row, column, value) }
-function heatMap(host, grid, spec) {
-  if (!host.canvas) {
-    host.canvas = make("canvas", { tabindex: 0, role: "img" });
-    host.readout = make("p", { class: "readout hint", role: "status" });
-    host.replaceChildren(host.canvas, host.readout);
-  }
-  const canvas = host.canvas;
-  const cells = bytesOf(grid.cells);
-  const width = widthOf(host);
-  const context = canvas.getContext("2d");
-  const font = `12px ${getComputedStyle(document.body).fontFamily}`;
-  context.font = font;
-  const names = spec.rowNames ? spec.rowNames.map((name) => (name.length > 16 ? `${name.slice(0, 15)}…` : name)) : null;
-  const left = names ? Math.min(130, 12 + Math.max(...names.map((name) => context.measureText(name).width))) : 62;
-  const right = 14;
-  const cell = Math.min(18, Math.max(2, Math.floor(400 / grid.rows)));
-  const plot = { left, top: 6, width: width - left - right, height: grid.rows * cell };
-  const height = plot.top + plot.height + 40;
-  const ratio = page.printing ? 2 : window.devicePixelRatio || 1;
-  canvas.width = Math.round(width * ratio);
-  canvas.height = Math.round(height * ratio);
-  canvas.style.width = `${width}px`;
-  canvas.style.height = `${height}px`;
-  canvas.setAttribute("aria-label", `${spec.label}. Arrow keys read single cells.`);
-  context.scale(ratio, ratio);
-  context.fillStyle = variable("--panel");
-  context.fillRect(plot.left, plot.top, plot.width, plot.height);
-  context.imageSmoothingEnabled = false;
-  context.strokeStyle = variable("--line");
-  context.strokeRect(plot.left - 0.5, plot.top - 0.5, plot.width + 1, plot.height + 1);
-  context.drawImage(cellPicture(grid, cells, spec.color), plot.left, plot.top, plot.width, plot.height);
-
-  context.font = font;
-  context.fillStyle = variable("--faint");
-  context.textBaseline = "middle";
-  context.textAlign = "right";
+// spec: { label, color, base, ticks: [[share, text]], scaleName, rowNames, rowName, columnName, firstColumn, describe(row, column, share) }
+function heatDrawing(grid, spec, width) {
+  const names = spec.rowNames ? spec.rowNames.map((name) => shortened(name, 16)) : null;
+  const left = names ? Math.min(140, 32 + 7 * Math.max(...names.map((name) => name.length))) : 62;
+  const cell = Math.min(18, Math.max(3, Math.floor(380 / grid.rows)));
+  const area = { left, top: 6, width: width - left - 14, height: grid.rows * cell };
+  const below = area.top + area.height;
+  const svg = svgOf(width, below + 84, spec.label);
+  svg.append(
+    makeSvg("rect", { x: area.left - 0.5, y: area.top - 0.5, width: area.width + 1, height: area.height + 1, fill: variable("--panel"), stroke: variable("--line") }),
+    makeSvg("image", { href: cellPicture(grid, spec.color), x: area.left, y: area.top, width: area.width, height: area.height, preserveAspectRatio: "none", style: "image-rendering: pixelated" }));
   if (names) {
     const every = Math.ceil(13 / cell);
-    for (let row = 0; row < grid.rows; row += every) context.fillText(names[row], plot.left - 6, plot.top + (row + 0.5) * cell);
+    for (let row = 0; row < grid.rows; row += every) svg.append(textAt(area.left - 6, area.top + (row + 0.5) * cell + 4, names[row], { "text-anchor": "end" }));
   } else {
-    for (const mark of marks(0, grid.total_rows - 1, 6)) {
-      const y = plot.top + (mark + 0.5) / (grid.rows * grid.row_span) * plot.height;
-      context.fillText(String(mark), plot.left - 6, y);
+    for (const mark of marks(0, grid.total_rows - 1, 6, true)) {
+      svg.append(textAt(area.left - 6, area.top + (mark + 0.5) / (grid.rows * grid.row_span) * area.height + 4, String(mark), { "text-anchor": "end" }));
     }
-    context.save();
-    context.translate(12, plot.top + plot.height / 2);
-    context.rotate(-Math.PI / 2);
-    context.textAlign = "center";
-    context.fillText(spec.rowName, 0, 0);
-    context.restore();
   }
-  context.textBaseline = "top";
-  context.textAlign = "center";
-  for (const mark of marks(spec.firstColumn, grid.total_columns - 1 + spec.firstColumn, width < 480 ? 4 : 8)) {
-    const x = plot.left + (mark - spec.firstColumn + 0.5) / (grid.columns * grid.column_span) * plot.width;
-    context.fillText(String(mark), x, plot.top + plot.height + 5);
+  svg.append(textAt(0, 0, spec.rowName, { "text-anchor": "middle", transform: `translate(12 ${area.top + area.height / 2}) rotate(-90)` }));
+  for (const mark of marks(spec.firstColumn, grid.total_columns - 1 + spec.firstColumn, width < 480 ? 4 : 8, true)) {
+    const x = area.left + (mark - spec.firstColumn + 0.5) / (grid.columns * grid.column_span) * area.width;
+    svg.append(textAt(x, below + 16, String(mark), { "text-anchor": "middle" }));
   }
-  context.fillText(spec.columnName, plot.left + plot.width / 2, plot.top + plot.height + 22);
+  svg.append(textAt(area.left + area.width / 2, below + 32, spec.columnName, { "text-anchor": "middle" }));
+  drawScale(svg, spec, area.left, below + 46, Math.min(320, area.width));
+  Object.assign(svg, { area, grid });
+  return svg;
+}
 
+function drawScale(svg, spec, x, y, width) {
+  const id = `scale-${drawScale.count = (drawScale.count || 0) + 1}`;
+  const stops = [0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1];
+  svg.append(
+    makeSvg("linearGradient", { id }, stops.map((share) => makeSvg("stop", { offset: share, "stop-color": `rgb(${spec.color(share).join(",")})` }))),
+    makeSvg("rect", { class: "scale", x, y, width, height: 10, fill: `url(#${id})`, stroke: variable("--line") }),
+    ...spaced(spec.ticks, width).flatMap(([share, text]) => [lineAt(x + share * width, y + 10, x + share * width, y + 14, { stroke: variable("--faint") }), textAt(x + share * width, y + 26, text, { "text-anchor": "middle" })]),
+    textAt(x + width + 14, y + 10, spec.scaleName));
+}
+
+// Only as many ticks as have room for their texts.
+function spaced(ticks, width) {
+  let end = -Infinity;
+  return ticks.filter(([share, text]) => {
+    const [left, right] = [share * width - 3.6 * text.length, share * width + 3.6 * text.length];
+    if (left < end + 4) return false;
+    end = right;
+    return true;
+  });
+}
+
+// Shows a heat map that can be read by pointer and arrow keys.
+function heatMap(host, grid, spec) {
+  const svg = heatDrawing(grid, spec, widthOf(host));
+  const cells = bytesOf(grid.cells);
+  const readout = host.querySelector(".readout") || make("p", { class: "readout hint", role: "status" });
+  host.replaceChildren(svg, readout);
+  host.setAttribute("tabindex", 0);
+  host.setAttribute("role", "group");
+  host.setAttribute("aria-label", `${spec.label}. Arrow keys read single cells.`);
   const say = (row, column) => {
     const code = cells[row * grid.columns + column];
-    const share = (code - 1) / 254;
-    host.readout.textContent = spec.describe(row, column, code === 0 ? null : spec.value(share));
+    readout.textContent = spec.describe(row, column, code === 0 ? null : (code - 1) / 254);
   };
-  canvas.onpointermove = (event) => {
-    const bounds = canvas.getBoundingClientRect();
-    const column = Math.floor((event.clientX - bounds.left - plot.left) / plot.width * grid.columns);
-    const row = Math.floor((event.clientY - bounds.top - plot.top) / plot.height * grid.rows);
+  host.onpointermove = (event) => {
+    const [x, y] = at(event, svg);
+    const column = Math.floor((x - svg.area.left) / svg.area.width * grid.columns);
+    const row = Math.floor((y - svg.area.top) / svg.area.height * grid.rows);
     if (row >= 0 && row < grid.rows && column >= 0 && column < grid.columns) {
       host.place = [row, column];
       say(row, column);
     }
   };
-  canvas.onpointerdown = canvas.onpointermove;
-  canvas.onkeydown = (event) => {
+  host.onpointerdown = host.onpointermove;
+  host.onkeydown = (event) => {
     const step = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
     if (!step) return;
     event.preventDefault();
@@ -105,7 +98,8 @@ function heatMap(host, grid, spec) {
   };
 }
 
-function cellPicture(grid, cells, color) {
+function cellPicture(grid, color) {
+  const cells = bytesOf(grid.cells);
   const picture = make("canvas", { width: grid.columns, height: grid.rows });
   const context = picture.getContext("2d");
   const image = context.createImageData(grid.columns, grid.rows);
@@ -116,29 +110,11 @@ function cellPicture(grid, cells, color) {
     image.data[4 * place + 3] = 255;
   }
   context.putImageData(image, 0, 0);
-  return picture;
-}
-
-// Round numbers from low to high, about so many.
-function marks(low, high, count) {
-  if (high <= low) return [low];
-  const rough = (high - low) / count;
-  const power = 10 ** Math.floor(Math.log10(rough));
-  const step = Math.max(1, [1, 2, 5, 10].map((factor) => factor * power).find((each) => each >= rough));
-  const found = [];
-  for (let mark = Math.ceil(low / step) * step; mark <= high; mark += step) found.push(mark);
-  return found;
+  return picture.toDataURL();
 }
 
 function spanText(place, span, total, first) {
   const from = place * span + first;
   const to = Math.min((place + 1) * span, total) - 1 + first;
   return from === to ? String(from) : `${from}–${to}`;
-}
-
-function scaleBar(color, low, middle, high) {
-  const stops = [0, 0.25, 0.5, 0.75, 1].map((share) => `rgb(${color(share).join(" ")})`);
-  const bar = make("i", { "aria-hidden": "true" });
-  bar.style.background = `linear-gradient(to right, ${stops.join(", ")})`;
-  return [make("span", {}, low), bar, make("span", {}, high), make("span", {}, middle)];
 }

@@ -5,74 +5,89 @@ const THEMES = ["system", "light", "dark"];
 
 function buildPage() {
   const main = document.getElementById("main");
-  const contents = document.getElementById("contents");
   for (const section of page.sections) {
-    section.host = make("section", { id: section.id, "aria-labelledby": `${section.id}-title` }, make("h2", { id: `${section.id}-title` }, section.title));
+    section.host = make("section", { id: section.id, "aria-labelledby": `${section.id}-title` },
+      make("div", { class: "head" }, make("h2", { id: `${section.id}-title` }, section.title), saveButtons(section)));
     main.append(section.host);
-    contents.append(make("a", { href: `#${section.id}` }, section.short || section.title));
     section.build(section.host);
   }
+  main.append(make("section", { id: "absent", "aria-labelledby": "absent-title", hidden: true }, make("h2", { id: "absent-title" }, "Not here yet"), make("ul", { class: "absent" })));
 }
 
-function drawPage() {
+// What is in view is drawn at once, the rest as soon as there is time, so that clicks feel immediate.
+function drawPage(everything = false) {
   drawHeader();
-  drawToggles();
   const waiting = page.data.runs.length === 0;
   for (const id of ["contents", "runs", "main"]) document.getElementById(id).hidden = waiting;
   document.getElementById("waiting").hidden = !waiting;
   if (waiting) return;
-  for (const section of page.sections) section.draw(section.host);
+  page.runsOf = new Map(page.data.groups.map((_, place) => [place, []]));
+  for (const run of page.data.runs) page.runsOf.get(run.group).push(run);
+  applyFilters();
+  drawBar();
+  const absent = [];
+  for (const section of page.sections) {
+    const empty = section.empty?.();
+    section.host.hidden = Boolean(empty);
+    if (empty) absent.push({ section, empty });
+  }
+  drawAbsent(absent);
+  drawContents();
+  const present = page.sections.filter((section) => !section.host.hidden);
+  const near = (section) => { const { top, bottom } = section.host.getBoundingClientRect(); return bottom > -innerHeight / 2 && top < 1.5 * innerHeight; };
+  const now = new Set(present.filter((section) => everything || page.printing || near(section)));
+  for (const section of now) section.draw(section.host);
+  page.pending = present.filter((section) => !now.has(section));
+  clearTimeout(page.later);
+  if (page.pending.length) page.later = setTimeout(drawPending);
+}
+
+function drawPending() {
+  const section = page.pending.shift();
+  if (section) section.draw(section.host);
+  if (page.pending.length) page.later = setTimeout(drawPending);
+}
+
+// Sections with nothing to show take one line each, which says how to fill them.
+function drawAbsent(absent) {
+  const host = document.getElementById("absent");
+  host.hidden = absent.length === 0;
+  host.querySelector("ul").replaceChildren(...absent.map(({ section, empty: [text, command] }) => make("li", { "data-section": section.id }, make("b", {}, section.title), `. ${text} `, command ? make("code", {}, command) : null)));
+}
+
+function drawContents() {
+  const host = document.getElementById("contents");
+  const shown = page.sections.filter((section) => !section.host.hidden);
+  const wanted = shown.map((section) => section.id).join(" ");
+  if (host.dataset.wanted === wanted) return;
+  host.dataset.wanted = wanted;
+  host.replaceChildren(...shown.map((section) => make("a", { href: `#${section.id}`, onclick: (event) => { event.preventDefault(); goTo(section.id); } }, section.short || section.title)));
+}
+
+function goTo(id) {
+  const section = document.getElementById(id);
+  if (!section || section.hidden) return;
+  page.section = id;
+  writeAddress();
+  section.scrollIntoView();
+  const title = section.querySelector("h2");
+  title.setAttribute("tabindex", -1);
+  title.focus({ preventScroll: true });
 }
 
 function drawHeader() {
   const { data } = page;
-  const seconds = data.runs.reduce((sum, run) => sum + run.seconds, 0);
+  const seconds = data.runs.reduce((sum, run) => sum + run.seconds.total, 0);
   const over = data.runs.filter((run) => run.ended).length;
   document.getElementById("subtitle").textContent =
     `${data.runs.length} run${data.runs.length === 1 ? "" : "s"}, ${over} finished, ${formatSeconds(seconds)} of training; as of ${new Date(data.made).toLocaleString()}`;
   document.getElementById("problems").replaceChildren(...data.problems.map((text) => make("p", { class: "problem" }, text)));
 }
 
-// One button a group; they are kept while the groups stay the same, so that the focus is too.
-function drawToggles() {
-  const host = document.getElementById("runs");
-  const titles = page.data.groups.map((group) => group.title);
-  if (host.dataset.titles !== JSON.stringify(titles)) {
-    host.dataset.titles = JSON.stringify(titles);
-    host.replaceChildren(...titles.map((title, place) => make("button", {
-      type: "button", class: "toggle", "data-group": place, title: "Click to show or hide; double-click to show only this one",
-      onclick: () => toggleRun(title), ondblclick: () => showOnly(title),
-    }, make("span", { class: "mark" }), title)));
-    if (titles.length > 1) {
-      host.append(make("button", { type: "button", class: "all", "aria-label": "Show all runs", onclick: () => hideRuns([]) }, "all"),
-        make("button", { type: "button", class: "all", "aria-label": "Hide all runs", onclick: () => hideRuns(titles) }, "none"));
-    }
-  }
-  host.querySelectorAll(".toggle").forEach((button, place) => {
-    button.setAttribute("aria-pressed", String(isShown(place)));
-    button.querySelector(".mark").replaceChildren(swatch(place));
-  });
-}
-
-function toggleRun(title) {
-  const { hidden } = page.state;
-  if (!hidden.delete(title)) hidden.add(title);
-  drawPage();
-}
-
-function showOnly(title) {
-  hideRuns(page.data.groups.map((group) => group.title).filter((other) => other !== title));
-}
-
-function hideRuns(titles) {
-  page.state.hidden = new Set(titles);
-  drawPage();
-}
-
-let theme = "system";
 const systemDark = matchMedia("(prefers-color-scheme: dark)");
 
 function applyTheme() {
+  const theme = THEMES.includes(page.state.theme) ? page.state.theme : "system";
   const dark = !page.printing && (theme === "dark" || (theme === "system" && systemDark.matches));
   document.documentElement.dataset.theme = dark ? "dark" : "light";
   document.getElementById("theme").textContent = `Theme: ${theme}`;
@@ -105,13 +120,17 @@ async function askForNews() {
   }
 }
 
+readAddress();
 applyTheme();
 buildPage();
-drawPage();
+drawPage(true);
+if (page.section) document.getElementById(page.section)?.scrollIntoView();
+addEventListener("hashchange", () => { readAddress(); applyTheme(); drawPage(); goTo(page.section); });
+document.querySelector(".skip").addEventListener("click", (event) => { event.preventDefault(); goTo(page.sections.find((section) => !section.host.hidden).id); });
 document.getElementById("theme").addEventListener("click", () => {
-  theme = THEMES[(THEMES.indexOf(theme) + 1) % THEMES.length];
+  page.state.theme = THEMES[(THEMES.indexOf(page.state.theme) + 1) % THEMES.length];
   applyTheme();
-  drawPage();
+  change({});
 });
 systemDark.addEventListener("change", () => { applyTheme(); drawPage(); });
 addEventListener("beforeprint", () => setPrinting(true));

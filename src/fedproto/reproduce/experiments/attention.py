@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 from fedproto.report.figures import attention_values
+from fedproto.report.looks import add_legend, new_figure
 from fedproto.reproduce.base import EXPERIMENTS, Experiment, Result, Results
 from fedproto.reproduce.cases import CLASSIFICATION, Scope
 from fedproto.reproduce.library import Request
-from fedproto.reproduce.output import Output, add_legend, new_figure
+from fedproto.reproduce.output import Output
 from fedproto.reproduce.panels import line_of, titled
 
 SHOWN = ("FedAvg", "FedProto")

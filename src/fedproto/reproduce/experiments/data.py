@@ -10,12 +10,12 @@ from fedproto.data.base import data_root
 from fedproto.data.federation import Federation
 from fedproto.data.statistics import class_counts, statistics
 from fedproto.errors import DataError
-from fedproto.report.figures import COLORS
+from fedproto.report.looks import COLORS, new_figure
 from fedproto.reproduce.base import EXPERIMENTS, Experiment, Results
 from fedproto.reproduce.cases import CLASSIFICATION, SEGMENTATION, Case, Scope
 from fedproto.reproduce.comparison import Comparison, show
 from fedproto.reproduce.curves import Spread
-from fedproto.reproduce.output import Output, new_figure
+from fedproto.reproduce.output import Output
 from fedproto.reproduce.paper import printed
 
 COUNTS = {"classes": 0, "clients": 0, "samples": 0, "mean": 1, "std": 1}

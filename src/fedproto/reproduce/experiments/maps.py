@@ -16,11 +16,12 @@ from fedproto.data.base import data_root
 from fedproto.data.federation import Federation
 from fedproto.data.masks import palette
 from fedproto.errors import DataError
+from fedproto.report.looks import new_figure
 from fedproto.reproduce.base import EXPERIMENTS, Experiment, Result, Results
 from fedproto.reproduce.cases import CENTRALIZED, Case, Scope
 from fedproto.reproduce.experiments.tsne import first_of_each
 from fedproto.reproduce.library import Request
-from fedproto.reproduce.output import Output, new_figure
+from fedproto.reproduce.output import Output
 from fedproto.reproduce.panels import titled
 from fedproto.rng import Indices, Purpose, stream
 from fedproto.types import VOID

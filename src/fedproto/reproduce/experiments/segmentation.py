@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from fedproto.report.looks import add_legend, new_figure
 from fedproto.reproduce.base import EXPERIMENTS, Experiment, Results
 from fedproto.reproduce.cases import CENTRALIZED, SEGMENTATION, Case, Scope
 from fedproto.reproduce.comparison import Comparison, show
 from fedproto.reproduce.curves import Spread, spread
 from fedproto.reproduce.library import Request
-from fedproto.reproduce.output import Output, add_legend, new_figure
+from fedproto.reproduce.output import Output
 from fedproto.reproduce.panels import Panel, line_of, show_panels, titled
 from fedproto.reproduce.paper import Printed, printed
 

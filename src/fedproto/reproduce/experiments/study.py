@@ -7,21 +7,19 @@ weights, its 95 % interval by Student's t over the pairs, and a two-sided sign t
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from fedproto.errors import ConfigError
-from fedproto.report.figures import COLORS
+from fedproto.evidence import Difference, difference, sample_deviation
+from fedproto.report.looks import COLORS, new_figure
 from fedproto.reproduce.base import EXPERIMENTS, Experiment, Result, Results
 from fedproto.reproduce.cases import CLASSIFICATION, FAIR_AND_TOLERANT, Case, Scope
 from fedproto.reproduce.curves import final_value
 from fedproto.reproduce.library import Request
-from fedproto.reproduce.output import Output, new_figure
+from fedproto.reproduce.output import Output
 from fedproto.reproduce.panels import titled
 
 COLUMNS = (
@@ -39,30 +37,6 @@ COLUMNS = (
     "losses",
     "sign_test_p",
 )
-SURE = 0.95
-
-
-@dataclass(frozen=True)
-class Paired:
-    """A variant against equal weights, in points of accuracy.
-
-    Attributes:
-        number: Pairs of runs.
-        mean: Mean difference.
-        low: Lower end of its interval; None for fewer than two pairs.
-        high: Upper end.
-        wins: Pairs in which the variant is better.
-        losses: Pairs in which it is worse.
-        p: Of the sign test over the pairs that differ; None where none does.
-    """
-
-    number: int
-    mean: float
-    low: float | None
-    high: float | None
-    wins: int
-    losses: int
-    p: float | None
 
 
 @EXPERIMENTS.register("study")
@@ -85,10 +59,10 @@ class AttentionStudy(Experiment):
     def render(self, scope: Scope, results: Results, output: Output) -> None:
         """A table and a panel per data set."""
         lines: list[tuple[Any, ...]] = []
-        shown: list[tuple[Case, dict[str, Paired]]] = []
+        shown: list[tuple[Case, dict[str, Difference]]] = []
         for case in scope.cases(self.cases):
             baseline = results.select(case.name, FAIR_AND_TOLERANT)
-            differences: dict[str, Paired] = {}
+            differences: dict[str, Difference] = {}
             for label in results.labels(case.name):
                 chosen = results.select(case.name, label)
                 values = [v for each in chosen if (v := _accuracy(each)) is not None]
@@ -109,7 +83,7 @@ def recipe_of(case: Case) -> str:
     return f"attention-study-{case.name}"
 
 
-def paired(of: Sequence[Result], baseline: Sequence[Result]) -> Paired | None:
+def paired(of: Sequence[Result], baseline: Sequence[Result]) -> Difference | None:
     """Differences in accuracy, in points, between runs of the same δ and seed."""
     others = {(each.delta, each.seed): _accuracy(each) for each in baseline}
     differences = [
@@ -118,39 +92,20 @@ def paired(of: Sequence[Result], baseline: Sequence[Result]) -> Paired | None:
         if (ours := _accuracy(each)) is not None
         and (other := others.get((each.delta, each.seed))) is not None
     ]
-    return compare(differences) if differences else None
-
-
-def compare(differences: Sequence[float]) -> Paired:
-    """Mean, interval and sign test of paired differences.
-
-    Raises:
-        ConfigError: If SciPy is not installed.
-    """
-    if importlib.util.find_spec("scipy") is None:
-        raise ConfigError("the study's intervals need SciPy: pip install 'fedproto[analysis]'")
-    from scipy.stats import binomtest, t
-
-    number, mean = len(differences), float(np.mean(differences))
-    low = high = None
-    if number > 1:
-        error = float(np.std(differences, ddof=1)) / np.sqrt(number)
-        half = float(t.ppf((1 + SURE) / 2, number - 1)) * error
-        low, high = mean - half, mean + half
-    wins, losses = (sum(sign * each > 0 for each in differences) for sign in (1, -1))
-    p = float(binomtest(wins, wins + losses).pvalue) if wins + losses else None
-    return Paired(number, mean, low, high, wins, losses, p)
+    return difference(differences) if differences else None
 
 
 def _accuracy(result: Result) -> float | None:
     return final_value(result.run, "accuracy")
 
 
-def _line(case: Case, label: str, values: Sequence[float], pair: Paired | None) -> tuple[Any, ...]:
-    spread = 100 * float(np.std(values, ddof=1)) if len(values) > 1 else None
+def _line(
+    case: Case, label: str, values: Sequence[float], pair: Difference | None
+) -> tuple[Any, ...]:
+    spread = sample_deviation([100 * value for value in values])
     mean = 100 * float(np.mean(values)) if values else None
     compared = (
-        (pair.number, pair.mean, pair.low, pair.high, pair.wins, pair.losses, pair.p)
+        (pair.pairs, pair.mean, pair.low, pair.high, pair.wins, pair.losses, pair.sign_p)
         if pair
         else (None,) * 7
     )
@@ -174,7 +129,7 @@ def _cells(lines: Sequence[tuple[Any, ...]]) -> list[list[list[str]]]:
     ]
 
 
-def _draw(shown: Sequence[tuple[Case, dict[str, Paired]]]) -> Any:
+def _draw(shown: Sequence[tuple[Case, dict[str, Difference]]]) -> Any:
     figure = new_figure(3.6 * len(shown) + 1.4, 3.2)
     panels = figure.subplots(1, len(shown), squeeze=False, sharey=True)[0]
     labels = list(dict.fromkeys(label for _, found in shown for label in found))

@@ -10,10 +10,11 @@ import numpy as np
 from fedproto.analysis.folder import Wishes, analyse, open_subject, read_parts
 from fedproto.data.base import data_root
 from fedproto.errors import DataError
+from fedproto.report.looks import new_figure
 from fedproto.reproduce.base import EXPERIMENTS, Experiment, Result, Results
 from fedproto.reproduce.cases import Scope
 from fedproto.reproduce.library import Request
-from fedproto.reproduce.output import Output, new_figure
+from fedproto.reproduce.output import Output
 from fedproto.reproduce.panels import titled
 
 SHOWN = ("FedAvg", "FedProto")

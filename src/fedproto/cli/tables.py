@@ -1,0 +1,67 @@
+"""Tables that fit the terminal: names stay readable, no number is cut, what has no room is said."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Table
+
+WIDEST = 160
+"""For pipes and files, which have no width of their own."""
+
+_NAME_ROOM = 34
+
+
+def print_table(
+    rows: Sequence[str],
+    columns: Mapping[str, Sequence[str]],
+    *,
+    least: Sequence[str] = (),
+    sections: Sequence[object] = (),
+    title: str | None = None,
+    caption: str = "",
+) -> None:
+    """Prints a table whose first column names the rows.
+
+    Args:
+        rows: The names.
+        columns: The cells below each heading.
+        least: Headings of columns that may be left out where there is no room, first ones first.
+        sections: One value per row; a line is drawn where it changes.
+        title: Above the table.
+        caption: Below it.
+    """
+    console = Console()
+    width = console.width if console.is_terminal else WIDEST
+    kept, left_out = _fitting(rows, columns, least, width)
+    if left_out:
+        caption = "; ".join(filter(None, [caption, f"no room for {', '.join(left_out)}"]))
+    table = Table(title=title, caption=caption or None)
+    table.add_column("run", overflow="fold")
+    for name in kept:
+        table.add_column(name, justify="right", no_wrap=True)
+    for place, row in enumerate(rows):
+        if sections and place and sections[place] != sections[place - 1]:
+            table.add_section()
+        table.add_row(row, *(columns[name][place] for name in kept))
+    (console if console.is_terminal else Console(width=WIDEST)).print(table)
+
+
+def _fitting(
+    rows: Sequence[str], columns: Mapping[str, Sequence[str]], least: Sequence[str], width: int
+) -> tuple[list[str], list[str]]:
+    """The columns that there is room for, in order, and the others."""
+    widths = {
+        name: 3 + max(map(cell_len, [name, *cells]), default=0) for name, cells in columns.items()
+    }
+    longest = max(map(cell_len, ["run", *rows]), default=0)
+    room = width - 4 - min(longest, _NAME_ROOM)
+    kept = {name for name in columns if name not in least}
+    room -= sum(widths[name] for name in kept)
+    for name in reversed(least):  # what matters most is let in first
+        if name in columns and widths[name] <= room:
+            kept.add(name)
+            room -= widths[name]
+    return [name for name in columns if name in kept], [n for n in columns if n not in kept]

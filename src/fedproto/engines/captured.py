@@ -1,0 +1,171 @@
+"""The captured engine: the reference engine's steps, each a replay of one CUDA graph.
+
+A large model's step is hundreds of small kernels, and what they wait for is the host that launches
+them. A step of a given batch shape is captured once and then replayed, for one job after another:
+weights are loaded in place, the optimizer's state is set to zero where a fresh one is due, and the
+rate lies on the device. Meanwhile the host prepares the next batch.
+
+What is not captured (models that draw random numbers, strategies that add more to the loss than a
+pull to the received weights, shapes seen for the first time) is done step by step as in the
+reference engine; so is everything on a CPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
+
+from fedproto.batch_norm import freeze
+from fedproto.engines.base import ENGINES, Workload
+from fedproto.engines.reference import ReferenceEngine, Step
+from fedproto.strategies.base import Strategy
+from fedproto.strategies.contract import Objective
+from fedproto.training import TrainOptions
+from fedproto.types import LocalJob
+
+WARM_UP = 2
+"""Steps before a capture: kernels are chosen and work space is taken by the first ones."""
+
+
+@dataclass
+class _Captured:
+    """A step of one batch shape: what it reads, and the loss that it leaves behind."""
+
+    graph: torch.cuda.CUDAGraph
+    inputs: Tensor
+    targets: Tensor
+    loss: Tensor
+
+
+@ENGINES.register("captured")
+class CapturedEngine(ReferenceEngine):
+    """Trains one job after another on CUDA, each step a replay of one graph."""
+
+    def __init__(self, workload: Workload, *, channels_last: bool = False) -> None:
+        super().__init__(workload, channels_last=channels_last)
+        self._kinds: dict[tuple[TrainOptions, float], _Kind] = {}
+        self._pool = None if self._device.type != "cuda" else torch.cuda.graph_pool_handle()
+
+    def close(self) -> None:
+        """Frees the graphs with their memory."""
+        self._kinds.clear()
+
+    def _stepper(self, job: LocalJob, objective: Objective) -> Step:
+        more = objective.linear is not None or objective.virtual is not None or objective.calibrated
+        own = type(job.strategy).penalty is not Strategy.penalty
+        if self._pool is None or more or own or _draws(self._model):
+            return super()._stepper(job, objective)
+        common = replace(job.train, lr=1.0, epochs=1, lr_schedule="constant", lr_power=1.0)
+        key = common, objective.proximal
+        if key not in self._kinds:
+            self._kinds[key] = _Kind(self, common, objective)
+        return self._kinds[key].begin(job)
+
+
+class _Kind:
+    """The steps of jobs that differ in weights, data and rate alone."""
+
+    def __init__(self, engine: CapturedEngine, train: TrainOptions, objective: Objective) -> None:
+        self._engine, self._train, self._objective = engine, train, objective
+        self._params = dict(engine._model.named_parameters())
+        self._received = {
+            name: tensor.detach().clone()
+            for name, tensor in (self._params if objective.proximal else {}).items()
+        }
+        self._rate = torch.zeros((), device=engine._device)
+        self._optimizer = _capturable(train, engine._model, self._rate)
+        self._seen: set[tuple[torch.Size, torch.Size]] = set()
+        self._captured: dict[tuple[torch.Size, torch.Size], _Captured] = {}
+        self._refused = False
+
+    def begin(self, job: LocalJob) -> Step:
+        """Makes ready for a job, whose weights the model holds already."""
+        model = self._engine._model.train()
+        if job.train.batch_norm == "frozen":
+            freeze(model)
+        self._rate.fill_(job.lr)
+        for tensor in _tensors(self._optimizer):
+            tensor.zero_()
+        for name, tensor in self._received.items():
+            tensor.copy_(job.state.params[name])
+        return self._step
+
+    def _step(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        shapes = inputs.shape, targets.shape
+        if shapes not in self._seen or self._refused:
+            self._seen.add(shapes)
+            return self._eager(inputs, targets)
+        if shapes not in self._captured:
+            try:
+                self._captured[shapes] = self._capture(inputs, targets)
+            except RuntimeError as error:
+                reason = str(error).splitlines()[0]
+                self._engine.workload.notify(f"steps are not captured in a CUDA graph: {reason}")
+                self._refused = True
+                return self._eager(inputs, targets)
+        captured = self._captured[shapes]
+        captured.inputs.copy_(inputs)
+        captured.targets.copy_(targets)
+        captured.graph.replay()
+        return captured.loss
+
+    def _eager(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        self._optimizer.zero_grad(set_to_none=True)
+        term = self._objective.closed_form(self._params, self._received)
+        added = [] if term is None else [term]
+        parts = self._train.accumulate
+        loss = self._engine._backward(inputs, targets, self._objective, added, parts)
+        self._optimizer.step()
+        return loss
+
+    def _capture(self, inputs: Tensor, targets: Tensor) -> _Captured:
+        """Captures a step; weights, statistics and optimizer are left as they were."""
+        kept = [*self._engine._model.state_dict().values(), *_tensors(self._optimizer)]
+        before = [tensor.clone() for tensor in kept]
+        inputs, targets = inputs.clone(), targets.clone()
+        aside = torch.cuda.Stream()
+        aside.wait_stream(torch.cuda.current_stream())
+        try:
+            with torch.cuda.stream(aside):
+                for _ in range(WARM_UP):
+                    self._eager(inputs, targets)
+            torch.cuda.current_stream().wait_stream(aside)
+            self._optimizer.zero_grad(set_to_none=True)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self._engine._pool):
+                loss = self._eager(inputs, targets)
+        finally:
+            with torch.no_grad():
+                for tensor, value in zip(kept, before, strict=True):
+                    tensor.copy_(value)
+        return _Captured(graph, inputs, targets, loss)
+
+
+def _capturable(train: TrainOptions, model: nn.Module, rate: Tensor) -> torch.optim.Optimizer:
+    """The optimizer of `TrainOptions.optimizer_for`, with all that it changes on the device."""
+    params = list(model.parameters())
+    if train.optimizer == "adam":
+        return torch.optim.Adam(
+            params, lr=rate, weight_decay=train.weight_decay, fused=True, capturable=True
+        )
+    return torch.optim.SGD(
+        params, lr=rate, momentum=train.momentum, weight_decay=train.weight_decay, fused=True
+    )
+
+
+def _tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """All that an optimizer remembers; zero is how each of them begins."""
+    return [
+        value
+        for state in optimizer.state.values()
+        for value in state.values()
+        if isinstance(value, Tensor)
+    ]
+
+
+def _draws(model: nn.Module) -> bool:
+    """Whether a model draws random numbers while it is trained."""
+    return any(isinstance(module, _DropoutNd) and module.p > 0 for module in model.modules())

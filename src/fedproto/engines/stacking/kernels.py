@@ -1,0 +1,374 @@
+"""Convolutions of stacked images as Triton kernels that never write patches.
+
+Each is a matrix product whose operands are gathered from the images while it runs (an implicit
+GEMM), so that a step reads and writes activations once. Forward pass and input gradient go over
+the kernel's taps; a program holds the four pixels of a block of 2×2 cells in four accumulators, so
+that pooling needs no word between threads. A pooled cell passes its gradient to one pixel, which
+its code names: weight gradients make that of the full image while they read it.
+
+Dense layers of small batches are as fast as their weights can be read.
+
+Weights lie as `fedproto.engines.stacking.blocks.Conv` packs them: [tap across, I, tap down, O], or
+[I·T·T, O] where the input has few channels. Shapes: as in `fedproto.engines.stacking.glue`.
+"""
+
+# Triton reads the functions itself: arguments have no Python types, and constants are upper case.
+# mypy: ignore-errors
+# ruff: noqa: ANN001, ANN201, ANN202, N803
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+DEAD = tl.constexpr(4)
+
+
+@triton.jit
+def _cells(count, rows, columns, BLOCK: tl.constexpr):
+    """A program's block of cells: which exist, their image, and their upper left pixel."""
+    cell = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    place = cell % (rows * columns)
+    return cell < count, cell // (rows * columns), place // columns * 2, place % columns * 2
+
+
+@triton.jit
+def _inside(live, row, column, height, width):
+    return live & (row >= 0) & (row < height) & (column >= 0) & (column < width)
+
+
+@triton.jit
+def _image_tile(x, live, image, row, column, height, width, CHANNELS: tl.constexpr):
+    """All channels of some pixels, ``[BLOCK, CHANNELS]``; 0 outside of the image."""
+    inside = _inside(live, row, column, height, width)
+    at = ((image * height + row) * width + column) * CHANNELS
+    channel = tl.arange(0, CHANNELS)
+    return tl.load(x + at[:, None] + channel[None, :], mask=inside[:, None], other=0.0)
+
+
+@triton.jit
+def _patch_tile(
+    x, live, image, row, column, height, width, INS: tl.constexpr, TAPS: tl.constexpr,
+    PATCH: tl.constexpr,
+):  # fmt: skip
+    """The patches around some pixels, ``[BLOCK, PATCH]``, filled up with zeros."""
+    number = tl.arange(0, PATCH)
+    channel = number // (TAPS * TAPS)
+    down = row[:, None] + (number // TAPS % TAPS - TAPS // 2)[None, :]
+    across = column[:, None] + (number % TAPS - TAPS // 2)[None, :]
+    inside = _inside(live[:, None] & (channel < INS)[None, :], down, across, height, width)
+    at = ((image[:, None] * height + down) * width + across) * INS + channel[None, :]
+    return tl.load(x + at, mask=inside, other=0.0)
+
+
+@triton.jit
+def _finish(
+    a, b, c, d, bias, y, code, live, image, row, column, height, width, OUTS: tl.constexpr,
+    POOLED: tl.constexpr,
+):  # fmt: skip
+    """Bias, pooling and ReLU of four pixels of each cell, or the four pixels with their bias."""
+    channel = tl.arange(0, OUTS)
+    if POOLED:
+        top = tl.maximum(tl.maximum(a, b), tl.maximum(c, d))
+        first = tl.where(a == top, 0, tl.where(b == top, 1, tl.where(c == top, 2, 3)))
+        top += bias[None, :]
+        at = ((image * (height // 2) + row // 2) * (width // 2) + column // 2) * OUTS
+        where = at[:, None] + channel[None, :]
+        tl.store(y + where, tl.maximum(top, 0.0), mask=live[:, None])
+        passed = tl.where(top > 0, first, DEAD).to(tl.uint8)
+        tl.store(code + where, passed, mask=live[:, None])
+    else:
+        for place in tl.static_range(4):
+            down = row + place // 2
+            across = column + place % 2
+            at = ((image * height + down) * width + across) * OUTS
+            inside = _inside(live, down, across, height, width)
+            z = (a if place == 0 else b if place == 1 else c if place == 2 else d) + bias[None, :]
+            tl.store(y + at[:, None] + channel[None, :], z, mask=inside[:, None])
+
+
+@triton.jit
+def forward_taps(
+    x, weight, bias, y, code, x_row, weight_row, bias_row, y_row, count, rows, columns, height,
+    width, INS: tl.constexpr, OUTS: tl.constexpr, TAPS: tl.constexpr, BLOCK: tl.constexpr,
+    POOLED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Convolution, bias, pooling and ReLU, tap by tap: for inputs of many channels."""
+    job = tl.program_id(1).to(tl.int64)
+    x += job * x_row
+    weight += job * weight_row
+    live, image, row, column = _cells(count, rows, columns, BLOCK)
+    ins = tl.arange(0, INS)
+    outs = tl.arange(0, OUTS)
+    tile = ins[:, None] * (TAPS * OUTS) + outs[None, :]
+    a = tl.zeros((BLOCK, OUTS), tl.float32)
+    b = tl.zeros((BLOCK, OUTS), tl.float32)
+    c = tl.zeros((BLOCK, OUTS), tl.float32)
+    d = tl.zeros((BLOCK, OUTS), tl.float32)
+    for tap in range(TAPS * TAPS):
+        down = row + tap // TAPS - TAPS // 2
+        across = column + tap % TAPS - TAPS // 2
+        w = tl.load(weight + (tap % TAPS * INS * TAPS + tap // TAPS) * OUTS + tile)
+        p = _image_tile(x, live, image, down, across, height, width, INS)
+        a = tl.dot(p, w, a, input_precision=PRECISION)
+        p = _image_tile(x, live, image, down, across + 1, height, width, INS)
+        b = tl.dot(p, w, b, input_precision=PRECISION)
+        p = _image_tile(x, live, image, down + 1, across, height, width, INS)
+        c = tl.dot(p, w, c, input_precision=PRECISION)
+        p = _image_tile(x, live, image, down + 1, across + 1, height, width, INS)
+        d = tl.dot(p, w, d, input_precision=PRECISION)
+    shift = tl.load(bias + job * bias_row + outs)
+    _finish(
+        a, b, c, d, shift, y + job * y_row, code + job * y_row, live, image, row, column, height,
+        width, OUTS, POOLED,
+    )  # fmt: skip
+
+
+@triton.jit
+def forward_patches(
+    x, weight, bias, y, code, x_row, weight_row, bias_row, y_row, count, rows, columns, height,
+    width, filled, INS: tl.constexpr, OUTS: tl.constexpr, TAPS: tl.constexpr, PATCH: tl.constexpr,
+    BLOCK: tl.constexpr, POOLED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The same with whole patches at once: for inputs of few channels."""
+    job = tl.program_id(1).to(tl.int64)
+    x += job * x_row
+    live, image, row, column = _cells(count, rows, columns, BLOCK)
+    number = tl.arange(0, PATCH)
+    outs = tl.arange(0, OUTS)
+    w = tl.load(
+        weight + job * weight_row + number[:, None] * OUTS + outs[None, :],
+        mask=(number < filled)[:, None],
+        other=0.0,
+    )
+    p = _patch_tile(x, live, image, row, column, height, width, INS, TAPS, PATCH)
+    a = tl.dot(p, w, input_precision=PRECISION)
+    p = _patch_tile(x, live, image, row, column + 1, height, width, INS, TAPS, PATCH)
+    b = tl.dot(p, w, input_precision=PRECISION)
+    p = _patch_tile(x, live, image, row + 1, column, height, width, INS, TAPS, PATCH)
+    c = tl.dot(p, w, input_precision=PRECISION)
+    p = _patch_tile(x, live, image, row + 1, column + 1, height, width, INS, TAPS, PATCH)
+    d = tl.dot(p, w, input_precision=PRECISION)
+    shift = tl.load(bias + job * bias_row + outs)
+    _finish(
+        a, b, c, d, shift, y + job * y_row, code + job * y_row, live, image, row, column, height,
+        width, OUTS, POOLED,
+    )  # fmt: skip
+
+
+@triton.jit
+def input_gradient(
+    dz, weight, dx, dz_row, weight_row, dx_row, count, rows, columns, height, width,
+    INS: tl.constexpr, OUTS: tl.constexpr, TAPS: tl.constexpr, BLOCK: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """``dx[h] = Σ_t dz[h − t + T//2] wₜ``."""
+    job = tl.program_id(1).to(tl.int64)
+    dz += job * dz_row
+    weight += job * weight_row
+    dx += job * dx_row
+    live, image, row, column = _cells(count, rows, columns, BLOCK)
+    ins = tl.arange(0, INS)
+    outs = tl.arange(0, OUTS)
+    tile = ins[None, :] * (TAPS * OUTS) + outs[:, None]
+    a = tl.zeros((BLOCK, INS), tl.float32)
+    b = tl.zeros((BLOCK, INS), tl.float32)
+    c = tl.zeros((BLOCK, INS), tl.float32)
+    d = tl.zeros((BLOCK, INS), tl.float32)
+    for tap in range(TAPS * TAPS):
+        down = row - tap // TAPS + TAPS // 2
+        across = column - tap % TAPS + TAPS // 2
+        w = tl.load(weight + (tap % TAPS * INS * TAPS + tap // TAPS) * OUTS + tile)
+        g = _image_tile(dz, live, image, down, across, height, width, OUTS)
+        a = tl.dot(g, w, a, input_precision=PRECISION)
+        g = _image_tile(dz, live, image, down, across + 1, height, width, OUTS)
+        b = tl.dot(g, w, b, input_precision=PRECISION)
+        g = _image_tile(dz, live, image, down + 1, across, height, width, OUTS)
+        c = tl.dot(g, w, c, input_precision=PRECISION)
+        g = _image_tile(dz, live, image, down + 1, across + 1, height, width, OUTS)
+        d = tl.dot(g, w, d, input_precision=PRECISION)
+    for place in tl.static_range(4):
+        down = row + place // 2
+        across = column + place % 2
+        at = ((image * height + down) * width + across) * INS
+        inside = _inside(live, down, across, height, width)
+        value = a if place == 0 else b if place == 1 else c if place == 2 else d
+        tl.store(dx + at[:, None] + ins[None, :], value, mask=inside[:, None])
+
+
+@triton.jit
+def weight_gradient_taps(
+    x, dy, code, out, x_row, dy_row, out_row, count, rows, columns, height, width,
+    INS: tl.constexpr, OUTS: tl.constexpr, TAPS: tl.constexpr, BLOCK: tl.constexpr,
+    TOGETHER: tl.constexpr, POOLED: tl.constexpr, SUBTRACT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """``dwₜ = Σ_h x[h + t − T//2]ᵀ dz[h]`` of a few taps per program, or ``w −= dw``."""
+    job = tl.program_id(1).to(tl.int64)
+    x += job * x_row
+    dy += job * dy_row
+    code += job * dy_row
+    number = tl.arange(0, TOGETHER * INS)
+    tap = tl.program_id(0) * TOGETHER + number // INS
+    ins = number % INS
+    exists = (tap < TAPS * TAPS)[None, :]
+    tap_down = tap // TAPS - TAPS // 2
+    tap_across = tap % TAPS - TAPS // 2
+    outs = tl.arange(0, OUTS)
+    total = tl.zeros((TOGETHER * INS, OUTS), tl.float32)
+    for first in range(0, count, BLOCK):
+        cell = first + tl.arange(0, BLOCK)
+        live = cell < count
+        image = cell // (rows * columns)
+        place = cell % (rows * columns)
+        row = place // columns * 2
+        column = place % columns * 2
+        if POOLED:
+            where = cell[:, None] * OUTS + outs[None, :]
+            passed = tl.load(code + where, mask=live[:, None], other=DEAD)
+            value = tl.load(dy + where, mask=live[:, None], other=0.0)
+        for pixel in tl.static_range(4):
+            if POOLED:
+                g = tl.where(passed == pixel, value, 0.0)
+            else:
+                g = _image_tile(
+                    dy, live, image, row + pixel // 2, column + pixel % 2, height, width, OUTS
+                )
+            down = (row + pixel // 2)[:, None] + tap_down[None, :]
+            across = (column + pixel % 2)[:, None] + tap_across[None, :]
+            inside = _inside(live[:, None] & exists, down, across, height, width)
+            at = ((image[:, None] * height + down) * width + across) * INS + ins[None, :]
+            p = tl.load(x + at, mask=inside, other=0.0)
+            total = tl.dot(tl.trans(p), g, total, input_precision=PRECISION)
+    begin = (tap % TAPS * INS * TAPS + tap // TAPS + ins * TAPS) * OUTS
+    tile = out + job * out_row + begin[:, None] + outs[None, :]
+    written = (tap < TAPS * TAPS)[:, None]
+    if SUBTRACT:
+        total = tl.load(tile, mask=written) - total
+    tl.store(tile, total, mask=written)
+
+
+@triton.jit
+def weight_gradient_patches(
+    x, dy, code, out, x_row, dy_row, out_row, count, rows, columns, height, width, part, filled,
+    INS: tl.constexpr, OUTS: tl.constexpr, TAPS: tl.constexpr, PATCH: tl.constexpr,
+    BLOCK: tl.constexpr, POOLED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The same for inputs of few channels: the sum over one part of the cells, all taps."""
+    job = tl.program_id(1).to(tl.int64)
+    x += job * x_row
+    dy += job * dy_row
+    code += job * dy_row
+    number = tl.arange(0, PATCH)
+    outs = tl.arange(0, OUTS)
+    total = tl.zeros((PATCH, OUTS), tl.float32)
+    begin = tl.program_id(0) * part
+    end = tl.minimum(begin + part, count)
+    for turn in range(0, part, BLOCK):
+        cell = begin + turn + tl.arange(0, BLOCK)
+        live = cell < end
+        image = cell // (rows * columns)
+        place = cell % (rows * columns)
+        row = place // columns * 2
+        column = place % columns * 2
+        if POOLED:
+            where = cell[:, None] * OUTS + outs[None, :]
+            passed = tl.load(code + where, mask=live[:, None], other=DEAD)
+            value = tl.load(dy + where, mask=live[:, None], other=0.0)
+        for pixel in tl.static_range(4):
+            down = row + pixel // 2
+            across = column + pixel % 2
+            if POOLED:
+                g = tl.where(passed == pixel, value, 0.0)
+            else:
+                g = _image_tile(dy, live, image, down, across, height, width, OUTS)
+            p = _patch_tile(x, live, image, down, across, height, width, INS, TAPS, PATCH)
+            total = tl.dot(tl.trans(p), g, total, input_precision=PRECISION)
+    out += (job * tl.num_programs(0) + tl.program_id(0)) * out_row
+    tile = number[:, None] * OUTS + outs[None, :]
+    tl.store(out + tile, total, mask=(number < filled)[:, None])
+
+
+@triton.jit
+def dense_forward(
+    x, weight, bias, y, x_row, weight_row, bias_row, y_row, batch, inputs, units,
+    BATCH: tl.constexpr, UNITS: tl.constexpr, STRIP: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """``y = x wᵀ + b`` with ReLU, a few units per program: the weight is read once."""
+    job = tl.program_id(1).to(tl.int64)
+    unit = tl.program_id(0) * UNITS + tl.arange(0, UNITS)
+    sample = tl.arange(0, BATCH)
+    weight += job * weight_row
+    x += job * x_row
+    total = tl.zeros((UNITS, BATCH), tl.float32)
+    for first in range(0, inputs, STRIP):
+        number = first + tl.arange(0, STRIP)
+        w = tl.load(
+            weight + unit[:, None] * inputs + number[None, :],
+            mask=(unit < units)[:, None] & (number < inputs)[None, :],
+            other=0.0,
+        )
+        p = tl.load(
+            x + sample[None, :] * inputs + number[:, None],
+            mask=(sample < batch)[None, :] & (number < inputs)[:, None],
+            other=0.0,
+        )
+        total = tl.dot(w, p, total, input_precision=PRECISION)
+    total += tl.load(bias + job * bias_row + unit, mask=unit < units, other=0.0)[:, None]
+    total = tl.maximum(total, 0.0)
+    where = y + job * y_row + sample[None, :] * units + unit[:, None]
+    tl.store(where, total, mask=(sample < batch)[None, :] & (unit < units)[:, None])
+
+
+@triton.jit
+def dense_input_gradient(
+    dz, weight, dx, dz_row, weight_row, dx_row, batch, inputs, units,
+    BATCH: tl.constexpr, UNITS: tl.constexpr, STRIP: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """``dx = dz w``, a strip of inputs per program."""
+    job = tl.program_id(1).to(tl.int64)
+    number = tl.program_id(0) * STRIP + tl.arange(0, STRIP)
+    sample = tl.arange(0, BATCH)
+    weight += job * weight_row
+    dz += job * dz_row
+    total = tl.zeros((BATCH, STRIP), tl.float32)
+    for first in range(0, units, UNITS):
+        unit = first + tl.arange(0, UNITS)
+        w = tl.load(
+            weight + unit[:, None] * inputs + number[None, :],
+            mask=(unit < units)[:, None] & (number < inputs)[None, :],
+            other=0.0,
+        )
+        g = tl.load(
+            dz + sample[:, None] * units + unit[None, :],
+            mask=(sample < batch)[:, None] & (unit < units)[None, :],
+            other=0.0,
+        )
+        total = tl.dot(g, w, total, input_precision=PRECISION)
+    where = dx + job * dx_row + sample[:, None] * inputs + number[None, :]
+    tl.store(where, total, mask=(sample < batch)[:, None] & (number < inputs)[None, :])
+
+
+@triton.jit
+def dense_descent(
+    dz, x, weight, dz_row, x_row, weight_row, batch, inputs, units,
+    BATCH: tl.constexpr, UNITS: tl.constexpr, STRIP: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """``w −= dzᵀ x`` of a tile of the weight per program."""
+    job = tl.program_id(2).to(tl.int64)
+    number = tl.program_id(0) * STRIP + tl.arange(0, STRIP)
+    unit = tl.program_id(1) * UNITS + tl.arange(0, UNITS)
+    sample = tl.arange(0, BATCH)
+    inside = (unit < units)[:, None] & (number < inputs)[None, :]
+    where = weight + job * weight_row + unit[:, None] * inputs + number[None, :]
+    w = tl.load(where, mask=inside)
+    g = tl.load(
+        dz + job * dz_row + sample[None, :] * units + unit[:, None],
+        mask=(sample < batch)[None, :] & (unit < units)[:, None],
+        other=0.0,
+    )
+    p = tl.load(
+        x + job * x_row + sample[:, None] * inputs + number[None, :],
+        mask=(sample < batch)[:, None] & (number < inputs)[None, :],
+        other=0.0,
+    )
+    tl.store(where, w - tl.dot(g, p, input_precision=PRECISION), mask=inside)

@@ -1,0 +1,112 @@
+"""Batch normalisation in a stack: every job by the statistics of its own batch, or by given ones.
+
+Shapes: as in `fedproto.engines.stacking.glue`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedproto.engines.stacking import glue
+from fedproto.engines.stacking.blocks import Block, Conv
+from fedproto.engines.stacking.fusing import Fuse, unfused
+from fedproto.engines.stacking.gradients import Gradient
+
+
+@dataclass(frozen=True)
+class Normed(Block):
+    """A convolution with batch normalisation, then ReLU and 2×2 max pooling.
+
+    Attributes:
+        conv: The convolution.
+        norm: The normalising layer's name; its running statistics lie among the tensors that a
+            block is given, and are changed there.
+        eps: Added to variances.
+        momentum: What a batch's statistics count in the running ones.
+        frozen: Normalise by the running statistics, also in training, and leave them as they are.
+    """
+
+    conv: Conv
+    norm: str
+    eps: float
+    momentum: float
+    frozen: bool = False
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        """The convolution's name."""
+        return self.conv.name
+
+    @property
+    def statistics(self) -> tuple[str, str]:
+        """The names of the running mean and variance."""
+        return f"{self.norm}.running_mean", f"{self.norm}.running_var"
+
+    def pack(self, weight: Tensor) -> Tensor:
+        """As the convolution does."""
+        return self.conv.pack(weight)
+
+    def unpack(self, weight: Tensor) -> Tensor:
+        """As the convolution does."""
+        return self.conv.unpack(weight)
+
+    def encode(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        """By the running statistics."""
+        z, _ = self.conv.convolve(params, x, unfused)
+        mean, variance = (params[name] for name in self.statistics)
+        return glue.norm_relu_pool(z, mean, variance, *self._learned(params), self.eps)[0]
+
+    def forward(
+        self, params: Mapping[str, Tensor], x: Tensor, fuse: Fuse, live: Tensor
+    ) -> tuple[Tensor, Any]:
+        """``[J, B, H, W, I]`` to ``[J, B, H//2, W//2, O]``."""
+        z, kept = self.conv.convolve(params, x, fuse)
+        mean, variance = (params[name] for name in self.statistics)
+        if self.frozen:
+            found = (mean, variance, torch.ones_like(mean[:, :1]))
+        else:
+            found = fuse(glue.moments)(z, live)
+            moved = fuse(glue.moved_statistics)(mean, variance, found, live, self.momentum)
+            mean.copy_(moved[0])
+            variance.copy_(moved[1])
+        pooled, code = fuse(glue.norm_relu_pool)(z, *found[:2], *self._learned(params), self.eps)
+        return pooled, (kept, z, found, code, live)
+
+    def backward(
+        self, params: Mapping[str, Tensor], saved: Any, dy: Tensor, fuse: Fuse, *, first: bool
+    ) -> tuple[Tensor | None, dict[str, Gradient]]:
+        """Through pooling, ReLU and normalisation, then through the convolution."""
+        kept, z, found, code, live = saved
+        scale, _ = self._learned(params)
+        dz, dbias, dscale, dshift = fuse(glue.norm_backward)(
+            dy.view(code.shape), code, z, found, scale, live, self.eps, frozen=self.frozen
+        )
+        dx, dweight = self.conv.convolve_backward(params, kept, dz, fuse, first=first)
+        return dx, {
+            f"{self.name}.weight": dweight,
+            f"{self.name}.bias": dbias,
+            f"{self.norm}.weight": dscale,
+            f"{self.norm}.bias": dshift,
+        }
+
+    def numbers(self, sample: int) -> int:
+        """What the convolution keeps, and its output with two gradients of it."""
+        pixels = self.conv.image[0] * self.conv.image[1]
+        return self.conv.numbers(sample) + 4 * sample * pixels * self.conv.channels[1]
+
+    def _learned(self, params: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        return params[f"{self.norm}.weight"], params[f"{self.norm}.bias"]
+
+
+def normed(conv: Conv, name: str, layer: nn.Module) -> Block:
+    """A convolution with the layer that follows it, which may do nothing."""
+    if isinstance(layer, nn.Identity):
+        return conv
+    assert isinstance(layer, nn.BatchNorm2d)  # noqa: S101 - narrows the type
+    assert layer.momentum is not None  # noqa: S101 - the architectures here use a momentum
+    return Normed(conv, name, layer.eps, layer.momentum)

@@ -1,0 +1,321 @@
+"""Which runs belong together: methods under conditions, found from what varies.
+
+A *method* is what a run is called, with the options of its strategy, averaging and server that tell
+runs of that name apart. A *condition* is all else that changes results: data, model, schedule,
+training. What is only bookkeeping (engine, checkpoints, measures, when to test) splits nothing, and
+seeds are repetitions. A *group* is the runs of one method under one condition.
+
+Training on pooled data knows neither cohorts nor stragglers, so it stands beside every condition on
+the same data and model.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from fedproto.config import flatten
+from fedproto.report.looks import Look, looks_of
+from fedproto.report.results import StoredRun
+from fedproto.report.shared import comparable
+
+Options: TypeAlias = Mapping[str, str]
+
+BOOKKEEPING = ("engine", "store", "flower", "measure", "evaluate")
+"""Sections that change how a run is carried out and watched, not what it is a run of."""
+
+# The strategy, and what combines with every one.
+_METHOD = ("strategy", "aggregate", "server")
+# What comes first says most about a condition; what is not here comes last.
+_TELLING = ("data.name", "schedule.delta", "data.alpha", "data", "model", "task", "schedule.cohort")
+_SHORT = {"schedule.delta": "δ", "data.alpha": "α"}
+_FAMILY = "data.name"
+OWN_DATA = "own data"
+
+
+@dataclass(frozen=True)
+class Method:
+    """What is compared."""
+
+    title: str
+    look: Look
+
+
+@dataclass(frozen=True)
+class Condition:
+    """What it is compared under.
+
+    Attributes:
+        family: The data set; scores of different ones are not compared.
+        parts: What tells it apart from the family's other conditions, as name and value.
+        title: Both in words; empty where there is only one condition.
+        options: All options that make it up.
+    """
+
+    family: str
+    parts: Mapping[str, str]
+    title: str
+    options: Options
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ in nothing but the seed and bookkeeping.
+
+    Attributes:
+        title: Method and condition, as far as there are several.
+        method: Place in the arrangement's methods.
+        conditions: Places in its conditions: one, or all that pooled training stands beside.
+        runs: By seed.
+    """
+
+    title: str
+    method: int
+    conditions: tuple[int, ...]
+    runs: tuple[StoredRun, ...]
+
+    @property
+    def seeds(self) -> list[int]:
+        """Each once, though a seed may have been run twice."""
+        return sorted({run.config.seed for run in self.runs})
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """Runs in order: by data set and condition, methods in the order in which they appeared."""
+
+    methods: tuple[Method, ...]
+    conditions: tuple[Condition, ...]
+    groups: tuple[Group, ...]
+
+    @property
+    def first(self) -> str:
+        """The method that the others are compared with unless another is named."""
+        federated = [
+            self.methods[group.method].title
+            for group in self.groups
+            if not group.runs[0].config.strategy.pooled
+        ]
+        order = [method.title for method in self.methods]
+        return min(federated or order, key=order.index)
+
+    def split(self) -> Arrangement:
+        """The same with a group per run."""
+        single = [
+            Group(f"{group.title} · seed {run.config.seed}", group.method, group.conditions, (run,))
+            for group in self.groups
+            for run in group.runs
+        ]
+        return Arrangement(self.methods, self.conditions, tuple(single))
+
+
+def arrange(runs: Iterable[StoredRun], known: Sequence[str] = ()) -> Arrangement:
+    """Finds methods and conditions.
+
+    Runs on the same data are brought to the rounds they share, see `comparable`.
+
+    Args:
+        runs: In any order.
+        known: Titles of methods that were there before, to keep their looks.
+    """
+    found = comparable(runs)
+    flats = [_telling_options(run) for run in found]
+    pooled = [run.config.strategy.pooled for run in found]
+    own = _methods_own(found, flats)
+    identities = [_identity(flat, own) for flat in flats]
+    federated = {key for key, alone in zip(identities, pooled, strict=True) if not alone}
+    beside = [
+        _beside(key, federated) if alone else (key,)
+        for key, alone in zip(identities, pooled, strict=True)
+    ]
+    conditions = _conditions({key for keys in beside for key in keys}, federated)
+    places = {key: place for place, key in enumerate(conditions)}
+    under = [tuple(sorted(places[key] for key in keys)) for keys in beside]
+    titles = _method_titles(found, flats, under)
+    members: dict[tuple[tuple[int, ...], str], list[StoredRun]] = defaultdict(list)
+    for run, title, place in zip(found, titles, under, strict=True):
+        members[place, title].append(run)
+    shown = tuple(conditions.values())
+    methods = _methods(titles, known)
+    numbers = {method.title: place for place, method in enumerate(methods)}
+    groups = [
+        Group(
+            _group_title(title, [shown[place] for place in places_], shown),
+            numbers[title],
+            places_,
+            tuple(sorted(together, key=lambda run: run.config.seed)),
+        )
+        for (places_, title), together in members.items()
+    ]
+    groups.sort(key=lambda group: (group.conditions[0], group.method))
+    return Arrangement(methods, shown, tuple(groups))
+
+
+Identity: TypeAlias = tuple[tuple[str, str], ...]
+_OF_COHORTS = ("schedule.delta", "schedule.cohort")
+
+
+def _telling_options(run: StoredRun) -> Options:
+    """What makes a run what it is, option by option."""
+    nothing = (*BOOKKEEPING, "label")
+    pooled = run.config.strategy.pooled
+    return {
+        name: _text(value)
+        for name, value in flatten(run.config.to_dict()).items()
+        if name.partition(".")[0] not in nothing and not (pooled and name in _OF_COHORTS)
+    }
+
+
+def _identity(flat: Options, own: set[str]) -> Identity:
+    """All that makes up a run's condition."""
+    return tuple(
+        sorted(
+            (name, value)
+            for name, value in flat.items()
+            if name != "seed" and name.partition(".")[0] not in _METHOD and name not in own
+        )
+    )
+
+
+def _beside(key: Identity, federated: set[Identity]) -> tuple[Identity, ...]:
+    """The conditions that pooled training belongs to: of the same training if any, or of the same
+    data and model; its own where there are none.
+    """  # noqa: D205 - one thought
+    for sections in (("data", "model", "train"), ("data", "model")):
+        asked = {each for each in key if each[0].partition(".")[0] in sections}
+        near = tuple(other for other in federated if asked <= set(other))
+        if near:
+            return near
+    return (key,)
+
+
+def _methods(titles: Sequence[str], known: Sequence[str]) -> tuple[Method, ...]:
+    every = list(dict.fromkeys([*known, *titles]))
+    looks = dict(zip(every, looks_of(every), strict=True))
+    return tuple(Method(title, looks[title]) for title in dict.fromkeys(titles))
+
+
+def _methods_own(runs: Sequence[StoredRun], flats: Sequence[Options]) -> set[str]:
+    """Options of training that each method has one value of: they were chosen for the method.
+
+    And seeds inside other sections that follow the run's seed, which are repetitions too.
+    """
+    values: dict[str, dict[tuple[str, str], set[str]]] = defaultdict(lambda: defaultdict(set))
+    for run, flat in zip(runs, flats, strict=True):
+        family = flat.get(_FAMILY, "")
+        for option, value in flat.items():
+            if option.endswith(".seed"):
+                values[option][family, flat["seed"]].add(value)
+            elif option.startswith(("train.", "augment.")) and not run.config.strategy.pooled:
+                values[option][family, run.config.title.casefold()].add(value)
+    return {
+        option
+        for option, by_owner in values.items()
+        if all(len(found) == 1 for found in by_owner.values())
+        and len(set().union(*by_owner.values())) > 1
+    }
+
+
+def _method_titles(
+    runs: Sequence[StoredRun], flats: Sequence[Options], under: Sequence[tuple[int, ...]]
+) -> list[str]:
+    """A title per run; runs of one name under one condition are told apart by how they differ."""
+    names = [run.config.title.casefold() for run in runs]
+    together: dict[tuple[str, tuple[int, ...]], list[Options]] = defaultdict(list)
+    for name, flat, places in zip(names, flats, under, strict=True):
+        together[name, places].append(flat)
+    telling: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for (name, _), inside in together.items():
+        telling[name, inside[0].get(_FAMILY, "")] |= {
+            option for option in _varying(inside) if option.rpartition(".")[2] != "seed"
+        }
+    first: dict[str, str] = {}
+    titles = []
+    for run, name, flat in zip(runs, names, flats, strict=True):
+        details = [
+            f"{option.rpartition('.')[2]}={flat[option]}"
+            for option in sorted(telling[name, flat.get(_FAMILY, "")])
+            if option in flat
+        ]
+        title = first.setdefault(name, run.config.title)
+        titles.append(title + (f" ({', '.join(details)})" if details else ""))
+    return titles
+
+
+def _varying(options: Sequence[Options]) -> list[str]:
+    names = set().union(*options)
+    return [name for name in names if len({each.get(name) for each in options}) > 1]
+
+
+def _conditions(keys: set[Identity], federated: set[Identity]) -> dict[Identity, Condition]:
+    """The conditions in order, each with a title of what tells it apart in its family."""
+    families: dict[str, list[Identity]] = defaultdict(list)
+    for key in keys:
+        families[dict(key).get(_FAMILY, OWN_DATA)].append(key)
+    found: list[tuple[Any, Identity, Condition]] = []
+    for family, members in families.items():
+        telling = _telling([dict(key) for key in members])
+        for key in members:
+            options = dict(key)
+            parts = {_short(name, telling): options[name] for name in telling if name in options}
+            if key not in federated:
+                parts["training"] = "pooled"
+            words = [family] if len(families) > 1 else []
+            words += [_words(name, value) for name, value in parts.items()]
+            order = (family, [_sortable(value) for value in parts.values()])
+            found.append((order, key, Condition(family, parts, " · ".join(words), options)))
+    found.sort(key=lambda each: each[0])
+    return {key: condition for _, key, condition in found}
+
+
+def _telling(conditions: Sequence[Options]) -> list[str]:
+    """As few options as tell the conditions apart, those that say most about them first."""
+    kept = sorted(_varying(conditions), key=lambda name: (_rank(name), name))
+    for name in reversed(kept):
+        rest = [other for other in kept if other != name]
+        apart = {tuple(options.get(other) for other in rest) for options in conditions}
+        if len(apart) == len(conditions):
+            kept = rest
+    return kept
+
+
+def _rank(name: str) -> int:
+    section = name.partition(".")[0]
+    named = name if name in _TELLING else section
+    return _TELLING.index(named) if named in _TELLING else len(_TELLING)
+
+
+def _short(name: str, others: Sequence[str]) -> str:
+    if name in _SHORT:
+        return _SHORT[name]
+    last = name.rpartition(".")[2]
+    alone = sum(other.rpartition(".")[2] == last for other in others) < 2
+    return (last if alone else name).replace("_", " ")
+
+
+def _words(name: str, value: str) -> str:
+    return {"true": name, "false": f"no {name}"}.get(value, f"{name} {value}")
+
+
+def _sortable(value: str) -> tuple[int, float, str]:
+    try:
+        return 0, float(value), ""
+    except ValueError:
+        return 1, 0.0, value
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return ", ".join(map(_text, value))
+    return str(value)
+
+
+def _group_title(method: str, under: Sequence[Condition], all_: Sequence[Condition]) -> str:
+    if len(under) == 1:
+        return method + (f" · {under[0].title}" if under[0].title else "")
+    several = len({condition.family for condition in all_}) > 1
+    return method + (f" · {under[0].family}" if several else "")

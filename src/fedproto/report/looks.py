@@ -1,0 +1,95 @@
+"""How figures look: a method has the same colour and dashes on the page and in every picture."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+from fedproto.errors import ConfigError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's palette: told apart with all common kinds of colour vision.
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
+DASHES: tuple[tuple[float, ...], ...] = ((), (5, 2), (5, 1.5, 1, 1.5), (1, 1.5))
+"""On and off, in widths of the line: whole, dashed, dash-dotted, dotted."""
+
+LEGEND_ENTRY = 2.2
+"""Width of an entry of a legend, in inches."""
+
+# Which colour of the palette is kept for whom; all others take what these leave.
+_KEPT = {
+    "fedavg": 0,
+    "fedproto": 1,
+    "fedprox": 2,
+    "fedatt": 3,
+    "fairness + toleration": 4,
+    "centralized": 6,
+}
+
+
+@dataclass(frozen=True)
+class Look:
+    """How a method is drawn.
+
+    Attributes:
+        color: As in CSS and matplotlib.
+        dash: Place in `DASHES`.
+    """
+
+    color: str
+    dash: int = 0
+
+    @property
+    def linestyle(self) -> tuple[float, tuple[float, ...]] | str:
+        """The dashes as matplotlib wants them."""
+        return (0, DASHES[self.dash]) if self.dash else "-"
+
+
+def looks_of(titles: Sequence[str]) -> list[Look]:
+    """One look per method: the well-known ones always have their own, no two are alike.
+
+    With more methods than there are looks, the last ones share.
+
+    Args:
+        titles: What the methods are called, the longest known first.
+    """
+    kept = {title: (0, _KEPT[title.casefold()]) for title in titles if title.casefold() in _KEPT}
+    free = [
+        slot
+        for slot in product(range(len(DASHES)), range(len(COLORS)))
+        if slot not in kept.values()
+    ]
+    others = [title for title in dict.fromkeys(titles) if title not in kept]
+    chosen = kept | {title: free[place % len(free)] for place, title in enumerate(others)}
+    return [Look(COLORS[chosen[title][1]], chosen[title][0]) for title in titles]
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """An empty picture, in inches.
+
+    Raises:
+        ConfigError: If matplotlib is not installed.
+    """
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ConfigError("figures need matplotlib: pip install 'fedproto[plots]'")
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def add_legend(figure: Figure, handles: Mapping[str, Any]) -> None:
+    """One legend for all panels, above them, in as many lines as the width needs."""
+    if handles:
+        columns = int(figure.get_figwidth() / LEGEND_ENTRY)
+        figure.legend(
+            handles.values(),
+            handles.keys(),
+            loc="outside upper center",
+            ncols=max(1, min(columns, len(handles))),
+            frameon=False,
+        )

@@ -1,0 +1,64 @@
+// Small multiples: one chart per condition, side by side; many of them only when asked for.
+
+const MOST_PANELS = 6;
+
+// shown: [{ title, spec, height }] or [{ title, draw(width) }], of `total` that there are.
+function showPanels(host, shown, total) {
+  host.classList.add("panels");
+  host.classList.toggle("single", shown.length === 1);
+  while (host.children.length > shown.length) host.lastChild.remove();
+  while (host.children.length < shown.length) {
+    host.append(make("figure", { class: "panel" }, make("figcaption", {}), make("div", { class: "body" })));
+  }
+  // All widths first: reading one after changing another would lay out the page each time.
+  const widths = [...host.children].map((panel) => widthOf(panel.lastChild));
+  shown.forEach((drawing, place) => {
+    const [caption, body] = host.children[place].children;
+    caption.textContent = drawing.title;
+    caption.hidden = !drawing.title || total === 1;
+    if (drawing.spec) showChart(body, drawing.spec, widths[place], drawing.height);
+    else body.replaceChildren(drawing.draw(widths[place]));
+  });
+  showMore(host, total - shown.length);
+}
+
+function showMore(host, left) {
+  if (!host.more) {
+    host.more = make("button", { type: "button", class: "more", onclick: () => change({ all: !page.state.all }) });
+    host.after(host.more);
+  }
+  const total = left + host.children.length;
+  host.more.hidden = total <= MOST_PANELS;
+  host.more.textContent = left ? `Show all ${total} conditions` : `Show only ${MOST_PANELS} conditions`;
+}
+
+function drawPanel(drawing, width) {
+  return drawing.spec ? chart(drawing.spec, width, drawing.height) : drawing.draw(width);
+}
+
+// The drawings of a section, for a file: all of them, whatever is in view.
+function forFile(drawings) {
+  return drawings.map((drawing) => ({ title: drawing.title, draw: (width) => drawPanel(drawing, width) }));
+}
+
+// The conditions in view with a group that has something to show; `all` for a file, else a few.
+function having(has, all) {
+  const found = page.conditions.map((condition) => ({ ...condition, groups: condition.groups.filter(has) })).filter((condition) => condition.groups.length);
+  return { total: found.length, shown: all || page.state.all ? found : found.slice(0, MOST_PANELS) };
+}
+
+// Shows one chart per condition.
+function showSpecs(host, has, specOf, height) {
+  const { total, shown } = having(has, false);
+  showPanels(host, shown.map((condition) => drawingOf(condition, specOf, height, total)), total);
+  return total;
+}
+
+function drawingOf(condition, specOf, height, total) {
+  return { title: titleOf(condition), spec: specOf(condition), height: total === 1 ? Math.max(height, 320) : height };
+}
+
+// All charts of a section, for a file.
+function allDrawings(has, specOf, height) {
+  return forFile(having(has, true).shown.map((condition) => drawingOf(condition, specOf, height, 0)));
+}

@@ -1,0 +1,126 @@
+// Reading a chart: values under the pointer, by arrow keys aloud, and zooming by dragging or + and −.
+
+function showChart(host, spec, width, height) {
+  const focused = host.contains(document.activeElement);
+  const svg = chart(spec, width, height);
+  host.classList.add("chart");
+  if (!host.tip) {
+    host.tip = make("div", { class: "tip", hidden: true });
+    host.said = make("p", { class: "quiet", role: "status" });
+  }
+  host.replaceChildren(svg, host.tip, host.said);
+  host.tip.hidden = true;
+  host.setAttribute("tabindex", 0);
+  host.setAttribute("role", "group");
+  host.setAttribute("aria-label", `${spec.label}. Arrow keys read the values, + and − zoom.`);
+  host.onkeydown = (event) => byKey(event, host, svg, spec);
+  host.onblur = () => { host.tip.hidden = true; };
+  host.onpointermove = (event) => byPointer(event, host, svg, spec);
+  host.onpointerleave = () => { hideReading(host, svg); };
+  host.onpointerdown = (event) => { if (spec.key && event.button === 0 && event.pointerType === "mouse") svg.dragged = at(event, svg); };
+  host.onpointerup = (event) => endDrag(event, svg, spec);
+  host.ondblclick = () => zoomTo(spec, null);
+  if (focused && document.activeElement !== host) host.focus();
+}
+
+function at(event, svg) {
+  const bounds = svg.getBoundingClientRect();
+  const factor = svg.viewBox.baseVal.width / bounds.width;
+  return [(event.clientX - bounds.left) * factor, (event.clientY - bounds.top) * factor];
+}
+
+function nearest(sorted, value) {
+  let [low, high] = [0, sorted.length - 1];
+  while (high - low > 1) {
+    const middle = (low + high) >> 1;
+    if (sorted[middle] < value) low = middle; else high = middle;
+  }
+  return Math.abs(sorted[low] - value) <= Math.abs(sorted[high] - value) ? low : high;
+}
+
+function placesOf(spec) {
+  spec.places ??= [...new Set([...(spec.lines || []).filter((line) => !line.silent).flatMap((line) => line.x), ...(spec.points || []).map((point) => point.x)])].sort((one, other) => one - other);
+  return spec.places;
+}
+
+// What is at a place of the x axis: the nearest value of every line, the points there.
+function readingsAt(spec, place, width) {
+  const readings = (spec.points || []).filter((point) => point.x === place).map((point) => ({ ...point, said: point.text }));
+  for (const line of spec.lines || []) {
+    if (line.silent || !line.x.length) continue;
+    const index = nearest(line.x, place);
+    if (line.y[index] === null || Math.abs(line.x[index] - place) > width) continue;
+    readings.push({ ...line, value: line.y[index], said: line.say ? line.say(index) : spec.y.say(line.y[index]) });
+  }
+  return readings.sort((one, other) => (other.value ?? 0) - (one.value ?? 0));
+}
+
+function byPointer(event, host, svg, spec) {
+  const [px, py] = at(event, svg);
+  const { x } = svg.scales;
+  if (svg.dragged) {
+    svg.querySelector(".drag")?.remove();
+    svg.append(makeSvg("rect", { class: "drag", x: Math.min(px, svg.dragged[0]), y: svg.area.top, width: Math.abs(px - svg.dragged[0]), height: svg.area.bottom - svg.area.top, fill: variable("--faint"), "fill-opacity": 0.2 }));
+  }
+  const places = placesOf(spec);
+  if (!places.length || px < svg.area.left - 8 || px > svg.area.right + 8) return hideReading(host, svg);
+  host.place = nearest(places, x.invert(px));
+  showReading(host, svg, spec, places[host.place], py);
+}
+
+function showReading(host, svg, spec, place, py) {
+  const { x } = svg.scales;
+  const readings = readingsAt(spec, place, (x.range[1] - x.range[0]) / 20);
+  hideReading(host, svg);
+  if (!readings.length || x(place) < svg.area.left - 1 || x(place) > svg.area.right + 1) return readings;
+  svg.append(lineAt(x(place), svg.area.top, x(place), svg.area.bottom, { class: "cursor", stroke: variable("--faint") }));
+  const rows = readings.slice(0, 12).map((one) => make("div", {}, one.method === undefined ? null : swatch(one.method), one.label, make("b", {}, one.said)));
+  if (readings.length > 12) rows.push(make("div", {}, `and ${readings.length - 12} more`));
+  host.tip.replaceChildren(make("strong", {}, `${spec.x.name} ${(spec.x.say || formatNumber)(place)}`), ...rows);
+  host.tip.hidden = false;
+  const left = x(place) * host.clientWidth / svg.viewBox.baseVal.width;
+  const right = left + 16 + host.tip.offsetWidth < host.clientWidth;
+  host.tip.style.left = `${Math.max(0, right ? left + 16 : left - 16 - host.tip.offsetWidth)}px`;
+  host.tip.style.top = `${Math.max(0, Math.min(py, host.clientHeight - host.tip.offsetHeight))}px`;
+  return readings;
+}
+
+function hideReading(host, svg) {
+  svg.querySelector(".cursor")?.remove();
+  host.tip.hidden = true;
+}
+
+function byKey(event, host, svg, spec) {
+  const steps = { ArrowLeft: -1, ArrowRight: 1, PageUp: -10, PageDown: 10, Home: -Infinity, End: Infinity };
+  const places = placesOf(spec);
+  if (["+", "-", "0"].includes(event.key) && spec.key && !event.ctrlKey && !event.metaKey) {
+    event.preventDefault();
+    const [low, high] = svg.scales.x.range;
+    const middle = places[host.place] ?? (low + high) / 2;
+    const half = (high - low) * (event.key === "+" ? 0.25 : 1);
+    zoomTo(spec, event.key === "0" ? null : [middle - half, middle + half]);
+  } else if (event.key in steps && places.length) {
+    event.preventDefault();
+    host.place = Math.min(places.length - 1, Math.max(0, (host.place ?? -1) + steps[event.key]));
+    const readings = showReading(host, svg, spec, places[host.place], svg.area.top) || [];
+    host.said.textContent = `${spec.x.name} ${(spec.x.say || formatNumber)(places[host.place])}: ${readings.map((one) => `${one.label} ${one.said}`).join("; ") || "nothing"}`;
+  }
+}
+
+function endDrag(event, svg, spec) {
+  const from = svg.dragged;
+  svg.dragged = null;
+  svg.querySelector(".drag")?.remove();
+  if (!from) return;
+  const [px] = at(event, svg);
+  if (Math.abs(px - from[0]) > 8) zoomTo(spec, [svg.scales.x.invert(Math.min(px, from[0])), svg.scales.x.invert(Math.max(px, from[0]))]);
+}
+
+function zoomTo(spec, range) {
+  if (!spec.key) return;
+  const places = placesOf(spec);
+  const [low, high] = [places[0], places[places.length - 1]];
+  const inside = range && [Math.max(low, range[0]), Math.min(high, range[1])];
+  page.state.zoom[spec.key] = inside && inside[1] > inside[0] && (inside[0] > low || inside[1] < high) ? inside : null;
+  drawPage();
+}
