@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedproto.engines.stacking.launching import kernels, precision
+from fedproto.engines.stacking import launching
+from fedproto.engines.stacking.launching import precision
 
 LARGEST = {"batch": 16, "channels": 128, "hidden": 128, "features": 512, "classes": 32}
 CHUNK, WARPS = 32, 8
@@ -68,7 +69,7 @@ class MlpStep:
     def usable(self) -> bool:
         """Whether the model is small enough, and the kernel can be had."""
         needed = (self.batch, *self.sides)
-        return kernels is not None and all(
+        return launching.kernels is not None and all(
             side <= most for side, most in zip(needed, LARGEST.values(), strict=True)
         )
 
@@ -82,7 +83,7 @@ class MlpStep:
         """
         channels, hidden, _, classes = self.sides
         places = [starts[f"{name}.{part}"] for name in self.layers for part in ("weight", "bias")]
-        kernels.mlp_step[(jobs,)](
+        launching.kernels.mlp_step[(jobs,)](
             *vars(state).values(), state.rows.stride(0), len(state.samples), self.batch,
             *self.sides, *places,
             BATCH=_power(self.batch), IN=_power(channels), HIDDEN=_power(hidden), CHUNK=CHUNK,
