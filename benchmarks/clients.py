@@ -28,7 +28,8 @@ from fedproto.engines.reference import read_state
 from fedproto.environment import describe_environment
 from fedproto.models.base import build_model
 from fedproto.models.mlp import MLPOptions
-from fedproto.rounds import Run, run_rounds
+from fedproto.rounds import run_rounds
+from fedproto.runs import Run
 from fedproto.tasks import task_named
 from fedproto.training import TrainOptions
 from fedproto.types import ServerState

@@ -33,7 +33,7 @@ from fedproto.rounds import run_rounds
 from fedproto.runs import Run
 from fedproto.simulate import simulate
 from fedproto.strategies import FedAtt, FedAvg, FedProto, FedProx
-from fedproto.sweep import create_sweep
+from fedproto.sweeps import create_sweep
 from fedproto.tasks import task_named
 from fedproto.training import TrainOptions
 

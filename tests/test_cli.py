@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import subprocess
 import sys
@@ -10,8 +9,10 @@ import sys
 import pytest
 
 import fedproto
-from fedproto.cli import inspecting, main
+from fedproto import reference
+from fedproto.cli import main
 from fedproto.cli.ondemand import COMMANDS, command, summary
+from fedproto.sources import summaries
 
 TINY = [
     "--set=data.name=digits",
@@ -222,16 +223,17 @@ def test_the_help_says_of_a_command_what_it_says_itself(name):
     assert summary(name)
 
 
-@pytest.mark.parametrize("kind", inspecting.REGISTRIES)
+@pytest.mark.parametrize("kind", reference.KINDS)
 def test_the_overview_is_what_the_registries_hold(kind):
-    module, variable = inspecting.REGISTRIES[kind]
-    registry = getattr(importlib.import_module(module), variable)
+    registry = reference.KINDS[kind]
     ours = [
-        {**entry, "options": []}
-        for entry in inspecting._entries(kind)
-        if registry.get(entry["name"]).__module__.startswith("fedproto.")
+        (entry.name, entry.summary)
+        for entry in reference.entries(kind)
+        if entry.name in registry.names()
+        and registry.get(entry.name).__module__.startswith("fedproto.")
     ]
-    assert ours == inspecting._summaries(kind)
+    shown = [(entry.name, entry.summary) for entry in summaries(kind) if entry.name != "auto"]
+    assert ours == shown
 
 
 def test_all_that_is_offered_can_be_had():

@@ -115,7 +115,8 @@ def _first_draws(pools: Words) -> Words:
     state ^= state >> np.uint32(11)
     state ^= (state << np.uint32(7)) & np.uint32(0x9D2C5680)
     state ^= (state << np.uint32(15)) & np.uint32(0xEFC60000)
-    return state ^ (state >> np.uint32(18))
+    tempered: Words = state ^ (state >> np.uint32(18))
+    return tempered
 
 
 def _words(numbers: list[int]) -> list[int]:

@@ -36,7 +36,13 @@ class Samples(Protocol):
         ...
 
 
-@dataclass(frozen=True)
+def _in_words(samples: TensorSamples | MappedSamples) -> str:
+    inputs = samples.inputs
+    kind = str(inputs.dtype).removeprefix("torch.")
+    return f"{type(samples).__name__}({len(inputs):,} × {tuple(inputs.shape[1:])} {kind})"
+
+
+@dataclass(frozen=True, repr=False)
 class TensorSamples:
     """Samples held in memory, or on the device once moved there.
 
@@ -51,6 +57,8 @@ class TensorSamples:
     def __len__(self) -> int:
         return len(self.inputs)
 
+    __repr__ = _in_words
+
     def batch(self, indices: Indices) -> tuple[Tensor, Tensor]:
         """Gathers by index on the tensors' own device."""
         where = upload(torch.from_numpy(indices), self.inputs.device)
@@ -61,7 +69,7 @@ class TensorSamples:
         return TensorSamples(self.inputs.to(device, dtype), self.targets.to(device))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class MappedSamples:
     """Samples in memory-mapped arrays; a batch is read, brought to numbers and normalised.
 
@@ -88,6 +96,8 @@ class MappedSamples:
 
     def __len__(self) -> int:
         return len(self.inputs)
+
+    __repr__ = _in_words
 
     def batch(self, indices: Indices) -> tuple[Tensor, Tensor]:
         """Reads by index and normalises on the device."""
@@ -135,11 +145,13 @@ class DatasetSamples:
         dataset: Gives ``(input, target)`` per index.
         device: Where batches go; None leaves them where they are.
         dtype: Floating type of the inputs.
+        divisor: What inputs are divided by.
     """
 
     dataset: Dataset[Any]
     device: torch.device | None = None
     dtype: torch.dtype = torch.float32
+    divisor: float = 1.0
 
     def __len__(self) -> int:
         return len(self.dataset)  # type: ignore[arg-type]
@@ -147,11 +159,12 @@ class DatasetSamples:
     def batch(self, indices: Indices) -> tuple[Tensor, Tensor]:
         """Fetches item by item and stacks."""
         inputs, targets = default_collate([self.dataset[int(index)] for index in indices])
-        return inputs.to(self.device, self.dtype), targets.to(self.device)
+        inputs = inputs.to(self.device, self.dtype)
+        return inputs if self.divisor == 1 else inputs / self.divisor, targets.to(self.device)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> DatasetSamples:
         """Batches will go to that device."""
-        return DatasetSamples(self.dataset, device, dtype)
+        return replace(self, device=device, dtype=dtype)
 
 
 def upload(tensor: Tensor, device: torch.device) -> Tensor:

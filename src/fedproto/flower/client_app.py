@@ -8,7 +8,7 @@ A SuperNode is configured by its owner with ``--node-config``:
     state-dir      folder for what the client remembers between its rounds, for strategies that
                    have it do so; FEDPROTO_STATE, or fedproto in the user's state folder, by default
     threads        PyTorch's threads; 0 leaves it to PyTorch
-    clip, noise    noise on prototypes, see `fedproto.flower.privacy`
+    clip, noise    noise on what is told of features, see `fedproto.flower.privacy`
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Here:
         client: Its stable id in the federation.
         federation: The data set found here, of which it uses one client's share.
         state_folder: Where it keeps what it remembers between its rounds.
-        noise: Longest feature and noise multiplier; None for prototypes as they are.
+        noise: Longest feature and noise multiplier; None for features as they are.
     """
 
     client: int

@@ -152,6 +152,8 @@ class Deployment:
         folder = None if keys is None else keys.node(client).resolve()
         command = commands.supernode(folder, self._address, client, free_port(), self._node_config)
         name = node_name(client)
+        if client in self.nodes:
+            self.nodes[client].kill()  # lets go of what the one that ended still holds
         self.nodes[client] = node = self._start(name, command)
         return node
 
