@@ -139,8 +139,9 @@ def test_training_with_kernels_is_that_of_the_reference(monkeypatch):
     check_same(found, sweep("reference", model, **options), 1e-4)
 
 
-@pytest.mark.parametrize("wrong", [False, True])
-def test_the_first_step_finds_kernels_that_are_wrong(monkeypatch, wrong):
+@pytest.mark.parametrize("case", ["right", "wrong", "cramped"])
+def test_the_first_step_finds_kernels_that_are_wrong(monkeypatch, case):
+    wrong = case == "wrong"
     monkeypatch.setattr(
         choice, "block_network", lambda *args, **_: network.block_network(*args, kernels=True)
     )
@@ -159,7 +160,12 @@ def test_the_first_step_finds_kernels_that_are_wrong(monkeypatch, wrong):
         kernel(self, jobs, state, starts)
         state.rows.mul_(1.1)
 
+    def no_room(*_):
+        raise torch.cuda.OutOfMemoryError("no room")
+
     monkeypatch.setattr(Lockstep, "_step", begin)
+    if case == "cramped":
+        monkeypatch.setattr(network.BlockNetwork, "gradients", no_room)
     if wrong:
         monkeypatch.setattr(MlpStep, "__call__", bad)
     options = {
