@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import types
 import typing
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
@@ -61,38 +62,43 @@ def _table(data: Any) -> dict[str, Any]:
 
 
 def _record(data: dict[str, Any]) -> RoundRecord:
-    hints = typing.get_type_hints(RoundRecord)
     try:
         for name in _BY_CLIENT:
             if name in data:
-                data[name] = {int(client): value for client, value in data[name].items()}
+                data[name] = dict(zip(map(int, data[name]), data[name].values(), strict=True))
         record = RoundRecord(**data)
     except (ValueError, TypeError, AttributeError) as error:
         raise DamagedError(f"it is no record: {error}") from None
-    for name, hint in hints.items():
-        if not _fits(getattr(record, name), hint):
+    for name, hint in _FIELDS.items():
+        if not _fit([getattr(record, name)], hint):
             raise DamagedError(f"its {name} is of the wrong kind")
     return record
 
 
-def _fits(value: Any, hint: Any) -> bool:
-    """Whether a value read from JSON is what a field is declared to be."""
-    origin, members = get_origin(hint), get_args(hint)
+def _fit(values: Collection[Any], hint: Any) -> bool:
+    """Whether values read from JSON are what a field is declared to be.
+
+    Many values are looked at together: a long run has millions of them.
+    """
+    kinds, origin, members = set(map(type, values)), get_origin(hint), get_args(hint)
     if origin in (typing.Union, types.UnionType):
-        return any(_fits(value, member) for member in members)
+        return all(any(_fit([value], member) for member in members) for value in values)
     if origin is list:
-        return isinstance(value, list) and all(_fits(each, members[0]) for each in value)
+        return kinds <= {list} and all(_fit(each, members[0]) for each in values)
     if origin is dict:
-        return isinstance(value, dict) and all(
-            _fits(key, members[0]) and _fits(each, members[1]) for key, each in value.items()
+        return kinds <= {dict} and all(
+            _fit(each.keys(), members[0]) and _fit(each.values(), members[1]) for each in values
         )
     if hint is float:
-        return type(value) in (int, float) and _is_finite(value)
-    return type(value) is hint
+        return kinds <= {int, float} and _are_finite(values)
+    return kinds <= {hint}
 
 
-def _is_finite(value: float) -> bool:
+def _are_finite(values: Collection[float]) -> bool:
     try:
-        return math.isfinite(value)
+        return all(map(math.isfinite, values))
     except OverflowError:  # a whole number larger than any floating-point one
         return False
+
+
+_FIELDS = typing.get_type_hints(RoundRecord)
