@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import subprocess
 import sys
@@ -10,8 +9,10 @@ import sys
 import pytest
 
 import fedproto
-from fedproto.cli import inspecting, main
+from fedproto import reference
+from fedproto.cli import main
 from fedproto.cli.ondemand import COMMANDS, command, summary
+from fedproto.sources import summaries
 
 TINY = [
     "--set=data.name=digits",
@@ -205,22 +206,6 @@ def test_a_run_of_another_configuration_is_left_as_it_was(swept, capsys):
     assert (run / "rounds.jsonl").read_bytes() == before
 
 
-def test_a_run_that_learned_nothing_is_no_success(tmp_path, capsys):
-    where = ["--out", str(tmp_path / "run"), "--set", "schedule.rounds=4"]
-    assert main(["run", "quickstart", "-q", *where, "--set", "train.lr=1e30"]) == 1
-    said = " ".join(capsys.readouterr().err.split())
-    assert "of 40 updates were not used; most often: tensor" in said
-    assert "error: a model has hardly learned" in said
-
-
-def test_a_run_whose_clients_were_all_dropped_is_no_success(tmp_path, capsys):
-    settings = ["strategy.name=fedavg", "schedule.delta=1", "schedule.rounds=2"]
-    where = ["--out", str(tmp_path / "run"), *(f"--set={setting}" for setting in settings)]
-    assert main(["run", "quickstart", "-q", *where]) == 1
-    said = " ".join(capsys.readouterr().err.split())
-    assert "fedavg: the model did not move: every client was dropped" in said
-
-
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["list"]])
 def test_what_needs_no_torch_does_not_import_it(arguments):
     code = (
@@ -238,19 +223,36 @@ def test_the_help_says_of_a_command_what_it_says_itself(name):
     assert summary(name)
 
 
-@pytest.mark.parametrize("kind", inspecting.REGISTRIES)
+@pytest.mark.parametrize("kind", reference.KINDS)
 def test_the_overview_is_what_the_registries_hold(kind):
-    module, variable = inspecting.REGISTRIES[kind]
-    registry = getattr(importlib.import_module(module), variable)
+    registry = reference.KINDS[kind]
     ours = [
-        {**entry, "options": []}
-        for entry in inspecting._entries(kind)
-        if registry.get(entry["name"]).__module__.startswith("fedproto.")
+        (entry.name, entry.summary)
+        for entry in reference.entries(kind)
+        if entry.name in registry.names()
+        and registry.get(entry.name).__module__.startswith("fedproto.")
     ]
-    assert ours == inspecting._summaries(kind)
+    shown = [(entry.name, entry.summary) for entry in summaries(kind) if entry.name != "auto"]
+    assert ours == shown
 
 
 def test_all_that_is_offered_can_be_had():
     assert all(getattr(fedproto, name) is not None for name in fedproto.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         fedproto.nothing  # noqa: B018 - the access is what is tested
+
+
+def test_a_run_that_learned_nothing_is_no_success(tmp_path, capsys):
+    where = ["--out", str(tmp_path / "run"), "--set", "schedule.rounds=4"]
+    assert main(["run", "quickstart", "-q", *where, "--set", "train.lr=1e30"]) == 1
+    said = " ".join(capsys.readouterr().err.split())
+    assert "of 40 updates were not used; most often: tensor" in said
+    assert "error: a model has hardly learned" in said
+
+
+def test_a_run_whose_clients_were_all_dropped_is_no_success(tmp_path, capsys):
+    settings = ["strategy.name=fedavg", "schedule.delta=1", "schedule.rounds=2"]
+    where = ["--out", str(tmp_path / "run"), *(f"--set={setting}" for setting in settings)]
+    assert main(["run", "quickstart", "-q", *where]) == 1
+    said = " ".join(capsys.readouterr().err.split())
+    assert "fedavg: the model did not move: every client was dropped" in said

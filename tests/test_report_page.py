@@ -328,7 +328,7 @@ def test_what_cannot_be_written_or_found_is_named(tmp_path, capsys):
     assert "did you mean 'accuracy'" in capsys.readouterr().err
     (tmp_path / "file").write_text("")
     assert main(["report", str(tmp_path / "run"), "--out", str(tmp_path / "file" / "x.html")]) == 2
-    assert "choose another --out" in capsys.readouterr().err
+    assert "choose another file" in capsys.readouterr().err
 
 
 def test_data_that_is_not_there_leaves_the_rest_of_the_page(tmp_path, monkeypatch):

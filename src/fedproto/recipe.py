@@ -108,14 +108,14 @@ def expand(recipe: Mapping[str, Any]) -> dict[str, RunConfig]:
             _set(tables, key, value)
         config = read_config(tables)
         parts = [config.title, *(_axis_name(*axis) for axis in zip(axes, values, strict=True))]
-        name = _directory_name("-".join(parts))
+        name = directory_name("-".join(parts))
         if name in runs:
             raise ConfigError(f"two runs would be called '{name}'; give the variants labels")
         runs[name] = config
     return runs
 
 
-def _directory_name(title: str) -> str:
+def directory_name(title: str) -> str:
     """A title as the name of a folder: letters and digits of any script, dots, plus and minus."""
     name = re.sub(r"(?:[^\w.+-]|_)+", "-", unicodedata.normalize("NFC", title).lower()).strip("-")
     if not any(letter.isalnum() for letter in name):

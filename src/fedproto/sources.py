@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 
+from fedproto.options import Description
+
+_PACKAGES = {"datasets": "fedproto.data"}
 _RECIPES = (Path(__file__).parent / "recipes", Path(__file__).resolve().parents[2] / "recipes")
 
 
@@ -23,6 +27,26 @@ def recipe_summary(path: Path) -> str:
     """The first comment line of a recipe: what it is for."""
     first = path.read_text(encoding="utf-8").splitlines()[:1]
     return first[0].lstrip("# ").strip() if first and first[0].startswith("#") else ""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Something that has a name, a summary and perhaps options."""
+
+    name: str
+    summary: str
+    options: list[Description] = field(default_factory=list)
+
+
+def summaries(kind: str) -> list[Entry]:
+    """Names and summaries of a kind of things, which need no import."""
+    if kind == "recipes":
+        found = {name: recipe_summary(path) for name, path in bundled_recipes().items()}
+    else:
+        found = registered(_PACKAGES.get(kind, f"fedproto.{kind}"))
+    if kind == "engines":
+        found = {"auto": "The one that suits the device and the work.", **found}
+    return [Entry(name, text) for name, text in found.items()]
 
 
 def docstring(module: str, function: str = "") -> str:

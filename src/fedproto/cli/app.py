@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -13,6 +14,7 @@ from fedproto.cli.options import set_for_command
 from fedproto.errors import FedprotoError
 from fedproto.limits import VARIABLE, limits
 from fedproto.registry import load_plugin
+from fedproto.version import __version__
 
 app = typer.Typer(
     name="fedproto",
@@ -26,9 +28,7 @@ app = typer.Typer(
 
 def _show_version(asked: bool) -> None:
     if asked:
-        import fedproto
-
-        typer.echo(f"fedproto {fedproto.__version__}")
+        typer.echo(f"fedproto {__version__}")
         raise typer.Exit
 
 
@@ -65,6 +65,21 @@ def common(
         load_plugin(source)
 
 
+def _plugins_first(arguments: list[str]) -> list[str]:
+    """The arguments with ``--plugin`` where it is understood: before the command."""
+    plugins: list[str] = []
+    others: list[str] = []
+    left = iter(arguments)
+    for argument in left:
+        if argument == "--":
+            return [*plugins, *others, argument, *left]
+        if argument == "--plugin":
+            plugins += [argument, *itertools.islice(left, 1)]
+        else:
+            (plugins if argument.startswith("--plugin=") else others).append(argument)
+    return [*plugins, *others]
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command.
 
@@ -75,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code: 0, 2 for a user's mistake, 130 when interrupted.
     """
     try:
-        app(args=None if arguments is None else list(arguments))
+        app(args=_plugins_first(list(sys.argv[1:] if arguments is None else arguments)))
     except FedprotoError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2

@@ -20,11 +20,12 @@ from fedproto.cli.outcome import conclude
 from fedproto.cli.progress import progress_for
 from fedproto.cli.running import Out, Overrides, Quiet, fresh_directory
 from fedproto.config import RunConfig
+from fedproto.driver import is_finished
 from fedproto.errors import ConfigError, FedprotoError, StoreError
 from fedproto.recipe import read_recipe
-from fedproto.simulate import is_finished, load_federations
+from fedproto.simulate import load_federations
 from fedproto.store import RunStore, is_run
-from fedproto.sweep import create_sweep, is_sweep, open_sweep
+from fedproto.sweeps import create_sweep, is_sweep, open_sweep
 
 Source = Annotated[str, typer.Argument(help="A recipe, or the directory of a run to go on with.")]
 ServerFolder = Annotated[

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import enum
-import importlib
-import inspect
 import json
 import platform
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,20 +12,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fedproto.registry import Registry, extended
-from fedproto.sources import bundled_recipes, recipe_summary, registered
+from fedproto.registry import extended
+from fedproto.sources import summaries
 
-REGISTRIES = {
-    "strategies": ("fedproto.strategies", "STRATEGIES"),
-    "datasets": ("fedproto.data", "DATASETS"),
-    "models": ("fedproto.models", "MODELS"),
-    "engines": ("fedproto.engines", "ENGINES"),
-    "measures": ("fedproto.measures.base", "MEASURES"),
-    "sinks": ("fedproto.sinks", "SINKS"),
-}
-"""Where each registry is: a module, and its name there."""
-
-Kind = enum.Enum("Kind", {name: name for name in (*REGISTRIES, "recipes")}, type=str)  # type: ignore[misc]
+KINDS = ("strategies", "datasets", "models", "engines", "measures", "sinks", "recipes")
 
 
 def add_to(app: typer.Typer) -> None:
@@ -59,30 +47,51 @@ def check(
 
 def list_known(
     kind: Annotated[
-        Kind | None, typer.Argument(help="Show only these, with their options.")
+        str | None,
+        typer.Argument(
+            help=f"Show only these, with their options: {', '.join(KINDS)}; 'options' for all"
+            " sections of a recipe, or a section such as 'train'."
+        ),
+    ] = None,
+    section: Annotated[
+        str | None, typer.Argument(help="With 'options': only those of this section.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="All options of everything, as a page.")
+    ] = False,
 ) -> None:
-    """List strategies, data sets, models, engines, measures, sinks and recipes."""
-    kinds = [kind.value] if kind else [each.value for each in Kind]
-    brief = kind is None and not as_json and not extended()
-    known = {name: _summaries(name) if brief else _entries(name) for name in kinds}
+    """List strategies, data sets, models, engines, measures, sinks, recipes and options."""
+    if kind is None and not as_json and not markdown and not extended():
+        known = {name: summaries(name) for name in KINDS}
+    else:
+        from fedproto import reference  # imports everything that there is
+
+        if markdown:
+            typer.echo(reference.as_markdown(), nl=False)
+            return
+        chosen = section if kind == reference.OPTIONS and section is not None else kind
+        known = {name: reference.entries(name) for name in ([chosen] if chosen else KINDS)}
     if as_json:
-        typer.echo(json.dumps(known, indent=2, ensure_ascii=False))
+        tables = {name: [asdict(entry) for entry in found] for name, found in known.items()}
+        typer.echo(json.dumps(tables, indent=2, ensure_ascii=False))
         return
     console = Console()
-    for name, entries in known.items():
+    for name, found in known.items():
         table = Table("name", "what it is", title=name, title_justify="left", expand=True)
-        for entry in entries:
-            table.add_row(entry["name"], entry["summary"])
-            for option in entry["options"] if kind else []:
+        for entry in found:
+            table.add_row(entry.name, entry.summary)
+            for option in entry.options if kind else []:
                 table.add_row(
-                    f"  {option['name']} = {option['default']}",
-                    f"[dim]{option['help']} ({option['type']})[/dim]",
+                    f"  {option.name} = {option.default}",
+                    f"[dim]{option.help} ({option.type})[/dim]",
                 )
         console.print(table)
     if kind is None:
-        console.print("Options of each: fedproto list strategies (or datasets, models).")
+        console.print(
+            "Options of each: fedproto list strategies (or datasets, models). All other options:"
+            " fedproto list options."
+        )
 
 
 def info(
@@ -114,34 +123,3 @@ def info(
         )
         table.add_row(name, "\n".join(lines))
     Console().print(table)
-
-
-def _summaries(kind: str) -> list[dict[str, Any]]:
-    """Names and summaries alone, which need no import."""
-    if kind == "recipes":
-        found = {name: recipe_summary(path) for name, path in bundled_recipes().items()}
-    else:
-        found = registered(REGISTRIES[kind][0].removesuffix(".base"))
-    return [{"name": name, "summary": text, "options": []} for name, text in found.items()]
-
-
-def _entries(kind: str) -> list[dict[str, Any]]:
-    """Names, summaries and options, also of plugins."""
-    if kind == "recipes":
-        return _summaries(kind)
-    from fedproto.options import Options, describe
-
-    module, variable = REGISTRIES[kind]
-    registry: Registry[Any] = getattr(importlib.import_module(module), variable)
-    entries = []
-    for name in registry.names():
-        cls = registry.get(name)
-        options = describe(cls) if issubclass(cls, Options) else []
-        entries.append(
-            {
-                "name": name,
-                "summary": (inspect.getdoc(cls) or "").splitlines()[0],
-                "options": [vars(option) for option in options],
-            }
-        )
-    return entries

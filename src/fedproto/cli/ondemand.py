@@ -22,6 +22,7 @@ COMMANDS = {
     "sweep": ("running", "sweep"),
     "resume": ("running", "resume"),
     "predict": ("predicting", "predict"),
+    "export": ("exporting", "export_run"),
     "compare": ("comparing", "compare"),
     "analyse": ("analysing", "analyse_runs"),
     "report": ("reporting", "report"),

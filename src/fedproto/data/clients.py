@@ -12,7 +12,7 @@ import numpy as np
 from fedproto.rng import Indices
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Client:
     """One client's samples, as indices.
 
@@ -23,6 +23,9 @@ class Client:
 
     train: Indices
     test: Indices
+
+    def __repr__(self) -> str:
+        return f"Client({len(self.train):,} training samples, {len(self.test):,} test samples)"
 
 
 class Clients(Sequence[Client]):
@@ -53,6 +56,9 @@ class Clients(Sequence[Client]):
     def __len__(self) -> int:
         return len(self._cuts)
 
+    def __repr__(self) -> str:
+        return f"Clients({len(self):,})"
+
     @overload
     def __getitem__(self, client: int) -> Client: ...
 
@@ -75,6 +81,11 @@ class Clients(Sequence[Client]):
     def train_sizes(self) -> Indices:
         """Number of training samples per client."""
         return self._cuts - self._starts[:-1]
+
+    @cached_property
+    def test_sizes(self) -> Indices:
+        """Number of test samples per client."""
+        return self._starts[1:] - self._cuts
 
     @cached_property
     def train(self) -> Indices:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 
 from fedproto.data.clients import Client, Clients
-from fedproto.data.samples import ClientData, Samples, TensorSamples, join_clients
+from fedproto.data.given import Given, scaled
+from fedproto.data.samples import Samples, TensorSamples, join_clients
 from fedproto.errors import DataError
 from fedproto.limits import check_limit
 from fedproto.rng import Indices, Purpose, stream
@@ -17,7 +19,7 @@ from fedproto.seeding import shuffled_rows
 from fedproto.types import POOLED, VOID
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Federation:
     """Clients with their data.
 
@@ -57,6 +59,11 @@ class Federation:
         """Number of training samples per client."""
         return self._all.train_sizes
 
+    @property
+    def test_sizes(self) -> Indices:
+        """Number of test samples per client."""
+        return self._all.test_sizes
+
     def train_indices(self, client: int) -> Indices:
         """A client's training samples; those of all clients for `POOLED`."""
         return self._all.train if client == POOLED else self.clients[client].train
@@ -66,21 +73,55 @@ class Federation:
         """The union of the clients' test parts."""
         return self._all.test
 
+    def class_name(self, place: int) -> str:
+        """What a class is called; its number where it has no name."""
+        return self.class_names[place] if place < len(self.class_names) else str(place)
+
+    def about(self) -> dict[str, Any]:
+        """What it is, in a few plain facts."""
+        return {
+            "name": self.name,
+            "clients": len(self.clients),
+            "train": int(self.train_sizes.sum()),
+            "test": len(self.test_indices),
+            "num_classes": self.num_classes,
+            "class_names": list(self.class_names),
+            "input_shape": list(self.input_shape),
+            "task": self.task,
+        }
+
+    def __repr__(self) -> str:
+        return (
+            f"Federation({self.name}: {len(self.clients):,} clients with"
+            f" {int(self.train_sizes.sum()):,} samples for training and"
+            f" {len(self.test_indices):,} for the test, {self.num_classes} classes, inputs"
+            f" {self.input_shape}, {self.task})"
+        )
+
     @staticmethod
     def from_clients(
-        clients: Sequence[ClientData],
+        clients: Sequence[Any],
         *,
+        test: Any = None,
         num_classes: int | None = None,
         test_fraction: float = 0.2,
         seed: int = 0,
         name: str = "own data",
         task: str = "classification",
         class_names: Sequence[str] = (),
+        columns: tuple[str, str] | None = None,
+        scale: bool | None = None,
+        mean: Sequence[float] = (),
+        std: Sequence[float] = (),
     ) -> Federation:
         """A federation of a user's own data, split into training and test per client.
 
         Args:
-            clients: Per client ``(inputs, labels)`` as arrays or tensors, or a `torch` data set.
+            clients: Per client ``(inputs, labels)`` as arrays or tensors; or a `torch` data set; or
+                rows with named columns, as Hugging Face's and Flower's data sets give them; or
+                ``{"train": ..., "test": ...}`` with any of these.
+            test: Test data of one's own in the place of a split: a list with one part per client,
+                or one part for all, which is dealt out evenly among the clients.
             num_classes: Number of classes; counted from the labels when not given.
             test_fraction: Share of every client that is kept for the test.
             seed: For the split.
@@ -88,11 +129,17 @@ class Federation:
             task: ``classification``, or ``segmentation`` where the labels are label maps
                 ``[N, H, W]`` with the background as class 0 and void as 255.
             class_names: What the classes are called.
+            columns: Names of the columns of inputs and labels, for rows; guessed by default.
+            scale: Whether to divide inputs by 255; by default bytes of pictures are, with a
+                warning.
+            mean: Subtracted per channel from pixels between 0 and 1.
+            std: Pixels are divided by this per channel.
 
         Raises:
             DataError: If a client is empty or its arrays do not fit together.
         """
-        samples, parts = join_clients(clients)
+        given = Given(clients, test, columns)
+        samples, parts = join_clients(given.parts)
         labels = (
             _labels(samples) if num_classes is None or isinstance(samples, TensorSamples) else None
         )
@@ -100,16 +147,23 @@ class Federation:
             labels = labels[labels != VOID]
         if labels is not None:
             num_classes = _checked_num_classes(labels, num_classes)
+        samples = scaled(samples, scale, mean, std)
         first, _ = samples.batch(np.zeros(1, dtype=np.int64))
         assert num_classes is not None  # noqa: S101 - narrows the type; set above when not given
+        tests = given.tests(parts, seed)
+        held = (
+            split_clients(parts, seed, test_fraction)
+            if tests is None
+            else tuple(map(Client, parts[: given.number], tests))
+        )
         return Federation(
             name=name,
             samples=samples,
-            clients=split_clients(parts, seed, test_fraction),
+            clients=held,
             num_classes=num_classes,
             input_shape=tuple(first.shape[1:]),
             task=task,
-            class_names=tuple(class_names),
+            class_names=tuple(class_names) or given.class_names,
         )
 
 

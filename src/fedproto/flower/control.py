@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedproto.driver import is_finished
 from fedproto.errors import FedprotoError
 from fedproto.flower import commands
 from fedproto.rounds import Watcher
 from fedproto.runs import Run
-from fedproto.simulate import is_finished
 from fedproto.store import RunStore
 from fedproto.types import ServerState
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,6 +12,9 @@ from fedproto.report.arrangement import Arrangement
 from fedproto.report.looks import Look, add_legend, new_figure
 from fedproto.report.results import WINDOW, StoredRun
 from fedproto.tasks import loss_beside
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 NAMES = {
     "accuracy": "test accuracy",
@@ -48,6 +51,12 @@ def save_figures(arrangement: Arrangement, metric: str, folder: Path) -> list[Pa
 
 
 def draw_curves(arrangement: Arrangement, metric: str, path: Path) -> Path:
+    """Writes the curves of a metric."""
+    curves(arrangement, metric).savefig(path, dpi=150)
+    return path
+
+
+def curves(arrangement: Arrangement, metric: str) -> Figure:
     """Smoothed curves, a panel per condition: means over seeds within one standard deviation."""
     conditions = list(enumerate(arrangement.conditions))
     figure, panels = _panels(len(conditions), (4.2, 2.9) if len(conditions) > 1 else (6.8, 4.0))
@@ -68,8 +77,7 @@ def draw_curves(arrangement: Arrangement, metric: str, path: Path) -> Path:
     figure.supxlabel(f"round\n{note}", fontsize="small")
     figure.supylabel(NAMES.get(metric, metric.replace("_", " ")), fontsize="medium")
     add_legend(figure, handles)
-    figure.savefig(path, dpi=150)
-    return path
+    return figure
 
 
 def draw_attention(arrangement: Arrangement, path: Path) -> Path:
@@ -115,7 +123,7 @@ def _draw_group(axes: Any, runs: Iterable[StoredRun], metric: str, look: Look) -
     return line
 
 
-def _panels(number: int, size: tuple[float, float]) -> tuple[Any, list[Any]]:
+def _panels(number: int, size: tuple[float, float]) -> tuple[Figure, list[Any]]:
     columns = max(1, min(_COLUMNS, number))
     rows = -(-max(1, number) // columns)
     figure = new_figure(size[0] * columns + 1.2, size[1] * rows + 0.8)
