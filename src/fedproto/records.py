@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 import types
 import typing
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any, TypeAlias, get_args, get_origin
 
 from fedproto.errors import StoreError
 from fedproto.integrity import Chain, DamagedError, read_json
 from fedproto.types import RoundRecord
 
+Check: TypeAlias = Callable[[Collection[Any]], bool]
 _BY_CLIENT = ("epochs", "attention", "failures")
 
 
@@ -69,29 +70,36 @@ def _record(data: dict[str, Any]) -> RoundRecord:
         record = RoundRecord(**data)
     except (ValueError, TypeError, AttributeError) as error:
         raise DamagedError(f"it is no record: {error}") from None
-    for name, hint in _FIELDS.items():
-        if not _fit([getattr(record, name)], hint):
+    for name, fit in _CHECKS.items():
+        if not fit([getattr(record, name)]):
             raise DamagedError(f"its {name} is of the wrong kind")
     return record
 
 
-def _fit(values: Collection[Any], hint: Any) -> bool:
-    """Whether values read from JSON are what a field is declared to be.
+def _check_of(hint: Any) -> Check:
+    """Tells whether values read from JSON are what a field is declared to be.
 
     Many values are looked at together: a long run has millions of them.
     """
-    kinds, origin, members = set(map(type, values)), get_origin(hint), get_args(hint)
+    origin, members = get_origin(hint), [_check_of(member) for member in get_args(hint)]
     if origin in (typing.Union, types.UnionType):
-        return all(any(_fit([value], member) for member in members) for value in values)
+        return lambda values: all(any(fits([value]) for fits in members) for value in values)
     if origin is list:
-        return kinds <= {list} and all(_fit(each, members[0]) for each in values)
+        (fit,) = members
+        return lambda values: _are(values, list) and all(map(fit, values))
     if origin is dict:
-        return kinds <= {dict} and all(
-            _fit(each.keys(), members[0]) and _fit(each.values(), members[1]) for each in values
+        keys_fit, fit = members
+        return lambda values: (
+            _are(values, dict)
+            and all(keys_fit(each.keys()) and fit(each.values()) for each in values)
         )
     if hint is float:
-        return kinds <= {int, float} and _are_finite(values)
-    return kinds <= {hint}
+        return lambda values: _are(values, int, float) and _are_finite(values)
+    return lambda values: _are(values, hint)
+
+
+def _are(values: Collection[Any], *kinds: type) -> bool:
+    return set(map(type, values)).issubset(kinds)
 
 
 def _are_finite(values: Collection[float]) -> bool:
@@ -101,4 +109,4 @@ def _are_finite(values: Collection[float]) -> bool:
         return False
 
 
-_FIELDS = typing.get_type_hints(RoundRecord)
+_CHECKS = {name: _check_of(hint) for name, hint in typing.get_type_hints(RoundRecord).items()}
