@@ -59,7 +59,7 @@ def write_runs(folder: Path, *, runs: int, rounds: int, clients: int, cohort: in
 
 
 def parse_alone(folder: Path) -> float:
-    """Processor seconds of nothing but decoding the records' JSON: what no reader can do without."""
+    """Processor seconds of decoding the records' JSON and nothing else."""
     started = time.process_time()
     for file in folder.rglob("rounds.jsonl"):
         with file.open() as lines:
