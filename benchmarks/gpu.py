@@ -32,7 +32,7 @@ from fedproto.recipe import read_recipe
 from fedproto.rounds import run_rounds
 from fedproto.runs import Run
 from fedproto.simulate import simulate
-from fedproto.strategies import STRATEGIES, FedAtt, FedAvg, FedProto, FedProx
+from fedproto.strategies import STRATEGIES
 from fedproto.sweeps import create_sweep
 from fedproto.tasks import task_named
 from fedproto.training import TrainOptions
