@@ -59,6 +59,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--recipe", default="synthetic")
     parser.add_argument("--set", dest="overrides", action="append", default=[])
+    parser.add_argument("--only", nargs="+", default=[""], help="how names of runs begin")
     arguments = parser.parse_args()
     figures: dict[str, Any] = {
         "environment": describe_environment(),
@@ -382,7 +383,11 @@ def memory(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def sweep(arguments: argparse.Namespace) -> dict[str, Any]:
     """A recipe from start to end, with the time in training and in tests."""
-    configs = read_recipe(arguments.recipe, arguments.overrides)
+    configs = {
+        run: config
+        for run, config in read_recipe(arguments.recipe, arguments.overrides).items()
+        if run.startswith(tuple(arguments.only))
+    }
     spent = {"train": 0.0, "evaluate": 0.0}
     rounds = {"done": 0}
     name = next(iter(configs.values())).engine.name

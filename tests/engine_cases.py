@@ -174,6 +174,7 @@ def sweep(
     running = engine_for(engine, federation, built, outcome.notices, **options)
     params, buffers = read_state(built.to(running.workload.options.torch_dtype()))
     state = ServerState(0, params, (train or TrainOptions()).shared_buffers(built, buffers))
+    state = state.to(running.workload.options.torch_device())
     runs = [
         Run(run_config(strategy, delta, train), state)
         for strategy in strategies or strategies_for(train)

@@ -206,22 +206,6 @@ def test_a_run_of_another_configuration_is_left_as_it_was(swept, capsys):
     assert (run / "rounds.jsonl").read_bytes() == before
 
 
-def test_a_run_that_learned_nothing_is_no_success(tmp_path, capsys):
-    where = ["--out", str(tmp_path / "run"), "--set", "schedule.rounds=4"]
-    assert main(["run", "quickstart", "-q", *where, "--set", "train.lr=1e30"]) == 1
-    said = " ".join(capsys.readouterr().err.split())
-    assert "of 40 updates were not used; most often: tensor" in said
-    assert "error: a model has hardly learned" in said
-
-
-def test_a_run_whose_clients_were_all_dropped_is_no_success(tmp_path, capsys):
-    settings = ["strategy.name=fedavg", "schedule.delta=1", "schedule.rounds=2"]
-    where = ["--out", str(tmp_path / "run"), *(f"--set={setting}" for setting in settings)]
-    assert main(["run", "quickstart", "-q", *where]) == 1
-    said = " ".join(capsys.readouterr().err.split())
-    assert "fedavg: the model did not move: every client was dropped" in said
-
-
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["list"]])
 def test_what_needs_no_torch_does_not_import_it(arguments):
     code = (
@@ -256,3 +240,19 @@ def test_all_that_is_offered_can_be_had():
     assert all(getattr(fedproto, name) is not None for name in fedproto.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         fedproto.nothing  # noqa: B018 - the access is what is tested
+
+
+def test_a_run_that_learned_nothing_is_no_success(tmp_path, capsys):
+    where = ["--out", str(tmp_path / "run"), "--set", "schedule.rounds=4"]
+    assert main(["run", "quickstart", "-q", *where, "--set", "train.lr=1e30"]) == 1
+    said = " ".join(capsys.readouterr().err.split())
+    assert "of 40 updates were not used; most often: tensor" in said
+    assert "error: a model has hardly learned" in said
+
+
+def test_a_run_whose_clients_were_all_dropped_is_no_success(tmp_path, capsys):
+    settings = ["strategy.name=fedavg", "schedule.delta=1", "schedule.rounds=2"]
+    where = ["--out", str(tmp_path / "run"), *(f"--set={setting}" for setting in settings)]
+    assert main(["run", "quickstart", "-q", *where]) == 1
+    said = " ".join(capsys.readouterr().err.split())
+    assert "fedavg: the model did not move: every client was dropped" in said

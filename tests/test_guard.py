@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedproto import FedAvg, FedProto
+from fedproto.aggregation import cap_attention
 from fedproto.data.samples import TensorSamples
 from fedproto.guard import Expected, reason_to_refuse
 from fedproto.planning import plan_round, remember_all
 from fedproto.rounds import close_round, run_rounds
 from fedproto.setting import feature_shape
-from fedproto.strategies.attention import cap_attention
 from fedproto.strategies.contract import FeatureShape, Setting
 from helpers import begin, config_of, engine_for, make_state, make_update
 

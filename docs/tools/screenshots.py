@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,6 @@ SECTIONS = {
     "report-calibration": ("digits", "calibration", ""),
     "report-dark": ("synthetic", "verdict", "#?theme=dark&base=FedProto"),
 }
-KEPT_COLORS = 128
 
 
 def make_runs(folder: Path) -> dict[str, Path]:
@@ -53,7 +53,7 @@ def make_runs(folder: Path) -> dict[str, Path]:
                     file.extractall(inside, filter="data")
         pages[name] = _page(folder / name)
     digits = folder / "digits"
-    asked = ["--set=measure.every=5", '--set=measure.what=["clients", "ece"]']
+    asked = ["--set=measure.every=10", '--set=measure.what=["clients"]']
     _fedproto("sweep", "digits", f"--out={digits}", "--reuse", "--quiet", *asked)
     if not (digits / "fedavg" / "analysis").exists():
         _fedproto("analyse", str(digits), "--what=calibration", "--what=embedding", "--samples=400")
@@ -66,6 +66,7 @@ def take(session: Any, page: Path, view: str, section: str, *, width: int = WIDT
     set_size(session, width, 900, phone=width < 500)
     session.get("about:blank")
     session.get(page.as_uri() + view)
+    time.sleep(0.5)  # what opens by itself is drawn after the page
     box = session.execute_script(
         "const box = document.getElementById(arguments[0] || 'verdict').getBoundingClientRect();"
         "return [arguments[0] ? box.top + scrollY : 0, box.bottom + scrollY]",
@@ -104,9 +105,9 @@ def main() -> None:
         if not given.all:
             for name, (runs, section, view) in SECTIONS.items():
                 picture = take(session, pages[runs], view, section)
-                (given.out / f"{name}.png").write_bytes(_smaller(picture))
+                (given.out / f"{name}.png").write_bytes(_packed(picture))
             phone = take(session, pages["synthetic"], "#?base=FedAvg", "", width=390)
-            (given.out / "report-phone.png").write_bytes(_smaller(phone, most=1100))
+            (given.out / "report-phone.png").write_bytes(_packed(phone, most=1100))
             return
         for name, page in pages.items():
             for width in (1440, 390):
@@ -131,12 +132,12 @@ def _captured(session: Any, width: int, top: float, bottom: float) -> bytes:
     return base64.b64decode(session.execute_cdp_cmd("Page.captureScreenshot", options)["data"])
 
 
-def _smaller(picture: bytes, most: int = 4000) -> bytes:
-    """The same with few colours, which these pictures have anyway, and not too tall."""
+def _packed(picture: bytes, most: int = 4000) -> bytes:
+    """The same picture in fewer bytes, and not too tall."""
     image = Image.open(io.BytesIO(picture)).convert("RGB")
     image = image.crop((0, 0, image.width, min(most, image.height)))
     packed = io.BytesIO()
-    image.quantize(KEPT_COLORS).save(packed, "PNG", optimize=True)
+    image.save(packed, "PNG", optimize=True)
     return packed.getvalue()
 
 

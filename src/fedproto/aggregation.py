@@ -40,6 +40,18 @@ class AggregateOptions(Options):
         None, "longest way from the sent weights; longer ones are shortened; 'median' of the cohort"
     )
 
+    clip_times: float = option(1.0, "clip_norm 'median': so many times the median", above=0)
+    drop_beyond: float | None = option(
+        None,
+        "updates that went further than so many times the median of the cohort are not used",
+        above=1,
+    )
+    max_share: float | None = option(
+        None,
+        "largest weight of a client, in multiples of an equal share; what is cut goes to others",
+        at_least=1,
+    )
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.trim >= 0.5:
@@ -50,7 +62,7 @@ class AggregateOptions(Options):
     @property
     def plain(self) -> bool:
         """Whether updates are averaged as they are."""
-        return self.rule == "mean" and self.clip_norm is None
+        return self.rule == "mean" and self.clip_norm is None and self.max_share is None
 
     def check_fits(self, cohort: int, *, pooled: bool, weighs_tensors: bool) -> None:
         """Checks that the rule has a meaning for a strategy and a cohort.
@@ -98,6 +110,8 @@ def combine(
     Returns:
         The next state, its memory as before, and what each client counted in the end, ``[K]``.
     """
+    if options.max_share is not None:
+        weights = _capped(weights, options.max_share / len(updates))
     clip, weights = _by_client(options, state, updates, weights)
     scale = weights.scale if clip is None else clip * weights.scale
     params = {}
@@ -117,6 +131,14 @@ def combine(
     return ServerState(state.round + 1, params, buffers, state.memory), weights.client
 
 
+def _capped(weights: ClientWeights, cap: float) -> ClientWeights:
+    """Weights of which none is above a cap, tensor by tensor where they are so."""
+    tensor = weights.tensor and {
+        name: cap_attention(share_k, cap) for name, share_k in weights.tensor.items()
+    }
+    return replace(weights, client=cap_attention(weights.client, cap), tensor=tensor)
+
+
 def _by_client(
     options: AggregateOptions,
     state: ServerState,
@@ -130,7 +152,13 @@ def _by_client(
     clip: Tensor | None = None
     if options.clip_norm is not None:
         length = gram.diagonal().sqrt()
-        longest = length.median() if options.clip_norm == "median" else options.clip_norm
+        longest: Tensor | float = (
+            options.clip_times * length[length > 0].median()
+            if options.clip_norm == "median" and bool((length > 0).any())
+            else math.inf
+            if options.clip_norm == "median"
+            else options.clip_norm
+        )
         clip = torch.where(length > longest, longest / length.clamp(min=1e-300), 1.0)
         clip = None if bool((clip == 1).all()) else clip
     scale = torch.as_tensor(weights.scale, dtype=torch.float64)
@@ -253,3 +281,26 @@ def _geometric_median(gram: Tensor, share_k: Tensor) -> Tensor:
             return next_k
         weight_k = next_k
     return weight_k
+
+
+def cap_attention(a_k: Tensor, cap: float) -> Tensor:
+    """Brings every share down to a cap; what is cut off goes to the others in proportion.
+
+    It bounds what a client that lies about its margins can gain.
+
+    Args:
+        a_k: Shares ``[K]`` that sum to one.
+        cap: The largest share; where K of them do not reach one, all shares become equal.
+    """
+    cap = max(cap, 1 / len(a_k))
+    capped_k = torch.zeros_like(a_k, dtype=torch.bool)
+    while bool((over_k := ~capped_k & (a_k > cap)).any()):
+        capped_k |= over_k
+        if bool(capped_k.all()):
+            return torch.full_like(a_k, 1 / len(a_k))
+        free = a_k[~capped_k].sum()
+        left = 1 - cap * int(capped_k.sum())
+        equal = left / int((~capped_k).sum())
+        others_k = a_k * left / free if free > 0 else torch.full_like(a_k, equal)
+        a_k = torch.where(capped_k, cap, others_k)
+    return a_k

@@ -8,14 +8,24 @@ the guard keeps the numbers usable and the weights of clients honest, no more.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fedproto.strategies.contract import LARGEST, Declarations, Setting
+from fedproto.strategies.contract import Declarations, Setting
 from fedproto.types import ClientUpdate, LocalJob, Tensors
+
+LARGEST_GROWTH = 1e4
+"""No parameter grows in one round beyond this many times the largest that was sent, and one."""
+
+LARGEST_STATISTIC = 1e15
+VARIANCE = "running_var"
+"""How PyTorch's batch normalisation calls what must never be negative."""
+
+OUTLIER = 1000.0
+FEWEST_TO_COMPARE = 3
 
 
 @dataclass(frozen=True)
@@ -66,7 +76,7 @@ def reason_to_refuse(update: ClientUpdate, expected: Expected) -> str | None:
     )
     if reason is not None:
         return reason
-    checks = list(_value_checks(update, expected.payload))
+    checks = list(_value_checks(update, expected))
     # All verdicts at once: asking one by one would wait for a GPU once per tensor.
     device = next(iter(update.params.values())).device if update.params else torch.device("cpu")
     verdicts = [verdict.to(device, non_blocking=True) for _, verdict in checks]
@@ -107,14 +117,56 @@ def _reason_by_layout(
     return None
 
 
-def _value_checks(update: ClientUpdate, declared: Declarations) -> Iterator[tuple[str, Tensor]]:
-    for name, tensor in {**update.params, **update.buffers}.items():
+def outliers(
+    updates: Sequence[ClientUpdate], sent: Tensors, times: float | None = None
+) -> dict[int, str]:
+    """Why updates must not enter the average beside the others, by client.
+
+    Finite numbers can still be absurd, and what is absurd the cohort tells: clients that were sent
+    the same weights do not go a thousand times as far as most of them.
+
+    Args:
+        updates: Those that each by itself may enter.
+        sent: The parameters that all of them began with.
+        times: So many times as far as most is too far; None for a thousand.
+    """
+    times = OUTLIER if times is None else times
+    names = [name for name, tensor in sent.items() if tensor.is_floating_point()]
+    if not names or len(updates) < FEWEST_TO_COMPARE:
+        return {}
+    squares = [
+        torch.stack([(update.params[name] - sent[name]).double().square().sum() for name in names])
+        for update in updates
+    ]
+    way_k = torch.stack(squares).sum(dim=1).sqrt().cpu()
+    moved_k = way_k[way_k > 0]
+    if len(moved_k) < FEWEST_TO_COMPARE:
+        return {}
+    usual = float(moved_k.median())
+    return {
+        update.client: f"it went {way / usual:.3g} times as far as most of its cohort"
+        for update, way in zip(updates, way_k.tolist(), strict=True)
+        if not way <= times * usual
+    }
+
+
+def _value_checks(update: ClientUpdate, expected: Expected) -> Iterator[tuple[str, Tensor]]:
+    for name, tensor in update.params.items():
         if tensor.is_floating_point():
+            most = LARGEST_GROWTH * (1 + _size(expected.params[name]))
             yield (
-                f"tensor '{name}' is not finite after local training (learning rate too high?)",
-                _within(tensor, -LARGEST, LARGEST),
+                f"tensor '{name}' is not finite, or beyond belief, after local training (learning"
+                " rate too high?)",
+                _within(tensor, -most, most),
             )
-    for name, one in declared.items():
+    for name, tensor in update.buffers.items():
+        if tensor.is_floating_point():
+            low = 0.0 if name.endswith(VARIANCE) else -LARGEST_STATISTIC
+            yield (
+                f"buffer '{name}' is not within [{low:g}, {LARGEST_STATISTIC:g}]",
+                _within(tensor, low, LARGEST_STATISTIC),
+            )
+    for name, one in expected.payload.items():
         tensor = update.payload[name]
         bounds = f"[{one.low:g}, {one.high:g}]"
         yield f"payload '{name}' is not within {bounds}", _within(tensor, one.low, one.high)
@@ -130,7 +182,15 @@ def _value_checks(update: ClientUpdate, declared: Declarations) -> Iterator[tupl
             )
 
 
-def _within(tensor: Tensor, low: float, high: float) -> Tensor:
+def _size(tensor: Tensor) -> Tensor:
+    """The largest size of a number in a tensor, left on its device."""
+    if not tensor.numel():
+        return torch.zeros((), device=tensor.device)
+    size: Tensor = torch.linalg.vector_norm(tensor.detach().flatten(), math.inf)
+    return size
+
+
+def _within(tensor: Tensor, low: float | Tensor, high: float | Tensor) -> Tensor:
     """Whether all values are numbers between two; comparing with NaN is false."""
     if not tensor.numel():
         return torch.ones((), dtype=torch.bool, device=tensor.device)

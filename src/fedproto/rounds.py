@@ -11,11 +11,13 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+import torch
+
 from fedproto.config import RunConfig
 from fedproto.data.federation import Federation
 from fedproto.engines.base import Engine
 from fedproto.errors import ConfigError
-from fedproto.guard import Expected, reason_to_refuse
+from fedproto.guard import Expected, outliers, reason_to_refuse
 from fedproto.measures.base import MEASURES, Gauge, Taken
 from fedproto.measures.reference import check_reference
 from fedproto.planning import RoundPlan, check_fits, equip, plan_round, remember_all
@@ -115,14 +117,11 @@ def close_round(
         setting: What the strategy's declarations depend on.
     """
     config, state = run.config, run.state
-    updates, failures = _accepted(plan, results, setting)
-    if updates:
-        weights = config.strategy.weigh(state, updates)
-        combined, counted = config.strategy.aggregate(
-            state, updates, weights, setting, config.aggregate
-        )
-        next_state = config.server.step(state, combined)
-        attention = dict(zip((update.client for update in updates), counted.tolist(), strict=True))
+    updates, failures = _accepted(plan, results, setting, config.aggregate.drop_beyond)
+    combined = _combined(config, state, updates, setting) if updates else None
+    if combined is not None:
+        next_state, shares = combined
+        attention = dict(zip((update.client for update in updates), shares, strict=True))
         note = None
         keep_from = plan.jobs[0].keep_from
         for update in updates:
@@ -135,6 +134,8 @@ def close_round(
             "every client was dropped as a straggler"
             if len(plan.dropped) == len(plan.cohort)
             else "no client sent a usable update"
+            if not updates
+            else "what the updates combine to is not finite (learning rate too high?)"
         )
     sent = num_bytes(state.params, state.buffers, plan.jobs[0].broadcast if plan.jobs else None)
     return next_state, RoundRecord(
@@ -157,8 +158,36 @@ def close_round(
     )
 
 
+def _combined(
+    config: RunConfig, state: ServerState, updates: Sequence[ClientUpdate], setting: Setting
+) -> tuple[ServerState, list[float]] | None:
+    """The next state and each client's share; None when either is no number.
+
+    Every update was usable by itself; still their distances may overflow in an attention, or a
+    server's optimizer blow up. Such a round must not spoil the model, nor the record.
+    """
+    weights = config.strategy.weigh(state, updates)
+    combined, counted = config.strategy.aggregate(
+        state, updates, weights, setting, config.aggregate
+    )
+    following = config.server.step(state, combined)
+    tensors = {**following.params, **following.buffers, **following.memory}
+    # All verdicts at once and in one place: memory may lie elsewhere than the model.
+    device = next(iter(tensors.values())).device if tensors else torch.device("cpu")
+    finite = [
+        torch.isfinite(one).all().to(device, non_blocking=True)
+        for one in tensors.values()
+        if one.is_floating_point()
+    ]
+    sound = bool(torch.isfinite(counted).all()) and (not finite or bool(torch.stack(finite).all()))
+    return (following, counted.tolist()) if sound else None
+
+
 def _accepted(
-    plan: RoundPlan, results: Sequence[ClientUpdate | ClientFailure], setting: Setting
+    plan: RoundPlan,
+    results: Sequence[ClientUpdate | ClientFailure],
+    setting: Setting,
+    drop_beyond: float | None,
 ) -> tuple[list[ClientUpdate], list[ClientFailure]]:
     """The updates that may enter the average, by client, and why others may not."""
     updates: list[ClientUpdate] = []
@@ -171,7 +200,11 @@ def _accepted(
             updates.append(result)
         else:
             failures.append(ClientFailure(job.client, reason))
-    return sorted(updates, key=lambda update: update.client), failures
+    sent = plan.jobs[0].state.params if plan.jobs else {}
+    apart = outliers(updates, sent, drop_beyond)
+    failures += [ClientFailure(client, reason) for client, reason in apart.items()]
+    kept = [update for update in updates if update.client not in apart]
+    return sorted(kept, key=lambda update: update.client), failures
 
 
 def _evaluate(

@@ -233,6 +233,7 @@ def join_clients(clients: Sequence[ClientData]) -> tuple[Samples, list[Indices]]
             _joined([inputs for inputs, _ in arrays]), _joined([one for _, one in arrays]).long()
         )
         sizes = [len(inputs) for inputs, _ in arrays]
+        _check_finite(samples.inputs, sizes)
     for place, size in enumerate(sizes):
         if size == 0:
             raise DataError(f"client {place} has no samples; leave it out")
@@ -255,8 +256,6 @@ def _as_arrays(client: Any, place: int) -> tuple[Any, Any]:
         raise DataError(f"client {place}: expected (inputs, labels) as arrays, not single numbers")
     if len(inputs) != len(labels):
         raise DataError(f"client {place}: {len(inputs)} inputs but {len(labels)} labels")
-    if not _finite(inputs):
-        raise DataError(f"client {place}: its inputs hold NaN or infinite numbers; mend them first")
     whole = not (
         labels.is_floating_point() if isinstance(labels, Tensor) else labels.dtype.kind in "fc"
     )
@@ -265,10 +264,15 @@ def _as_arrays(client: Any, place: int) -> tuple[Any, Any]:
     return inputs, labels
 
 
-def _finite(inputs: Any) -> bool:
-    if isinstance(inputs, Tensor):
-        return not inputs.is_floating_point() or bool(torch.isfinite(inputs).all())
-    return inputs.dtype.kind != "f" or bool(np.isfinite(inputs).all())
+def _check_finite(inputs: Tensor, sizes: Sequence[int]) -> None:
+    """Checks all clients' inputs at once."""
+    if not inputs.is_floating_point():
+        return
+    wrong = ~torch.isfinite(inputs).reshape(len(inputs), -1).all(dim=1)
+    if bool(wrong.any()):
+        first = int(wrong.to(torch.uint8).argmax())
+        place = int(np.searchsorted(np.cumsum(sizes), first, side="right"))
+        raise DataError(f"client {place}: its inputs hold NaN or infinite numbers; mend them first")
 
 
 def _joined(parts: list[Any]) -> Tensor:

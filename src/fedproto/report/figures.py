@@ -59,7 +59,7 @@ def draw_curves(arrangement: Arrangement, metric: str, path: Path) -> Path:
 def curves(arrangement: Arrangement, metric: str) -> Figure:
     """Smoothed curves, a panel per condition: means over seeds within one standard deviation."""
     conditions = list(enumerate(arrangement.conditions))
-    figure, panels = _panels(len(conditions), (4.2, 2.9))
+    figure, panels = _panels(len(conditions), (4.2, 2.9) if len(conditions) > 1 else (6.8, 4.0))
     handles: dict[str, Any] = {}
     most_seeds = max((len(group.seeds) for group in arrangement.groups), default=1)
     for axes, (place, condition) in zip(panels, conditions, strict=True):
@@ -71,11 +71,10 @@ def curves(arrangement: Arrangement, metric: str) -> Figure:
                     handles.setdefault(method.title, line)
         axes.set_title(condition.title, fontsize="small")
         axes.grid(alpha=0.3)
-    spread = f"; mean ± sample standard deviation of {most_seeds} seeds" if most_seeds > 1 else ""
-    figure.suptitle(
-        f"moving average over {100 * WINDOW:.0f} % of the rounds{spread}", fontsize="medium"
-    )
-    figure.supxlabel("round", fontsize="medium")
+    note = f"moving average over {100 * WINDOW:.0f} % of the rounds"
+    if most_seeds > 1:
+        note += f"; mean ± sample standard deviation of {most_seeds} seeds"
+    figure.supxlabel(f"round\n{note}", fontsize="small")
     figure.supylabel(NAMES.get(metric, metric.replace("_", " ")), fontsize="medium")
     add_legend(figure, handles)
     return figure

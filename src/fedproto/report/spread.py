@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from fedproto.config import RunConfig
 from fedproto.data.base import DATASETS, DataSource, data_root
 from fedproto.data.federation import Federation
+from fedproto.data.masks import palette
 from fedproto.data.statistics import class_counts, statistics
 from fedproto.errors import FedprotoError
 from fedproto.options import options_to_dict
@@ -96,6 +97,9 @@ class DataPanels:
             "options": options,
             "statistics": asdict(statistics(federation)),
             "classes": names or [str(place) for place in range(counts.shape[1])],
+            "colors": [f"#{bytes(color).hex()}" for color in palette()[1 : len(names) + 1]]
+            if first
+            else None,
             "grid": class_grid(counts).to_dict(),
             "problem": None,
         }
@@ -131,5 +135,5 @@ def binned(of: Indices, values: NDArray[np.float64]) -> list[list[float]]:
 
 
 def _missing(name: str, options: dict[str, Any], problem: str) -> dict[str, Any]:
-    nothing: dict[str, Any] = {"statistics": None, "classes": [], "grid": None}
+    nothing: dict[str, Any] = {"statistics": None, "classes": [], "colors": None, "grid": None}
     return {"name": name, "options": options, **nothing, "problem": problem}

@@ -1,4 +1,4 @@
-"""Attention beyond the paper: made sharper or reversed, and capped.
+"""Attention beyond the paper: made sharper or reversed.
 
 The paper's sigmoid of a sum of margins differs little from client to client, so its attention stays
 close to uniform. `sharpened_attention` answers what happens when it does not.
@@ -30,26 +30,3 @@ def sharpened_attention(margin_kc: Tensor, sharpness: float) -> Tensor:
     if spread <= torch.finfo(sum_k.dtype).eps * len(sum_k):
         return torch.full_like(sum_k, 1 / len(sum_k))
     return torch.softmax(sharpness * centred_k / spread, dim=-1)
-
-
-def cap_attention(a_k: Tensor, cap: float) -> Tensor:
-    """Brings every share down to a cap; what is cut off goes to the others in proportion.
-
-    It bounds what a client that lies about its margins can gain.
-
-    Args:
-        a_k: Shares ``[K]`` that sum to one.
-        cap: The largest share; where K of them do not reach one, all shares become equal.
-    """
-    cap = max(cap, 1 / len(a_k))
-    capped_k = torch.zeros_like(a_k, dtype=torch.bool)
-    while bool((over_k := ~capped_k & (a_k > cap)).any()):
-        capped_k |= over_k
-        if bool(capped_k.all()):
-            return torch.full_like(a_k, 1 / len(a_k))
-        free = a_k[~capped_k].sum()
-        left = 1 - cap * int(capped_k.sum())
-        equal = left / int((~capped_k).sum())
-        others_k = a_k * left / free if free > 0 else torch.full_like(a_k, equal)
-        a_k = torch.where(capped_k, cap, others_k)
-    return a_k

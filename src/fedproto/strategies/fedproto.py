@@ -15,6 +15,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from fedproto.aggregation import cap_attention
 from fedproto.equations import (
     aggregate_margin,
     aggregate_mean_margin,
@@ -28,7 +29,7 @@ from fedproto.equations import (
 )
 from fedproto.errors import TrainingError
 from fedproto.options import option
-from fedproto.strategies.attention import cap_attention, sharpened_attention
+from fedproto.strategies.attention import sharpened_attention
 from fedproto.strategies.base import STRATEGIES, Strategy, size_weights
 from fedproto.strategies.contract import (
     Declarations,

@@ -15,6 +15,9 @@ from torch import Tensor
 
 from fedproto.options import Options, option
 
+LARGEST_LOSS = 1e6
+"""A mean test loss beyond this is not believed: models that bad are refused as updates."""
+
 
 @dataclass(frozen=True)
 class TaskOptions(Options):
@@ -64,9 +67,22 @@ class Task(abc.ABC):
         """Channels of a feature vector, and vectors per sample, of a batch ``[B, D, ...]``."""
         return features.shape[1], features[0, 0].numel()
 
-    def reason_to_refuse_tally(self, tally: Tensor, num_examples: int) -> str | None:
+    @abc.abstractmethod
+    def tally_counts(self, num_classes: int, input_shape: tuple[int, ...]) -> tuple[int, int]:
+        """How many counts a tally has before the summed loss, and what one sample adds to them."""
+
+    def reason_to_refuse_tally(
+        self, tally: Tensor, num_examples: int, num_classes: int, input_shape: tuple[int, ...]
+    ) -> str | None:
         """Why a tally that a client sent cannot be one of so many samples; None when it can."""
-        del num_examples
-        if tally.ndim != 1 or not bool((torch.isfinite(tally) & (tally >= 0)).all()):
-            return "its test sums are not a list of finite, non-negative numbers"
+        length, each = self.tally_counts(num_classes, input_shape)
+        if tally.shape != (length + 1,):
+            return f"its test sums have shape {tuple(tally.shape)}, not ({length + 1},)"
+        if not bool((torch.isfinite(tally) & (tally >= 0)).all()):
+            return "its test sums are not finite, non-negative numbers"
+        counts, loss = tally[:-1], float(tally[-1])
+        if bool((counts != counts.round()).any()) or float(counts.sum()) > num_examples * each:
+            return f"its test counts are not those of {num_examples} samples"
+        if loss > LARGEST_LOSS * num_examples * each:
+            return f"its test loss of {loss:g} is beyond belief"
         return None

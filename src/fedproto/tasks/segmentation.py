@@ -60,6 +60,10 @@ class Segmentation(Task):
         loss = _summed_loss(scores.float(), targets).double()
         return torch.cat([counts.double(), loss.unsqueeze(0)])
 
+    def tally_counts(self, num_classes: int, input_shape: tuple[int, ...]) -> tuple[int, int]:
+        """The confusion matrix; every pixel that is not void is in it once."""
+        return num_classes**2, math.prod(input_shape[1:])
+
     def metrics(self, tally: Tensor) -> dict[str, float]:
         """IoU per class and on average, pixel accuracy and mean loss.
 
