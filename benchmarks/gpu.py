@@ -32,7 +32,7 @@ from fedproto.recipe import read_recipe
 from fedproto.rounds import run_rounds
 from fedproto.runs import Run
 from fedproto.simulate import simulate
-from fedproto.strategies import FedAtt, FedAvg, FedProto, FedProx
+from fedproto.strategies import STRATEGIES
 from fedproto.sweeps import create_sweep
 from fedproto.tasks import task_named
 from fedproto.training import TrainOptions
@@ -298,7 +298,7 @@ def parity(arguments: argparse.Namespace) -> dict[str, float]:
     from fedproto.config import RunConfig, ScheduleOptions
 
     found: dict[str, float] = {}
-    strategies = [FedAvg(), FedProx(mu=1.0), FedAtt(), FedProto()]
+    every = [STRATEGIES.get(name)() for name in STRATEGIES.names()]
     for model in arguments.models:
         data = federation([27, 64, 11, 95, 33, 48], SHAPES[model])
         for dtype in ("float64", "float32"):
@@ -312,6 +312,7 @@ def parity(arguments: argparse.Namespace) -> dict[str, float]:
                 for name in ("reference", "stacked"):
                     # Compiling takes longer than these rounds: once per model and type suffices.
                     plain = train.optimizer == "sgd" and not train.momentum
+                    strategies = [one for one in every if plain or not one.plain_sgd]
                     engine = _engine(model, data, name=name, dtype=dtype, compile=plain)
                     state = initial_state(model, engine.workload.options.torch_dtype())
                     runs = [
