@@ -135,7 +135,9 @@ def test_a_result_is_a_table_and_short_to_print(result, monkeypatch):
     frames.DataFrame = lambda rows: ("frame", rows)
     monkeypatch.setitem(sys.modules, "pandas", frames)
     assert result.table() == ("frame", rows)
-    for thing in (result, result.federation, result.federation.clients, result.federation.samples):
+    federation = result.federation
+    things = (result, result.state, federation, federation.clients[0], federation.samples)
+    for thing in (*things, federation.clients):
         assert len(repr(thing)) < 400
     assert "5 clients with 80 samples" in repr(result.federation)
     assert "<td>fedproto</td>" in result._repr_html_()

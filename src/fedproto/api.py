@@ -13,21 +13,22 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import nn
 
-from fedproto.config import RunConfig, options_of, places_of, read_config
+from fedproto.config import RunConfig, read_config
 from fedproto.data.base import DATASETS, data_root
 from fedproto.data.federation import Federation
 from fedproto.data.own import located
 from fedproto.driver import Assignment, carry_out
-from fedproto.errors import ConfigError, StoreError, unknown_name
+from fedproto.errors import ConfigError, StoreError
+from fedproto.keywords import as_tables
 from fedproto.models.base import ModelOptions
-from fedproto.options import Options, options_to_dict, read_options
+from fedproto.options import Options, read_options
 from fedproto.recipe import directory_name
 from fedproto.report.results import run_directories
 from fedproto.result import Result, Results
@@ -45,9 +46,6 @@ Data: TypeAlias = "Federation | Section"
 Model: TypeAlias = "nn.Module | Callable[[], nn.Module] | Section"
 OnRound: TypeAlias = Callable[[RunConfig, RoundRecord], None]
 OnProgress: TypeAlias = Callable[[int, int], None]
-
-ROUNDS = 50
-"""How many rounds, when nobody says."""
 
 _log = logging.getLogger("fedproto")
 
@@ -188,47 +186,12 @@ def load_all(directory: str | os.PathLike[str]) -> Results:
 
 
 def _config(data: Data, model: Model, keywords: Mapping[str, Any]) -> RunConfig:
-    tables = _sections(keywords)
+    tables = as_tables(keywords)
     if not isinstance(data, Federation):
         tables["data"] = data
     if not _is_own(model):
         tables["model"] = model
     return here(read_config(tables))
-
-
-def _sections(keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """Keywords as the tables of a recipe: single options go to their sections."""
-    known = [item.name for item in fields(RunConfig)]
-    tables = {name: value for name, value in keywords.items() if name in known}
-    single: dict[str, dict[str, Any]] = {"schedule": {"rounds": ROUNDS}}
-    for name, value in keywords.items():
-        if name not in known:
-            section = _section_of(name, known)
-            single.setdefault(section, {})[name] = value
-    for section, given in single.items():
-        table = tables.get(section, {})
-        if isinstance(table, Options):
-            table = options_to_dict(table)
-        elif isinstance(table, str):
-            table = {"name": table}
-        if not isinstance(table, Mapping):
-            raise ConfigError(f"{section} must be a section of options, not {table!r}")
-        asked = {name: value for name, value in given.items() if name in keywords}
-        tables[section] = {**given, **table, **asked}
-    return tables
-
-
-def _section_of(name: str, known: Sequence[str]) -> str:
-    places = places_of(name)
-    if not places:
-        every = [option for section in known for option in options_of(section)]
-        raise ConfigError(unknown_name("keyword", name, [*known, *every]))
-    section = places[0].partition(".")[0]
-    if len(places) > 1 and section not in ("train", "schedule"):
-        raise ConfigError(
-            f"{name} could be {' or '.join(places)}; write {section}={{'{name}': ...}}"
-        )
-    return section
 
 
 def _is_own(model: Model) -> bool:

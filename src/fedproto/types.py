@@ -29,7 +29,7 @@ VOID = 255
 """The label of pixels that belong to no class and count nowhere."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Prototypes:
     """Mean features per class, kept as sums and counts so that merging is exact.
 
@@ -42,6 +42,9 @@ class Prototypes:
 
     sum: Tensor
     count: Tensor
+
+    def __repr__(self) -> str:
+        return f"Prototypes(shape {tuple(self.sum.shape)}, {int(self.seen.sum())} classes seen)"
 
     @property
     def mean(self) -> Tensor:
@@ -70,7 +73,7 @@ class Prototypes:
         return Prototypes(self.sum.sum(dim=-3), self.count.sum(dim=-2))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ServerState:
     """All a server needs to go on, and all that a checkpoint holds.
 
@@ -85,6 +88,9 @@ class ServerState:
     params: Tensors
     buffers: Tensors
     memory: Tensors = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return f"ServerState(round {self.round}, {_size(self.params, self.buffers, self.memory)})"
 
     def to(self, device: torch.device) -> ServerState:
         """The same state on a device."""
@@ -130,7 +136,7 @@ class LocalJob:
     keep_from: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ClientUpdate:
     """What a job returns.
 
@@ -157,6 +163,12 @@ class ClientUpdate:
     lr: float
     payload: Tensors = field(default_factory=dict)
     memory: Tensors = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return (
+            f"ClientUpdate(client {self.client}, {self.num_examples} samples, {self.steps} steps,"
+            f" {_size(self.params, self.buffers, self.payload)})"
+        )
 
 
 @dataclass(frozen=True)
@@ -246,3 +258,7 @@ def num_bytes(*groups: Tensors | None) -> int:
         if group
         for tensor in group.values()
     )
+
+
+def _size(*groups: Tensors) -> str:
+    return f"{sum(map(len, groups))} tensors of {num_bytes(*groups) / 1e6:.3g} MB"
