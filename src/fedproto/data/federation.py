@@ -22,10 +22,12 @@ class Client:
     Attributes:
         train: What it trains on.
         test: What the aggregate model is tested on.
+        validation: What was taken out of its samples for choosing among models.
     """
 
     train: Indices
     test: Indices
+    validation: Indices = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
 
 @dataclass(frozen=True)

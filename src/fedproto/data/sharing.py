@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -63,10 +63,16 @@ class HeldOut(DataSource):
             class_names: What the classes are called.
         """
         kept, taken = hold_out(parts, self.seed, self.validation)
+        shares = split_clients(kept, self.seed, self.test)
+        held = np.zeros(len(samples), dtype=bool)
+        held[taken] = True
         return Federation(
             name=name,
             samples=samples,
-            clients=split_clients(kept, self.seed, self.test),
+            clients=tuple(
+                replace(share, validation=np.sort(part[held[part]]))
+                for share, part in zip(shares, parts, strict=True)
+            ),
             num_classes=num_classes,
             input_shape=input_shape,
             task=task,

@@ -92,8 +92,8 @@ def federation_of(config: RunConfig, hellos: list[Hello]) -> Federation:
     """
     first = hellos[0]
     for hello in hellos:
-        same = (hello.num_classes, hello.input_shape, hello.task)
-        if same != (first.num_classes, first.input_shape, first.task):
+        same = (hello.num_classes, hello.input_shape, hello.task, hello.class_names)
+        if same != (first.num_classes, first.input_shape, first.task, first.class_names):
             raise DataError(
                 f"client {hello.client} has {hello.num_classes} classes of inputs"
                 f" {hello.input_shape} ({hello.task}), client {first.client} has"
@@ -104,8 +104,11 @@ def federation_of(config: RunConfig, hellos: list[Hello]) -> Federation:
     clients, end = [], 0
     for hello in hellos:
         start, middle = end, end + hello.num_train
-        end = middle + hello.num_test
-        clients.append(Client(np.arange(start, middle), np.arange(middle, end)))
+        tested = middle + hello.num_test
+        end = tested + hello.num_validation
+        clients.append(
+            Client(np.arange(start, middle), np.arange(middle, tested), np.arange(tested, end))
+        )
     return Federation(
         name=str(getattr(config.data, "folder", "") or "data of the clients"),
         samples=Elsewhere(end),
@@ -113,12 +116,18 @@ def federation_of(config: RunConfig, hellos: list[Hello]) -> Federation:
         num_classes=first.num_classes,
         input_shape=first.input_shape,
         task=first.task,
+        validation=np.concatenate([client.validation for client in clients]),
+        class_names=first.class_names,
     )
 
 
 def _read(path: Path) -> list[Hello]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        return [Hello(**(one | {"input_shape": tuple(one["input_shape"])})) for one in found]
-    except (OSError, ValueError, TypeError, KeyError) as error:
+        lists = ("input_shape", "class_names")
+        return [
+            Hello(**{name: tuple(part) if name in lists else part for name, part in one.items()})
+            for one in found
+        ]
+    except (OSError, ValueError, TypeError, AttributeError) as error:
         raise StoreError(f"{path} cannot be read: {error}; restore it from a copy") from None
