@@ -14,7 +14,7 @@ ROUNDS ?= 10
 CASES ?= 10000
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-ray fuzz lint docs pictures bench bench-peers format clean
+.PHONY: help install demo test test-ray lint docs pictures screenshots bench bench-peers format clean fuzz
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -66,6 +66,10 @@ $(DOCS_STAMP): $(STAMP)
 
 pictures: $(STAMP) ## draw the pictures of docs/concepts.md anew
 	$(BIN)/python docs/tools/pictures.py docs/images
+
+screenshots: $(STAMP) ## the report page at 1440 and 390 px, light, dark, printed; and the docs' pictures of it
+	$(BIN)/python docs/tools/screenshots.py docs/images
+	$(BIN)/python docs/tools/screenshots.py --all build/screenshots
 
 bench: $(STAMP) ## speed and memory beside plain PyTorch loops, and how cost grows
 	$(BIN)/python benchmarks/cpu.py --rounds $(ROUNDS) --growth --out runs/bench/cpu.json

@@ -29,10 +29,11 @@ from fedproto.engines.base import ENGINES, EngineOptions, Workload
 from fedproto.environment import describe_environment
 from fedproto.models.base import build_model
 from fedproto.recipe import read_recipe
-from fedproto.rounds import Run, run_rounds
+from fedproto.rounds import run_rounds
+from fedproto.runs import Run
 from fedproto.simulate import simulate
-from fedproto.strategies import FedAtt, FedAvg, FedProto, FedProx
-from fedproto.sweep import create_sweep
+from fedproto.strategies import STRATEGIES
+from fedproto.sweeps import create_sweep
 from fedproto.tasks import task_named
 from fedproto.training import TrainOptions
 
@@ -58,6 +59,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--recipe", default="synthetic")
     parser.add_argument("--set", dest="overrides", action="append", default=[])
+    parser.add_argument("--only", nargs="+", default=[""], help="how names of runs begin")
     arguments = parser.parse_args()
     figures: dict[str, Any] = {
         "environment": describe_environment(),
@@ -296,7 +298,7 @@ def parity(arguments: argparse.Namespace) -> dict[str, float]:
     from fedproto.config import RunConfig, ScheduleOptions
 
     found: dict[str, float] = {}
-    strategies = [FedAvg(), FedProx(mu=1.0), FedAtt(), FedProto()]
+    every = [STRATEGIES.get(name)() for name in STRATEGIES.names()]
     for model in arguments.models:
         data = federation([27, 64, 11, 95, 33, 48], SHAPES[model])
         for dtype in ("float64", "float32"):
@@ -310,6 +312,7 @@ def parity(arguments: argparse.Namespace) -> dict[str, float]:
                 for name in ("reference", "stacked"):
                     # Compiling takes longer than these rounds: once per model and type suffices.
                     plain = train.optimizer == "sgd" and not train.momentum
+                    strategies = [one for one in every if plain or not one.plain_sgd]
                     engine = _engine(model, data, name=name, dtype=dtype, compile=plain)
                     state = initial_state(model, engine.workload.options.torch_dtype())
                     runs = [
@@ -381,7 +384,11 @@ def memory(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def sweep(arguments: argparse.Namespace) -> dict[str, Any]:
     """A recipe from start to end, with the time in training and in tests."""
-    configs = read_recipe(arguments.recipe, arguments.overrides)
+    configs = {
+        run: config
+        for run, config in read_recipe(arguments.recipe, arguments.overrides).items()
+        if run.startswith(tuple(arguments.only))
+    }
     spent = {"train": 0.0, "evaluate": 0.0}
     rounds = {"done": 0}
     name = next(iter(configs.values())).engine.name

@@ -17,6 +17,16 @@ settings.load_profile("default")
 
 
 @pytest.fixture(autouse=True, scope="session")
+def own_caches(tmp_path_factory):
+    """Nothing is read from or written to a user's own caches, but the data of `FEDPROTO_DATA`."""
+    with pytest.MonkeyPatch.context() as patch:
+        home = tmp_path_factory.mktemp("caches")
+        for name in ("XDG_CACHE_HOME", "MPLCONFIGDIR", "FLWR_HOME"):
+            patch.setenv(name, str(home / name.lower()))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
 def one_thread():
     torch.set_num_threads(1)
 

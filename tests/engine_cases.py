@@ -14,7 +14,9 @@ from fedproto.data.federation import Federation
 from fedproto.engines.base import ENGINES, Engine, EngineOptions, Workload
 from fedproto.engines.reference import read_state
 from fedproto.models.base import ModelOptions, build_model
-from fedproto.rounds import Run, equip, plan_round, remember_all, run_rounds
+from fedproto.planning import equip, plan_round, remember_all
+from fedproto.rounds import run_rounds
+from fedproto.runs import Run
 from fedproto.strategies import (
     Centralized,
     FedAtt,
@@ -172,6 +174,7 @@ def sweep(
     running = engine_for(engine, federation, built, outcome.notices, **options)
     params, buffers = read_state(built.to(running.workload.options.torch_dtype()))
     state = ServerState(0, params, (train or TrainOptions()).shared_buffers(built, buffers))
+    state = state.to(running.workload.options.torch_device())
     runs = [
         Run(run_config(strategy, delta, train), state)
         for strategy in strategies or strategies_for(train)

@@ -12,7 +12,8 @@ from fedproto.config import RunConfig, ScheduleOptions
 from fedproto.data.federation import Federation
 from fedproto.engines.base import EngineOptions, Workload
 from fedproto.engines.reference import ReferenceEngine, read_state
-from fedproto.rounds import Run, run_rounds
+from fedproto.rounds import run_rounds
+from fedproto.runs import Run
 from fedproto.strategies.contract import FeatureShape, Setting, initial_tensors
 from fedproto.strategies.fedproto import COUNT, MARGIN, SUM
 from fedproto.tasks import task_named

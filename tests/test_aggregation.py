@@ -13,7 +13,9 @@ from fedproto import AggregateOptions, Centralized, ConfigError, FedAtt, FedAvg,
 from fedproto.aggregation import MEAN, combine
 from fedproto.config import RunConfig
 from fedproto.engines.reference import ReferenceEngine
-from fedproto.rounds import Run, check_fits, run_rounds
+from fedproto.planning import check_fits
+from fedproto.rounds import run_rounds
+from fedproto.runs import Run
 from fedproto.simulate import build_engine, initial_state, load_federations, model_for
 from fedproto.types import ClientUpdate, ClientWeights, ServerState
 from helpers import (

@@ -286,7 +286,7 @@ def test_too_few_features_and_missing_libraries_are_named(monkeypatch):
 
 
 def test_without_the_library_all_the_rest_is_done(runs, monkeypatch, capsys):
-    monkeypatch.setattr("fedproto.cli.analysing.can_embed", lambda: False)
+    monkeypatch.setattr("fedproto.analysis.folder.can_embed", lambda: False)
     path = run_of(runs, seed=2)
     assert main(["analyse", str(path)]) == 0
     assert "no t-SNE: it needs scikit-learn" in capsys.readouterr().err

@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch import nn
 
-from fedproto import FedAvg, Federation, FedProto
-from fedproto.batch_norm import BatchNorm2d, estimate, statistics_names
+from fedproto import FedAvg, Federation, FedProto, run, with_features
+from fedproto.batch_norm import estimate, statistics_names, tolerate_single_values
 from fedproto.data.federation import Client
 from fedproto.data.samples import TensorSamples
 from fedproto.engines.reference import read_state
 from fedproto.models.base import build_model
 from fedproto.models.deeplab import SmallDeepLabOptions
-from fedproto.rounds import Run
+from fedproto.runs import Run
 from fedproto.types import ServerState
 from helpers import begin, config_of, engine_for, same_tensors, train_runs
 
@@ -78,7 +78,7 @@ def test_statistics_are_averaged_by_the_clients_weights(federation, model):
     ((_, record),) = train_runs([run], federation, model)
     engine = engine_for(federation, model)
     start = ServerState(0, *read_state(model))
-    from fedproto.rounds import plan_round
+    from fedproto.planning import plan_round
 
     jobs = plan_round(Run(run.config, start), federation).jobs
     updates = [engine.train_client(job) for job in jobs]
@@ -131,10 +131,39 @@ def test_estimated_statistics_are_the_mean_over_the_batches():
 
 
 def test_a_single_value_is_normalised_by_the_running_statistics():
-    layer = BatchNorm2d(2).train()
-    layer.running_mean.copy_(torch.tensor([1.0, 2.0]))
+    layer = nn.BatchNorm2d(2).train()
     one = torch.tensor([3.0, 4.0]).reshape(1, 2, 1, 1)
+    with pytest.raises(ValueError, match="more than 1 value"):
+        layer(one)
+    layer.running_mean.copy_(torch.tensor([1.0, 2.0]))
+    tolerate_single_values(layer)
     assert torch.allclose(layer(one).flatten(), torch.tensor([2.0, 2.0]), atol=1e-4)
     assert layer.running_mean.tolist() == [1.0, 2.0]
-    with pytest.raises(ValueError, match="more than 1 value"):
-        nn.BatchNorm2d(2).train()(one)
+    assert layer.training
+    layer(torch.cat([one, one + 1]))
+    assert layer.running_mean.tolist() != [1.0, 2.0]
+
+
+@pytest.mark.parametrize("strategy", ["fedavg", "fedproto"])
+@pytest.mark.parametrize("policy", ["average", "frozen", "local"])
+def test_a_last_batch_of_one_trains_in_every_engine_alike(policy, strategy):
+    torch.manual_seed(0)
+    clients = [(torch.randn(9, 4), torch.randint(0, 3, (9,))) for _ in range(4)]
+    federation = Federation.from_clients(clients, num_classes=3, test_fraction=0)
+    own = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
+    weights = []
+    for engine in ("reference", "processes"):
+        result = run(
+            federation,
+            with_features(own),
+            strategy,
+            rounds=2,
+            cohort=4,
+            epochs=2,
+            batch_size=4,
+            batch_norm=policy,
+            engine={"name": engine, "dtype": "float64", "device": "cpu"},
+        )
+        weights.append(result.state.params)
+    for name, tensor in weights[0].items():
+        assert torch.allclose(tensor, weights[1][name], rtol=1e-9), name

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pytest
 
 import fedproto
+from fedproto import reference
 from fedproto.cli import main
+from fedproto.cli.ondemand import COMMANDS, command, summary
+from fedproto.sources import summaries
 
 TINY = [
     "--set=data.name=digits",
@@ -199,6 +204,42 @@ def test_a_run_of_another_configuration_is_left_as_it_was(swept, capsys):
     assert main(["run", "quickstart", "--reuse", "--set=seed=4", f"--out={run}"]) == 2
     assert "differs in" in capsys.readouterr().err
     assert (run / "rounds.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["list"]])
+def test_what_needs_no_torch_does_not_import_it(arguments):
+    code = (
+        "import sys; from fedproto.cli import main;"
+        f" code = main({arguments!r}); sys.exit(code or 3 * ('torch' in sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_says_of_a_command_what_it_says_itself(name):
+    said = command(name).help.split("\n\n")[0]
+    assert " ".join(said.split()) == " ".join(summary(name).split())
+    assert summary(name)
+
+
+@pytest.mark.parametrize("kind", reference.KINDS)
+def test_the_overview_is_what_the_registries_hold(kind):
+    registry = reference.KINDS[kind]
+    ours = [
+        (entry.name, entry.summary)
+        for entry in reference.entries(kind)
+        if entry.name in registry.names()
+        and registry.get(entry.name).__module__.startswith("fedproto.")
+    ]
+    shown = [(entry.name, entry.summary) for entry in summaries(kind) if entry.name != "auto"]
+    assert ours == shown
+
+
+def test_all_that_is_offered_can_be_had():
+    assert all(getattr(fedproto, name) is not None for name in fedproto.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        fedproto.nothing  # noqa: B018 - the access is what is tested
 
 
 def test_a_run_that_learned_nothing_is_no_success(tmp_path, capsys):

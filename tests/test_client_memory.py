@@ -12,7 +12,8 @@ from fedproto import Scaffold, ServerOptions, StoreError, run
 from fedproto.client_memory import MemoryInRAM, MemoryOnDisk, remembered
 from fedproto.config import StoreOptions, read_config
 from fedproto.engines.reference import ReferenceEngine
-from fedproto.rounds import Run, run_rounds
+from fedproto.rounds import run_rounds
+from fedproto.runs import Run
 from fedproto.simulate import simulate
 from fedproto.store import RunStore
 from fedproto.strategies.contract import Declared
@@ -24,8 +25,8 @@ KEPT = {"own/rounds": Declared((), torch.float32), "own/way": Declared((2,), tor
 
 def tensors(value: float) -> dict[str, torch.Tensor]:
     return {
-        "own/rounds": torch.tensor(value),
-        "own/way": torch.full((2,), value, dtype=torch.float64),
+        "own/rounds": torch.tensor(float(value)),
+        "own/way": torch.full((2,), float(value), dtype=torch.float64),
     }
 
 

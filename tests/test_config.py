@@ -12,7 +12,8 @@ from fedproto import FedAvg, FedProto, FedProx
 from fedproto.config import RunConfig, differences, read_config
 from fedproto.errors import ConfigError
 from fedproto.options import Options, describe, option, options_to_dict, read_options
-from fedproto.recipe import apply_overrides, bundled_recipes, expand, read_recipe, recipe_summary
+from fedproto.recipe import apply_overrides, expand, read_recipe
+from fedproto.sources import bundled_recipes, recipe_summary
 
 
 @dataclass(frozen=True)

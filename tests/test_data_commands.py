@@ -91,7 +91,7 @@ def test_the_data_root_of_a_command_ends_with_it(root, monkeypatch, capsys, befo
 def test_missing_files_are_named(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("FEDPROTO_DATA", str(tmp_path))
     assert main(["data", "stats", "mnist"]) == 2
-    assert f"folder {tmp_path / 'MNIST'} does not exist" in capsys.readouterr().err
+    assert f"there are no files in {tmp_path / 'MNIST'}; get them with" in capsys.readouterr().err
 
 
 def test_training_takes_the_data_root(root, tmp_path, capsys):

@@ -13,7 +13,7 @@ from fedproto import FedAvg, FedProto, FedProx, with_features
 from fedproto.data.federation import Federation
 from fedproto.equations import class_prototypes, local_margin
 from fedproto.errors import ConfigError, TrainingError
-from fedproto.rounds import plan_round
+from fedproto.planning import plan_round
 from fedproto.strategies.fedproto import COUNT, MARGIN, SUM
 from helpers import begin, config_of, engine_for, same_tensors, train
 
@@ -117,10 +117,10 @@ def batch_norm_case() -> tuple[Federation, nn.Module]:
 def test_batch_norm_statistics_are_averaged_and_counters_stay_integers():
     federation, model = batch_norm_case()
     run = train(FedAvg(weights="uniform"), federation, model, cohort=3, delta=0, rounds=2)
-    counter = run.state.buffers["encoder.1.num_batches_tracked"]
+    counter = run.state.buffers["1.num_batches_tracked"]
     assert counter.dtype == torch.int64
     assert int(counter) == 2 * 3 * 2  # rounds × epochs × batches of 8 samples by 4
-    assert not torch.equal(run.state.buffers["encoder.1.running_mean"], torch.zeros(6))
+    assert not torch.equal(run.state.buffers["1.running_mean"], torch.zeros(6))
 
 
 def test_dropout_depends_on_the_seed_and_not_on_the_global_generator():

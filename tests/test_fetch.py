@@ -77,7 +77,9 @@ def test_a_broken_download_goes_on_and_never_has_the_final_name(server, tmp_path
     handler, url = server
     handler.breaks = 1
     final = tmp_path / "THING" / "raw" / "file.bin"
-    with pytest.raises(DataError, match=r"cannot be downloaded .* get by hand: .* as .*file\.bin"):
+    with pytest.raises(
+        DataError, match=r"cannot be downloaded .* get by hand:\s+http\S+\s+as .*file\.bin"
+    ):
         fetch(source_of(url), tmp_path)
     assert not final.exists()
     assert 0 < final.with_name("file.bin.partial").stat().st_size < len(CONTENT)
@@ -100,16 +102,30 @@ def test_a_wrong_checksum_keeps_nothing(server, tmp_path):
     _, url = server
     with pytest.raises(DataError, match="wrong checksum"):
         fetch(source_of(url, "0" * 32), tmp_path)
-    assert not list((tmp_path / "THING" / "raw").iterdir())
+    assert not list(tmp_path.iterdir())
 
 
 def test_without_a_network_the_files_and_their_places_are_named(tmp_path):
     source = source_of("http://127.0.0.1:9/file.bin")
     with pytest.raises(DataError) as caught:
         fetch(source, tmp_path)
-    assert f"http://127.0.0.1:9/file.bin as {tmp_path / 'THING' / 'raw' / 'file.bin'}" in str(
-        caught.value
-    )
+    address, place = str(caught.value).splitlines()[1:]
+    assert address == "  http://127.0.0.1:9/file.bin"
+    assert place == f"    as {tmp_path / 'THING' / 'raw' / 'file.bin'}"
+    assert not list(tmp_path.iterdir()), "a failed download leaves nothing that looks like data"
+
+
+@pytest.mark.parametrize("folders", ["", "MNIST/raw"])
+def test_absent_files_are_called_absent_and_fetch_is_named(tmp_path, capsys, folders):
+    (tmp_path / folders).mkdir(parents=True, exist_ok=True)
+    assert main(["data", "check", "mnist", f"--data-root={tmp_path}"]) == 2
+    assert "fedproto data fetch mnist" in capsys.readouterr().err
+    assert MNIST.status(tmp_path).startswith("no files in ")
+    assert not MNIST.is_present(tmp_path)
+    out = tmp_path / "run"
+    assert main(["sweep", "mnist", f"--data-root={tmp_path}", f"--out={out}"]) == 2
+    assert "fedproto data fetch mnist" in capsys.readouterr().err
+    assert not out.exists()
 
 
 def test_check_tells_wrong_from_unknown_and_damaged(tmp_path):

@@ -16,6 +16,8 @@ import pytest
 
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedproto[flower]'")
 
+from fedproto.sweep import create_sweep
+
 from fedproto.config import read_config
 from fedproto.flower.audit import read_audit
 from fedproto.flower.deploy import Deployment, deployment
@@ -24,7 +26,6 @@ from fedproto.registry import load_plugin
 from fedproto.rounds import Watcher
 from fedproto.simulate import simulate
 from fedproto.store import RunStore
-from fedproto.sweep import create_sweep
 from helpers import same_tensors
 
 PLUGIN = Path(__file__).with_name("flower_plugin.py")

@@ -24,14 +24,16 @@ from fedproto.errors import ConfigError
 from fedproto.flower.discrete_gaussian import discrete_gaussian
 from fedproto.flower.privacy import STEPS, PrivateEngine, epsilon, on_lattice, with_noise
 from fedproto.models.adapter import with_features
+from fedproto.strategies.contract import Observation
 from fedproto.tasks import task_named
-from fedproto.types import Prototypes, ServerState
+from fedproto.types import ServerState
 from flower_grid import LocalGrid
 from test_flower_engine import CLIENTS, everyone, over_flower, simulated
 
 
-def exact(sums, count) -> Prototypes:
-    return Prototypes(torch.as_tensor(sums, dtype=torch.float64), torch.as_tensor(count))
+def exact(sums, count) -> Observation:
+    sums = torch.as_tensor(sums, dtype=torch.float64)
+    return Observation(sums, torch.as_tensor(count), torch.zeros(()))
 
 
 def test_long_features_are_shortened_and_short_ones_left():
@@ -58,7 +60,7 @@ def test_no_feature_is_longer_than_the_sensitivity_allows(feature, clip):
 def test_the_noise_has_the_size_that_the_sensitivity_asks_for():
     big = exact(torch.zeros(800, 5), torch.full((800,), 10**6))
     noisy = with_noise(big, noise=0.5, num_examples=10**10)
-    assert float(noisy.sum.double().std()) == pytest.approx(2 * 0.5 * STEPS, rel=0.1)
+    assert float(noisy.sums.double().std()) == pytest.approx(2 * 0.5 * STEPS, rel=0.1)
     assert float((noisy.count - 10**6).double().std()) == pytest.approx(2 * 0.5, rel=0.15)
 
 
@@ -76,7 +78,7 @@ def test_noise_is_distributed_as_it_should_be(variance):
 def test_noise_differs_every_time():
     one = exact(torch.zeros(3, 4), torch.full((3,), 50))
     first, second = (with_noise(one, 1.0, 200) for _ in range(2))
-    assert not torch.equal(first.sum, second.sum)
+    assert not torch.equal(first.sums, second.sums)
 
 
 def release(sums: torch.Tensor, noise: float) -> torch.Tensor:
@@ -174,3 +176,18 @@ def test_epsilon_is_printed_with_what_it_does_not_cover(capsys):
 def test_impossible_numbers_are_refused():
     with pytest.raises(ConfigError):
         epsilon(0, 1, 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "refused"), [("qfedavg", True), ("feddisco", True), ("fedrs", False)]
+)
+def test_a_payload_that_the_noise_does_not_cover_is_refused(tmp_path, strategy, refused):
+    class Private(LocalGrid):
+        node_config = {"clip": 1.0, "noise": 4.0}  # noqa: RUF012 - read only
+
+    store = over_flower(
+        tmp_path / "flower", Private(range(CLIENTS)), strategy={"name": strategy}, **everyone()
+    )
+    reasons = [reason for record in store.records() for reason in record.failures.values()]
+    assert bool(reasons) == refused
+    assert all("noise does not cover" in reason for reason in reasons)

@@ -22,8 +22,9 @@ engine = { name = "reference", device = "cpu" }
 
 
 @pytest.mark.timeout(300)
-def test_the_same_bits_on_ray(tmp_path):
-    (tmp_path / "recipe.toml").write_text(RECIPE)
+@pytest.mark.parametrize("strategy", ["fedproto", "scaffold"])
+def test_the_same_bits_on_ray(tmp_path, strategy):
+    (tmp_path / "recipe.toml").write_text(RECIPE.replace("fedproto", strategy))
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(sys.path),
         "OMP_NUM_THREADS": "1",

@@ -16,7 +16,8 @@ from fedproto.config import read_config
 from fedproto.data.samples import TensorSamples
 from fedproto.flower.defence import DEFENCES, defended
 from fedproto.guard import Expected, outliers, reason_to_refuse
-from fedproto.rounds import close_round, plan_round, remember_all, run_rounds
+from fedproto.planning import plan_round, remember_all
+from fedproto.rounds import close_round, run_rounds
 from fedproto.setting import feature_shape
 from fedproto.strategies.contract import Declared, FeatureShape, Setting
 from fedproto.tasks import task_named

@@ -20,7 +20,7 @@ from fedproto.integrity import sealed
 from fedproto.recipe import expand
 from fedproto.simulate import simulate
 from fedproto.store import RunStore, read_description
-from fedproto.sweep import create_sweep, open_sweep
+from fedproto.sweeps import create_sweep, open_sweep
 from test_store import snapshot, tiny
 
 

@@ -308,7 +308,7 @@ def test_every_data_set_with_files_says_where_to_put_them(tmp_path):
         if source.folder:
             assert source.downloads
             assert all(each.path.startswith(f"{source.folder}/") for each in source.downloads)
-            with pytest.raises(DataError, match=f"{source.folder} does not exist"):
+            with pytest.raises(DataError, match=f"{source.folder}; get them with: fedproto data"):
                 source().load(tmp_path)
 
 

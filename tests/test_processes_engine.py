@@ -3,7 +3,7 @@
 import os
 import signal
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -16,15 +16,18 @@ from engine_cases import (
     sweep,
 )
 from fedproto.cli.progress import Notices
+from fedproto.config import RunConfig, ScheduleOptions
+from fedproto.driver import engine_of
 from fedproto.engines import auto, processes
-from fedproto.engines.base import Demand, EngineOptions, Workload
-from fedproto.engines.reference import ReferenceEngine
+from fedproto.engines.auto import Demand
+from fedproto.engines.base import EngineOptions
 from fedproto.engines.workers import pool
 from fedproto.engines.workers.shared import SharedSlots
 from fedproto.errors import ConfigError, TrainingError
 from fedproto.models.base import build_model
 from fedproto.strategies import FedAvg, FedProto, Strategy
 from fedproto.tasks import task_named
+from fedproto.training import TrainOptions
 from helpers import same_tensors
 from test_engine_parity import MODELS, check_same
 
@@ -198,31 +201,45 @@ def test_shared_slots_keep_tensors_apart():
         (4, Demand(), "reference"),
     ],
 )
-def test_auto_chooses_by_cores_and_work(monkeypatch, case, cores, demand, choice):
-    federation, model = case
+def test_auto_chooses_by_cores_and_work(monkeypatch, cores, demand, choice):
     monkeypatch.setattr(auto, "available_cores", lambda: cores)
-    said: list[str] = []
-    workload = Workload(
-        federation,
-        model,
-        task_named("classification"),
-        EngineOptions(device="cpu", dtype="float64"),
-        said.append,
-        demand,
-    )
-    engine = auto.AutoEngine(workload)
-    engine.close()
-    assert engine.name == choice
-    assert len(said) == 1
-    assert said[0].startswith(f"engine: {choice} (")
+    chosen = auto.choose(EngineOptions(device="cpu"), task_named("classification"), demand)
+    assert chosen.name == choice
 
 
-def test_auto_passes_on_what_went_wrong(monkeypatch, case):
+def test_auto_judges_all_runs_that_train_together(monkeypatch, case):
+    """Sixteen short runs are worth the processes that one of them is not."""
     federation, model = case
-    monkeypatch.setattr(ReferenceEngine, "take_incidents", lambda _: ["a client hung up"])
-    options = EngineOptions(device="cpu", dtype="float64")
-    engine = auto.AutoEngine(Workload(federation, model, task_named("classification"), options))
-    assert engine.take_incidents() == ["a client hung up"]
+    monkeypatch.setattr(auto, "available_cores", lambda: 2)
+    schedule = ScheduleOptions(rounds=25, cohort=3)
+    config = RunConfig(strategy=FedAvg(), train=TrainOptions(epochs=2), schedule=schedule)
+    config = replace(config, engine=EngineOptions(device="cpu"))
+    said: list[str] = []
+    for runs, name in ((1, "reference"), (16, "processes")):
+        with engine_of([config] * runs, federation, model, said.append) as engine:
+            assert engine.name == name
+            assert torch.get_num_threads() == 1
+    assert said == [
+        "engine: reference (too little work to share out)",
+        "engine: processes (2 cores)",
+    ]
+
+
+@pytest.mark.parametrize(("asked", "small"), [("3", 3), (None, 1)])
+def test_threads_suit_the_engine_unless_the_environment_says(monkeypatch, asked, small):
+    monkeypatch.setattr(auto, "available_cores", lambda: 2)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if asked is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", asked)
+    task = task_named("classification")
+    free, work = EngineOptions(device="cpu"), Demand(10, 5000)
+    assert auto.choose(free, task, Demand(10, 100)).threads == small
+    assert auto.choose(free, task, work) == auto.Choice("processes", "2 cores", 1)
+    reference = EngineOptions(name="reference", device="cpu")
+    assert auto.choose(reference, task, work) == auto.Choice("reference", "asked for", 3)
+    began = [{"name": "reference", "device": "cpu", "threads": 2}]
+    assert auto.choose(free, task, work, began) == auto.Choice("reference", "as the runs began", 2)
 
 
 def test_a_notice_is_shown_once(capsys):

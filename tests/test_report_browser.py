@@ -142,7 +142,7 @@ def test_every_section_is_there_and_every_chart_is_drawn(page):
     assert len(page.find_elements("css selector", ".data-chart image")) == 1
     assert len(page.find_elements("css selector", "#embedding-chart svg path")) == 153
     assert page.execute_script(
-        "return document.getElementById('map-keys').innerText.includes('bird') &&"
+        "return document.getElementById('map-keys').innerText.includes('entropy') &&"
         " document.images.length === 4 && [...document.images].every((i) => i.naturalWidth)"
     )
     named = "return [...document.querySelectorAll('svg.plot')].every((one) => one.textContent)"

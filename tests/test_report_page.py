@@ -242,6 +242,17 @@ def test_weights_and_scores_go_with_what_clients_hold(tmp_path):
     assert [bin_[4] for bin_ in tenths] == [100] * 10
 
 
+def test_classes_of_label_maps_have_their_colours():
+    from fedproto import FedAvg
+    from fedproto.config import read_config
+    from helpers import config_of
+
+    data = {"name": "shapes", "images": 8, "size": 32, "classes": 2, "clients": 2}
+    (panel,) = DataPanels().of([read_config({**config_of(FedAvg()).to_dict(), "data": data})])
+    assert len(panel["classes"]) == 2
+    assert panel["colors"] == ["#800000", "#008000"]  # as in PASCAL VOC
+
+
 def test_the_reliability_of_seeds_is_pooled(tmp_path):
     write_sweep(tmp_path)
     for seed, accuracy in ((0, 0.2), (1, 0.6)):
@@ -317,7 +328,7 @@ def test_what_cannot_be_written_or_found_is_named(tmp_path, capsys):
     assert "did you mean 'accuracy'" in capsys.readouterr().err
     (tmp_path / "file").write_text("")
     assert main(["report", str(tmp_path / "run"), "--out", str(tmp_path / "file" / "x.html")]) == 2
-    assert "choose another --out" in capsys.readouterr().err
+    assert "choose another file" in capsys.readouterr().err
 
 
 def test_data_that_is_not_there_leaves_the_rest_of_the_page(tmp_path, monkeypatch):

@@ -130,3 +130,23 @@ def test_many_streams_at_once_draw_what_each_would(monkeypatch):
     assert np.array_equal(next(found), stream(*large[0]).permutation(4))
     monkeypatch.setattr(seeding, "_works", lambda: False)
     assert all(map(np.array_equal, seeding.permutations(origins, sizes), truth))
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 16, 17])
+@pytest.mark.parametrize("seed", [0, 2**40 + 3])
+def test_rows_shuffled_together_are_what_each_stream_gives(monkeypatch, size, seed):
+    places = np.array([-1, 0, 3, 2**31, *range(100, 400)])
+    truth = [stream(seed, Purpose.SPLIT, int(place)).permutation(size) for place in places]
+    monkeypatch.setattr(seeding, "ROWS", 100)
+    for draws in (64, 20):  # the fewer are not always enough
+        monkeypatch.setattr(seeding, "DRAWS", draws)
+        found = seeding.shuffled_rows(seed, Purpose.SPLIT, places, size)
+        assert np.array_equal(found, truth)
+
+
+@given(st.integers(0, 50), st.integers(1, 30), st.integers(0, 9))
+def test_a_cohort_is_that_of_a_full_sort(number, clients, seed):
+    sizes = np.arange(1, clients + 1)
+    arrival = stream(seed, Purpose.COHORT, 0).exponential(size=clients) / sizes
+    expected = sorted(np.argsort(arrival, kind="stable")[:number].tolist())
+    assert schedule.cohort(seed, 0, sizes, number, "size") == expected

@@ -17,7 +17,7 @@ from fedproto.engines.reference import read_state
 from fedproto.errors import DataError, TrainingError
 from fedproto.models.base import build_model
 from fedproto.models.deeplab import SmallDeepLabOptions
-from fedproto.rounds import plan_round
+from fedproto.planning import plan_round
 from fedproto.strategies.fedproto import COUNT, SUM
 from fedproto.tasks import Segmentation, task_named
 from fedproto.types import ClientUpdate, LocalJob, ServerState
@@ -87,7 +87,7 @@ def test_the_penalty_counts_once(federation, model):
             assert torch.allclose(value, other.params[name], rtol=1e-6, atol=1e-8), name
 
 
-@pytest.mark.parametrize("name", ["processes", "stacked", "auto"])
+@pytest.mark.parametrize("name", ["processes", "stacked"])
 def test_every_engine_trains_segmentation_like_the_reference(federation, model, name):
     vary = AugmentOptions(flip=True, scale=(0.5, 2.0))
     assert_alike(

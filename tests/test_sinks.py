@@ -11,7 +11,8 @@ from typing import ClassVar
 import pytest
 
 from fedproto.cli import main
-from fedproto.rounds import Run, Watcher
+from fedproto.rounds import Watcher
+from fedproto.runs import Run
 from fedproto.sinks import logging_to
 from fedproto.sinks.tensorboard import TensorBoard
 from fedproto.sinks.wandb import WeightsAndBiases

@@ -16,7 +16,9 @@ from fedproto.engines.stacking import choice, glue, network
 from fedproto.engines.stacking.blocks import Conv
 from fedproto.engines.stacking.kernel_blocks import KernelConv, KernelDense
 from fedproto.engines.stacking.launching import CUTS, ConvKernels, Cuts, DenseKernels
+from fedproto.engines.stacking.whole import MlpStep
 from fedproto.models.cnn import CNNOptions
+from fedproto.models.mlp import MLPOptions
 from fedproto.strategies import FedProto, FedProx
 from fedproto.training import TrainOptions
 from test_engine_parity import check_same
@@ -84,6 +86,26 @@ def test_a_dense_layer_is_that_of_pytorch():
     expected = weight.double() - dz.double().mT @ x.double()
     kernels.descend(dz, x, weight)
     assert error(weight, expected) < 1e-6
+
+
+def test_whole_steps_are_those_of_the_reference(monkeypatch):
+    made = []
+    monkeypatch.setattr(
+        choice, "block_network", lambda *args, **_: network.block_network(*args, kernels=True)
+    )
+    step = MlpStep.__call__
+    monkeypatch.setattr(MlpStep, "__call__", lambda *args: (made.append(args[1]), step(*args)))
+    options = {
+        "strategies": [FedProx(mu=1.0), FedProto()],
+        "federation": small_federation(shape=(6,), sizes=(4, 6, 3)),
+        "train": TrainOptions(epochs=2, batch_size=5, lr=0.05),
+        "dtype": "float32",
+        "device": DEVICE,
+    }
+    model = MLPOptions(hidden=20, features=40)
+    found = sweep("stacked", model, **options)
+    assert made
+    check_same(found, sweep("reference", model, **options), 1e-4)
 
 
 def test_training_with_kernels_is_that_of_the_reference(monkeypatch):

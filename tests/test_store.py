@@ -17,7 +17,7 @@ from fedproto.errors import StoreError
 from fedproto.integrity import sealed
 from fedproto.simulate import is_finished, open_or_create, simulate
 from fedproto.store import RunStore, read_description
-from fedproto.sweep import create_sweep, open_sweep
+from fedproto.sweeps import create_sweep, open_sweep
 from fedproto.types import RoundRecord
 from helpers import make_state, same_tensors
 
@@ -272,7 +272,7 @@ def test_a_folder_with_other_things_is_not_used(tmp_path):
 
 def test_a_full_disk_keeps_the_last_good_state(tmp_path, finished, monkeypatch):
     store = RunStore.create(tmp_path / "full", tiny())
-    calls = {"left": 5}
+    calls = {"left": 7}
     fsync = os.fsync
 
     def full(descriptor):

@@ -19,7 +19,8 @@ from fedproto.engines.reference import read_state
 from fedproto.models.base import build_model
 from fedproto.models.cnn import CNNOptions
 from fedproto.models.mlp import MLPOptions
-from fedproto.rounds import Run, run_rounds
+from fedproto.rounds import run_rounds
+from fedproto.runs import Run
 from fedproto.strategies import FedAvg
 from fedproto.tasks import task_named
 from fedproto.training import TrainOptions

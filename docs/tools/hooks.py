@@ -4,7 +4,7 @@ Pages link to files of the repository (``../src/fedproto/rounds.py``), which a s
 Each such file or folder becomes a page of its own here, so that every link works offline. A link
 whose text is a module's name in the tables of ``docs/api.md`` leads to the module's page in the API
 reference, made from its docstrings. What would look different on the two, or be fetched from
-elsewhere, is a warning, and warnings are errors.
+elsewhere, is a warning, and warnings are errors. Notebooks are run and shown with what came out.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import ast
 import logging
 import posixpath
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,9 @@ from typing import Any
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files, InclusionLevel
 from mkdocs.structure.pages import Page
+
+sys.path.insert(0, str(Path(__file__).parent))
+from notebooks import as_markdown
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -55,7 +59,10 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds the API reference and everything outside of docs/ that pages lead to."""
+    """Adds the API reference, notebooks as pages, and all outside of docs/ that pages lead to."""
+    for notebook in sorted(DOCS.glob("*.ipynb")):
+        text = as_markdown(notebook)
+        files.append(File.generated(config, f"{notebook.stem}.md", content=text))
     for module in _modules():
         text = f"# {module}\n\n::: {module}\n"
         files.append(File.generated(config, _api_page(module), content=text))
@@ -79,6 +86,11 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         part if is_code else _LINK.sub(lambda link: _rewritten(link, page.file), part)
         for part, is_code in _parts(markdown)
     )
+
+
+def _to_page(link: str) -> str:
+    """A notebook is a page here."""
+    return re.sub(r"\.ipynb(?=[)#])", ".md", link)
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
@@ -204,13 +216,13 @@ def _target(link: re.Match[str], file: File) -> Path | None:
 def _rewritten(link: re.Match[str], file: File) -> str:
     path = _target(link, file)
     if path is None:
-        return link.group()
+        return _to_page(link.group())
     if not path.exists():
         log.warning("%s: there is no %s in the repository", file.src_uri, link["target"])
         return link.group()
     module = link["text"].strip("`")
     if _is_page(path):
-        uri = path.relative_to(DOCS).as_posix()
+        uri = _to_page(path.relative_to(DOCS).as_posix() + ")")[:-1]
     else:
         uri = _api_page(module) if module in _modules() else _uri(path)
     here = posixpath.dirname(file.src_uri)

@@ -19,20 +19,29 @@ from torch.nn.modules.batchnorm import _BatchNorm
 BatchNormPolicy: TypeAlias = Literal["average", "frozen", "local"]
 
 
-class BatchNorm2d(nn.BatchNorm2d):
-    """Batch normalisation that can train on a single value per channel.
+def tolerate_single_values(model: nn.Module) -> None:
+    """Lets a model's batch-norm layers train on a single value per channel.
 
-    One image whose map has shrunk to 1×1, as in global pooling, has no variance: such a batch is
-    normalised by the running statistics and leaves them as they are.
+    Such a value has no variance: a last batch of one sample, or one image whose map has shrunk to
+    1×1 as in global pooling. It is normalised by the running statistics and leaves them as they
+    are.
     """
+    for layer in layers(model).values():
+        layer.register_forward_pre_hook(_before)
+        layer.register_forward_hook(_after, always_call=True)
 
-    def forward(self, input: Tensor) -> Tensor:
-        """Normalises ``[B, channels, H, W]``."""
-        if self.training and input.numel() == input.shape[1]:
-            return nn.functional.batch_norm(
-                input, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps
-            )
-        return super().forward(input)
+
+def _before(layer: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+    (values,) = arguments
+    if layer.training and values.numel() == values.shape[1]:
+        layer.training = False
+        layer.__dict__["single_value"] = True
+
+
+def _after(layer: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> None:
+    del arguments, output
+    if layer.__dict__.pop("single_value", False):
+        layer.training = True
 
 
 def layers(model: nn.Module) -> dict[str, _BatchNorm]:
@@ -57,6 +66,12 @@ def freeze(model: nn.Module) -> None:
     """Lets a model in training normalise by its statistics and leave them as they are."""
     for layer in layers(model).values():
         layer.eval()
+
+
+def forget(model: nn.Module) -> None:
+    """Sets a model's statistics to what they are at first: those of another client are not its."""
+    for layer in layers(model).values():
+        layer.reset_running_stats()
 
 
 @torch.no_grad()

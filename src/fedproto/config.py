@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from fedproto.aggregation import AggregateOptions
 from fedproto.augment import AugmentOptions
 from fedproto.data.base import DATASETS, DataSource
-from fedproto.engines.base import ENGINES, EngineOptions
+from fedproto.engines.base import EngineOptions, check_engine_name
 from fedproto.errors import ConfigError, unknown_name
 from fedproto.flower.options import FlowerOptions
 from fedproto.measures.base import MEASURES
@@ -64,6 +64,9 @@ class StoreOptions(Options):
         1, "checkpoint after every so many rounds and the last; 0 for none", at_least=0
     )
     keep: int = option(2, "how many of the newest checkpoints to keep; 0 for all", at_least=0)
+    exact: bool = option(
+        False, "compare all samples with those a run began with, not only some of large data"
+    )
 
     def earliest_return(self, round_: int) -> int:
         """The earliest round from which a run may have to go on, once this one is done."""
@@ -121,12 +124,12 @@ class RunConfig:
     def to_dict(self) -> dict[str, Any]:
         """Plain tables that `read_config` reads back."""
         result: dict[str, Any] = {"seed": self.seed, "label": self.label}
-        for name, registry in _CHOICES.items():
+        for name, registry in CHOICES.items():
             chosen: Options | None = getattr(self, name)
             if chosen is not None:
                 kind = registry.name_of(type(chosen))
                 result[name] = {"name": kind, **options_to_dict(chosen)}
-        for name in _SECTIONS:
+        for name in SECTIONS:
             result[name] = options_to_dict(getattr(self, name))
         return result
 
@@ -135,8 +138,8 @@ class RunConfig:
         return digest_of(self.to_dict())
 
 
-_CHOICES: dict[str, Registry[Any]] = {"strategy": STRATEGIES, "data": DATASETS, "model": MODELS}
-_SECTIONS: dict[str, type[Options]] = {
+CHOICES: dict[str, Registry[Any]] = {"strategy": STRATEGIES, "data": DATASETS, "model": MODELS}
+SECTIONS: dict[str, type[Options]] = {
     "task": TaskOptions,
     "train": TrainOptions,
     "augment": AugmentOptions,
@@ -156,24 +159,33 @@ _NO_RESULT = ("label", "store", "flower")
 def read_config(given: Mapping[str, Any]) -> RunConfig:
     """Builds a run's configuration from plain tables.
 
+    In the place of a table there may be options that were made already, or a name alone.
+
     Raises:
         ConfigError: If a section or option is unknown, missing, of the wrong type or out of range.
     """
     known = [item.name for item in dataclasses.fields(RunConfig)]
     for name in given:
         if name not in known:
-            raise ConfigError(unknown_name("section or option", name, known))
+            places = places_of(name)
+            hint = f"did you mean '{places[0]}'?" if places else None
+            raise ConfigError(unknown_name("section or option", name, known, hint))
     parts: dict[str, Any] = {
-        name: read_options(cls, _table(given, name), name) for name, cls in _SECTIONS.items()
+        name: made
+        if isinstance(made := given.get(name), cls)
+        else read_options(cls, _table(given, name), name)
+        for name, cls in SECTIONS.items()
     }
     parts |= {
-        name: _read_choice(name, registry, _table(given, name))
-        for name, registry in _CHOICES.items()
+        name: given[name]
+        if isinstance(given[name], Options)
+        else _read_choice(name, registry, _table(given, name))
+        for name, registry in CHOICES.items()
         if name in given
     }
     if "strategy" not in parts:
         raise ConfigError("strategy is missing; add a [strategy] section with a name")
-    ENGINES.get(parts["engine"].name)
+    check_engine_name(parts["engine"].name)
     _check_measures(parts["measure"])
     seed, label = given.get("seed", 0), given.get("label", "")
     if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
@@ -185,6 +197,8 @@ def read_config(given: Mapping[str, Any]) -> RunConfig:
 
 def _table(given: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     value = given.get(name, {})
+    if isinstance(value, str):
+        return {"name": value}
     if not isinstance(value, Mapping):
         raise ConfigError(f"{name} must be a section of options, not {value!r}")
     return value
@@ -207,6 +221,19 @@ def _check_measures(options: MeasureOptions) -> None:
             MEASURES.get(name)
         except ConfigError as error:
             raise ConfigError(f"measure.what: {error}") from None
+
+
+def places_of(name: str) -> list[str]:
+    """The dotted names of all options of a name, those of training and schedule first."""
+    sections = sorted(SECTIONS, key=lambda section: section not in ("train", "schedule"))
+    return [f"{section}.{name}" for section in sections if name in options_of(section)]
+
+
+def options_of(section: str) -> list[str]:
+    """The names of a section's options; none of a section that depends on a choice."""
+    if section not in SECTIONS:
+        return []
+    return [field.name for field in dataclasses.fields(SECTIONS[section])]
 
 
 def digest_of(tables: Mapping[str, Any]) -> str:

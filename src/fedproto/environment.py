@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from fedproto.registry import loaded_plugins
+
 PACKAGES = (
     "fedproto",
     "torch",
@@ -56,6 +58,7 @@ def describe_environment() -> dict[str, Any]:
         "devices": devices(),
         "threads": torch.get_num_threads(),
         "commit": _commit(),
+        "plugins": list(loaded_plugins()),
     }
 
 

@@ -26,15 +26,17 @@ class TrainingError(FedprotoError):
     """A model and data that do not fit together."""
 
 
-def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
+def unknown_name(kind: str, name: str, known: Iterable[str], hint: str | None = None) -> str:
     """Says that a name is unknown, with the nearest known one or all of them.
 
     Args:
         kind: What the name stands for, such as ``strategy``.
         name: The name that was asked for.
         known: The names there are.
+        hint: What to say in the place of the nearest name.
     """
     names = sorted(known)
     near = difflib.get_close_matches(name, names, n=1)
-    hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(names) or 'none'}"
+    if hint is None:
+        hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(names) or 'none'}"
     return f"unknown {kind} '{name}'; {hint}"

@@ -186,7 +186,8 @@ def _size(tensor: Tensor) -> Tensor:
     """The largest size of a number in a tensor, left on its device."""
     if not tensor.numel():
         return torch.zeros((), device=tensor.device)
-    return torch.linalg.vector_norm(tensor.detach().flatten(), math.inf)
+    size: Tensor = torch.linalg.vector_norm(tensor.detach().flatten(), math.inf)
+    return size
 
 
 def _within(tensor: Tensor, low: float | Tensor, high: float | Tensor) -> Tensor:

@@ -22,22 +22,10 @@ from typing import Any
 
 from fedproto.config import RunConfig, flatten, read_config
 from fedproto.errors import ConfigError, unknown_name
-
-_FOLDERS = (Path(__file__).parent / "recipes", Path(__file__).resolve().parents[2] / "recipes")
+from fedproto.sources import bundled_recipes
 
 _LONGEST_NAME = 150
 """Bytes of a folder's name; file systems allow 255, and files in it have names too."""
-
-
-def bundled_recipes() -> dict[str, Path]:
-    """The recipes that come with the package, by name."""
-    return {path.stem: path for folder in _FOLDERS for path in sorted(folder.glob("*.toml"))}
-
-
-def recipe_summary(path: Path) -> str:
-    """The first comment line of a recipe: what it is for."""
-    first = path.read_text(encoding="utf-8").splitlines()[:1]
-    return first[0].lstrip("# ").strip() if first and first[0].startswith("#") else ""
 
 
 def read_recipe(source: str, overrides: Iterable[str] = ()) -> dict[str, RunConfig]:
@@ -120,14 +108,14 @@ def expand(recipe: Mapping[str, Any]) -> dict[str, RunConfig]:
             _set(tables, key, value)
         config = read_config(tables)
         parts = [config.title, *(_axis_name(*axis) for axis in zip(axes, values, strict=True))]
-        name = _directory_name("-".join(parts))
+        name = directory_name("-".join(parts))
         if name in runs:
             raise ConfigError(f"two runs would be called '{name}'; give the variants labels")
         runs[name] = config
     return runs
 
 
-def _directory_name(title: str) -> str:
+def directory_name(title: str) -> str:
     """A title as the name of a folder: letters and digits of any script, dots, plus and minus."""
     name = re.sub(r"(?:[^\w.+-]|_)+", "-", unicodedata.normalize("NFC", title).lower()).strip("-")
     if not any(letter.isalnum() for letter in name):

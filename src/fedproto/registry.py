@@ -13,11 +13,13 @@ import importlib.util
 import pkgutil
 import sys
 from collections.abc import Callable
-from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from fedproto.errors import ConfigError, unknown_name
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoints
 
 T = TypeVar("T")
 C = TypeVar("C")
@@ -85,7 +87,7 @@ class Registry(Generic[T]):
             package = importlib.import_module(self._package)
             for module in pkgutil.iter_modules(package.__path__):
                 importlib.import_module(f"{self._package}.{module.name}")
-            for entry in entry_points(group="fedproto.plugins"):
+            for entry in _installed():
                 entry.load()
         return self._entries
 
@@ -108,6 +110,17 @@ def load_plugin(source: str) -> None:
         raise ConfigError(f"plugin '{source}' cannot be imported: {error}") from error
     if source not in _loaded:
         _loaded.append(source)
+
+
+def _installed() -> EntryPoints:
+    from importlib.metadata import entry_points  # slow to import, and seldom needed
+
+    return entry_points(group="fedproto.plugins")
+
+
+def extended() -> bool:
+    """Whether there are plugins, named or installed, so that sources here do not tell all."""
+    return bool(_loaded or _installed())
 
 
 def loaded_plugins() -> tuple[str, ...]:

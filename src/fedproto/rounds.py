@@ -9,86 +9,28 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import replace
 
 import torch
 
-from fedproto import schedule
-from fedproto.client_memory import ClientMemory, MemoryInRAM, remembered
-from fedproto.config import RunConfig, StopOptions
+from fedproto.config import RunConfig
 from fedproto.data.federation import Federation
 from fedproto.engines.base import Engine
-from fedproto.errors import ConfigError, StoreError
+from fedproto.errors import ConfigError
 from fedproto.guard import Expected, outliers, reason_to_refuse
 from fedproto.measures.base import MEASURES, Gauge, Taken
 from fedproto.measures.reference import check_reference
-from fedproto.rng import Purpose, torch_seed
-from fedproto.setting import setting_of
-from fedproto.strategies.contract import Setting, initial_tensors
-from fedproto.tasks import headline, lower_is_better
+from fedproto.planning import RoundPlan, check_fits, equip, plan_round, remember_all
+from fedproto.runs import Run
+from fedproto.strategies.contract import Setting
 from fedproto.types import (
     POOLED,
     ClientFailure,
     ClientUpdate,
-    LocalJob,
     RoundRecord,
     ServerState,
-    Tensors,
     num_bytes,
 )
-
-
-@dataclass
-class Run:
-    """A run in progress.
-
-    Attributes:
-        config: What it does.
-        state: Where it stands.
-        records: The rounds done, oldest first.
-        memory: What its clients keep between their rounds.
-        last_round: The last round in which a client's update was accepted, by client.
-    """
-
-    config: RunConfig
-    state: ServerState
-    records: list[RoundRecord] = field(default_factory=list)
-    memory: ClientMemory = field(default_factory=MemoryInRAM)
-    last_round: dict[int, int] = field(init=False, default_factory=dict)
-
-    def __post_init__(self) -> None:
-        for record in self.records:
-            self.last_round |= dict.fromkeys(record.attention, record.round)
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """Tells it from other runs."""
-        return self.config.digest()
-
-    def advance(self, state: ServerState, record: RoundRecord) -> None:
-        """Takes a finished round over."""
-        self.state = state
-        self.records.append(record)
-        self.last_round |= dict.fromkeys(record.attention, record.round)
-
-    @property
-    def stop_reason(self) -> str | None:
-        """Why the run is over; None while it is not."""
-        rounds = self.config.schedule.rounds
-        if self.state.round >= rounds:
-            return f"all {rounds} rounds done"
-        return stop_reason(self.config.stop, self.records)
-
-
-@dataclass(frozen=True)
-class RoundPlan:
-    """Who does what in a round."""
-
-    cohort: list[int]
-    stragglers: list[int]
-    dropped: list[int]
-    jobs: list[LocalJob]
 
 
 class Watcher:
@@ -158,144 +100,6 @@ def run_rounds(
             )
             run.advance(state, record)
             yield run, record
-
-
-def check_fits(config: RunConfig, federation: Federation) -> None:
-    """Checks that a configuration can run on a federation.
-
-    Raises:
-        ConfigError: If the cohort is larger than the federation.
-    """
-    if config.schedule.cohort > len(federation.clients):
-        raise ConfigError(
-            f"schedule.cohort must be at most {len(federation.clients)}, the number of clients in"
-            f" {federation.name}, not {config.schedule.cohort}"
-        )
-    strategy, train = config.strategy, config.train
-    if strategy.plain_sgd and (train.optimizer != "sgd" or train.momentum):
-        raise ConfigError(
-            f"strategy {type(strategy).__name__} is made for plain gradient descent on the"
-            " clients; set train.optimizer = 'sgd' and train.momentum = 0"
-        )
-    config.aggregate.check_fits(
-        config.schedule.cohort, pooled=strategy.pooled, weighs_tensors=strategy.weighs_tensors
-    )
-
-
-def remember_all(runs: Sequence[Run], engine: Engine) -> Setting:
-    """Gives runs that begin their memory, and checks that of those that go on.
-
-    Returns:
-        What all their declarations depend on.
-
-    Raises:
-        StoreError: If a run that goes on lacks something.
-    """
-    setting = setting_of(engine.workload, runs[0].state.params if runs else {})
-    for run in runs:
-        run.state = with_memory(run.config, run.state, setting)
-    return setting
-
-
-def with_memory(config: RunConfig, state: ServerState, setting: Setting) -> ServerState:
-    """A state with all that strategy and server options keep; initial where a run begins.
-
-    Raises:
-        StoreError: If a state from later on lacks something or holds it in another shape.
-    """
-    declared = {**config.strategy.server_memory(setting), **config.server.memory(setting)}
-    for name, one in declared.items():
-        kept = state.memory.get(name)
-        if kept is None and (state.round == 0 or one.initial is None):
-            continue
-        if kept is None or tuple(kept.shape) != one.shape or kept.dtype != one.dtype:
-            raise StoreError(
-                f"the checkpoint of round {state.round} does not hold '{name}' as"
-                f" {type(config.strategy).__name__} keeps it; start the run again"
-            )
-    device = next(iter(state.params.values())).device if state.params else "cpu"
-    initial = {name: one.to(device) for name, one in initial_tensors(declared).items()}
-    return replace(state, memory={**initial, **state.memory})
-
-
-def equip(plan: RoundPlan, run: Run, setting: Setting, engine: Engine) -> RoundPlan:
-    """Gives a round's jobs what the strategy sends beside the weights and what clients kept."""
-    strategy, state = run.config.strategy, run.state
-    broadcast = {
-        name: state.memory[name]
-        for name, one in strategy.server_memory(setting).items()
-        if one.broadcast and name in state.memory
-    }
-    declared = strategy.client_memory(setting)
-
-    def memory_of(client: int, last_round: int | None) -> Tensors:
-        if engine.clients_remember:
-            return {}
-        kept = remembered(run.memory, client, last_round, declared)
-        if kept is None:
-            raise StoreError(
-                f"what client {client} kept after round {last_round} is missing; restore the"
-                " run's folder 'clients' from a copy, or start the run again"
-            )
-        return kept
-
-    jobs = [
-        replace(
-            job,
-            broadcast=broadcast,
-            run=run.fingerprint if engine.clients_remember else "",
-            keep_from=run.config.store.earliest_return(state.round),
-            last_round=run.last_round.get(job.client),
-            memory=memory_of(job.client, run.last_round.get(job.client)),
-        )
-        for job in plan.jobs
-    ]
-    return replace(plan, jobs=jobs)
-
-
-def plan_round(run: Run, federation: Federation) -> RoundPlan:
-    """Cohort, stragglers and jobs of a run's next round."""
-    config, round_ = run.config, run.state.round
-    options, strategy, seed = config.train, config.strategy, config.seed
-    sizes = federation.train_sizes
-    cohort = schedule.cohort(seed, round_, sizes, config.schedule.cohort, strategy.sampling)
-
-    def job(client: int, num_examples: int, epochs: int, max_steps: int = 0) -> LocalJob:
-        return LocalJob(
-            client=client,
-            state=run.state,
-            strategy=strategy,
-            batches=schedule.BatchOrder(
-                seed, round_, client, num_examples, options.batch_size, epochs, max_steps
-            ),
-            train=options,
-            augment=config.augmentation,
-            lr=options.lr_at(round_, config.schedule.rounds),
-            seed=torch_seed(seed, Purpose.INSIDE_MODEL, round_, client),
-        )
-
-    if strategy.pooled:
-        budget = sum(
-            job(client, int(sizes[client]), options.epochs).batches.steps for client in cohort
-        )
-        total = int(sizes.sum())
-        epochs = math.ceil(budget / math.ceil(total / options.batch_size))
-        return RoundPlan([], [], [], [job(POOLED, total, epochs, budget)])
-
-    slow = schedule.stragglers(seed, round_, cohort, config.schedule.delta)
-    dropped = [] if strategy.tolerate_partial_work else slow
-    epochs_of = {
-        client: schedule.partial_epochs(seed, round_, client, options.epochs)
-        if client in slow
-        else options.epochs
-        for client in cohort
-    }
-    jobs = [
-        job(client, int(sizes[client]), epochs_of[client])
-        for client in cohort
-        if client not in dropped
-    ]
-    return RoundPlan(cohort, slow, dropped, jobs)
 
 
 def close_round(
@@ -368,8 +172,14 @@ def _combined(
     )
     following = config.server.step(state, combined)
     tensors = {**following.params, **following.buffers, **following.memory}
-    finite = [torch.isfinite(one).all() for one in tensors.values() if one.is_floating_point()]
-    sound = bool(torch.isfinite(counted).all()) and all(torch.stack(finite).tolist())
+    # All verdicts at once and in one place: memory may lie elsewhere than the model.
+    device = next(iter(tensors.values())).device if tensors else torch.device("cpu")
+    finite = [
+        torch.isfinite(one).all().to(device, non_blocking=True)
+        for one in tensors.values()
+        if one.is_floating_point()
+    ]
+    sound = bool(torch.isfinite(counted).all()) and (not finite or bool(torch.stack(finite).all()))
     return (following, counted.tolist()) if sound else None
 
 
@@ -395,28 +205,6 @@ def _accepted(
     failures += [ClientFailure(client, reason) for client, reason in apart.items()]
     kept = [update for update in updates if update.client not in apart]
     return sorted(kept, key=lambda update: update.client), failures
-
-
-def stop_reason(options: StopOptions, records: Sequence[RoundRecord]) -> str | None:
-    """Why to stop after these rounds, by target or patience; None to go on."""
-    if options.target is None and options.patience is None:
-        return None
-    name = options.metric or headline(metric for record in records for metric in record.metrics)
-    if any(f"validation_{name}" in record.metrics for record in records):
-        name = f"validation_{name}"
-    values = [record.metrics[name] for record in records if name in record.metrics]
-    if not values:
-        return None
-    lower = lower_is_better(name)
-    best = min(values) if lower else max(values)
-    reached = options.target is not None and (
-        best <= options.target if lower else best >= options.target
-    )
-    if reached:
-        return f"{name} reached the target {options.target:g}"
-    if options.patience is not None and len(values) - 1 - values.index(best) >= options.patience:
-        return f"no better {name} in {options.patience} tests"
-    return None
 
 
 def _evaluate(

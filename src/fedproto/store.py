@@ -22,7 +22,7 @@ import copy
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -59,13 +59,22 @@ class RunStore:
         digest: Its fingerprint when the run began. Options that came later, with their defaults,
             do not change it, so a run can be continued by a newer version.
         format: The version of the directory's layout when the run began.
+        earlier: What the fingerprint was before the run was given more rounds.
     """
 
-    def __init__(self, path: Path, config: RunConfig, digest: str, format: int = FORMAT) -> None:
+    def __init__(
+        self,
+        path: Path,
+        config: RunConfig,
+        digest: str,
+        format: int = FORMAT,
+        earlier: Iterable[str] = (),
+    ) -> None:
         self.path = path
         self.config = config
         self.digest = digest
         self.format = format
+        self.earlier = tuple(earlier)
         self._chain: Chain | None = None
         self._follows: str | None = None
 
@@ -88,10 +97,12 @@ class RunStore:
                 if is_run(path):
                     raise StoreError(
                         f"{path} holds a run already; continue it with 'fedproto resume {path}' or"
-                        " choose another --out"
+                        " choose another directory"
                     )
                 if not holds_nothing(path):
-                    raise StoreError(f"{path} is not empty and holds no run; choose another --out")
+                    raise StoreError(
+                        f"{path} is not empty and holds no run; choose another directory"
+                    )
                 description = {
                     "format": FORMAT,
                     "config": config.to_dict(),
@@ -113,14 +124,48 @@ class RunStore:
             config, digest = read_config(description["config"]), digest_of(description["config"])
         except (ConfigError, KeyError, TypeError) as error:
             raise StoreError(
-                f"{path / 'run.json'} holds a configuration that this version cannot read: {error}"
+                f"{path / 'run.json'} holds a configuration that cannot be read here: {error};"
+                f" {_plugin_hint(description)}"
             ) from None
         if digest != description.get("digest"):
             raise StoreError(
                 f"{path / 'run.json'} was changed after the run began; put the original back, or"
                 " start a new run with the new configuration"
             )
-        return RunStore(path, config, digest, description["format"])
+        return RunStore(path, config, digest, description["format"], description.get("earlier", ()))
+
+    def description(self) -> dict[str, Any]:
+        """What ``run.json`` says.
+
+        Raises:
+            StoreError: If it is missing or damaged.
+        """
+        return read_description(self.path)
+
+    def describe(self, **facts: Any) -> None:
+        """Adds to ``run.json`` what is known only when a run begins.
+
+        Raises:
+            StoreError: If it cannot be written.
+        """
+        path = self.path / "run.json"
+        with explained(path):
+            write_atomically(path, sealed(self.description() | facts))
+
+    def reconfigure(self, config: RunConfig) -> None:
+        """Goes on under another configuration, which must not change what is done already.
+
+        Raises:
+            StoreError: If the description cannot be written.
+        """
+        self.earlier = (*self.earlier, self.digest)
+        self.config, self.digest = config, config.digest()
+        self.describe(config=config.to_dict(), digest=self.digest, earlier=list(self.earlier))
+
+    def identity(self) -> dict[str, str]:
+        """Fingerprints of what the run was trained on; none before it began, or of old runs."""
+        found = self.description().get("identity", {})
+        return dict(found) if isinstance(found, dict) else {}
 
     def records(self) -> list[RoundRecord]:
         """The rounds on record, oldest first; a last line cut short by a kill is left out.
@@ -227,7 +272,7 @@ class RunStore:
             given = about.pop("hash", None)
         except (SafetensorError, OSError, KeyError, TypeError, ValueError, RecursionError) as error:
             raise DamagedError(f"cannot be read ({error})") from None
-        if about.get("digest") != self.digest:
+        if about.get("digest") not in (self.digest, *self.earlier):
             raise DamagedError("belongs to a run of another configuration than run.json beside it")
         unmarked = given is None and self.format == about.get("format") == 1
         if not unmarked and given != tensors_fingerprint(tensors, about):
@@ -301,6 +346,17 @@ class RunStore:
         return sorted(
             (folder / name for name in names if _CHECKPOINT.fullmatch(name)), key=_round_of
         )
+
+
+def _plugin_hint(description: dict[str, Any]) -> str:
+    """What to do about names that are not known here."""
+    try:
+        plugins = [str(plugin) for plugin in description["environment"]["plugins"]]
+    except (KeyError, TypeError):
+        plugins = []
+    if not plugins:
+        return "if a plugin or a program of yours added it, name that: --plugin FILE"
+    return f"the run was made with {' '.join(f'--plugin {plugin}' for plugin in plugins)}"
 
 
 def is_run(path: Path) -> bool:

@@ -20,17 +20,19 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+from torch import nn
 
 from fedproto.analysis.calibration import calibration_error, reliability
-from fedproto.analysis.embedding import Library, class_colors, embed
+from fedproto.analysis.embedding import Library, can_embed, class_colors, embed
 from fedproto.analysis.pictures import save_maps
 from fedproto.analysis.probe import Probe
-from fedproto.analysis.scores import class_name, score_classes, score_clients
+from fedproto.analysis.scores import score_classes, score_clients
 from fedproto.atomic import write_atomically
 from fedproto.config import RunConfig
 from fedproto.data.federation import Federation
-from fedproto.engines.base import Workload
+from fedproto.engines.base import Notify, Workload
 from fedproto.errors import ConfigError, StoreError, unknown_name
+from fedproto.identity import check_same, data_identity
 from fedproto.measures.base import Gauge
 from fedproto.measures.reference import check_reference
 from fedproto.models.base import build_model
@@ -97,28 +99,34 @@ class Subject:
         return self.path / "analysis"
 
 
-def open_subject(path: Path, federation: Federation) -> Subject:
+def open_subject(path: Path, federation: Federation, model: nn.Module | None = None) -> Subject:
     """Makes a run's newest model ready.
 
     Args:
         path: The run's directory.
         federation: Its data.
+        model: Its architecture, where that was given in Python.
 
     Raises:
-        StoreError: If it is no run or has no checkpoint.
-        ConfigError: If its model was given in Python.
+        StoreError: If it is no run, has no checkpoint, or was trained on other data.
+        ConfigError: If its model was given in Python, and not here.
     """
     store = RunStore.open(path)
     config = store.config
-    if config.model is None:
-        raise ConfigError(f"{path} was started from Python with own data or an own module")
+    if model is None:
+        if config.model is None:
+            raise ConfigError(
+                f"{path} was started from Python with an own module; look into it from there:"
+                " fedproto.analyse(fedproto.load(run, model=..., data=...))"
+            )
+        shape, classes = federation.input_shape, federation.num_classes
+        model = build_model(config.model.untrained(), shape, classes, seed=0)
+    check_same(store.identity(), data_identity(federation), path)
     state = store.load_checkpoint()
     if state is None:
         raise StoreError(f"{path} has no checkpoint yet; nothing to look into")
     # The machine that looks need not be the one that trained.
     options = replace(config.engine, name="reference", device="auto")
-    shape, classes = federation.input_shape, federation.num_classes
-    model = build_model(config.model.untrained(), shape, classes, seed=0)
     task = task_named(federation.task, federation.class_names, config.task)
     workload = Workload(federation, model, task, options)
     probe = Probe(workload)
@@ -215,7 +223,7 @@ def _embedding(subject: Subject, wishes: Wishes, on_step: OnStep) -> None:
         library=wishes.library,
         on_step=lambda done, total: on_step("t-SNE", done, total),
     )
-    names = [class_name(federation.class_names, place) for place in range(federation.num_classes)]
+    names = list(map(federation.class_name, range(federation.num_classes)))
     content = {
         "method": "tsne",
         "x": np.round(places[:, 0], 4).tolist(),
@@ -284,6 +292,14 @@ PARTS: Mapping[str, Callable[[Subject, Wishes, OnStep], None]] = {
     "embedding": _embedding,
     "maps": _maps,
 }
+
+
+def possible_parts(notify: Notify) -> list[str]:
+    """All parts but those whose library is missing, with a word about them."""
+    if can_embed():
+        return list(PARTS)
+    notify("no t-SNE: it needs scikit-learn, pip install 'fedproto[analysis]'")
+    return [name for name in PARTS if name != "embedding"]
 
 
 def _has_label_maps(subject: Subject) -> bool:

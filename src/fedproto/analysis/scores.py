@@ -84,12 +84,7 @@ def score_classes(probe: Probe, state: ServerState) -> ClassScores:
     present = np.flatnonzero(true.numpy())
     return ClassScores(
         metric="iou" if maps else "accuracy",
-        names=[class_name(federation.class_names, int(place)) for place in present],
+        names=[federation.class_name(int(place)) for place in present],
         examples=true[present].tolist(),
         values=(correct.double() / total.clamp(min=1))[present].tolist(),
     )
-
-
-def class_name(names: tuple[str, ...], place: int) -> str:
-    """A class's name; its number where it has none."""
-    return names[place] if place < len(names) else str(place)

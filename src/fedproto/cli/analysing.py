@@ -12,8 +12,15 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from fedproto.analysis.embedding import can_embed
-from fedproto.analysis.folder import MEASURED, PARTS, OnStep, Wishes, analyse, open_subject
+from fedproto.analysis.folder import (
+    MEASURED,
+    PARTS,
+    OnStep,
+    Wishes,
+    analyse,
+    open_subject,
+    possible_parts,
+)
 from fedproto.analysis.runs import attention_spread, pearson
 from fedproto.cli.options import DataRoot
 from fedproto.cli.tables import print_table
@@ -79,7 +86,7 @@ def analyse_runs(
         if name not in MEASURED:
             raise ConfigError(f"--measure: {unknown_name('measure', name, MEASURED)}")
     wishes = Wishes(
-        what=tuple(what or _possible_parts()),
+        what=tuple(what or possible_parts(_say)),
         reference=None if reference is None else str(reference),
         samples=samples,
         pictures=pictures,
@@ -102,12 +109,16 @@ def analyse_runs(
     _say_correlation(found, as_json)
 
 
+def _say(text: str) -> None:
+    typer.echo(text, err=True)
+
+
 def analyse_missing(directories: Sequence[Path]) -> None:
     """Makes what the report page shows of models, for all runs that lack some of it.
 
     A run that cannot be looked into, for want of its data or a checkpoint, is named and left out.
     """
-    wanted = {name: PAGE_PARTS[name] for name in _possible_parts() if name in PAGE_PARTS}
+    wanted = {name: PAGE_PARTS[name] for name in possible_parts(_say) if name in PAGE_PARTS}
     federations: dict[DataSource, Federation] = {}
     runs = find_runs(directories)
     with _progress(len(runs)) as step_of:
@@ -124,18 +135,13 @@ def analyse_missing(directories: Sequence[Path]) -> None:
                 typer.echo(f"not analysed: {error}", err=True)
 
 
-def _possible_parts() -> list[str]:
-    """All parts but those whose library is missing, with a word about them."""
-    if can_embed():
-        return list(PARTS)
-    typer.echo("no t-SNE: it needs scikit-learn, pip install 'fedproto[analysis]'", err=True)
-    return [name for name in PARTS if name != "embedding"]
-
-
 def _federation(run: StoredRun, known: dict[DataSource, Federation]) -> Federation:
     source = run.config.data
     if source is None:
-        raise ConfigError(f"{run.path} was started from Python with own data")
+        raise ConfigError(
+            f"{run.path} was started from Python with own data; look into it from there:"
+            " fedproto.analyse(fedproto.load(run, model=..., data=...))"
+        )
     if source not in known:
         known[source] = source.load(data_root())
     return known[source]

@@ -1,51 +1,34 @@
-"""The entry point: gathers the commands and turns a user's mistakes into one-line errors."""
+"""The entry point: finds the command and turns a user's mistakes into one-line errors."""
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
-import fedproto
-from fedproto.cli import (
-    analysing,
-    comparing,
-    data,
-    flower,
-    inspecting,
-    predicting,
-    reporting,
-    reproducing,
-    running,
-)
+from fedproto.cli.ondemand import OnDemand
 from fedproto.cli.options import set_for_command
 from fedproto.errors import FedprotoError
 from fedproto.limits import VARIABLE, limits
 from fedproto.registry import load_plugin
+from fedproto.version import __version__
 
 app = typer.Typer(
     name="fedproto",
+    cls=OnDemand,
     help="Federated learning of visual models, guided by prototypes.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-running.add_to(app)
-predicting.add_to(app)
-comparing.add_to(app)
-analysing.add_to(app)
-reporting.add_to(app)
-reproducing.add_to(app)
-inspecting.add_to(app)
-data.add_to(app)
-flower.add_to(app)
 
 
 def _show_version(asked: bool) -> None:
     if asked:
-        typer.echo(f"fedproto {fedproto.__version__}")
+        typer.echo(f"fedproto {__version__}")
         raise typer.Exit
 
 
@@ -82,6 +65,21 @@ def common(
         load_plugin(source)
 
 
+def _plugins_first(arguments: list[str]) -> list[str]:
+    """The arguments with ``--plugin`` where it is understood: before the command."""
+    plugins: list[str] = []
+    others: list[str] = []
+    left = iter(arguments)
+    for argument in left:
+        if argument == "--":
+            return [*plugins, *others, argument, *left]
+        if argument == "--plugin":
+            plugins += [argument, *itertools.islice(left, 1)]
+        else:
+            (plugins if argument.startswith("--plugin=") else others).append(argument)
+    return [*plugins, *others]
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command.
 
@@ -92,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code: 0, 2 for a user's mistake, 130 when interrupted.
     """
     try:
-        app(args=None if arguments is None else list(arguments))
+        app(args=_plugins_first(list(sys.argv[1:] if arguments is None else arguments)))
     except FedprotoError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2

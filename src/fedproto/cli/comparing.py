@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from fedproto.cli.tables import print_table
+from fedproto.config import flatten
 from fedproto.errors import ConfigError, unknown_name
 from fedproto.evidence import FEWEST_PAIRS
 from fedproto.report.arrangement import Arrangement, arrange
 from fedproto.report.figures import save_figures
 from fedproto.report.results import StoredRun, find_runs, main_score
 from fedproto.report.summary import Summary, summarize
+from fedproto.tasks import is_share
 
 Baseline = Annotated[
     str | None, typer.Option(metavar="METHOD", help="What to compare with; the first by default.")
@@ -42,10 +46,12 @@ def compare(
     each: Annotated[bool, typer.Option("--each", help="One row per run, not per group.")] = False,
     plots: Annotated[Path | None, typer.Option(help="Folder for figures as PNG.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The table as JSON.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="The table as CSV.")] = False,
 ) -> None:
     """Compare methods under each condition, seed by seed; seeds of one method share a row."""
-    runs = find_runs(directories)
+    runs = find_runs(directories, _say)
     metric = metric or main_score(runs)
+    _check_target(target, metric)
     arrangement = _arranged(runs, metric)
     shown = arrangement.split() if each else arrangement
     rows = summarize(shown, metric, target, baseline)
@@ -57,11 +63,42 @@ def compare(
         )
     if as_json:
         typer.echo(json.dumps([asdict(row) for row in rows], indent=2))
+    elif as_csv:
+        _print_csv(rows)
     else:
         _print(rows, metric, target)
     if plots is not None:
         for path in save_figures(arrangement, metric, plots):
             typer.echo(f"wrote {path}", err=True)
+
+
+def _say(text: str) -> None:
+    typer.echo(text, err=True)
+
+
+def _check_target(target: float | None, metric: str) -> None:
+    if target is not None and is_share(metric) and not 0 <= target <= 1:
+        raise ConfigError(
+            f"--target {target:g}: {metric} lies between 0 and 1; write {target / 100:g} for"
+            f" {target:g} %"
+        )
+
+
+def _print_csv(rows: Sequence[Summary]) -> None:
+    """One line a row; a figure's deviation beside its mean, lists with spaces between."""
+    flat = []
+    for row in rows:
+        cells: dict[str, Any] = {
+            name: " ".join(map(str, value)) if isinstance(value, list) else value
+            for name, value in flatten(asdict(replace(row, values={}))).items()
+        }
+        for name, (mean, deviation) in row.values.items():
+            cells |= {name: mean, f"{name} std": deviation}
+        flat.append(cells)
+    names = list(dict.fromkeys(name for cells in flat for name in cells))
+    writer = csv.DictWriter(sys.stdout, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(flat)
 
 
 def print_comparison(directories: Iterable[Path]) -> None:
@@ -83,7 +120,7 @@ def _arranged(runs: list[StoredRun], metric: str) -> Arrangement:
 
 def _print(rows: Sequence[Summary], metric: str, target: float | None) -> None:
     # Scores between 0 and 1 are shown as percentages, losses and margins as they are.
-    percent = metric.endswith("accuracy") or "iou" in metric
+    percent = is_share(metric)
     factor, digits, unit = (100, 1, " %") if percent else (1, 3, "")
     cells: dict[str, Callable[[Summary], str]] = {
         metric + unit: lambda row: _shown(row, metric, factor, digits)
@@ -103,7 +140,9 @@ def _print(rows: Sequence[Summary], metric: str, target: float | None) -> None:
     cells["MB up"] = lambda row: _shown(row, "bytes up", 1e-6, 1, spread=False)
     cells["MB down"] = lambda row: _shown(row, "bytes down", 1e-6, 1, spread=False)
     cells["s"] = lambda row: _shown(row, "seconds", digits=0, spread=False)
-    caption = "±: sample standard deviation over seeds; area: mean of the whole curve"
+    caption = "area: mean of the whole curve"
+    if any(len(row.seeds) > 1 for row in rows):
+        caption = f"±: sample standard deviation over seeds; {caption}"
     if compared:
         caption += f"; difference: from {compared[0].baseline} on the same seeds"
         caption += "" if enough else f" (fewer than {FEWEST_PAIRS} decide nothing)"

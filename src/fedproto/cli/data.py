@@ -1,4 +1,4 @@
-"""Commands on data sets: fetch, check, stats, plot."""
+"""Get, check and look at data sets."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ ALPHAS = (0.01, 0.05, 0.1, 0.2, 0.5, 1.0, 1000.0)
 
 def add_to(app: typer.Typer) -> None:
     """Adds the group of this module."""
-    group = typer.Typer(name="data", help="Get, check and look at data sets.", no_args_is_help=True)
+    group = typer.Typer(name="data", help=__doc__, no_args_is_help=True)
     group.command()(fetch)
     group.command()(check)
     group.command()(stats)

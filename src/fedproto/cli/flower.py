@@ -1,4 +1,4 @@
-"""Commands of a real federation: try it out here, prepare hosts, register, submit, simulate."""
+"""Run over Flower, on real machines."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ from fedproto.cli.outcome import conclude
 from fedproto.cli.progress import progress_for
 from fedproto.cli.running import Out, Overrides, Quiet, fresh_directory
 from fedproto.config import RunConfig
+from fedproto.driver import is_finished
 from fedproto.errors import ConfigError, FedprotoError, StoreError
 from fedproto.flower.defence import defended
 from fedproto.recipe import read_recipe
-from fedproto.simulate import is_finished, load_federations
+from fedproto.simulate import load_federations
 from fedproto.store import RunStore, is_run
-from fedproto.sweep import create_sweep, is_sweep, open_sweep
+from fedproto.sweeps import create_sweep, is_sweep, open_sweep
 
 Source = Annotated[str, typer.Argument(help="A recipe, or the directory of a run to go on with.")]
 ServerFolder = Annotated[
@@ -36,9 +37,7 @@ ServerFolder = Annotated[
 
 def add_to(app: typer.Typer) -> None:
     """Adds the group of this module."""
-    group = typer.Typer(
-        name="flower", help="Run over Flower, on real machines.", no_args_is_help=True
-    )
+    group = typer.Typer(name="flower", help=__doc__, no_args_is_help=True)
     group.command()(up)
     group.command()(keys)
     group.command()(register)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import enum
-import inspect
 import json
 import platform
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,28 +12,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fedproto.checking import check_run
-from fedproto.data import DATASETS, data_root
-from fedproto.engines import ENGINES
-from fedproto.environment import devices, package_versions
-from fedproto.measures.base import MEASURES
-from fedproto.models import MODELS
-from fedproto.options import Options, describe
-from fedproto.recipe import bundled_recipes, recipe_summary
-from fedproto.registry import Registry
-from fedproto.report.results import found_in
-from fedproto.sinks import SINKS
-from fedproto.strategies import STRATEGIES
+from fedproto.registry import extended
+from fedproto.sources import summaries
 
-REGISTRIES: dict[str, Registry[Any]] = {
-    "strategies": STRATEGIES,
-    "datasets": DATASETS,
-    "models": MODELS,
-    "engines": ENGINES,
-    "measures": MEASURES,
-    "sinks": SINKS,
-}
-Kind = enum.Enum("Kind", {name: name for name in (*REGISTRIES, "recipes")}, type=str)  # type: ignore[misc]
+KINDS = ("strategies", "datasets", "models", "engines", "measures", "sinks", "recipes")
 
 
 def add_to(app: typer.Typer) -> None:
@@ -48,6 +29,9 @@ def check(
     paths: Annotated[list[Path], typer.Argument(help="Runs, sweeps or folders of them.")],
 ) -> None:
     """Look for damage in run directories and say what can be saved."""
+    from fedproto.checking import check_run
+    from fedproto.report.results import found_in
+
     broken = 0
     for directory in found_in(paths):
         verdict = check_run(directory)
@@ -63,35 +47,60 @@ def check(
 
 def list_known(
     kind: Annotated[
-        Kind | None, typer.Argument(help="Show only these, with their options.")
+        str | None,
+        typer.Argument(
+            help=f"Show only these, with their options: {', '.join(KINDS)}; 'options' for all"
+            " sections of a recipe, or a section such as 'train'."
+        ),
+    ] = None,
+    section: Annotated[
+        str | None, typer.Argument(help="With 'options': only those of this section.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="All options of everything, as a page.")
+    ] = False,
 ) -> None:
-    """List strategies, data sets, models, engines, measures, sinks and recipes."""
-    kinds = [kind.value] if kind else [each.value for each in Kind]
-    known = {name: _entries(name) for name in kinds}
+    """List strategies, data sets, models, engines, measures, sinks, recipes and options."""
+    if kind is None and not as_json and not markdown and not extended():
+        known = {name: summaries(name) for name in KINDS}
+    else:
+        from fedproto import reference  # imports everything that there is
+
+        if markdown:
+            typer.echo(reference.as_markdown(), nl=False)
+            return
+        chosen = section if kind == reference.OPTIONS and section is not None else kind
+        known = {name: reference.entries(name) for name in ([chosen] if chosen else KINDS)}
     if as_json:
-        typer.echo(json.dumps(known, indent=2, ensure_ascii=False))
+        tables = {name: [asdict(entry) for entry in found] for name, found in known.items()}
+        typer.echo(json.dumps(tables, indent=2, ensure_ascii=False))
         return
     console = Console()
-    for name, entries in known.items():
+    for name, found in known.items():
         table = Table("name", "what it is", title=name, title_justify="left", expand=True)
-        for entry in entries:
-            table.add_row(entry["name"], entry["summary"])
-            for option in entry["options"] if kind else []:
+        for entry in found:
+            table.add_row(entry.name, entry.summary)
+            for option in entry.options if kind else []:
                 table.add_row(
-                    f"  {option['name']} = {option['default']}",
-                    f"[dim]{option['help']} ({option['type']})[/dim]",
+                    f"  {option.name} = {option.default}",
+                    f"[dim]{option.help} ({option.type})[/dim]",
                 )
         console.print(table)
     if kind is None:
-        console.print("Options of each: fedproto list strategies (or datasets, models).")
+        console.print(
+            "Options of each: fedproto list strategies (or datasets, models). All other options:"
+            " fedproto list options."
+        )
 
 
 def info(
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> None:
     """Show versions, devices and which data sets can be loaded here."""
+    from fedproto.data import DATASETS, data_root
+    from fedproto.environment import devices, package_versions
+
     root = data_root()
     facts: dict[str, Any] = {
         "python": platform.python_version(),
@@ -114,24 +123,3 @@ def info(
         )
         table.add_row(name, "\n".join(lines))
     Console().print(table)
-
-
-def _entries(kind: str) -> list[dict[str, Any]]:
-    if kind == "recipes":
-        return [
-            {"name": name, "summary": recipe_summary(path), "options": []}
-            for name, path in bundled_recipes().items()
-        ]
-    registry = REGISTRIES[kind]
-    entries = []
-    for name in registry.names():
-        cls = registry.get(name)
-        options = describe(cls) if issubclass(cls, Options) else []
-        entries.append(
-            {
-                "name": name,
-                "summary": (inspect.getdoc(cls) or "").splitlines()[0],
-                "options": [vars(option) for option in options],
-            }
-        )
-    return entries

@@ -8,9 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
+from fedproto.api import load
 from fedproto.cli.options import DataRoot
 from fedproto.errors import ConfigError, DataError
-from fedproto.predict import Predictor
+from fedproto.predictor import Predictor, pictures_in
 from fedproto.report.maps import save_heat, save_labels
 
 _SHOWN = 5
@@ -23,7 +24,7 @@ def add_to(app: typer.Typer) -> None:
 
 def predict(
     run: Annotated[Path, typer.Argument(help="Directory of a run.")],
-    images: Annotated[list[Path], typer.Argument(help="Pictures.")],
+    images: Annotated[list[Path], typer.Argument(help="Pictures, or folders of them.")],
     out: Annotated[
         Path | None, typer.Option(help="Folder for the maps; beside each picture by default.")
     ] = None,
@@ -36,17 +37,18 @@ def predict(
     prints probabilities and their entropy.
     """
     del data_root
+    images = pictures_in(images)
     names = [image.stem for image in images]
     if out is not None and len(set(names)) < len(names):
         raise ConfigError(f"--out {out}: two of the pictures have the same name")
-    predictor = Predictor(run)
+    predictor = Predictor(load(run))
     if out is not None:
         try:
             out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise DataError(f"{out} cannot be made: {error.strerror or error}") from None
     for image in images:
-        if predictor.federation.task == "segmentation":
+        if predictor.segments:
             facts = _segment(predictor, image, out or image.parent)
         else:
             found = predictor.classify(image)

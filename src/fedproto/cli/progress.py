@@ -19,7 +19,8 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from fedproto.rounds import Run, Watcher
+from fedproto.rounds import Watcher
+from fedproto.runs import Run
 from fedproto.store import RunStore
 from fedproto.tasks import headline
 from fedproto.types import RoundRecord

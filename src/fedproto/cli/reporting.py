@@ -7,14 +7,10 @@ from typing import Annotated
 
 import typer
 
-from fedproto.atomic import write_atomically
 from fedproto.cli.analysing import analyse_missing
 from fedproto.cli.options import DataRoot
-from fedproto.errors import StoreError
-from fedproto.report.content import page_content
-from fedproto.report.following import Followers
-from fedproto.report.html import render
 from fedproto.report.live import LiveReport, LiveServer
+from fedproto.report.page_file import write_page
 from fedproto.report.spread import DataPanels
 
 
@@ -53,34 +49,24 @@ def report(
     """Write one self-contained HTML page about runs, or serve it while they go on."""
     del data_root
     name = title or ", ".join(path.resolve().name for path in directories)
-    panels = DataPanels() if data else None
     if analyse:
         analyse_missing(directories)
     if live:
+        panels = DataPanels() if data else None
         _serve(LiveReport(directories, name, metric=metric, target=target, panels=panels), port)
         return
-    runs, _ = Followers(directories).update()
-    if not runs:
-        folders = ", ".join(str(path) for path in directories)
-        raise StoreError(f"{folders} holds no run: no run.json in it or below")
-    content = page_content(
-        runs,
+    file = out or (directories[0] if len(directories) == 1 else Path()) / "report.html"
+    problems = write_page(
+        directories,
+        file,
+        title=name,
         metric=metric,
         target=target,
-        panels=panels,
+        panels=DataPanels() if data else None,
     )
-    file = out or (directories[0] if len(directories) == 1 else Path()) / "report.html"
-    page = render(content, name).encode()
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(file, page)
-    except OSError as error:
-        raise StoreError(
-            f"{file} cannot be written: {error.strerror or error}; choose another --out"
-        ) from None
-    for problem in content["problems"]:
+    for problem in problems:
         typer.echo(f"left out: {problem}", err=True)
-    typer.echo(f"wrote {file} ({len(page) / 1e6:.1f} MB)")
+    typer.echo(f"wrote {file} ({file.stat().st_size / 1e6:.1f} MB)")
 
 
 def _serve(live: LiveReport, port: int) -> None:

@@ -56,7 +56,8 @@ def reproduce(
         Path, typer.Option(help="Folder of the runs; those that exist in it are reused.")
     ] = Path("runs/reproduce"),
     out: Annotated[
-        Path, typer.Option(help="Folder for tables and figures, in one of its scale.")
+        Path,
+        typer.Option(help="Folder for tables and figures, in one of its scale (and of --only)."),
     ] = Path("reproduced"),
     recipe: Annotated[
         list[str] | None,
@@ -114,7 +115,9 @@ def reproduce(
             "seeds": scope.seeds,
         }
         for name in plan.experiments:
-            output = Output(out / scope.scale, _console())
+            # The tables of some data sets take the place of no others.
+            folder = out / scope.scale / "-".join(scope.only)
+            output = Output(folder, _console(), _remark(scope))
             reproduction.render(plan, name, output, facts)
             for path in output.written:
                 _notice(f"wrote {path}")
@@ -144,15 +147,16 @@ def _announce(plan: Plan) -> None:
         for case in plan.scope.cases(tuple(names))
         if case.stands_in
     ]
-    if plan.scope.scale != "paper":
-        _notice(
-            f"scale {plan.scope.scale}: not the paper's settings, so a difference from its figures"
-            " says nothing about the methods"
-        )
+    if remark := _remark(plan.scope):
+        _notice(f"{remark}, so a difference from its figures says nothing about the methods")
     for remark in stand_ins:
         _notice(remark)
     fate = "are to be trained" if plan.training else "are missing"
     _notice(f"{plan.found} runs exist, {len(plan.missing)} {fate}")
+
+
+def _remark(scope: Scope) -> str:
+    return "" if scope.scale == "paper" else f"scale {scope.scale}: not the paper's settings"
 
 
 def _show_estimate(plan: Plan, federations: dict[DataSource, Federation], library: Library) -> None:

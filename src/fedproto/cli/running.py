@@ -16,12 +16,14 @@ from fedproto.cli.outcome import conclude
 from fedproto.cli.progress import progress_for
 from fedproto.config import RunConfig
 from fedproto.data import DataSource, Federation
+from fedproto.driver import is_finished
 from fedproto.errors import ConfigError, StoreError, unknown_name
+from fedproto.extending import extend
 from fedproto.recipe import read_recipe
-from fedproto.simulate import is_finished, load_federations, open_or_create, simulate
+from fedproto.simulate import here, load_federations, open_or_create, simulate
 from fedproto.sinks import check_sinks, logging_to
 from fedproto.store import RunStore, is_run
-from fedproto.sweep import create_sweep, is_sweep, open_sweep
+from fedproto.sweeps import create_sweep, is_sweep, open_sweep
 
 Recipe = Annotated[
     str,
@@ -81,7 +83,7 @@ def run(
             f"recipe {recipe} describes {len(configs)} runs; start them with 'fedproto sweep'"
         )
     path = out or fresh_directory(recipe)
-    (config,) = configs.values()
+    config = here(next(iter(configs.values())))
     federations = _load([config])
     store = open_or_create(path, config) if reuse else RunStore.create(path, config)
     _carry_out([store], path, federations, log_to or [], as_json=as_json, quiet=quiet)
@@ -101,7 +103,8 @@ def sweep(
     """Train all runs of a recipe together."""
     del data_root
     check_sinks(log_to or [])
-    configs = _labelled(read_recipe(recipe, overrides or []), only or [])
+    read = _labelled(read_recipe(recipe, overrides or []), only or [])
+    configs = {name: here(config) for name, config in read.items()}
     path = out or fresh_directory(recipe)
     federations = _load(configs.values())
     stores = create_sweep(path, configs, reuse=reuse)
@@ -113,11 +116,16 @@ def resume(
     as_json: AsJson = False,
     quiet: Quiet = False,
     log_to: LogTo = None,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="Go on to so many rounds in all, even if it is over.")
+    ] = None,
     data_root: DataRoot = None,
 ) -> None:
-    """Continue a run or sweep that was stopped."""
+    """Continue a run or sweep that was stopped, or is to have more rounds."""
     del data_root
     check_sinks(log_to or [])
+    if rounds is not None:
+        extend(directory, rounds)
     if is_sweep(directory):
         stores = open_sweep(directory)
     elif is_run(directory):

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import ClassVar, TypeAlias
 
 from fedproto.data.federation import Federation
+from fedproto.data.files import FileTree, has_files, open_tree
+from fedproto.errors import DataError
 from fedproto.options import Options, option
 from fedproto.registry import Registry
 
@@ -86,8 +88,31 @@ class DataSource(Options, abc.ABC):
         """Whether it can be loaded here, in a few words."""
         if not cls.folder:
             return "ready (nothing to download)"
-        found = (root / cls.folder).is_dir() and any((root / cls.folder).iterdir())
-        return f"files in {root / cls.folder}" if found else f"no files in {root / cls.folder}"
+        if cls.is_present(root):
+            return f"files in {root / cls.folder}"
+        return f"no files in {root / cls.folder}{cls.how_to_get()}"
+
+    @classmethod
+    def is_present(cls, root: Path) -> bool:
+        """Whether there are files of it, as far as a look at its folder tells."""
+        return not cls.folder or has_files(root / cls.folder)
+
+    @classmethod
+    def how_to_get(cls) -> str:
+        """What to do where its files are missing, to go after a message."""
+        if not cls.downloads:
+            return ""
+        return f"; get them with: fedproto data fetch {DATASETS.name_of(cls)}"
+
+    def tree(self, root: Path) -> FileTree:
+        """Its files.
+
+        Raises:
+            DataError: If there are none.
+        """
+        if not self.is_present(root):
+            raise DataError(f"there are no files in {root / self.folder}{self.how_to_get()}")
+        return open_tree(root / self.folder, self.how_to_get())
 
 
 DATASETS: Registry[DataSource] = Registry("data set", "fedproto.data")

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fedproto.data.base import DATASETS, Download, OnProgress, PaperRow
 from fedproto.data.federation import Federation
-from fedproto.data.files import FileTree, open_tree
+from fedproto.data.files import FileTree
 from fedproto.data.images import for_each_file, open_image, pixels
 from fedproto.data.partition import by_key
 from fedproto.data.prepared import Arrays, Builder, prepared
@@ -97,7 +97,7 @@ class CelebA(HeldOut):
         )
 
     def _index(self, root: Path) -> tuple[FileTree, Arrays]:
-        tree = open_tree(root / self.folder)
+        tree = self.tree(root)
 
         def build(builder: Builder) -> None:
             names, identities = read_identities(tree)

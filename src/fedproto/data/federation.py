@@ -4,33 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 
-from fedproto.data.samples import ClientData, Samples, TensorSamples, join_clients
+from fedproto.data.clients import Client, Clients
+from fedproto.data.given import Given, scaled
+from fedproto.data.samples import Samples, TensorSamples, join_clients
 from fedproto.errors import DataError
 from fedproto.limits import check_limit
 from fedproto.rng import Indices, Purpose, stream
+from fedproto.seeding import shuffled_rows
 from fedproto.types import POOLED, VOID
 
 
-@dataclass(frozen=True)
-class Client:
-    """One client's samples, as indices.
-
-    Attributes:
-        train: What it trains on.
-        test: What the aggregate model is tested on.
-        validation: What was taken out of its samples for choosing among models.
-    """
-
-    train: Indices
-    test: Indices
-    validation: Indices = field(default_factory=lambda: np.empty(0, dtype=np.int64))
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Federation:
     """Clients with their data.
 
@@ -43,51 +32,105 @@ class Federation:
         task: Name of the task, as in `fedproto.tasks`.
         class_names: What the classes are called, in the order of their labels; may be empty.
         validation: Samples the server keeps for choosing among models; in no client's share.
+        validation_owner: From which client's samples each of them was taken, −1 for none; None
+            where nobody knows.
         labels: The class of every sample where the targets are label maps: what it mainly shows,
             counted from 0 without the background. None where the targets say it.
     """
 
     name: str
     samples: Samples
-    clients: tuple[Client, ...]
+    clients: Sequence[Client]
     num_classes: int
     input_shape: tuple[int, ...]
     task: str = "classification"
     validation: Indices = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     labels: Indices | None = None
     class_names: tuple[str, ...] = ()
+    validation_owner: Indices | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "clients", Clients.of(self.clients))
+
+    @property
+    def _all(self) -> Clients:
+        assert isinstance(self.clients, Clients)  # noqa: S101 - they were made so
+        return self.clients
 
     @property
     def train_sizes(self) -> Indices:
         """Number of training samples per client."""
-        return np.array([len(client.train) for client in self.clients], dtype=np.int64)
+        return self._all.train_sizes
+
+    @property
+    def test_sizes(self) -> Indices:
+        """Number of test samples per client."""
+        return self._all.test_sizes
+
+    def validation_of(self, client: int) -> Indices:
+        """What was taken out of a client's samples for validation."""
+        if self.validation_owner is None or len(self.validation_owner) != len(self.validation):
+            return np.empty(0, dtype=np.int64)
+        return self.validation[self.validation_owner == client]
 
     def train_indices(self, client: int) -> Indices:
         """A client's training samples; those of all clients for `POOLED`."""
-        if client == POOLED:
-            return np.concatenate([one.train for one in self.clients])
-        return self.clients[client].train
+        return self._all.train if client == POOLED else self.clients[client].train
 
     @property
     def test_indices(self) -> Indices:
         """The union of the clients' test parts."""
-        return np.concatenate([client.test for client in self.clients])
+        return self._all.test
+
+    def class_name(self, place: int) -> str:
+        """What a class is called; its number where it has no name."""
+        return self.class_names[place] if place < len(self.class_names) else str(place)
+
+    def about(self) -> dict[str, Any]:
+        """What it is, in a few plain facts."""
+        return {
+            "name": self.name,
+            "clients": len(self.clients),
+            "train": int(self.train_sizes.sum()),
+            "test": len(self.test_indices),
+            "num_classes": self.num_classes,
+            "class_names": list(self.class_names),
+            "input_shape": list(self.input_shape),
+            "task": self.task,
+        }
+
+    def __repr__(self) -> str:
+        return (
+            f"Federation({self.name}: {len(self.clients):,} clients with"
+            f" {int(self.train_sizes.sum()):,} samples for training and"
+            f" {len(self.test_indices):,} for the test, {self.num_classes} classes, inputs"
+            f" {self.input_shape}, {self.task})"
+        )
 
     @staticmethod
     def from_clients(
-        clients: Sequence[ClientData],
+        clients: Sequence[Any],
         *,
+        test: Any = None,
         num_classes: int | None = None,
         test_fraction: float = 0.2,
         seed: int = 0,
         name: str = "own data",
         task: str = "classification",
         class_names: Sequence[str] = (),
+        columns: tuple[str, str] | None = None,
+        scale: bool | None = None,
+        mean: Sequence[float] = (),
+        std: Sequence[float] = (),
     ) -> Federation:
         """A federation of a user's own data, split into training and test per client.
 
         Args:
-            clients: Per client ``(inputs, labels)`` as arrays or tensors, or a `torch` data set.
+            clients: Per client ``(inputs, labels)`` as arrays or tensors; or a `torch` data set; or
+                rows with named columns, as Hugging Face's and Flower's data sets give them; or
+                ``{"train": ..., "test": ...}`` with any of these.
+            test: Test data of one's own in the place of a split: a list with one part per client,
+                or one part for all, which is dealt out evenly among the clients.
             num_classes: Number of classes; counted from the labels when not given.
             test_fraction: Share of every client that is kept for the test.
             seed: For the split.
@@ -95,11 +138,17 @@ class Federation:
             task: ``classification``, or ``segmentation`` where the labels are label maps
                 ``[N, H, W]`` with the background as class 0 and void as 255.
             class_names: What the classes are called.
+            columns: Names of the columns of inputs and labels, for rows; guessed by default.
+            scale: Whether to divide inputs by 255; by default bytes of pictures are, with a
+                warning.
+            mean: Subtracted per channel from pixels between 0 and 1.
+            std: Pixels are divided by this per channel.
 
         Raises:
             DataError: If a client is empty or its arrays do not fit together.
         """
-        samples, parts = join_clients(clients)
+        given = Given(clients, test, columns)
+        samples, parts = join_clients(given.parts)
         labels = (
             _labels(samples) if num_classes is None or isinstance(samples, TensorSamples) else None
         )
@@ -107,22 +156,29 @@ class Federation:
             labels = labels[labels != VOID]
         if labels is not None:
             num_classes = _checked_num_classes(labels, num_classes)
+        samples = scaled(samples, scale, mean, std)
         first, _ = samples.batch(np.zeros(1, dtype=np.int64))
         assert num_classes is not None  # noqa: S101 - narrows the type; set above when not given
+        tests = given.tests(parts, seed)
+        held = (
+            split_clients(parts, seed, test_fraction)
+            if tests is None
+            else tuple(map(Client, parts[: given.number], tests))
+        )
         return Federation(
             name=name,
             samples=samples,
-            clients=split_clients(parts, seed, test_fraction),
+            clients=held,
             num_classes=num_classes,
             input_shape=tuple(first.shape[1:]),
             task=task,
-            class_names=tuple(class_names),
+            class_names=tuple(class_names) or given.class_names,
         )
 
 
 def split_clients(
     parts: Sequence[Indices], seed: int, test_fraction: float = 0.2
-) -> tuple[Client, ...]:
+) -> Sequence[Client]:
     """Splits every client's samples into training and test, once, from the seed.
 
     The training part is rounded down but never empty, so that a client of one sample trains on it
@@ -138,14 +194,25 @@ def split_clients(
     """
     if not 0 <= test_fraction < 1:
         raise DataError(f"test_fraction must be at least 0 and below 1, not {test_fraction}")
-    clients = []
-    for client, part in enumerate(parts):
-        if len(part) == 0:
-            raise DataError(f"client {client} has no samples; use fewer clients or more data")
-        shuffled = part[stream(seed, Purpose.SPLIT, client).permutation(len(part))]
-        cut = max(1, int((1 - test_fraction) * len(part) + 1e-9))
-        clients.append(Client(np.sort(shuffled[:cut]), np.sort(shuffled[cut:])))
-    return tuple(clients)
+    sizes = np.fromiter(map(len, parts), np.int64, len(parts))
+    if len(parts) and not sizes.all():
+        raise DataError(
+            f"client {int(sizes.argmin())} has no samples; use fewer clients or more data"
+        )
+    starts = np.concatenate([[0], np.cumsum(sizes)])
+    samples = np.concatenate([np.empty(0, dtype=np.int64), *parts]).astype(np.int64)
+    cuts = np.maximum(1, ((1 - test_fraction) * sizes + 1e-9).astype(np.int64))
+    # Clients of one size together: their rows form a table.
+    for size in np.unique(sizes):
+        clients = np.flatnonzero(sizes == size)
+        where = starts[clients, None] + np.arange(size)
+        orders = shuffled_rows(seed, Purpose.SPLIT, clients, int(size))
+        table = np.take_along_axis(samples[where], orders, axis=1)
+        cut = int(cuts[clients[0]])
+        table[:, :cut].sort(axis=1)
+        table[:, cut:].sort(axis=1)
+        samples[where] = table
+    return Clients(samples, starts, starts[:-1] + cuts)
 
 
 def hold_out(parts: Sequence[Indices], seed: int, fraction: float) -> tuple[list[Indices], Indices]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import http.client
 import urllib.error
@@ -47,17 +48,17 @@ def fetch(source: type[DataSource], root: Path, on_bytes: OnBytes | None = None)
             _download(download, root / download.path, on_bytes)
         except (urllib.error.URLError, http.client.HTTPException, OSError) as error:
             left = [each for each in missing if not (root / each.path).exists()]
-            files = "; ".join(f"{each.url} as {root / each.path}" for each in left)
+            files = "".join(f"\n  {each.url}\n    as {root / each.path}" for each in left)
             reason = getattr(error, "reason", error)
             raise DataError(
-                f"{download.url} cannot be downloaded ({reason}); try again, or get by hand:"
-                f" {files}"
+                f"{download.url} cannot be downloaded ({reason}); try again, or get by hand:{files}"
             ) from None
+        finally:
+            _remove_empty((root / download.path).parent, root)
     return [root / download.path for download in missing]
 
 
 def _download(download: Download, path: Path, on_bytes: OnBytes | None) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + PARTIAL)
     done = partial.stat().st_size if partial.exists() else 0
     request = urllib.request.Request(download.url)  # noqa: S310 - addresses are ours
@@ -69,6 +70,7 @@ def _download(download: Download, path: Path, on_bytes: OnBytes | None) -> None:
                 done = 0
             length = answer.headers.get("Content-Length")
             total = done + int(length) if length else None
+            path.parent.mkdir(parents=True, exist_ok=True)
             with partial.open("ab" if done else "wb") as file:
                 while chunk := answer.read(_CHUNK):
                     file.write(chunk)
@@ -88,6 +90,14 @@ def _download(download: Download, path: Path, on_bytes: OnBytes | None) -> None:
             f" nothing was kept"
         )
     partial.replace(path)
+
+
+def _remove_empty(folder: Path, root: Path) -> None:
+    """Removes folders that hold nothing, up to the data root: they would look like data."""
+    with contextlib.suppress(OSError):  # the first that is not empty, or not there
+        while folder != root:
+            folder.rmdir()
+            folder = folder.parent
 
 
 @dataclass(frozen=True)
@@ -117,6 +127,8 @@ def check(source: type[DataSource], root: Path) -> Iterator[FileState]:
     """
     if not source.folder:
         raise DataError("this data set has no files to check")
+    if not source.is_present(root):
+        raise DataError(f"there are no files in {root / source.folder}{source.how_to_get()}")
     published = {Path(each.path).name: each.md5 for each in source.downloads if each.md5}
     for path in open_tree(root / source.folder).sources.values():
         if path.name in published:

@@ -66,11 +66,13 @@ class FileTree:
     Args:
         folder: The folder, for messages.
         sources: The files on disk, by name relative to the folder.
+        advice: What to do where a file is missing, to go after a message.
     """
 
-    def __init__(self, folder: Path, sources: Mapping[str, Path]) -> None:
+    def __init__(self, folder: Path, sources: Mapping[str, Path], advice: str = "") -> None:
         self.folder = folder
         self.sources = sources
+        self.advice = advice
 
     @cached_property
     def places(self) -> Mapping[str, Place]:
@@ -117,7 +119,9 @@ class FileTree:
         """
         name = self.find(suffix)
         if name is None:
-            raise DataError(f"{suffix} is neither in {self.folder} nor in an archive there")
+            raise DataError(
+                f"{suffix} is neither in {self.folder} nor in an archive there{self.advice}"
+            )
         return name
 
     def read(self, name: str) -> bytes:
@@ -146,16 +150,25 @@ class FileTree:
                     yield name, _expanded(name, content, place)
         for path, wanted in by_archive.items():
             with explained(path):
-                for name, content in _read_members(path):
+                for name, read in _read_members(path):
                     if name in wanted:
                         wanted.discard(name)
-                        yield name, _expanded(name, content(), Place(path, name))
+                        yield name, _expanded(name, read(), Place(path, name))
                     if not wanted:
                         break
 
 
-def open_tree(folder: Path) -> FileTree:
+def has_files(folder: Path) -> bool:
+    """Whether there is any file in or below a folder, but for downloads that broke off."""
+    return folder.is_dir() and bool(open_tree(folder).sources)
+
+
+def open_tree(folder: Path, advice: str = "") -> FileTree:
     """Looks at what is in a folder.
+
+    Args:
+        folder: The folder.
+        advice: What to do where a file is missing, to go after a message.
 
     Raises:
         DataError: If the folder does not exist.
@@ -169,7 +182,7 @@ def open_tree(folder: Path) -> FileTree:
         for name in names:
             if not name.endswith(PARTIAL) and not name.startswith("."):
                 sources[prefix + name] = Path(where, name)
-    return FileTree(folder, dict(sorted(sources.items())))
+    return FileTree(folder, dict(sorted(sources.items())), advice)
 
 
 @contextlib.contextmanager

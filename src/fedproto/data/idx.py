@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fedproto.data.base import DATASETS, OnProgress
 from fedproto.data.federation import Federation
-from fedproto.data.files import FileTree, open_tree
+from fedproto.data.files import FileTree
 from fedproto.data.prepared import Arrays, Builder, prepared
 from fedproto.data.samples import MappedSamples
 from fedproto.data.sharing import SharedOut
@@ -105,7 +105,7 @@ class IdxImages(SharedOut):
         self._arrays(root)
 
     def _arrays(self, root: Path) -> Arrays:
-        tree = open_tree(root / self.folder)
+        tree = self.tree(root)
 
         def build(builder: Builder) -> None:
             images, labels = self.read(tree)

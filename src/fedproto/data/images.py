@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from fedproto.data.base import OnProgress
 from fedproto.data.files import FileTree
 from fedproto.errors import DataError
 from fedproto.limits import check_limit
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+    from fedproto.data.base import OnProgress
 
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -38,7 +39,7 @@ def open_image(content: bytes, where: object) -> Image:
         DataError: If it does not decode, or Pillow is not installed.
     """
     try:
-        from PIL import Image, ImageOps
+        from PIL import Image, ImageOps, UnidentifiedImageError
     except ImportError:
         raise DataError("pictures need Pillow: pip install 'fedproto[images]'") from None
     try:
@@ -49,6 +50,8 @@ def open_image(content: bytes, where: object) -> Image:
             check_limit("pixels", picture.width * picture.height, where)
             picture.load()
         return ImageOps.exif_transpose(picture)
+    except UnidentifiedImageError:  # which names the bytes, not the file
+        raise DataError(f"{where} does not decode as a picture: its kind is unknown") from None
     except _decoding_errors() as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise DataError(f"{where} does not decode as a picture: {reason}") from None

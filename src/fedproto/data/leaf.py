@@ -11,7 +11,8 @@ import numpy as np
 import torch
 
 from fedproto.data.base import DATASETS, OnProgress
-from fedproto.data.federation import Client, Federation
+from fedproto.data.clients import Client
+from fedproto.data.federation import Federation
 from fedproto.data.files import open_tree
 from fedproto.data.own import own_path
 from fedproto.data.partition import by_key

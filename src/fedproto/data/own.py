@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedproto.data.base import DATASETS, OnProgress
+from fedproto.data.base import DATASETS, DataSource, OnProgress
 from fedproto.data.federation import Federation
 from fedproto.data.files import FileTree
 from fedproto.data.images import SUFFIXES, for_each_file, open_image, pixels
@@ -125,6 +125,21 @@ def own_path(path: str, root: Path) -> Path:
         if found.exists():
             return found
     raise DataError(f"path {given} does not exist")
+
+
+def located(source: DataSource) -> DataSource:
+    """The same data, wherever a program is started from later.
+
+    A path that leads from the current folder to something becomes absolute. One below the data root
+    stays as it is, so that a run can move to where that root is another.
+    """
+    path = getattr(source, "path", "")
+    if not isinstance(path, str) or not path:
+        return source
+    found = Path(path).expanduser()
+    if not found.exists() or str(found.absolute()) == path:
+        return source
+    return replace(source, path=str(found.absolute()))  # type: ignore[call-arg]
 
 
 def is_picture(name: str) -> bool:

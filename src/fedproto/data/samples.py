@@ -36,7 +36,13 @@ class Samples(Protocol):
         ...
 
 
-@dataclass(frozen=True)
+def _in_words(samples: TensorSamples | MappedSamples) -> str:
+    inputs = samples.inputs
+    kind = str(inputs.dtype).removeprefix("torch.")
+    return f"{type(samples).__name__}({len(inputs):,} × {tuple(inputs.shape[1:])} {kind})"
+
+
+@dataclass(frozen=True, repr=False)
 class TensorSamples:
     """Samples held in memory, or on the device once moved there.
 
@@ -51,6 +57,8 @@ class TensorSamples:
     def __len__(self) -> int:
         return len(self.inputs)
 
+    __repr__ = _in_words
+
     def batch(self, indices: Indices) -> tuple[Tensor, Tensor]:
         """Gathers by index on the tensors' own device."""
         where = upload(torch.from_numpy(indices), self.inputs.device)
@@ -61,7 +69,7 @@ class TensorSamples:
         return TensorSamples(self.inputs.to(device, dtype), self.targets.to(device))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class MappedSamples:
     """Samples in memory-mapped arrays; a batch is read, brought to numbers and normalised.
 
@@ -88,6 +96,8 @@ class MappedSamples:
 
     def __len__(self) -> int:
         return len(self.inputs)
+
+    __repr__ = _in_words
 
     def batch(self, indices: Indices) -> tuple[Tensor, Tensor]:
         """Reads by index and normalises on the device."""
@@ -135,11 +145,13 @@ class DatasetSamples:
         dataset: Gives ``(input, target)`` per index.
         device: Where batches go; None leaves them where they are.
         dtype: Floating type of the inputs.
+        divisor: What inputs are divided by.
     """
 
     dataset: Dataset[Any]
     device: torch.device | None = None
     dtype: torch.dtype = torch.float32
+    divisor: float = 1.0
 
     def __len__(self) -> int:
         return len(self.dataset)  # type: ignore[arg-type]
@@ -147,11 +159,12 @@ class DatasetSamples:
     def batch(self, indices: Indices) -> tuple[Tensor, Tensor]:
         """Fetches item by item and stacks."""
         inputs, targets = default_collate([self.dataset[int(index)] for index in indices])
-        return inputs.to(self.device, self.dtype), targets.to(self.device)
+        inputs = inputs.to(self.device, self.dtype)
+        return inputs if self.divisor == 1 else inputs / self.divisor, targets.to(self.device)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> DatasetSamples:
         """Batches will go to that device."""
-        return DatasetSamples(self.dataset, device, dtype)
+        return replace(self, device=device, dtype=dtype)
 
 
 def upload(tensor: Tensor, device: torch.device) -> Tensor:
@@ -213,13 +226,14 @@ def join_clients(clients: Sequence[ClientData]) -> tuple[Samples, list[Indices]]
         samples: Samples = DatasetSamples(ConcatDataset(datasets))
         sizes = [len(dataset) for dataset in datasets]  # type: ignore[arg-type]
     else:
-        arrays = [_as_tensors(client, place) for place, client in enumerate(clients)]
+        arrays = [_as_arrays(client, place) for place, client in enumerate(clients)]
         if len({inputs.shape[1:] for inputs, _ in arrays}) > 1:
             raise DataError("the clients' inputs have different shapes")
         samples = TensorSamples(
-            torch.cat([inputs for inputs, _ in arrays]), torch.cat([labels for _, labels in arrays])
+            _joined([inputs for inputs, _ in arrays]), _joined([one for _, one in arrays]).long()
         )
         sizes = [len(inputs) for inputs, _ in arrays]
+        _check_finite(samples.inputs, sizes)
     for place, size in enumerate(sizes):
         if size == 0:
             raise DataError(f"client {place} has no samples; leave it out")
@@ -229,15 +243,42 @@ def join_clients(clients: Sequence[ClientData]) -> tuple[Samples, list[Indices]]
     ]
 
 
-def _as_tensors(client: Any, place: int) -> tuple[Tensor, Tensor]:
+def _as_arrays(client: Any, place: int) -> tuple[Any, Any]:
+    """A client's inputs and labels as arrays or tensors: arrays as they are, for there are many."""
     try:
-        inputs, labels = (torch.as_tensor(part) for part in client)
+        inputs, labels = (
+            part if isinstance(part, np.ndarray | Tensor) else torch.as_tensor(part)
+            for part in client
+        )
     except (TypeError, ValueError) as error:
         raise DataError(f"client {place}: expected (inputs, labels) as arrays: {error}") from None
+    if not inputs.shape or not labels.shape:
+        raise DataError(f"client {place}: expected (inputs, labels) as arrays, not single numbers")
     if len(inputs) != len(labels):
         raise DataError(f"client {place}: {len(inputs)} inputs but {len(labels)} labels")
-    if inputs.is_floating_point() and not bool(torch.isfinite(inputs).all()):
-        raise DataError(f"client {place}: its inputs hold NaN or infinite numbers; mend them first")
-    if labels.is_floating_point():
+    whole = not (
+        labels.is_floating_point() if isinstance(labels, Tensor) else labels.dtype.kind in "fc"
+    )
+    if not whole:
         raise DataError(f"client {place}: labels must be whole numbers, not {labels.dtype}")
-    return inputs, labels.long()
+    return inputs, labels
+
+
+def _check_finite(inputs: Tensor, sizes: Sequence[int]) -> None:
+    """Checks all clients' inputs at once."""
+    if not inputs.is_floating_point():
+        return
+    wrong = ~torch.isfinite(inputs).reshape(len(inputs), -1).all(dim=1)
+    if bool(wrong.any()):
+        first = int(wrong.to(torch.uint8).argmax())
+        place = int(np.searchsorted(np.cumsum(sizes), first, side="right"))
+        raise DataError(f"client {place}: its inputs hold NaN or infinite numbers; mend them first")
+
+
+def _joined(parts: list[Any]) -> Tensor:
+    if all(isinstance(part, np.ndarray) for part in parts):
+        try:
+            return torch.from_numpy(np.concatenate(parts))
+        except (TypeError, ValueError) as error:
+            raise DataError(f"the clients' arrays do not fit together: {error}") from None
+    return torch.cat([torch.as_tensor(part) for part in parts])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -63,20 +63,19 @@ class HeldOut(DataSource):
             class_names: What the classes are called.
         """
         kept, taken = hold_out(parts, self.seed, self.validation)
-        shares = split_clients(kept, self.seed, self.test)
-        held = np.zeros(len(samples), dtype=bool)
-        held[taken] = True
+        owner = np.full(len(samples), -1, dtype=np.int64)
+        for client, part in enumerate(parts) if len(taken) else ():
+            owner[part] = client
+        everything = taken if validation is None else np.concatenate([taken, validation])
         return Federation(
             name=name,
             samples=samples,
-            clients=tuple(
-                replace(share, validation=np.sort(part[held[part]]))
-                for share, part in zip(shares, parts, strict=True)
-            ),
+            clients=split_clients(kept, self.seed, self.test),
             num_classes=num_classes,
             input_shape=input_shape,
             task=task,
-            validation=taken if validation is None else np.concatenate([taken, validation]),
+            validation=everything,
+            validation_owner=owner[everything],
             labels=labels,
             class_names=tuple(class_names),
         )

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fedproto.data.base import DATASETS, Download, OnProgress, PaperRow
 from fedproto.data.federation import Federation
-from fedproto.data.files import FileTree, open_tree
+from fedproto.data.files import FileTree
 from fedproto.data.images import IMAGENET_MEAN, IMAGENET_STD
 from fedproto.data.masks import Pair, count_labels, label_lookup, put_pairs
 from fedproto.data.prepared import Arrays, Builder, prepared
@@ -116,7 +116,7 @@ class Pascal(SharedOut):
         return label_lookup({label: [label] for label in range(len(CLASSES))}), CLASSES
 
     def _arrays(self, root: Path, on_progress: OnProgress | None = None) -> Arrays:
-        tree = open_tree(root / self.folder)
+        tree = self.tree(root)
 
         def build(builder: Builder) -> None:
             lists = _lists(tree)

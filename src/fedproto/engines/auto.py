@@ -1,65 +1,99 @@
-"""The engine that chooses: the one that suits the device and the amount of work.
+"""Which engine suits the device and the amount of work, where the configuration leaves it open.
 
-The choice depends on configuration and machine alone, never on timing, so a run that is continued
-on the same machine goes on with the same engine.
+The choice depends on configuration and machine alone, never on timing, so runs that are continued
+on the same machine go on with the same engine. It is made for all runs that train together: sixteen
+short ones are worth the processes that one of them is not.
 """
 
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from fedproto.engines.base import ENGINES, Engine, OnDone, Workload, available_cores
-from fedproto.rng import Indices
-from fedproto.tasks import Classification
-from fedproto.types import ClientFailure, ClientUpdate, LocalJob, ServerState
+import torch
+
+from fedproto.engines.base import AUTO, ENGINES, EngineOptions, available_cores
+from fedproto.tasks import Classification, Task
 
 WORTHWHILE_STEPS = 2000
-"""Local steps of a run from which on starting worker processes costs less than they save."""
+"""Local steps from which on starting worker processes costs less than they save."""
 
 
-@ENGINES.register("auto")
-class AutoEngine(Engine):
-    """Stacked or captured on CUDA, processes on a CPU where that pays, reference otherwise."""
+@dataclass(frozen=True)
+class Demand:
+    """Roughly how much work is coming from all runs that train together; 0 when unknown.
 
-    def __init__(self, workload: Workload) -> None:
-        super().__init__(workload)
-        self.name, reason = choose(workload)
-        workload.notify(f"engine: {self.name} ({reason})")
-        self._chosen = ENGINES.get(self.name)(workload)
+    Attributes:
+        jobs_per_round: Clients that are trained in a round.
+        steps: Local steps in all rounds.
+    """
 
-    def train(
-        self, jobs: Sequence[LocalJob], on_done: OnDone | None = None
-    ) -> list[ClientUpdate | ClientFailure]:
-        """Runs the jobs with the chosen engine."""
-        return self._chosen.train(jobs, on_done)
-
-    def evaluate(self, states: Sequence[ServerState], indices: Indices) -> list[dict[str, float]]:
-        """Tests with the chosen engine."""
-        return self._chosen.evaluate(states, indices)
-
-    def take_incidents(self) -> list[str]:
-        """What went wrong in the chosen engine."""
-        return self._chosen.take_incidents()
-
-    def close(self) -> None:
-        """Frees what the chosen engine holds."""
-        self._chosen.close()
+    jobs_per_round: int = 0
+    steps: int = 0
 
 
-def choose(workload: Workload) -> tuple[str, str]:
-    """The name of the engine that suits a workload, and why."""
-    device, cores = workload.options.torch_device(), available_cores()
+@dataclass(frozen=True)
+class Choice:
+    """An engine.
+
+    Attributes:
+        name: Which one.
+        reason: Why, in a few words.
+        threads: How many threads it should have.
+    """
+
+    name: str
+    reason: str
+    threads: int
+
+
+def choose(
+    options: EngineOptions,
+    task: Task,
+    demand: Demand,
+    before: Sequence[Mapping[str, Any]] = (),
+) -> Choice:
+    """The engine that is asked for, the one that runs began with, or the one that suits.
+
+    Threads are left at the number that PyTorch has (``OMP_NUM_THREADS`` where that is set), but
+    for the processes, which have one each, and for jobs too small to be worth more than one.
+
+    Args:
+        options: What is asked for.
+        task: What is learned.
+        demand: How much work it is.
+        before: Engines of ``run.json``, with name, device and threads.
+    """
+    threads = torch.get_num_threads()
+    if options.name != AUTO:
+        return Choice(options.name, "asked for", 1 if options.name == "processes" else threads)
+    device = options.torch_device().type
+    for known in before:
+        if known.get("device") == device and known.get("name") in ENGINES.names():
+            return Choice(known["name"], "as the runs began", int(known.get("threads", threads)))
+    name, reason = _suitable(options, task, demand)
+    small = reason == TOO_LITTLE and "OMP_NUM_THREADS" not in os.environ
+    return Choice(name, reason, 1 if name == "processes" or small else threads)
+
+
+TOO_LITTLE = "too little work to share out"
+
+
+def _suitable(options: EngineOptions, task: Task, demand: Demand) -> tuple[str, str]:
+    device, cores = options.torch_device(), available_cores()
     if device.type == "cuda":
-        if type(workload.task) is not Classification:
+        if type(task) is not Classification:
             return "captured", f"one client after another on {device}"
         return "stacked", f"all clients at once on {device}"
     if cores < 2:
         return "reference", "one core"
     if "fork" not in multiprocessing.get_all_start_methods():
         return "reference", "this system cannot fork processes"
-    if workload.demand.jobs_per_round < cores:
+    if demand.steps < WORTHWHILE_STEPS:
+        return "reference", TOO_LITTLE
+    if demand.jobs_per_round < cores:
         return "reference", f"fewer clients a round than the {cores} cores"
-    if workload.demand.steps_per_run < WORTHWHILE_STEPS:
-        return "reference", "too little work to share out"
     return "processes", f"{cores} cores"

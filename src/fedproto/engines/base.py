@@ -13,12 +13,15 @@ import torch
 from torch import nn
 
 from fedproto.data.federation import Federation
-from fedproto.errors import ConfigError
+from fedproto.errors import ConfigError, unknown_name
 from fedproto.options import Options, option
 from fedproto.registry import Registry
 from fedproto.rng import Indices
 from fedproto.tasks import Task
 from fedproto.types import ClientFailure, ClientUpdate, LocalJob, ServerState
+
+AUTO = "auto"
+"""In the place of an engine's name: the one that suits; `fedproto.engines.auto` chooses."""
 
 OnDone = Callable[[], None]
 Notify = Callable[[str], None]
@@ -33,7 +36,7 @@ def ignore(text: str) -> None:
 class EngineOptions(Options):
     """Where and how jobs run."""
 
-    name: str = option("auto", "the engine; `fedproto list engines` shows them")
+    name: str = option(AUTO, "the engine, or 'auto' for the one that suits device and work")
     device: str = option("auto", "'auto', 'cpu', 'cuda' or 'cuda:N'")
     dtype: Literal["float32", "float64"] = option("float32", "floating type of weights and inputs")
     eval_batch_size: int = option(1000, "samples per batch where nothing is trained", at_least=1)
@@ -113,19 +116,6 @@ class EngineOptions(Options):
 
 
 @dataclass(frozen=True)
-class Demand:
-    """Roughly how much work is coming, for engines that choose by it; 0 when unknown.
-
-    Attributes:
-        jobs_per_round: Clients of one run that are trained in a round.
-        steps_per_run: Local steps of one run in all its rounds.
-    """
-
-    jobs_per_round: int = 0
-    steps_per_run: int = 0
-
-
-@dataclass(frozen=True)
 class Workload:
     """What all jobs of an engine share.
 
@@ -135,7 +125,6 @@ class Workload:
         task: Loss and scores.
         options: Device, floating type and batch sizes.
         notify: Is told, in a sentence, what a user should know of how jobs are run.
-        demand: How much work is coming.
     """
 
     federation: Federation
@@ -143,7 +132,6 @@ class Workload:
     task: Task
     options: EngineOptions
     notify: Notify = ignore
-    demand: Demand = Demand()
 
 
 class Engine(abc.ABC):
@@ -159,6 +147,11 @@ class Engine(abc.ABC):
 
     def __init__(self, workload: Workload) -> None:
         self.workload = workload
+
+    @property
+    def name(self) -> str:
+        """What it is called in ``run.json``."""
+        return type(self).__name__.removesuffix("Engine").lower()
 
     @abc.abstractmethod
     def train(
@@ -206,6 +199,16 @@ def available_cores() -> int:
 
 
 ENGINES: Registry[Engine] = Registry("engine", "fedproto.engines")
+
+
+def check_engine_name(name: str) -> None:
+    """Checks that there is such an engine.
+
+    Raises:
+        ConfigError: If there is none; the message names the nearest.
+    """
+    if name not in (AUTO, *ENGINES.names()):
+        raise ConfigError(unknown_name("engine", name, (AUTO, *ENGINES.names())))
 
 
 def _check_device(device: torch.device) -> None:

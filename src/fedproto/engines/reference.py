@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedproto.batch_norm import estimate, freeze, statistics_names
+from fedproto.batch_norm import estimate, forget, freeze, statistics_names, tolerate_single_values
 from fedproto.engines.base import ENGINES, Engine, OnDone, Workload
 from fedproto.equations import class_sums
 from fedproto.errors import TrainingError
@@ -44,6 +44,7 @@ class ReferenceEngine(Engine):
         if channels_last or workload.options.channels_last:
             self._model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         features_of(self._model)
+        tolerate_single_values(self._model)
         self._samples = workload.federation.samples.to(self._device, dtype)
         self._statistics = statistics_names(self._model)
 
@@ -76,6 +77,8 @@ class ReferenceEngine(Engine):
         indices = self.workload.federation.train_indices(job.client)
         strategy, looks = job.strategy, job.strategy.looks
         load_state(self._model, job.state)
+        if self._lacks_statistics(job.state):
+            forget(self._model)
         local = self.local(job, indices)
         before = self._observe(indices, job.state, looks.before)
         with seeded(job.seed, self._device):

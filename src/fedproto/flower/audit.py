@@ -16,7 +16,8 @@ from typing import Any
 from fedproto.atomic import explained
 from fedproto.errors import StoreError
 from fedproto.integrity import Chain, DamagedError, read_json
-from fedproto.rounds import Run, Watcher
+from fedproto.rounds import Watcher
+from fedproto.runs import Run
 from fedproto.types import RoundRecord
 
 AUDIT_FILE = "audit.jsonl"

@@ -8,7 +8,7 @@ A SuperNode is configured by its owner with ``--node-config``:
     state-dir      folder for what the client remembers between its rounds, for strategies that
                    have it do so; FEDPROTO_STATE, or fedproto in the user's state folder, by default
     threads        PyTorch's threads; 0 leaves it to PyTorch
-    clip, noise    noise on prototypes, see `fedproto.flower.privacy`
+    clip, noise    noise on what is told of features, see `fedproto.flower.privacy`
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Here:
         client: Its stable id in the federation.
         federation: The data set found here, of which it uses one client's share.
         state_folder: Where it keeps what it remembers between its rounds.
-        noise: Longest feature and noise multiplier; None for prototypes as they are.
+        noise: Longest feature and noise multiplier; None for features as they are.
     """
 
     client: int
@@ -124,7 +124,7 @@ def _hello(content: RecordDict, context: Context) -> RecordDict:
             num_classes=federation.num_classes,
             input_shape=federation.input_shape,
             task=federation.task,
-            num_validation=len(own.validation),
+            num_validation=len(federation.validation_of(here.client)),
             class_names=federation.class_names,
         )
     )
@@ -174,8 +174,9 @@ def _evaluate(content: RecordDict, context: Context) -> RecordDict:
             return wire.encode_refusal(test)
         if test.client != here.client:
             raise ConfigError(f"the test is for client {test.client}; this is {here.client}")
-        own = here.federation.clients[here.client]
-        tally = engine.tally(test.state, own.validation if test.validation else own.test)
+        test_part = here.federation.clients[here.client].test
+        validation_part = here.federation.validation_of(here.client)
+        tally = engine.tally(test.state, validation_part if test.validation else test_part)
     except FedprotoError as error:
         return wire.encode_refusal(Refusal(str(error)))
     if tally is None:
@@ -209,7 +210,11 @@ def look_around(config: RunConfig, context: Context) -> Here:
     nobody = Client(nothing, nothing)
     shares = (*([nobody] * client), own)
     state_folder = Path(str(context.node_config.get("state-dir", state_root())))
-    return Here(client, replace(federation, clients=shares), state_folder, _noise(context))
+    held = federation.validation_of(local)
+    here = replace(
+        federation, clients=shares, validation=held, validation_owner=np.full(len(held), client)
+    )
+    return Here(client, here, state_folder, _noise(context))
 
 
 def state_root() -> Path:

@@ -11,10 +11,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedproto.driver import is_finished
 from fedproto.errors import FedprotoError
 from fedproto.flower import commands
-from fedproto.rounds import Run, Watcher
-from fedproto.simulate import is_finished
+from fedproto.rounds import Watcher
+from fedproto.runs import Run
 from fedproto.store import RunStore
 from fedproto.types import ServerState
 
@@ -24,6 +25,8 @@ ERROR_FILE = "flower-error.txt"
 ANSWER_WITHIN = 60.0
 LOOK_EVERY = 0.5
 ASK_EVERY = 10.0
+ATTEMPTS = 5
+UNAVAILABLE = "Connection to the SuperLink is unavailable"
 SILENT_AT_MOST = 6
 """Questions in a row that a server may leave without an answer before it is given up."""
 
@@ -138,6 +141,17 @@ class Control:
             time.sleep(LOOK_EVERY)
 
     def _flwr(self, *arguments: str) -> dict[str, Any]:
+        """What Flower's command answers; a server that has just started is asked again."""
+        for _ in range(ATTEMPTS - 1):
+            try:
+                return self._ask(*arguments)
+            except DeploymentError as error:
+                if UNAVAILABLE not in str(error):
+                    raise
+                time.sleep(ASK_EVERY)
+        return self._ask(*arguments)
+
+    def _ask(self, *arguments: str) -> dict[str, Any]:
         if not answers(self._address):
             # Flower's command would try for a minute.
             raise DeploymentError(f"no server answers at {self._address}; start it first")

@@ -124,6 +124,9 @@ class Deployment:
         Raises:
             DeploymentError: If it does not come up.
         """
+        ends = time.monotonic() + END_FOR
+        while answers(self._address) and time.monotonic() < ends:
+            time.sleep(0.2)  # one that was killed is still letting go of its port
         server = None if self.keys is None else self.keys.server.resolve()
         database = self.folder / "state.db"
         command = commands.superlink(server, "127.0.0.1", self._port, database)
@@ -149,6 +152,8 @@ class Deployment:
         folder = None if keys is None else keys.node(client).resolve()
         command = commands.supernode(folder, self._address, client, free_port(), self._node_config)
         name = node_name(client)
+        if client in self.nodes:
+            self.nodes[client].kill()  # lets go of what the one that ended still holds
         self.nodes[client] = node = self._start(name, command)
         return node
 

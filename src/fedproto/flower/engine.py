@@ -186,8 +186,10 @@ class FlowerEngine(Engine):
 
     def _held(self, client: int, *, validation: bool) -> int:
         """How many samples a client has of the part that is asked for."""
-        own = self.workload.federation.clients[client]
-        return len(own.validation if validation else own.test)
+        federation = self.workload.federation
+        return len(
+            federation.validation_of(client) if validation else federation.clients[client].test
+        )
 
     def _evaluate(self, state: ServerState, *, validation: bool) -> dict[str, float]:
         """The scores over the test or validation parts of all clients that are connected."""

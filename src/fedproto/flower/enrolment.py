@@ -16,7 +16,8 @@ from torch import Tensor
 
 from fedproto.atomic import write_atomically
 from fedproto.config import RunConfig
-from fedproto.data.federation import Client, Federation
+from fedproto.data.clients import Client
+from fedproto.data.federation import Federation
 from fedproto.data.samples import Samples
 from fedproto.errors import ConfigError, DataError, StoreError
 from fedproto.flower.greeting import Hello
@@ -101,14 +102,13 @@ def federation_of(config: RunConfig, hellos: list[Hello]) -> Federation:
                 " agree"
             )
     task_named(first.task)
-    clients, end = [], 0
+    clients, held, end = [], [], 0
     for hello in hellos:
         start, middle = end, end + hello.num_train
         tested = middle + hello.num_test
         end = tested + hello.num_validation
-        clients.append(
-            Client(np.arange(start, middle), np.arange(middle, tested), np.arange(tested, end))
-        )
+        clients.append(Client(np.arange(start, middle), np.arange(middle, tested)))
+        held.append(np.arange(tested, end))
     return Federation(
         name=str(getattr(config.data, "folder", "") or "data of the clients"),
         samples=Elsewhere(end),
@@ -116,7 +116,8 @@ def federation_of(config: RunConfig, hellos: list[Hello]) -> Federation:
         num_classes=first.num_classes,
         input_shape=first.input_shape,
         task=first.task,
-        validation=np.concatenate([client.validation for client in clients]),
+        validation=np.concatenate(held),
+        validation_owner=np.repeat(np.arange(len(held)), [len(part) for part in held]),
         class_names=first.class_names,
     )
 

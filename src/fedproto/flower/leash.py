@@ -42,4 +42,4 @@ def _as_usual() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    os._exit(main())  # the thread that reads would keep the interpreter from ending

@@ -191,7 +191,7 @@ class Nodes:
         self._notify = notify
         self._known: dict[int, Hello] = {}
         self._names: dict[int, str] = {}
-        self._keys: dict[int, str] = {}
+        self._keys: dict[int, str | None] = {}
         self._online: set[int] = set()
         self._asked_in_vain: set[int] = set()
         self._said: set[str] = set()

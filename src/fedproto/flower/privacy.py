@@ -1,4 +1,4 @@
-"""Noise on prototypes, chosen by a client's owner, and what it is worth as (ε, δ).
+"""Noise on what a client tells of its features, chosen by its owner, and its worth as (ε, δ).
 
 With ``clip`` and ``noise`` in a node's configuration, the feature of every sample is clipped to a
 length of at most ``clip`` and rounded towards zero to a lattice of `STEPS` steps per ``clip``, so
@@ -8,8 +8,9 @@ units of ``clip``) and counts together by at most 2: by 2 within one class, by �
 two. So noise of standard deviation ``2 · noise`` on both has the Rényi divergences of a Gaussian
 mechanism with multiplier ``noise``, or smaller ones.
 
-What this covers: prototypes, counts and the margins computed from them. What it does not: the
-trained weights, the training loss and the test sums, which the client sends as they are.
+What this covers: sums of features, counts, and whatever a strategy's payload computes from them.
+What it does not: the trained weights, the training loss and the test sums, which the client sends
+as they are. Strategies whose payload tells of anything else in the data are refused.
 """
 
 from __future__ import annotations
@@ -27,18 +28,18 @@ from fedproto.errors import ConfigError
 from fedproto.flower.discrete_gaussian import discrete_gaussian
 from fedproto.rng import Indices
 from fedproto.strategies.contract import Look, Observation
-from fedproto.types import Prototypes, ServerState
+from fedproto.types import ClientUpdate, LocalJob, ServerState
 
 SENSITIVITY = 2
 STEPS = 2**16
 """Steps of the lattice per ``clip``: far below the noise, and sums of 2³⁷ samples stay exact."""
 
 RELEASES_PER_ROUND = 2
-"""Margins compare the prototypes before training with those after it: both are used."""
+"""A payload may be computed from what was looked up before and after training."""
 
 
 class PrivateEngine(ReferenceEngine):
-    """Trains like the reference engine, with noisy prototypes.
+    """Trains like the reference engine, and tells of features with noise.
 
     Args:
         workload: What all jobs share.
@@ -53,9 +54,22 @@ class PrivateEngine(ReferenceEngine):
     def __init__(self, workload: Workload, clip: float, noise: float) -> None:
         super().__init__(workload)
         if workload.federation.task != "classification":
-            raise ConfigError("noise on prototypes is for classification only")
+            raise ConfigError("noise on features is for classification only")
         self._clip = clip
         self._noise = noise
+
+    def train_client(self, job: LocalJob) -> ClientUpdate:
+        """Refuses a job whose payload would tell what the noise does not cover."""
+        looks = job.strategy.looks
+        uncovered = looks.classes or "loss" in looks.before | looks.after
+        update = super().train_client(job)
+        if update.payload and uncovered:
+            raise ConfigError(
+                f"{type(job.strategy).__name__} has clients tell of their classes or losses, which"
+                " this node's noise does not cover; take clip and noise out of --node-config, or"
+                " leave this run"
+            )
+        return update
 
     def _bounded(self, features: Tensor) -> Tensor:
         return on_lattice(features, self._clip)
@@ -66,10 +80,10 @@ class PrivateEngine(ReferenceEngine):
         exact = super()._observe(indices, state, what)
         if exact is None or "features" not in what:
             return exact
-        noisy = with_noise(Prototypes(exact.sums, exact.count), self._noise, len(indices))
+        noisy = with_noise(exact, self._noise, len(indices))
         like = next(self.workload.model.parameters())
-        sums = (noisy.sum * (self._clip / STEPS)).to(like.device, like.dtype)
-        return replace(exact, sums=sums, count=noisy.count.to(like.device))
+        sums = (noisy.sums * (self._clip / STEPS)).to(like.device, like.dtype)
+        return replace(noisy, sums=sums, count=noisy.count.to(like.device))
 
 
 def on_lattice(features: Tensor, longest: float) -> Tensor:
@@ -84,22 +98,22 @@ def on_lattice(features: Tensor, longest: float) -> Tensor:
     return (features * scale).nan_to_num(0, 0, 0).trunc()
 
 
-def with_noise(prototypes: Prototypes, noise: float, num_examples: int) -> Prototypes:
+def with_noise(exact: Observation, noise: float, num_examples: int) -> Observation:
     """Sums in steps of the lattice and counts with noise, brought back to what they can be.
 
     Bounding afterwards costs no privacy.
 
     Args:
-        prototypes: Sums of what `on_lattice` gives, and counts.
+        exact: Sums of what `on_lattice` gives, and counts.
         noise: Noise multiplier.
         num_examples: How many samples the client is known to have.
     """
     spread = (SENSITIVITY * Fraction(noise)) ** 2
-    count = _noisy(prototypes.count, spread).clamp(min=0)
+    count = _noisy(exact.count, spread).clamp(min=0)
     if count.sum() > num_examples:
         count = count * num_examples // count.sum()
-    sums = _noisy(prototypes.sum, spread * STEPS**2)
-    return Prototypes(torch.where(count.unsqueeze(-1) > 0, sums, 0), count)
+    sums = _noisy(exact.sums, spread * STEPS**2)
+    return replace(exact, sums=torch.where(count.unsqueeze(-1) > 0, sums, 0), count=count)
 
 
 def _noisy(exact: Tensor, variance: Fraction) -> Tensor:
@@ -109,7 +123,7 @@ def _noisy(exact: Tensor, variance: Fraction) -> Tensor:
 
 
 def epsilon(noise: float, rounds: int, delta: float) -> float:
-    """The ε at a δ of all that a client's prototypes tell in some rounds.
+    """The ε at a δ of all that a client tells of its features in some rounds.
 
     For data sets that differ in one sample, and without counting on the cohort being secret. By
     Rényi divergences, which for discrete Gaussian noise are never above those of the continuous.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 
-from fedproto.rounds import Run, Watcher
+from fedproto.rounds import Watcher
+from fedproto.runs import Run
 from fedproto.types import RoundRecord
 
 LOG = logging.getLogger("flwr")

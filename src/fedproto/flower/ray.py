@@ -29,6 +29,8 @@ def simulate_on_ray(out: Path, clients: int, watcher: Watcher, cores: float = 1.
         FedprotoError: If a run fails.
     """
     os.environ.update(ENVIRONMENT)
+    # A client may be in another process, or on another host, every round.
+    os.environ.setdefault("FEDPROTO_STATE", str(out.resolve() / "nodes"))
     server = ServerApp()
     failed: list[BaseException] = []
 

@@ -16,6 +16,7 @@ from torch import nn
 from fedproto.config import RunConfig, StopOptions
 from fedproto.data.base import DataSource
 from fedproto.data.federation import Federation
+from fedproto.driver import is_finished
 from fedproto.engines.base import Engine, Notify, Workload
 from fedproto.errors import ConfigError, FedprotoError
 from fedproto.flower.audit import AuditedWatcher, AuditLog
@@ -26,9 +27,9 @@ from fedproto.flower.nodes import Nodes
 from fedproto.flower.progress import LogLines
 from fedproto.registry import load_plugin
 from fedproto.rounds import Watcher
-from fedproto.simulate import is_finished, load_federations, simulate
+from fedproto.simulate import load_federations, simulate
 from fedproto.store import RunStore
-from fedproto.sweep import is_sweep, open_sweep
+from fedproto.sweeps import is_sweep, open_sweep
 from fedproto.tasks import task_named
 
 app = ServerApp()

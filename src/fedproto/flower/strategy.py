@@ -52,7 +52,7 @@ class FedProtoStrategy(Strategy):
     Args:
         num_classes: Classes C.
         channels: Channels D of the features.
-        options: The strategy with its options, such as ``FedProto(margins="local")``.
+        options: The strategy with its options, such as ``Scaffold()``.
         aggregate: How updates become one: their mean, or a rule that bears outliers.
         server: What the server does with that: nothing, or a step of an optimizer.
         cohort: Clients per round; None for all.

@@ -39,7 +39,7 @@ def check_reference(config: RunConfig) -> str | None:
     Raises:
         ConfigError: If it is missing, unfinished, not centrally trained, or of other data or model.
     """
-    from fedproto.simulate import is_finished
+    from fedproto.driver import is_finished
     from fedproto.store import RunStore, is_run
 
     if not config.measure.takes("mmd"):

@@ -1,17 +1,21 @@
-"""Turning a user's module into one that gives features."""
+"""Turning a user's module into one that gives features, under the names its tensors have."""
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import Any
 
 from torch import Tensor, nn
 
 from fedproto.errors import TrainingError, unknown_name
-from fedproto.models.base import FeatureModel
+from fedproto.models.base import FeatureModel, layers_in_words
 
 
 def with_features(model: nn.Module, layer: str | None = None) -> nn.Module:
     """Gives a module a `features` method.
+
+    The result has the module's own parameters under their own names, so that what is trained loads
+    into the module's class again.
 
     Args:
         model: A plain `nn.Sequential`, or any module with a named layer to take features from.
@@ -25,7 +29,7 @@ def with_features(model: nn.Module, layer: str | None = None) -> nn.Module:
         if not isinstance(model, nn.Sequential) or len(model) < 2:
             raise TrainingError(
                 f"name the layer of {type(model).__name__} whose output are the features:"
-                " with_features(model, layer='...')"
+                f" with_features(model, layer='...'); {layers_in_words(model)}"
             )
         return SequentialModel(model)
     names = [name for name, _ in model.named_modules() if name]
@@ -34,32 +38,45 @@ def with_features(model: nn.Module, layer: str | None = None) -> nn.Module:
     return LayerFeatures(model, layer)
 
 
-class SequentialModel(FeatureModel):
+class SequentialModel(nn.Sequential, FeatureModel):
     """A sequential model cut before its last layer."""
 
     def __init__(self, model: nn.Sequential) -> None:
-        super().__init__()
-        self.encoder = model[:-1]
-        self.classifier = model[-1]
+        super().__init__(OrderedDict(model.named_children()))
 
     def features(self, x: Tensor) -> Tensor:
         """All layers but the last."""
-        features: Tensor = self.encoder(x)
-        return features
+        *layers, _ = self
+        for layer in layers:
+            x = layer(x)
+        return x
 
     def head(self, features: Tensor) -> Tensor:
         """The last layer."""
-        scores: Tensor = self.classifier(features)
+        scores: Tensor = self[-1](features)
         return scores
 
 
 class LayerFeatures(nn.Module):
     """A module as it is, whose features are what one of its layers puts out."""
 
+    model: nn.Module
+
     def __init__(self, model: nn.Module, layer: str) -> None:
         super().__init__()
-        self.model = model
+        # What the module holds is held here too, rather than below a name of its own: its tensors
+        # keep their names in states and checkpoints.
+        self._parameters, self._buffers = model._parameters, model._buffers
+        self._modules = model._modules
+        self._non_persistent_buffers_set = model._non_persistent_buffers_set
+        self.__dict__["model"] = model
         self.layer = layer
+
+    def train(self, mode: bool = True) -> LayerFeatures:
+        """Also tells the module itself, whose forward pass may depend on it."""
+        super().train(mode)
+        self.model.training = mode
+        return self
 
     def forward(self, x: Tensor) -> Tensor:
         """The module's own scores."""

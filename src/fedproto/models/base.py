@@ -85,8 +85,27 @@ def features_of(model: nn.Module) -> Callable[[Tensor], Tensor]:
     if isinstance(model, HasFeatures):
         return model.features
     raise TrainingError(
-        f"{type(model).__name__} has no features(x); wrap it: with_features(model, layer='...')"
+        f"{type(model).__name__} has no features(x); wrap it: with_features(model, layer='...');"
+        f" {layers_in_words(model)}"
     )
+
+
+def layers_in_words(model: nn.Module, most: int = 30) -> str:
+    """The layers that features could be taken from, and which one is usual.
+
+    Args:
+        model: Any module.
+        most: The outermost of so many layers are named, if there are more.
+    """
+    named = [(name, layer) for name, layer in model.named_modules() if name]
+    depth = max((name.count(".") for name, _ in named), default=0)
+    while depth and sum(name.count(".") <= depth for name, _ in named) > most:
+        depth -= 1
+    shown = [(name, layer) for name, layer in named if name.count(".") <= depth]
+    listed = ", ".join(f"{name} ({type(layer).__name__})" for name, layer in shown)
+    inner = [name for name, layer in named if not list(layer.children())]
+    usual = f"; the one before the last is '{inner[-2]}'" if len(inner) > 1 else ""
+    return f"its layers: {listed or 'none'}{usual}"
 
 
 def head_of(model: nn.Module) -> Callable[[Tensor], Tensor]:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - the name everyone uses
 
-from fedproto.batch_norm import BatchNorm2d
 from fedproto.errors import TrainingError
 from fedproto.models.base import MODELS, FeatureModel, ModelOptions
 from fedproto.options import option
@@ -41,7 +40,7 @@ class CNN4(FeatureModel):
             for layer in range(_LAYERS)
         )
         self.norms = nn.ModuleList(
-            BatchNorm2d(channels) if batch_norm else nn.Identity() for _ in range(_LAYERS)
+            nn.BatchNorm2d(channels) if batch_norm else nn.Identity() for _ in range(_LAYERS)
         )
         features = channels * (height // _SHRINK) * (width // _SHRINK)
         self.classifier = nn.Linear(features, num_classes)

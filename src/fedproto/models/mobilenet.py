@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from fedproto.batch_norm import BatchNorm2d
-
 # Expansion, output channels, blocks and stride of each stage, as in the paper's Table 2.
 _STAGES = (
     (1, 16, 1, 1),
@@ -102,7 +100,7 @@ class InvertedResidual(nn.Module):
                 activation=nn.ReLU6,
             ),
             nn.Conv2d(hidden, out, 1, bias=False),
-            BatchNorm2d(out),
+            nn.BatchNorm2d(out),
         )
         self._residual = stride == 1 and channels == out
 
@@ -134,7 +132,7 @@ def conv_bn(
             groups=groups,
             bias=False,
         ),
-        BatchNorm2d(out),
+        nn.BatchNorm2d(out),
         activation(inplace=True),
     )
 

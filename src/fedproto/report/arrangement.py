@@ -12,27 +12,28 @@ the same data and model.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 from fedproto.config import flatten
+from fedproto.report.conditions import (
+    FAMILY,
+    Condition,
+    Identity,
+    Options,
+    named_conditions,
+    varying,
+)
 from fedproto.report.looks import Look, looks_of
 from fedproto.report.results import StoredRun
 from fedproto.report.shared import comparable
-
-Options: TypeAlias = Mapping[str, str]
 
 BOOKKEEPING = ("engine", "store", "flower", "measure", "evaluate")
 """Sections that change how a run is carried out and watched, not what it is a run of."""
 
 # The strategy, and what combines with every one.
 _METHOD = ("strategy", "aggregate", "server")
-# What comes first says most about a condition; what is not here comes last.
-_TELLING = ("data.name", "schedule.delta", "data.alpha", "data", "model", "task", "schedule.cohort")
-_SHORT = {"schedule.delta": "δ", "data.alpha": "α"}
-_FAMILY = "data.name"
-OWN_DATA = "own data"
 
 
 @dataclass(frozen=True)
@@ -41,23 +42,6 @@ class Method:
 
     title: str
     look: Look
-
-
-@dataclass(frozen=True)
-class Condition:
-    """What it is compared under.
-
-    Attributes:
-        family: The data set; scores of different ones are not compared.
-        parts: What tells it apart from the family's other conditions, as name and value.
-        title: Both in words; empty where there is only one condition.
-        options: All options that make it up.
-    """
-
-    family: str
-    parts: Mapping[str, str]
-    title: str
-    options: Options
 
 
 @dataclass(frozen=True)
@@ -130,7 +114,7 @@ def arrange(runs: Iterable[StoredRun], known: Sequence[str] = ()) -> Arrangement
         _beside(key, federated) if alone else (key,)
         for key, alone in zip(identities, pooled, strict=True)
     ]
-    conditions = _conditions({key for keys in beside for key in keys}, federated)
+    conditions = named_conditions({key for keys in beside for key in keys}, federated)
     places = {key: place for place, key in enumerate(conditions)}
     under = [tuple(sorted(places[key] for key in keys)) for keys in beside]
     titles = _method_titles(found, flats, under)
@@ -153,7 +137,6 @@ def arrange(runs: Iterable[StoredRun], known: Sequence[str] = ()) -> Arrangement
     return Arrangement(methods, shown, tuple(groups))
 
 
-Identity: TypeAlias = tuple[tuple[str, str], ...]
 _OF_COHORTS = ("schedule.delta", "schedule.cohort")
 
 
@@ -204,7 +187,7 @@ def _methods_own(runs: Sequence[StoredRun], flats: Sequence[Options]) -> set[str
     """
     values: dict[str, dict[tuple[str, str], set[str]]] = defaultdict(lambda: defaultdict(set))
     for run, flat in zip(runs, flats, strict=True):
-        family = flat.get(_FAMILY, "")
+        family = flat.get(FAMILY, "")
         for option, value in flat.items():
             if option.endswith(".seed"):
                 values[option][family, flat["seed"]].add(value)
@@ -228,82 +211,20 @@ def _method_titles(
         together[name, places].append(flat)
     telling: dict[tuple[str, str], set[str]] = defaultdict(set)
     for (name, _), inside in together.items():
-        telling[name, inside[0].get(_FAMILY, "")] |= {
-            option for option in _varying(inside) if option.rpartition(".")[2] != "seed"
+        telling[name, inside[0].get(FAMILY, "")] |= {
+            option for option in varying(inside) if option.rpartition(".")[2] != "seed"
         }
     first: dict[str, str] = {}
     titles = []
     for run, name, flat in zip(runs, names, flats, strict=True):
         details = [
             f"{option.rpartition('.')[2]}={flat[option]}"
-            for option in sorted(telling[name, flat.get(_FAMILY, "")])
+            for option in sorted(telling[name, flat.get(FAMILY, "")])
             if option in flat
         ]
         title = first.setdefault(name, run.config.title)
         titles.append(title + (f" ({', '.join(details)})" if details else ""))
     return titles
-
-
-def _varying(options: Sequence[Options]) -> list[str]:
-    names = set().union(*options)
-    return [name for name in names if len({each.get(name) for each in options}) > 1]
-
-
-def _conditions(keys: set[Identity], federated: set[Identity]) -> dict[Identity, Condition]:
-    """The conditions in order, each with a title of what tells it apart in its family."""
-    families: dict[str, list[Identity]] = defaultdict(list)
-    for key in keys:
-        families[dict(key).get(_FAMILY, OWN_DATA)].append(key)
-    found: list[tuple[Any, Identity, Condition]] = []
-    for family, members in families.items():
-        telling = _telling([dict(key) for key in members])
-        for key in members:
-            options = dict(key)
-            parts = {_short(name, telling): options[name] for name in telling if name in options}
-            if key not in federated:
-                parts["training"] = "pooled"
-            words = [family] if len(families) > 1 else []
-            words += [_words(name, value) for name, value in parts.items()]
-            order = (family, [_sortable(value) for value in parts.values()])
-            found.append((order, key, Condition(family, parts, " · ".join(words), options)))
-    found.sort(key=lambda each: each[0])
-    return {key: condition for _, key, condition in found}
-
-
-def _telling(conditions: Sequence[Options]) -> list[str]:
-    """As few options as tell the conditions apart, those that say most about them first."""
-    kept = sorted(_varying(conditions), key=lambda name: (_rank(name), name))
-    for name in reversed(kept):
-        rest = [other for other in kept if other != name]
-        apart = {tuple(options.get(other) for other in rest) for options in conditions}
-        if len(apart) == len(conditions):
-            kept = rest
-    return kept
-
-
-def _rank(name: str) -> int:
-    section = name.partition(".")[0]
-    named = name if name in _TELLING else section
-    return _TELLING.index(named) if named in _TELLING else len(_TELLING)
-
-
-def _short(name: str, others: Sequence[str]) -> str:
-    if name in _SHORT:
-        return _SHORT[name]
-    last = name.rpartition(".")[2]
-    alone = sum(other.rpartition(".")[2] == last for other in others) < 2
-    return (last if alone else name).replace("_", " ")
-
-
-def _words(name: str, value: str) -> str:
-    return {"true": name, "false": f"no {name}"}.get(value, f"{name} {value}")
-
-
-def _sortable(value: str) -> tuple[int, float, str]:
-    try:
-        return 0, float(value), ""
-    except ValueError:
-        return 1, 0.0, value
 
 
 def _text(value: Any) -> str:

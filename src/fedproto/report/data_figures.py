@@ -141,12 +141,14 @@ def _pictures(federation: Federation, indices: Indices) -> tuple[NDArray[np.floa
         (len(inputs), *federation.input_shape[1:], 3),
     )
     if federation.task != "segmentation":
-        return images, [str(int(target)) for target in targets]
+        return images, [federation.class_name(int(target)) for target in targets]
     masks = targets.cpu().numpy()
     colours = palette()[masks] / 255
     painted = ((masks > 0) & (masks != VOID))[..., None]
     named = [
-        ", ".join(str(label) for label in np.unique(mask) if label not in (0, VOID))
+        ", ".join(
+            federation.class_name(int(label)) for label in np.unique(mask) if label not in (0, VOID)
+        )
         for mask in masks
     ]
     return np.where(painted, 0.45 * images + 0.55 * colours, images), named

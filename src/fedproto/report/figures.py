@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,6 +12,9 @@ from fedproto.report.arrangement import Arrangement
 from fedproto.report.looks import Look, add_legend, new_figure
 from fedproto.report.results import WINDOW, StoredRun
 from fedproto.tasks import loss_beside
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 NAMES = {
     "accuracy": "test accuracy",
@@ -48,9 +51,15 @@ def save_figures(arrangement: Arrangement, metric: str, folder: Path) -> list[Pa
 
 
 def draw_curves(arrangement: Arrangement, metric: str, path: Path) -> Path:
+    """Writes the curves of a metric."""
+    curves(arrangement, metric).savefig(path, dpi=150)
+    return path
+
+
+def curves(arrangement: Arrangement, metric: str) -> Figure:
     """Smoothed curves, a panel per condition: means over seeds within one standard deviation."""
     conditions = list(enumerate(arrangement.conditions))
-    figure, panels = _panels(len(conditions), (4.2, 2.9))
+    figure, panels = _panels(len(conditions), (4.2, 2.9) if len(conditions) > 1 else (6.8, 4.0))
     handles: dict[str, Any] = {}
     most_seeds = max((len(group.seeds) for group in arrangement.groups), default=1)
     for axes, (place, condition) in zip(panels, conditions, strict=True):
@@ -62,15 +71,13 @@ def draw_curves(arrangement: Arrangement, metric: str, path: Path) -> Path:
                     handles.setdefault(method.title, line)
         axes.set_title(condition.title, fontsize="small")
         axes.grid(alpha=0.3)
-    spread = f"; mean ± sample standard deviation of {most_seeds} seeds" if most_seeds > 1 else ""
-    figure.suptitle(
-        f"moving average over {100 * WINDOW:.0f} % of the rounds{spread}", fontsize="medium"
-    )
-    figure.supxlabel("round", fontsize="medium")
+    note = f"moving average over {100 * WINDOW:.0f} % of the rounds"
+    if most_seeds > 1:
+        note += f"; mean ± sample standard deviation of {most_seeds} seeds"
+    figure.supxlabel(f"round\n{note}", fontsize="small")
     figure.supylabel(NAMES.get(metric, metric.replace("_", " ")), fontsize="medium")
     add_legend(figure, handles)
-    figure.savefig(path, dpi=150)
-    return path
+    return figure
 
 
 def draw_attention(arrangement: Arrangement, path: Path) -> Path:
@@ -116,7 +123,7 @@ def _draw_group(axes: Any, runs: Iterable[StoredRun], metric: str, look: Look) -
     return line
 
 
-def _panels(number: int, size: tuple[float, float]) -> tuple[Any, list[Any]]:
+def _panels(number: int, size: tuple[float, float]) -> tuple[Figure, list[Any]]:
     columns = max(1, min(_COLUMNS, number))
     rows = -(-max(1, number) // columns)
     figure = new_figure(size[0] * columns + 1.2, size[1] * rows + 0.8)

@@ -16,9 +16,9 @@ from fedproto.records import RecordReader
 from fedproto.report.analysed import Scores
 from fedproto.report.grids import AttentionMap
 from fedproto.report.results import StoredRun, run_directories
-from fedproto.rounds import Run
+from fedproto.runs import reason_to_end
 from fedproto.store import RunStore
-from fedproto.types import RoundRecord, ServerState
+from fedproto.types import RoundRecord
 
 _CHUNK = 1 << 20
 CLASS = "class: "
@@ -54,8 +54,7 @@ class RunFollower:
     @property
     def stop_reason(self) -> str | None:
         """Why the run is over; None while it is not."""
-        state = ServerState(len(self.records), {}, {})
-        return Run(self.store.config, state, self.records).stop_reason
+        return reason_to_end(self.store.config, self.records)
 
     def update(self) -> None:
         """Reads what was written since the last time.

@@ -14,9 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedproto.config import RunConfig
+from fedproto.engines.base import Notify
 from fedproto.errors import StoreError
 from fedproto.store import RunStore, is_run
-from fedproto.sweep import is_sweep, sweep_directories
+from fedproto.sweeps import is_sweep, sweep_directories
 from fedproto.tasks import headline
 from fedproto.types import RoundRecord
 
@@ -65,16 +66,30 @@ def smoothing_width(rounds: int, share: float = WINDOW) -> int:
     return max(1, math.floor(share * rounds + 0.5))
 
 
-def find_runs(paths: Iterable[Path]) -> list[StoredRun]:
+def find_runs(paths: Iterable[Path], notify: Notify | None = None) -> list[StoredRun]:
     """All runs in and below some directories.
 
+    Args:
+        paths: Runs, sweeps or folders of them.
+        notify: Is told of runs that cannot be read, which are then left out.
+
     Raises:
-        StoreError: If a path does not exist or holds no run.
+        StoreError: If a path does not exist or holds no run, or no run can be read; without
+            `notify` also if one of them cannot.
     """
-    found = []
+    found: list[StoredRun] = []
+    unread: list[StoreError] = []
     for directory in found_in(paths):
-        store = RunStore.open(directory)
-        found.append(StoredRun(directory, store.config, store.records()))
+        try:
+            store = RunStore.open(directory)
+            found.append(StoredRun(directory, store.config, store.records()))
+        except StoreError as error:
+            unread.append(error)
+    if unread and (notify is None or not found):
+        raise unread[0]
+    for problem in unread:
+        assert notify is not None  # noqa: S101 - checked above
+        notify(f"left out: {problem}")
     return found
 
 

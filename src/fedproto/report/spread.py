@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 from fedproto.config import RunConfig
 from fedproto.data.base import DATASETS, DataSource, data_root
+from fedproto.data.federation import Federation
+from fedproto.data.masks import palette
 from fedproto.data.statistics import class_counts, statistics
 from fedproto.errors import FedprotoError
 from fedproto.options import options_to_dict
@@ -34,21 +36,21 @@ class Holdings:
 
 
 class DataPanels:
-    """Loads each data set once and remembers its panel."""
+    """Loads each data set once and remembers its panel.
 
-    def __init__(self) -> None:
-        self._panels: dict[DataSource, dict[str, Any]] = {}
-        self._holdings: dict[DataSource, Holdings] = {}
+    Args:
+        own: The data of runs that were given it in Python, where it is at hand.
+    """
+
+    def __init__(self, own: Federation | None = None) -> None:
+        self._own = own
+        self._panels: dict[DataSource | None, dict[str, Any]] = {}
+        self._holdings: dict[DataSource | None, Holdings] = {}
 
     def of(self, configs: Iterable[RunConfig]) -> list[dict[str, Any]]:
         """One panel per data set that the runs use, in the order of the runs."""
-        sources = dict.fromkeys(config.data for config in configs)
         panels = []
-        for source in sources:
-            if source is None:
-                problem = "given in Python, so it cannot be read again"
-                panels.append(_missing("own data", {}, problem))
-                continue
+        for source in dict.fromkeys(config.data for config in configs):
             if source not in self._panels:
                 self._panels[source] = self._panel(source)
             panels.append(self._panels[source])
@@ -57,15 +59,35 @@ class DataPanels:
     def holdings(self, config: RunConfig) -> Holdings | None:
         """What the clients of a run hold; None where its data cannot be had."""
         self.of([config])
-        return None if config.data is None else self._holdings.get(config.data)
+        return self._holdings.get(config.data)
 
-    def _panel(self, source: DataSource) -> dict[str, Any]:
+    def _panel(self, source: DataSource | None) -> dict[str, Any]:
+        if source is None:
+            return self._own_panel()
         name, options = DATASETS.name_of(type(source)), options_to_dict(source)
         try:
             federation = source.listed(data_root()) or source.load(data_root())
-            counts = class_counts(federation)
+            return self._shown(source, federation, name, options)
         except FedprotoError as error:
             return _missing(name, options, str(error))
+
+    def _own_panel(self) -> dict[str, Any]:
+        if self._own is None:
+            problem = "given in Python, so it cannot be read again"
+            return _missing("own data", {}, problem)
+        try:
+            return self._shown(None, self._own, self._own.name, {})
+        except FedprotoError as error:
+            return _missing(self._own.name, {}, str(error))
+
+    def _shown(
+        self,
+        source: DataSource | None,
+        federation: Federation,
+        name: str,
+        options: dict[str, Any],
+    ) -> dict[str, Any]:
+        counts = class_counts(federation)
         sizes = np.array([len(client.train) for client in federation.clients], dtype=np.int64)
         self._holdings[source] = Holdings(sizes, (counts > 0).sum(axis=1))
         first = int(federation.task == "segmentation")
@@ -75,6 +97,9 @@ class DataPanels:
             "options": options,
             "statistics": asdict(statistics(federation)),
             "classes": names or [str(place) for place in range(counts.shape[1])],
+            "colors": [f"#{bytes(color).hex()}" for color in palette()[1 : len(names) + 1]]
+            if first
+            else None,
             "grid": class_grid(counts).to_dict(),
             "problem": None,
         }
@@ -110,5 +135,5 @@ def binned(of: Indices, values: NDArray[np.float64]) -> list[list[float]]:
 
 
 def _missing(name: str, options: dict[str, Any], problem: str) -> dict[str, Any]:
-    nothing: dict[str, Any] = {"statistics": None, "classes": [], "grid": None}
+    nothing: dict[str, Any] = {"statistics": None, "classes": [], "colors": None, "grid": None}
     return {"name": name, "options": options, **nothing, "problem": problem}

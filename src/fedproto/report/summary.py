@@ -47,6 +47,7 @@ class Summary:
             one seed. A figure that some run does not have is left out.
         against: What became of it beside the baseline; None for the baseline itself, where that was
             not run, and for pooled training beside several conditions.
+        directories: Where the runs are.
     """
 
     title: str
@@ -56,6 +57,7 @@ class Summary:
     rounds: int
     values: dict[str, tuple[float, float | None]]
     against: Against | None
+    directories: list[str]
 
 
 def summarize(
@@ -89,6 +91,7 @@ def summarize(
                 if len(values := list(found.values())) == len(group.seeds)
             },
             against=verdict,
+            directories=[str(run.path) for run in group.runs],
         )
         for group, own, verdict in zip(arrangement.groups, figures, against, strict=True)
     ]

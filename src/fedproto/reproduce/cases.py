@@ -214,7 +214,4 @@ def without_mmd(config: RunConfig) -> RunConfig:
 
 def is_present(source: DataSource | None) -> bool:
     """Whether the files of a data set are there, as far as a look at its folder tells."""
-    if source is None or not source.folder:
-        return True
-    folder = data_root() / source.folder
-    return folder.is_dir() and any(folder.iterdir())
+    return source is None or source.is_present(data_root())

@@ -17,11 +17,13 @@ from typing import TypeAlias
 from fedproto.config import RunConfig
 from fedproto.data.base import DataSource
 from fedproto.data.federation import Federation
+from fedproto.driver import engine_of
 from fedproto.engines.base import Engine
 from fedproto.measures.base import Gauge
+from fedproto.planning import equip, plan_round, remember_all
 from fedproto.reproduce.cases import without_mmd
-from fedproto.rounds import Run, equip, plan_round, remember_all
-from fedproto.simulate import build_engine, initial_state, model_for
+from fedproto.runs import Run
+from fedproto.simulate import initial_state, model_for
 from fedproto.types import LocalJob, ServerState
 
 Clock: TypeAlias = Callable[[], float]
@@ -71,9 +73,9 @@ def estimate(
     """
     first = configs[0]
     federation = _federation(first, federations)
-    engine = build_engine(first, federation, model_for(first, federation))
-    try:
-        runs = [_begun(config, federation) for config in _enough(configs, first)]
+    together = [config for config in configs if config.data == first.data]
+    with engine_of(together, federation, model_for(first, federation)) as engine:
+        runs = [_begun(config, federation) for config in _enough(together)]
         setting = remember_all(runs, engine)
         jobs = [
             job
@@ -87,8 +89,6 @@ def estimate(
         per_test = _timed(lambda: engine.evaluate([jobs[0].state], federation.test_indices), clock)
         measured = next((config for config in configs if config.measure.every), first)
         per_look = _timed(lambda: _look(measured, engine, jobs[0]), clock)
-    finally:
-        engine.close()
     works = [work_of(config, _federation(config, federations)) for config in configs]
     steps = sum(work.steps for work in works)
     tests = sum(-(-config.schedule.rounds // config.evaluate.every) for config in configs)
@@ -120,13 +120,12 @@ def in_words(seconds: float) -> str:
     return f"{minutes:.0f} min" if minutes < 90 else f"{minutes / 60:.1f} h"
 
 
-def _enough(configs: Sequence[RunConfig], first: RunConfig) -> list[RunConfig]:
+def _enough(together: Sequence[RunConfig]) -> Sequence[RunConfig]:
     """The runs to time: all that train together on a GPU, where the size of the stack counts.
 
     On a CPU jobs follow one another, so three runs out of many will do.
     """
-    together = [config for config in configs if config.data == first.data]
-    if first.engine.torch_device().type == "cuda":
+    if together[0].engine.torch_device().type == "cuda":
         return together
     return together[:: -(-len(together) // TIMED_RUNS)]
 

@@ -27,11 +27,13 @@ class Output:
     Args:
         folder: Where files go.
         console: Where tables go.
+        remark: What every picture says of itself; nothing by default.
     """
 
-    def __init__(self, folder: Path, console: Console) -> None:
+    def __init__(self, folder: Path, console: Console, remark: str = "") -> None:
         self.folder = folder
         self.console = console
+        self.remark = remark
         self.written: list[Path] = []
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -75,6 +77,9 @@ class Output:
 
     def figure(self, name: str, figure: Figure) -> None:
         """Writes a picture as PNG and as PDF; the same picture gives the same bytes."""
+        if self.remark:
+            below = filter(None, [figure.get_supxlabel(), self.remark])
+            figure.supxlabel("\n".join(below), fontsize="small")
         for suffix, metadata in ((".png", {"Software": None}), (".pdf", {"CreationDate": None})):
             path = self.folder / (name + suffix)
             figure.savefig(path, dpi=150, metadata=metadata)

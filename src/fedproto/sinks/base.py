@@ -13,7 +13,8 @@ from typing import ClassVar
 
 from fedproto.errors import ConfigError
 from fedproto.registry import Registry
-from fedproto.rounds import Run, Watcher
+from fedproto.rounds import Watcher
+from fedproto.runs import Run
 from fedproto.store import RunStore
 from fedproto.types import RoundRecord
 

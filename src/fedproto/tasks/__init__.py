@@ -16,6 +16,7 @@ __all__ = [
     "Task",
     "TaskOptions",
     "headline",
+    "is_share",
     "loss_beside",
     "lower_is_better",
     "task_named",
@@ -27,6 +28,11 @@ TASKS: dict[str, type[Task]] = {"classification": Classification, "segmentation"
 def lower_is_better(metric: str) -> bool:
     """Whether small values of a metric are good: those of losses are, of scores not."""
     return metric.endswith("loss")
+
+
+def is_share(metric: str) -> bool:
+    """Whether a metric lies between 0 and 1, and is shown in per cent."""
+    return metric.endswith("accuracy") or "iou" in metric
 
 
 def headline(metrics: Iterable[str]) -> str:

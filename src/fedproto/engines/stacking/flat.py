@@ -25,6 +25,7 @@ class FlatLayout:
         example: One model's tensors.
 
     Attributes:
+        starts: Where each tensor begins in a row.
         small: Names of the tensors in front, in their order, without gaps.
         small_size: Numbers in the part in front.
         size: Numbers in a row.
@@ -33,17 +34,17 @@ class FlatLayout:
     def __init__(self, example: Tensors) -> None:
         self._shapes = {name: tuple(tensor.shape) for name, tensor in example.items()}
         self.small = [name for name, tensor in example.items() if tensor.numel() <= SMALL]
-        self._starts: dict[str, int] = {}
+        self.starts: dict[str, int] = {}
         self.size = 0
         for name in self.small:
-            self._starts[name] = self.size
+            self.starts[name] = self.size
             self.size += math.prod(self._shapes[name])
         self.small_size = self.size
         # Large tensors and rows begin at aligned addresses, as the fast matrix kernels ask for.
         self.size = _aligned(self.size)
         for name in example:
-            if name not in self._starts:
-                self._starts[name] = self.size
+            if name not in self.starts:
+                self.starts[name] = self.size
                 self.size = _aligned(self.size + math.prod(self._shapes[name]))
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:
@@ -52,7 +53,7 @@ class FlatLayout:
             name: flat[:, start : start + math.prod(self._shapes[name])].view(
                 len(flat), *self._shapes[name]
             )
-            for name, start in self._starts.items()
+            for name, start in self.starts.items()
         }
 
     def gather_small(self, tensors: Tensors) -> Tensor:

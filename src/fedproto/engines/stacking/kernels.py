@@ -6,7 +6,8 @@ the kernel's taps; a program holds the four pixels of a block of 2×2 cells in f
 that pooling needs no word between threads. A pooled cell passes its gradient to one pixel, which
 its code names: weight gradients make that of the full image while they read it.
 
-Dense layers of small batches are as fast as their weights can be read.
+Dense layers of small batches are as fast as their weights can be read. A whole step of a small
+model of dense layers is one kernel.
 
 Weights lie as `fedproto.engines.stacking.blocks.Conv` packs them: [tap across, I, tap down, O], or
 [I·T·T, O] where the input has few channels. Shapes: as in `fedproto.engines.stacking.glue`.
@@ -372,3 +373,114 @@ def dense_descent(
         other=0.0,
     )
     tl.store(where, w - tl.dot(g, p, input_precision=PRECISION), mask=inside)
+
+
+@triton.jit
+def _tile(rows, begin, first, inputs, units, IN: tl.constexpr, OUT: tl.constexpr):
+    """Some units of a dense layer's weight, transposed; where they lie, and which exist."""
+    number = tl.arange(0, IN)
+    unit = first + tl.arange(0, OUT)
+    where = begin + unit[None, :] * inputs + number[:, None]
+    inside = (unit < units)[None, :] & (number < inputs)[:, None]
+    return tl.load(rows + where, mask=inside, other=0.0), where, inside
+
+
+@triton.jit
+def _head_tile(rows, begin, first, inputs, units, IN: tl.constexpr, OUT: tl.constexpr):
+    """Some inputs of the last layer's weight, transposed; where they lie, and which exist."""
+    number = first + tl.arange(0, IN)
+    unit = tl.arange(0, OUT)
+    where = begin + unit[None, :] * inputs + number[:, None]
+    inside = (unit < units)[None, :] & (number < inputs)[:, None]
+    return tl.load(rows + where, mask=inside, other=0.0), where, inside
+
+
+@triton.jit
+def _move(rows, received, where, inside, value, change, pull, PROXIMAL: tl.constexpr):
+    """Gradient descent, with a pull to the received weights."""
+    if PROXIMAL:
+        value += pull * (tl.load(received + where, mask=inside, other=0.0) - value)
+    tl.store(rows + where, value - change, mask=inside)
+
+
+@triton.jit
+def mlp_step(
+    inputs, targets, samples, rows, received, start, steps, last_epoch, rate, proximal, count, loss,
+    row_size, table, batch, channels, hidden, features, classes, weight1, bias1, weight2, bias2,
+    weight3, bias3, BATCH: tl.constexpr, IN: tl.constexpr, HIDDEN: tl.constexpr,
+    CHUNK: tl.constexpr, CLASSES: tl.constexpr, PROXIMAL: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """A whole local step of a model of two dense layers and a head, one job per program.
+
+    The second layer is gone through in chunks of its units, forward and then again backward, where
+    each chunk is changed as soon as it has been used.
+    """
+    job = tl.program_id(0).to(tl.int64)
+    number = tl.load(count)
+    busy = number < tl.load(steps + job)
+    pace = tl.where(busy, tl.load(rate + job), 0.0)
+    pull = pace * tl.load(proximal + job)
+    sample = tl.arange(0, BATCH)
+    at = tl.minimum(tl.load(start + job) + number * batch + sample, table - 1)
+    index = tl.load(samples + at, mask=sample < batch, other=-1)
+    live = (index >= 0) & busy
+    index = tl.where(live, index, 0)
+    share = tl.where(live, pace / tl.maximum(tl.sum(live.to(tl.int32), axis=0), 1), 0.0)
+    channel = tl.arange(0, IN)
+    x = tl.load(
+        inputs + index[:, None] * channels + channel[None, :],
+        mask=live[:, None] & (channel < channels)[None, :],
+        other=0.0,
+    )
+    label = tl.load(targets + index, mask=live, other=0)
+    rows += job * row_size
+    received += job * row_size
+
+    unit = tl.arange(0, HIDDEN)
+    kind = tl.arange(0, CLASSES)
+    w1, where1, inside1 = _tile(rows, weight1, 0, channels, hidden, IN, HIDDEN)
+    b1 = tl.load(rows + bias1 + unit, mask=unit < hidden, other=0.0)
+    h1 = tl.maximum(tl.dot(x, w1, input_precision=PRECISION) + b1[None, :], 0.0)
+    b3 = tl.load(rows + bias3 + kind, mask=kind < classes, other=0.0)
+    z = tl.zeros((BATCH, CLASSES), tl.float32) + b3[None, :]
+    for first in range(0, features, CHUNK):
+        part = first + tl.arange(0, CHUNK)
+        w2, where2, inside2 = _tile(rows, weight2, first, hidden, features, HIDDEN, CHUNK)
+        w3, where3, inside3 = _head_tile(rows, weight3, first, features, classes, CHUNK, CLASSES)
+        b2 = tl.load(rows + bias2 + part, mask=part < features, other=0.0)
+        h2 = tl.maximum(tl.dot(h1, w2, input_precision=PRECISION) + b2[None, :], 0.0)
+        z = tl.dot(h2, w3, z, input_precision=PRECISION)
+
+    z = tl.where((kind < classes)[None, :], z, float("-inf"))
+    z -= tl.max(z, axis=1)[:, None]
+    total = tl.sum(tl.exp(z), axis=1)
+    hit = kind[None, :] == label[:, None]
+    each = tl.log(total) - tl.sum(tl.where(hit, z, 0.0), axis=1)
+    counts = live & (number >= tl.load(last_epoch + job))
+    tl.store(loss + job, tl.load(loss + job) + tl.sum(tl.where(counts, each, 0.0), axis=0))
+    dz = (tl.exp(z) / total[:, None] - hit.to(tl.float32)) * share[:, None]
+
+    d1 = tl.zeros((BATCH, HIDDEN), tl.float32)
+    for first in range(0, features, CHUNK):
+        part = first + tl.arange(0, CHUNK)
+        w2, where2, inside2 = _tile(rows, weight2, first, hidden, features, HIDDEN, CHUNK)
+        w3, where3, inside3 = _head_tile(rows, weight3, first, features, classes, CHUNK, CLASSES)
+        b2 = tl.load(rows + bias2 + part, mask=part < features, other=0.0)
+        h2 = tl.maximum(tl.dot(h1, w2, input_precision=PRECISION) + b2[None, :], 0.0)
+        d2 = tl.where(h2 > 0, tl.dot(dz, tl.trans(w3), input_precision=PRECISION), 0.0)
+        d1 = tl.dot(d2, tl.trans(w2), d1, input_precision=PRECISION)
+        dw3 = tl.dot(tl.trans(h2), dz, input_precision=PRECISION)
+        dw2 = tl.dot(tl.trans(h1), d2, input_precision=PRECISION)
+        _move(rows, received, where3, inside3, w3, dw3, pull, PROXIMAL)
+        _move(rows, received, where2, inside2, w2, dw2, pull, PROXIMAL)
+        db2 = tl.sum(d2, axis=0)
+        _move(rows, received, bias2 + part, part < features, b2, db2, pull, PROXIMAL)
+    d1 = tl.where(h1 > 0, d1, 0.0)
+    dw1 = tl.dot(tl.trans(x), d1, input_precision=PRECISION)
+    # Read again: kept, it would take up the registers all the time.
+    w1, where1, inside1 = _tile(rows, weight1, 0, channels, hidden, IN, HIDDEN)
+    _move(rows, received, where1, inside1, w1, dw1, pull, PROXIMAL)
+    db1 = tl.sum(d1, axis=0)
+    _move(rows, received, bias1 + unit, unit < hidden, b1, db1, pull, PROXIMAL)
+    db3 = tl.sum(dz, axis=0)
+    _move(rows, received, bias3 + kind, kind < classes, b3, db3, pull, PROXIMAL)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 try:
-    from fedproto.engines.stacking import kernels
+    from fedproto.engines.stacking import kernels as kernels
 except ImportError:  # Triton comes with PyTorch's builds for CUDA alone
     kernels = None  # type: ignore[assignment]
 

@@ -24,6 +24,7 @@ from fedproto.engines.stacking.gradients import Gradient, as_tensor, subtract
 from fedproto.engines.stacking.network import Beside, Network
 from fedproto.engines.stacking.orders import StackOrders
 from fedproto.engines.stacking.updates import is_plain, rule_for
+from fedproto.engines.stacking.whole import StepState
 from fedproto.rng import Indices
 from fedproto.strategies.base import Strategy
 from fedproto.strategies.contract import Objective
@@ -138,6 +139,8 @@ class Lockstep:
         # Room for most rounds on a GPU, where a larger table means capturing all graphs again.
         room = TABLE_ROOM if graphs else 0
         self._samples = torch.zeros(room, dtype=torch.int64, device=self._device)
+        alone = kind.in_place and not kind.linear and not kind.beside
+        self._whole = network.whole_step(kind.train.batch_size) if alone else None
         self._sizes = _sizes(self.capacity)
         self._graphs: dict[int, torch.cuda.CUDAGraph] | None = {} if graphs else None
         self._pool = torch.cuda.graph_pool_handle() if graphs else None
@@ -286,6 +289,10 @@ class Lockstep:
 
     def _step(self, size: int) -> None:
         """One step of the leading jobs."""
+        if self._whole is not None:
+            self._whole(size, self._state(), self._layout.starts)
+            self._count.add_(1)
+            return
         flat = self._flat[:size]
         params = self._layout.views(flat)
         x, targets, live, weight, rate = self._fuse(_next_batch)(
@@ -309,6 +316,22 @@ class Lockstep:
         else:
             self._follow_rule(flat, params, gradients, rate)
         self._fuse(_end_step)(self.loss[:size], loss, live, self._last_epoch[:size], self._count)
+
+    def _state(self) -> StepState:
+        return StepState(
+            self._inputs,
+            self._targets,
+            self._samples,
+            self._flat,
+            self._flat if self._received is None else self._received,
+            self._start,
+            self._steps,
+            self._last_epoch,
+            self._rate,
+            self._proximal,
+            self._count,
+            self.loss,
+        )
 
     def _descend(
         self, flat: Tensor, params: Tensors, gradients: Mapping[str, Gradient], rate: Tensor

@@ -23,6 +23,7 @@ from fedproto.engines.stacking.fusing import Fuse, unfused
 from fedproto.engines.stacking.gradients import Gradient, Product
 from fedproto.engines.stacking.kernel_blocks import KernelConv, KernelDense
 from fedproto.engines.stacking.norms import Normed, normed
+from fedproto.engines.stacking.whole import MlpStep
 from fedproto.models.cnn import CNN
 from fedproto.models.cnn4 import CNN4
 from fedproto.models.mlp import MLP
@@ -72,6 +73,11 @@ class Network(abc.ABC):
     """
 
     statistics: Mapping[str, tuple[int, ...]] = MappingProxyType({})
+
+    def whole_step(self, batch: int) -> MlpStep | None:
+        """Plain gradient descent in one kernel, where there is one for such models."""
+        del batch
+        return None
 
     def frozen(self) -> Network:
         """The same with statistics that training neither follows nor changes."""
@@ -141,20 +147,37 @@ class BlockNetwork(Network):
     Args:
         blocks: All layers but the last; the last of them gives the features.
         head: The last layer; nothing follows it.
+        kernels: Whether kernels may be used.
 
     Attributes:
         blocks: As given.
         head: As given.
+        kernels: As given.
     """
 
-    def __init__(self, blocks: Sequence[Block], head: Dense) -> None:
+    def __init__(self, blocks: Sequence[Block], head: Dense, *, kernels: bool = False) -> None:
         self.blocks = tuple(blocks)
         self.head = head
+        self.kernels = kernels
         self._weight, self._bias = f"{head.name}.weight", f"{head.name}.bias"
         norms = [block for block in self.blocks if isinstance(block, Normed)]
         self.statistics = {
             name: (norm.conv.channels[1],) for norm in norms for name in norm.statistics
         }
+
+    def whole_step(self, batch: int) -> MlpStep | None:
+        """For two dense layers and a head that are not part of an image's network."""
+        layers = (*self.blocks, self.head)
+        dense = [block for block in layers if type(block) is Dense]
+        if not self.kernels or len(layers) != 3 or len(dense) != 3:
+            return None
+        first, second, head = dense
+        step = MlpStep(
+            batch,
+            (first.inputs, first.units, second.units, head.units),
+            (first.name, second.name, head.name),
+        )
+        return step if step.usable else None
 
     def frozen(self) -> BlockNetwork:
         """The same with statistics that training neither follows nor changes."""
@@ -270,7 +293,7 @@ def block_network(
     """
     if type(model) is MLP:
         layers = [_dense(model, name) for name in ("dense1", "dense2", "classifier")]
-        return BlockNetwork(layers[:-1], layers[-1])
+        return BlockNetwork(layers[:-1], layers[-1], kernels=kernels)
     if type(model) is CNN:
         convolutions, image = _convolutions(model, input_shape, kernels=kernels)
         dense = _dense(model, "dense", image, kernels=kernels)

@@ -123,12 +123,13 @@ page.sections.push({
   },
 });
 
-// Label maps have the colours that the features of their classes have.
+// Label maps have the colours of PASCAL VOC; black is the background.
 function mapKeys(shown) {
   const heat = [0, 0.25, 0.5, 0.75, 1].map((share) => `rgb(${between(CIVIDIS, share).join(" ")})`);
   const bar = make("span", { class: "bar", "aria-hidden": "true" });
   bar.style.background = `linear-gradient(to right, ${heat.join(", ")})`;
-  const known = new Map(shown.map((one) => page.data.groups[one.group].embedding).filter(Boolean).flatMap(({ classes, colors }) => classes.map((name, place) => [name, colors[place]])));
+  const families = new Set(shown.map((one) => page.data.conditions[page.data.groups[one.group].conditions[0]].family));
+  const known = new Map(page.data.data.filter((panel) => panel.colors && families.has(panel.name)).flatMap(({ classes, colors }) => classes.map((name, place) => [name, colors[place]])));
   return make("ul", { class: "legend", id: "map-keys" }, make("li", {}, "entropy: none ", bar, " largest"), [...known].map(([name, color]) => make("li", {}, colorBox(color), ` ${name}`)));
 }
 

@@ -116,7 +116,7 @@ function chart(spec, width, height) {
   const clip = `clip-${chart.count = (chart.count || 0) + 1}`;
   const inside = makeSvg("g", { "clip-path": `url(#${clip})` });
   svg.append(
-    makeSvg("clipPath", { id: clip }, makeSvg("rect", { x: area.left, y: area.top - 4, width: Math.max(1, area.right - area.left), height: Math.max(1, area.bottom - area.top + 8) })),
+    makeSvg("clipPath", { id: clip }, makeSvg("rect", { x: area.left - 4, y: area.top - 4, width: Math.max(1, area.right - area.left + 8), height: Math.max(1, area.bottom - area.top + 8) })),
     ...yMarks.flatMap((mark, place) => [lineAt(area.left, y(mark), area.right, y(mark)), textAt(area.left - 6, y(mark) + 4, texts[place], { "text-anchor": "end" })]),
     ...xMarks.flatMap((mark) => [lineAt(x(mark), area.top, x(mark), area.bottom), textAt(x(mark), area.bottom + 16, (spec.x.mark || formatNumber)(mark), { "text-anchor": "middle" })]),
     textAt((area.left + area.right) / 2, height - 6, spec.x.name, { "text-anchor": "middle" }),

@@ -39,7 +39,7 @@ page.sections.push({
     const at = (share) => fairness.quantiles[Math.round(share * (fairness.quantiles.length - 1))];
     return [fairness.mean, fairness.std, fairness.zero, at(0.1), at(0.25), at(0.5), at(0.75), at(0.9)];
   },
-  heads: ["mean over clients", "std over clients", "clients at zero", "10 % are below", "25 % are below", "median", "75 % are below", "90 % are below"],
+  heads: ["mean", "std", "at zero", "10 % below", "25 % below", "median", "75 % below", "90 % below"],
   rows() {
     return [["run", "clients", "seeds", "round", ...this.heads], ...this.having().map((group) => [group.title, group.fairness.clients, group.fairness.seeds, group.fairness.round, ...this.facts(group)])];
   },

@@ -67,7 +67,8 @@ function drawSpread(body, panel) {
   if (!body.map) {
     body.map = make("div", { class: "chart data-chart" });
     body.facts = make("ul", { class: "facts" });
-    body.replaceChildren(body.facts, body.map);
+    const options = Object.entries(panel.options).map(([option, value]) => `${option} = ${valueText(value)}`).join(", ");
+    body.replaceChildren(body.facts, make("p", { class: "hint" }, options), body.map);
   }
   const facts = [
     ["clients", statistics.clients], ["classes", statistics.classes], ["samples", statistics.samples],
@@ -75,7 +76,6 @@ function drawSpread(body, panel) {
     ["classes per client", `${statistics.mean_classes.toFixed(1)} (${statistics.fewest_classes} to ${statistics.most_classes})`],
     ["training / test", `${statistics.train} / ${statistics.test}`],
   ];
-  for (const [option, value] of Object.entries(panel.options)) facts.push([option, valueText(value)]);
   if (statistics.validation) facts.push(["kept by the server", statistics.validation]);
   body.facts.replaceChildren(...facts.map(([name, value]) => make("li", {}, `${name} `, make("b", {}, String(value)))));
   heatMap(body.map, panel.grid, dataSpec(panel));

@@ -69,10 +69,12 @@ function verdictRows() {
 
 function forest(panel, width, range) {
   const { metric } = page;
-  const row = 26;
+  // Where it is narrow, names stand above their intervals, so that none is cut.
+  const stacked = width < 400;
+  const row = stacked ? 42 : 26;
   const height = panel.entries.length * row + 44;
-  const left = Math.min(width * 0.5, 16 + 6.6 * Math.max(...panel.entries.map(({ method }) => page.data.methods[method].title.length)));
-  const right = width - Math.min(150, width * 0.33);
+  const left = stacked ? 6 : Math.min(width * 0.5, 16 + 6.6 * Math.max(...panel.entries.map(({ method }) => page.data.methods[method].title.length)));
+  const right = width - 148;
   const x = scaleOf(range, [left + 8, right - 8], false);
   const svg = svgOf(width, height, `Differences from ${page.data.methods[page.base].title}, ${panel.title}: ` + panel.entries.map(({ method, found }) => `${page.data.methods[method].title} ${signed(metric, found.mean)} ${found.word}`).join("; "), { class: "forest" });
   for (const mark of marks(...range, Math.max(2, Math.floor((right - left) / 60)))) {
@@ -81,9 +83,11 @@ function forest(panel, width, range) {
   svg.append(lineAt(x(0), 0, x(0), height - 40, { stroke: variable("--ink"), "stroke-width": 1.5 }),
     textAt((left + right) / 2, height - 8, `${metric.label}, difference${metric.percent ? " in points" : ""}`, { "text-anchor": "middle" }));
   panel.entries.forEach(({ method, found }, place) => {
-    const y = (place + 0.5) * row;
+    const y = (place + (stacked ? 0.7 : 0.5)) * row;
     const color = colorOf(method);
-    svg.append(textAt(left - 4, y + 4, shortened(page.data.methods[method].title, Math.floor((left - 10) / 6.3)), { "text-anchor": "end", fill: variable("--ink") }));
+    const { title } = page.data.methods[method];
+    svg.append(stacked ? textAt(left, y - 14, shortened(title, Math.floor(width / 7)), { fill: variable("--ink") })
+      : textAt(left - 4, y + 4, shortened(title, Math.floor((left - 10) / 6.3)), { "text-anchor": "end", fill: variable("--ink") }));
     if (found.low !== null) svg.append(lineAt(Math.max(left, x(found.low)), y, Math.min(right, x(found.high)), y, { stroke: color, "stroke-width": 3, "stroke-opacity": found.word === "too few seeds" ? 0.35 : 0.8 }));
     if (x(found.mean) >= left && x(found.mean) <= right) svg.append(markOf(method, x(found.mean), y));
     svg.append(textAt(right + 6, y + 4, `${signed(metric, found.mean)} `, { fill: variable("--ink") },),

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from fedproto.atomic import explained, is_there, write_atomically
 from fedproto.config import RunConfig, read_config
 from fedproto.errors import FedprotoError, StoreError
 from fedproto.integrity import DamagedError, sealed, unsealed
 from fedproto.locking import holds_nothing, locked
-from fedproto.simulate import open_or_create
+from fedproto.simulate import here, open_or_create
 from fedproto.store import CREATION_ENDS_WITHIN, RunStore, is_run
 
 
@@ -51,17 +52,18 @@ def _begin(path: Path, configs: Mapping[str, RunConfig], *, reuse: bool) -> None
         if not reuse:
             raise StoreError(
                 f"{path} holds a sweep already; continue it with 'fedproto resume {path}', or"
-                " choose another --out"
+                " choose another directory"
             )
-        if {name: config.digest() for name, config in known.items()} != {
-            name: config.digest() for name, config in configs.items()
+        if {name: here(config).digest() for name, config in known.items()} != {
+            name: here(config).digest() for name, config in configs.items()
         }:
-            raise StoreError(f"{path} holds a sweep of other configurations; choose another --out")
+            raise StoreError(
+                f"{path} holds a sweep of other configurations; choose another directory"
+            )
     elif is_run(path) or not holds_nothing(path):
-        raise StoreError(f"{path} is not empty and holds no sweep; choose another --out")
+        raise StoreError(f"{path} is not empty and holds no sweep; choose another directory")
     else:
-        tables = {name: config.to_dict() for name, config in configs.items()}
-        write_atomically(path / "sweep.json", sealed({"runs": tables}))
+        _write(path, {name: config.to_dict() for name, config in configs.items()})
 
 
 def open_sweep(path: Path) -> list[RunStore]:
@@ -73,23 +75,57 @@ def open_sweep(path: Path) -> list[RunStore]:
     return [open_or_create(path / name, config) for name, config in _read(path).items()]
 
 
+def rewrite_sweep(path: Path, changes: Mapping[str, Any]) -> None:
+    """Changes options of all runs in the list of a sweep.
+
+    Args:
+        path: The sweep's directory.
+        changes: Values by dotted names.
+
+    Raises:
+        StoreError: If the list is damaged or cannot be written.
+    """
+    tables = _tables(path)
+    for table in tables.values():
+        for name, value in changes.items():
+            section, _, option = name.rpartition(".")
+            table[section] = {**table.get(section, {}), option: value}
+    _write(path, tables)
+
+
+def _write(path: Path, tables: Mapping[str, Any]) -> None:
+    with explained(path):
+        write_atomically(path / "sweep.json", sealed({"runs": tables}))
+
+
 def sweep_directories(path: Path) -> list[Path]:
     """Where a sweep's runs are, or will be once they begin, in the recipe's order.
 
     Raises:
         StoreError: If the list of runs is damaged.
     """
-    return [path / name for name in _read(path)]
+    return [path / name for name in _tables(path)]
 
 
 def _read(path: Path) -> dict[str, RunConfig]:
+    try:
+        return {name: read_config(table) for name, table in _tables(path).items()}
+    except (AttributeError, TypeError, FedprotoError) as error:
+        raise StoreError(
+            f"{path / 'sweep.json'} cannot be read ({error}); name a plugin that it needs with"
+            " --plugin, or start the sweep again"
+        ) from None
+
+
+def _tables(path: Path) -> dict[str, Any]:
+    """The runs' configurations as they are written, by name."""
     file = path / "sweep.json"
     try:
-        tables = unsealed(file.read_bytes())[0]["runs"]
+        tables = dict(unsealed(file.read_bytes())[0]["runs"])
         for name in tables:
             _check_name(name)
-        return {name: read_config(table) for name, table in tables.items()}
-    except (OSError, KeyError, TypeError, AttributeError, DamagedError, FedprotoError) as error:
+        return tables
+    except (OSError, KeyError, TypeError, ValueError, DamagedError, FedprotoError) as error:
         raise StoreError(f"{file} cannot be read ({error}); start the sweep again") from None
 
 

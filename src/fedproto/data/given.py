@@ -1,0 +1,176 @@
+"""Data as programs have it: arrays, torch data sets, rows with named columns, splits of one's own.
+
+Rows are what the `datasets` library and Flower Datasets give; neither is needed here.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fedproto.data.images import pixels
+from fedproto.data.samples import ClientData, DatasetSamples, MappedSamples, Samples, TensorSamples
+from fedproto.errors import DataError
+from fedproto.rng import Indices, Purpose, stream
+
+INPUTS = ("image", "img", "pixel_values", "input", "inputs", "x", "features")
+TARGETS = ("label", "labels", "target", "targets", "fine_label", "class", "character", "y")
+"""Names that columns of inputs and targets usually have."""
+
+WHITE = 255
+
+
+class Given:
+    """Clients' data and test data, brought into one form.
+
+    Args:
+        clients: Per client arrays, a torch data set, rows, or ``{"train": ..., "test": ...}``.
+        test: Test data per client, as a list; or one for all, which is dealt out evenly.
+        columns: Names of the columns of inputs and targets, for rows; guessed when None.
+
+    Attributes:
+        parts: The clients' data, then their test data or the one for all.
+        number: How many clients.
+        class_names: What the classes are called, where rows say it.
+
+    Raises:
+        DataError: If test data does not fit the clients, or columns are missing.
+    """
+
+    def __init__(
+        self,
+        clients: Sequence[Any],
+        test: Any = None,
+        columns: tuple[str, str] | None = None,
+    ) -> None:
+        train = list(clients)
+        if train and all(isinstance(client, Mapping) and "train" in client for client in train):
+            if test is None and all("test" in client for client in train):
+                test = [client["test"] for client in train]
+            train = [client["train"] for client in train]
+        if isinstance(test, list) and len(test) != len(train):
+            raise DataError(f"{len(test)} parts of test data for {len(train)} clients")
+        self.number = len(train)
+        self.class_names: tuple[str, ...] = ()
+        tests = [] if test is None else test if isinstance(test, list) else [test]
+        self._shared = test is not None and not isinstance(test, list)
+        self.parts: list[ClientData] = [self._plain(part, columns) for part in [*train, *tests]]
+
+    def tests(self, parts: Sequence[Indices], seed: int) -> list[Indices] | None:
+        """Each client's test samples; None where they are to be split off."""
+        own = list(parts[self.number :])
+        if not self._shared:
+            return own or None
+        shuffled = own[0][stream(seed, Purpose.SPLIT).permutation(len(own[0]))]
+        return [np.sort(part) for part in np.array_split(shuffled, self.number)]
+
+    def _plain(self, part: Any, columns: tuple[str, str] | None) -> ClientData:
+        """Rows as arrays; anything else as it is."""
+        if isinstance(part, (tuple, list)) or not _gives_rows(part):
+            return part  # type: ignore[no-any-return]
+        first = part[0]
+        names = columns or (_column(first, INPUTS, "inputs"), _column(first, TARGETS, "targets"))
+        for name in names:
+            if name not in first:
+                raise DataError(f"there is no column '{name}'; there are {', '.join(first)}")
+        described = getattr(part, "features", None)
+        if isinstance(described, Mapping) and not self.class_names:
+            self.class_names = tuple(getattr(described.get(names[1]), "names", None) or ())
+        rows = [part[place] for place in range(len(part))]
+        inputs = [_array(row[names[0]]) for row in rows]
+        if len({array.shape for array in inputs}) > 1:
+            raise DataError(
+                f"the inputs in column '{names[0]}' have different shapes; bring them to one first"
+            )
+        return np.stack(inputs), np.array([row[names[1]] for row in rows])
+
+
+def scaled(
+    samples: Samples,
+    scale: bool | None,
+    mean: Sequence[float] = (),
+    std: Sequence[float] = (),
+) -> Samples:
+    """Samples whose pixels are numbers of a sensible size.
+
+    Args:
+        samples: As they were given.
+        scale: Whether to divide by 255; when None bytes of pictures are, with a warning.
+        mean: Subtracted per channel afterwards.
+        std: Divided by per channel afterwards.
+
+    Raises:
+        DataError: If samples that come one by one are to be normalised.
+    """
+    if isinstance(samples, DatasetSamples):
+        if mean or std:
+            raise DataError("normalise in the data set itself; it gives samples one by one")
+        first, _ = samples.dataset[0]
+        divide = _asked(torch.as_tensor(first).unsqueeze(0), scale)
+        return replace(samples, divisor=float(WHITE)) if divide else samples
+    if not isinstance(samples, TensorSamples):
+        return samples
+    inputs, divide = samples.inputs, _asked(samples.inputs, scale)
+    if inputs.dtype == torch.uint8 and not divide:
+        inputs = inputs.float()
+    elif inputs.dtype != torch.uint8 and divide:
+        inputs = inputs / WHITE
+    if inputs.dtype != torch.uint8 and not mean and not std:
+        return TensorSamples(inputs, samples.targets)
+    return MappedSamples(inputs, samples.targets, tuple(mean), tuple(std))
+
+
+def _asked(inputs: torch.Tensor, scale: bool | None) -> bool:
+    if scale is not None:
+        return scale
+    picture = inputs.ndim == 4
+    if picture and inputs.dtype == torch.uint8:
+        warnings.warn(
+            "the inputs are bytes: taken for pixels and divided by 255 (say scale=True, or"
+            " scale=False to leave them as they are)",
+            stacklevel=4,
+        )
+        return True
+    some = inputs[:100]
+    if picture and float(some.max()) > 1.5 and torch.equal(some, some.round().clamp(0, WHITE)):
+        warnings.warn(
+            "the inputs look like pixels from 0 to 255; scale=True would divide them by 255 (say"
+            " scale=False if they are right as they are)",
+            stacklevel=4,
+        )
+    return False
+
+
+def _gives_rows(part: Any) -> bool:
+    """Whether something gives rows with named columns."""
+    try:
+        return len(part) > 0 and isinstance(part[0], Mapping)
+    except (TypeError, KeyError, IndexError):
+        return False
+
+
+def _column(row: Mapping[str, Any], usual: Iterable[str], what: str) -> str:
+    found = [name for name in usual if name in row]
+    if not found:
+        raise DataError(
+            f"which column holds the {what}? There are {', '.join(row)}: say columns=(inputs,"
+            " targets)"
+        )
+    return found[0]
+
+
+def _array(value: Any) -> NDArray[Any]:
+    """One input; a picture as bytes ``[channels, H, W]``."""
+    if hasattr(value, "convert"):  # a picture of Pillow's
+        return pixels(value, 1 if value.mode in ("1", "L", "I", "F") else 3)
+    array = np.asarray(value)
+    if array.ndim == 2 and array.dtype == np.uint8:
+        return array[None]
+    channels_last = array.ndim == 3 and array.shape[-1] in (1, 3) and array.shape[0] not in (1, 3)
+    return array.transpose(2, 0, 1) if channels_last else array

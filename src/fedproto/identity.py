@@ -1,0 +1,150 @@
+"""What a run was trained on: fingerprints of data, partition, module and initial weights.
+
+A configuration names data and model; it does not hold them. So a run also keeps fingerprints of
+what they were, and does not go on with, or count as, anything else.
+
+Up to `WHOLE_BYTES` of samples are read whole. Of larger ones as many bytes are read, evenly spread;
+all of them where ``store.exact`` asks for it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedproto.data.federation import Federation
+from fedproto.data.samples import MappedSamples, Samples, TensorSamples
+from fedproto.errors import DataError, StoreError
+from fedproto.types import POOLED, ServerState
+
+WHOLE_BYTES = 1 << 28
+"""Samples of up to so many bytes are read whole for their fingerprint."""
+
+CHUNK_BYTES = 1 << 24
+
+ITEMS = 16
+"""So many samples of a data set that gives them one by one are looked at."""
+
+PARTS = {
+    "samples": "the samples",
+    "all_samples": "the samples",
+    "partition": "which client has which samples",
+    "classes": "the classes, the shape of inputs or the task",
+    "module": "the model's layers",
+    "weights": "the model's initial weights",
+}
+"""What each fingerprint is of, in words."""
+
+SEEDED = "; an own module starts from the same weights when it is built under the same seed"
+
+
+def data_identity(federation: Federation, *, exact: bool = False) -> dict[str, str]:
+    """Fingerprints of a federation's samples, of who has them, and of what they are.
+
+    Args:
+        federation: The clients' data; none of it is looked at where it lies elsewhere.
+        exact: Also read all samples, however many.
+    """
+    facts = (federation.num_classes, federation.input_shape, federation.task)
+    found = {"classes": _digest([repr(facts).encode()])}
+    try:
+        found["samples"] = _digest(_content(federation.samples, WHOLE_BYTES))
+    except DataError:  # the clients have them, in a real federation
+        return found
+    if exact:
+        found["all_samples"] = _digest(_content(federation.samples, None))
+    held = (
+        federation.train_sizes,
+        federation.train_indices(POOLED),
+        federation.test_sizes,
+        federation.test_indices,
+        federation.validation,
+    )
+    found["partition"] = _digest(part.astype(np.int64).tobytes() for part in held)
+    return found
+
+
+def model_identity(model: nn.Module, initial: ServerState) -> dict[str, str]:
+    """Fingerprints of a module's layers and of the weights that training starts from."""
+    layers = [
+        f"{name} {type(layer).__qualname__}({layer.extra_repr()})"
+        for name, layer in model.named_modules()
+    ]
+    tensors = {**initial.params, **initial.buffers}
+    shapes = [f"{name} {tuple(tensor.shape)}" for name, tensor in sorted(tensors.items())]
+    return {
+        "module": _digest(line.encode() for line in [*layers, *shapes]),
+        "weights": _digest(_bytes(tensor) for _, tensor in sorted(tensors.items())),
+    }
+
+
+def check_same(was: Mapping[str, str], now: Mapping[str, str], where: object) -> None:
+    """Checks that what a run was trained on is what it is to go on with, or to be judged on.
+
+    Args:
+        was: The fingerprints that the run keeps.
+        now: Those of what is there now; only those in both are compared.
+        where: The run, for the message.
+
+    Raises:
+        StoreError: If some differ; the message says which.
+    """
+    changed = [name for name in PARTS if name in was and name in now and was[name] != now[name]]
+    if changed:
+        different = dict.fromkeys(PARTS[name] for name in changed)
+        advice = SEEDED if "weights" in changed else ""
+        raise StoreError(
+            f"{where} holds a run that was trained on something else: {' and '.join(different)}"
+            f" changed since; choose another directory, or put back what it began with{advice}"
+        )
+
+
+def _content(samples: Samples, limit: int | None) -> Iterator[bytes]:
+    """The bytes of samples: all, or as many as the limit says, evenly spread.
+
+    Raises:
+        DataError: If they cannot be read here.
+    """
+    if not isinstance(samples, TensorSamples | MappedSamples):
+        yield from _items(samples, len(samples) if limit is None else ITEMS)
+        return
+    if isinstance(samples, MappedSamples):
+        relabel = None if samples.relabel is None else samples.relabel.tolist()
+        yield repr((samples.mean, samples.std, relabel)).encode()
+    for tensor in (samples.inputs, samples.targets):
+        yield f"{tensor.dtype} {tuple(tensor.shape)}".encode()
+        for rows in _spread(len(tensor), tensor[0].nbytes, limit):
+            yield _bytes(tensor[rows])
+
+
+def _spread(number: int, row_bytes: int, limit: int | None) -> Iterator[slice]:
+    """Slices of rows: all rows, or as many as the limit allows, evenly spread."""
+    step = 1 if limit is None else max(1, -(-number * row_bytes // limit))
+    at_once = step * max(1, CHUNK_BYTES // max(row_bytes, 1))
+    for start in range(0, number, at_once):
+        yield slice(start, min(start + at_once, number), step)
+
+
+def _items(samples: Samples, number: int) -> Iterator[bytes]:
+    """Some samples that are given one by one; only their shapes where they are never the same."""
+    yield str(len(samples)).encode()
+    for index in np.unique(np.linspace(0, len(samples) - 1, number).astype(np.int64)):
+        first, again = (samples.batch(np.array([index])) for _ in range(2))
+        for one, other in zip(first, again, strict=True):
+            yield _bytes(one) if torch.equal(one, other) else str(tuple(one.shape)).encode()
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def _digest(parts: Iterable[bytes]) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "little"))
+        digest.update(part)
+    return digest.hexdigest()

@@ -1,0 +1,56 @@
+"""The HTML page about runs, written to a file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedproto.atomic import write_atomically
+from fedproto.errors import StoreError
+from fedproto.report.content import page_content
+from fedproto.report.following import Followers
+from fedproto.report.html import render
+from fedproto.report.spread import DataPanels
+
+
+def write_page(
+    directories: Sequence[Path],
+    file: Path,
+    *,
+    title: str | None = None,
+    metric: str | None = None,
+    target: float | None = None,
+    panels: DataPanels | None = None,
+) -> list[str]:
+    """Writes one self-contained page about runs.
+
+    Args:
+        directories: Runs, sweeps or folders of them.
+        file: Where it goes.
+        title: What to call it; after the directories by default.
+        metric: The score to compare by; the task's main one by default.
+        target: Also show when this score is reached.
+        panels: How the data is spread; None to leave it out.
+
+    Returns:
+        What had to be left out, and why.
+
+    Raises:
+        StoreError: If there is no run, or the page cannot be written.
+    """
+    runs, unread = Followers(directories).update(forgiving=True)
+    if unread and not runs:
+        raise StoreError(unread[0])
+    if not runs:
+        folders = ", ".join(str(path) for path in directories)
+        raise StoreError(f"{folders} holds no run: no run.json in it or below")
+    content = page_content(runs, metric=metric, target=target, panels=panels, problems=unread)
+    page = render(content, title or ", ".join(path.resolve().name for path in directories))
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(file, page.encode())
+    except OSError as error:
+        raise StoreError(
+            f"{file} cannot be written: {error.strerror or error}; choose another file"
+        ) from None
+    return list(content["problems"])

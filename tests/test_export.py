@@ -1,0 +1,168 @@
+"""A model gets out of a run and back into the class it came from."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+import fedproto
+from fedproto import Federation, with_features
+from fedproto.cli import main
+from fedproto.errors import ConfigError, StoreError, TrainingError
+
+TINY = {"rounds": 1, "cohort": 2, "epochs": 1, "engine": "reference"}
+
+
+class Block(nn.Module):
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.norm(self.conv(x))) + x
+
+
+class Residual(nn.Module):
+    """With batch norm, dropout by `self.training`, a parameter and a buffer of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(1, 4, 3, padding=1)
+        self.body = nn.Sequential(Block(4), Block(4))
+        self.pool = nn.AdaptiveAvgPool2d(1)
+        self.scale = nn.Parameter(torch.ones(1))
+        self.register_buffer("shift", torch.zeros(1))
+        self.fc = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.pool(self.body(self.stem(x))).flatten(1)
+        x = F.dropout(x * self.scale + self.shift, 0.5, self.training)
+        return self.fc(x)
+
+
+def federation() -> Federation:
+    rng = np.random.RandomState(0)
+    return Federation.from_clients(
+        [(rng.rand(9, 1, 8, 8).astype(np.float32), rng.randint(0, 3, 9)) for _ in range(3)],
+        num_classes=3,
+        class_names=["cat", "dog", "eel"],
+    )
+
+
+@pytest.fixture(scope="module")
+def own():
+    model = Residual()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    result = fedproto.run(federation(), with_features(model, "pool"), "fedproto", **TINY)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, before[name]), "training starts from a copy"
+    return result
+
+
+def test_weights_load_into_the_users_own_class(own, tmp_path):
+    assert own.export(tmp_path) == tmp_path
+    fresh, x = Residual(), torch.rand(2, 1, 8, 8)
+    fresh.load_state_dict(own.model.state_dict(), strict=True)
+    for weights in (load_file(tmp_path / "model.safetensors"), torch.load(tmp_path / "model.pt")):
+        fresh = Residual()
+        fresh.load_state_dict(weights, strict=True)
+        assert torch.equal(fresh.eval()(x), own.model(x))
+    assert not torch.equal(fresh.scale, torch.ones(1))
+
+
+def test_a_sequential_model_keeps_its_names_too(tmp_path):
+    def build() -> nn.Sequential:
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 3))
+
+    fedproto.run(federation(), with_features(build()), "fedavg", out=tmp_path / "run", **TINY)
+    assert main(["export", str(tmp_path / "run"), f"--out={tmp_path / 'out'}"]) == 0
+    build().load_state_dict(load_file(tmp_path / "out" / "model.safetensors"), strict=True)
+
+
+def test_the_module_keeps_working_while_it_is_wrapped():
+    model = Residual()
+    wrapped = with_features(model, "pool")
+    wrapped.eval()
+    assert not model.training
+    x = torch.rand(2, 1, 8, 8)
+    assert torch.equal(wrapped(x), model(x))
+    assert wrapped.features(x).shape == (2, 4, 1, 1)
+    assert dict(wrapped.named_parameters()).keys() == dict(model.named_parameters()).keys()
+    wrapped.double()
+    assert model.scale.dtype == torch.float64
+
+
+def test_the_card_says_what_the_model_is(own, tmp_path):
+    own.export(tmp_path)
+    card = (tmp_path / "README.md").read_text()
+    for text in ("# fedproto on own data", "cat, dog, eel", "| accuracy |", "2 of 3 clients"):
+        assert text in card
+    assert card.startswith("---\nlibrary_name: fedproto\n")
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+def test_a_graph_gives_the_same_scores(own, tmp_path):
+    own.export(tmp_path, ["torchscript"])
+    x = torch.rand(5, 1, 8, 8)
+    assert torch.allclose(torch.jit.load(tmp_path / "model.ts")(x), own.model(x), atol=1e-6)
+
+
+def test_onnx_gives_the_same_scores_where_it_is_installed(own, tmp_path):
+    try:
+        import onnxscript  # noqa: F401
+        from onnx.reference import ReferenceEvaluator
+    except ImportError:
+        with pytest.raises(ConfigError, match=r"fedproto\[onnx\]"):
+            own.export(tmp_path, ["onnx"])
+        return
+    own.export(tmp_path, ["onnx"])
+    x = torch.rand(5, 1, 8, 8)
+    (scores,) = ReferenceEvaluator(str(tmp_path / "model.onnx")).run(None, {"inputs": x.numpy()})
+    assert np.allclose(scores, own.model(x).detach().numpy(), atol=1e-4)
+
+
+def test_what_cannot_be_had_is_a_clear_error(own, tmp_path, monkeypatch):
+    with pytest.raises(ConfigError, match="did you mean 'onnx'"):
+        own.export(tmp_path, ["onx"])
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match="choose another folder"):
+        own.export(tmp_path / "file" / "folder")
+
+    def fail(*_):
+        raise RuntimeError("no graph\nof this")
+
+    monkeypatch.setattr(torch.jit, "trace", fail)
+    with pytest.raises(TrainingError, match="cannot be had as TorchScript: no graph; the weights"):
+        own.export(tmp_path, ["torchscript"])
+
+
+def test_the_printed_code_loads_the_model(tmp_path, capsys):
+    options = ["data.name=digits", "model.name=cnn", "model.features=8", "schedule.rounds=1"]
+    settings = [f"--set={option}" for option in [*options, "engine.name=reference"]]
+    out = tmp_path / "run"
+    assert main(["run", "quickstart", *settings, f"--out={out}", "-q"]) == 0
+    capsys.readouterr()
+    assert main(["export", str(out)]) == 0
+    code = capsys.readouterr().out.partition("To load it:\n\n")[2]
+    check = code + "\nimport torch\nprint(model(torch.ones(1, 1, 8, 8)).sum().item())\n"
+    ran = subprocess.run(
+        [sys.executable, "-c", check], cwd=out / "export", capture_output=True, text=True
+    )
+    assert ran.returncode == 0, ran.stderr
+    expected = fedproto.load(out).model(torch.ones(1, 1, 8, 8)).sum().item()
+    assert float(ran.stdout) == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_run_without_weights_exports_nothing(tmp_path, capsys):
+    keywords = {"out": tmp_path / "run", "store": {"checkpoint_every": 0}, **TINY}
+    fedproto.run(federation(), with_features(Residual(), "pool"), "fedavg", **keywords)
+    assert main(["export", str(tmp_path / "run")]) == 2
+    assert "no checkpoint" in capsys.readouterr().err

@@ -1,0 +1,231 @@
+"""What a new user meets on the first day: plugins, options, more rounds, names where they help."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from rich.console import Console
+
+import fedproto
+from documents import ROOT
+from fedproto import STRATEGIES, Federation, registry
+from fedproto.cli import main
+from fedproto.config import SECTIONS, digest_of
+from fedproto.data.images import open_image
+from fedproto.errors import ConfigError, DataError, StoreError
+from fedproto.integrity import sealed, unsealed
+from fedproto.options import describe
+from fedproto.report.data_figures import _pictures
+from fedproto.reproduce.output import Output
+from fedproto.store import RunStore
+
+TINY = [
+    "--set=data.name=digits",
+    "--set=data.clients=5",
+    "--set=model.hidden=4",
+    "--set=model.features=4",
+    "--set=schedule.rounds=2",
+    "--set=schedule.cohort=3",
+    "--set=engine.name=reference",
+]
+
+PLUGIN = """
+from dataclasses import dataclass
+from fedproto import STRATEGIES, FedAvg
+
+@STRATEGIES.register("mine")
+@dataclass(frozen=True)
+class Mine(FedAvg):
+    '''A strategy of one's own.'''
+"""
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    command = ["sweep", "quickstart", *TINY, "--set=sweep.seed=[0, 3]", "-q"]
+    assert main([*command, f"--out={folder / 'both'}"]) == 0
+    return folder
+
+
+def unknown(run: Path, description: dict) -> None:
+    """Makes a run one of a strategy that nobody here knows."""
+    description["config"]["strategy"] = {"name": "from-elsewhere"}
+    description["digest"] = digest_of(description["config"])
+    (run / "run.json").write_bytes(sealed(description))
+
+
+@pytest.mark.parametrize("plugins", [["/home/me/own.py"], []])
+def test_a_run_of_a_plugin_does_not_hide_the_others(swept, tmp_path, capsys, plugins):
+    shutil.copytree(swept, tmp_path, dirs_exist_ok=True)
+    shutil.copytree(tmp_path / "both" / "fedproto-seed0", tmp_path / "foreign")
+    description, _ = unsealed((tmp_path / "foreign" / "run.json").read_bytes())
+    description["environment"]["plugins"] = plugins
+    unknown(tmp_path / "foreign", description)
+    for command in (["compare"], ["report", f"--out={tmp_path / 'page.html'}"]):
+        assert main([*command, str(tmp_path)]) == 0
+        said = capsys.readouterr()
+        assert "unknown strategy 'from-elsewhere'" in said.err
+        assert ("--plugin /home/me/own.py" if plugins else "--plugin FILE") in said.err
+        assert "fedproto" in said.out or command[0] == "report"
+    assert main(["compare", str(tmp_path / "foreign")]) == 2
+    assert "--plugin" in capsys.readouterr().err
+
+
+def test_plugins_are_named_anywhere_and_remembered(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(registry, "_loaded", [])
+    monkeypatch.setattr(STRATEGIES, "_entries", dict(STRATEGIES._entries))
+    (tmp_path / "own_strategy.py").write_text(PLUGIN)
+    for place, command in enumerate(
+        (
+            ["run", "quickstart", "--plugin", "own_strategy.py"],
+            ["run", "--plugin=own_strategy.py", "quickstart"],
+        )
+    ):
+        out = tmp_path / f"run{place}"
+        settings = [*TINY, "--set=strategy.name=mine", f"--out={out}", "-q"]
+        assert main([*command, *settings]) == 0
+        plugins = RunStore.open(out).description()["environment"]["plugins"]
+        assert str(tmp_path / "own_strategy.py") in plugins
+    assert main(["run", "quickstart", "--plugin", "nowhere.py"]) == 2
+    assert "nowhere.py does not exist" in capsys.readouterr().err
+
+
+def test_a_comparison_says_which_run_is_which(swept, capsys):
+    assert main(["compare", str(swept), "--each", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["seeds"] for row in rows] == [[0], [3]]
+    folders = [[str(swept / "both" / f"fedproto-seed{seed}")] for seed in (0, 3)]
+    assert [row["directories"] for row in rows] == folders
+    assert main(["compare", str(swept), "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["seeds"] == [0, 3]
+    assert len(row["directories"]) == 2
+    assert main(["compare", str(swept), "--each"]) == 0
+    shown = capsys.readouterr().out
+    assert "seed 0" in shown
+    assert "seed 3" in shown
+
+
+def test_a_comparison_as_csv(swept, capsys):
+    assert main(["compare", str(swept), "--each", "--csv"]) == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert [row["seeds"] for row in rows] == ["0", "3"]
+    last = [fedproto.load(row["directories"]).metrics["accuracy"] for row in rows]
+    assert [float(row["accuracy"]) for row in rows] == pytest.approx(last)
+
+
+def test_a_target_in_per_cent_is_refused(swept, capsys):
+    assert main(["compare", str(swept), "--target", "75"]) == 2
+    assert "accuracy lies between 0 and 1; write 0.75 for 75 %" in capsys.readouterr().err
+    assert main(["compare", str(swept), "--target", "75", "--metric=loss"]) == 0
+
+
+def test_options_are_listed_by_section(capsys):
+    for command in (["list", "train"], ["list", "options", "train"]):
+        assert main([*command, "--json"]) == 0
+        ((entry,),) = json.loads(capsys.readouterr().out).values()
+        names = [option["name"] for option in entry["options"]]
+        assert names == [option.name for option in describe(SECTIONS["train"])]
+    assert main(["list", "options"]) == 0
+    shown = capsys.readouterr().out
+    for section in SECTIONS:
+        assert section in shown
+    assert main(["list", "engines"]) == 0
+    shown = capsys.readouterr().out
+    assert "auto" in shown
+    assert "max_stack" in shown
+    assert main(["list", "trian"]) == 2
+    assert "did you mean 'train'" in capsys.readouterr().err
+
+
+def test_an_option_without_its_section_is_found(capsys):
+    assert main(["run", "quickstart", "--set", "rounds=3"]) == 2
+    assert "did you mean 'schedule.rounds'?" in capsys.readouterr().err
+
+
+def test_the_page_of_options_is_that_of_the_code():
+    page = (ROOT / "docs/options.md").read_text(encoding="utf-8")
+    command = [sys.executable, "-m", "fedproto", "list", "options", "--markdown"]
+    made = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert page == made, "fedproto list options --markdown > docs/options.md"
+
+
+def test_a_finished_run_goes_on_to_more_rounds(swept, tmp_path, capsys):
+    run = tmp_path / "run"
+    shutil.copytree(swept / "both" / "fedproto-seed3", run)
+    assert main(["resume", str(run), "--rounds=4", "-q"]) == 0
+    assert main(["resume", str(run), "--rounds=4", "-q"]) == 0
+    settings = [*TINY, "--set=schedule.rounds=4", "--set=seed=3", f"--out={tmp_path / 'whole'}"]
+    assert main(["run", "quickstart", *settings, "-q"]) == 0
+    ours, theirs = (fedproto.load(path) for path in (run, tmp_path / "whole"))
+    assert [each.metrics for each in ours.records] == [each.metrics for each in theirs.records]
+    for name, tensor in theirs.state.params.items():
+        assert np.array_equal(tensor, ours.state.params[name])
+    assert main(["run", "quickstart", *settings[:-1], "--reuse", f"--out={run}", "-q"]) == 0
+    assert main(["resume", str(run), "--rounds=3"]) == 2
+    assert "is a run of 4 rounds" in capsys.readouterr().err
+
+
+def test_a_sweep_goes_on_to_more_rounds(swept, tmp_path):
+    shutil.copytree(swept / "both", tmp_path / "both")
+    # As if a kill had come between the runs and the list of them.
+    fedproto.extend(tmp_path / "both" / "fedproto-seed0", 3)
+    assert main(["resume", str(tmp_path / "both"), "--rounds=3", "-q"]) == 0
+    assert [len(run.records) for run in fedproto.load_all(tmp_path / "both")] == [3, 3]
+    assert main(["resume", str(tmp_path / "both"), "-q"]) == 0
+
+
+def test_what_cannot_be_extended_is_refused(tmp_path):
+    federation = Federation.from_clients([(np.random.rand(9, 4), np.arange(9) % 3)] * 3)
+    out = tmp_path / "run"
+    keywords = {"rounds": 1, "cohort": 2, "epochs": 1, "lr_schedule": "polynomial"}
+    fedproto.run(federation, "mlp", "fedavg", out=out, **keywords)
+    with pytest.raises(ConfigError, match="learning rate that depends on the number of rounds"):
+        fedproto.extend(out, 2)
+    with pytest.raises(StoreError, match="neither a run nor a sweep"):
+        fedproto.extend(tmp_path, 2)
+    with pytest.raises(StoreError, match=r"resume .* --rounds 3"):
+        fedproto.run(federation, "mlp", "fedavg", out=out, **keywords | {"rounds": 3})
+
+
+def test_a_broken_picture_is_named():
+    with pytest.raises(DataError) as caught:
+        open_image(b"no picture at all", "folder/mine.png")
+    assert "folder/mine.png" in str(caught.value)
+    assert "BytesIO" not in str(caught.value)
+
+
+def test_contact_sheets_show_the_names_of_classes():
+    inputs, labels = np.random.rand(6, 1, 4, 4), np.arange(6) % 3
+    federation = Federation.from_clients(
+        [(inputs, labels)], class_names=["ant", "bee", "cat"], test_fraction=0
+    )
+    assert _pictures(federation, np.arange(4))[1] == ["ant", "bee", "cat", "ant"]
+
+
+def test_pictures_of_other_settings_say_so(tmp_path):
+    console = Console(file=io.StringIO())
+    for remark in ("", "scale smoke: not the paper's settings"):
+        figure = Figure()
+        figure.subplots().plot([1, 2])
+        figure.supxlabel("round")
+        Output(tmp_path, console, remark).figure("one", figure)
+        assert figure.get_supxlabel() == ("round\n" + remark if remark else "round")
+
+
+def test_tables_of_one_data_set_take_the_place_of_no_others(tmp_path):
+    nowhere = [f"--runs={tmp_path / 'none'}", f"--out={tmp_path}", "--scale=smoke"]
+    for name in ("synthetic", "mnist"):
+        assert main(["reproduce", "data", f"--only={name}", *nowhere]) == 0
+        assert (tmp_path / "smoke" / name / "data.csv").exists()

@@ -1,0 +1,93 @@
+"""The tutorials run, and the files around the code are sound and say the same as it does."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import tomllib
+
+import pytest
+import yaml
+
+import fedproto
+from documents import ROOT
+
+
+def notebooks_tool():
+    path = ROOT / "docs/tools/notebooks.py"
+    spec = importlib.util.spec_from_file_location("notebooks", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("name", "pictures", "score"), [("tutorial", 2, 0.5), ("tutorial-segmentation", 2, 0.05)]
+)
+def test_a_tutorial_runs_and_learns_something(name, pictures, score):
+    page = notebooks_tool().as_markdown(ROOT / f"docs/{name}.ipynb")
+    assert page.count("<img ") == pictures
+    *_, results = re.findall(r"<tbody>(.*?)</tbody>", page)
+    accuracies = [
+        float(row.split("<td>")[4].split()[0].removesuffix("</td>"))
+        for row in results.split("<tr>")[1:]
+    ]
+    assert min(accuracies) > score
+
+
+def test_the_version_has_one_place():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert "version" in project["project"]["dynamic"]
+    assert project["tool"]["hatch"]["version"]["path"] == "src/fedproto/version.py"
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert str(citation["version"]) == fedproto.__version__
+    assert f"version = {{{fedproto.__version__}}}" in (ROOT / "README.md").read_text()
+    assert f"## {fedproto.__version__}" in (ROOT / "CHANGELOG.md").read_text()
+    assert {"cff-version", "message", "title", "authors", "license"} <= citation.keys()
+
+
+def test_workflows_test_every_python_that_is_promised():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    promised = {
+        text.rpartition(" ")[2]
+        for text in project["classifiers"]
+        if re.fullmatch(r".*:: 3\.\d+", text)
+    }
+    tests = yaml.safe_load((ROOT / ".github/workflows/tests.yml").read_text())
+    assert set(tests["jobs"]["test"]["strategy"]["matrix"]["python"]) == promised
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for path in (ROOT / ".github/workflows").glob("*.yml"):
+        for job in yaml.safe_load(path.read_text())["jobs"].values():
+            for step in job["steps"]:
+                assert ("uses" in step) != ("run" in step)
+                for target in re.findall(r"\bmake ([a-z-]+)", step.get("run", "")):
+                    assert target in targets
+                for file in re.findall(r"\b(tests/\S+\.py)", step.get("run", "")):
+                    assert (ROOT / file).exists()
+
+
+@pytest.mark.parametrize("name", ["Dockerfile", "Dockerfile.node"])
+def test_images_are_built_from_what_is_there(name):
+    text = re.sub(r"\\\n", " ", (ROOT / "docker" / name).read_text())
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    known = {"FROM", "RUN", "WORKDIR", "COPY", "USER", "ENV", "VOLUME", "ENTRYPOINT", "CMD"}
+    assert {line.split()[0] for line in lines} <= known
+    assert lines[0].startswith("FROM python:3.")
+    for line in lines:
+        if line.startswith("COPY"):
+            *sources, _ = line.split()[1:]
+            assert all((ROOT / source).exists() for source in sources), line
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    (asked,) = re.findall(r"'\.\[([\w,]+)\]'", text)
+    assert set(asked.split(",")) <= extras.keys()
+    users = [line.split()[1] for line in lines if line.startswith("USER")]
+    assert users, "nothing runs as root"
+    assert "root" not in users
+
+
+def test_nothing_reads_or_writes_a_users_own_caches():
+    assert os.environ["XDG_CACHE_HOME"]
+    assert os.environ["MPLCONFIGDIR"]
