@@ -71,7 +71,7 @@ class Federation:
         """What was taken out of a client's samples for validation."""
         if self.validation_owner is None or len(self.validation_owner) != len(self.validation):
             return np.empty(0, dtype=np.int64)
-        return self.validation[self.validation_owner == client]
+        return np.compress(self.validation_owner == client, self.validation)
 
     def train_indices(self, client: int) -> Indices:
         """A client's training samples; those of all clients for `POOLED`."""

@@ -27,7 +27,8 @@ from flwr.clientapp import ClientApp
 from fedproto.client_memory import MemoryOnDisk, remembered
 from fedproto.config import RunConfig
 from fedproto.data.base import data_root
-from fedproto.data.federation import Client, Federation
+from fedproto.data.clients import Client
+from fedproto.data.federation import Federation
 from fedproto.engines.base import Workload
 from fedproto.engines.reference import ReferenceEngine, read_state
 from fedproto.errors import ConfigError, FedprotoError

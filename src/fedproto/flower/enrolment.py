@@ -125,10 +125,15 @@ def federation_of(config: RunConfig, hellos: list[Hello]) -> Federation:
 def _read(path: Path) -> list[Hello]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        lists = ("input_shape", "class_names")
         return [
-            Hello(**{name: tuple(part) if name in lists else part for name, part in one.items()})
+            Hello(
+                **{
+                    **one,
+                    "input_shape": tuple(one["input_shape"]),
+                    "class_names": tuple(one.get("class_names", ())),
+                }
+            )
             for one in found
         ]
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise StoreError(f"{path} cannot be read: {error}; restore it from a copy") from None
