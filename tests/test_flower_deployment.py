@@ -16,8 +16,6 @@ import pytest
 
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedproto[flower]'")
 
-from fedproto.sweeps import create_sweep
-
 from fedproto.config import read_config
 from fedproto.flower.audit import read_audit
 from fedproto.flower.deploy import Deployment, deployment
@@ -26,6 +24,7 @@ from fedproto.registry import load_plugin
 from fedproto.rounds import Watcher
 from fedproto.simulate import simulate
 from fedproto.store import RunStore
+from fedproto.sweeps import create_sweep
 from helpers import same_tensors
 
 PLUGIN = Path(__file__).with_name("flower_plugin.py")
