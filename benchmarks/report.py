@@ -58,6 +58,16 @@ def write_runs(folder: Path, *, runs: int, rounds: int, clients: int, cohort: in
     return size
 
 
+def parse_alone(folder: Path) -> float:
+    """Processor seconds of decoding the records' JSON and nothing else."""
+    started = time.process_time()
+    for file in folder.rglob("rounds.jsonl"):
+        with file.open() as lines:
+            for line in lines:
+                json.loads(line)
+    return time.process_time() - started
+
+
 def write_page(folder: Path, page: Path, *options: str) -> dict[str, float]:
     """Time and memory of the command that writes a page."""
     command = [sys.executable, "-m", "fedproto", "report", str(folder), "--out", str(page)]
@@ -125,6 +135,7 @@ def main() -> None:
             row = {"what": "made up", **shape, "cohort": cohort, "records_mb": size / 1e6}
             # Measured without loading the data, which is not the page's work.
             row |= write_page(folder, page, "--no-data")
+            row["parse_alone_cpu_s"] = parse_alone(folder)
             found.append(row | open_page(page, scratch / f"profile{place}"))
             print(json.dumps(found[-1]))
         for place, folder in enumerate(given.folders):

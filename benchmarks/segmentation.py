@@ -20,7 +20,8 @@ from pathlib import Path
 import torch
 
 from fedproto.augment import AugmentOptions
-from fedproto.data.federation import Client, Federation
+from fedproto.data.clients import Client
+from fedproto.data.federation import Federation
 from fedproto.data.samples import TensorSamples
 from fedproto.engines.base import EngineOptions, Workload
 from fedproto.engines.captured import CapturedEngine
@@ -108,8 +109,11 @@ def main() -> None:
             started = time.perf_counter()
             work()
             _wait(options)
-            if repeat:  # the first one warms up
-                seconds[name].append(time.perf_counter() - started)
+            taken = time.perf_counter() - started
+            if repeat:
+                seconds[name].append(taken)
+            else:  # the first one warms up
+                print(f"{name}: {taken:.1f} s at first", flush=True)
     images = given.batch * given.steps
     rates = {name: images / statistics.median(times) for name, times in seconds.items()}
     figures = {

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from fedproto.data.federation import Client, Federation
+from fedproto.data.clients import Client
+from fedproto.data.federation import Federation
 from fedproto.data.samples import TensorSamples
 from fedproto.engines.reference import read_state
 from fedproto.models.base import ModelOptions, build_model

@@ -8,7 +8,7 @@ from torch import nn
 
 from fedproto import FedAvg, Federation, FedProto, run, with_features
 from fedproto.batch_norm import estimate, statistics_names, tolerate_single_values
-from fedproto.data.federation import Client
+from fedproto.data.clients import Client
 from fedproto.data.samples import TensorSamples
 from fedproto.engines.reference import read_state
 from fedproto.models.base import build_model

@@ -214,6 +214,15 @@ def test_verdicts_are_of_pairs_under_the_same_condition():
         summarized(runs, baseline="fedprux")
 
 
+def test_single_runs_are_compared_with_the_baseline_on_their_seed():
+    runs = [stored([0.5 + seed / 10], seed=seed) for seed in range(3)]
+    runs += [stored([0.6 + seed / 10], seed=seed, strategy=FedProx()) for seed in range(3)]
+    rows = summarize(arrange(runs).split(), "accuracy")
+    found = [row.against.difference.mean for row in rows if row.against]
+    assert found == pytest.approx([0.1] * 3)
+    assert {row.against.verdict for row in rows if row.against} == {"too few seeds"}
+
+
 def test_a_seed_that_was_run_twice_counts_once():
     runs = [stored([0.2]), stored([0.4]), stored([0.5], seed=1)]
     (row,) = summarized(runs)

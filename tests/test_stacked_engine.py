@@ -68,6 +68,12 @@ def test_a_module_that_cannot_be_stacked_is_trained_one_by_one(layer, reason):
     check_same(found, truth, 0.0)
 
 
+def test_without_cuda_captured_steps_are_those_of_the_reference():
+    strategies = [FedProx(mu=0.5), FedProto()]
+    truth = sweep("reference", MODELS["cnn"], strategies=strategies)
+    check_same(sweep("captured", MODELS["cnn"], strategies=strategies), truth, 0.0)
+
+
 @pytest.mark.parametrize("policy", ["average", "frozen", "local"])
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
 def test_batch_norm_is_stacked(policy, momentum):

@@ -6,6 +6,7 @@ They run on a CUDA device, or anywhere in Triton's interpreter: `TRITON_INTERPRE
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from fedproto.engines.stacking import choice, glue, network
 from fedproto.engines.stacking.blocks import Conv
 from fedproto.engines.stacking.kernel_blocks import KernelConv, KernelDense
 from fedproto.engines.stacking.launching import CUTS, ConvKernels, Cuts, DenseKernels
+from fedproto.engines.stacking.lockstep import Lockstep
 from fedproto.engines.stacking.whole import MlpStep
 from fedproto.models.cnn import CNNOptions
 from fedproto.models.mlp import MLPOptions
@@ -41,7 +43,13 @@ def error(found: torch.Tensor, truth: torch.Tensor) -> float:
 @pytest.mark.parametrize("pooled", [True, False])
 @pytest.mark.parametrize(
     ("channels", "image", "taps"),
-    [((1, 16), (8, 9), 5), ((3, 16), (7, 6), 3), ((16, 32), (7, 9), 5), ((16, 16), (6, 5), 3)],
+    [
+        ((1, 16), (8, 9), 5),
+        ((3, 16), (7, 6), 3),
+        ((16, 32), (7, 9), 5),
+        ((16, 16), (6, 5), 3),
+        ((32, 64), (6, 6), 5),
+    ],
 )
 def test_a_convolution_is_that_of_pytorch(monkeypatch, channels, image, taps, pooled, few):
     monkeypatch.setattr(
@@ -128,4 +136,48 @@ def test_training_with_kernels_is_that_of_the_reference(monkeypatch):
     }
     found = sweep("stacked", model, **options)
     assert blocks == [KernelConv, KernelConv, KernelDense]
+    check_same(found, sweep("reference", model, **options), 1e-4)
+
+
+@pytest.mark.parametrize("case", ["right", "wrong", "cramped"])
+def test_the_first_step_finds_kernels_that_are_wrong(monkeypatch, case):
+    wrong = case == "wrong"
+    monkeypatch.setattr(
+        choice, "block_network", lambda *args, **_: network.block_network(*args, kernels=True)
+    )
+    step, first, kernel = Lockstep._step, Lockstep._first_step, MlpStep.__call__
+    tried = []
+
+    def begin(self, size):
+        if tried:
+            step(self, size)
+        else:
+            tried.append(size)
+            first(self, size)
+            assert (self._whole is None) == wrong
+
+    def bad(self, jobs, state, starts):
+        kernel(self, jobs, state, starts)
+        state.rows.mul_(1.1)
+
+    def no_room(*_):
+        raise torch.cuda.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(Lockstep, "_step", begin)
+    if case == "cramped":
+        monkeypatch.setattr(network.BlockNetwork, "gradients", no_room)
+    if wrong:
+        monkeypatch.setattr(MlpStep, "__call__", bad)
+    options = {
+        "strategies": [FedProx(mu=1.0)],
+        "federation": small_federation(shape=(6,), sizes=(4, 6, 3)),
+        "train": TrainOptions(epochs=1, batch_size=5, lr=0.05),
+        "dtype": "float32",
+        "device": DEVICE,
+        "max_stack": 100,
+    }
+    model = MLPOptions(hidden=20, features=40)
+    with pytest.warns(UserWarning, match="kernels disagree") if wrong else nullcontext():
+        found = sweep("stacked", model, **options)
+    assert tried
     check_same(found, sweep("reference", model, **options), 1e-4)

@@ -12,7 +12,8 @@ from common import Work, quiet, serve
 from torch import Tensor
 
 from fedproto.config import EvaluateOptions, RunConfig, ScheduleOptions
-from fedproto.data.federation import Client, Federation
+from fedproto.data.clients import Client
+from fedproto.data.federation import Federation
 from fedproto.data.samples import TensorSamples
 from fedproto.engines.base import ENGINES, EngineOptions, Workload
 from fedproto.engines.reference import read_state

@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 import types
 import typing
+from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any, TypeAlias, get_args, get_origin
 
 from fedproto.errors import StoreError
 from fedproto.integrity import Chain, DamagedError, read_json
 from fedproto.types import RoundRecord
 
+Check: TypeAlias = Callable[[Collection[Any]], bool]
 _BY_CLIENT = ("epochs", "attention", "failures")
 
 
@@ -61,38 +63,50 @@ def _table(data: Any) -> dict[str, Any]:
 
 
 def _record(data: dict[str, Any]) -> RoundRecord:
-    hints = typing.get_type_hints(RoundRecord)
     try:
         for name in _BY_CLIENT:
             if name in data:
-                data[name] = {int(client): value for client, value in data[name].items()}
+                data[name] = dict(zip(map(int, data[name]), data[name].values(), strict=True))
         record = RoundRecord(**data)
     except (ValueError, TypeError, AttributeError) as error:
         raise DamagedError(f"it is no record: {error}") from None
-    for name, hint in hints.items():
-        if not _fits(getattr(record, name), hint):
+    for name, fit in _CHECKS.items():
+        if not fit([getattr(record, name)]):
             raise DamagedError(f"its {name} is of the wrong kind")
     return record
 
 
-def _fits(value: Any, hint: Any) -> bool:
-    """Whether a value read from JSON is what a field is declared to be."""
-    origin, members = get_origin(hint), get_args(hint)
+def _check_of(hint: Any) -> Check:
+    """Tells whether values read from JSON are what a field is declared to be.
+
+    Many values are looked at together: a long run has millions of them.
+    """
+    origin, members = get_origin(hint), [_check_of(member) for member in get_args(hint)]
     if origin in (typing.Union, types.UnionType):
-        return any(_fits(value, member) for member in members)
+        return lambda values: all(any(fits([value]) for fits in members) for value in values)
     if origin is list:
-        return isinstance(value, list) and all(_fits(each, members[0]) for each in value)
+        (fit,) = members
+        return lambda values: _are(values, list) and all(map(fit, values))
     if origin is dict:
-        return isinstance(value, dict) and all(
-            _fits(key, members[0]) and _fits(each, members[1]) for key, each in value.items()
+        keys_fit, fit = members
+        return lambda values: (
+            _are(values, dict)
+            and all(keys_fit(each.keys()) and fit(each.values()) for each in values)
         )
     if hint is float:
-        return type(value) in (int, float) and _is_finite(value)
-    return type(value) is hint
+        return lambda values: _are(values, int, float) and _are_finite(values)
+    return lambda values: _are(values, hint)
 
 
-def _is_finite(value: float) -> bool:
+def _are(values: Collection[Any], *kinds: type) -> bool:
+    return set(map(type, values)).issubset(kinds)
+
+
+def _are_finite(values: Collection[float]) -> bool:
     try:
-        return math.isfinite(value)
+        return all(map(math.isfinite, values))
     except OverflowError:  # a whole number larger than any floating-point one
         return False
+
+
+_CHECKS = {name: _check_of(hint) for name, hint in typing.get_type_hints(RoundRecord).items()}

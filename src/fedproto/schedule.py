@@ -32,11 +32,11 @@ def cohort(
     # The first arrivals of independent exponential clocks are a draw without replacement in which
     # each next client is chosen in proportion to its weight among those left.
     arrival = stream(seed, Purpose.COHORT, round_).exponential(size=len(sizes)) / weight
-    if not 0 < number < len(arrival):
-        return list(range(len(arrival) if number else 0))
-    # Sorting a million for the first hundred would take longer than all else.
-    latest = np.partition(arrival, number - 1)[number - 1]
-    early = np.flatnonzero(arrival <= latest)
+    # Sorting a million for the first hundred would take longer than all else: about twice as many
+    # as are wanted arrive until here, and only if they do not suffice must all be looked at.
+    early = np.flatnonzero(arrival <= 2 * number / weight.sum())
+    if len(early) < number:
+        early = np.arange(len(arrival))
     return sorted(early[np.argsort(arrival[early], kind="stable")[:number]].tolist())
 
 

@@ -109,7 +109,7 @@ def _first_draws(pools: Words) -> Words:
     low[:, 0] = 0x80000000
     mixed = (low[:, :-1] & np.uint32(0x80000000)) | (low[:, 1:] & np.uint32(0x7FFFFFFF))
     odd = (mixed & np.uint32(1)) * np.uint32(0x9908B0DF)
-    state = np.concatenate(
+    state: Words = np.concatenate(
         [_key(pools, np.array([_KEY - 1])), high ^ (mixed >> np.uint32(1)) ^ odd], axis=1
     )
     state ^= state >> np.uint32(11)

@@ -233,10 +233,11 @@ def join_clients(clients: Sequence[ClientData]) -> tuple[Samples, list[Indices]]
             _joined([inputs for inputs, _ in arrays]), _joined([one for _, one in arrays]).long()
         )
         sizes = [len(inputs) for inputs, _ in arrays]
-        _check_finite(samples.inputs, sizes)
     for place, size in enumerate(sizes):
         if size == 0:
             raise DataError(f"client {place} has no samples; leave it out")
+    if isinstance(samples, TensorSamples):
+        _check_finite(samples.inputs, sizes)
     ends = np.cumsum(sizes)
     return samples, [
         np.arange(end - size, end, dtype=np.int64) for size, end in zip(sizes, ends, strict=True)

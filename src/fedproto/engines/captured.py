@@ -5,8 +5,8 @@ them. A step of a given batch shape is captured once and then replayed, for one 
 weights are loaded in place, the optimizer's state is set to zero where a fresh one is due, and the
 rate lies on the device. Meanwhile the host prepares the next batch.
 
-What is not captured (models that draw random numbers, strategies that add more to the loss than a
-pull to the received weights, shapes seen for the first time) is done step by step as in the
+What is not captured (float64, models that draw random numbers, strategies that add more to the loss
+than a pull to the received weights, shapes seen for the first time) is done step by step as in the
 reference engine; so is everything on a CPU.
 """
 
@@ -56,7 +56,9 @@ class CapturedEngine(ReferenceEngine):
     def _stepper(self, job: LocalJob, objective: Objective) -> Step:
         more = objective.linear is not None or objective.virtual is not None or objective.calibrated
         own = type(job.strategy).penalty is not Strategy.penalty
-        if self._pool is None or more or own or _draws(self._model):
+        # Optimizers take a rate that lies on the device as float32: too coarse for float64.
+        exact = self.workload.options.torch_dtype() == torch.float64
+        if self._pool is None or exact or more or own or _draws(self._model):
             return super()._stepper(job, objective)
         common = replace(job.train, lr=1.0, epochs=1, lr_schedule="constant", lr_power=1.0)
         key = common, objective.proximal

@@ -138,12 +138,11 @@ def _against(
     chosen = baseline or (arrangement.first if titles else "")
     if baseline is not None and baseline not in titles:
         raise ConfigError(f"--baseline: {unknown_name('method', baseline, titles)}")
-    theirs = {
-        place: values
-        for group, values in zip(groups, found, strict=True)
-        if titles[group.method] == chosen
-        for place in group.conditions
-    }
+    theirs: dict[int, dict[int, float]] = defaultdict(dict)
+    for group, values in zip(groups, found, strict=True):
+        if titles[group.method] == chosen:
+            for place in group.conditions:
+                theirs[place].update(values)
     pairs = [
         differences(values, theirs.get(group.conditions[0], {}))
         if titles[group.method] != chosen and len(group.conditions) == 1

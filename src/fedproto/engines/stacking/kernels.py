@@ -201,21 +201,17 @@ def input_gradient(
 def weight_gradient_taps(
     x, dy, code, out, x_row, dy_row, out_row, count, rows, columns, height, width,
     INS: tl.constexpr, OUTS: tl.constexpr, TAPS: tl.constexpr, BLOCK: tl.constexpr,
-    TOGETHER: tl.constexpr, POOLED: tl.constexpr, SUBTRACT: tl.constexpr, PRECISION: tl.constexpr,
+    POOLED: tl.constexpr, SUBTRACT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """``dwₜ = Σ_h x[h + t − T//2]ᵀ dz[h]`` of a few taps per program, or ``w −= dw``."""
+    """``dwₜ = Σ_h x[h + t − T//2]ᵀ dz[h]`` of one tap per program, or ``w −= dw``."""
+    tap = tl.program_id(0)
     job = tl.program_id(1).to(tl.int64)
     x += job * x_row
     dy += job * dy_row
     code += job * dy_row
-    number = tl.arange(0, TOGETHER * INS)
-    tap = tl.program_id(0) * TOGETHER + number // INS
-    ins = number % INS
-    exists = (tap < TAPS * TAPS)[None, :]
-    tap_down = tap // TAPS - TAPS // 2
-    tap_across = tap % TAPS - TAPS // 2
+    ins = tl.arange(0, INS)
     outs = tl.arange(0, OUTS)
-    total = tl.zeros((TOGETHER * INS, OUTS), tl.float32)
+    total = tl.zeros((INS, OUTS), tl.float32)
     for first in range(0, count, BLOCK):
         cell = first + tl.arange(0, BLOCK)
         live = cell < count
@@ -228,24 +224,22 @@ def weight_gradient_taps(
             passed = tl.load(code + where, mask=live[:, None], other=DEAD)
             value = tl.load(dy + where, mask=live[:, None], other=0.0)
         for pixel in tl.static_range(4):
+            down = row + pixel // 2
+            across = column + pixel % 2
             if POOLED:
                 g = tl.where(passed == pixel, value, 0.0)
             else:
-                g = _image_tile(
-                    dy, live, image, row + pixel // 2, column + pixel % 2, height, width, OUTS
-                )
-            down = (row + pixel // 2)[:, None] + tap_down[None, :]
-            across = (column + pixel % 2)[:, None] + tap_across[None, :]
-            inside = _inside(live[:, None] & exists, down, across, height, width)
-            at = ((image[:, None] * height + down) * width + across) * INS + ins[None, :]
-            p = tl.load(x + at, mask=inside, other=0.0)
+                g = _image_tile(dy, live, image, down, across, height, width, OUTS)
+            p = _image_tile(
+                x, live, image, down + tap // TAPS - TAPS // 2, across + tap % TAPS - TAPS // 2,
+                height, width, INS,
+            )  # fmt: skip
             total = tl.dot(tl.trans(p), g, total, input_precision=PRECISION)
-    begin = (tap % TAPS * INS * TAPS + tap // TAPS + ins * TAPS) * OUTS
-    tile = out + job * out_row + begin[:, None] + outs[None, :]
-    written = (tap < TAPS * TAPS)[:, None]
+    out += job * out_row + (tap % TAPS * INS * TAPS + tap // TAPS) * OUTS
+    tile = ins[:, None] * (TAPS * OUTS) + outs[None, :]
     if SUBTRACT:
-        total = tl.load(tile, mask=written) - total
-    tl.store(tile, total, mask=written)
+        total = tl.load(out + tile) - total
+    tl.store(out + tile, total)
 
 
 @triton.jit

@@ -31,13 +31,11 @@ class Cut:
         block: Cells per program, or per turn of its loop.
         warps: Groups of 32 threads per program.
         stages: Turns of the loop whose loads are under way at once.
-        together: Taps whose gradients one program sums.
     """
 
     block: int
     warps: int
     stages: int
-    together: int = 1
 
 
 @dataclass(frozen=True)
@@ -64,8 +62,8 @@ class Cuts:
 CUTS = {
     "forward_taps": Cuts(Cut(32, 2, 3), Cut(16, 2, 4), Cut(16, 4, 3)),
     "forward_patches": Cuts(Cut(32, 2, 1), Cut(64, 4, 1), Cut(32, 2, 1)),
-    "input_gradient": Cuts(Cut(32, 2, 2), Cut(64, 4, 2), Cut(16, 4, 3)),
-    "weight_gradient_taps": Cuts(Cut(32, 2, 1), Cut(64, 4, 1, together=2), Cut(32, 4, 1)),
+    "input_gradient": Cuts(Cut(32, 2, 2), Cut(16, 2, 3), Cut(16, 4, 3)),
+    "weight_gradient_taps": Cuts(Cut(32, 2, 1), Cut(32, 2, 1), Cut(32, 4, 1)),
     "weight_gradient_patches": Cuts(Cut(32, 1, 1), Cut(32, 2, 2), Cut(32, 2, 2)),
 }
 
@@ -154,10 +152,9 @@ class ConvKernels:
             out = x.new_empty(shape) if subtract_from is None else subtract_from
             cut = CUTS["weight_gradient_taps"].suiting(jobs)
             self._launch(
-                "weight_gradient_taps", cut, (_parts(self.taps**2, cut.together), jobs),
+                "weight_gradient_taps", cut, (self.taps**2, jobs),
                 *taken, out, x.stride(0), dy.stride(0), out.stride(0), *sizes,
-                TOGETHER=cut.together, POOLED=code is not None,
-                SUBTRACT=subtract_from is not None,
+                POOLED=code is not None, SUBTRACT=subtract_from is not None,
             )  # fmt: skip
             return out
         cut = CUTS["weight_gradient_patches"].suiting(jobs)

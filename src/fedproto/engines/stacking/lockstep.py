@@ -10,6 +10,7 @@ Shapes: J jobs, B samples of a batch.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -19,12 +20,12 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from fedproto.engines.stacking.flat import FlatLayout
-from fedproto.engines.stacking.fusing import Fuse
+from fedproto.engines.stacking.fusing import Fuse, unfused
 from fedproto.engines.stacking.gradients import Gradient, as_tensor, subtract
 from fedproto.engines.stacking.network import Beside, Network
 from fedproto.engines.stacking.orders import StackOrders
 from fedproto.engines.stacking.updates import is_plain, rule_for
-from fedproto.engines.stacking.whole import StepState
+from fedproto.engines.stacking.whole import MlpStep, StepState
 from fedproto.rng import Indices
 from fedproto.strategies.base import Strategy
 from fedproto.strategies.contract import Objective
@@ -278,7 +279,7 @@ class Lockstep:
             return STEPS_PER_GRAPH
         # The first step of a size runs by itself: it compiles and fills caches, which cannot be
         # done while capturing.
-        self._step(size)
+        self._first_step(size)
         torch.cuda.synchronize(self._device)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
@@ -316,6 +317,50 @@ class Lockstep:
         else:
             self._follow_rule(flat, params, gradients, rate)
         self._fuse(_end_step)(self.loss[:size], loss, live, self._last_epoch[:size], self._count)
+
+    def _first_step(self, size: int) -> None:
+        """Makes a step; where kernels do it, also without them, and goes on so if they differ.
+
+        They are chosen by size and compiled for whatever device is there: what one of them gets
+        wrong would otherwise be found in no result.
+        """
+        plain = self._network.portable()
+        if plain is None:
+            self._step(size)
+            return
+        touched = [self._flat, *self._slots, *self.statistics.values(), self.loss, self._count]
+        before = [tensor.clone() for tensor in touched]
+
+        def made(network: Network, whole: MlpStep | None, fuse: Fuse) -> Tensor:
+            """What a step changes that is made in some way; it is made from the same beginning."""
+            for tensor, value in zip(touched, before, strict=True):
+                tensor.copy_(value)
+            own = self._network, self._whole, self._fuse
+            self._network, self._whole, self._fuse = network, whole, fuse
+            try:
+                self._step(size)
+            finally:
+                self._network, self._whole, self._fuse = own
+            changed = before[0] - self._flat if self._gradient is None else self._gradient
+            return changed[:size].clone()
+
+        try:
+            expected: Tensor | None = made(plain, None, unfused)
+        except torch.cuda.OutOfMemoryError:
+            expected = None  # the portable way needs more than the stack was planned for
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()  # a capture could not take what the portable way leaves behind
+        found = made(self._network, self._whole, self._fuse)
+        # With tf32 a cell's maximum may be another one, and its gradient go to another pixel.
+        wrong = expected is not None and (found - expected).norm() > 0.1 * expected.norm()
+        if bool(wrong):
+            warnings.warn(
+                "kernels disagree with the portable way on this device and are not used to train;"
+                " set engine.compile = false",
+                stacklevel=2,
+            )
+            self._network, self._whole = plain, None
+            made(plain, None, self._fuse)
 
     def _state(self) -> StepState:
         return StepState(

@@ -74,6 +74,10 @@ class Network(abc.ABC):
 
     statistics: Mapping[str, tuple[int, ...]] = MappingProxyType({})
 
+    def portable(self) -> Network | None:
+        """The same without kernels of its own; None where there are none."""
+        return None
+
     def whole_step(self, batch: int) -> MlpStep | None:
         """Plain gradient descent in one kernel, where there is one for such models."""
         del batch
@@ -164,6 +168,12 @@ class BlockNetwork(Network):
         self.statistics = {
             name: (norm.conv.channels[1],) for norm in norms for name in norm.statistics
         }
+
+    def portable(self) -> BlockNetwork | None:
+        """The same with batched products alone."""
+        blocks = [_portable(block) for block in self.blocks]
+        changed = any(new is not old for new, old in zip(blocks, self.blocks, strict=True))
+        return BlockNetwork(blocks, self.head) if changed or self.kernels else None
 
     def whole_step(self, batch: int) -> MlpStep | None:
         """For two dense layers and a head that are not part of an image's network."""
@@ -273,6 +283,14 @@ class BlockNetwork(Network):
         for block in self.blocks:
             x = block.encode(params, x)
         return x
+
+
+def _portable(block: Block) -> Block:
+    if isinstance(block, KernelConv | KernelDense):
+        return block.portable
+    if isinstance(block, Normed) and isinstance(block.conv, KernelConv):
+        return replace(block, conv=block.conv.portable)
+    return block
 
 
 def _changed(block: Block, **options: Any) -> Block:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fedproto.engines.stacking import launching
-from fedproto.engines.stacking.launching import precision
 
 LARGEST = {"batch": 16, "channels": 128, "hidden": 128, "features": 512, "classes": 32}
 CHUNK, WARPS = 32, 8
@@ -88,7 +87,7 @@ class MlpStep:
             *self.sides, *places,
             BATCH=_power(self.batch), IN=_power(channels), HIDDEN=_power(hidden), CHUNK=CHUNK,
             CLASSES=_power(classes), PROXIMAL=state.received is not state.rows,
-            PRECISION=precision(), num_warps=WARPS, num_stages=1,
+            PRECISION=launching.precision(), num_warps=WARPS, num_stages=1,
         )  # fmt: skip
 
 
