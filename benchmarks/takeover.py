@@ -154,7 +154,7 @@ def main() -> None:
     """Prints a row per attack and a column per defence."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--strategies", nargs="+", default=["fedavg", "fedproto"])
     parser.add_argument("--attacks", nargs="+", default=list(ATTACKS), choices=list(ATTACKS))
     parser.add_argument("--defences", nargs="+", default=list(DEFENCES), choices=list(DEFENCES))

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -16,12 +17,14 @@ import pytest
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedproto[flower]'")
 
 from fedproto.config import read_config
+from fedproto.flower.audit import read_audit
 from fedproto.flower.deploy import Deployment, deployment
 from fedproto.flower.keys import make_keys
 from fedproto.registry import load_plugin
 from fedproto.rounds import Watcher
 from fedproto.simulate import simulate
 from fedproto.store import RunStore
+from fedproto.sweeps import create_sweep
 from helpers import same_tensors
 
 PLUGIN = Path(__file__).with_name("flower_plugin.py")
@@ -231,3 +234,58 @@ def test_the_logs_of_a_failed_up_are_kept_where_the_error_says(folder):
     kept = folder / "run" / "flower-logs"
     assert str(Path("run") / "flower-logs") in output
     assert (kept / "superlink.log").exists()
+
+
+KINDS = {
+    "augmented": {
+        "data": {"name": "digits", "clients": 2},
+        "model": {"name": "cnn"},
+        "strategy": {"name": "fedproto"},
+        "augment": {"flip": True},
+    },
+    "local-statistics": {
+        "data": {"name": "shapes", "clients": 2, "images": 16, "size": 32},
+        "model": {"name": "deeplab-small"},
+        "strategy": {"name": "fedavg"},
+        "train": {"batch_norm": "local"},
+        "task": {"background_prototype": True},
+    },
+    "remembering": {
+        "data": {"name": "synthetic", "clients": 2, "seed": 5},
+        "model": {"name": "mlp", "hidden": 6, "features": 5},
+        "strategy": {"name": "scaffold"},
+        "aggregate": {"clip_norm": "median", "max_share": 2.0},
+    },
+}
+
+
+@pytest.mark.timeout(600)
+def test_three_kinds_of_recipes_over_tls_give_the_records_of_a_simulation(folder):
+    shared = {
+        "schedule": {"rounds": 1, "cohort": 2},
+        "engine": {"name": "reference", "device": "cpu"},
+        "flower": {"evaluate_on": "server", "deadline": 120, "wait": 90},
+    }
+    configs = {
+        name: read_config(shared | kind | {"train": {"epochs": 1} | kind.get("train", {})})
+        for name, kind in KINDS.items()
+    }
+    here = create_sweep(folder / "here", configs)
+    simulate(here)
+    deployed_runs = create_sweep(folder / "run", configs)
+    keys = make_keys(folder / "keys", ["localhost"], 2)
+    with deployment(folder / "flower", keys, 2) as deployed:
+        run = deployed.control.submit(folder / "run")
+        deployed.control.follow(run, folder / "run", deployed_runs, Watcher())
+    for ours, theirs in zip(deployed_runs, here, strict=True):
+        one, other = (
+            [asdict(replace(record, seconds=0.0)) for record in store.records()]
+            for store in (ours, theirs)
+        )
+        assert one == other
+        assert same_tensors(ours.load_checkpoint().params, theirs.load_checkpoint().params)
+    enrolled = {
+        event["key"] for event in read_audit(folder / "run") if event["event"] == "enrolled"
+    }
+    assert len(enrolled) == 2
+    assert None not in enrolled

@@ -111,7 +111,7 @@ HOSTILE = {
     ),
     "nan buffer": (
         honest(buffers=UPDATE.buffers | {"running_var": torch.full((3,), torch.nan)}),
-        "'running_var' is not finite",
+        "'running_var' is not within",
     ),
     "nan loss": (honest(train_loss=float("nan")), "loss is not finite"),
     "missing name": (honest(params={"weight": UPDATE.params["weight"]}), "'bias' is missing"),

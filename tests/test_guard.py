@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 
 import pytest
 import torch
@@ -10,14 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedproto import FedAvg, FedProto
-from fedproto.aggregation import cap_attention
+from fedproto.aggregation import cap_attention, combine
+from fedproto.config import read_config
 from fedproto.data.samples import TensorSamples
-from fedproto.guard import Expected, reason_to_refuse
+from fedproto.flower.defence import DEFENCES, defended
+from fedproto.guard import Expected, outliers, reason_to_refuse
 from fedproto.planning import plan_round, remember_all
 from fedproto.rounds import close_round, run_rounds
 from fedproto.setting import feature_shape
-from fedproto.strategies.contract import FeatureShape, Setting
-from helpers import begin, config_of, engine_for, make_state, make_update
+from fedproto.strategies.contract import Declared, FeatureShape, Setting
+from fedproto.tasks import task_named
+from helpers import begin, config_of, engine_for, make_state, make_update, train
 
 
 def test_the_shape_of_features_is_asked_of_the_model(small_federation, small_model):
@@ -126,3 +130,111 @@ def test_the_option_caps_every_round():
         weights = FedProto(max_attention=0.4).weigh(state, updates).client
         assert float(weights.max()) <= 0.4 + 1e-9
         assert float(weights.sum()) == pytest.approx(1)
+
+
+def test_absurd_but_finite_updates_are_refused_by_what_the_cohort_does():
+    updates = [make_update(client, seed=7) for client in range(5)]
+    sent = {name: tensor * 0 for name, tensor in updates[0].params.items()}
+    assert outliers(updates, sent) == {}
+    huge = replace(
+        updates[2], params={name: tensor * 1e5 for name, tensor in updates[2].params.items()}
+    )
+    found = outliers([*updates[:2], huge, *updates[3:]], sent)
+    assert list(found) == [2]
+    assert "times as far as most of its cohort" in found[2]
+    near = replace(
+        updates[2], params={name: tensor * 10 for name, tensor in updates[2].params.items()}
+    )
+    assert outliers([*updates[:2], near, *updates[3:]], sent) == {}
+    assert list(outliers([*updates[:2], near, *updates[3:]], sent, times=3.0)) == [2]
+
+
+def test_clients_that_did_not_move_do_not_make_the_others_outliers():
+    updates = [make_update(client, seed=7) for client in range(3)]
+    sent = {name: tensor * 0 for name, tensor in updates[0].params.items()}
+    still = [replace(make_update(client), params=sent) for client in range(3, 10)]
+    assert outliers([*updates, *still], sent) == {}
+
+
+def declared_like(update):
+    return {
+        name: Declared(tuple(tensor.shape), tensor.dtype) for name, tensor in update.payload.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "value", "reason"),
+    [
+        ("params", "weight", 1e20, "beyond belief"),
+        ("params", "weight", 1e29, "beyond belief"),
+        ("buffers", "running_var", -1000.0, "running_var"),
+        ("buffers", "running_var", 1e29, "running_var"),
+    ],
+)
+def test_absurd_values_are_refused_even_from_a_client_alone(where, name, value, reason):
+    update = make_update(1)
+    expected = Expected(
+        1, update.num_examples, 1, update.params, update.buffers, declared_like(update)
+    )
+    assert reason_to_refuse(update, expected) is None
+    tensors = getattr(update, where)
+    absurd = replace(update, **{where: {**tensors, name: torch.full_like(tensors[name], value)}})
+    assert reason in reason_to_refuse(absurd, expected)
+
+
+def test_what_combines_to_no_number_leaves_the_model_as_it_was(small_federation, small_model):
+    """Nobody hostile: a learning rate at which distances overflow in an attention."""
+
+    @dataclass(frozen=True)
+    class Overflowing(FedAvg):
+        def weigh(self, state, updates):
+            weights = super().weigh(state, updates)
+            return replace(weights, client=weights.client * torch.nan)
+
+    run = train(Overflowing(), small_federation, small_model, rounds=2)
+    for record in run.records:
+        assert "not finite" in record.note
+        assert record.attention == {}
+    before = dict(small_model.named_parameters())
+    assert all(torch.equal(run.state.params[name], before[name]) for name in before)
+
+
+def test_tallies_must_fit_the_samples_a_client_holds():
+    segmentation = task_named("segmentation")
+    shape, classes = (3, 4, 4), 2
+    good = torch.tensor([10.0, 6, 8, 8, 3.5])
+    check = partial(segmentation.reason_to_refuse_tally, num_classes=classes, input_shape=shape)
+    assert check(good, 2) is None
+    assert "shape" in check(good[:-1], 2)
+    assert "shape" in check(torch.ones(2), 2)
+    assert "counts" in check(good, 1)
+    assert "counts" in check(torch.tensor([1e6, 0, 0, 1e6, 0]), 2)
+    assert "counts" in check(torch.tensor([0.5, 0, 0, 0.5, 0]), 2)
+    assert "loss" in check(torch.tensor([1.0, 0, 0, 1, 1e30]), 2)
+    classification = task_named("classification")
+    check = partial(classification.reason_to_refuse_tally, num_classes=10, input_shape=(1, 8, 8))
+    assert check(torch.tensor([20.0, 11, 4.5]), 20) is None
+    assert "shape" in check(torch.ones(4), 20)
+    assert "loss" in check(torch.tensor([20.0, 11, 1e30]), 20)
+
+
+def test_no_client_counts_for_more_than_its_cap():
+    """A client with 9,999,999 invented samples, beside nine with a hundred each."""
+    updates = [make_update(client, 9_999_999 if client == 0 else 100) for client in range(10)]
+    state = make_state()
+    weights = FedAvg().weigh(state, updates)
+    assert float(weights.client[0]) > 0.9999
+    _, counted = combine(DEFENCES["clip"], state, updates, weights)
+    assert counted.max() <= 0.2 + 1e-9
+    assert float(counted.sum()) == pytest.approx(1)
+
+
+def test_a_defence_is_part_of_a_runs_own_description():
+    config = read_config({"strategy": {"name": "fedavg"}})
+    assert config.flower.defence == "clip"
+    assert defended(config).aggregate == DEFENCES["clip"]
+    own = read_config({"strategy": {"name": "fedavg"}, "aggregate": {"rule": "median"}})
+    assert defended(own) == own
+    pooled = read_config({"strategy": {"name": "centralized"}})
+    assert defended(pooled) == pooled
+    assert defended(config).digest() != config.digest()

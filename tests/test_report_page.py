@@ -441,3 +441,24 @@ def test_idle_connections_are_closed_and_do_not_keep_others_out(tmp_path, monkey
             each.close()
         with urllib.request.urlopen(address + "data.json", timeout=5) as answer:
             assert answer.status == 200
+
+
+def test_the_audit_log_of_a_deployment_is_summed_up_by_client(tmp_path):
+    from fedproto.flower.audit import AuditLog
+    from fedproto.report.accounts import accounts
+
+    assert accounts([tmp_path / "run"]) == {"clients": [], "incidents": [], "problems": []}
+    log = AuditLog(tmp_path)
+    who = {"node": "7", "name": "client-1", "key": "abc"}
+    log.write("enrolled", client=1, **who, num_train=40, num_test=9)
+    log.write("turned away", **who, reason="no")
+    for share in (0.25, 0.75):
+        log.write("round", run="x", round=0, shares={1: share}, refused={2: "late"}, note=None)
+    found = accounts([tmp_path / "run"])
+    first, second = found["clients"]
+    assert (first["client"], first["samples"], first["rounds"], first["total"]) == (1, 40, 2, 1.0)
+    assert (second["client"], second["refused"], second["reason"]) == (2, 2, "late")
+    assert len(found["incidents"]) == 1
+    file = tmp_path / "audit.jsonl"
+    file.write_text(file.read_text().replace("0.75", "0.15"))
+    assert "audit.jsonl line 4 is damaged" in accounts([tmp_path / "run"])["problems"][0]

@@ -22,6 +22,7 @@ from fedproto.cli.running import Out, Overrides, Quiet, fresh_directory
 from fedproto.config import RunConfig
 from fedproto.driver import is_finished
 from fedproto.errors import ConfigError, FedprotoError, StoreError
+from fedproto.flower.defence import defended
 from fedproto.recipe import read_recipe
 from fedproto.simulate import load_federations
 from fedproto.store import RunStore, is_run
@@ -266,6 +267,13 @@ def _going_on(
 def _new_runs(
     source: str, configs: Mapping[str, RunConfig], out: Path | None
 ) -> tuple[Path, list[RunStore]]:
+    configs = {name: defended(config) for name, config in configs.items()}
+    for config in configs.values():
+        config.aggregate.check_fits(
+            config.schedule.cohort,
+            pooled=config.strategy.pooled,
+            weighs_tensors=config.strategy.weighs_tensors,
+        )
     path = out or fresh_directory(source)
     if len(configs) > 1:
         return path, create_sweep(path, configs)

@@ -32,6 +32,8 @@ class Federation:
         task: Name of the task, as in `fedproto.tasks`.
         class_names: What the classes are called, in the order of their labels; may be empty.
         validation: Samples the server keeps for choosing among models; in no client's share.
+        validation_owner: From which client's samples each of them was taken, −1 for none; None
+            where nobody knows.
         labels: The class of every sample where the targets are label maps: what it mainly shows,
             counted from 0 without the background. None where the targets say it.
     """
@@ -45,6 +47,7 @@ class Federation:
     validation: Indices = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     labels: Indices | None = None
     class_names: tuple[str, ...] = ()
+    validation_owner: Indices | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "clients", Clients.of(self.clients))
@@ -63,6 +66,12 @@ class Federation:
     def test_sizes(self) -> Indices:
         """Number of test samples per client."""
         return self._all.test_sizes
+
+    def validation_of(self, client: int) -> Indices:
+        """What was taken out of a client's samples for validation."""
+        if self.validation_owner is None or len(self.validation_owner) != len(self.validation):
+            return np.empty(0, dtype=np.int64)
+        return np.compress(self.validation_owner == client, self.validation)
 
     def train_indices(self, client: int) -> Indices:
         """A client's training samples; those of all clients for `POOLED`."""

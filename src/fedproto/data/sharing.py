@@ -63,6 +63,10 @@ class HeldOut(DataSource):
             class_names: What the classes are called.
         """
         kept, taken = hold_out(parts, self.seed, self.validation)
+        owner = np.full(len(samples), -1, dtype=np.int64)
+        for client, part in enumerate(parts) if len(taken) else ():
+            owner[part] = client
+        everything = taken if validation is None else np.concatenate([taken, validation])
         return Federation(
             name=name,
             samples=samples,
@@ -70,7 +74,8 @@ class HeldOut(DataSource):
             num_classes=num_classes,
             input_shape=input_shape,
             task=task,
-            validation=taken if validation is None else np.concatenate([taken, validation]),
+            validation=everything,
+            validation_owner=owner[everything],
             labels=labels,
             class_names=tuple(class_names),
         )

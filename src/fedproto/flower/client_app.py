@@ -27,6 +27,7 @@ from flwr.clientapp import ClientApp
 from fedproto.client_memory import MemoryOnDisk, remembered
 from fedproto.config import RunConfig
 from fedproto.data.base import data_root
+from fedproto.data.clients import Client
 from fedproto.data.federation import Federation
 from fedproto.engines.base import Workload
 from fedproto.engines.reference import ReferenceEngine, read_state
@@ -124,6 +125,8 @@ def _hello(content: RecordDict, context: Context) -> RecordDict:
             num_classes=federation.num_classes,
             input_shape=federation.input_shape,
             task=federation.task,
+            num_validation=len(federation.validation_of(here.client)),
+            class_names=federation.class_names,
         )
     )
 
@@ -135,7 +138,7 @@ def _train(content: RecordDict, context: Context) -> RecordDict:
     try:
         here = look_around(config, context)
         engine = here.engine(config)
-        layout = _layout(engine)
+        layout = _layout(engine, config)
         setting = setting_of(engine.workload, layout.params)
         job = wire.decode_job(content, config, layout, setting)
         if isinstance(job, Refusal):
@@ -167,12 +170,14 @@ def _evaluate(content: RecordDict, context: Context) -> RecordDict:
     try:
         here = look_around(config, context)
         engine = here.engine(config)
-        test = wire.decode_test(content, _layout(engine))
+        test = wire.decode_test(content, _layout(engine, config))
         if isinstance(test, Refusal):
             return wire.encode_refusal(test)
         if test.client != here.client:
             raise ConfigError(f"the test is for client {test.client}; this is {here.client}")
-        tally = engine.tally(test.state, here.federation.clients[here.client].test)
+        test_part = here.federation.clients[here.client].test
+        validation_part = here.federation.validation_of(here.client)
+        tally = engine.tally(test.state, validation_part if test.validation else test_part)
     except FedprotoError as error:
         return wire.encode_refusal(Refusal(str(error)))
     if tally is None:
@@ -202,10 +207,15 @@ def look_around(config: RunConfig, context: Context) -> Here:
             " set partition-id or local-client in --node-config"
         )
     own = federation.clients[local]
-    nobody = replace(own, train=np.empty(0, dtype=np.int64), test=np.empty(0, dtype=np.int64))
+    nothing = np.empty(0, dtype=np.int64)
+    nobody = Client(nothing, nothing)
     shares = (*([nobody] * client), own)
     state_folder = Path(str(context.node_config.get("state-dir", state_root())))
-    return Here(client, replace(federation, clients=shares), state_folder, _noise(context))
+    held = federation.validation_of(local)
+    here = replace(
+        federation, clients=shares, validation=held, validation_owner=np.full(len(held), client)
+    )
+    return Here(client, here, state_folder, _noise(context))
 
 
 def state_root() -> Path:
@@ -217,8 +227,10 @@ def state_root() -> Path:
     return Path(state) / "fedproto"
 
 
-def _layout(engine: ReferenceEngine) -> ServerState:
-    return ServerState(0, *read_state(engine.workload.model))
+def _layout(engine: ReferenceEngine, config: RunConfig) -> ServerState:
+    """What is sent of the model: all of it, but for statistics that stay with the clients."""
+    params, buffers = read_state(engine.workload.model)
+    return ServerState(0, params, config.train.shared_buffers(engine.workload.model, buffers))
 
 
 def _noise(context: Context) -> tuple[float, float] | None:

@@ -12,18 +12,17 @@ from dataclasses import replace
 from fedproto.aggregation import AggregateOptions
 from fedproto.config import RunConfig
 
-SHARE = 2.0
-"""No client counts for more than so many equal shares."""
+CLIP = AggregateOptions(drop_beyond=3.0, clip_norm="median", clip_times=1.5, max_share=2.0)
+"""Who went three times as far as most is not used, who went 1.5 times as far is shortened to that,
+and nobody counts for more than two equal shares: hardly an honest client notices."""
 
 DEFENCES = {
     "none": AggregateOptions(),
-    "clip": AggregateOptions(clip_norm="median", max_share=SHARE),
-    "median": AggregateOptions(rule="median", max_share=SHARE),
-    "trimmed-mean": AggregateOptions(rule="trimmed-mean", trim=0.2, max_share=SHARE),
-    "multi-krum": AggregateOptions(rule="multi-krum", krum=2, clip_norm="median", max_share=SHARE),
-    "geometric-median": AggregateOptions(
-        rule="geometric-median", clip_norm="median", max_share=SHARE
-    ),
+    "clip": CLIP,
+    "median": replace(CLIP, rule="median"),
+    "trimmed-mean": replace(CLIP, rule="trimmed-mean"),
+    "multi-krum": replace(CLIP, rule="multi-krum"),
+    "geometric-median": replace(CLIP, rule="geometric-median"),
 }
 
 

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 from flwr.app import RecordDict
 from flwr.serverapp import Grid
 from torch import Tensor
@@ -53,7 +54,9 @@ class FlowerEngine(Engine):
                 f"flower.min_clients must be at most schedule.cohort, {config.schedule.cohort}, not"
                 f" {config.flower.min_clients}"
             )
-        self._setting = setting_of(workload, dict(workload.model.named_parameters()))
+        dtype = config.engine.torch_dtype()
+        params = {name: one.to(dtype) for name, one in workload.model.named_parameters()}
+        self._setting = setting_of(workload, params)
         self._given_up: set[int] = set()
         self._suspended = Suspensions(config.flower.suspend_after, config.flower.suspend_rounds)
         self._failing: set[int] = set()
@@ -93,7 +96,9 @@ class FlowerEngine(Engine):
         """Adds up the clients' tallies, or tests here where the server has the data."""
         if self._local is not None:
             return self._local.evaluate(states, indices)
-        return [self._evaluate(state) for state in states]
+        kept = self.workload.federation.validation
+        validation = len(kept) > 0 and np.array_equal(indices, kept)
+        return [self._evaluate(state, validation=validation) for state in states]
 
     def take_incidents(self) -> list[str]:
         """Clients turned away and tests that failed."""
@@ -179,16 +184,24 @@ class FlowerEngine(Engine):
             self._incidents.append(f"client {job.client} had lost its memory and began anew")
         return update
 
-    def _evaluate(self, state: ServerState) -> dict[str, float]:
-        """The scores over the test parts of all clients that are connected."""
+    def _held(self, client: int, *, validation: bool) -> int:
+        """How many samples a client has of the part that is asked for."""
+        federation = self.workload.federation
+        return len(
+            federation.validation_of(client) if validation else federation.clients[client].test
+        )
+
+    def _evaluate(self, state: ServerState, *, validation: bool) -> dict[str, float]:
+        """The scores over the test or validation parts of all clients that are connected."""
         self._nodes.refresh()
         node_of = {
             client: node
             for client, node in sorted(self._nodes.clients().items())
-            if len(self.workload.federation.clients[client].test) and self._is_asked(client)
+            if self._held(client, validation=validation) and self._is_asked(client)
         }
         contents = {
-            node: wire.encode_test(client, state, self._config) for client, node in node_of.items()
+            node: wire.encode_test(client, state, self._config, validation=validation)
+            for client, node in node_of.items()
         }
         answers = exchange(
             self._grid,
@@ -200,15 +213,16 @@ class FlowerEngine(Engine):
         total: Tensor | None = None
         absent = [
             str(client)
-            for client, share in enumerate(self.workload.federation.clients)
-            if len(share.test) and client not in node_of
+            for client in range(len(self.workload.federation.clients))
+            if self._held(client, validation=validation) and client not in node_of
         ]
         if absent:
             self._incidents.append(
                 f"not tested on clients {', '.join(absent)}: not connected, or failing"
             )
         for client, node in node_of.items():
-            tally = self._read_tally(answers[node], client, state.round)
+            held = self._held(client, validation=validation)
+            tally = self._read_tally(answers[node], client, state.round, held)
             if isinstance(tally, Refusal):
                 self._incidents.append(f"not tested on client {client}: {tally.reason}")
                 self._suspended.failed(client, state.round - 1, tally.reason)
@@ -220,7 +234,7 @@ class FlowerEngine(Engine):
         """Whether a client is worth a deadline: not one that just failed or is left out."""
         return client not in self._failing and not self._suspended.reason(client, self._round)
 
-    def _read_tally(self, answer: Answer, client: int, round_: int) -> Tensor | Refusal:
+    def _read_tally(self, answer: Answer, client: int, round_: int, held: int) -> Tensor | Refusal:
         content = _content(answer)
         if isinstance(content, Refusal):
             return content
@@ -230,7 +244,7 @@ class FlowerEngine(Engine):
         federation = self.workload.federation
         reason = self.workload.task.reason_to_refuse_tally(
             tally,
-            len(federation.clients[client].test),
+            held,
             federation.num_classes,
             federation.input_shape,
         )

@@ -93,8 +93,8 @@ def federation_of(config: RunConfig, hellos: list[Hello]) -> Federation:
     """
     first = hellos[0]
     for hello in hellos:
-        same = (hello.num_classes, hello.input_shape, hello.task)
-        if same != (first.num_classes, first.input_shape, first.task):
+        same = (hello.num_classes, hello.input_shape, hello.task, hello.class_names)
+        if same != (first.num_classes, first.input_shape, first.task, first.class_names):
             raise DataError(
                 f"client {hello.client} has {hello.num_classes} classes of inputs"
                 f" {hello.input_shape} ({hello.task}), client {first.client} has"
@@ -102,11 +102,13 @@ def federation_of(config: RunConfig, hellos: list[Hello]) -> Federation:
                 " agree"
             )
     task_named(first.task)
-    clients, end = [], 0
+    clients, held, end = [], [], 0
     for hello in hellos:
         start, middle = end, end + hello.num_train
-        end = middle + hello.num_test
-        clients.append(Client(np.arange(start, middle), np.arange(middle, end)))
+        tested = middle + hello.num_test
+        end = tested + hello.num_validation
+        clients.append(Client(np.arange(start, middle), np.arange(middle, tested)))
+        held.append(np.arange(tested, end))
     return Federation(
         name=str(getattr(config.data, "folder", "") or "data of the clients"),
         samples=Elsewhere(end),
@@ -114,12 +116,24 @@ def federation_of(config: RunConfig, hellos: list[Hello]) -> Federation:
         num_classes=first.num_classes,
         input_shape=first.input_shape,
         task=first.task,
+        validation=np.concatenate(held),
+        validation_owner=np.repeat(np.arange(len(held)), [len(part) for part in held]),
+        class_names=first.class_names,
     )
 
 
 def _read(path: Path) -> list[Hello]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        return [Hello(**(one | {"input_shape": tuple(one["input_shape"])})) for one in found]
-    except (OSError, ValueError, TypeError, KeyError) as error:
+        return [
+            Hello(
+                **{
+                    **one,
+                    "input_shape": tuple(one["input_shape"]),
+                    "class_names": tuple(one.get("class_names", ())),
+                }
+            )
+            for one in found
+        ]
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise StoreError(f"{path} cannot be read: {error}; restore it from a copy") from None

@@ -14,7 +14,18 @@ from fedproto.config import RunConfig, read_config
 from fedproto.errors import FedprotoError
 from fedproto.flower.arrays import UnreadableError
 from fedproto.flower.parts import Refusal, about, caught, expect_fields
+from fedproto.limits import limits
 from fedproto.strategies.contract import LARGEST
+
+SERVERS_OWN = frozenset(
+    {
+        *("seed", "label", "schedule", "evaluate", "measure", "stop", "store", "flower"),
+        *("server", "aggregate"),
+    }
+)
+"""What a client has no use for: who takes part, how updates are combined, what is recorded."""
+
+LONGEST_NAME = 200
 
 
 @dataclass(frozen=True)
@@ -28,6 +39,8 @@ class Hello:
         num_classes: Classes of its data set.
         input_shape: Shape of one input.
         task: Name of the task.
+        num_validation: Samples of its own that were taken out for validation.
+        class_names: What the classes are called; may be empty.
     """
 
     client: int
@@ -36,6 +49,8 @@ class Hello:
     num_classes: int
     input_shape: tuple[int, ...]
     task: str
+    num_validation: int = 0
+    class_names: tuple[str, ...] = ()
 
 
 def encode_question(config: RunConfig) -> RecordDict:
@@ -57,6 +72,8 @@ def encode_hello(hello: Hello) -> RecordDict:
         "num_classes": hello.num_classes,
         "input_shape": json.dumps(hello.input_shape),
         "task": hello.task,
+        "num_validation": hello.num_validation,
+        "class_names": json.dumps(hello.class_names),
     }
     return RecordDict({"hello": about(fields)})
 
@@ -67,10 +84,9 @@ def decode_hello(content: RecordDict, max_examples: int) -> Hello | Refusal:
 
 
 def config_text(config: RunConfig) -> str:
-    """The sections a client needs; schedule, records and stopping are the server's business."""
+    """All sections but those that are the server's own business, however many there will be."""
     tables = config.to_dict()
-    wanted = ("strategy", "data", "model", "train", "engine")
-    return json.dumps({name: tables[name] for name in wanted if name in tables})
+    return json.dumps({name: part for name, part in tables.items() if name not in SERVERS_OWN})
 
 
 def expect_config(fields: Mapping[str, Any]) -> RunConfig:
@@ -96,21 +112,35 @@ def _read_hello(content: RecordDict, max_examples: int) -> Hello:
         "num_classes": int,
         "input_shape": str,
         "task": str,
+        "num_validation": int,
+        "class_names": str,
     }
     fields = expect_fields(content, "hello", wanted)
-    try:
-        shape = json.loads(fields["input_shape"])
-    except (ValueError, RecursionError):
-        shape = None
-    if not isinstance(shape, list) or not all(type(side) is int and side > 0 for side in shape):
+    shape, names = _list(fields["input_shape"]), _list(fields["class_names"])
+    if shape is None or not all(type(side) is int and side > 0 for side in shape):
         raise UnreadableError("its input shape is no list of positive numbers")
+    if names is None or not all(isinstance(one, str) and len(one) <= LONGEST_NAME for one in names):
+        raise UnreadableError("its class names are no list of short texts")
+    if len(names) not in (0, fields["num_classes"]):
+        raise UnreadableError(f"it has {len(names)} names for {fields['num_classes']} classes")
     if math.prod(shape) > LARGEST:
         raise UnreadableError("its input shape is too large")
-    if fields["client"] < 0 or fields["num_classes"] < 1 or fields["num_test"] < 0:
+    held = fields["num_test"], fields["num_validation"]
+    if fields["client"] < 0 or fields["num_classes"] < 1 or min(held) < 0:
         raise UnreadableError("it claims a negative id or number")
-    if not 1 <= fields["num_train"] <= max_examples or fields["num_test"] > max_examples:
+    if fields["num_classes"] > limits().classes:
+        raise UnreadableError(f"it claims {fields['num_classes']} classes")
+    if not 1 <= fields["num_train"] <= max_examples or max(held) > max_examples:
         raise UnreadableError(
             f"it claims {fields['num_train']} training and {fields['num_test']} test samples;"
             f" flower.max_examples is {max_examples}"
         )
-    return Hello(**(fields | {"input_shape": tuple(shape)}))
+    return Hello(**(fields | {"input_shape": tuple(shape), "class_names": tuple(names)}))
+
+
+def _list(text: str) -> list[Any] | None:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, list) else None

@@ -28,6 +28,12 @@ class FlowerOptions(Options):
     suspend_rounds: int = option(
         5, "rounds that it is left out; twice as many every time after", at_least=1
     )
+    defence: Literal["none", "clip", "median", "trimmed-mean", "multi-krum", "geometric-median"] = (
+        option(
+            "clip",
+            "what bears hostile clients, unless [aggregate] is given: see docs/threat-model.md",
+        )
+    )
     evaluate_on: Literal["clients", "server"] = option(
         "clients", "who tests the model: every client on its test part, or the server"
     )

@@ -10,7 +10,7 @@ from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
 from fedproto.flower.arrays import UnreadableError
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Changes whenever a reader of the version before could misread a message."""
 
 LONGEST_TEXT = 100_000

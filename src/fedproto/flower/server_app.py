@@ -13,7 +13,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from torch import nn
 
-from fedproto.config import RunConfig
+from fedproto.config import RunConfig, StopOptions
 from fedproto.data.base import DataSource
 from fedproto.data.federation import Federation
 from fedproto.driver import is_finished
@@ -89,6 +89,8 @@ def serve(grid: Grid, out: Path, watcher: Watcher | None = None) -> None:
             federations |= load_federations([config])
         else:
             federations[config.data] = enrol(config, nodes[config.data], out)
+        if config.stop != StopOptions() and not len(federations[config.data].validation):
+            watcher.notice("stopping early by test scores: no client holds a validation part")
 
     def engine_for(
         config: RunConfig, federation: Federation, model: nn.Module, notify: Notify

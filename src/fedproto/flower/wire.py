@@ -38,10 +38,11 @@ NONE_YET = -1
 
 @dataclass(frozen=True)
 class TestJob:
-    """Test this model on a client's test part."""
+    """Test this model on a client's test part, or on what was taken out for validation."""
 
     client: int
     state: ServerState
+    validation: bool = False
 
 
 def encode_job(job: LocalJob, config: RunConfig) -> RecordDict:
@@ -123,9 +124,16 @@ def decode_update(
     return caught(lambda: _read_update(content, job, setting))
 
 
-def encode_test(client: int, state: ServerState, config: RunConfig) -> RecordDict:
-    """A model to be tested by a client on its own test part."""
-    fields = {"config": config_text(config), "client": client, "round": state.round}
+def encode_test(
+    client: int, state: ServerState, config: RunConfig, *, validation: bool = False
+) -> RecordDict:
+    """A model to be tested by a client on its own test part, or validation part."""
+    fields = {
+        "config": config_text(config),
+        "client": client,
+        "round": state.round,
+        "validation": validation,
+    }
     return _with_model("test", fields, state)
 
 
@@ -258,10 +266,10 @@ def _read_job(
 
 
 def _read_test(content: RecordDict, like: ServerState) -> TestJob:
-    wanted = {"config": str, "client": int, "round": int}
+    wanted = {"config": str, "client": int, "round": int, "validation": bool}
     fields = expect_fields(content, "test", wanted, beside=("params", "buffers"))
     state = ServerState(fields["round"], *_model_tensors(content, like))
-    return TestJob(fields["client"], state)
+    return TestJob(fields["client"], state, fields["validation"])
 
 
 def _read_update(content: RecordDict, job: LocalJob, setting: Setting) -> tuple[ClientUpdate, bool]:

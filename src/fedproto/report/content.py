@@ -20,6 +20,7 @@ from fedproto.config import flatten
 from fedproto.errors import ConfigError, unknown_name
 from fedproto.evidence import FEWEST_PAIRS, SURE, t_quantile
 from fedproto.report import groups as facts
+from fedproto.report.accounts import accounts
 from fedproto.report.analysed import Analysis, Scores, embedded_pictures, read_analysis
 from fedproto.report.arrangement import Arrangement, Group, arrange
 from fedproto.report.figures import NAMES
@@ -73,6 +74,7 @@ def page_content(
     most = max((len(group.seeds) for group in arrangement.groups), default=1)
     configs = [group.runs[0].config for group in arrangement.groups]
     shown_panels = [] if panels is None else panels.of(configs)
+    audit = accounts(by_path)
     return {
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
         "dashes": DASHES,
@@ -103,7 +105,12 @@ def page_content(
             for run in group.runs
         ],
         "data": shown_panels,
-        "problems": [*problems, *(text for one in analyses.values() for text in one.problems)],
+        "audit": audit,
+        "problems": [
+            *problems,
+            *audit["problems"],
+            *(text for one in analyses.values() for text in one.problems),
+        ],
         **({"maps": _maps(arrangement.groups, analyses)} if pictures else {}),
     }
 

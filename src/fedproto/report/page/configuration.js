@@ -14,7 +14,9 @@ page.sections.push({
       make("details", { id: "options", ontoggle: draw }, make("summary", {}, "Options, and in which of them the groups differ"),
         make("div", { class: "controls" }, switcher("only-differences", "only what differs between groups", "only")),
         scrolling("configuration-scroll", "Options of the groups", make("table", { class: "words", id: "configuration-table" }))),
-      make("details", { id: "runs-list", ontoggle: draw }, make("summary", {}), make("div", { id: "run-list" })));
+      make("details", { id: "runs-list", ontoggle: draw }, make("summary", {}), make("div", { id: "run-list" })),
+      make("details", { id: "audit", hidden: true }, make("summary", {}, "Deployment: who took part, counted for what, was refused"),
+        scrolling("audit-scroll", "The audit log by client", make("table", { class: "words", id: "audit-table" })), make("ul", {})));
     host.querySelector("#configuration-scroll").classList.add("tall");
   },
   rows() {
@@ -25,6 +27,7 @@ page.sections.push({
     const { common, differing, groups } = page.data;
     host.querySelector("#only-differences").checked = page.state.only;
     host.querySelector("#runs-list summary").textContent = `${page.data.runs.length} run${page.data.runs.length === 1 ? "" : "s"}: directories, times, versions, notes`;
+    drawAudit(host.querySelector("#audit"));
     if (host.querySelector("#options").open) {
       const names = [...Object.keys(differing).filter((name) => name !== "label"), ...(page.state.only && groups.length > 1 ? [] : Object.keys(common))];
       const rows = page.shown.map((group) => [[swatch(group.method), " ", group.title], ...names.map((name) => valueText(differing[name] ? differing[name][group.place] : common[name]))]);
@@ -38,6 +41,15 @@ page.sections.push({
     }
   },
 });
+
+function drawAudit(host) {
+  const { clients, incidents } = page.data.audit;
+  host.hidden = clients.length === 0;
+  const names = ["client", "name", "key", "samples", "rounds used", "mean share", "refused", "last reason"];
+  const rows = clients.map((one) => [String(one.client), one.name || "–", one.key || "–", valueText(one.samples), String(one.rounds), one.rounds ? (one.total / one.rounds).toFixed(3) : "–", String(one.refused), one.reason || "–"]);
+  host.querySelector("table").replaceChildren(...tableOf(names, rows).children);
+  host.querySelector("ul").replaceChildren(...incidents.map((text) => make("li", {}, text)));
+}
 
 function runDetails(run, open) {
   const facts = [
