@@ -12,11 +12,13 @@ from hypothesis import strategies as st
 from fedproto import AggregateOptions, Centralized, ConfigError, FedAtt, FedAvg, FedNova, FedProto
 from fedproto.aggregation import MEAN, combine
 from fedproto.config import RunConfig
+from fedproto.engines.base import Workload
 from fedproto.engines.reference import ReferenceEngine
 from fedproto.planning import check_fits
 from fedproto.rounds import run_rounds
 from fedproto.runs import Run
-from fedproto.simulate import build_engine, initial_state, load_federations, model_for
+from fedproto.simulate import initial_state, load_federations, model_for
+from fedproto.tasks import task_named
 from fedproto.types import ClientUpdate, ClientWeights, ServerState
 from helpers import (
     config_of,
@@ -268,7 +270,8 @@ def accuracy_on_digits(engine_class, **aggregate) -> float:
         }
     )
     federation = load_federations([config])[config.data]
-    workload = build_engine(config, federation, model_for(config, federation)).workload
+    model, task = model_for(config, federation), task_named(federation.task)
+    workload = Workload(federation, model, task, config.engine)
     run = Run(config, initial_state(config, federation))
     scores = [
         record.metrics["accuracy"]

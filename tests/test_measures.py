@@ -20,6 +20,7 @@ from fedproto.integrity import sealed
 from fedproto.measures.base import MEASURES, Gauge, Measure
 from fedproto.measures.options import MeasureOptions
 from fedproto.recipe import read_recipe
+from fedproto.records import RecordReader
 from fedproto.report.arrangement import arrange
 from fedproto.report.results import find_runs
 from fedproto.rng import Purpose, stream
@@ -347,6 +348,7 @@ def test_records_from_before_there_were_tables_are_read(tmp_path):
     file = tmp_path / "run" / "rounds.jsonl"
     record = json.loads(file.read_text())
     assert record.pop("tables") == {}
-    file.write_text(json.dumps(record) + "\n")
-    (read,) = RunStore.open(tmp_path / "run").records()
+    for name in ("chain", "hash"):  # which such records did not have either
+        record.pop(name)
+    (read,) = RecordReader(file).read(json.dumps(record).encode() + b"\n")
     assert read.tables == {}
