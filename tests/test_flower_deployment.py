@@ -218,17 +218,30 @@ def test_nothing_outlives_a_killed_up(folder):
     wait_until(lambda: processes_of(folder) == [], "the end of all processes", 60)
 
 
+def children(pid: int) -> list[int]:
+    try:
+        return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+def leashes(pid: int) -> list[int]:
+    """Children that hold a program of Flower's, the server's first, once it has been started."""
+    found = []
+    for child in children(pid):
+        with contextlib.suppress(OSError):
+            if b"leash" in Path(f"/proc/{child}/cmdline").read_bytes() and children(child):
+                found.append(child)
+    return found
+
+
 @pytest.mark.timeout(300)
 def test_the_logs_of_a_failed_up_are_kept_where_the_error_says(folder):
     process = command(folder, "--out", "run", "--insecure")
-    pids = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    wait_until(lambda: pids.exists() and pids.read_text().split(), "the server")
-    # The first child is the server's leash; its own child is the server.
-    leash = pids.read_text().split()[0]
-    below = Path(f"/proc/{leash}/task/{leash}/children")
-    wait_until(lambda: below.exists() and below.read_text().split(), "the server")
-    wait_until(lambda: len(pids.read_text().split()) >= 3, "the nodes")
-    os.kill(int(below.read_text().split()[0]), signal.SIGKILL)
+    # Short-lived helpers come and go among the children; a leash's own child is Flower's program.
+    wait_until(lambda: len(leashes(process.pid)) >= 3, "the server and the nodes")
+    server = children(leashes(process.pid)[0])[0]
+    os.kill(server, signal.SIGKILL)
     output, _ = process.communicate(timeout=200)
     assert process.returncode == 2, output
     kept = folder / "run" / "flower-logs"
