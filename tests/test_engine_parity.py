@@ -78,6 +78,11 @@ def test_every_update_rule(engine, model, rule):
         ((2, 5, 4), CNNOptions(channels1=3, channels2=5, features=7)),
         ((3, 35, 16), CNN4Options(channels=4)),
         ((3, 35, 16), CNN4Options(channels=4, batch_norm=True)),
+        ((3, 35, 22), CNN4Options(channels=4, pooling="same", init="glorot")),
+        (
+            (3, 21, 22),
+            CNN4Options(channels=4, pooling="same", batch_norm=True, statistics="batch"),
+        ),
     ],
 )
 def test_stacked_images_of_other_shapes(shape, model):

@@ -71,12 +71,8 @@ def test_the_ablations_means_and_deviations_are_those_of_its_deltas():
         assert printed("accuracy", "mnist", label) == Printed(row["mean"], row["std"])
 
 
-def test_table_1_agrees_with_the_data_sets_and_the_recipes():
+def test_table_1_agrees_with_the_recipes():
     for name, row in paper()["data"].items():
-        known = DATASETS.get(name).paper
-        assert known is not None
-        for field in ("classes", "clients", "samples", "mean", "std"):
-            assert getattr(known, field) == row[field], (name, field)
         for config in read_recipe(name).values():
             train = config.train
             assert (train.epochs, train.batch_size) == (row["epochs"], row["batch_size"]), name

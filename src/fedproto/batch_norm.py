@@ -74,11 +74,23 @@ def forget(model: nn.Module) -> None:
         layer.reset_running_stats()
 
 
+def goes_by_batch(model: nn.Module) -> bool:
+    """Whether a model has layers without statistics, which normalise each batch by its own.
+
+    Such a model is tested client by client, so that nobody's samples change another's scores.
+    """
+    return any(
+        isinstance(module, _BatchNorm) and module.running_mean is None for module in model.modules()
+    )
+
+
 @torch.no_grad()
 def estimate(model: nn.Module, batches: Iterable[Tensor]) -> None:
     """Sets a model's statistics to the mean of those of some batches, and the model to testing."""
     model.eval()
     found = layers(model).values()
+    if not found:
+        return
     momenta = [layer.momentum for layer in found]
     for layer in found:
         layer.reset_running_stats()

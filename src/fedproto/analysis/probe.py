@@ -21,7 +21,7 @@ from fedproto.analysis.dissimilarity import (
     similar_sizes,
     squared_distance,
 )
-from fedproto.batch_norm import estimate, statistics_names
+from fedproto.batch_norm import estimate, goes_by_batch, statistics_names
 from fedproto.engines.base import Workload
 from fedproto.engines.reference import load_state
 from fedproto.equations import class_prototypes
@@ -55,6 +55,7 @@ class Probe:
         self._encode = features_of(self._model)
         self._samples = workload.federation.samples.to(self.device, dtype)
         self._statistics = statistics_names(self._model)
+        self._by_batch = goes_by_batch(self._model)
         numbers = int(np.prod(self.federation.input_shape))
         self._at_once = workload.options.eval_batch_size
         if self.device.type == "cuda":
@@ -214,8 +215,8 @@ class Probe:
         return max(1, fit // max(1, numbers))
 
     def _complete(self, state: ServerState) -> bool:
-        """Whether a state brings its batch-norm statistics with it."""
-        return self._statistics <= {*state.params, *state.buffers}
+        """Whether a state brings its batch-norm statistics with it, whatever the samples."""
+        return not self._by_batch and self._statistics <= {*state.params, *state.buffers}
 
     def _ready(self, state: ServerState, indices: Indices) -> Iterator[Indices]:
         """Parts of the samples, each at a moment when the model has the statistics for it."""

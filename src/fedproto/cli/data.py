@@ -15,7 +15,7 @@ from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progres
 from rich.table import Table
 
 from fedproto.cli.options import DataRoot
-from fedproto.data.base import DATASETS, DataSource, OnProgress, PaperRow, data_root
+from fedproto.data.base import DATASETS, DataSource, OnProgress, data_root
 from fedproto.data.federation import Federation
 from fedproto.data.fetch import OnBytes
 from fedproto.data.fetch import check as check_files
@@ -26,6 +26,7 @@ from fedproto.errors import ConfigError, DataError
 from fedproto.options import read_options
 from fedproto.recipe import apply_overrides
 from fedproto.report.data_figures import draw_class_mixes, draw_contact_sheet
+from fedproto.reproduce.paper import paper
 
 Name = Annotated[str, typer.Argument(help="A data set (fedproto list datasets).")]
 Settings = Annotated[
@@ -34,6 +35,8 @@ Settings = Annotated[
 ]
 ALPHAS = (0.01, 0.05, 0.1, 0.2, 0.5, 1.0, 1000.0)
 """The concentrations of the supplementary's figure."""
+
+COLUMNS, DECIMAL = ("classes", "clients", "samples", "mean", "std"), ("mean", "std")
 
 
 def add_to(app: typer.Typer) -> None:
@@ -89,14 +92,15 @@ def stats(
     if listed is not None:
         federations["by the official lists"] = listed
     rows = {title: statistics(federation) for title, federation in federations.items()}
+    printed = paper()["data"].get(name)
     if as_json:
         facts: dict[str, Any] = {title: asdict(row) for title, row in rows.items()}
-        if source.paper is not None:
-            facts["paper"] = asdict(source.paper)
+        if printed is not None:
+            facts["paper"] = {column: printed[column] for column in COLUMNS}
         typer.echo(json.dumps(facts, indent=2))
         return
     console = Console()
-    console.print(_table(name, rows, source.paper))
+    console.print(_table(name, rows, printed))
     for title, row in rows.items():
         console.print(
             f"{title}: clients of {row.smallest:,} to {row.largest:,} samples;"
@@ -202,20 +206,14 @@ def _rows(
     ]
 
 
-def _table(name: str, rows: dict[str, Statistics], paper: PaperRow | None) -> Table:
+def _table(name: str, rows: dict[str, Statistics], printed: dict[str, Any] | None) -> Table:
     table = Table(title=name, title_justify="left")
-    for column in ("", "classes", "clients", "samples", "mean", "std"):
-        table.add_column(column, justify="left" if not column else "right")
-    both: list[tuple[str, Statistics | PaperRow]] = list(rows.items())
-    if paper is not None:
-        both.append(("paper", paper))
-    for title, row in both:
-        table.add_row(
-            title,
-            str(row.classes),
-            f"{row.clients:,}",
-            f"{row.samples:,}",
-            f"{row.mean:.1f}",
-            f"{row.std:.1f}",
-        )
+    for column in ("", *COLUMNS):
+        table.add_column(column, justify="right" if column else "left")
+    both = {title: asdict(row) for title, row in rows.items()}
+    if printed is not None:
+        both["paper"] = printed
+    for title, row in both.items():
+        formats = (",.1f" if column in DECIMAL else "," for column in COLUMNS)
+        table.add_row(title, *map(format, map(row.get, COLUMNS), formats))
     return table

@@ -215,7 +215,9 @@ def split_clients(
     return Clients(samples, starts, starts[:-1] + cuts)
 
 
-def hold_out(parts: Sequence[Indices], seed: int, fraction: float) -> tuple[list[Indices], Indices]:
+def hold_out(
+    parts: Sequence[Indices], seed: int, fraction: float
+) -> tuple[list[Indices], Indices, Indices]:
     """Takes a share of every client's samples away for the server, once, from the seed.
 
     What is left to a client is rounded down but never empty: of ten samples and a fraction of 0.1
@@ -227,10 +229,10 @@ def hold_out(parts: Sequence[Indices], seed: int, fraction: float) -> tuple[list
         fraction: Share to take away.
 
     Returns:
-        Each client's remaining samples, and all that were taken away.
+        Each client's remaining samples, all that were taken away, and from whom.
     """
     if fraction == 0:
-        return list(parts), np.empty(0, dtype=np.int64)
+        return list(parts), np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
     rng = stream(seed, Purpose.VALIDATION)
     kept, taken = [], []
     for part in parts:
@@ -238,7 +240,9 @@ def hold_out(parts: Sequence[Indices], seed: int, fraction: float) -> tuple[list
         cut = max(1, int((1 - fraction) * len(part) + 1e-9))
         kept.append(np.sort(shuffled[:cut]))
         taken.append(shuffled[cut:])
-    return kept, np.sort(np.concatenate(taken))
+    everything, owner = np.concatenate(taken), np.repeat(np.arange(len(parts)), [*map(len, taken)])
+    order = np.argsort(everything, kind="stable")
+    return kept, everything[order], owner[order]
 
 
 def _labels(samples: Samples) -> torch.Tensor:

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedproto.batch_norm import goes_by_batch
 from fedproto.engines.base import ENGINES, Engine, OnDone, Workload, available_cores
 from fedproto.engines.reference import ReferenceEngine
 from fedproto.engines.workers.memory import keep_freed_memory
@@ -96,7 +97,9 @@ class ProcessesEngine(Engine):
         if self._alone is not None:
             return self._alone.evaluate(states, indices)
         size = self.workload.options.eval_batch_size
-        parts = np.split(indices, range(size, len(indices), size))
+        # What is cut into parts must not matter: a client's samples may have to stay together.
+        whole = goes_by_batch(self.workload.model)
+        parts = [indices] if whole else np.split(indices, range(size, len(indices), size))
         tasks = [_Tally(slot, part) for slot in slots for part in parts]
         tallies: dict[int, Tensor] = {}
 

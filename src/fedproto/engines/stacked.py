@@ -19,7 +19,7 @@ from torch.nn import functional
 from fedproto.data.samples import held
 from fedproto.engines.base import ENGINES, Engine, OnDone, Workload
 from fedproto.engines.captured import CapturedEngine
-from fedproto.engines.reference import ReferenceEngine
+from fedproto.engines.reference import ReferenceEngine, by_client
 from fedproto.engines.stacking.choice import network_for
 from fedproto.engines.stacking.fusing import Compiled, unfused
 from fedproto.engines.stacking.lockstep import Lockstep, StackKind
@@ -118,6 +118,8 @@ class StackedEngine(Engine):
         task = self.workload.task
         with self.workload.options.precision():
             packed = self._packed(states)
+            if self._network.by_batch:
+                return [task.metrics(tally) for tally in self._tally_by_client(packed, indices)]
             total: Tensor | None = None
             where = torch.from_numpy(indices).to(self._device)
             for part in where.split(self._samples_at_once(len(states))):
@@ -127,6 +129,43 @@ class StackedEngine(Engine):
                 total = tally if total is None else total + tally
         assert total is not None  # noqa: S101 - there is at least one part
         return [task.metrics(tally) for tally in total.cpu()]
+
+    def _tally_by_client(self, packed: Tensors, indices: Indices) -> Tensor:
+        """Each model's tally, every client's samples in batches of their own."""
+        own = [test for _, test in by_client(self.workload.federation, indices)]
+        where, _ = self._rows(own)
+        width, total = self.workload.options.eval_batch_size, []
+        for state in range(len(next(iter(packed.values())))):
+            tallies = []
+            for rows, columns in self._parts(where, width):
+                part = where[rows, columns]
+                model = {
+                    name: tensor[state].expand(len(part), *tensor.shape[1:])
+                    for name, tensor in packed.items()
+                }
+                live = part != VOID
+                scores = self._network.scores(model, self._inputs[part.clamp(min=0)], live)
+                targets = self._targets[part[live]]
+                tallies.append(self.workload.task.tally(scores[live], targets))
+            total.append(torch.stack(tallies).sum(dim=0))
+        return torch.stack(total).cpu()
+
+    def _rows(self, parts: Sequence[Indices]) -> tuple[Tensor, list[int]]:
+        """Samples row by row ``[J, N]``, longest first, filled up by `VOID`; and whose they are."""
+        places = sorted(range(len(parts)), key=lambda place: -len(parts[place]))
+        index = np.full((len(parts), len(parts[places[0]])), VOID, dtype=np.int64)
+        for row, place in enumerate(places):
+            index[row, : len(parts[place])] = parts[place]
+        return torch.from_numpy(index).to(self._device), places
+
+    def _parts(self, where: Tensor, width: int) -> Iterator[tuple[slice, slice]]:
+        """Rows and columns that fit into memory, without rows of which nothing is left."""
+        sizes = (where != VOID).sum(dim=1).cpu().numpy()
+        at_once = max(1, self._room_for_samples() // width)
+        for first in range(0, where.shape[1], width):
+            active = int(np.searchsorted(-sizes, -first, side="left"))
+            for begin in range(0, active, at_once):
+                yield slice(begin, min(begin + at_once, active)), slice(first, first + width)
 
     def close(self) -> None:
         """Frees the buffers and graphs."""
@@ -330,49 +369,39 @@ class StackedEngine(Engine):
     def _observe_alike(
         self, packed: Tensors, jobs: Sequence[LocalJob], places: list[int], what: frozenset[Look]
     ) -> dict[int, Observation]:
-        federation = self.workload.federation
-        places = sorted(places, key=lambda place: -jobs[place].batches.num_examples)
-        own = [federation.train_indices(jobs[place].client) for place in places]
-        index = np.full((len(own), len(own[0])), VOID, dtype=np.int64)
-        for place, indices in enumerate(own):
-            index[place, : len(indices)] = indices
-        sizes = np.array([len(indices) for indices in own])
-        where = torch.from_numpy(index).to(self._device)
+        train_indices = self.workload.federation.train_indices
+        where, order = self._rows([train_indices(jobs[place].client) for place in places])
+        places = [places[row] for row in order]
+        batch = self.workload.options.eval_batch_size
         params = {name: tensor[places] for name, tensor in packed.items()}
         if lacking(self._network, [jobs[place].state for place in places]):
-            batch = self.workload.options.eval_batch_size
             params |= estimated(
                 self._network, params, self._inputs, where, batch, self._room_for_samples()
             )
-        total: Observation | None = None
-        width = self._samples_at_once(len(places))
-        for first in range(0, index.shape[1], width):
-            active = int(np.searchsorted(-sizes, -first, side="left"))
-            part = where[:active, first : first + width]
-            leading = {name: tensor[:active] for name, tensor in params.items()}
-            seen = self._look(leading, part, what)
-            if total is None:
-                total = seen
-            else:
-                total.sums[:active] += seen.sums
-                total.count[:active] += seen.count
-                total.loss[:active] += seen.loss
-        assert total is not None  # noqa: S101 - no client is empty
-        mean = total.loss / torch.from_numpy(sizes).to(self._device)
+        total: list[Tensor] = []
+        width = batch if self._network.by_batch else self._samples_at_once(len(places))
+        for rows, columns in self._parts(where, width):
+            own = {name: tensor[rows] for name, tensor in params.items()}
+            seen = self._look(own, where[rows, columns], what)
+            parts = (seen.sums, seen.count, seen.loss)
+            total = total or [part.new_zeros((len(places), *part.shape[1:])) for part in parts]
+            for sum_, part in zip(total, parts, strict=True):
+                sum_[rows] += part
+        total[-1] /= (where != VOID).sum(dim=1)
         return {
-            place: Observation(total.sums[row], total.count[row], mean[row])
-            for row, place in enumerate(places)
+            place: Observation(*one)
+            for place, one in zip(places, zip(*total, strict=True), strict=True)
         }
 
     def _look(self, params: Tensors, part: Tensor, what: frozenset[Look]) -> Observation:
         """Sums over some samples of every job, ``[J, N]``; `VOID` stands for none."""
-        x = self._inputs[part.clamp(min=0)]
-        labels = torch.where(part == VOID, VOID, self._targets[part.clamp(min=0)])
-        features = self._network.features(params, x) if "features" in what else None
+        x, live = self._inputs[part.clamp(min=0)], part != VOID
+        labels = torch.where(live, self._targets[part.clamp(min=0)], VOID)
+        features = self._network.features(params, x, live) if "features" in what else None
         sums, count = class_sums(features, labels, self.workload.federation.num_classes)
         loss = torch.zeros(len(part), dtype=self._dtype, device=self._device)
         if "loss" in what:
-            scores = self._network.scores(params, x).transpose(1, 2)
+            scores = self._network.scores(params, x, live).transpose(1, 2)
             loss = functional.cross_entropy(
                 scores, labels, ignore_index=VOID, reduction="none"
             ).sum(dim=1)
