@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from dataclasses import replace
 
@@ -104,6 +105,28 @@ def test_measures_are_those_of_the_model_after_the_round(small_federation, small
             float((one - other).norm()) for one in means for other in means if one is not other
         ]
     assert metrics["aggregate_mean_margin"] == pytest.approx(np.mean(distances), rel=1e-5)
+
+
+def test_the_training_loss_is_the_weighted_mean_of_the_clients_losses(
+    small_federation, small_model
+):
+    """Σ n_k L_k / Σ n_k of the aggregate model; the margin also per root of the channels."""
+    (run,) = carry_out(
+        [measured(config_of(FedAvg()), what=("loss", "margin"))], small_federation, small_model
+    )
+    model = copy.deepcopy(small_model)
+    model.load_state_dict({**run.state.params, **run.state.buffers})
+    losses, sizes = [], []
+    for client in small_federation.clients:
+        inputs, targets = small_federation.samples.batch(client.train)
+        with torch.no_grad():
+            losses.append(float(torch.nn.functional.cross_entropy(model(inputs.float()), targets)))
+        sizes.append(len(targets))
+    metrics = run.records[-1].metrics
+    assert metrics["aggregate_train_loss"] == pytest.approx(np.average(losses, weights=sizes))
+    assert metrics["margin_per_channel"] == pytest.approx(
+        metrics["aggregate_mean_margin"] / np.sqrt(6)
+    )
 
 
 def test_margin_without_the_measure_is_that_of_fedprotos_cohort(small_federation, small_model):

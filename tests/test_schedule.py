@@ -75,6 +75,12 @@ def test_a_straggler_with_one_epoch_does_nothing():
     assert {schedule.partial_epochs(seed, 0, 0, 1) for seed in range(20)} == {0}
 
 
+def test_stragglers_may_do_an_epoch_at_least_as_in_fedproxs_code():
+    drawn = [schedule.partial_epochs(0, round_, 7, 4, least=1) for round_ in range(400)]
+    assert set(drawn) == {1, 2, 3}
+    assert {schedule.partial_epochs(seed, 0, 0, 1, least=1) for seed in range(20)} == {0}
+
+
 @given(st.integers(1, 40), st.integers(1, 12), st.integers(0, 4))
 def test_each_epoch_visits_every_sample_once(num_examples, batch_size, epochs):
     order = schedule.BatchOrder(0, 1, 2, num_examples, batch_size, epochs)

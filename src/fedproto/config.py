@@ -35,6 +35,9 @@ class ScheduleOptions(Options):
     rounds: int = option(200, "number of rounds", at_least=1)
     cohort: int = option(10, "clients per round K'", at_least=1)
     delta: float = option(0.0, "share δ of stragglers in a cohort", at_least=0, at_most=1)
+    least_epochs: int = option(
+        0, "fewest epochs F' of a straggler: 0 as the paper writes, 1 as FedProx's code", at_least=0
+    )
 
 
 @dataclass(frozen=True)

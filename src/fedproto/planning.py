@@ -154,7 +154,9 @@ def plan_round(run: Run, federation: Federation) -> RoundPlan:
     slow = schedule.stragglers(seed, round_, cohort, config.schedule.delta)
     dropped = [] if strategy.tolerate_partial_work else slow
     epochs_of = {
-        client: schedule.partial_epochs(seed, round_, client, options.epochs)
+        client: schedule.partial_epochs(
+            seed, round_, client, options.epochs, config.schedule.least_epochs
+        )
         if client in slow
         else options.epochs
         for client in cohort

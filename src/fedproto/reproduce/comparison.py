@@ -23,6 +23,7 @@ COLUMNS = (
     "paper",
     "paper_std",
     "difference",
+    "distance",
 )
 
 
@@ -56,6 +57,13 @@ class Comparison:
         return self.ours.mean - self.paper.mean
 
     @property
+    def distance(self) -> float | None:
+        """The difference in the paper's own spread; None where it prints none, or none but 0."""
+        if self.difference is None or self.paper is None or not self.paper.std:
+            return None
+        return self.difference / self.paper.std
+
+    @property
     def cells(self) -> tuple[Any, ...]:
         """The fields of the CSV file."""
         ours, paper = self.ours, self.paper
@@ -71,6 +79,7 @@ class Comparison:
             paper and paper.mean,
             paper and paper.std,
             self.difference,
+            self.distance,
         )
 
 
@@ -78,6 +87,7 @@ def show(output: Output, name: str, title: str, rows: Sequence[Comparison]) -> N
     """Prints and writes a comparison; one table per quantity."""
     seeds = any(row.ours is not None and row.ours.over_seeds is not None for row in rows)
     columns = ["data set", "", "ours", *(["± seeds"] if seeds else []), "paper", "ours − paper"]
+    columns += ["in its ±"]
     for quantity in dict.fromkeys(row.quantity for row in rows):
         chosen = [row for row in rows if row.quantity == quantity]
         groups = [
@@ -148,6 +158,7 @@ def _line(row: Comparison, seeds: bool) -> list[str]:
         *([_shown(ours.over_seeds if ours else None, None, digits)] if seeds else []),
         "–" if row.paper is None else _shown(row.paper.mean, row.paper.std, digits),
         "–" if difference is None else f"{difference:+.{digits}f}",
+        "–" if row.distance is None else f"{row.distance:+.1f}",
     ]
 
 

@@ -115,6 +115,19 @@ def spread_of(groups: Sequence[Sequence[float]]) -> Spread | None:
     )
 
 
+def paired(
+    of: Iterable[Result], than: Iterable[Result], metric: str, factor: float = 1.0
+) -> list[float]:
+    """Differences of the final values of runs that share data, δ and seed."""
+    others = {(each.alpha, each.delta, each.seed): final_value(each.run, metric) for each in than}
+    return [
+        factor * (ours - other)
+        for each in of
+        if (ours := final_value(each.run, metric)) is not None
+        and (other := others.get((each.alpha, each.delta, each.seed))) is not None
+    ]
+
+
 def band(results: Sequence[Result], metric: str) -> Band | None:
     """A metric's curve over δ and seeds, at rounds that all runs have; None where there is none."""
     curves = [nominal_curve(result.run, metric) for result in results]

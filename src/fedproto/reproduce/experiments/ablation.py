@@ -28,8 +28,9 @@ class AblationTable(Experiment):
             for config in case.runs(recipe=RECIPE)
         ]
 
-    def render(self, scope: Scope, results: Results, output: Output) -> None:
-        """A column per δ, and the mean with its spread."""
+    def rows(self, scope: Scope, results: Results, output: Output) -> list[Comparison]:
+        """A quantity per δ, and the mean with its spread."""
+        del output
         rows = []
         for case in scope.cases(self.cases):
             for delta in [*results.deltas(case.name), None]:
@@ -48,5 +49,10 @@ class AblationTable(Experiment):
                             else printed_at_delta(label, delta),
                         )
                     )
+        return rows
+
+    def render(self, scope: Scope, results: Results, output: Output) -> None:
+        """The table, and the same as a picture."""
+        rows = self.rows(scope, results, output)
         show(output, "ablation", self.title, rows)
         draw(output, "ablation", rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fedproto.measures.loss import TRAINING_LOSS
 from fedproto.reproduce.base import EXPERIMENTS, Experiment, Results
 from fedproto.reproduce.cases import CLASSIFICATION, Scope
 from fedproto.reproduce.comparison import Comparison, draw, show
@@ -19,19 +20,21 @@ class AccuracyTable(Experiment):
     cases = CLASSIFICATION
 
     def requests(self, scope: Scope) -> list[Request]:
-        """All runs of the four recipes."""
-        return self.runs_of_all_cases(scope)
+        """All runs of the four recipes, with the training loss measured."""
+        return self.runs_of_all_cases(scope, wishes={"loss"})
 
-    def render(self, scope: Scope, results: Results, output: Output) -> None:
+    def rows(self, scope: Scope, results: Results, output: Output) -> list[Comparison]:
         """Four methods, fairness + toleration and centralised training."""
+        del output
         rows = []
-        for table, quantity, factor, digits in (
-            ("accuracy", "test accuracy (%)", 100.0, 1),
-            ("loss", "test loss", 1.0, 2),
+        for metric, table, quantity, factor, digits in (
+            ("accuracy", "accuracy", "test accuracy (%)", 100.0, 1),
+            (TRAINING_LOSS, "loss", "training loss over all clients", 1.0, 2),
+            ("loss", "", "test loss", 1.0, 2),
         ):
             for case in scope.cases(self.cases):
                 for label in results.labels(case.name):
-                    ours = spread(results.select(case.name, label), table)
+                    ours = spread(results.select(case.name, label), metric)
                     rows.append(
                         Comparison(
                             case.title,
@@ -43,5 +46,10 @@ class AccuracyTable(Experiment):
                             digits,
                         )
                     )
+        return rows
+
+    def render(self, scope: Scope, results: Results, output: Output) -> None:
+        """The table, and the same as a picture."""
+        rows = self.rows(scope, results, output)
         show(output, "accuracy", self.title, rows)
         draw(output, "accuracy", rows)

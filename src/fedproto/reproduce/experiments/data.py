@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -29,36 +30,41 @@ class DataTable(Experiment):
     title = "Table 1: the data sets"
     cases = CLASSIFICATION + SEGMENTATION
 
+    def rows(self, scope: Scope, results: Results, output: Output) -> list[Comparison]:
+        """Counts."""
+        del results
+        return [row for case, found in _loaded(scope, output) for row in _counts(case, found)]
+
     def render(self, scope: Scope, results: Results, output: Output) -> None:
         """Counts, and how the sizes of the clients are spread."""
         del results
-        rows, sizes = [], []
-        for case in scope.cases(self.cases):
-            try:
-                federation, remark = _load(case)
-            except DataError as error:
-                output.say(f"{case.name} is left out: {error}")
-                continue
-            if remark:
-                output.say(f"{case.name}: {remark}")
-            counted = statistics(federation)
-            for name, digits in COUNTS.items():
-                ours = Spread(float(getattr(counted, name)), None, None, 0)
-                rows.append(
-                    Comparison(
-                        case.title,
-                        case.stands_in,
-                        "",
-                        QUANTITIES.get(name, name),
-                        ours,
-                        printed("data", case.name, name),
-                        digits,
-                    )
-                )
-            sizes.append((case, class_counts(federation).sum(axis=1)))
+        loaded = list(_loaded(scope, output))
+        sizes = [(case, class_counts(found).sum(axis=1)) for case, found in loaded]
+        rows = [row for case, found in loaded for row in _counts(case, found)]
         show(output, "data", self.title, rows)
         if sizes:
             output.figure("data", _draw(sizes))
+
+
+def _loaded(scope: Scope, output: Output) -> Iterator[tuple[Case, Federation]]:
+    """The federations that are there, with a word on what is not."""
+    for case in scope.cases(DataTable.cases):
+        try:
+            federation, remark = _load(case)
+        except DataError as error:
+            output.say(f"{case.name} is left out: {error}")
+            continue
+        if remark:
+            output.say(f"{case.name}: {remark}")
+        yield case, federation
+
+
+def _counts(case: Case, federation: Federation) -> Iterator[Comparison]:
+    counted = statistics(federation)
+    for name, digits in COUNTS.items():
+        ours = Spread(float(getattr(counted, name)), None, None, 0)
+        paper, row = printed("data", case.name, name), QUANTITIES.get(name, name)
+        yield Comparison(case.title, case.stands_in, "", row, ours, paper, digits)
 
 
 def _load(case: Case) -> tuple[Federation, str]:
