@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import pytest
@@ -14,6 +15,7 @@ from fedproto.data.federation import Federation
 from fedproto.engines.base import ENGINES, Engine, EngineOptions, Workload
 from fedproto.engines.reference import read_state
 from fedproto.models.base import ModelOptions, build_model
+from fedproto.options import Options
 from fedproto.planning import equip, plan_round, remember_all
 from fedproto.rounds import run_rounds
 from fedproto.runs import Run
@@ -162,9 +164,13 @@ def sweep(
     federation: Federation | None = None,
     strategies: list[Strategy] | None = None,
     train: TrainOptions | None = None,
+    sections: Mapping[str, Options] | None = None,
     **options: object,
 ) -> Outcome:
-    """Two rounds of every strategy, without and with stragglers, all in one sweep."""
+    """Two rounds of every strategy, without and with stragglers, all in one sweep.
+
+    `sections` replace those of every run's configuration.
+    """
     federation = federation or small_federation()
     outcome = Outcome()
     built = model
@@ -176,7 +182,7 @@ def sweep(
     state = ServerState(0, params, (train or TrainOptions()).shared_buffers(built, buffers))
     state = state.to(running.workload.options.torch_device())
     runs = [
-        Run(run_config(strategy, delta, train), state)
+        Run(replace(run_config(strategy, delta, train), **(sections or {})), state)
         for strategy in strategies or strategies_for(train)
         for delta in (0.0, 0.7)
     ]

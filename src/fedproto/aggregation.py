@@ -248,7 +248,10 @@ def _krum(gram: Tensor, hostile: int, *, one: bool) -> Tensor:
     square = (gram.diagonal().unsqueeze(0) + gram.diagonal().unsqueeze(1) - 2 * gram).clamp(min=0)
     neighbours = max(1, min(number - hostile - 2, number - 1))
     score = square.sort(dim=1).values[:, 1 : neighbours + 1].sum(dim=1)
-    best = score.argsort(stable=True)[: 1 if one else max(1, number - hostile)]
+    # Clients that are each other's nearest, or were clipped to one length, are level: the first of
+    # them is taken, where the last digits would let the machine's rounding choose.
+    level = (score / score.max().clamp(min=1e-300)).round(decimals=5)
+    best = level.argsort(stable=True)[: 1 if one else max(1, number - hostile)]
     return torch.zeros(number, dtype=torch.bool).index_fill(0, best, True)
 
 
