@@ -21,6 +21,7 @@ from fedproto.rounds import close_round, run_rounds
 from fedproto.setting import feature_shape
 from fedproto.strategies.contract import Declared, FeatureShape, Setting
 from fedproto.tasks import task_named
+from fedproto.types import ServerState
 from helpers import begin, config_of, engine_for, make_state, make_update, train
 
 
@@ -174,7 +175,11 @@ def declared_like(update):
 def test_absurd_values_are_refused_even_from_a_client_alone(where, name, value, reason):
     update = make_update(1)
     expected = Expected(
-        1, update.num_examples, 1, update.params, update.buffers, declared_like(update)
+        1,
+        update.num_examples,
+        1,
+        ServerState(0, update.params, update.buffers),
+        declared_like(update),
     )
     assert reason_to_refuse(update, expected) is None
     tensors = getattr(update, where)

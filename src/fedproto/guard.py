@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedproto.strategies.contract import Declarations, Setting
-from fedproto.types import ClientUpdate, LocalJob, Tensors
+from fedproto.types import ClientUpdate, LocalJob, ServerState, Tensors
 
 LARGEST_GROWTH = 1e4
 """No parameter grows in one round beyond this many times the largest that was sent, and one."""
@@ -36,16 +36,14 @@ class Expected:
         client: Whose it is.
         num_examples: Training samples of the client.
         epochs: Epochs that were asked for.
-        params: Tensors of the names, shapes and types of its parameters.
-        buffers: The same for its buffers.
+        sent: What it was trained from: names, shapes and types of parameters and buffers.
         payload: What it adds, as the strategy declares it.
     """
 
     client: int
     num_examples: int
     epochs: int
-    params: Tensors
-    buffers: Tensors
+    sent: ServerState
     payload: Declarations
 
     @staticmethod
@@ -56,8 +54,7 @@ class Expected:
             job.client,
             number,
             job.batches.epochs,
-            job.state.params,
-            job.state.buffers,
+            job.state,
             job.strategy.payload(setting, number),
         )
 
@@ -66,8 +63,8 @@ def reason_to_refuse(update: ClientUpdate, expected: Expected) -> str | None:
     """Why an update must not enter the average; None when it may."""
     reason = (
         _reason_by_claims(update, expected)
-        or _reason_by_layout("params", update.params, _layout(expected.params))
-        or _reason_by_layout("buffers", update.buffers, _layout(expected.buffers))
+        or _reason_by_layout("params", update.params, _layout(expected.sent.params))
+        or _reason_by_layout("buffers", update.buffers, _layout(expected.sent.buffers))
         or _reason_by_layout(
             "payload",
             update.payload,
@@ -134,11 +131,13 @@ def outliers(
     names = [name for name, tensor in sent.items() if tensor.is_floating_point()]
     if not names or len(updates) < FEWEST_TO_COMPARE:
         return {}
-    ways = [
-        torch.stack([_length(update.params[name] - sent[name]) for name in names])
-        for update in updates
-    ]
-    way_k = torch.linalg.vector_norm(torch.stack(ways), dim=1).cpu()
+    squares = []
+    for update in updates:
+        ways = [(update.params[name] - sent[name]).flatten() for name in names]
+        # On a CPU `vector_norm` and copies in float64 take some twenty times as long; a product
+        # that runs over is infinite, which is far enough.
+        squares.append(torch.stack([torch.dot(way, way) for way in ways]))
+    way_k = torch.stack(squares).double().sum(dim=1).sqrt().cpu()
     moved_k = way_k[way_k > 0]
     if len(moved_k) < FEWEST_TO_COMPARE:
         return {}
@@ -153,7 +152,7 @@ def outliers(
 def _value_checks(update: ClientUpdate, expected: Expected) -> Iterator[tuple[str, Tensor]]:
     for name, tensor in update.params.items():
         if tensor.is_floating_point():
-            most = LARGEST_GROWTH * (1 + _size(expected.params[name]))
+            most = LARGEST_GROWTH * (1 + expected.sent.largest[name])
             yield (
                 f"tensor '{name}' is not finite, or beyond belief, after local training (learning"
                 " rate too high?)",
@@ -180,23 +179,6 @@ def _value_checks(update: ClientUpdate, expected: Expected) -> Iterator[tuple[st
                 f"payload '{name}' is not zero where '{one.zero_where}' is",
                 (tensor[empty] == 0).all(),
             )
-
-
-def _size(tensor: Tensor) -> Tensor:
-    """The largest size of a number in a tensor, left on its device."""
-    if not tensor.numel():
-        return torch.zeros((), device=tensor.device)
-    smallest, largest = tensor.detach().aminmax()
-    return torch.maximum(-smallest, largest)
-
-
-def _length(way: Tensor) -> Tensor:
-    """The Euclidean norm in float64, from a product that runs over for no absurd number."""
-    way = way.flatten()
-    # On a CPU `vector_norm` and copies in float64 take some twenty times as long as these.
-    size = _size(way).clamp(min=torch.finfo(way.dtype).tiny)
-    way = way / size
-    return size.double() * torch.dot(way, way).double().sqrt()
 
 
 def _within(tensor: Tensor, low: float | Tensor, high: float | Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, TypeAlias
 
 import torch
@@ -91,6 +92,16 @@ class ServerState:
 
     def __repr__(self) -> str:
         return f"ServerState(round {self.round}, {_size(self.params, self.buffers, self.memory)})"
+
+    @cached_property
+    def largest(self) -> Tensors:
+        """The largest size of a number in each parameter, left on its device."""
+        return {
+            name: torch.stack(tensor.detach().aminmax()).abs().amax()
+            if tensor.numel()
+            else torch.zeros((), device=tensor.device)
+            for name, tensor in self.params.items()
+        }
 
     def to(self, device: torch.device) -> ServerState:
         """The same state on a device."""

@@ -238,8 +238,7 @@ class FedProtoStrategy(Strategy):
             node,
             number,
             1,
-            state.params,
-            state.buffers,
+            state,
             self.options.payload(self._setting, number),
         )
         update = caught(lambda: _read_update(reply.content, scores, expected))
@@ -276,7 +275,7 @@ def _parted(tensors: Tensors) -> tuple[Tensors, Tensors]:
 def _read_update(
     content: RecordDict, scores: Mapping[str, float], expected: Expected
 ) -> ClientUpdate:
-    like = {**expected.params, **expected.buffers}
+    like = {**expected.sent.params, **expected.sent.buffers}
     params, buffers = _parted(read_tensors(expect_arrays(content, ARRAYS), like, ARRAYS))
     payload: Tensors = {}
     if expected.payload:
