@@ -9,10 +9,9 @@ import sys
 import pytest
 
 import fedproto
-from fedproto import reference
-from fedproto.cli import main
+from fedproto.cli import main, reference
 from fedproto.cli.ondemand import COMMANDS, command, summary
-from fedproto.sources import summaries
+from fedproto.options.sources import summaries
 
 TINY = [
     "--set=data.name=digits",

@@ -15,8 +15,8 @@ import fedproto
 from documents import DOCUMENTS, ROOT, anchors, blocks, commands, prose
 from fedproto.cli import main
 from fedproto.cli.app import app
-from fedproto.recipe import expand, read_recipe
-from fedproto.sources import bundled_recipes
+from fedproto.config.recipe import expand, read_recipe
+from fedproto.options.sources import bundled_recipes
 
 EACH_DOCUMENT = pytest.mark.parametrize(
     "path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT))

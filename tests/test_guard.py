@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedproto import FedAvg, FedProto
-from fedproto.aggregation import cap_attention, combine
 from fedproto.config import read_config
 from fedproto.data.samples import TensorSamples
 from fedproto.flower.defence import DEFENCES, defended
-from fedproto.guard import Expected, outliers, reason_to_refuse
-from fedproto.planning import plan_round, remember_all
 from fedproto.rounds import close_round, run_rounds
-from fedproto.setting import feature_shape
+from fedproto.rounds.guard import Expected, outliers, reason_to_refuse
+from fedproto.rounds.planning import plan_round, remember_all
+from fedproto.rounds.setting import feature_shape
+from fedproto.strategies.aggregation import cap_attention, combine
 from fedproto.strategies.contract import Declared, FeatureShape, Setting
 from fedproto.tasks import task_named
 from helpers import begin, config_of, engine_for, make_state, make_update, train

@@ -12,7 +12,7 @@ import pytest
 
 from fedproto.cli import main
 from fedproto.rounds import Watcher
-from fedproto.runs import Run
+from fedproto.rounds.runs import Run
 from fedproto.sinks import logging_to
 from fedproto.sinks.tensorboard import TensorBoard
 from fedproto.sinks.wandb import WeightsAndBiases

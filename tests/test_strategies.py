@@ -11,8 +11,8 @@ import torch
 from fedproto import Centralized, FedAtt, FedAvg, FedProto, FedProx
 from fedproto.equations import aggregate_margin, aggregate_prototypes
 from fedproto.errors import ConfigError, TrainingError
-from fedproto.planning import plan_round, remember_all
 from fedproto.rounds import close_round
+from fedproto.rounds.planning import plan_round, remember_all
 from fedproto.strategies.contract import Observation
 from fedproto.strategies.fedproto import COUNT, MARGIN, SUM
 from fedproto.types import ClientUpdate, Prototypes, ServerState

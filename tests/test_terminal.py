@@ -13,7 +13,7 @@ from rich.console import Console
 from fedproto import FedAvg, FedProto, FedProx
 from fedproto.cli import comparing, main, tables
 from fedproto.cli.progress import Bars, LiveBars
-from fedproto.runs import Run
+from fedproto.rounds.runs import Run
 from helpers import config_of
 from report_runs import make_record, write_run
 

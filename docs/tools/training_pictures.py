@@ -25,11 +25,11 @@ from fedproto.equations import (
 )
 from fedproto.models.base import build_model, features_of
 from fedproto.models.cnn import CNNOptions
-from fedproto.planning import plan_round
 from fedproto.report.looks import COLORS
 from fedproto.rng import Indices
 from fedproto.rounds import run_rounds
-from fedproto.runs import Run
+from fedproto.rounds.planning import plan_round
+from fedproto.rounds.runs import Run
 from fedproto.tasks import Classification
 from fedproto.training import TrainOptions
 from fedproto.types import ClientUpdate, Prototypes, RoundRecord, ServerState

@@ -21,13 +21,13 @@ from fedproto.analysis.dissimilarity import (
     similar_sizes,
     squared_distance,
 )
-from fedproto.batch_norm import estimate, statistics_names
 from fedproto.engines.base import Workload
 from fedproto.engines.reference import load_state
 from fedproto.equations import class_prototypes
 from fedproto.models.base import features_of
 from fedproto.rng import Indices
 from fedproto.tasks import Classification
+from fedproto.training.batch_norm import estimate, statistics_names
 from fedproto.types import POOLED, Prototypes, ServerState
 
 INPUTS_AT_ONCE = 2**21

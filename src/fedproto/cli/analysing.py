@@ -12,7 +12,12 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from fedproto.analysis.folder import (
+from fedproto.analysis.runs import attention_spread, pearson
+from fedproto.cli.options import DataRoot
+from fedproto.cli.tables import print_table
+from fedproto.data import DataSource, Federation, data_root
+from fedproto.errors import ConfigError, FedprotoError, unknown_name
+from fedproto.report.analysing import (
     MEASURED,
     PARTS,
     OnStep,
@@ -21,11 +26,6 @@ from fedproto.analysis.folder import (
     open_subject,
     possible_parts,
 )
-from fedproto.analysis.runs import attention_spread, pearson
-from fedproto.cli.options import DataRoot
-from fedproto.cli.tables import print_table
-from fedproto.data import DataSource, Federation, data_root
-from fedproto.errors import ConfigError, FedprotoError, unknown_name
 from fedproto.report.arrangement import arrange
 from fedproto.report.results import StoredRun, find_runs
 from fedproto.tasks import TASKS

@@ -20,7 +20,7 @@ from rich.progress import (
 from rich.text import Text
 
 from fedproto.rounds import Watcher
-from fedproto.runs import Run
+from fedproto.rounds.runs import Run
 from fedproto.store import RunStore
 from fedproto.tasks import headline
 from fedproto.types import RoundRecord

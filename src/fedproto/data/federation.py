@@ -12,10 +12,10 @@ import torch
 from fedproto.data.clients import Client, Clients
 from fedproto.data.given import Given, scaled
 from fedproto.data.samples import Samples, TensorSamples, join_clients
+from fedproto.disk.limits import check_limit
 from fedproto.errors import DataError
-from fedproto.limits import check_limit
 from fedproto.rng import Indices, Purpose, stream
-from fedproto.seeding import shuffled_rows
+from fedproto.rng.seeding import shuffled_rows
 from fedproto.types import POOLED, VOID
 
 

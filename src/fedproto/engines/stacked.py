@@ -19,6 +19,7 @@ from torch.nn import functional
 from fedproto.data.samples import held
 from fedproto.engines.base import ENGINES, Engine, OnDone, Workload
 from fedproto.engines.captured import CapturedEngine
+from fedproto.engines.job import LocalJob
 from fedproto.engines.reference import ReferenceEngine
 from fedproto.engines.stacking.choice import network_for
 from fedproto.engines.stacking.fusing import Compiled, unfused
@@ -34,7 +35,7 @@ from fedproto.models.base import head_of
 from fedproto.rng import Indices
 from fedproto.strategies.base import Strategy
 from fedproto.strategies.contract import Local, Look, Objective, Observation
-from fedproto.types import ClientFailure, ClientUpdate, LocalJob, ServerState, Tensors
+from fedproto.types import ClientFailure, ClientUpdate, ServerState, Tensors
 
 CLOSED, OWN, ALONE = "closed", "own", "alone"
 """Penalties: in closed form, through `torch.func`, or not in a stack at all."""

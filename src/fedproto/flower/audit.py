@@ -13,11 +13,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from fedproto.atomic import explained
+from fedproto.disk.atomic import explained
+from fedproto.disk.integrity import Chain, DamagedError, read_json
 from fedproto.errors import StoreError
-from fedproto.integrity import Chain, DamagedError, read_json
 from fedproto.rounds import Watcher
-from fedproto.runs import Run
+from fedproto.rounds.runs import Run
 from fedproto.types import RoundRecord
 
 AUDIT_FILE = "audit.jsonl"

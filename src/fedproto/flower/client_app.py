@@ -24,7 +24,6 @@ import torch
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedproto.client_memory import MemoryOnDisk, remembered
 from fedproto.config import RunConfig
 from fedproto.data.base import data_root
 from fedproto.data.clients import Client
@@ -36,8 +35,9 @@ from fedproto.flower import greeting, wire
 from fedproto.flower.parts import Refusal
 from fedproto.flower.privacy import PrivateEngine
 from fedproto.models.base import build_model
-from fedproto.registry import load_plugin
-from fedproto.setting import setting_of
+from fedproto.options.registry import load_plugin
+from fedproto.rounds.client_memory import MemoryOnDisk, remembered
+from fedproto.rounds.setting import setting_of
 from fedproto.strategies.contract import initial_tensors
 from fedproto.tasks import task_named
 from fedproto.types import ClientFailure, ClientUpdate, ServerState

@@ -11,11 +11,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedproto.driver import is_finished
 from fedproto.errors import FedprotoError
 from fedproto.flower import commands
 from fedproto.rounds import Watcher
-from fedproto.runs import Run
+from fedproto.rounds.runs import Run
 from fedproto.store import RunStore
 from fedproto.types import ServerState
 
@@ -113,7 +112,7 @@ class Control:
         asked, silent = time.monotonic(), 0
         while True:
             _report(stores, seen, watcher)
-            over = all(is_finished(store) for store in stores)
+            over = all(store.finished for store in stores)
             error = out / ERROR_FILE
             if error.exists():
                 raise DeploymentError(error.read_text(encoding="utf-8").strip())
@@ -200,4 +199,4 @@ def _report(stores: Sequence[RunStore], seen: list[int], watcher: Watcher) -> No
 
 def _finish_late(stores: Sequence[RunStore]) -> bool:
     """Whether the last round was done between our look at it and Flower's answer."""
-    return all(is_finished(store) for store in stores)
+    return all(store.finished for store in stores)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from fedproto.rounds import Watcher
-from fedproto.runs import Run
+from fedproto.rounds.runs import Run
 from fedproto.types import RoundRecord
 
 LOG = logging.getLogger("flwr")

@@ -17,6 +17,7 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from fedproto.config import RunConfig
+from fedproto.engines.job import LocalJob
 from fedproto.flower.arrays import UnreadableError, read_tensor, read_tensors, write_tensors
 from fedproto.flower.greeting import config_text, expect_config
 from fedproto.flower.parts import (
@@ -30,7 +31,7 @@ from fedproto.flower.parts import (
 )
 from fedproto.schedule import BatchOrder
 from fedproto.strategies.contract import Declarations, Setting
-from fedproto.types import ClientUpdate, LocalJob, ServerState, Tensors
+from fedproto.types import ClientUpdate, ServerState, Tensors
 
 NONE_YET = -1
 """The last accepted round of a client that has none."""

@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 
 from fedproto.config import flatten
 from fedproto.errors import ConfigError, unknown_name
-from fedproto.evidence import FEWEST_PAIRS, SURE, t_quantile
 from fedproto.report import groups as facts
 from fedproto.report.accounts import accounts
 from fedproto.report.analysed import Analysis, Scores, embedded_pictures, read_analysis
 from fedproto.report.arrangement import Arrangement, Group, arrange
+from fedproto.report.evidence import FEWEST_PAIRS, SURE, t_quantile
 from fedproto.report.figures import NAMES
 from fedproto.report.following import CLASS, RunFollower
 from fedproto.report.looks import DASHES

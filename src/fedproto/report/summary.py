@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedproto.errors import ConfigError, unknown_name
-from fedproto.evidence import Difference, Verdict, difference, holm, sample_deviation
 from fedproto.report.arrangement import Arrangement, Group
+from fedproto.report.evidence import Difference, Verdict, difference, holm, sample_deviation
 from fedproto.report.results import StoredRun
 from fedproto.tasks import loss_beside, lower_is_better
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedproto.registry import Registry
+from fedproto.options.registry import Registry
 from fedproto.report.results import StoredRun
 from fedproto.report.shared import comparable
 from fedproto.reproduce.cases import Scope

@@ -17,14 +17,16 @@ from typing import TypeAlias
 from fedproto.config import RunConfig
 from fedproto.data.base import DataSource
 from fedproto.data.federation import Federation
-from fedproto.driver import engine_of
 from fedproto.engines.base import Engine
+from fedproto.engines.job import LocalJob
 from fedproto.measures.base import Gauge
-from fedproto.planning import equip, plan_round, remember_all
 from fedproto.reproduce.cases import without_mmd
-from fedproto.runs import Run
+from fedproto.rounds.planning import equip, plan_round, remember_all
+from fedproto.rounds.runs import Run
 from fedproto.simulate import initial_state, model_for
-from fedproto.types import LocalJob, ServerState
+from fedproto.simulate.driver import engine_of
+from fedproto.simulate.reference import reference_state
+from fedproto.types import ServerState
 
 Clock: TypeAlias = Callable[[], float]
 
@@ -138,7 +140,7 @@ def _look(config: RunConfig, engine: Engine, job: LocalJob) -> None:
     """Takes the measures once, but for those that need a run which may not exist yet."""
     if config.measure.every:
         options = without_mmd(config).measure
-        Gauge(engine.workload).take(options, config.seed, job.state)
+        Gauge(engine.workload, reference_state).take(options, config.seed, job.state)
 
 
 def _rates(

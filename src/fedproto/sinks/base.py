@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from typing import ClassVar
 
 from fedproto.errors import ConfigError
-from fedproto.registry import Registry
+from fedproto.options.registry import Registry
 from fedproto.rounds import Watcher
-from fedproto.runs import Run
+from fedproto.rounds.runs import Run
 from fedproto.store import RunStore
 from fedproto.types import RoundRecord
 

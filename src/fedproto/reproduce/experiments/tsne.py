@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from fedproto.analysis.folder import Wishes, analyse, open_subject, read_parts
 from fedproto.data.base import data_root
 from fedproto.errors import DataError
+from fedproto.report.analysing import Wishes, analyse, open_subject, read_parts
 from fedproto.report.looks import new_figure
 from fedproto.reproduce.base import EXPERIMENTS, Experiment, Result, Results
 from fedproto.reproduce.cases import Scope
