@@ -20,7 +20,7 @@ import torch
 from fedproto.config import RunConfig, read_config
 from fedproto.engines.job import LocalJob
 from fedproto.flower.defence import DEFENCES
-from fedproto.rounds import guard, loop
+from fedproto.rounds import closing, guard
 from fedproto.simulate import build_engine, simulate
 from fedproto.store import RunStore
 from fedproto.types import ClientUpdate
@@ -148,7 +148,7 @@ def believe_claims() -> None:
             update = replace(update, num_examples=expected.num_examples)
         return refuse(update, expected)
 
-    loop.reason_to_refuse = reason
+    closing.reason_to_refuse = reason
 
 
 def main() -> None:

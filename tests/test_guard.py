@@ -59,8 +59,8 @@ def test_an_update_in_anothers_place_is_refused(small_federation, small_model):
     setting = remember_all([run], engine)
     plan = plan_round(run, small_federation)
     updates = engine.train(plan.jobs)
-    _, record = close_round(run, plan, [updates[0], updates[0], *updates[2:]], setting)
-    assert record.failures == {plan.cohort[1]: f"the update says it is of client {plan.cohort[0]}"}
+    closed = close_round(run, plan, [updates[0], updates[0], *updates[2:]], setting)
+    assert closed.failures == {plan.cohort[1]: f"the update says it is of client {plan.cohort[0]}"}
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 1e35, -1e35])

@@ -209,7 +209,7 @@ def _train_one(trained: Trained, client: int) -> ClientUpdate:
             rounds=SCHEDULE.rounds + 1, cohort=len(trained.federation.clients)
         ),
     )
-    plan = plan_round(0, Run(longer, run.state), trained.federation)
+    plan = plan_round(Run(longer, run.state), trained.federation)
     (job,) = (job for job in plan.jobs if job.client == client)
     return trained.engine.train_client(job)
 

@@ -47,7 +47,7 @@ def analyse(
     Raises:
         FedprotoError: If a part is unknown, or the run's data or model are not at hand.
     """
-    wishes = analysing.Wishes(
+    request = analysing.AnalysisRequest(
         what=tuple(what if what is not None else analysing.possible_parts(_log.info)),
         reference=None if reference is None else str(reference),
         samples=samples,
@@ -58,8 +58,8 @@ def analyse(
     subject = analysing.open_subject(
         result.directory(), result.federation, None if build is None else build()
     )
-    facts = analysing.analyse(subject, wishes, _quiet)
-    return {"facts": facts, **analysing.read_parts(result.directory(), wishes.what)}
+    facts = analysing.analyse(subject, request, _quiet)
+    return {"facts": facts, **analysing.read_parts(result.directory(), request.what)}
 
 
 def predict(result: Result, images: Any) -> list[ClassPrediction] | list[MapPrediction]:

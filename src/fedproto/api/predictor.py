@@ -78,7 +78,7 @@ class Predictor:
     @property
     def segments(self) -> bool:
         """Whether it finds a class per pixel rather than per picture."""
-        return self.federation.task == "segmentation"
+        return self.federation.has_label_maps
 
     @property
     def class_names(self) -> list[str]:
@@ -155,8 +155,8 @@ class Predictor:
         return MapPrediction(
             labels=labels,
             shares={
-                self.class_names[int(place)]: float(count / labels.size)
-                for place, count in zip(found, counts, strict=True)
+                self.class_names[int(label)]: float(count / labels.size)
+                for label, count in zip(found, counts, strict=True)
             },
             softmax_entropy=_relative(softmax_entropy(scores.unsqueeze(0)), len(scores)),
             feature_entropy=_relative(entropy, features.shape[1]),

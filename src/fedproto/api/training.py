@@ -278,10 +278,10 @@ class _Callbacks(Watcher):
     def notice(self, text: str) -> None:
         _log.info(text)
 
-    def round_done(self, run: Run, record: RoundRecord) -> None:
+    def round_done(self, config: RunConfig, records: Sequence[RoundRecord]) -> None:
         self._done += 1
         if self._on_round is not None:
-            self._on_round(run.config, record)
+            self._on_round(config, records[-1])
         if self._on_progress is not None:
             self._on_progress(self._done, self._total)
 

@@ -65,13 +65,13 @@ def list_known(
     if kind is None and not as_json and not markdown and not extended():
         known = {name: summaries(name) for name in KINDS}
     else:
-        from fedproto.cli import reference  # imports everything that there is
+        from fedproto.cli import catalogue  # imports everything that there is
 
         if markdown:
-            typer.echo(reference.as_markdown(), nl=False)
+            typer.echo(catalogue.as_markdown(), nl=False)
             return
-        chosen = section if kind == reference.OPTIONS and section is not None else kind
-        known = {name: reference.entries(name) for name in ([chosen] if chosen else KINDS)}
+        chosen = section if kind == catalogue.OPTIONS and section is not None else kind
+        known = {name: catalogue.entries(name) for name in ([chosen] if chosen else KINDS)}
     if as_json:
         tables = {name: [asdict(entry) for entry in found] for name, found in known.items()}
         typer.echo(json.dumps(tables, indent=2, ensure_ascii=False))

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from fedproto.config.run import RunConfig, options_of, places_of
+from fedproto.config.run import RunConfig, dotted_names, options_of
 from fedproto.errors import ConfigError, unknown_name
 from fedproto.options import Options, options_to_dict
 
@@ -44,13 +44,13 @@ def as_tables(keywords: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _section_of(name: str, known: Sequence[str]) -> str:
-    places = places_of(name)
-    if not places:
+    found = dotted_names(name)
+    if not found:
         every = [option for section in known for option in options_of(section)]
         raise ConfigError(unknown_name("keyword", name, [*known, *every]))
-    section = places[0].partition(".")[0]
-    if len(places) > 1 and section not in ("train", "schedule"):
+    section = found[0].partition(".")[0]
+    if len(found) > 1 and section not in ("train", "schedule"):
         raise ConfigError(
-            f"{name} could be {' or '.join(places)}; write {section}={{'{name}': ...}}"
+            f"{name} could be {' or '.join(found)}; write {section}={{'{name}': ...}}"
         )
     return section

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from torch import nn
+
 from fedproto.config.options import (
     EvaluateOptions,
     FlowerOptions,
@@ -17,8 +19,9 @@ from fedproto.config.options import (
     StoreOptions,
 )
 from fedproto.data.base import DATASETS, DataSource
+from fedproto.data.federation import Federation
 from fedproto.data.own import located
-from fedproto.engines.base import EngineOptions, check_engine_name
+from fedproto.engines.base import EngineOptions, Notify, Workload, check_engine_name, ignore
 from fedproto.errors import ConfigError, unknown_name
 from fedproto.measures import MEASURES, MeasureOptions
 from fedproto.models.base import MODELS, ModelOptions
@@ -27,7 +30,7 @@ from fedproto.options.registry import Registry
 from fedproto.strategies.aggregation import AggregateOptions
 from fedproto.strategies.base import STRATEGIES, Strategy
 from fedproto.strategies.server import ServerOptions
-from fedproto.tasks import TaskOptions
+from fedproto.tasks import TaskOptions, task_named
 from fedproto.training import TrainOptions
 from fedproto.training.augment import AugmentOptions
 
@@ -82,6 +85,13 @@ class RunConfig:
         """The same, with a path of own data that no longer depends on where one is."""
         return self if self.data is None else dataclasses.replace(self, data=located(self.data))
 
+    def workload(
+        self, federation: Federation, model: nn.Module, notify: Notify = ignore
+    ) -> Workload:
+        """What all jobs of a run share."""
+        task = task_named(federation.task, federation.class_names, self.task)
+        return Workload(federation, model, task, self.engine, notify)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain tables that `read_config` reads back."""
         result: dict[str, Any] = {"seed": self.seed, "label": self.label}
@@ -95,7 +105,7 @@ class RunConfig:
         return result
 
     def digest(self) -> str:
-        """A fingerprint of all that the results depend on."""
+        """A short hash of all that the results depend on."""
         return digest_of(self.to_dict())
 
 
@@ -120,7 +130,7 @@ _NO_RESULT = ("label", "store", "flower")
 def read_config(given: Mapping[str, Any]) -> RunConfig:
     """Builds a run's configuration from plain tables.
 
-    In the place of a table there may be options that were made already, or a name alone.
+    Instead of a table there may be options that were made already, or a name alone.
 
     Raises:
         ConfigError: If a section or option is unknown, missing, of the wrong type or out of range.
@@ -128,8 +138,8 @@ def read_config(given: Mapping[str, Any]) -> RunConfig:
     known = [item.name for item in dataclasses.fields(RunConfig)]
     for name in given:
         if name not in known:
-            places = places_of(name)
-            hint = f"did you mean '{places[0]}'?" if places else None
+            found = dotted_names(name)
+            hint = f"did you mean '{found[0]}'?" if found else None
             raise ConfigError(unknown_name("section or option", name, known, hint))
     parts: dict[str, Any] = {
         name: made
@@ -184,7 +194,7 @@ def _check_measures(options: MeasureOptions) -> None:
             raise ConfigError(f"measure.what: {error}") from None
 
 
-def places_of(name: str) -> list[str]:
+def dotted_names(name: str) -> list[str]:
     """The dotted names of all options of a name, those of training and schedule first."""
     sections = sorted(SECTIONS, key=lambda section: section not in ("train", "schedule"))
     return [f"{section}.{name}" for section in sections if name in options_of(section)]
@@ -198,7 +208,7 @@ def options_of(section: str) -> list[str]:
 
 
 def digest_of(tables: Mapping[str, Any]) -> str:
-    """The fingerprint of a configuration as plain tables."""
+    """The digest of a configuration as plain tables."""
     parts = {name: part for name, part in tables.items() if name not in _NO_RESULT}
     text = json.dumps(parts, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -26,7 +26,7 @@ class LocalJob:
         augment: How training images are varied; None for not at all.
         broadcast: What the strategy sends beside the weights.
         memory: What the client kept for the strategy; empty where the client itself keeps it.
-        run: Fingerprint of the run, by which a client that remembers tells runs apart.
+        run: Digest of the run's configuration, by which a client that remembers tells runs apart.
         last_round: The last round whose update of this client was accepted; None for none.
         keep_from: The earliest round to which the run may go back.
     """

@@ -14,9 +14,7 @@ from typing import Any
 from fedproto.errors import FedprotoError
 from fedproto.flower import commands
 from fedproto.rounds import Watcher
-from fedproto.rounds.runs import Run
 from fedproto.store import RunStore
-from fedproto.types import ServerState
 
 ERROR_FILE = "flower-error.txt"
 """Where the server's app says, in the run directory, why it gave up."""
@@ -189,12 +187,11 @@ def answers(address: str) -> bool:
 
 
 def _report(stores: Sequence[RunStore], seen: list[int], watcher: Watcher) -> None:
-    for place, store in enumerate(stores):
+    for index, store in enumerate(stores):
         records = store.records()
-        for record in records[seen[place] :]:
-            state = ServerState(record.round + 1, {}, {})
-            watcher.round_done(Run(store.config, state, records), record)
-        seen[place] = max(seen[place], len(records))
+        for done in range(seen[index], len(records)):
+            watcher.round_done(store.config, records[: done + 1])
+        seen[index] = max(seen[index], len(records))
 
 
 def _finish_late(stores: Sequence[RunStore]) -> bool:

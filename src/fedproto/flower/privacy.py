@@ -54,7 +54,7 @@ class PrivateEngine(ReferenceEngine):
 
     def __init__(self, workload: Workload, clip: float, noise: float) -> None:
         super().__init__(workload)
-        if workload.federation.task != "classification":
+        if workload.task.label_maps:
             raise ConfigError("noise on features is for classification only")
         self._clip = clip
         self._noise = noise

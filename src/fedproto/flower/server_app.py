@@ -16,7 +16,7 @@ from torch import nn
 from fedproto.config import RunConfig, StopOptions
 from fedproto.data.base import DataSource
 from fedproto.data.federation import Federation
-from fedproto.engines.base import Engine, Notify, Workload
+from fedproto.engines.base import Engine, Notify
 from fedproto.errors import ConfigError, FedprotoError
 from fedproto.flower.audit import AuditedWatcher, AuditLog
 from fedproto.flower.control import ERROR_FILE
@@ -28,7 +28,6 @@ from fedproto.options.registry import load_plugin
 from fedproto.rounds import Watcher
 from fedproto.simulate import load_federations, simulate
 from fedproto.store.sweeps import open_runs
-from fedproto.tasks import task_named
 
 app = ServerApp()
 
@@ -94,8 +93,7 @@ def serve(grid: Grid, out: Path, watcher: Watcher | None = None) -> None:
         config: RunConfig, federation: Federation, model: nn.Module, notify: Notify
     ) -> Engine:
         assert config.data is not None  # noqa: S101 - checked above
-        task = task_named(federation.task, federation.class_names, config.task)
-        workload = Workload(federation, model, task, config.engine, notify)
+        workload = config.workload(federation, model, notify)
         return FlowerEngine(workload, grid, config, nodes[config.data])
 
     simulate(stores, watcher, federations, engine_for, patience=PREDECESSOR_ENDS_WITHIN)

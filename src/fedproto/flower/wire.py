@@ -230,7 +230,7 @@ def _read_job(
     if fields["seed"] >= 2**63 or fields["order_seed"] >= 2**63:
         raise UnreadableError("the job's seed is too large")
     if not (fields["run"].isascii() and fields["run"].isalnum() and len(fields["run"]) <= 64):
-        raise UnreadableError("the job's run is no fingerprint")
+        raise UnreadableError("the job's run is no digest")
     params, buffers = _model_tensors(content, like)
     sent = {
         name: one

@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from fedproto.analysis.calibration import calibration_error, reliability
-from fedproto.analysis.embedding import Library, can_embed, class_colors, embed
+from fedproto.analysis.embedding import TsneLibrary, can_embed, class_colors, embed
 from fedproto.analysis.probe import Probe
 from fedproto.analysis.scores import score_classes, score_clients
 from fedproto.config import RunConfig
@@ -39,7 +39,6 @@ from fedproto.rng import Purpose, stream
 from fedproto.simulate.identity import check_same, data_identity
 from fedproto.simulate.reference import check_reference, reference_state
 from fedproto.store import RunStore
-from fedproto.tasks import Segmentation, task_named
 from fedproto.types import ServerState
 
 OnStep: TypeAlias = Callable[[str, int, int], None]
@@ -48,12 +47,12 @@ OnStep: TypeAlias = Callable[[str, int, int], None]
 PICTURES_EMBEDDED = 100
 """Label maps give hundreds of feature vectors each; so many pictures are enough for t-SNE."""
 
-MEASURED = ("margin", "dissimilarity", "mmd")
+MODEL_MEASURES = ("margin", "dissimilarity", "mmd")
 """What the part ``measures`` consists of; MMD needs a reference."""
 
 
 @dataclass(frozen=True)
-class Wishes:
+class AnalysisRequest:
     """What is asked of an analysis.
 
     Attributes:
@@ -62,13 +61,13 @@ class Wishes:
         samples: Feature vectors in the t-SNE at most.
         library: Which t-SNE.
         pictures: How many held-out pictures get maps.
-        measures: Names out of `MEASURED`; all that can be had when empty.
+        measures: Names out of `MODEL_MEASURES`; all that can be had when empty.
     """
 
     what: tuple[str, ...]
     reference: str | None = None
     samples: int = 2000
-    library: Library = "auto"
+    library: TsneLibrary = "auto"
     pictures: int = 4
     measures: tuple[str, ...] = ()
 
@@ -126,14 +125,13 @@ def open_subject(path: Path, federation: Federation, model: nn.Module | None = N
     if state is None:
         raise StoreError(f"{path} has no checkpoint yet; nothing to look into")
     # The machine that looks need not be the one that trained.
-    options = replace(config.engine, name="reference", device="auto")
-    task = task_named(federation.task, federation.class_names, config.task)
-    workload = Workload(federation, model, task, options)
+    anywhere = replace(config.engine, name="reference", device="auto")
+    workload = replace(config, engine=anywhere).workload(federation, model)
     probe = Probe(workload)
     return Subject(path, config, state.to(probe.device), workload, probe)
 
 
-def analyse(subject: Subject, wishes: Wishes, on_step: OnStep) -> dict[str, float]:
+def analyse(subject: Subject, request: AnalysisRequest, on_step: OnStep) -> dict[str, float]:
     """Writes the parts that are asked for.
 
     Returns:
@@ -143,16 +141,16 @@ def analyse(subject: Subject, wishes: Wishes, on_step: OnStep) -> dict[str, floa
         ConfigError: If a part is unknown or cannot be had for this run.
         StoreError: If the folder cannot be written.
     """
-    for name in wishes.what:
+    for name in request.what:
         if name not in PARTS:
             raise ConfigError(unknown_name("part of an analysis", name, PARTS))
-    for name in wishes.measures:
-        if name not in MEASURED:
-            raise ConfigError(unknown_name("measure of an analysis", name, MEASURED))
+    for name in request.measures:
+        if name not in MODEL_MEASURES:
+            raise ConfigError(unknown_name("measure of an analysis", name, MODEL_MEASURES))
     try:
         subject.folder.mkdir(exist_ok=True)
-        for name in wishes.what:
-            PARTS[name](subject, wishes, on_step)
+        for name in request.what:
+            PARTS[name](subject, request, on_step)
     except OSError as error:
         raise StoreError(
             f"{error.filename or subject.folder} cannot be written: {error.strerror or error}"
@@ -160,8 +158,8 @@ def analyse(subject: Subject, wishes: Wishes, on_step: OnStep) -> dict[str, floa
     return subject.facts
 
 
-def _scores(subject: Subject, wishes: Wishes, on_step: OnStep) -> None:
-    del wishes
+def _scores(subject: Subject, request: AnalysisRequest, on_step: OnStep) -> None:
+    del request
     on_step("scores", 0, 2)
     clients = score_clients(subject.probe, subject.state)
     on_step("scores", 1, 2)
@@ -196,8 +194,8 @@ def _scores(subject: Subject, wishes: Wishes, on_step: OnStep) -> None:
         subject.facts["worst tenth of clients"] = float(np.quantile(clients.values, 0.1))
 
 
-def _calibration(subject: Subject, wishes: Wishes, on_step: OnStep) -> None:
-    del wishes
+def _calibration(subject: Subject, request: AnalysisRequest, on_step: OnStep) -> None:
+    del request
     on_step("calibration", 0, 1)
     tally = subject.probe.confidences(subject.state, subject.workload.federation.test_indices)
     bins, error = reliability(tally), calibration_error(tally)
@@ -208,26 +206,26 @@ def _calibration(subject: Subject, wishes: Wishes, on_step: OnStep) -> None:
     on_step("calibration", 1, 1)
 
 
-def _embedding(subject: Subject, wishes: Wishes, on_step: OnStep) -> None:
-    federation, label_maps = subject.workload.federation, _has_label_maps(subject)
+def _embedding(subject: Subject, request: AnalysisRequest, on_step: OnStep) -> None:
+    federation, label_maps = subject.workload.federation, subject.workload.task.label_maps
     draw = stream(subject.config.seed, Purpose.EMBEDDED)
     test = federation.test_indices
-    number = PICTURES_EMBEDDED if label_maps else wishes.samples
+    number = PICTURES_EMBEDDED if label_maps else request.samples
     chosen = np.asarray(test[draw.permutation(len(test))[:number]])
     ((vectors, labels),) = subject.probe.features(subject.state, [chosen])
-    order = torch.from_numpy(draw.permutation(len(vectors))[: wishes.samples]).to(vectors.device)
+    order = torch.from_numpy(draw.permutation(len(vectors))[: request.samples]).to(vectors.device)
     vectors, labels = vectors[order], labels[order]
-    places = embed(
+    points = embed(
         vectors.float().cpu().numpy(),
         seed=0,
-        library=wishes.library,
+        library=request.library,
         on_step=lambda done, total: on_step("t-SNE", done, total),
     )
     names = list(map(federation.class_name, range(federation.num_classes)))
     content = {
         "method": "tsne",
-        "x": np.round(places[:, 0], 4).tolist(),
-        "y": np.round(places[:, 1], 4).tolist(),
+        "x": np.round(points[:, 0], 4).tolist(),
+        "y": np.round(points[:, 1], 4).tolist(),
         "class": labels.tolist(),
         "classes": names,
         "colors": class_colors(len(names), label_maps=label_maps),
@@ -237,14 +235,16 @@ def _embedding(subject: Subject, wishes: Wishes, on_step: OnStep) -> None:
         draw_embedding(content, subject.folder / "embedding.png")
 
 
-def _measures(subject: Subject, wishes: Wishes, on_step: OnStep) -> None:
+def _measures(subject: Subject, request: AnalysisRequest, on_step: OnStep) -> None:
     own = subject.config.measure
-    reference = wishes.reference or own.reference
-    names = wishes.measures or [name for name in MEASURED if name != "mmd" or reference is not None]
+    reference = request.reference or own.reference
+    names = request.measures or [
+        name for name in MODEL_MEASURES if name != "mmd" or reference is not None
+    ]
     gauge = Gauge(subject.workload, reference_state)
     found: dict[str, float] = {}
-    for place, name in enumerate(names):
-        on_step(f"measures: {name}", place, len(names))
+    for done, name in enumerate(names):
+        on_step(f"measures: {name}", done, len(names))
         options = replace(own, every=1, what=(name,), reference=reference)
         check_reference(replace(subject.config, measure=options))
         found |= gauge.take(options, subject.config.seed, subject.state).metrics
@@ -267,25 +267,25 @@ def _measured_before(subject: Subject) -> dict[str, Any]:
     return content
 
 
-def _maps(subject: Subject, wishes: Wishes, on_step: OnStep) -> None:
-    if not _has_label_maps(subject):
+def _maps(subject: Subject, request: AnalysisRequest, on_step: OnStep) -> None:
+    if not subject.workload.task.label_maps:
         return
     if importlib.util.find_spec("PIL") is None:
         raise ConfigError("maps need Pillow: pip install 'fedproto[images]'")
     test = subject.workload.federation.test_indices
     order = stream(subject.config.seed, Purpose.MAPPED).permutation(len(test))
-    chosen = [int(index) for index in np.sort(test[order[: wishes.pictures]])]
+    chosen = [int(index) for index in np.sort(test[order[: request.pictures]])]
     folder = subject.folder / "maps"
     folder.mkdir(exist_ok=True)
     for old in folder.glob("*.png"):
         old.unlink()
-    for place, index in enumerate(chosen):
-        on_step("maps", place, len(chosen))
+    for done, index in enumerate(chosen):
+        on_step("maps", done, len(chosen))
         save_maps(subject.probe, subject.state, index, folder)
     on_step("maps", len(chosen), len(chosen))
 
 
-PARTS: Mapping[str, Callable[[Subject, Wishes, OnStep], None]] = {
+PARTS: Mapping[str, Callable[[Subject, AnalysisRequest, OnStep], None]] = {
     "scores": _scores,
     "calibration": _calibration,
     "measures": _measures,
@@ -300,10 +300,6 @@ def possible_parts(notify: Notify) -> list[str]:
         return list(PARTS)
     notify("no t-SNE: it needs scikit-learn, pip install 'fedproto[analysis]'")
     return [name for name in PARTS if name != "embedding"]
-
-
-def _has_label_maps(subject: Subject) -> bool:
-    return isinstance(subject.workload.task, Segmentation)
 
 
 def _write(subject: Subject, name: str, content: Mapping[str, Any]) -> None:

@@ -98,12 +98,12 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
     Where one of them falls under 0.05, the chance that any of the differences below it is mere
     chance is at most 0.05, however the comparisons depend on each other.
     """
-    known = sorted((p, place) for place, p in enumerate(p_values) if p is not None)
+    known = sorted((p, index) for index, p in enumerate(p_values) if p is not None)
     corrected: list[float | None] = [None] * len(p_values)
     largest = 0.0
-    for rank, (p, place) in enumerate(known):
+    for rank, (p, index) in enumerate(known):
         largest = max(largest, min(1.0, (len(known) - rank) * p))
-        corrected[place] = largest
+        corrected[index] = largest
     return corrected
 
 

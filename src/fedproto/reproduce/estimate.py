@@ -21,12 +21,11 @@ from fedproto.engines.base import Engine
 from fedproto.engines.job import LocalJob
 from fedproto.measures.base import Gauge
 from fedproto.reproduce.cases import without_mmd
-from fedproto.rounds.planning import equip, plan_round, remember_all
+from fedproto.rounds.planning import equip, plan_round, remember_all, roster_of
 from fedproto.rounds.runs import Run
 from fedproto.simulate import initial_state, model_for
 from fedproto.simulate.driver import engine_of
 from fedproto.simulate.reference import reference_state
-from fedproto.types import ServerState
 
 Clock: TypeAlias = Callable[[], float]
 
@@ -107,11 +106,11 @@ def estimate(
 def work_of(config: RunConfig, federation: Federation) -> Work:
     """The jobs and local steps of all rounds of a run, as the schedule has them."""
     jobs = [
-        job
+        batches
         for round_ in range(config.schedule.rounds)
-        for job in plan_round(Run(config, ServerState(round_, {}, {})), federation).jobs
+        for batches in roster_of(config, round_, federation).batches
     ]
-    return Work(len(jobs), sum(job.batches.steps for job in jobs))
+    return Work(len(jobs), sum(batches.steps for batches in jobs))
 
 
 def in_words(seconds: float) -> str:

@@ -21,6 +21,16 @@ from fedproto.types import POOLED, ServerState, Tensors
 
 
 @dataclass(frozen=True)
+class Roster:
+    """Who takes part in a round, and the batches of each client that trains."""
+
+    cohort: list[int]
+    stragglers: list[int]
+    dropped: list[int]
+    batches: list[schedule.BatchOrder]
+
+
+@dataclass(frozen=True)
 class RoundPlan:
     """Who does what in a round."""
 
@@ -113,7 +123,7 @@ def equip(plan: RoundPlan, run: Run, setting: Setting, engine: Engine) -> RoundP
         replace(
             job,
             broadcast=broadcast,
-            run=run.fingerprint if engine.clients_remember else "",
+            run=run.digest if engine.clients_remember else "",
             keep_from=run.config.store.earliest_return(state.round),
             last_round=run.last_round.get(job.client),
             memory=memory_of(job.client, run.last_round.get(job.client)),
@@ -126,31 +136,41 @@ def equip(plan: RoundPlan, run: Run, setting: Setting, engine: Engine) -> RoundP
 def plan_round(run: Run, federation: Federation) -> RoundPlan:
     """Cohort, stragglers and jobs of a run's next round."""
     config, round_ = run.config, run.state.round
-    options, strategy, seed = config.train, config.strategy, config.seed
+    roster = roster_of(config, round_, federation)
+    jobs = [
+        LocalJob(
+            client=batches.client,
+            state=run.state,
+            strategy=config.strategy,
+            batches=batches,
+            train=config.train,
+            augment=config.augmentation,
+            lr=config.train.lr_at(round_, config.schedule.rounds),
+            seed=torch_seed(config.seed, Purpose.INSIDE_MODEL, round_, batches.client),
+        )
+        for batches in roster.batches
+    ]
+    return RoundPlan(roster.cohort, roster.stragglers, roster.dropped, jobs)
+
+
+def roster_of(config: RunConfig, round_: int, federation: Federation) -> Roster:
+    """Who takes part in a round and trains how much: a function of the configuration alone."""
+    strategy, seed, options = config.strategy, config.seed, config.train
     sizes = federation.train_sizes
     cohort = schedule.cohort(seed, round_, sizes, config.schedule.cohort, strategy.sampling)
 
-    def job(client: int, num_examples: int, epochs: int, max_steps: int = 0) -> LocalJob:
-        return LocalJob(
-            client=client,
-            state=run.state,
-            strategy=strategy,
-            batches=schedule.BatchOrder(
-                seed, round_, client, num_examples, options.batch_size, epochs, max_steps
-            ),
-            train=options,
-            augment=config.augmentation,
-            lr=options.lr_at(round_, config.schedule.rounds),
-            seed=torch_seed(seed, Purpose.INSIDE_MODEL, round_, client),
+    def batches(
+        client: int, num_examples: int, epochs: int, max_steps: int = 0
+    ) -> schedule.BatchOrder:
+        return schedule.BatchOrder(
+            seed, round_, client, num_examples, options.batch_size, epochs, max_steps
         )
 
     if strategy.pooled:
-        budget = sum(
-            job(client, int(sizes[client]), options.epochs).batches.steps for client in cohort
-        )
+        budget = sum(batches(client, int(sizes[client]), options.epochs).steps for client in cohort)
         total = int(sizes.sum())
         epochs = math.ceil(budget / math.ceil(total / options.batch_size))
-        return RoundPlan([], [], [], [job(POOLED, total, epochs, budget)])
+        return Roster([], [], [], [batches(POOLED, total, epochs, budget)])
 
     slow = schedule.stragglers(seed, round_, cohort, config.schedule.delta)
     dropped = [] if strategy.tolerate_partial_work else slow
@@ -160,9 +180,9 @@ def plan_round(run: Run, federation: Federation) -> RoundPlan:
         else options.epochs
         for client in cohort
     }
-    jobs = [
-        job(client, int(sizes[client]), epochs_of[client])
+    taking_part = [
+        batches(client, int(sizes[client]), epochs_of[client])
         for client in cohort
         if client not in dropped
     ]
-    return RoundPlan(cohort, slow, dropped, jobs)
+    return Roster(cohort, slow, dropped, taking_part)

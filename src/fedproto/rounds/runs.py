@@ -35,7 +35,7 @@ class Run:
             self.last_round |= dict.fromkeys(record.attention, record.round)
 
     @cached_property
-    def fingerprint(self) -> str:
+    def digest(self) -> str:
         """Tells it from other runs."""
         return self.config.digest()
 

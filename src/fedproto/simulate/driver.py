@@ -18,7 +18,7 @@ from torch import nn
 from fedproto.config import RunConfig
 from fedproto.data.federation import Federation
 from fedproto.engines.auto import Demand, choose
-from fedproto.engines.base import AUTO, ENGINES, Engine, Notify, Workload, ignore
+from fedproto.engines.base import AUTO, ENGINES, Engine, Notify, ignore
 from fedproto.engines.reference import read_state
 from fedproto.measures.base import Gauge
 from fedproto.rounds import Watcher, run_rounds
@@ -26,7 +26,6 @@ from fedproto.rounds.runs import Run
 from fedproto.simulate.identity import check_same, data_identity, model_identity
 from fedproto.simulate.reference import check_reference, reference_state
 from fedproto.store import RunStore
-from fedproto.tasks import task_named
 from fedproto.types import RoundRecord, ServerState
 
 EngineFor: TypeAlias = Callable[[RunConfig, Federation, nn.Module, Notify], Engine]
@@ -139,7 +138,7 @@ def _carry_out_together(
         gauge = Gauge(engine.workload, reference_state)
         for run, record in run_rounds(list(runs.values()), federation, engine, watcher, gauge):
             _keep(store_of[id(run)], run, record)
-            watcher.round_done(run, record)
+            watcher.round_done(run.config, run.records)
     return runs
 
 
@@ -223,15 +222,14 @@ def engine_of(
         before: The engines that the runs began with; where the choice is free, they go on with it.
     """
     first = configs[0]
-    task = task_named(federation.task, federation.class_names, first.task)
-    choice = choose(first.engine, task, demand_of(configs, federation), before)
+    workload = first.workload(federation, model, notify)
+    choice = choose(first.engine, workload.task, demand_of(configs, federation), before)
     if first.engine.name == AUTO:
         notify(f"engine: {choice.name} ({choice.reason})")
-    options = replace(first.engine, name=choice.name)
+    workload = replace(workload, options=replace(first.engine, name=choice.name))
     threads = torch.get_num_threads()
     torch.set_num_threads(choice.threads)
     try:
-        workload = Workload(federation, model, task, options, notify)
         with contextlib.closing(ENGINES.get(choice.name)(workload)) as engine:
             yield engine
     finally:

@@ -48,10 +48,10 @@ class RunStore:
     Args:
         path: The directory.
         config: The run's configuration.
-        digest: Its fingerprint when the run began. Options that came later, with their defaults,
-            do not change it, so a run can be continued by a newer version.
+        digest: That of the configuration when the run began. Options that came later, with their
+            defaults, do not change it, so a run can be continued by a newer version.
         format: The version of the directory's layout when the run began.
-        earlier: What the fingerprint was before the run was given more rounds.
+        earlier: What the digest was before the run was given more rounds.
     """
 
     def __init__(

@@ -21,14 +21,14 @@ def comparable(runs: Iterable[StoredRun]) -> list[StoredRun]:
     nobody knows whether it is the same.
     """
     found = list(runs)
-    places: dict[Any, list[int]] = {}
-    for place, run in enumerate(found):
+    indices: dict[Any, list[int]] = {}
+    for index, run in enumerate(found):
         if not run.config.strategy.pooled and run.config.data is not None:
-            places.setdefault(run.config.data, []).append(place)
-    for together in places.values():
-        aligned = at_shared_rounds([found[place] for place in together])
-        for place, run in zip(together, aligned, strict=True):
-            found[place] = run
+            indices.setdefault(run.config.data, []).append(index)
+    for together in indices.values():
+        aligned = at_shared_rounds([found[index] for index in together])
+        for index, run in zip(together, aligned, strict=True):
+            found[index] = run
     return found
 
 
@@ -41,12 +41,12 @@ def at_shared_rounds(runs: Sequence[StoredRun]) -> list[StoredRun]:
     thinned = list(runs)
     for metric in {name for run in runs for record in run.records for name in record.metrics}:
         taken = {
-            place: {record.round for record in run.records if metric in record.metrics}
-            for place, run in enumerate(runs)
+            index: {record.round for record in run.records if metric in record.metrics}
+            for index, run in enumerate(runs)
         }
-        for place, kept in _shared({k: rounds for k, rounds in taken.items() if rounds}).items():
-            if len(kept) < len(taken[place]):
-                thinned[place] = _only_at(thinned[place], metric, kept)
+        for index, kept in _shared({k: rounds for k, rounds in taken.items() if rounds}).items():
+            if len(kept) < len(taken[index]):
+                thinned[index] = _only_at(thinned[index], metric, kept)
     return thinned
 
 
@@ -59,11 +59,11 @@ def _shared(taken: dict[int, set[int]]) -> dict[int, set[int]]:
             for round_ in set().union(*inside.values())
             if all(round_ in rounds or round_ > max(rounds) for rounds in inside.values())
         }
-        met = {place: rounds for place, rounds in inside.items() if rounds & shared}
+        met = {index: rounds for index, rounds in inside.items() if rounds & shared}
         if len(met) == len(inside):
             return {
-                place: rounds & shared if place in met else rounds
-                for place, rounds in taken.items()
+                index: rounds & shared if index in met else rounds
+                for index, rounds in taken.items()
             }
         inside = met
 
