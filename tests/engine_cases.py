@@ -13,12 +13,13 @@ from torch import Tensor, nn
 from fedproto.config import RunConfig, ScheduleOptions
 from fedproto.data.federation import Federation
 from fedproto.engines.base import ENGINES, Engine, EngineOptions, Workload
+from fedproto.engines.job import LocalJob
 from fedproto.engines.reference import read_state
 from fedproto.models.base import ModelOptions, build_model
 from fedproto.options import Options
-from fedproto.planning import equip, plan_round, remember_all
 from fedproto.rounds import run_rounds
-from fedproto.runs import Run
+from fedproto.rounds.planning import equip, plan_round, remember_all
+from fedproto.rounds.runs import Run
 from fedproto.strategies import (
     Centralized,
     FedAtt,
@@ -37,7 +38,7 @@ from fedproto.strategies import (
 from fedproto.strategies.contract import Declared, Looks, Objective, Report, Virtual
 from fedproto.tasks import task_named
 from fedproto.training import TrainOptions
-from fedproto.types import ClientWeights, LocalJob, RoundRecord, ServerState, part, under
+from fedproto.types import ClientWeights, RoundRecord, ServerState, part, under
 
 CLASSES = 4
 

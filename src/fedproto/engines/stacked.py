@@ -16,6 +16,7 @@ from torch.func import vmap
 from fedproto.data.samples import held
 from fedproto.engines.base import ENGINES, Engine, OnDone, Workload
 from fedproto.engines.captured import CapturedEngine
+from fedproto.engines.job import LocalJob
 from fedproto.engines.reference import ReferenceEngine
 from fedproto.engines.stacking.choice import network_for
 from fedproto.engines.stacking.fusing import Compiled, unfused
@@ -30,7 +31,7 @@ from fedproto.engines.stacking.reports import StackReports
 from fedproto.engines.stacking.statistics import lacking, received, returned
 from fedproto.errors import TrainingError
 from fedproto.rng import Indices
-from fedproto.types import ClientFailure, ClientUpdate, LocalJob, ServerState
+from fedproto.types import ClientFailure, ClientUpdate, ServerState
 
 
 @ENGINES.register("stacked")

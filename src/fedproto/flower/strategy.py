@@ -19,7 +19,6 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from fedproto import strategies
-from fedproto.aggregation import AggregateOptions
 from fedproto.flower.arrays import UnreadableError, read_tensors, write_tensors
 from fedproto.flower.helper import (
     ARRAYS,
@@ -34,10 +33,11 @@ from fedproto.flower.helper import (
     WORK,
 )
 from fedproto.flower.parts import Refusal, caught, expect_arrays, one_line
-from fedproto.guard import Expected, reason_to_refuse
 from fedproto.rng import Purpose, stream
-from fedproto.server import ServerOptions
+from fedproto.rounds.guard import Expected, reason_to_refuse
+from fedproto.strategies.aggregation import AggregateOptions
 from fedproto.strategies.contract import FeatureShape, Setting, initial_tensors
+from fedproto.strategies.server import ServerOptions
 from fedproto.types import ClientUpdate, ServerState, Tensors
 
 MOST_STEPS = 10_000_000

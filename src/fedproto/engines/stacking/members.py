@@ -10,13 +10,13 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from fedproto.engines.base import Workload
+from fedproto.engines.job import LocalJob
 from fedproto.engines.stacking.network import stack_params
 from fedproto.engines.stacking.objectives import StackKind
 from fedproto.equations import class_sums
 from fedproto.models.base import head_of
 from fedproto.strategies.base import Strategy
 from fedproto.strategies.contract import Local, Objective
-from fedproto.types import LocalJob
 
 CLOSED, OWN, ALONE = "closed", "own", "alone"
 """Penalties: in closed form, through `torch.func`, or not in a stack at all."""

@@ -13,12 +13,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedproto.engines.base import Workload
+from fedproto.engines.job import LocalJob
 from fedproto.engines.stacking.memory import free_bytes
 from fedproto.engines.stacking.network import Network
 from fedproto.engines.stacking.statistics import estimated, lacking
 from fedproto.equations import class_sums
 from fedproto.strategies.contract import Look, Observation
-from fedproto.types import LocalJob, Tensors
+from fedproto.types import Tensors
 
 FILLS = -1
 """The label of a sample that only fills a row; it is no class."""

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from fedproto.data.federation import Federation
+from fedproto.engines.job import LocalJob
 from fedproto.rng import Indices
+from fedproto.rng.seeding import permutations
 from fedproto.schedule import BatchOrder
-from fedproto.seeding import permutations
-from fedproto.types import LocalJob
 
 NONE = -1
 """Fills up the last batch of an epoch."""
