@@ -15,12 +15,12 @@ from safetensors.torch import save_file
 
 import fedproto.store
 from fedproto.cli import main
+from fedproto.config.recipe import expand
+from fedproto.disk.integrity import sealed
 from fedproto.errors import StoreError
-from fedproto.integrity import sealed
-from fedproto.recipe import expand
 from fedproto.simulate import simulate
 from fedproto.store import RunStore, read_description
-from fedproto.sweeps import create_sweep, open_sweep
+from fedproto.store.sweeps import create_sweep, open_sweep
 from test_store import snapshot, tiny
 
 

@@ -15,19 +15,20 @@ from fedproto.analysis.calibration import calibration_error, tally_confidence
 from fedproto.analysis.discrepancy import mmd2, mmd2_linear
 from fedproto.cli import main
 from fedproto.config import RunConfig, read_config
+from fedproto.config.recipe import read_recipe
+from fedproto.disk.integrity import sealed
 from fedproto.engines.base import ENGINES, EngineOptions, Workload
 from fedproto.errors import ConfigError
-from fedproto.integrity import sealed
 from fedproto.measures.base import MEASURES, Gauge, Measure
 from fedproto.measures.options import MeasureOptions
-from fedproto.recipe import read_recipe
-from fedproto.records import RecordReader
 from fedproto.report.arrangement import arrange
 from fedproto.report.results import find_runs
 from fedproto.rng import Purpose, stream
 from fedproto.rounds import run_rounds
 from fedproto.simulate import simulate
+from fedproto.simulate.reference import check_reference, reference_state
 from fedproto.store import RunStore
+from fedproto.store.records import RecordReader
 from fedproto.tasks import task_named
 from helpers import begin, config_of, every_strategy, same_tensors, strategy_name
 
@@ -43,9 +44,11 @@ def carry_out(configs, federation, model, engine="reference"):
     options = EngineOptions(name=engine, device="cpu")
     workload = Workload(federation, model, task_named(federation.task), options)
     made = ENGINES.get(engine)(workload)
+    for config in configs:
+        check_reference(config)
     runs = [begin(config, model) for config in configs]
     try:
-        for _ in run_rounds(runs, federation, made):
+        for _ in run_rounds(runs, federation, made, gauge=Gauge(workload, reference_state)):
             pass
     finally:
         made.close()

@@ -224,8 +224,8 @@ class Interrupting(Watcher):
     def __init__(self, rounds: int) -> None:
         self.left = rounds
 
-    def round_done(self, run, record) -> None:
-        del run, record
+    def round_done(self, config, records) -> None:
+        del config, records
         self.left -= 1
         if self.left == 0:
             raise KeyboardInterrupt

@@ -12,10 +12,10 @@ import pytest
 
 from fedproto import FedAvg
 from fedproto.config import RunConfig, ScheduleOptions
+from fedproto.config.recipe import read_recipe
 from fedproto.data.base import DATASETS
 from fedproto.engines.base import EngineOptions
 from fedproto.measures.options import MeasureOptions
-from fedproto.recipe import read_recipe
 from fedproto.report.looks import add_legend, new_figure
 from fedproto.report.results import StoredRun
 from fedproto.reproduce.base import Result

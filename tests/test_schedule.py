@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedproto import schedule, seeding
-from fedproto.rng import Purpose, stream, torch_seed
+from fedproto import schedule
+from fedproto.rng import Purpose, seeding, stream, torch_seed
 
 SIZES = np.array([10, 20, 30, 40, 500, 60, 70, 80, 90, 100])
 

@@ -10,6 +10,7 @@ import torch
 
 from data_files import needs_real
 from engine_cases import check_same, engine_for, small_federation, sweep
+from fedproto.config.recipe import read_recipe
 from fedproto.data.femnist import FEMNIST
 from fedproto.data.leaf import Leaf
 from fedproto.data.mnist import MNIST
@@ -24,7 +25,6 @@ from fedproto.models.base import build_model
 from fedproto.models.cnn import CNNOptions
 from fedproto.models.cnn4 import CNN4Options
 from fedproto.models.mlp import MLPOptions
-from fedproto.recipe import read_recipe
 from fedproto.reproduce.paper import paper
 from fedproto.strategies import FedAvg, FedProto
 from fedproto.training import TrainOptions

@@ -5,15 +5,21 @@ from typing import TYPE_CHECKING, Any
 from fedproto.version import __version__
 
 if TYPE_CHECKING:
-    from fedproto.aggregation import AggregateOptions
-    from fedproto.api import load, load_all, load_data, run, sweep
+    from fedproto.api import (
+        Result,
+        Results,
+        analyse,
+        load,
+        load_all,
+        load_data,
+        predict,
+        run,
+        sweep,
+    )
     from fedproto.data import DATASETS, DataSource, Federation
     from fedproto.errors import ConfigError, FedprotoError, StoreError
-    from fedproto.extending import extend
-    from fedproto.insight import analyse, predict
     from fedproto.models import MODELS, FeatureModel, ModelOptions, with_features
-    from fedproto.result import Result, Results
-    from fedproto.server import ServerOptions
+    from fedproto.store.extending import extend
     from fedproto.strategies import (
         STRATEGIES,
         Centralized,
@@ -30,6 +36,8 @@ if TYPE_CHECKING:
         Scaffold,
         Strategy,
     )
+    from fedproto.strategies.aggregation import AggregateOptions
+    from fedproto.strategies.server import ServerOptions
     from fedproto.types import Prototypes, RoundRecord
 
 __all__ = [
@@ -75,15 +83,23 @@ __all__ = [
 ]
 
 _MODULES = {
-    "aggregation": ("AggregateOptions",),
-    "api": ("load", "load_all", "load_data", "run", "sweep"),
+    "api": (
+        "Result",
+        "Results",
+        "analyse",
+        "load",
+        "load_all",
+        "load_data",
+        "predict",
+        "run",
+        "sweep",
+    ),
     "data": ("DATASETS", "DataSource", "Federation"),
     "errors": ("ConfigError", "FedprotoError", "StoreError"),
-    "extending": ("extend",),
-    "insight": ("analyse", "predict"),
     "models": ("MODELS", "FeatureModel", "ModelOptions", "with_features"),
-    "result": ("Result", "Results"),
-    "server": ("ServerOptions",),
+    "store.extending": ("extend",),
+    "strategies.aggregation": ("AggregateOptions",),
+    "strategies.server": ("ServerOptions",),
     "types": ("Prototypes", "RoundRecord"),
 }
 """Where what is offered here comes from; all else is a strategy."""

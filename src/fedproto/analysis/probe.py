@@ -21,13 +21,13 @@ from fedproto.analysis.dissimilarity import (
     similar_sizes,
     squared_distance,
 )
-from fedproto.batch_norm import estimate, goes_by_batch, statistics_names
 from fedproto.engines.base import Workload
 from fedproto.engines.reference import load_state
 from fedproto.equations import class_prototypes
 from fedproto.models.base import features_of
 from fedproto.rng import Indices
 from fedproto.tasks import Classification
+from fedproto.training.batch_norm import estimate, goes_by_batch, statistics_names
 from fedproto.types import POOLED, Prototypes, ServerState
 
 INPUTS_AT_ONCE = 2**21
@@ -152,14 +152,12 @@ class Probe:
         own = [self.federation.train_indices(client) for client in clients]
         found = torch.zeros(len(own), dtype=torch.float64, device=self.device)
         sizes, most = [len(indices) for indices in own], self._clients_at_once()
-        for places, together in similar_sizes(sizes, self._gradient_at_once, most):
+        for rows, together in similar_sizes(sizes, self._gradient_at_once, most):
             if together:
-                found[places] = self._distances_together(
-                    [own[place] for place in places], reference
-                )
+                found[rows] = self._distances_together([own[row] for row in rows], reference)
             else:
-                (place,) = places
-                found[place] = squared_distance(self._gradient(own[place]), reference)
+                (row,) = rows
+                found[row] = squared_distance(self._gradient(own[row]), reference)
         return found.cpu()
 
     def _distances_together(self, own: Sequence[Indices], reference: dict[str, Tensor]) -> Tensor:

@@ -15,8 +15,8 @@ import typer
 from fedproto.cli.tables import print_table
 from fedproto.config import flatten
 from fedproto.errors import ConfigError, unknown_name
-from fedproto.evidence import FEWEST_PAIRS
 from fedproto.report.arrangement import Arrangement, arrange
+from fedproto.report.evidence import FEWEST_PAIRS
 from fedproto.report.figures import save_figures
 from fedproto.report.results import StoredRun, find_runs, main_score
 from fedproto.report.summary import Summary, summarize

@@ -15,6 +15,7 @@ from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progres
 from rich.table import Table
 
 from fedproto.cli.options import DataRoot
+from fedproto.config.recipe import apply_overrides
 from fedproto.data.base import DATASETS, DataSource, OnProgress, data_root
 from fedproto.data.federation import Federation
 from fedproto.data.fetch import OnBytes
@@ -24,7 +25,6 @@ from fedproto.data.sharing import SharedOut
 from fedproto.data.statistics import Statistics, statistics
 from fedproto.errors import ConfigError, DataError
 from fedproto.options import read_options
-from fedproto.recipe import apply_overrides
 from fedproto.report.data_figures import draw_class_mixes, draw_contact_sheet
 from fedproto.reproduce.paper import paper
 

@@ -20,13 +20,12 @@ from fedproto.cli.outcome import conclude
 from fedproto.cli.progress import progress_for
 from fedproto.cli.running import Out, Overrides, Quiet, fresh_directory
 from fedproto.config import RunConfig
-from fedproto.driver import is_finished
+from fedproto.config.recipe import read_recipe
 from fedproto.errors import ConfigError, FedprotoError, StoreError
 from fedproto.flower.defence import defended
-from fedproto.recipe import read_recipe
 from fedproto.simulate import load_federations
 from fedproto.store import RunStore, is_run
-from fedproto.sweeps import create_sweep, is_sweep, open_sweep
+from fedproto.store.sweeps import create_sweep, is_sweep, open_runs
 
 Source = Annotated[str, typer.Argument(help="A recipe, or the directory of a run to go on with.")]
 ServerFolder = Annotated[
@@ -258,8 +257,8 @@ def _going_on(
         return None
     if overrides or out:
         raise ConfigError(f"{source} is a run: it goes on as it is, without --set and --out")
-    stores = open_sweep(path) if is_sweep(path) else [RunStore.open(path)]
-    if all(is_finished(store) for store in stores):
+    stores = open_runs(path)
+    if all(store.finished for store in stores):
         raise StoreError(f"{source} is finished; nothing is left to do")
     return path, stores
 

@@ -12,8 +12,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fedproto.registry import extended
-from fedproto.sources import summaries
+from fedproto.options.registry import extended
+from fedproto.options.sources import summaries
 
 KINDS = ("strategies", "datasets", "models", "engines", "measures", "sinks", "recipes")
 
@@ -29,8 +29,8 @@ def check(
     paths: Annotated[list[Path], typer.Argument(help="Runs, sweeps or folders of them.")],
 ) -> None:
     """Look for damage in run directories and say what can be saved."""
-    from fedproto.checking import check_run
-    from fedproto.report.results import found_in
+    from fedproto.store.checking import check_run
+    from fedproto.store.sweeps import found_in
 
     broken = 0
     for directory in found_in(paths):
@@ -65,13 +65,13 @@ def list_known(
     if kind is None and not as_json and not markdown and not extended():
         known = {name: summaries(name) for name in KINDS}
     else:
-        from fedproto import reference  # imports everything that there is
+        from fedproto.cli import catalogue  # imports everything that there is
 
         if markdown:
-            typer.echo(reference.as_markdown(), nl=False)
+            typer.echo(catalogue.as_markdown(), nl=False)
             return
-        chosen = section if kind == reference.OPTIONS and section is not None else kind
-        known = {name: reference.entries(name) for name in ([chosen] if chosen else KINDS)}
+        chosen = section if kind == catalogue.OPTIONS and section is not None else kind
+        known = {name: catalogue.entries(name) for name in ([chosen] if chosen else KINDS)}
     if as_json:
         tables = {name: [asdict(entry) for entry in found] for name, found in known.items()}
         typer.echo(json.dumps(tables, indent=2, ensure_ascii=False))
@@ -99,7 +99,7 @@ def info(
 ) -> None:
     """Show versions, devices and which data sets can be loaded here."""
     from fedproto.data import DATASETS, data_root
-    from fedproto.environment import devices, package_versions
+    from fedproto.store.environment import devices, package_versions
 
     root = data_root()
     facts: dict[str, Any] = {

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from fedproto.sources import docstring
+from fedproto.options.sources import docstring
 
 if TYPE_CHECKING:
     from click import Command, Context

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from fedproto.api import load
+from fedproto.api.predictor import Predictor, pictures_in
 from fedproto.cli.options import DataRoot
 from fedproto.errors import ConfigError, DataError
-from fedproto.predictor import Predictor, pictures_in
 from fedproto.report.maps import save_heat, save_labels
 
 _SHOWN = 5

@@ -12,11 +12,14 @@ import torch
 from fedproto.data.clients import Client, Clients
 from fedproto.data.given import Given, scaled
 from fedproto.data.samples import Samples, TensorSamples, join_clients
+from fedproto.disk.limits import check_limit
 from fedproto.errors import DataError
-from fedproto.limits import check_limit
 from fedproto.rng import Indices, Purpose, stream
-from fedproto.seeding import shuffled_rows
+from fedproto.rng.seeding import shuffled_rows
 from fedproto.types import POOLED, VOID
+
+SEGMENTATION = "segmentation"
+"""The task whose targets are label maps."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -51,6 +54,11 @@ class Federation:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "clients", Clients.of(self.clients))
+
+    @property
+    def has_label_maps(self) -> bool:
+        """Whether its targets are maps with a label per pixel, class 0 the background."""
+        return self.task == SEGMENTATION
 
     @property
     def _all(self) -> Clients:
@@ -152,7 +160,7 @@ class Federation:
         labels = (
             _labels(samples) if num_classes is None or isinstance(samples, TensorSamples) else None
         )
-        if labels is not None and task == "segmentation":
+        if labels is not None and task == SEGMENTATION:
             labels = labels[labels != VOID]
         if labels is not None:
             num_classes = _checked_num_classes(labels, num_classes)

@@ -19,9 +19,9 @@ from fedproto.data.partition import by_key
 from fedproto.data.prepared import Arrays, Builder, prepared
 from fedproto.data.samples import MappedSamples
 from fedproto.data.sharing import HeldOut
+from fedproto.disk.integrity import DamagedError, read_json
+from fedproto.disk.limits import check_limit, read_limited
 from fedproto.errors import DataError
-from fedproto.integrity import DamagedError, read_json
-from fedproto.limits import check_limit, read_limited
 from fedproto.options import option
 from fedproto.rng import Indices
 

@@ -13,7 +13,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedproto.batch_norm import (
+from fedproto.data.federation import Federation
+from fedproto.engines.base import ENGINES, Engine, OnDone, Workload
+from fedproto.engines.job import LocalJob
+from fedproto.equations import class_sums
+from fedproto.errors import TrainingError
+from fedproto.models.base import features_of, head_of
+from fedproto.rng import Indices, seeded
+from fedproto.strategies.contract import Local, Look, Objective, Observation
+from fedproto.tasks import Task
+from fedproto.training.batch_norm import (
     estimate,
     forget,
     freeze,
@@ -21,15 +30,7 @@ from fedproto.batch_norm import (
     statistics_names,
     tolerate_single_values,
 )
-from fedproto.data.federation import Federation
-from fedproto.engines.base import ENGINES, Engine, OnDone, Workload
-from fedproto.equations import class_sums
-from fedproto.errors import TrainingError
-from fedproto.models.base import features_of, head_of
-from fedproto.rng import Indices, seeded
-from fedproto.strategies.contract import Local, Look, Objective, Observation
-from fedproto.tasks import Task
-from fedproto.types import ClientFailure, ClientUpdate, LocalJob, ServerState, Tensors
+from fedproto.types import ClientFailure, ClientUpdate, ServerState, Tensors
 
 Step: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 

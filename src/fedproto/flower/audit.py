@@ -8,16 +8,16 @@ model, not for going on with a run.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from fedproto.atomic import explained
+from fedproto.config import RunConfig
+from fedproto.disk.atomic import explained
+from fedproto.disk.integrity import Chain, DamagedError, read_json
 from fedproto.errors import StoreError
-from fedproto.integrity import Chain, DamagedError, read_json
 from fedproto.rounds import Watcher
-from fedproto.runs import Run
 from fedproto.types import RoundRecord
 
 AUDIT_FILE = "audit.jsonl"
@@ -105,15 +105,16 @@ class AuditedWatcher(Watcher):
         self._log.write("notice", text=text)
         self._watcher.notice(text)
 
-    def round_done(self, run: Run, record: RoundRecord) -> None:
+    def round_done(self, config: RunConfig, records: Sequence[RoundRecord]) -> None:
         """Logs every client's share of the aggregate, and what was refused and why."""
+        record = records[-1]
         self._log.write(
             "round",
-            run=run.config.title,
-            seed=run.config.seed,
+            run=config.title,
+            seed=config.seed,
             round=record.round,
             shares=record.attention,
             refused=record.failures,
             note=record.note,
         )
-        self._watcher.round_done(run, record)
+        self._watcher.round_done(config, records)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fedproto.errors import TrainingError
 from fedproto.options import Options, option
-from fedproto.registry import Registry
+from fedproto.options.registry import Registry
 from fedproto.rng import seeded
 
 

@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 
 from fedproto.config import flatten
 from fedproto.errors import ConfigError, unknown_name
-from fedproto.evidence import FEWEST_PAIRS, SURE, t_quantile
 from fedproto.report import groups as facts
 from fedproto.report.accounts import accounts
 from fedproto.report.analysed import Analysis, Scores, embedded_pictures, read_analysis
 from fedproto.report.arrangement import Arrangement, Group, arrange
+from fedproto.report.evidence import FEWEST_PAIRS, SURE, t_quantile
 from fedproto.report.figures import NAMES
 from fedproto.report.following import CLASS, RunFollower
 from fedproto.report.looks import DASHES
@@ -100,8 +100,8 @@ def page_content(
             for group in arrangement.groups
         ],
         "runs": [
-            _run(run, by_path[run.path], place, names)
-            for place, group in enumerate(arrangement.groups)
+            _run(run, by_path[run.path], number, names)
+            for number, group in enumerate(arrangement.groups)
             for run in group.runs
         ],
         "data": shown_panels,
@@ -235,21 +235,21 @@ def _configurations(arrangement: Arrangement) -> dict[str, Any]:
 def _maps(groups: Sequence[Group], analyses: Mapping[Path, Analysis]) -> list[dict[str, Any]]:
     """Pictures of the first run of each group that has some."""
     shown = []
-    for place, group in enumerate(groups):
+    for number, group in enumerate(groups):
         with_maps = [run for run in group.runs if analyses[run.path].maps]
         if with_maps:
-            shown.append((place, with_maps[0].path))
+            shown.append((number, with_maps[0].path))
     addresses = embedded_pictures([map_ for _, path in shown for map_ in analyses[path].maps])
     return [
         {
-            "group": place,
+            "group": number,
             "path": str(path),
             "pictures": {
                 map_.stem: addresses[map_] for map_ in analyses[path].maps if map_ in addresses
             },
             "left_out": sum(map_ not in addresses for map_ in analyses[path].maps),
         }
-        for place, path in shown
+        for number, path in shown
     ]
 
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fedproto.analysis.folder import read_parts
-from fedproto.evidence import sample_deviation
+from fedproto.report.analysing import read_parts
+from fedproto.report.evidence import sample_deviation
 from fedproto.report.results import StoredRun
 from fedproto.reproduce.base import Result
 

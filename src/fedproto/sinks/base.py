@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import ClassVar
 
+from fedproto.config import RunConfig
 from fedproto.errors import ConfigError
-from fedproto.registry import Registry
+from fedproto.options.registry import Registry
 from fedproto.rounds import Watcher
-from fedproto.runs import Run
 from fedproto.store import RunStore
 from fedproto.types import RoundRecord
 
@@ -121,15 +121,15 @@ class _Logging(Watcher):
     def notice(self, text: str) -> None:
         self._watcher.notice(text)
 
-    def round_done(self, run: Run, record: RoundRecord) -> None:
-        self._watcher.round_done(run, record)
+    def round_done(self, config: RunConfig, records: Sequence[RoundRecord]) -> None:
+        self._watcher.round_done(config, records)
         for store, sinks in self._open:
-            if store.config is run.config:
-                self._write(sinks, [record])
+            if store.config is config:
+                self._write(sinks, records[-1:])
                 return
         for store in self._waiting:
-            if store.config is run.config:
-                self._begin(store, run.records)
+            if store.config is config:
+                self._begin(store, records)
                 return
 
     def catch_up(self) -> None:

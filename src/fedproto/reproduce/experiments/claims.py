@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from fedproto.evidence import difference
+from fedproto.report.evidence import difference
 from fedproto.reproduce.base import EXPERIMENTS, Experiment, Result, Results
 from fedproto.reproduce.cases import CLASSIFICATION, SEGMENTATION, Scope
 from fedproto.reproduce.curves import paired, spread

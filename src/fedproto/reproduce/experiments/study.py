@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from fedproto.evidence import Difference, difference, sample_deviation
+from fedproto.report.evidence import Difference, difference, sample_deviation
 from fedproto.report.looks import COLORS, new_figure
 from fedproto.reproduce.base import EXPERIMENTS, Experiment, Result, Results
 from fedproto.reproduce.cases import CLASSIFICATION, FAIR_AND_TOLERANT, Case, Scope
