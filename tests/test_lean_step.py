@@ -200,6 +200,8 @@ def test_models_without_a_lean_form():
     assert lean_network(Changed(shape, (3, 5), 7, CLASSES), shape, torch.float32) is None
     narrow = build_model(CNN4Options(channels=4), shape, CLASSES, seed=0)
     assert lean_network(narrow, shape, torch.float32) is None
+    normed = build_model(CNN4Options(channels=4, batch_norm=True), shape, CLASSES, seed=0)
+    assert lean_network(normed, shape, torch.float32) is None
     large = build_model(SMALL_CNN, (1, 80, 20), CLASSES, seed=0)
     assert lean_network(large, (1, 80, 20), torch.float32) is None
     frozen = build_model(SMALL_CNN, shape, CLASSES, seed=0)

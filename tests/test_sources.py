@@ -21,9 +21,11 @@ from fedproto.data.samples import MappedSamples, TensorSamples
 from fedproto.data.statistics import statistics
 from fedproto.data.synthetic import Synthetic
 from fedproto.engines.reference import read_state
+from fedproto.errors import ConfigError
 from fedproto.models.base import build_model
 from fedproto.models.cnn import CNNOptions
 from fedproto.models.cnn4 import CNN4Options
+from fedproto.models.deeplab import DeepLabOptions
 from fedproto.models.mlp import MLPOptions
 from fedproto.reproduce.paper import paper
 from fedproto.strategies import FedAvg, FedProto
@@ -180,6 +182,11 @@ def test_glorot_draws_uniformly_between_the_limits(options, shape, layers):
         assert (layer.bias == 0).all()
     other = build_model(options, shape, 10, seed=1)
     assert not torch.equal(layer.weight, other.get_submodule(name).weight)
+
+
+def test_pretrained_weights_are_not_drawn_anew():
+    with pytest.raises(ConfigError, match="init = 'glorot' would replace"):
+        DeepLabOptions(init="glorot", pretrained="own.safetensors")
 
 
 def test_leafs_model_has_its_sizes_and_ignores_the_scale_of_pixels():

@@ -43,9 +43,14 @@ def normalized(
     if how != "given":
         center, spread = moments(samples.inputs, per_pixel=how == "pixel")
         scale = WHITE if samples.inputs.dtype == torch.uint8 else 1
-        mean, std = tuple(center / scale), tuple((spread + EPSILON) / scale)
+        mean, std = _rounded(center / scale), _rounded((spread + EPSILON) / scale)
     relabel = samples.relabel if isinstance(samples, MappedSamples) else None
     return MappedSamples(samples.inputs, samples.targets, mean, std, relabel)
+
+
+def _rounded(values: NDArray[np.float64]) -> tuple[float, ...]:
+    """To nine digits: a run that goes on elsewhere must find the same numbers."""
+    return tuple(float(f"{value:.9g}") for value in values)
 
 
 def moments(inputs: Tensor, *, per_pixel: bool) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from fedproto.options.registry import Registry
 from fedproto.report.comparable import comparable
@@ -13,9 +13,6 @@ from fedproto.report.results import StoredRun
 from fedproto.reproduce.cases import Scope
 from fedproto.reproduce.library import Library, Request
 from fedproto.reproduce.output import Output
-
-if TYPE_CHECKING:
-    from fedproto.reproduce.comparison import Comparison
 
 
 class Experiment(abc.ABC):
@@ -61,11 +58,6 @@ class Experiment(abc.ABC):
             for case in scope.cases(self.cases)
             for config in [*case.runs(), *(case.centralized() if centralized else [])]
         ]
-
-    def rows(self, scope: Scope, results: Results, output: Output) -> list[Comparison]:
-        """Its figures beside the paper's; none unless overridden."""
-        del scope, results, output
-        return []
 
     @abc.abstractmethod
     def render(self, scope: Scope, results: Results, output: Output) -> None:

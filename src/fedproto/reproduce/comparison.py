@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from fedproto.report.looks import COLORS, add_legend, new_figure
+from fedproto.reproduce.base import EXPERIMENTS, Experiment, Results
+from fedproto.reproduce.cases import Scope
 from fedproto.reproduce.curves import Spread
 from fedproto.reproduce.output import Output
 from fedproto.reproduce.paper import Printed
@@ -83,11 +86,25 @@ class Comparison:
         )
 
 
+class ComparisonTable(Experiment):
+    """A table of our figures beside the paper's."""
+
+    @abc.abstractmethod
+    def rows(self, scope: Scope, results: Results, output: Output) -> list[Comparison]:
+        """Its figures, from the runs that there are."""
+
+    def render(self, scope: Scope, results: Results, output: Output) -> None:
+        """The table, and the same as a picture."""
+        rows, name = self.rows(scope, results, output), EXPERIMENTS.name_of(type(self))
+        show(output, name, self.title, rows)
+        draw(output, name, rows)
+
+
 def show(output: Output, name: str, title: str, rows: Sequence[Comparison]) -> None:
     """Prints and writes a comparison; one table per quantity."""
     seeds = any(row.ours is not None and row.ours.over_seeds is not None for row in rows)
     columns = ["data set", "", "ours", *(["± seeds"] if seeds else []), "paper", "ours − paper"]
-    columns += ["in its ±"]
+    columns.append("in its ±")
     for quantity in dict.fromkeys(row.quantity for row in rows):
         chosen = [row for row in rows if row.quantity == quantity]
         groups = [

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from fedproto.reproduce.base import EXPERIMENTS, Experiment, Results
+from fedproto.reproduce.base import EXPERIMENTS, Results
 from fedproto.reproduce.cases import Scope
-from fedproto.reproduce.comparison import Comparison, draw, show
+from fedproto.reproduce.comparison import Comparison, ComparisonTable
 from fedproto.reproduce.curves import spread
 from fedproto.reproduce.library import Request
 from fedproto.reproduce.output import Output
@@ -14,7 +14,7 @@ RECIPE = "mnist-ablation"
 
 
 @EXPERIMENTS.register("ablation")
-class AblationTable(Experiment):
+class AblationTable(ComparisonTable):
     """What weighting, sampling, toleration and each margin contribute on MNIST."""
 
     title = "Table 3: ablation on MNIST"
@@ -50,9 +50,3 @@ class AblationTable(Experiment):
                         )
                     )
         return rows
-
-    def render(self, scope: Scope, results: Results, output: Output) -> None:
-        """The table, and the same as a picture."""
-        rows = self.rows(scope, results, output)
-        show(output, "ablation", self.title, rows)
-        draw(output, "ablation", rows)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from fedproto.measures.loss import TRAINING_LOSS
-from fedproto.reproduce.base import EXPERIMENTS, Experiment, Results
+from fedproto.reproduce.base import EXPERIMENTS, Results
 from fedproto.reproduce.cases import CLASSIFICATION, Scope
-from fedproto.reproduce.comparison import Comparison, draw, show
+from fedproto.reproduce.comparison import Comparison, ComparisonTable
 from fedproto.reproduce.curves import spread
 from fedproto.reproduce.library import Request
 from fedproto.reproduce.output import Output
@@ -13,7 +13,7 @@ from fedproto.reproduce.paper import printed
 
 
 @EXPERIMENTS.register("accuracy")
-class AccuracyTable(Experiment):
+class AccuracyTable(ComparisonTable):
     """Final accuracy and loss, mean and spread over δ."""
 
     title = "Table 2: final accuracy and loss of the methods"
@@ -47,9 +47,3 @@ class AccuracyTable(Experiment):
                         )
                     )
         return rows
-
-    def render(self, scope: Scope, results: Results, output: Output) -> None:
-        """The table, and the same as a picture."""
-        rows = self.rows(scope, results, output)
-        show(output, "accuracy", self.title, rows)
-        draw(output, "accuracy", rows)

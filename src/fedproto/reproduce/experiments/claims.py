@@ -15,7 +15,7 @@ from typing import Literal, TypeAlias
 
 from fedproto.report.evidence import difference
 from fedproto.reproduce.base import EXPERIMENTS, Experiment, Result, Results
-from fedproto.reproduce.cases import CLASSIFICATION, SEGMENTATION, Scope
+from fedproto.reproduce.cases import CLASSIFICATION, SEGMENTATION, Case, Scope
 from fedproto.reproduce.curves import paired, spread
 from fedproto.reproduce.library import Request, merged
 from fedproto.reproduce.output import Output
@@ -113,26 +113,31 @@ class Claims(Experiment):
         ablation = EXPERIMENTS.get("ablation")()
         return merged([*self.runs_of_all_cases(scope, wishes=wishes), *ablation.requests(scope)])
 
+    def stated(self) -> Sequence[Claim]:
+        """The claims."""
+        return claims()
+
+    def sides(
+        self, claim: Claim, case: Case, results: Results
+    ) -> tuple[Sequence[Result], Sequence[Result]]:
+        """The runs that a claim is of, and those that it compares them with."""
+        return results.select(case.name, claim.of), results.select(case.name, claim.than)
+
     def render(self, scope: Scope, results: Results, output: Output) -> None:
         """A line per claim and data set."""
-        lines = []
-        for claim in claims():
+        groups = []
+        for claim in self.stated():
+            lines = []
             for case in scope.cases(claim.cases):
-                of, than = (results.select(case.name, name) for name in (claim.of, claim.than))
-                found = judge(claim, of, than)
+                found = judge(claim, *self.sides(claim, case, results))
                 measured = (None,) * 5 if found is None else tuple(vars(found).values())
                 about = (claim.claim, case.title, case.stands_in, claim.metric, claim.of)
                 lines.append((*about, claim.than, *measured))
-        output.csv("claims", COLUMNS, lines)
-        output.table(
-            self.title,
-            ["claim", "data set", "pairs", "difference", "95 % interval", "verdict"],
-            [
-                [_shown(line) for line in lines if line[0] == claim.claim]
-                for claim in claims()
-                if any(line[0] == claim.claim for line in lines)
-            ],
-        )
+            groups.append(lines)
+        name = EXPERIMENTS.name_of(type(self))
+        output.csv(name, COLUMNS, [line for lines in groups for line in lines])
+        columns = ["claim", "data set", "pairs", "difference", "95 % interval", "verdict"]
+        output.table(self.title, columns, [map(_shown, lines) for lines in groups if lines])
 
 
 def _shown(line: Sequence[object]) -> list[str]:

@@ -12,9 +12,9 @@ from fedproto.data.federation import Federation
 from fedproto.data.statistics import class_counts, statistics
 from fedproto.errors import DataError
 from fedproto.report.looks import COLORS, new_figure
-from fedproto.reproduce.base import EXPERIMENTS, Experiment, Results
+from fedproto.reproduce.base import EXPERIMENTS, Results
 from fedproto.reproduce.cases import CLASSIFICATION, SEGMENTATION, Case, Scope
-from fedproto.reproduce.comparison import Comparison, show
+from fedproto.reproduce.comparison import Comparison, ComparisonTable, show
 from fedproto.reproduce.curves import Spread
 from fedproto.reproduce.output import Output
 from fedproto.reproduce.paper import printed
@@ -24,7 +24,7 @@ QUANTITIES = {"mean": "samples per client, mean", "std": "samples per client, st
 
 
 @EXPERIMENTS.register("data")
-class DataTable(Experiment):
+class DataTable(ComparisonTable):
     """The left half of the paper's Table 1, counted."""
 
     title = "Table 1: the data sets"

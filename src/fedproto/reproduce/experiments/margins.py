@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from fedproto.analysis.discrepancy import feature_discrepancy
 from fedproto.analysis.runs import pearson
 from fedproto.measures.margin import PER_CHANNEL
-from fedproto.reproduce.base import EXPERIMENTS, Experiment, Result, Results
+from fedproto.reproduce.base import EXPERIMENTS, Result, Results
 from fedproto.reproduce.cases import CENTRALIZED, CLASSIFICATION, Case, Scope
-from fedproto.reproduce.comparison import Comparison, draw, show
+from fedproto.reproduce.comparison import Comparison, ComparisonTable
 from fedproto.reproduce.curves import Spread, final_value, spread, spread_of
 from fedproto.reproduce.library import Request
 from fedproto.reproduce.output import Output
@@ -25,7 +25,7 @@ MARGINS = {
 
 
 @EXPERIMENTS.register("margins")
-class MarginTable(Experiment):
+class MarginTable(ComparisonTable):
     """AMM and FFD after the last round, and how AMM goes along with accuracy."""
 
     title = "Table 4: margin of the final model and FFD"
@@ -55,9 +55,7 @@ class MarginTable(Experiment):
 
     def render(self, scope: Scope, results: Results, output: Output) -> None:
         """The table, the same as a picture, then the correlation."""
-        rows = self.rows(scope, results, output)
-        show(output, "margins", self.title, rows)
-        draw(output, "margins", rows)
+        super().render(scope, results, output)
         self._correlate(scope, results, output)
 
     def _correlate(self, scope: Scope, results: Results, output: Output) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fedproto.reproduce.base import EXPERIMENTS, Experiment, Results
+from fedproto.reproduce.base import EXPERIMENTS, Results
 from fedproto.reproduce.cases import CLASSIFICATION, SEGMENTATION, Scope
-from fedproto.reproduce.comparison import Comparison, show
+from fedproto.reproduce.comparison import Comparison, ComparisonTable, show
 from fedproto.reproduce.library import Request, merged
 from fedproto.reproduce.output import Output
 
@@ -14,7 +14,7 @@ TABLES = ("data", "accuracy", "ablation", "margins", "segmentation")
 
 
 @EXPERIMENTS.register("numbers")
-class Numbers(Experiment):
+class Numbers(ComparisonTable):
     """Tables 1 to 4 and the centralised mIoU, with the distance in the paper's own spread."""
 
     title = "Every number of the paper"
@@ -45,8 +45,8 @@ class Numbers(Experiment):
         )
 
 
-def _tables(scope: Scope) -> Iterator[Experiment]:
+def _tables(scope: Scope) -> Iterator[ComparisonTable]:
     for name in TABLES:
         table = EXPERIMENTS.get(name)()
-        if scope.cases(table.cases):
+        if isinstance(table, ComparisonTable) and scope.cases(table.cases):
             yield table

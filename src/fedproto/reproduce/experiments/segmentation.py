@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from fedproto.report.looks import add_legend, new_figure
-from fedproto.reproduce.base import EXPERIMENTS, Experiment, Results
+from fedproto.reproduce.base import EXPERIMENTS, Results
 from fedproto.reproduce.cases import CENTRALIZED, SEGMENTATION, Case, Scope
-from fedproto.reproduce.comparison import Comparison, show
+from fedproto.reproduce.comparison import Comparison, ComparisonTable, show
 from fedproto.reproduce.curves import Spread, spread
 from fedproto.reproduce.library import Request
 from fedproto.reproduce.output import Output
@@ -18,7 +18,7 @@ METRICS = ("miou", "validation_miou")
 
 
 @EXPERIMENTS.register("segmentation")
-class SegmentationCurves(Experiment):
+class SegmentationCurves(ComparisonTable):
     """How segmentation depends on how mixed the clients' classes are."""
 
     title = "Figure 5: mIoU against the class mix α"
