@@ -11,7 +11,7 @@ from fedproto.analysis.probe import Probe
 from fedproto.config import RunConfig
 from fedproto.data.federation import Federation
 from fedproto.errors import ConfigError, StoreError
-from fedproto.models.base import build_model
+from fedproto.simulate import model_for
 from fedproto.simulate.identity import check_same, data_identity
 from fedproto.store import RunStore
 from fedproto.types import ServerState
@@ -61,8 +61,7 @@ def open_subject(path: Path, federation: Federation, model: nn.Module | None = N
                 f"{path} was started from Python with an own module; look into it from there:"
                 " fedproto.analyse(fedproto.load(run, model=..., data=...))"
             )
-        shape, classes = federation.input_shape, federation.num_classes
-        model = build_model(config.model.untrained(), shape, classes, seed=0)
+        model = model_for(replace(config, model=config.model.untrained()), federation)
     check_same(store.identity(), data_identity(federation), path)
     state = store.load_checkpoint()
     if state is None:
