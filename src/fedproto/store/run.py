@@ -230,11 +230,7 @@ class RunStore:
         return state
 
     def read_checkpoint(self, path: Path) -> tuple[ServerState, str | None]:
-        """A checkpoint's state, and the link of the last record it follows where it names one.
-
-        Raises:
-            DamagedError: If it is damaged or belongs to another configuration.
-        """
+        """As `fedproto.store.checkpoints.read_checkpoint`, of this run."""
         return read_checkpoint(path, (self.digest, *self.earlier), self.format)
 
     def go_back_to(self, round_: int) -> list[RoundRecord]:
@@ -288,11 +284,7 @@ class RunStore:
         return round_of(paths[-1]) if paths else None
 
     def checkpoints(self) -> list[Path]:
-        """The checkpoints there are, oldest first.
-
-        Raises:
-            StoreError: If their folder cannot be read.
-        """
+        """The checkpoints there are, oldest first."""
         return checkpoints_in(self.path / "checkpoints")
 
     @property
