@@ -13,7 +13,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-import fedproto.store
+import fedproto.store.run
 from fedproto.cli import main
 from fedproto.config.recipe import expand
 from fedproto.disk.integrity import sealed
@@ -303,7 +303,7 @@ def test_of_two_processes_that_start_at_once_one_is_turned_away(tmp_path, monkey
             both.wait(timeout=1)
         return {}
 
-    monkeypatch.setattr(fedproto.store, "describe_environment", wait_for_the_other)
+    monkeypatch.setattr(fedproto.store.run, "describe_environment", wait_for_the_other)
     outcomes = []
 
     def create():

@@ -82,36 +82,28 @@ __all__ = [
     "with_features",
 ]
 
-_MODULES = {
-    "api": (
-        "Result",
-        "Results",
-        "analyse",
-        "load",
-        "load_all",
-        "load_data",
-        "predict",
-        "run",
-        "sweep",
-    ),
-    "data": ("DATASETS", "DataSource", "Federation"),
-    "errors": ("ConfigError", "FedprotoError", "StoreError"),
-    "models": ("MODELS", "FeatureModel", "ModelOptions", "with_features"),
-    "store.extending": ("extend",),
-    "strategies.aggregation": ("AggregateOptions",),
-    "strategies.server": ("ServerOptions",),
-    "types": ("Prototypes", "RoundRecord"),
-}
-"""Where what is offered here comes from; all else is a strategy."""
+_HOMES = (
+    "errors",
+    "types",
+    "data",
+    "strategies",
+    "strategies.aggregation",
+    "strategies.server",
+    "models",
+    "store.extending",
+    "api",
+)
+"""Where what is offered here comes from."""
 
 
 def __getattr__(name: str) -> Any:
     """Imports what is asked for: PyTorch alone takes seconds, which not all commands need."""
     import importlib
 
-    if name not in __all__:
-        raise AttributeError(f"module 'fedproto' has no attribute '{name}'")
-    homes = [module for module, names in _MODULES.items() if name in names]
-    value = getattr(importlib.import_module(f"fedproto.{[*homes, 'strategies'][0]}"), name)
-    globals()[name] = value
-    return value
+    if name in __all__:
+        for home in _HOMES:
+            module = importlib.import_module(f"fedproto.{home}")
+            if hasattr(module, name):
+                globals()[name] = getattr(module, name)
+                return globals()[name]
+    raise AttributeError(f"module 'fedproto' has no attribute '{name}'")

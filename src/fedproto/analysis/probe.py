@@ -45,6 +45,7 @@ class Probe:
     """
 
     def __init__(self, workload: Workload) -> None:
+        self.workload = workload
         self.federation, self.task = workload.federation, workload.task
         self._options = workload.options
         self.device = workload.options.torch_device()

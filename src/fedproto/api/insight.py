@@ -14,6 +14,7 @@ from fedproto.api.predictor import ClassPrediction, MapPrediction, Predictor, pi
 from fedproto.api.result import Result
 from fedproto.errors import DataError
 from fedproto.report import analysing
+from fedproto.report.subject import open_subject
 
 _log = logging.getLogger("fedproto")
 
@@ -55,7 +56,7 @@ def analyse(
         measures=tuple(measures),
     )
     build = result.build
-    subject = analysing.open_subject(
+    subject = open_subject(
         result.directory(), result.federation, None if build is None else build()
     )
     facts = analysing.analyse(subject, request, _quiet)

@@ -9,17 +9,15 @@ as a name alone; so is every single option of training and schedule.
 from __future__ import annotations
 
 import copy
-import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import nn
 
+from fedproto.api.progress import Callbacks, OnProgress, OnRound, progress_bar
 from fedproto.api.result import Result, Results
 from fedproto.config import RunConfig, read_config
 from fedproto.config.keywords import as_tables
@@ -31,22 +29,16 @@ from fedproto.errors import ConfigError, StoreError
 from fedproto.models.base import ModelOptions
 from fedproto.options import Options, read_options
 from fedproto.rng import Purpose, seeded, torch_seed
-from fedproto.rounds import Watcher
 from fedproto.rounds.runs import Run
 from fedproto.simulate import check_assignment, model_for
 from fedproto.simulate.driver import Assignment, carry_out
 from fedproto.store import RunStore, open_or_create
 from fedproto.store.sweeps import create_sweep, run_directories
 from fedproto.strategies.base import Strategy
-from fedproto.types import RoundRecord
 
 Section: TypeAlias = "Options | Mapping[str, Any] | str"
 Data: TypeAlias = "Federation | Section"
 Model: TypeAlias = "nn.Module | Callable[[], nn.Module] | Section"
-OnRound: TypeAlias = Callable[[RunConfig, RoundRecord], None]
-OnProgress: TypeAlias = Callable[[int, int], None]
-
-_log = logging.getLogger("fedproto")
 
 
 def run(
@@ -244,8 +236,9 @@ def _train(
 ) -> list[Result]:
     kept = [replace(each, store=store) for each, store in zip(assignments, stores, strict=True)]
     total = sum(each.config.schedule.rounds for each in kept)
-    with _bar(progress, total) as on_progress:
-        runs = carry_out(kept, _Callbacks(kept, on_round, on_progress, total))
+    done = sum(len(each.store.records()) for each in kept if each.store is not None)
+    with progress_bar(progress, total) as on_progress:
+        runs = carry_out(kept, Callbacks(done, total, on_round, on_progress))
     return [_result(each, run) for each, run in zip(kept, runs, strict=True)]
 
 
@@ -258,44 +251,3 @@ def _result(assignment: Assignment, run: Run | None) -> Result:
     else:
         run_records, state = run.records, run.state
     return Result(config, run_records, state, assignment.build, assignment.federation, path)
-
-
-class _Callbacks(Watcher):
-    """Tells a program of rounds, and its log of how they are run."""
-
-    def __init__(
-        self,
-        assignments: Sequence[Assignment],
-        on_round: OnRound | None,
-        on_progress: OnProgress | None,
-        total: int,
-    ) -> None:
-        stores = [each.store for each in assignments if each.store is not None]
-        self._done = sum(len(store.records()) for store in stores)
-        self._total = total
-        self._on_round, self._on_progress = on_round, on_progress
-
-    def notice(self, text: str) -> None:
-        _log.info(text)
-
-    def round_done(self, config: RunConfig, records: Sequence[RoundRecord]) -> None:
-        self._done += 1
-        if self._on_round is not None:
-            self._on_round(config, records[-1])
-        if self._on_progress is not None:
-            self._on_progress(self._done, self._total)
-
-
-@contextmanager
-def _bar(progress: bool | OnProgress, total: int) -> Iterator[OnProgress | None]:
-    """What is told of rounds done: a bar, the given function, or nothing."""
-    if not isinstance(progress, bool):
-        yield progress
-        return
-    if not progress:
-        yield None
-        return
-    columns = TextColumn("rounds"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    with Progress(*columns) as bars:
-        task = bars.add_task("rounds", total=total)
-        yield lambda done, total: bars.update(task, completed=done, total=total)

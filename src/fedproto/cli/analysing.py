@@ -13,21 +13,21 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from fedproto.analysis.runs import attention_spread, pearson
-from fedproto.cli.options import DataRoot
+from fedproto.cli.options import DataRoot, Directories
 from fedproto.cli.tables import print_table
 from fedproto.data import DataSource, Federation, data_root
-from fedproto.errors import ConfigError, FedprotoError, unknown_name
+from fedproto.errors import ConfigError, FedprotoError
 from fedproto.report.analysing import (
     MODEL_MEASURES,
     PARTS,
     AnalysisRequest,
     OnStep,
     analyse,
-    open_subject,
     possible_parts,
 )
 from fedproto.report.arrangement import arrange
 from fedproto.report.results import StoredRun, find_runs
+from fedproto.report.subject import open_subject
 from fedproto.tasks import TASKS
 
 MARGIN = "aggregate_mean_margin"
@@ -51,13 +51,8 @@ COLUMNS = {
 }
 
 
-def add_to(app: typer.Typer) -> None:
-    """Adds the command of this module."""
-    app.command("analyse")(analyse_runs)
-
-
 def analyse_runs(
-    directories: Annotated[list[Path], typer.Argument(help="Runs, sweeps or folders of them.")],
+    directories: Directories,
     what: Annotated[
         list[str] | None,
         typer.Option(help=f"Only this part; may be given several times: {', '.join(PARTS)}."),
@@ -81,12 +76,6 @@ def analyse_runs(
     Of several runs it also gives the correlation of the aggregate mean margin with the score.
     """
     del data_root
-    for name in what or []:
-        if name not in PARTS:
-            raise ConfigError(f"--what: {unknown_name('part', name, PARTS)}")
-    for name in measure or []:
-        if name not in MODEL_MEASURES:
-            raise ConfigError(f"--measure: {unknown_name('measure', name, MODEL_MEASURES)}")
     request = AnalysisRequest(
         what=tuple(what or possible_parts(_say)),
         reference=None if reference is None else str(reference),

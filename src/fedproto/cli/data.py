@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
-from fedproto.cli.options import DataRoot
+from fedproto.cli.options import AsJson, DataRoot
 from fedproto.config.recipe import apply_overrides
 from fedproto.data.base import DATASETS, DataSource, OnProgress, data_root
 from fedproto.data.federation import Federation
@@ -28,6 +28,8 @@ from fedproto.options import read_options
 from fedproto.report.data_figures import draw_class_mixes, draw_contact_sheet
 from fedproto.reproduce.paper import paper
 
+group = typer.Typer(name="data", help=__doc__, no_args_is_help=True)
+
 Name = Annotated[str, typer.Argument(help="A data set (fedproto list datasets).")]
 Settings = Annotated[
     list[str] | None,
@@ -39,16 +41,7 @@ ALPHAS = (0.01, 0.05, 0.1, 0.2, 0.5, 1.0, 1000.0)
 COLUMNS, DECIMAL = ("classes", "clients", "samples", "mean", "std"), ("mean", "std")
 
 
-def add_to(app: typer.Typer) -> None:
-    """Adds the group of this module."""
-    group = typer.Typer(name="data", help=__doc__, no_args_is_help=True)
-    group.command()(fetch)
-    group.command()(check)
-    group.command()(stats)
-    group.command()(plot)
-    app.add_typer(group)
-
-
+@group.command()
 def fetch(name: Name, data_root_: DataRoot = None) -> None:
     """Download the official files of a data set into the data root."""
     del data_root_
@@ -61,6 +54,7 @@ def fetch(name: Name, data_root_: DataRoot = None) -> None:
         typer.echo(f"all files of {name} are in {data_root() / source.folder} already")
 
 
+@group.command()
 def check(name: Name, data_root_: DataRoot = None) -> None:
     """Verify the files of a data set that are there."""
     del data_root_
@@ -78,10 +72,11 @@ def check(name: Name, data_root_: DataRoot = None) -> None:
         raise DataError(f"{name}: {damaged[0]} is damaged; fetch it again")
 
 
+@group.command()
 def stats(
     name: Name,
     settings: Settings = None,
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    as_json: AsJson = False,
     data_root_: DataRoot = None,
 ) -> None:
     """Show a federation's row of the paper's Table 1 beside the paper's own."""
@@ -111,6 +106,7 @@ def stats(
         )
 
 
+@group.command()
 def plot(
     name: Name,
     settings: Settings = None,

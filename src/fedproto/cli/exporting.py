@@ -12,11 +12,6 @@ from fedproto.api.export import ALWAYS, FORMATS, export, loading_code
 from fedproto.cli.options import DataRoot
 
 
-def add_to(app: typer.Typer) -> None:
-    """Adds the command of this module."""
-    app.command("export")(export_run)
-
-
 def export_run(
     run: Annotated[Path, typer.Argument(help="Directory of a run.")],
     out: Annotated[

@@ -5,28 +5,21 @@ from __future__ import annotations
 import json
 import platform
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from fedproto.cli.options import AsJson, Directories
 from fedproto.options.registry import extended
 from fedproto.options.sources import summaries
 
 KINDS = ("strategies", "datasets", "models", "engines", "measures", "sinks", "recipes")
 
 
-def add_to(app: typer.Typer) -> None:
-    """Adds the commands of this module."""
-    app.command("list")(list_known)
-    app.command()(info)
-    app.command()(check)
-
-
 def check(
-    paths: Annotated[list[Path], typer.Argument(help="Runs, sweeps or folders of them.")],
+    paths: Directories,
 ) -> None:
     """Look for damage in run directories and say what can be saved."""
     from fedproto.store.checking import check_run
@@ -56,7 +49,7 @@ def list_known(
     section: Annotated[
         str | None, typer.Argument(help="With 'options': only those of this section.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    as_json: AsJson = False,
     markdown: Annotated[
         bool, typer.Option("--markdown", help="All options of everything, as a page.")
     ] = False,
@@ -95,7 +88,7 @@ def list_known(
 
 
 def info(
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show versions, devices and which data sets can be loaded here."""
     from fedproto.data import DATASETS, data_root

@@ -17,11 +17,6 @@ from fedproto.report.maps import save_heat, save_labels
 _SHOWN = 5
 
 
-def add_to(app: typer.Typer) -> None:
-    """Adds the command of this module."""
-    app.command()(predict)
-
-
 def predict(
     run: Annotated[Path, typer.Argument(help="Directory of a run.")],
     images: Annotated[list[Path], typer.Argument(help="Pictures, or folders of them.")],

@@ -56,13 +56,6 @@ LogTo = Annotated[
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No table at the end.")]
 
 
-def add_to(app: typer.Typer) -> None:
-    """Adds the commands of this module."""
-    app.command()(run)
-    app.command()(sweep)
-    app.command()(resume)
-
-
 def run(
     recipe: Recipe,
     overrides: Overrides = None,

@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
 from torch import nn
 
@@ -111,18 +111,9 @@ class RunConfig:
 
 CHOICES: dict[str, Registry[Any]] = {"strategy": STRATEGIES, "data": DATASETS, "model": MODELS}
 SECTIONS: dict[str, type[Options]] = {
-    "task": TaskOptions,
-    "train": TrainOptions,
-    "augment": AugmentOptions,
-    "aggregate": AggregateOptions,
-    "server": ServerOptions,
-    "schedule": ScheduleOptions,
-    "evaluate": EvaluateOptions,
-    "measure": MeasureOptions,
-    "stop": StopOptions,
-    "store": StoreOptions,
-    "engine": EngineOptions,
-    "flower": FlowerOptions,
+    name: kind
+    for name, kind in get_type_hints(RunConfig).items()
+    if isinstance(kind, type) and issubclass(kind, Options) and name not in CHOICES
 }
 _NO_RESULT = ("label", "store", "flower")
 

@@ -31,6 +31,24 @@ def write_atomically(path: Path, content: bytes) -> None:
         raise
 
 
+def append(path: Path, line: bytes) -> None:
+    """Adds a line to a file and waits until it is on disk.
+
+    Raises:
+        StoreError: If it cannot be written; the file is then as it was before.
+    """
+    with explained(path), path.open("ab") as file:
+        end = file.tell()
+        try:
+            file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
+        except OSError:
+            with contextlib.suppress(OSError):
+                file.truncate(end)
+            raise
+
+
 @contextlib.contextmanager
 def explained(path: Path) -> Iterator[None]:
     """Turns a failing disk into a message that names file and remedy."""

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from fedproto.config import RunConfig
-from fedproto.disk.atomic import explained
+from fedproto.disk.atomic import append, explained
 from fedproto.disk.integrity import Chain, DamagedError, read_json
 from fedproto.errors import StoreError
-from fedproto.rounds import Watcher
+from fedproto.rounds import PassingOn, Watcher
 from fedproto.types import RoundRecord
 
 AUDIT_FILE = "audit.jsonl"
@@ -52,10 +52,7 @@ class AuditLog:
         """
         now = datetime.now(UTC).isoformat(timespec="seconds")
         line = self._chain.add({"time": now, "event": event, **facts})
-        with explained(self._path), self._path.open("ab") as file:
-            file.write(line)
-            file.flush()
-            os.fsync(file.fileno())
+        append(self._path, line)
 
 
 def read_audit(folder: Path) -> list[dict[str, Any]]:
@@ -80,7 +77,7 @@ def _checked(path: Path, chain: Chain) -> Iterator[dict[str, Any]]:
             raise StoreError(f"{path} line {number} is damaged: {error}") from None
 
 
-class AuditedWatcher(Watcher):
+class AuditedWatcher(PassingOn):
     """Passes everything on to another watcher, and rounds to the audit log as well.
 
     Args:
@@ -89,21 +86,13 @@ class AuditedWatcher(Watcher):
     """
 
     def __init__(self, watcher: Watcher, log: AuditLog) -> None:
-        self._watcher = watcher
+        super().__init__(watcher)
         self._log = log
-
-    def round_started(self, num_jobs: int) -> None:
-        """Passed on."""
-        self._watcher.round_started(num_jobs)
-
-    def job_done(self) -> None:
-        """Passed on."""
-        self._watcher.job_done()
 
     def notice(self, text: str) -> None:
         """Passed on and logged."""
         self._log.write("notice", text=text)
-        self._watcher.notice(text)
+        super().notice(text)
 
     def round_done(self, config: RunConfig, records: Sequence[RoundRecord]) -> None:
         """Logs every client's share of the aggregate, and what was refused and why."""
@@ -117,4 +106,4 @@ class AuditedWatcher(Watcher):
             refused=record.failures,
             note=record.note,
         )
-        self._watcher.round_done(config, records)
+        super().round_done(config, records)

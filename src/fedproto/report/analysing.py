@@ -14,32 +14,25 @@ from __future__ import annotations
 import importlib.util
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from torch import nn
 
 from fedproto.analysis.calibration import calibration_error, reliability
 from fedproto.analysis.embedding import TsneLibrary, can_embed, class_colors, embed
-from fedproto.analysis.probe import Probe
 from fedproto.analysis.scores import score_classes, score_clients
-from fedproto.config import RunConfig
-from fedproto.data.federation import Federation
 from fedproto.disk.atomic import write_atomically
-from fedproto.engines.base import Notify, Workload
+from fedproto.engines.base import Notify
 from fedproto.errors import ConfigError, StoreError, unknown_name
 from fedproto.measures.base import Gauge
-from fedproto.models.base import build_model
 from fedproto.report.analysis_figures import draw_embedding, draw_reliability, have_matplotlib
 from fedproto.report.pictures import save_maps
+from fedproto.report.subject import Subject
 from fedproto.rng import Purpose, stream
-from fedproto.simulate.identity import check_same, data_identity
 from fedproto.simulate.reference import check_reference, reference_state
-from fedproto.store import RunStore
-from fedproto.types import ServerState
 
 OnStep: TypeAlias = Callable[[str, int, int], None]
 """Is told what is being done and how many of how many steps of it are done."""
@@ -62,6 +55,9 @@ class AnalysisRequest:
         library: Which t-SNE.
         pictures: How many held-out pictures get maps.
         measures: Names out of `MODEL_MEASURES`; all that can be had when empty.
+
+    Raises:
+        ConfigError: If a name is unknown.
     """
 
     what: tuple[str, ...]
@@ -71,64 +67,14 @@ class AnalysisRequest:
     pictures: int = 4
     measures: tuple[str, ...] = ()
 
-
-@dataclass
-class Subject:
-    """A run's newest model, ready to be looked at.
-
-    Attributes:
-        path: The run's directory.
-        config: Its configuration.
-        state: The newest checkpoint.
-        workload: Data, architecture, task, device.
-        probe: Looks into states.
-        facts: What was found, by name, for a table.
-    """
-
-    path: Path
-    config: RunConfig
-    state: ServerState
-    workload: Workload
-    probe: Probe
-    facts: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def folder(self) -> Path:
-        """Where the results go."""
-        return self.path / "analysis"
-
-
-def open_subject(path: Path, federation: Federation, model: nn.Module | None = None) -> Subject:
-    """Makes a run's newest model ready.
-
-    Args:
-        path: The run's directory.
-        federation: Its data.
-        model: Its architecture, where that was given in Python.
-
-    Raises:
-        StoreError: If it is no run, has no checkpoint, or was trained on other data.
-        ConfigError: If its model was given in Python, and not here.
-    """
-    store = RunStore.open(path)
-    config = store.config
-    if model is None:
-        if config.model is None:
-            raise ConfigError(
-                f"{path} was started from Python with an own module; look into it from there:"
-                " fedproto.analyse(fedproto.load(run, model=..., data=...))"
-            )
-        shape, classes = federation.input_shape, federation.num_classes
-        model = build_model(config.model.untrained(), shape, classes, seed=0)
-    check_same(store.identity(), data_identity(federation), path)
-    state = store.load_checkpoint()
-    if state is None:
-        raise StoreError(f"{path} has no checkpoint yet; nothing to look into")
-    # The machine that looks need not be the one that trained.
-    anywhere = replace(config.engine, name="reference", device="auto")
-    workload = replace(config, engine=anywhere).workload(federation, model)
-    probe = Probe(workload)
-    return Subject(path, config, state.to(probe.device), workload, probe)
+    def __post_init__(self) -> None:
+        for option, kind, given, known in (
+            ("what", "part", self.what, [*PARTS]),
+            ("measure", "measure", self.measures, MODEL_MEASURES),
+        ):
+            for name in given:
+                if name not in known:
+                    raise ConfigError(f"{option}: {unknown_name(kind, name, known)}")
 
 
 def analyse(subject: Subject, request: AnalysisRequest, on_step: OnStep) -> dict[str, float]:
@@ -138,15 +84,9 @@ def analyse(subject: Subject, request: AnalysisRequest, on_step: OnStep) -> dict
         What was found, by name, for a table.
 
     Raises:
-        ConfigError: If a part is unknown or cannot be had for this run.
+        ConfigError: If a part cannot be had for this run.
         StoreError: If the folder cannot be written.
     """
-    for name in request.what:
-        if name not in PARTS:
-            raise ConfigError(unknown_name("part of an analysis", name, PARTS))
-    for name in request.measures:
-        if name not in MODEL_MEASURES:
-            raise ConfigError(unknown_name("measure of an analysis", name, MODEL_MEASURES))
     try:
         subject.folder.mkdir(exist_ok=True)
         for name in request.what:
@@ -181,13 +121,13 @@ def _scores(subject: Subject, request: AnalysisRequest, on_step: OnStep) -> None
             },
         },
     )
-    tested = subject.workload.federation.test_indices
+    tested = subject.probe.federation.test_indices
     (tally,) = subject.probe.tallies(subject.state, [tested])
     if tally is not None:
-        metric = subject.workload.task.headline
+        metric = subject.probe.task.headline
         subject.facts |= {
             name: value
-            for name, value in subject.workload.task.metrics(tally).items()
+            for name, value in subject.probe.task.metrics(tally).items()
             if name == metric
         }
     if clients.values:
@@ -197,7 +137,7 @@ def _scores(subject: Subject, request: AnalysisRequest, on_step: OnStep) -> None
 def _calibration(subject: Subject, request: AnalysisRequest, on_step: OnStep) -> None:
     del request
     on_step("calibration", 0, 1)
-    tally = subject.probe.confidences(subject.state, subject.workload.federation.test_indices)
+    tally = subject.probe.confidences(subject.state, subject.probe.federation.test_indices)
     bins, error = reliability(tally), calibration_error(tally)
     _write(subject, "calibration.json", {"ece": error, "bins": [asdict(each) for each in bins]})
     if have_matplotlib():
@@ -207,7 +147,7 @@ def _calibration(subject: Subject, request: AnalysisRequest, on_step: OnStep) ->
 
 
 def _embedding(subject: Subject, request: AnalysisRequest, on_step: OnStep) -> None:
-    federation, label_maps = subject.workload.federation, subject.workload.task.label_maps
+    federation, label_maps = subject.probe.federation, subject.probe.task.label_maps
     draw = stream(subject.config.seed, Purpose.EMBEDDED)
     test = federation.test_indices
     number = PICTURES_EMBEDDED if label_maps else request.samples
@@ -241,7 +181,7 @@ def _measures(subject: Subject, request: AnalysisRequest, on_step: OnStep) -> No
     names = request.measures or [
         name for name in MODEL_MEASURES if name != "mmd" or reference is not None
     ]
-    gauge = Gauge(subject.workload, reference_state)
+    gauge = Gauge(subject.probe.workload, reference_state)
     found: dict[str, float] = {}
     for done, name in enumerate(names):
         on_step(f"measures: {name}", done, len(names))
@@ -268,11 +208,11 @@ def _measured_before(subject: Subject) -> dict[str, Any]:
 
 
 def _maps(subject: Subject, request: AnalysisRequest, on_step: OnStep) -> None:
-    if not subject.workload.task.label_maps:
+    if not subject.probe.task.label_maps:
         return
     if importlib.util.find_spec("PIL") is None:
         raise ConfigError("maps need Pillow: pip install 'fedproto[images]'")
-    test = subject.workload.federation.test_indices
+    test = subject.probe.federation.test_indices
     order = stream(subject.config.seed, Purpose.MAPPED).permutation(len(test))
     chosen = [int(index) for index in np.sort(test[order[: request.pictures]])]
     folder = subject.folder / "maps"

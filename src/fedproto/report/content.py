@@ -62,18 +62,10 @@ def page_content(
         ConfigError: If no run has such a metric.
     """
     arrangement = arrange((follower.run for follower in followers), known)
-    taken = {
-        name for follower in followers for record in follower.records for name in record.metrics
-    }
-    if metric is not None and taken and metric not in taken:
-        raise ConfigError(unknown_name("metric", metric, taken))
-    metric = metric or main_score(follower.run for follower in followers)
-    names = _ordered(taken, metric)
+    metric, names = _metrics(followers, metric)
     by_path = {follower.path: follower for follower in followers}
     analyses = {path: read_analysis(path) for path in by_path}
     most = max((len(group.seeds) for group in arrangement.groups), default=1)
-    configs = [group.runs[0].config for group in arrangement.groups]
-    shown_panels = [] if panels is None else panels.of(configs)
     audit = accounts(by_path)
     return {
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -104,7 +96,9 @@ def page_content(
             for number, group in enumerate(arrangement.groups)
             for run in group.runs
         ],
-        "data": shown_panels,
+        "data": []
+        if panels is None
+        else panels.of(group.runs[0].config for group in arrangement.groups),
         "audit": audit,
         "problems": [
             *problems,
@@ -263,11 +257,21 @@ def _metric(name: str) -> dict[str, Any]:
     }
 
 
-def _ordered(known: set[str], metric: str) -> list[str]:
-    """The main score and its loss first, single classes last."""
+def _metrics(followers: Sequence[RunFollower], metric: str | None) -> tuple[str, list[str]]:
+    """The score to compare by, and all: it and its loss first, single classes last.
+
+    Raises:
+        ConfigError: If no run has such a metric.
+    """
+    known = {
+        name for follower in followers for record in follower.records for name in record.metrics
+    }
+    if metric is not None and known and metric not in known:
+        raise ConfigError(unknown_name("metric", metric, known))
+    metric = metric or main_score(follower.run for follower in followers)
     first = [name for name in (metric, loss_beside(metric)) if name in known]
     rest = sorted(known - set(first), key=lambda name: (name.startswith(_CLASSES), name))
-    return first + rest
+    return metric, first + rest
 
 
 def _text(value: Any) -> str:

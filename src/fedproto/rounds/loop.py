@@ -41,6 +41,33 @@ class Watcher:
         """
 
 
+class PassingOn(Watcher):
+    """Tells another watcher everything; for those that listen in.
+
+    Args:
+        watcher: The other one.
+    """
+
+    def __init__(self, watcher: Watcher) -> None:
+        self._watcher = watcher
+
+    def round_started(self, num_jobs: int) -> None:
+        """Passed on."""
+        self._watcher.round_started(num_jobs)
+
+    def job_done(self) -> None:
+        """Passed on."""
+        self._watcher.job_done()
+
+    def notice(self, text: str) -> None:
+        """Passed on."""
+        self._watcher.notice(text)
+
+    def round_done(self, config: RunConfig, records: Sequence[RoundRecord]) -> None:
+        """Passed on."""
+        self._watcher.round_done(config, records)
+
+
 def run_rounds(
     runs: Sequence[Run],
     federation: Federation,

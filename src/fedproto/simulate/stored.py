@@ -17,7 +17,6 @@ from fedproto.rounds.planning import check_fits
 from fedproto.simulate.driver import Assignment, EngineFor, carry_out
 from fedproto.simulate.reference import check_reference
 from fedproto.store import RunStore
-from fedproto.tasks import task_named
 from fedproto.types import ServerState
 
 
@@ -31,7 +30,7 @@ def check_assignment(config: RunConfig, federation: Federation, model: nn.Module
     """
     check_fits(config, federation)
     check_reference(config)
-    task_named(federation.task)
+    config.workload(federation, model)
     config.augment.check_fits(federation.input_shape)
     features_of(model)
     config.engine.torch_device()

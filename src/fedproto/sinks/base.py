@@ -14,7 +14,7 @@ from typing import ClassVar
 from fedproto.config import RunConfig
 from fedproto.errors import ConfigError
 from fedproto.options.registry import Registry
-from fedproto.rounds import Watcher
+from fedproto.rounds import PassingOn, Watcher
 from fedproto.store import RunStore
 from fedproto.types import RoundRecord
 
@@ -103,26 +103,17 @@ def scalars(record: RoundRecord) -> dict[str, float]:
     }
 
 
-class _Logging(Watcher):
+class _Logging(PassingOn):
     def __init__(
         self, kinds: dict[str, type[Sink]], stores: Sequence[RunStore], watcher: Watcher
     ) -> None:
+        super().__init__(watcher)
         self._kinds = kinds
-        self._watcher = watcher
         self._waiting = list(stores)
         self._open: list[tuple[RunStore, dict[str, Sink]]] = []
 
-    def round_started(self, num_jobs: int) -> None:
-        self._watcher.round_started(num_jobs)
-
-    def job_done(self) -> None:
-        self._watcher.job_done()
-
-    def notice(self, text: str) -> None:
-        self._watcher.notice(text)
-
     def round_done(self, config: RunConfig, records: Sequence[RoundRecord]) -> None:
-        self._watcher.round_done(config, records)
+        super().round_done(config, records)
         for store, sinks in self._open:
             if store.config is config:
                 self._write(sinks, records[-1:])

@@ -12,6 +12,9 @@ from fedproto.errors import StoreError
 FORMAT = 2
 """Format 1 had no fingerprints; such directories are read and continued, with fingerprints."""
 
+CREATION_ENDS_WITHIN = 5.0
+"""Seconds to wait for another process that is creating the same directory."""
+
 _READABLE = (1, FORMAT)
 
 

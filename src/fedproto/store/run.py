@@ -19,27 +19,29 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import os
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from fedproto.config import RunConfig, differences, digest_of, read_config
-from fedproto.disk.atomic import content, explained, write_atomically
+from fedproto.config import RunConfig, digest_of, read_config
+from fedproto.disk.atomic import append, content, explained, write_atomically
 from fedproto.disk.integrity import Chain, DamagedError, sealed
 from fedproto.disk.locking import holds_nothing, locked
 from fedproto.errors import ConfigError, StoreError
 from fedproto.rounds.client_memory import MemoryOnDisk
 from fedproto.rounds.runs import reason_to_end
 from fedproto.store.checkpoints import checkpoints_in, read_checkpoint, round_of, write_checkpoint
-from fedproto.store.description import FORMAT, is_run, plugin_hint, read_description
+from fedproto.store.description import (
+    CREATION_ENDS_WITHIN,
+    FORMAT,
+    is_run,
+    plugin_hint,
+    read_description,
+)
 from fedproto.store.environment import describe_environment
 from fedproto.store.records import RecordReader
 from fedproto.types import RoundRecord, ServerState
-
-CREATION_ENDS_WITHIN = 5.0
-"""Seconds to wait for another process that is creating the same directory."""
 
 
 class RunStore:
@@ -127,11 +129,7 @@ class RunStore:
         return RunStore(path, config, digest, description["format"], description.get("earlier", ()))
 
     def description(self) -> dict[str, Any]:
-        """What ``run.json`` says.
-
-        Raises:
-            StoreError: If it is missing or damaged.
-        """
+        """What ``run.json`` says; as `read_description`."""
         return read_description(self.path)
 
     def describe(self, **facts: Any) -> None:
@@ -186,19 +184,8 @@ class RunStore:
         Raises:
             StoreError: If it cannot be written; the file is then as it was before.
         """
-        path = self.path / "rounds.jsonl"
         chain = copy.copy(self._links())
-        line = chain.add(asdict(record))
-        with explained(path), path.open("ab") as file:
-            end = file.tell()
-            try:
-                file.write(line)
-                file.flush()
-                os.fsync(file.fileno())
-            except OSError:
-                with contextlib.suppress(OSError):
-                    file.truncate(end)
-                raise
+        append(self.path / "rounds.jsonl", chain.add(asdict(record)))
         self._chain = chain
 
     def save_checkpoint(self, state: ServerState, *, last: bool = False) -> None:
@@ -243,11 +230,7 @@ class RunStore:
         return state
 
     def read_checkpoint(self, path: Path) -> tuple[ServerState, str | None]:
-        """A checkpoint's state, and the link of the last record it follows where it names one.
-
-        Raises:
-            DamagedError: If it is damaged or belongs to another configuration.
-        """
+        """As `fedproto.store.checkpoints.read_checkpoint`, of this run."""
         return read_checkpoint(path, (self.digest, *self.earlier), self.format)
 
     def go_back_to(self, round_: int) -> list[RoundRecord]:
@@ -301,11 +284,7 @@ class RunStore:
         return round_of(paths[-1]) if paths else None
 
     def checkpoints(self) -> list[Path]:
-        """The checkpoints there are, oldest first.
-
-        Raises:
-            StoreError: If their folder cannot be read.
-        """
+        """The checkpoints there are, oldest first."""
         return checkpoints_in(self.path / "checkpoints")
 
     @property
@@ -316,26 +295,3 @@ class RunStore:
             return False
         # A kill between the last record and its checkpoint leaves that round to be done again.
         return self.config.store.checkpoint_every == 0 or self.newest_round() == len(records)
-
-
-def open_or_create(path: Path, config: RunConfig) -> RunStore:
-    """The run directory of a configuration: the one that is there, or a new one.
-
-    Raises:
-        StoreError: If the directory holds a run of another configuration.
-    """
-    if not is_run(path):
-        try:
-            return RunStore.create(path, config)
-        except StoreError:
-            if not is_run(path):  # otherwise another process made it this moment
-                raise
-    store = RunStore.open(path)
-    if config.digest() not in (store.config.digest(), store.config.located().digest()):
-        different = differences(store.config, config)
-        more = f", or 'fedproto resume {path} --rounds {config.schedule.rounds}'"
-        raise StoreError(
-            f"{path} holds a run of another configuration (it differs in {', '.join(different)});"
-            f" choose another directory{more if different == ['schedule.rounds'] else ''}"
-        )
-    return store

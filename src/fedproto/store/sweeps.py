@@ -6,13 +6,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedproto.config import RunConfig, read_config
+from fedproto.config import RunConfig, differences, read_config
 from fedproto.disk.atomic import explained, is_there, write_atomically
 from fedproto.disk.integrity import DamagedError, sealed, unsealed
 from fedproto.disk.locking import holds_nothing, locked
 from fedproto.errors import FedprotoError, StoreError
-from fedproto.store.description import is_run
-from fedproto.store.run import CREATION_ENDS_WITHIN, RunStore, open_or_create
+from fedproto.store.description import CREATION_ENDS_WITHIN, is_run
+from fedproto.store.run import RunStore
 
 
 def is_sweep(path: Path) -> bool:
@@ -64,6 +64,29 @@ def _begin(path: Path, configs: Mapping[str, RunConfig], *, reuse: bool) -> None
         raise StoreError(f"{path} is not empty and holds no sweep; choose another directory")
     else:
         _write(path, {name: config.to_dict() for name, config in configs.items()})
+
+
+def open_or_create(path: Path, config: RunConfig) -> RunStore:
+    """The run directory of a configuration: the one that is there, or a new one.
+
+    Raises:
+        StoreError: If the directory holds a run of another configuration.
+    """
+    if not is_run(path):
+        try:
+            return RunStore.create(path, config)
+        except StoreError:
+            if not is_run(path):  # otherwise another process made it this moment
+                raise
+    store = RunStore.open(path)
+    if config.digest() not in (store.config.digest(), store.config.located().digest()):
+        different = differences(store.config, config)
+        more = f", or 'fedproto resume {path} --rounds {config.schedule.rounds}'"
+        raise StoreError(
+            f"{path} holds a run of another configuration (it differs in {', '.join(different)});"
+            f" choose another directory{more if different == ['schedule.rounds'] else ''}"
+        )
+    return store
 
 
 def open_sweep(path: Path) -> list[RunStore]:

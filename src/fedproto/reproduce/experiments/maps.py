@@ -14,9 +14,9 @@ from fedproto.data.base import data_root
 from fedproto.data.federation import Federation
 from fedproto.data.masks import palette
 from fedproto.errors import DataError
-from fedproto.report.analysing import open_subject
 from fedproto.report.looks import new_figure
 from fedproto.report.pictures import picture_of
+from fedproto.report.subject import open_subject
 from fedproto.reproduce.base import EXPERIMENTS, Experiment, Result, Results
 from fedproto.reproduce.cases import CENTRALIZED, Case, Scope
 from fedproto.reproduce.experiments.tsne import first_of_each

@@ -9,8 +9,9 @@ import numpy as np
 
 from fedproto.data.base import data_root
 from fedproto.errors import DataError
-from fedproto.report.analysing import AnalysisRequest, analyse, open_subject, read_parts
+from fedproto.report.analysing import AnalysisRequest, analyse, read_parts
 from fedproto.report.looks import new_figure
+from fedproto.report.subject import open_subject
 from fedproto.reproduce.base import EXPERIMENTS, Experiment, Result, Results
 from fedproto.reproduce.cases import Scope
 from fedproto.reproduce.library import Request
