@@ -24,7 +24,7 @@ import torch
 from fedproto.analysis.calibration import calibration_error, reliability
 from fedproto.analysis.embedding import TsneLibrary, can_embed, class_colors, embed
 from fedproto.analysis.scores import score_classes, score_clients
-from fedproto.disk.atomic import write_atomically
+from fedproto.disk.atomic import explained, write_atomically
 from fedproto.engines.base import Notify
 from fedproto.errors import ConfigError, StoreError, unknown_name
 from fedproto.measures.base import Gauge
@@ -87,14 +87,10 @@ def analyse(subject: Subject, request: AnalysisRequest, on_step: OnStep) -> dict
         ConfigError: If a part cannot be had for this run.
         StoreError: If the folder cannot be written.
     """
-    try:
+    with explained(subject.folder, " cannot be written", ""):
         subject.folder.mkdir(exist_ok=True)
         for name in request.what:
             PARTS[name](subject, request, on_step)
-    except OSError as error:
-        raise StoreError(
-            f"{error.filename or subject.folder} cannot be written: {error.strerror or error}"
-        ) from None
     return subject.facts
 
 
