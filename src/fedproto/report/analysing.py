@@ -101,31 +101,13 @@ def _scores(subject: Subject, request: AnalysisRequest, on_step: OnStep) -> None
     on_step("scores", 1, 2)
     classes = score_classes(subject.probe, subject.state)
     on_step("scores", 2, 2)
-    _write(
-        subject,
-        "scores.json",
-        {
-            "per_client": {
-                "client": clients.client,
-                "examples": clients.examples,
-                clients.metric: clients.values,
-            },
-            "per_class": {
-                "class": classes.names,
-                "examples": classes.examples,
-                classes.metric: classes.values,
-            },
-        },
-    )
-    tested = subject.probe.federation.test_indices
+    tables = {"per_client": clients.table("client"), "per_class": classes.table("class")}
+    _write(subject, "scores.json", tables)
+    tested, task = subject.probe.federation.test_indices, subject.probe.task
     (tally,) = subject.probe.tallies(subject.state, [tested])
-    if tally is not None:
-        metric = subject.probe.task.headline
-        subject.facts |= {
-            name: value
-            for name, value in subject.probe.task.metrics(tally).items()
-            if name == metric
-        }
+    scores = {} if tally is None else task.metrics(tally)
+    if task.headline in scores:
+        subject.facts[task.headline] = scores[task.headline]
     if clients.values:
         subject.facts["worst tenth of clients"] = float(np.quantile(clients.values, 0.1))
 
