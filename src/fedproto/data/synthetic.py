@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedproto.data.base import DATASETS, DataSource, PaperRow
-from fedproto.data.federation import Federation, split_clients
+from fedproto.data.base import DATASETS, PaperRow
+from fedproto.data.federation import Federation
 from fedproto.data.samples import TensorSamples
+from fedproto.data.sharing import HeldOut
 from fedproto.options import option
 
 CLASSES, CHANNELS = 10, 60
@@ -18,7 +19,7 @@ CLASSES, CHANNELS = 10, 60
 
 @DATASETS.register("synthetic")
 @dataclass(frozen=True)
-class Synthetic(DataSource):
+class Synthetic(HeldOut):
     """Logistic models and inputs that differ from client to client, log-normal sizes.
 
     Labels are ``y = argmax(W_k x + b_k)``. Per client ``u ~ N(0, φ1)``, ``B ~ N(0, φ2)``,
@@ -52,13 +53,14 @@ class Synthetic(DataSource):
             labels.append(np.argmax(x @ weight + bias, axis=1))
         ends = np.cumsum(sizes)
         parts = [np.arange(end - size, end) for size, end in zip(sizes, ends, strict=True)]
-        return Federation(
-            name=f"synthetic({self.phi1:g}, {self.phi2:g})",
-            samples=TensorSamples(
-                torch.from_numpy(np.concatenate(inputs)).float(),
-                torch.from_numpy(np.concatenate(labels)),
-            ),
-            clients=split_clients(parts, self.seed),
+        samples = TensorSamples(
+            torch.from_numpy(np.concatenate(inputs)).float(),
+            torch.from_numpy(np.concatenate(labels)),
+        )
+        return self.federation(
+            f"synthetic({self.phi1:g}, {self.phi2:g})",
+            samples,
+            parts,
             num_classes=CLASSES,
             input_shape=(CHANNELS,),
         )

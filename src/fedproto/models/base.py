@@ -5,8 +5,9 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, cast, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
+import torch
 from torch import Tensor, nn
 
 from fedproto.errors import TrainingError
@@ -121,3 +122,48 @@ def head_of(model: nn.Module) -> Callable[[Tensor], Tensor]:
         f"{type(model).__name__} has no head(features), which the strategy needs; use a model with"
         " one, such as a sequential model: with_features(nn.Sequential(...))"
     )
+
+
+def class_rows(model: nn.Module, x: Tensor, num_classes: int) -> tuple[str, ...]:
+    """Names of the parameters that give the scores, one row per class; empty where there are none.
+
+    They are those of the layer that a batch passes last, if it is dense or a convolution: its
+    rows are the classes, whatever the model calls it. A model that computes its scores in another
+    way says so by a method ``last_layer()``.
+
+    Args:
+        model: Any module.
+        x: Inputs that it takes.
+        num_classes: Classes that it scores.
+    """
+    named = getattr(model, "last_layer", None)
+    layers: list[nn.Module] = [named()] if callable(named) else _layers_passed(model, x)
+    last = layers[-1] if layers else None
+    weight = getattr(last, "weight", None)
+    if not isinstance(last, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d) or weight is None:
+        return ()
+    own = {id(tensor) for tensor in last.parameters(recurse=False)}
+    names = tuple(name for name, tensor in model.named_parameters() if id(tensor) in own)
+    return names if len(weight) == num_classes else ()
+
+
+@torch.no_grad()
+def _layers_passed(model: nn.Module, x: Tensor) -> list[nn.Module]:
+    """The innermost layers with parameters that a batch passes, in their order."""
+    passed: list[nn.Module] = []
+
+    def note(layer: nn.Module, args: Any, output: Any) -> None:
+        del args, output
+        passed.append(layer)
+
+    hooks = [
+        layer.register_forward_hook(note)
+        for layer in model.modules()
+        if not list(layer.children()) and list(layer.parameters())
+    ]
+    try:
+        model(x)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return passed
