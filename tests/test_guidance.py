@@ -338,9 +338,7 @@ def test_no_more_is_told_of_the_classes_than_the_rule_needs(strategy, sent):
 
 def refusal(strategy, counts, num_examples=9):
     one = replace(update(0, 1.0, counts), num_examples=num_examples)
-    expected = Expected(
-        0, num_examples, 1, STATE.params, {}, strategy.payload(SETTING, num_examples)
-    )
+    expected = Expected(0, num_examples, 1, STATE, strategy.payload(SETTING, num_examples))
     return reason_to_refuse(one, expected)
 
 
