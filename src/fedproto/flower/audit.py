@@ -17,7 +17,7 @@ from fedproto.config import RunConfig
 from fedproto.disk.atomic import append, explained
 from fedproto.disk.integrity import Chain, DamagedError, read_json
 from fedproto.errors import StoreError
-from fedproto.rounds import PassingOn, Watcher
+from fedproto.rounds import Watcher
 from fedproto.types import RoundRecord
 
 AUDIT_FILE = "audit.jsonl"
@@ -77,7 +77,7 @@ def _checked(path: Path, chain: Chain) -> Iterator[dict[str, Any]]:
             raise StoreError(f"{path} line {number} is damaged: {error}") from None
 
 
-class AuditedWatcher(PassingOn):
+class AuditedWatcher(Watcher):
     """Passes everything on to another watcher, and rounds to the audit log as well.
 
     Args:

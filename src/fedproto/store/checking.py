@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from fedproto.disk.atomic import explained
 from fedproto.disk.integrity import DamagedError
 from fedproto.errors import StoreError
 from fedproto.store import RunStore
@@ -60,10 +61,8 @@ def _read_records(path: Path) -> tuple[list[str], str | None]:
     """The link after each whole record, that before the first included, and the first fault."""
     reader = RecordReader(path)
     links = [reader.chain.head]
-    try:
+    with explained(path, " cannot be read", ""):
         lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
-    except OSError as error:
-        raise StoreError(f"{path} cannot be read: {error.strerror or error}") from None
     for line in lines:
         try:
             reader.read(line + b"\n")

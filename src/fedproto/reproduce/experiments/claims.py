@@ -104,7 +104,7 @@ def _verdict(claim: Claim, values: Sequence[float]) -> Verdict:
 class Claims(Experiment):
     """A verdict per claim and data set."""
 
-    title: ClassVar[str] = "The paper's claims"
+    title = "The paper's claims"
     cases: ClassVar[tuple[str, ...]] = CLASSIFICATION + SEGMENTATION
 
     def requests(self, scope: Scope) -> list[Request]:
