@@ -18,6 +18,7 @@ from fedproto.cli.options import DataRoot
 from fedproto.cli.progress import progress_for
 from fedproto.data.base import DataSource
 from fedproto.data.federation import Federation
+from fedproto.engines.auto import threads
 from fedproto.errors import ConfigError
 from fedproto.reproduce import reproduction
 from fedproto.reproduce.base import EXPERIMENTS
@@ -33,6 +34,7 @@ Scale = enum.Enum("Scale", {name: name for name in SCALES}, type=str)  # type: i
 _SMOKE = Scale("smoke")
 
 
+# Long by its options, which are the command's documentation.
 def reproduce(
     what: Annotated[
         list[str] | None, typer.Argument(help="Tables and figures (see --list), or 'all'.")
@@ -92,35 +94,32 @@ def reproduce(
     library = Library(runs, _notice)
     plan = reproduction.make_plan(what, scope, library, training=not existing)
     _announce(plan)
-    # Models of this size are too small to be shared between threads.
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1 if scope.scale == "smoke" else threads)
-    try:
-        if plan.missing and not existing:
-            federations = reproduction.load_data(plan, prepare_all, _notice)
-            _show_estimate(plan, federations, library)
-            if not dry_run:
-                reproduction.train(plan, library, federations, _watch)
-        if dry_run:
-            _show_runs(plan)
-            return
-        facts = {
-            "command": _command(what, scope),
-            "scale": scope.scale,
-            "seeds": scope.seeds,
-        }
-        for name in plan.experiments:
-            # The tables of some data sets take the place of no others.
-            folder = out / scope.scale / "-".join(scope.only)
-            output = Output(folder, _console(), _remark(scope))
-            reproduction.render(plan, name, output, facts)
-            for path in output.written:
-                _notice(f"wrote {path}")
-    except KeyboardInterrupt:
-        _notice("stopped; what is done is safe: the same command goes on from there")
-        raise typer.Exit(130) from None
-    finally:
-        torch.set_num_threads(threads)
+    with threads(1 if scope.scale == "smoke" else torch.get_num_threads()):
+        try:
+            if plan.missing and not existing:
+                federations = reproduction.load_data(plan, prepare_all, _notice)
+                _show_estimate(plan, federations, library)
+                if not dry_run:
+                    reproduction.train(plan, library, federations, _watch)
+            if dry_run:
+                _show_runs(plan)
+            else:
+                _render(plan, out, _command(what, scope))
+        except KeyboardInterrupt:
+            _notice("stopped; what is done is safe: the same command goes on from there")
+            raise typer.Exit(130) from None
+
+
+def _render(plan: Plan, out: Path, command: str) -> None:
+    scope = plan.scope
+    facts = {"command": command, "scale": scope.scale, "seeds": scope.seeds}
+    for name in plan.experiments:
+        # The tables of some data sets replace no others.
+        folder = out / scope.scale / "-".join(scope.only)
+        output = Output(folder, _console(), _remark(scope))
+        reproduction.render(plan, name, output, facts)
+        for path in output.written:
+            _notice(f"wrote {path}")
 
 
 def _list() -> None:

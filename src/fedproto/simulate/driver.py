@@ -17,7 +17,7 @@ from torch import nn
 
 from fedproto.config import RunConfig
 from fedproto.data.federation import Federation
-from fedproto.engines.auto import Demand, choose
+from fedproto.engines.auto import Demand, choose, threads
 from fedproto.engines.base import AUTO, ENGINES, Engine, Notify, ignore
 from fedproto.engines.reference import read_state
 from fedproto.measures.base import Gauge
@@ -227,13 +227,11 @@ def engine_of(
     if first.engine.name == AUTO:
         notify(f"engine: {choice.name} ({choice.reason})")
     workload = replace(workload, options=replace(first.engine, name=choice.name))
-    threads = torch.get_num_threads()
-    torch.set_num_threads(choice.threads)
-    try:
-        with contextlib.closing(ENGINES.get(choice.name)(workload)) as engine:
-            yield engine
-    finally:
-        torch.set_num_threads(threads)
+    with (
+        threads(choice.threads),
+        contextlib.closing(ENGINES.get(choice.name)(workload)) as engine,
+    ):
+        yield engine
 
 
 def demand_of(configs: Iterable[RunConfig], federation: Federation) -> Demand:
