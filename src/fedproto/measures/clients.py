@@ -11,7 +11,7 @@ from fedproto.measures.base import MEASURES, Measure
 from fedproto.types import ServerState
 
 PER_CLIENT, PER_CLASS = "client", "class"
-_DIGITS = 5
+DIGITS = 5
 
 
 @MEASURES.register("clients")
@@ -27,6 +27,6 @@ class ClientsMeasure(Measure):
         return {
             f"mean_client_{clients.metric}": float(np.mean(clients.values)),
             f"tenth_client_{clients.metric}": float(np.quantile(clients.values, 0.1)),
-            PER_CLIENT: clients.rounded(_DIGITS),
-            PER_CLASS: classes.rounded(_DIGITS),
+            PER_CLIENT: clients.rounded(DIGITS),
+            PER_CLASS: classes.rounded(DIGITS),
         }
