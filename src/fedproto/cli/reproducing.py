@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Annotated
 
@@ -27,8 +26,6 @@ from fedproto.reproduce.estimate import in_words
 from fedproto.reproduce.library import Library, directory_name
 from fedproto.reproduce.output import Output
 from fedproto.reproduce.reproduction import ALL, Plan
-from fedproto.rounds import Watcher
-from fedproto.store import RunStore
 
 Scale = enum.Enum("Scale", {name: name for name in SCALES}, type=str)  # type: ignore[misc]
 _SMOKE = Scale("smoke")
@@ -100,7 +97,7 @@ def reproduce(
                 federations = reproduction.load_data(plan, prepare_all, _notice)
                 _show_estimate(plan, federations, library)
                 if not dry_run:
-                    reproduction.train(plan, library, federations, _watch)
+                    reproduction.train(plan, library, federations, progress_for)
             if dry_run:
                 _show_runs(plan)
             else:
@@ -177,10 +174,6 @@ def _show_runs(plan: Plan) -> None:
     for request in plan.missing:
         table.add_row(request.case, directory_name(request.config), "to train")
     _console().print(table)
-
-
-def _watch(stores: Sequence[RunStore]) -> AbstractContextManager[Watcher]:
-    return progress_for(stores, False)
 
 
 def _recipes(texts: Sequence[str]) -> dict[str, str]:
