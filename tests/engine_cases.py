@@ -123,7 +123,7 @@ STRATEGIES: list[Strategy] = [
     FedRS(head="by-class", rehearsal=0.3, rehearsed="running"),
     FedProto(head="by-class", head_weights="margins", rehearsal=0.2),
     FedProto(weights="balanced", rehearsal=0.2, rehearsed="received"),
-    Guided(),
+    Guided(flip=0.3),
     Everything(),
 ]
 

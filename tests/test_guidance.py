@@ -336,6 +336,35 @@ def test_no_more_is_told_of_the_classes_than_the_rule_needs(strategy, sent):
     assert (told[CLASSES].tolist() if told else None) == sent
 
 
+def test_a_client_may_turn_its_answers():
+    strategy = replace(BY_CLASS, flip=0.2)
+    local = Local(9, 1, 0.1, torch.tensor([7, 0, 2] * 40), {}, {}, {}, secret=5)
+    truth = local.classes > 0
+    turned = torch.stack(
+        [
+            (strategy.report(replace(local, secret=one), {}, None, None).payload[CLASSES] > 0)
+            ^ truth
+            for one in range(400)
+        ]
+    ).double()
+    # 48,000 answers: 0.2 within five standard deviations, for every class and every client
+    assert float(turned.mean()) == pytest.approx(0.2, abs=5 * 0.4 / 48_000**0.5)
+    assert float(turned.mean(dim=0).max()) < 0.2 + 5 * 0.4 / 400**0.5
+    assert float(turned.mean(dim=1).max()) < 0.2 + 5 * 0.4 / 120**0.5
+    neighbours = torch.corrcoef(torch.stack([turned[:-1].flatten(), turned[1:].flatten()]))
+    assert abs(float(neighbours[0, 1])) < 5 / 47_880**0.5
+    again = strategy.report(local, {}, None, None).payload[CLASSES]
+    assert torch.equal(again, strategy.report(local, {}, None, None).payload[CLASSES])
+
+
+@pytest.mark.parametrize(
+    "more", [{"head_weights": "counts"}, {"rehearsal": 0.1}, {"head": "average"}]
+)
+def test_answers_are_not_turned_where_counts_are_told(more):
+    with pytest.raises(ConfigError, match="hide nothing"):
+        FedAvg(**({"head": "by-class", "flip": 0.1} | more))
+
+
 def refusal(strategy, counts, num_examples=9):
     one = replace(update(0, 1.0, counts), num_examples=num_examples)
     expected = Expected(

@@ -229,6 +229,7 @@ class Local:
         params: The received parameters.
         broadcast: What the server sent beside the weights.
         memory: What the client kept.
+        secret: For what a client adds at random; over a network nobody else knows it.
     """
 
     num_examples: int | Tensor
@@ -238,6 +239,7 @@ class Local:
     params: Tensors
     broadcast: Tensors
     memory: Tensors
+    secret: int | Tensor = 0
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,11 @@ from torch import Tensor
 from fedproto.aggregation import MEAN, AggregateOptions
 from fedproto.errors import ConfigError, TrainingError
 from fedproto.options import option
-from fedproto.strategies.attention import balanced_attention, class_attention
+from fedproto.strategies.attention import (
+    balanced_attention,
+    class_attention,
+    randomised_response,
+)
 from fedproto.strategies.base import Strategy
 from fedproto.strategies.contract import (
     Declarations,
@@ -63,6 +67,12 @@ class Guidance(Strategy):
         "head by class: holders count by their weights, by their samples of the class, or by their"
         " margins of it (fedproto)",
     )
+    flip: float = option(
+        0.0,
+        "head by class: chance that a client says the opposite of each class, held or not",
+        at_least=0,
+        at_most=0.5,
+    )
     balance: float = option(
         0.1, "weights 'balanced': pull λ towards equal weights; large is equal", above=0
     )
@@ -79,6 +89,12 @@ class Guidance(Strategy):
         super().__post_init__()
         if self.by_class and self.head_weights == "margins" and not self.has_margins:
             raise ConfigError("head_weights 'margins' needs prototypes; use strategy 'fedproto'")
+        tells_more = self._tells_counts or self.rehearsal > 0 or self.has_margins
+        if self.flip and (tells_more or not self.by_class):
+            raise ConfigError(
+                "flip is for head = 'by-class' with head_weights = 'holders', without rehearsal:"
+                " elsewhere clients tell their counts, and it would hide nothing"
+            )
 
     @property
     def by_class(self) -> bool:
@@ -163,7 +179,10 @@ class Guidance(Strategy):
         del trained
         payload: dict[str, Tensor] = {}
         if self._tells_classes:
-            payload[CLASSES] = local.classes if self._tells_counts else local.classes.clamp(max=1)
+            holds_c = local.classes > 0
+            if self.flip:
+                holds_c = randomised_response(holds_c, local.secret, self.flip)
+            payload[CLASSES] = local.classes if self._tells_counts else holds_c.long()
         if self.rehearsal and not self._sends_prototypes:
             seen = before if self.rehearsed == "received" else after
             assert seen is not None  # noqa: S101 - asked for in `looks`
