@@ -17,12 +17,13 @@ from pathlib import Path
 
 import torch
 
-from fedproto import guard, rounds
 from fedproto.config import RunConfig, read_config
+from fedproto.engines.job import LocalJob
 from fedproto.flower.defence import DEFENCES
+from fedproto.rounds import closing, guard
 from fedproto.simulate import build_engine, simulate
 from fedproto.store import RunStore
-from fedproto.types import ClientUpdate, LocalJob
+from fedproto.types import ClientUpdate
 
 Attack = Callable[[LocalJob, ClientUpdate], ClientUpdate]
 CLAIMED = 9_999_999
@@ -147,7 +148,7 @@ def believe_claims() -> None:
             update = replace(update, num_examples=expected.num_examples)
         return refuse(update, expected)
 
-    rounds.reason_to_refuse = reason
+    closing.reason_to_refuse = reason
 
 
 def main() -> None:

@@ -12,17 +12,17 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedproto import AggregateOptions, ConfigError, FedAvg, FedProto, FedRS, Guided
-from fedproto.aggregation import MEAN
 from fedproto.engines.base import EngineOptions, Workload
 from fedproto.errors import TrainingError
-from fedproto.guard import Expected, reason_to_refuse
 from fedproto.models.adapter import with_features
 from fedproto.models.base import FeatureModel, build_model, class_rows
 from fedproto.models.cnn import CNNOptions
 from fedproto.models.cnn4 import CNN4Options
 from fedproto.models.deeplab import SmallDeepLabOptions
 from fedproto.models.mlp import MLPOptions
-from fedproto.setting import setting_of
+from fedproto.rounds.guard import Expected, reason_to_refuse
+from fedproto.rounds.setting import setting_of
+from fedproto.strategies.aggregation import MEAN
 from fedproto.strategies.attention import balanced_attention, class_attention
 from fedproto.strategies.contract import FeatureShape, Local, Observation, Setting
 from fedproto.strategies.fedproto import COUNT, MARGIN, SUM

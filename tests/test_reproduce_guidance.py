@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from fedproto.config.recipe import read_recipe
 from fedproto.data.digits import Digits
 from fedproto.data.statistics import class_counts
-from fedproto.evidence import difference, holm
 from fedproto.measures.clients import PER_CLASS
 from fedproto.measures.head import ROW_NORM
-from fedproto.recipe import read_recipe
+from fedproto.report.evidence import difference, holm
 from fedproto.report.results import StoredRun
 from fedproto.reproduce.base import EXPERIMENTS, Result
 from fedproto.reproduce.cases import FAIR_AND_TOLERANT, Scope

@@ -9,17 +9,13 @@ from typing import Annotated, Any
 import typer
 
 from fedproto.api import load
+from fedproto.api.predictor import Predictor, pictures_in
 from fedproto.cli.options import DataRoot
+from fedproto.disk.atomic import explained
 from fedproto.errors import ConfigError, DataError
-from fedproto.predictor import Predictor, pictures_in
 from fedproto.report.maps import save_heat, save_labels
 
 _SHOWN = 5
-
-
-def add_to(app: typer.Typer) -> None:
-    """Adds the command of this module."""
-    app.command()(predict)
 
 
 def predict(
@@ -43,10 +39,8 @@ def predict(
         raise ConfigError(f"--out {out}: two of the pictures have the same name")
     predictor = Predictor(load(run))
     if out is not None:
-        try:
+        with explained(out, " cannot be made", "", DataError):
             out.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise DataError(f"{out} cannot be made: {error.strerror or error}") from None
     for image in images:
         if predictor.segments:
             facts = _segment(predictor, image, out or image.parent)

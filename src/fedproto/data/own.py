@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from fedproto.data.base import DATASETS, DataSource, OnProgress
 from fedproto.data.federation import Federation
 from fedproto.data.files import FileTree
-from fedproto.data.images import SUFFIXES, for_each_file, open_image, pixels
+from fedproto.data.images import SUFFIXES, put_images
 from fedproto.data.partition import by_key
 from fedproto.data.prepared import Arrays, Builder, prepared
 from fedproto.data.samples import MappedSamples
@@ -51,8 +49,6 @@ class OwnPictures(SharedOut):
     size: int = option(32, "width and height that all pictures are brought to", at_least=1)
     channels: int = option(3, "1 for grey, 3 for colour", at_least=1, at_most=3)
     classes: tuple[str, ...] = option((), "the classes in order; those that are found by default")
-    mean: tuple[float, ...] = option((), "subtracted per channel from pixels between 0 and 1")
-    std: tuple[float, ...] = option((), "pixels are divided by this per channel")
 
     @abc.abstractmethod
     def listing(self, path: Path) -> Listing:
@@ -64,52 +60,32 @@ class OwnPictures(SharedOut):
 
     def load(self, root: Path) -> Federation:
         """Decodes the pictures if that was not done before, and makes clients."""
-        listing, arrays = self._arrays(root)
+        listing, arrays = self.arrays(root)
         labels = np.array(arrays["labels"])
         parts = self.share(labels) if listing.clients is None else by_key(np.array(listing.clients))
         return self.federation(
             Path(self.path).stem,
-            MappedSamples(
-                torch.from_numpy(arrays["images"]), torch.from_numpy(labels), self.mean, self.std
-            ),
+            MappedSamples(torch.from_numpy(arrays["images"]), torch.from_numpy(labels)),
             parts,
             num_classes=len(listing.classes),
             input_shape=(self.channels, self.size, self.size),
             class_names=listing.classes,
         )
 
-    def prepare(self, root: Path, on_progress: OnProgress | None = None) -> None:
-        """Decodes the pictures."""
-        self._arrays(root, on_progress)
-
-    @classmethod
-    def status(cls, root: Path) -> str:
-        """Needs a path."""
-        del root
-        return "your own files: set data.path"
-
-    def _arrays(self, root: Path, on_progress: OnProgress | None = None) -> tuple[Listing, Arrays]:
+    def arrays(self, root: Path, on_progress: OnProgress | None = None) -> tuple[Listing, Arrays]:
+        """Decodes the pictures, and says which there are."""
         if self.channels == 2:
             raise DataError("channels must be 1 for grey or 3 for colour, not 2")
         listing = self.listing(own_path(self.path, root))
         options = {"size": self.size, "channels": self.channels, "classes": list(listing.classes)}
 
         def build(builder: Builder) -> None:
-            shape = (len(listing.names), self.channels, self.size, self.size)
-            images = builder.array("images", shape, np.uint8)
-            work: dict[str, Callable[[bytes], None]] = {
-                name: partial(self._decode, images, place, listing.tree.places[name])
-                for place, name in enumerate(listing.names)
-            }
-            for_each_file(listing.tree, work, on_progress)
+            put_images(builder, listing.tree, listing.names, self.channels, self.size, on_progress)
             place_of = {name: place for place, name in enumerate(listing.classes)}
             builder.put("labels", np.array([place_of[label] for label in listing.labels]))
 
         name = DATASETS.name_of(type(self))
         return listing, prepared(name, listing.tree.sources, options, build)
-
-    def _decode(self, images: NDArray[np.uint8], place: int, where: object, content: bytes) -> None:
-        images[place] = pixels(open_image(content, where), self.channels, (self.size, self.size))
 
 
 def own_path(path: str, root: Path) -> Path:

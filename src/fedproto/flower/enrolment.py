@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedproto.atomic import write_atomically
 from fedproto.config import RunConfig
 from fedproto.data.clients import Client
 from fedproto.data.federation import Federation
 from fedproto.data.samples import Samples
+from fedproto.disk.atomic import write_atomically
 from fedproto.errors import ConfigError, DataError, StoreError
 from fedproto.flower.greeting import Hello
 from fedproto.flower.nodes import Nodes

@@ -23,8 +23,4 @@ class HeadMeasure(Measure):
             self.probe.federation.class_name(place): round(norm, DIGITS)
             for place, norm in enumerate([] if norms is None else norms.tolist())
         }
-        found = {
-            name: round(value, DIGITS)
-            for name, value in zip(scores.names, scores.values, strict=True)
-        }
-        return {PER_CLASS: found, ROW_NORM: named}
+        return {PER_CLASS: scores.rounded(DIGITS), ROW_NORM: named}

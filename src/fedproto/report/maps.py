@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedproto.data.masks import palette
+from fedproto.disk.atomic import explained
 from fedproto.errors import DataError
 
 if TYPE_CHECKING:
@@ -41,8 +42,8 @@ def save_heat(values: NDArray[np.float64], path: Path) -> Path:
     """
     from PIL import Image
 
-    places = np.linspace(0, 1, len(_HEAT))
-    colours = np.stack([np.interp(values, places, _HEAT[:, channel]) for channel in range(3)], -1)
+    levels = np.linspace(0, 1, len(_HEAT))
+    colours = np.stack([np.interp(values, levels, _HEAT[:, channel]) for channel in range(3)], -1)
     return _save(Image.fromarray(np.rint(colours).astype(np.uint8)), path)
 
 
@@ -58,8 +59,6 @@ def save_picture(pixels: NDArray[np.uint8], path: Path) -> Path:
 
 
 def _save(picture: Image, path: Path) -> Path:
-    try:
+    with explained(path, " cannot be written", "", DataError):
         picture.save(path)
-    except OSError as error:
-        raise DataError(f"{path} cannot be written: {error.strerror or error}") from None
     return path

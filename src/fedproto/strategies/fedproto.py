@@ -15,7 +15,6 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedproto.aggregation import cap_attention
 from fedproto.equations import (
     aggregate_margin,
     aggregate_mean_margin,
@@ -28,6 +27,7 @@ from fedproto.equations import (
     same_class_distance,
 )
 from fedproto.options import option
+from fedproto.strategies.aggregation import cap_attention
 from fedproto.strategies.attention import sharpened_attention
 from fedproto.strategies.base import STRATEGIES, size_weights
 from fedproto.strategies.contract import (

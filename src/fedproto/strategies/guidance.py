@@ -17,9 +17,9 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedproto.aggregation import MEAN, AggregateOptions
 from fedproto.errors import ConfigError, TrainingError
 from fedproto.options import option
+from fedproto.strategies.aggregation import MEAN, AggregateOptions
 from fedproto.strategies.attention import (
     balanced_attention,
     class_attention,

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from fedproto.config import RunConfig
-from fedproto.evidence import Difference, holm, sample_deviation
+from fedproto.report.evidence import Difference, holm, sample_deviation
 from fedproto.report.looks import COLORS, new_figure
 from fedproto.report.results import main_score
 from fedproto.report.summary import differences, figures_of
