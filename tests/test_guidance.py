@@ -419,7 +419,11 @@ def names_of(model, shape, classes):
     ("options", "shape", "names"),
     [
         (MLPOptions(hidden=4, features=3), (5,), ("classifier.weight", "classifier.bias")),
-        (CNNOptions(2, 2, 3), (1, 8, 8), ("classifier.weight", "classifier.bias")),
+        (
+            CNNOptions(channels1=2, channels2=2, features=3),
+            (1, 8, 8),
+            ("classifier.weight", "classifier.bias"),
+        ),
         (CNN4Options(channels=2), (1, 16, 16), ("classifier.weight", "classifier.bias")),
         (SmallDeepLabOptions(channels=4), (3, 32, 32), ("classifier.weight", "classifier.bias")),
     ],
