@@ -127,7 +127,10 @@ def test_margins_need_a_strategy_that_has_them():
 
 
 cohorts = st.lists(
-    st.tuples(st.floats(-50, 50), st.lists(st.integers(0, 4), min_size=3, max_size=3).filter(any)),
+    st.tuples(
+        st.integers(-50, 50).map(float),
+        st.lists(st.integers(0, 4), min_size=3, max_size=3).filter(any),
+    ),
     min_size=1,
     max_size=6,
     unique_by=lambda one: one[0],  # of equal values a trimmed mean cuts any
