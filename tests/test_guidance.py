@@ -310,7 +310,8 @@ def test_what_is_rehearsed_comes_from_the_asked_model(strategy):
         Observation(torch.full((3, 2), level), torch.tensor([1, 1, 1]), torch.zeros(()))
         for level in (1.0, 2.0)
     )
-    local = Local(3, 1, 0.1, torch.tensor([1, 1, 1]), {}, {}, {})
+    received = {REHEARSED: torch.zeros(3, 2), REHEARSED_COUNT: torch.zeros(3)}
+    local = Local(3, 1, 0.1, torch.tensor([1, 1, 1]), {}, received, {})
     for rehearsed, level in (("trained", 2.0), ("received", 1.0), ("running", 2.0)):
         chosen = replace(strategy, rehearsed=rehearsed)
         sent = chosen.report(local, {}, before, after).payload
@@ -319,6 +320,20 @@ def test_what_is_rehearsed_comes_from_the_asked_model(strategy):
         assert merged.mean.flatten().tolist() == [level] * 6
     # what FedProto sends anyway is not sent twice
     assert (SEEN_SUM in FedProto(rehearsal=1.0).payload(SETTING, 3)) is False
+
+
+def test_a_model_that_cannot_rehearse_says_so_or_does_without():
+    """As DeepLab, whose decoder also takes low-level features."""
+    without = replace(SETTING, scores_features=False)
+    with pytest.raises(TrainingError, match="rehearsal = 0"):
+        FedAvg(rehearsal=0.5).server_memory(without)
+    guided = Guided(rehearsal=0.5)
+    assert guided.server_memory(without) == {}
+    assert guided.payload(without, 3).keys() == {CLASSES}
+    local = Local(3, 1, 0.1, torch.tensor([1, 0, 2]), {}, {}, {})
+    assert guided.objective(local).virtual is None
+    seen = Observation(torch.zeros(3, 2), torch.tensor([1, 0, 2]), torch.zeros(()))
+    assert guided.report(local, {}, seen, seen).payload.keys() == {CLASSES}
 
 
 # What leaves a client

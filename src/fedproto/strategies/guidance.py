@@ -54,9 +54,11 @@ class Guidance(Strategy):
 
     Attributes:
         has_margins: Whether there are margins per class to weigh the head's rows by.
+        may_rehearse: Whether models that cannot rehearse do without, rather than not at all.
     """
 
     has_margins: ClassVar[bool] = False
+    may_rehearse: ClassVar[bool] = False
 
     head: Literal["average", "by-class"] = option(
         "average",
@@ -137,9 +139,18 @@ class Guidance(Strategy):
             high, total = (labels, labels) if self._tells_counts else (1, setting.num_classes)
             shape = (setting.num_classes,)
             declared[CLASSES] = Declared(shape, torch.int64, low=0, high=high, total=total)
-        if self.rehearsal and not self._sends_prototypes:
+        if self._rehearses(setting) and not self._sends_prototypes:
             declared |= prototypes_declared(setting, num_examples, SEEN_SUM, SEEN_COUNT)
         return declared
+
+    def _rehearses(self, setting: Setting) -> bool:
+        """Whether heads rehearse; some models have none that could."""
+        if self.rehearsal and not setting.scores_features and not self.may_rehearse:
+            raise TrainingError(
+                "rehearsal needs a model whose scores are a function of its features alone, with"
+                " features(x) and head(features); this one has no such head, so set rehearsal = 0"
+            )
+        return self.rehearsal > 0 and setting.scores_features
 
     @property
     def _sends_prototypes(self) -> bool:
@@ -148,7 +159,7 @@ class Guidance(Strategy):
 
     def server_memory(self, setting: Setting) -> Declarations:
         """The prototypes to rehearse, which clients get."""
-        if not self.rehearsal:
+        if not self._rehearses(setting):
             return {}
         classes, channels, _ = feature_sizes(setting, 0)
         return {
@@ -158,7 +169,7 @@ class Guidance(Strategy):
 
     def objective(self, local: Local) -> Objective:
         """The known prototypes of the classes that the client lacks, for its head."""
-        if not self.rehearsal:
+        if not self.rehearsal or REHEARSED not in local.broadcast:
             return Objective()
         lacks_c = (local.classes == 0) & (local.broadcast[REHEARSED_COUNT] > 0)
         labels = lacks_c.nonzero().flatten()
@@ -183,7 +194,7 @@ class Guidance(Strategy):
             if self.flip:
                 holds_c = randomised_response(holds_c, local.secret, self.flip)
             payload[CLASSES] = local.classes if self._tells_counts else holds_c.long()
-        if self.rehearsal and not self._sends_prototypes:
+        if REHEARSED in local.broadcast and not self._sends_prototypes:
             seen = before if self.rehearsed == "received" else after
             assert seen is not None  # noqa: S101 - asked for in `looks`
             payload |= {SEEN_SUM: seen.sums, SEEN_COUNT: seen.count}
@@ -232,7 +243,7 @@ class Guidance(Strategy):
         self, state: ServerState, updates: Sequence[ClientUpdate], setting: Setting
     ) -> Tensors:
         """The prototypes to rehearse next; those of a class that nobody held stay."""
-        if not self.rehearsal:
+        if not self._rehearses(setting):
             return {}
         new, old_cd = self.rehearsable(updates), state.memory[REHEARSED]
         known_c = (state.memory[REHEARSED_COUNT] > 0).to(new.count.device)

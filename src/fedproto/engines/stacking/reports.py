@@ -152,6 +152,9 @@ class _Row(Mapping[str, Tensor]):
         row = self._row.to(stacked.device)
         return torch.index_select(stacked, 0, row.unsqueeze(0)).squeeze(0)
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
 
