@@ -319,7 +319,7 @@ def test_what_is_rehearsed_comes_from_the_asked_model(strategy):
         merged = chosen.rehearsable([update(0, 0.0, [1, 1, 1], sent)])
         assert merged.mean.flatten().tolist() == [level] * 6
     # what FedProto sends anyway is not sent twice
-    assert (SEEN_SUM in FedProto(rehearsal=1.0).payload(SETTING, 3)) is False
+    assert (SEEN_SUM in FedProto(rehearsal=1.0, rehearsed="trained").payload(SETTING, 3)) is False
 
 
 def test_a_model_that_cannot_rehearse_says_so_or_does_without():

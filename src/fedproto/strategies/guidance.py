@@ -82,7 +82,7 @@ class Guidance(Strategy):
         0.0, "weight λ of the prototypes of classes that a client lacks in its loss", at_least=0
     )
     rehearsed: Literal["trained", "received", "running"] = option(
-        "trained",
+        "received",
         "rehearsal: prototypes under the clients' trained models, under the model they received, or"
         " the running mean of the trained ones",
     )
