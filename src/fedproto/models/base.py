@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal, Protocol, cast, runtime_checkable
 
 import torch
@@ -45,6 +45,7 @@ class FeatureModel(nn.Module, abc.ABC):
 class ModelOptions(Options, abc.ABC):
     """An architecture."""
 
+    _: KW_ONLY
     init: Literal["torch", "glorot"] = option(
         "torch",
         "initial weights: PyTorch's (or the architecture's own), or Glorot's uniform ones with zero"

@@ -258,7 +258,10 @@ def _trimmed_mean(value_k: Tensor, share_k: Tensor, trim: float) -> Tensor:
     cut = min(math.ceil(trim * len(value_k) - _TOLERANCE), (len(value_k) - 1) // 2)
     if cut == 0:
         return weighted_average(list(value_k), share_k)
-    value_k, order = value_k.sort(dim=0)
+    # Lighter ones first among equal values, so that the clients' order decides nothing.
+    lighter_first = share_k.argsort(stable=True)
+    share_k = share_k[lighter_first]
+    value_k, order = value_k[lighter_first].sort(dim=0, stable=True)
     kept = slice(cut, len(value_k) - cut)
     kept_share_k = share_k[order[kept]]
     total = kept_share_k.sum(dim=0)
