@@ -17,7 +17,13 @@ from fedproto.report.results import StoredRun
 from fedproto.reproduce.base import EXPERIMENTS, Result
 from fedproto.reproduce.cases import FAIR_AND_TOLERANT, Scope
 from fedproto.reproduce.experiments.guidance import GuidanceStudy
-from fedproto.reproduce.forgetting import GUIDED, MEASURE, changes_by_holders, row_spread
+from fedproto.reproduce.forgetting import (
+    GUIDED,
+    MEASURE,
+    changes_by_holders,
+    row_spread,
+    show_forgetting,
+)
 from fedproto.reproduce.library import Request
 from fedproto.reproduce.pairs import show_pairs
 from fedproto.types import RoundRecord
@@ -131,6 +137,25 @@ def test_a_class_is_followed_by_how_many_hold_it():
     assert [(one.holders, one.times) for one in changes] == [(0, 1), (1, 1)]
     assert [one.mean for one in changes] == pytest.approx([-20, 10])
     assert row_spread(run) == ([1, 2, 3], [0.5, 0.5, 0.5])
+
+
+def test_forgetting_is_drawn_for_runs_that_were_looked_into():
+    case = Scope("smoke").case("mnist")
+    results = []
+    for result in results_of(case, {GUIDED: [0.8], FAIR_AND_TOLERANT: [0.7]}):
+        config = result.request.config
+        looked = replace(config, measure=replace(config.measure, every=1, what=(MEASURE,)))
+        tables = {PER_CLASS: {"0": 0.5, "1": 0.6}, ROW_NORM: {"0": 1.0, "1": 3.0}}
+        records = [replace(one, tables=tables) for one in result.run.records]
+        results.append(Result(Request(case.name, looked), StoredRun(Path(), looked, records)))
+    shown = Shown()
+    show_forgetting(shown, [(case, results)])
+    assert {row[2] for row in shown.rows} == {GUIDED, FAIR_AND_TOLERANT}
+    assert all(row[4] == 0 for row in shown.rows), "nothing changed"
+    assert len(shown.panels) == 2
+    nothing = Shown()
+    show_forgetting(nothing, [(case, results_of(case, {GUIDED: [0.8]}))])
+    assert not hasattr(nothing, "rows")
 
 
 def test_what_is_asked_for_at_each_scale():
