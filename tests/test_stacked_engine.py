@@ -15,7 +15,7 @@ from engine_cases import (
     small_federation,
     sweep,
 )
-from fedproto.engines.stacking import glue, memory
+from fedproto.engines.stacking import formulas, memory
 from fedproto.engines.stacking.blocks import Conv, Dense
 from fedproto.engines.stacking.flat import FlatLayout
 from fedproto.engines.stacking.lockstep import Lockstep, _sizes
@@ -215,14 +215,14 @@ def dot(one: torch.Tensor, other: torch.Tensor) -> float:
 def test_transposes(taps):
     x = torch.randn(2, 3, 4, 6, 5, dtype=torch.float64)
     patches = torch.randn(2, 3 * 4 * 6, taps * 5, dtype=torch.float64)
-    back = glue.sum_row_patches(patches, (4, 6), taps)
-    assert dot(glue.row_patches(x, taps), patches) == pytest.approx(dot(x, back))
-    shifted = glue.sum_shifted_rows(patches, (4, 6), taps)
-    assert dot(glue.shifted_rows(x, taps), patches) == pytest.approx(dot(x, shifted))
+    back = formulas.sum_row_patches(patches, (4, 6), taps)
+    assert dot(formulas.row_patches(x, taps), patches) == pytest.approx(dot(x, back))
+    shifted = formulas.sum_shifted_rows(patches, (4, 6), taps)
+    assert dot(formulas.shifted_rows(x, taps), patches) == pytest.approx(dot(x, shifted))
     width = 5 * taps**2 + 3
     full = torch.randn(2, 3 * 4 * 6, width, dtype=torch.float64)
-    back = glue.sum_full_patches(full, x.shape, taps)
-    assert dot(glue.full_patches(x, taps, width), full) == pytest.approx(dot(x, back))
+    back = formulas.sum_full_patches(full, x.shape, taps)
+    assert dot(formulas.full_patches(x, taps, width), full) == pytest.approx(dot(x, back))
 
 
 @pytest.mark.parametrize("channels", [(1, 3), (3, 2), (8, 2)])

@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional as F  # noqa: N812 - the name everyone uses
 
 from engine_cases import small_federation, sweep
-from fedproto.engines.stacking import choice, glue, network
+from fedproto.engines.stacking import choice, formulas, network
 from fedproto.engines.stacking.blocks import Conv
 from fedproto.engines.stacking.kernel_blocks import KernelConv, KernelDense
 from fedproto.engines.stacking.launching import CUTS, ConvKernels, Cuts, DenseKernels
@@ -81,7 +81,7 @@ def test_a_convolution_is_that_of_pytorch(monkeypatch, channels, image, taps, po
     kernels.weight_gradient(x, dy, code, subtract_from=changed)
     assert error(block.unpack(packed - changed), dw) < 1e-5
     if not block.full:
-        dz = dy if code is None else glue.unpool(dy, code, image)
+        dz = dy if code is None else formulas.unpool(dy, code, image)
         assert error(kernels.input_gradient(dz, packed).movedim(-1, 2), dx) < 1e-6
 
 

@@ -114,7 +114,7 @@ def bias_relu_pool(y: Tensor, bias: Tensor, *, same: bool = False) -> tuple[Tens
 def unpool(dy: Tensor, code: Tensor, image: tuple[int, int]) -> Tensor:
     """The gradient before `bias_relu_pool`, ``[J, B, H//2, W//2, O]`` to ``[J, B, H, W, O]``."""
     jobs, batch, rows, columns, channels = dy.shape
-    parts = [torch.where(code == place, dy, 0) for place in range(DEAD)]
+    parts = [torch.where(code == index, dy, 0) for index in range(DEAD)]
     top = torch.stack(parts[:2], dim=4)
     bottom = torch.stack(parts[2:], dim=4)
     cells = torch.stack((top, bottom), dim=3).view(jobs, batch, 2 * rows, 2 * columns, channels)
