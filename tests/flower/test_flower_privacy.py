@@ -28,7 +28,7 @@ from fedproto.strategies.contract import Observation
 from fedproto.tasks import task_named
 from fedproto.types import ServerState
 from flower_grid import LocalGrid
-from test_flower_engine import CLIENTS, everyone, over_flower, simulated
+from flower_runs import CLIENTS, everyone, over_flower, simulated
 
 
 def exact(sums, count) -> Observation:

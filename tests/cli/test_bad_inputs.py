@@ -20,7 +20,7 @@ from fedproto.disk.limits import VARIABLE
 from fedproto.errors import ConfigError, DataError
 from fedproto.models.pretrained import load_pretrained
 from fedproto.simulate import load_federations
-from test_store import TINY
+from run_directories import TINY
 
 HUGE = 10**400
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.nn import functional as F  # noqa: N812 - the name everyone uses
 
-from engine_cases import small_federation, sweep
+from engine_cases import check_same, small_federation, sweep
 from fedproto.engines.stacking import choice, formulas, network
 from fedproto.engines.stacking.blocks import Conv
 from fedproto.engines.stacking.kernel_blocks import KernelConv, KernelDense
@@ -23,7 +23,6 @@ from fedproto.models.cnn import CNNOptions
 from fedproto.models.mlp import MLPOptions
 from fedproto.strategies import FedProto, FedProx
 from fedproto.training import TrainOptions
-from test_engine_parity import check_same
 
 pytest.importorskip("triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -10,6 +10,8 @@ from torch import nn
 
 from engine_cases import (
     CLASSES,
+    MODELS,
+    check_same,
     engine_for,
     jobs_of,
     small_federation,
@@ -26,7 +28,6 @@ from fedproto.models.base import build_model
 from fedproto.models.cnn4 import CNN4Options
 from fedproto.strategies import Centralized, FedAvg, FedProto, FedProx, Strategy
 from fedproto.training import TrainOptions
-from test_engine_parity import MODELS, check_same
 
 
 def own_module(*extra: nn.Module) -> nn.Module:

@@ -100,7 +100,7 @@ def test_a_server_that_does_not_run_is_an_error_of_one_line(made, capsys):
 def test_up_takes_no_options_for_a_run_that_goes_on(tmp_path, capsys):
     from fedproto.config import read_config
     from fedproto.store import RunStore
-    from test_flower_engine import tables
+    from flower_runs import tables
 
     store = RunStore.create(tmp_path / "run", read_config(tables()))
     assert main(["flower", "up", str(store.path), "--set", "seed=1"]) == 2

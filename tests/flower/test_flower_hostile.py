@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from flower_messages import SETTING, honest, job_for, received
+
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedproto[flower]'")
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
@@ -22,33 +24,10 @@ from fedproto.engines.job import LocalJob
 from fedproto.flower import greeting, wire
 from fedproto.flower.arrays import write_tensors
 from fedproto.flower.parts import LONGEST_REASON, PROTOCOL, Refusal
-from fedproto.rounds.guard import Expected, reason_to_refuse
-from fedproto.schedule import BatchOrder
 from fedproto.strategies.fedproto import COUNT, MARGIN, SUM
-from fedproto.training import TrainOptions
 from fedproto.types import ClientUpdate
 from flower_grid import through_the_wire
-from helpers import make_setting, make_state, make_update, same_tensors
-
-SETTING = make_setting()
-
-
-def job_for(strategy=None, client: int = 4) -> LocalJob:
-    return LocalJob(
-        client=client,
-        state=make_state(),
-        strategy=strategy or FedProto(),
-        batches=BatchOrder(0, 1, client, 10, 5, 1),
-        train=TrainOptions(),
-        lr=0.1,
-        seed=0,
-        run="abc123",
-    )
-
-
-def honest(**changes) -> ClientUpdate:
-    update = make_update(4, counts=(10, 0))
-    return dataclasses.replace(update, **changes)
+from helpers import make_state, same_tensors
 
 
 def paying(**changes) -> ClientUpdate:
@@ -64,16 +43,6 @@ def sent(content: RecordDict) -> RecordDict:
     """What the server reads from the bytes of a message."""
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
     return through_the_wire(Message(content, 1, "train")).content
-
-
-def received(content: RecordDict, job: LocalJob | None = None) -> ClientUpdate | str:
-    """The update as the server uses it, or why it does not."""
-    job = job or job_for()
-    found = wire.decode_update(content, job, SETTING)
-    if isinstance(found, Refusal):
-        return found.reason
-    update, _ = found
-    return reason_to_refuse(update, Expected.of(job, SETTING)) or update
 
 
 def verdict(update: ClientUpdate, job: LocalJob | None = None) -> ClientUpdate | str:

@@ -21,7 +21,7 @@ from fedproto.errors import StoreError
 from fedproto.simulate import simulate
 from fedproto.store import RunStore, read_description
 from fedproto.store.sweeps import create_sweep, open_sweep
-from test_store import snapshot, tiny
+from run_directories import snapshot, tiny
 
 
 @pytest.fixture(scope="module")

@@ -6,12 +6,12 @@ import json
 import math
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from documents import ROOT
 from fedproto.analysis import discrepancy
 from fedproto.analysis.discrepancy import (
     feature_discrepancy,
@@ -169,7 +169,7 @@ def test_features_that_do_not_fit_are_refused(x, y, paired, message):
 
 
 def test_ten_thousand_features_take_seconds_and_no_kernel_matrix():
-    script = Path(__file__).resolve().parents[1] / "benchmarks/mmd.py"
+    script = ROOT / "benchmarks/mmd.py"
     result = subprocess.run(
         [sys.executable, str(script), "--repeats=1"], capture_output=True, text=True, check=True
     )

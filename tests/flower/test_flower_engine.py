@@ -9,6 +9,8 @@ import json
 import pytest
 import torch
 
+from flower_runs import CLIENTS, everyone, over_flower, simulated, tables
+
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedproto[flower]'")
 
 import httpx
@@ -21,41 +23,9 @@ from fedproto.flower import nodes, wire
 from fedproto.flower.audit import AuditLog, read_audit
 from fedproto.flower.parts import Refusal
 from fedproto.flower.server_app import serve
-from fedproto.simulate import simulate
 from fedproto.store import RunStore
 from flower_grid import LocalGrid
 from helpers import same_tensors
-
-CLIENTS = 5
-
-
-def tables(**sections):
-    base = {
-        "seed": 3,
-        "data": {"name": "synthetic", "clients": CLIENTS, "seed": 5},
-        "model": {"name": "mlp", "hidden": 6, "features": 5},
-        "strategy": {"name": "fedproto"},
-        "train": {"epochs": 2, "batch_size": 20, "lr": 0.05},
-        "schedule": {"rounds": 3, "cohort": 3, "delta": 0.4},
-        "engine": {"name": "reference", "device": "cpu"},
-        "flower": {"evaluate_on": "server", "wait": 0, "deadline": 0.2},
-    }
-    for name, section in sections.items():
-        new = isinstance(section, dict)
-        base[name] = {**base.get(name, {}), **section} if new else section
-    return base
-
-
-def over_flower(folder, grid=None, **sections) -> RunStore:
-    store = RunStore.create(folder, read_config(tables(**sections)))
-    serve(grid or LocalGrid(range(CLIENTS)), store.path)
-    return store
-
-
-def simulated(folder, **sections) -> RunStore:
-    store = RunStore.create(folder, read_config(tables(**sections)))
-    simulate([store])
-    return store
 
 
 def facts(store: RunStore):
@@ -174,12 +144,6 @@ def test_a_run_goes_on_where_it_stopped(tmp_path):
     whole = simulated(tmp_path / "here")
     assert facts(store) == facts(whole)
     assert same_tensors(store.load_checkpoint().params, whole.load_checkpoint().params)
-
-
-def everyone(**sections):
-    """Sections for a run in which all clients are in every cohort."""
-    schedule = {"cohort": CLIENTS, "delta": 0.0, "rounds": 2}
-    return {"schedule": schedule} | sections
 
 
 def train_replies(change):

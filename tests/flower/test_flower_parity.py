@@ -18,8 +18,8 @@ from fedproto.flower.server_app import serve
 from fedproto.simulate import simulate
 from fedproto.store import RunStore
 from flower_grid import LocalGrid
+from flower_runs import tables
 from helpers import same_tensors
-from test_flower_engine import tables
 
 CLIENTS = 4
 SMALL = ("shapes", "digits", "synthetic")

@@ -17,8 +17,8 @@ from fedproto.config import read_config
 from fedproto.flower import greeting, wire
 from fedproto.flower.parts import Refusal
 from fedproto.types import ClientUpdate
-from test_flower_hostile import SETTING, honest, job_for, received
-from test_fuzz import ODD, damaged, damages, fuzzed
+from flower_messages import SETTING, honest, job_for, received
+from fuzzing import ODD, damaged, damages, fuzzed
 
 CONFIG = read_config(
     {

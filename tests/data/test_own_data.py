@@ -7,12 +7,12 @@ import json
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from data_files import image_bytes
+from documents import ROOT
 from fedproto.cli import main
 from fedproto.data.folders import ClientFolders, ImageFolder
 from fedproto.data.index_file import IndexFile
@@ -371,7 +371,7 @@ def test_training_on_an_image_folder_through_the_command_line(folder, tmp_path, 
 
 
 def test_the_documents_example_of_arrays_runs(tmp_path):
-    text = (Path(__file__).parents[1] / "docs" / "data.md").read_text()
+    text = (ROOT / "docs" / "data.md").read_text()
     (example,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
     result = subprocess.run(
         [sys.executable, "-W", "error", "-c", example], cwd=tmp_path, capture_output=True, text=True

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 import torch
+
+from documents import ROOT
 
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedproto[flower]'")
 
@@ -22,7 +23,7 @@ from fedproto.strategies.contract import Objective
 from fedproto.strategies.fedproto import COUNT, MARGIN, SUM
 from flower_grid import LocalGrid
 
-PAGE = Path(__file__).parents[1] / "docs" / "flower-strategy.md"
+PAGE = ROOT / "docs" / "flower-strategy.md"
 
 
 @pytest.fixture

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from documents import ROOT
+
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedproto[flower]'")
 
 from fedproto.config import read_config
@@ -27,7 +29,7 @@ from fedproto.store import RunStore
 from fedproto.store.sweeps import create_sweep
 from helpers import same_tensors
 
-PLUGIN = Path(__file__).with_name("flower_plugin.py")
+PLUGIN = ROOT / "tests/support/flower_plugin.py"
 RECIPE = """
 seed = 3
 data = { name = "synthetic", clients = 3, seed = 5 }

@@ -10,6 +10,8 @@ import torch
 
 from engine_cases import (
     CLASSES,
+    MODELS,
+    check_same,
     engine_for,
     jobs_of,
     small_federation,
@@ -29,7 +31,6 @@ from fedproto.strategies import FedAvg, FedProto, Strategy
 from fedproto.tasks import task_named
 from fedproto.training import TrainOptions
 from helpers import same_tensors
-from test_engine_parity import MODELS, check_same
 
 
 @pytest.fixture

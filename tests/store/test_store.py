@@ -12,7 +12,7 @@ import threading
 import pytest
 import torch
 
-from fedproto.config import RunConfig, StoreOptions, digest_of, read_config
+from fedproto.config import StoreOptions, digest_of, read_config
 from fedproto.disk.integrity import sealed
 from fedproto.errors import StoreError
 from fedproto.simulate import simulate
@@ -20,18 +20,7 @@ from fedproto.store import RunStore, open_or_create, read_description
 from fedproto.store.sweeps import create_sweep, open_sweep
 from fedproto.types import RoundRecord
 from helpers import make_state, same_tensors
-
-TINY = {
-    "strategy": {"name": "fedproto"},
-    "data": {"name": "digits", "clients": 12},
-    "model": {"name": "mlp", "hidden": 8, "features": 8},
-    "train": {"epochs": 1},
-    "schedule": {"rounds": 3, "cohort": 3},
-}
-
-
-def tiny(**sections) -> RunConfig:
-    return read_config(TINY | sections)
+from run_directories import snapshot, tiny
 
 
 def record(round_: int) -> RoundRecord:
@@ -49,10 +38,6 @@ def record(round_: int) -> RoundRecord:
         {},
         None,
     )
-
-
-def snapshot(path):
-    return {file: file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
 
 
 @pytest.fixture

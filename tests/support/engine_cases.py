@@ -16,6 +16,8 @@ from fedproto.engines.base import ENGINES, Engine, EngineOptions, Workload
 from fedproto.engines.job import LocalJob
 from fedproto.engines.reference import read_state
 from fedproto.models.base import ModelOptions, build_model
+from fedproto.models.cnn import CNNOptions
+from fedproto.models.mlp import MLPOptions
 from fedproto.options import Options
 from fedproto.rounds import run_rounds
 from fedproto.rounds.planning import equip, plan_round, remember_all
@@ -252,3 +254,9 @@ def check_same(found: Outcome, truth: Outcome, tolerance: float) -> None:
         for name, tensor in theirs.memory.items():
             assert ours.memory[name].dtype == tensor.dtype
             assert distance(ours.memory[name], tensor) <= 100 * tolerance, name
+
+
+MODELS: dict[str, ModelOptions] = {
+    "mlp": MLPOptions(hidden=8, features=6),
+    "cnn": CNNOptions(channels1=4, channels2=6, features=10),
+}

@@ -6,6 +6,7 @@ import pytest
 
 from engine_cases import (
     CLASSES,
+    MODELS,
     STRATEGIES,
     Outcome,
     check_same,
@@ -18,19 +19,14 @@ from engine_cases import (
 from fedproto import AggregateOptions, ServerOptions
 from fedproto.config import ScheduleOptions
 from fedproto.engines.base import ENGINES
-from fedproto.models.base import ModelOptions, build_model
+from fedproto.models.base import build_model
 from fedproto.models.cnn import CNNOptions
 from fedproto.models.cnn4 import CNN4Options
-from fedproto.models.mlp import MLPOptions
 from fedproto.options import Options
 from fedproto.strategies import FedAvg, FedProto, FedProx, Scaffold
 from fedproto.training import TrainOptions
 
 TOLERANCE = {"float64": 1e-9, "float32": 1e-4}
-MODELS: dict[str, ModelOptions] = {
-    "mlp": MLPOptions(hidden=8, features=6),
-    "cnn": CNNOptions(channels1=4, channels2=6, features=10),
-}
 RULES = {
     "sgd": TrainOptions(epochs=3, batch_size=5, lr=0.05),
     "momentum": TrainOptions(epochs=2, batch_size=4, lr=0.02, momentum=0.9, weight_decay=0.01),

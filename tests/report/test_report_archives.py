@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from browser import axe_violations, console, open_browser, set_size
+from documents import ROOT
 from fedproto.cli import main
 
-ARCHIVES = Path(__file__).parent.parent / "results" / "runs"
+ARCHIVES = ROOT / "results" / "runs"
 stats = pytest.importorskip("scipy.stats")
 
 
