@@ -26,7 +26,7 @@ from fedproto.rng import Indices
 from fedproto.tasks import task_named
 
 
-class Elsewhere(Samples):
+class RemoteSamples(Samples):
     """Samples that the server does not have."""
 
     def __init__(self, number: int) -> None:
@@ -111,7 +111,7 @@ def federation_of(config: RunConfig, hellos: list[Hello]) -> Federation:
         held.append(np.arange(tested, end))
     return Federation(
         name=str(getattr(config.data, "folder", "") or "data of the clients"),
-        samples=Elsewhere(end),
+        samples=RemoteSamples(end),
         clients=tuple(clients),
         num_classes=first.num_classes,
         input_shape=first.input_shape,
