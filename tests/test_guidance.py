@@ -186,6 +186,13 @@ def test_krum_without_a_holder_keeps_the_row():
     assert rows(result) == pytest.approx([0.15, 2, 3])
 
 
+def test_rows_have_no_geometric_median():
+    options = AggregateOptions(rule="geometric-median")
+    options.check_fits(5, pooled=False, weighs_tensors=FedAvg().weighs_tensors)
+    with pytest.raises(ConfigError, match="class by class"):
+        options.check_fits(5, pooled=False, weighs_tensors=BY_CLASS.weighs_tensors)
+
+
 # Balanced attention
 
 
@@ -320,6 +327,23 @@ def test_what_is_rehearsed_comes_from_the_asked_model(strategy):
         assert merged.mean.flatten().tolist() == [level] * 6
     # what FedProto sends anyway is not sent twice
     assert (SEEN_SUM in FedProto(rehearsal=1.0, rehearsed="trained").payload(SETTING, 3)) is False
+
+
+def test_no_client_makes_what_others_rehearse_absurd():
+    strategy = FedAvg(rehearsal=1.0)
+    honest = [
+        update(k, 0.0, [1, 1, 0], told([[3.0, 4], [0, 5 + k], [0, 0]], [1, 1, 0])) for k in range(4)
+    ]
+    plain = strategy.rehearsable(honest)
+    assert plain.mean[1].tolist() == [0, 6.5], "lengths of 5 to 8 are left as they are"
+    for lie in (1e29, -1e29, 1e4):
+        liar = update(4, 0.0, [1, 0, 0], told([[lie, 0.0], [0, 0], [0, 0]], [1, 0, 0]))
+        found = strategy.rehearsable([*honest, liar]).mean
+        # the median of the nine lengths is 5, so the liar's is at most 15, a fifth of the class
+        torch.testing.assert_close(
+            found[0, 0], torch.tensor((4 * 3 + (15 if lie > 0 else -15)) / 5).double()
+        )
+        assert found[1].tolist() == plain.mean[1].tolist()
 
 
 def test_a_model_that_cannot_rehearse_says_so_or_does_without():

@@ -45,6 +45,8 @@ REHEARSED, REHEARSED_COUNT = "rehearsal/mean", "rehearsal/count"
 SEEN_SUM, SEEN_COUNT = "rehearsal/sum", "rehearsal/seen"
 """Names in payload and memory."""
 
+LONGEST = 3.0
+
 FEATURES: frozenset[Look] = frozenset({"features"})
 
 
@@ -284,13 +286,21 @@ def prototypes_declared(
 def merged_prototypes(
     updates: Sequence[ClientUpdate], sum_name: str, count_name: str
 ) -> Prototypes:
-    """Prototypes of the clients' pooled data, in double precision, where the updates lie."""
-    return Prototypes.stack(
+    """Prototypes of the clients' pooled data, in double precision, where the updates lie.
+
+    They go to all clients, so no client may make them absurd: one that is longer than `LONGEST`
+    times the cohort's median is shortened to that.
+    """
+    told = Prototypes.stack(
         [
             Prototypes(update.payload[sum_name].double(), update.payload[count_name])
             for update in updates
         ]
-    ).merged()
+    )
+    length_kc = told.mean.norm(dim=-1)
+    usual = torch.where(told.seen, length_kc, torch.nan).nanmedian().nan_to_num(0)
+    shorter_kc = (LONGEST * usual / length_kc.clamp(min=1e-300)).clamp(max=1)
+    return Prototypes(told.sum * shorter_kc.unsqueeze(-1), told.count).merged()
 
 
 def _classes_of(updates: Sequence[ClientUpdate]) -> Tensor:
