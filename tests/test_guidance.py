@@ -135,7 +135,7 @@ cohorts = st.lists(
     max_size=6,
     unique_by=lambda one: one[0],  # of equal values a trimmed mean cuts any
 )
-by_class = st.sampled_from([BY_CLASS, BY_COUNTS, replace(BY_CLASS, weights="balanced"), Guided()])
+by_class = st.sampled_from([BY_CLASS, BY_COUNTS, replace(BY_CLASS, weights="balanced")])
 rules = st.sampled_from(
     [
         MEAN,
@@ -353,6 +353,9 @@ def test_a_model_that_cannot_rehearse_says_so_or_does_without():
         FedAvg(rehearsal=0.5).server_memory(without)
     guided = Guided(rehearsal=0.5)
     assert guided.server_memory(without) == {}
+    # its head is averaged by class instead
+    updates = [update(0, 10.0, [1, 1, 0]), update(1, 20.0, [1, 0, 0])]
+    assert rows(combined(guided, updates, setting=without)) == pytest.approx([15, 10, 3])
     assert guided.payload(without, 3).keys() == {CLASSES}
     local = Local(3, 1, 0.1, torch.tensor([1, 0, 2]), {}, {}, {})
     assert guided.objective(local).virtual is None
