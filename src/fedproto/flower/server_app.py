@@ -25,6 +25,7 @@ from fedproto.flower.engine import FlowerEngine
 from fedproto.flower.enrolment import enrol
 from fedproto.flower.nodes import Nodes
 from fedproto.flower.progress import LogLines
+from fedproto.flower.suspension import Suspensions
 from fedproto.registry import load_plugin
 from fedproto.rounds import Watcher
 from fedproto.simulate import load_federations, simulate
@@ -77,6 +78,7 @@ def serve(grid: Grid, out: Path, watcher: Watcher | None = None) -> None:
     watcher = AuditedWatcher(watcher or LogLines(), log)
     if getattr(grid, "_insecure", False):
         watcher.notice(INSECURE)
+    suspended = Suspensions(out)
     nodes: dict[DataSource, Nodes] = {}
     federations: dict[DataSource, Federation] = {}
     for config in (store.config for store in stores if not is_finished(store)):
@@ -98,6 +100,6 @@ def serve(grid: Grid, out: Path, watcher: Watcher | None = None) -> None:
         assert config.data is not None  # noqa: S101 - checked above
         task = task_named(federation.task, federation.class_names, config.task)
         workload = Workload(federation, model, task, config.engine, notify)
-        return FlowerEngine(workload, grid, config, nodes[config.data])
+        return FlowerEngine(workload, grid, config, nodes[config.data], suspended)
 
     simulate(stores, watcher, federations, engine_for, patience=PREDECESSOR_ENDS_WITHIN)
