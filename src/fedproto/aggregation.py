@@ -19,7 +19,7 @@ from torch import Tensor
 from fedproto.equations import weighted_average
 from fedproto.errors import ConfigError
 from fedproto.options import Options, option
-from fedproto.types import ClientUpdate, ClientWeights, ServerState
+from fedproto.types import ClientUpdate, ClientWeights, ServerState, Tensors
 
 _ROUNDS_OF_WEISZFELD = 200
 _TOLERANCE = 1e-9
@@ -129,6 +129,54 @@ def combine(
         else:
             buffers[name] = torch.stack(values).amax(dim=0)
     return ServerState(state.round + 1, params, buffers, state.memory), weights.client
+
+
+def as_remembered(
+    options: AggregateOptions,
+    state: ServerState,
+    updates: Sequence[ClientUpdate],
+    ways: Sequence[str],
+) -> Sequence[ClientUpdate]:
+    """Updates as the server's memory sees them: bounded by the same rule as the weights.
+
+    Memory is made of sums over clients, and one client's part could be as long as it likes. Where
+    the rule changes anything, every client's part becomes what the rule makes of all of them, so
+    that sums and means are those of the rule.
+
+    Args:
+        options: The rule.
+        state: What clients were sent.
+        updates: The cohort's.
+        ways: Names in their payloads that are ways, from zero, like those of the weights.
+    """
+    if options.plain:
+        return updates
+    sent = {name: torch.zeros_like(updates[0].payload[name]) for name in ways}
+    told = [{name: update.payload[name] for name in ways} for update in updates]
+    params = _made_of(options, state.params, [update.params for update in updates], updates)
+    payload = _made_of(options, sent, told, updates)
+    return [
+        replace(update, params=params or update.params, payload={**update.payload, **payload})
+        for update in updates
+    ]
+
+
+def _made_of(
+    options: AggregateOptions,
+    origin: Tensors,
+    ends: Sequence[Tensors],
+    updates: Sequence[ClientUpdate],
+) -> Tensors:
+    """Where the rule leads from an origin, all clients alike; empty where it is the plain mean."""
+    start = ServerState(0, origin, {})
+    moved = [
+        replace(update, params=end, buffers={}) for update, end in zip(updates, ends, strict=True)
+    ]
+    equal = torch.full((len(updates),), 1 / len(updates), dtype=torch.float64)
+    clip, _ = _by_client(options, start, moved, ClientWeights(equal))
+    if clip is None and options.rule == "mean":
+        return {}
+    return combine(options, start, moved, ClientWeights(equal))[0].params
 
 
 def _capped(weights: ClientWeights, cap: float) -> ClientWeights:

@@ -14,7 +14,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedproto.aggregation import MEAN, AggregateOptions, combine
+from fedproto.aggregation import MEAN, AggregateOptions, as_remembered, combine
 from fedproto.equations import sample_shares
 from fedproto.options import Options, option
 from fedproto.registry import Registry
@@ -107,7 +107,10 @@ class Strategy(Options):
     def remember(
         self, state: ServerState, updates: Sequence[ClientUpdate], setting: Setting
     ) -> Tensors:
-        """The new values of server memory; what is not named stays as it is."""
+        """The new values of server memory; what is not named stays as it is.
+
+        Parameters, and what is declared as a way, come as the rule of aggregation leaves them.
+        """
         del state, updates, setting
         return {}
 
@@ -124,7 +127,9 @@ class Strategy(Options):
         Override only for rules that are no weighting at all.
         """
         combined, counted = combine(options, state, updates, weights)
-        memory = {**state.memory, **self.remember(state, updates, setting)}
+        ways = [name for name, one in self.payload(setting, 0).items() if one.way]
+        seen = as_remembered(options, state, updates, ways)
+        memory = {**state.memory, **self.remember(state, seen, setting)}
         return replace(combined, memory=memory), counted
 
     def metrics(self, updates: Sequence[ClientUpdate]) -> dict[str, float]:
