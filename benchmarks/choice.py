@@ -22,13 +22,13 @@ from pathlib import Path
 from fedproto.config import RunConfig
 from fedproto.data.base import data_root
 from fedproto.data.federation import Federation
-from fedproto.driver import engine_of
-from fedproto.environment import describe_environment
 from fedproto.measures.options import MeasureOptions
 from fedproto.reproduce.cases import Scope
 from fedproto.rounds import run_rounds
-from fedproto.runs import Run
+from fedproto.rounds.runs import Run
 from fedproto.simulate import initial_state, model_for
+from fedproto.simulate.driver import engine_of
+from fedproto.store.environment import describe_environment
 
 ENGINES = ("auto", "processes", "reference")
 HOPELESS = 1.5

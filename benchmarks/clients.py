@@ -25,11 +25,11 @@ from fedproto import FedAvg, Federation, FedProto
 from fedproto.config import EvaluateOptions, RunConfig, ScheduleOptions
 from fedproto.engines.base import ENGINES, EngineOptions, Workload
 from fedproto.engines.reference import read_state
-from fedproto.environment import describe_environment
 from fedproto.models.base import build_model
 from fedproto.models.mlp import MLPOptions
 from fedproto.rounds import run_rounds
-from fedproto.runs import Run
+from fedproto.rounds.runs import Run
+from fedproto.store.environment import describe_environment
 from fedproto.tasks import task_named
 from fedproto.training import TrainOptions
 from fedproto.types import ServerState

@@ -22,9 +22,9 @@ from fedproto.config import RunConfig, read_config
 from fedproto.flower.deploy import deployment
 from fedproto.flower.keys import make_keys
 from fedproto.flower.wire import encode_job, encode_update
-from fedproto.planning import plan_round
 from fedproto.rounds import Watcher
-from fedproto.runs import Run
+from fedproto.rounds.planning import plan_round
+from fedproto.rounds.runs import Run
 from fedproto.simulate import load_federations, simulate
 from fedproto.store import RunStore
 

@@ -25,15 +25,15 @@ import torch
 from torch.nn import functional as F  # noqa: N812 - the name everyone uses
 from workloads import CLASSES, MODELS, SAMPLES, SHAPES, federation, initial_state, jobs_on
 
+from fedproto.config.recipe import read_recipe
 from fedproto.engines.base import ENGINES, EngineOptions, Workload
-from fedproto.environment import describe_environment
 from fedproto.models.base import build_model
-from fedproto.recipe import read_recipe
 from fedproto.rounds import run_rounds
-from fedproto.runs import Run
+from fedproto.rounds.runs import Run
 from fedproto.simulate import simulate
+from fedproto.store.environment import describe_environment
+from fedproto.store.sweeps import create_sweep
 from fedproto.strategies import STRATEGIES
-from fedproto.sweeps import create_sweep
 from fedproto.tasks import task_named
 from fedproto.training import TrainOptions
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import torch
 
-from fedproto import integrity, store
-from fedproto.recipe import read_recipe
+from fedproto.config.recipe import read_recipe
+from fedproto.disk import integrity
 from fedproto.simulate import simulate
-from fedproto.store import RunStore
+from fedproto.store import RunStore, checkpoints
 
 spent = {"hashing": 0.0}
 
@@ -35,7 +35,7 @@ def timed(function):  # noqa: ANN001, ANN201 - wraps whatever is given
 
 def main() -> None:
     """Prints the figures."""
-    store.tensors_fingerprint = timed(integrity.tensors_fingerprint)
+    checkpoints.tensors_fingerprint = timed(integrity.tensors_fingerprint)
     integrity.Chain.add = timed(integrity.Chain.add)
     (config,) = read_recipe("quickstart").values()
     config = replace(config, label="hashing")

@@ -19,22 +19,23 @@ from pathlib import Path
 
 import torch
 
-from fedproto.augment import AugmentOptions
 from fedproto.data.clients import Client
 from fedproto.data.federation import Federation
 from fedproto.data.samples import TensorSamples
 from fedproto.engines.base import EngineOptions, Workload
 from fedproto.engines.captured import CapturedEngine
+from fedproto.engines.job import LocalJob
 from fedproto.engines.reference import ReferenceEngine, read_state
-from fedproto.environment import describe_environment
 from fedproto.models.base import build_model
 from fedproto.models.deeplab import DeepLabOptions
 from fedproto.rng import Indices
 from fedproto.schedule import BatchOrder
+from fedproto.store.environment import describe_environment
 from fedproto.strategies import FedAvg, FedProto, Strategy
 from fedproto.tasks import task_named
 from fedproto.training import TrainOptions
-from fedproto.types import LocalJob, ServerState
+from fedproto.training.augment import AugmentOptions
+from fedproto.types import ServerState
 
 CLASSES = 21
 LR = 1e-4

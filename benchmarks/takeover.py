@@ -20,15 +20,14 @@ from typing import Any
 
 import torch
 
-from fedproto import guard, rounds
 from fedproto.config import RunConfig, read_config
-from fedproto.engines.base import Workload
+from fedproto.engines.job import LocalJob
 from fedproto.engines.reference import ReferenceEngine
 from fedproto.flower.defence import DEFENCES
+from fedproto.rounds import closing, guard
 from fedproto.simulate import simulate
 from fedproto.store import RunStore
-from fedproto.tasks import task_named
-from fedproto.types import ClientUpdate, LocalJob
+from fedproto.types import ClientUpdate
 
 Attack = Callable[[LocalJob, ClientUpdate], ClientUpdate]
 CLAIMED = 9_999_999
@@ -152,8 +151,7 @@ def carry_out(configs: list[RunConfig], attack: Attack | None) -> list[float]:
     """Accuracies in per cent, the mean over the last three tests."""
 
     def engine_for(config, federation, model, notify):  # noqa: ANN001, ANN202
-        task = task_named(federation.task, federation.class_names, config.task)
-        engine = ReferenceEngine(Workload(federation, model, task, config.engine, notify))
+        engine = ReferenceEngine(config.workload(federation, model, notify))
         train = engine.train
 
         def attacked(jobs, on_done=None):  # noqa: ANN001, ANN202
@@ -195,7 +193,7 @@ def believe_claims() -> None:
             update = replace(update, num_examples=expected.num_examples)
         return refuse(update, expected)
 
-    rounds.reason_to_refuse = reason
+    closing.reason_to_refuse = reason
 
 
 def main() -> None:

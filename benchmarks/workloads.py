@@ -8,6 +8,7 @@ import torch
 from fedproto.data.clients import Client
 from fedproto.data.federation import Federation
 from fedproto.data.samples import TensorSamples
+from fedproto.engines.job import LocalJob
 from fedproto.engines.reference import read_state
 from fedproto.models.base import ModelOptions, build_model
 from fedproto.models.cnn import CNNOptions
@@ -16,7 +17,7 @@ from fedproto.models.mlp import MLPOptions
 from fedproto.schedule import BatchOrder
 from fedproto.strategies import FedAvg, Strategy
 from fedproto.training import TrainOptions
-from fedproto.types import LocalJob, ServerState
+from fedproto.types import ServerState
 
 CLASSES = 10
 MODELS: dict[str, ModelOptions] = {

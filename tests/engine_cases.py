@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import pytest
@@ -12,11 +13,13 @@ from torch import Tensor, nn
 from fedproto.config import RunConfig, ScheduleOptions
 from fedproto.data.federation import Federation
 from fedproto.engines.base import ENGINES, Engine, EngineOptions, Workload
+from fedproto.engines.job import LocalJob
 from fedproto.engines.reference import read_state
 from fedproto.models.base import ModelOptions, build_model
-from fedproto.planning import equip, plan_round, remember_all
+from fedproto.options import Options
 from fedproto.rounds import run_rounds
-from fedproto.runs import Run
+from fedproto.rounds.planning import equip, plan_round, remember_all
+from fedproto.rounds.runs import Run
 from fedproto.strategies import (
     Centralized,
     FedAtt,
@@ -35,7 +38,7 @@ from fedproto.strategies import (
 from fedproto.strategies.contract import Declared, Looks, Objective, Report, Virtual
 from fedproto.tasks import task_named
 from fedproto.training import TrainOptions
-from fedproto.types import ClientWeights, LocalJob, RoundRecord, ServerState, part, under
+from fedproto.types import ClientWeights, RoundRecord, ServerState, part, under
 
 CLASSES = 4
 
@@ -162,9 +165,13 @@ def sweep(
     federation: Federation | None = None,
     strategies: list[Strategy] | None = None,
     train: TrainOptions | None = None,
+    sections: Mapping[str, Options] | None = None,
     **options: object,
 ) -> Outcome:
-    """Two rounds of every strategy, without and with stragglers, all in one sweep."""
+    """Two rounds of every strategy, without and with stragglers, all in one sweep.
+
+    `sections` replace those of every run's configuration.
+    """
     federation = federation or small_federation()
     outcome = Outcome()
     built = model
@@ -176,7 +183,7 @@ def sweep(
     state = ServerState(0, params, (train or TrainOptions()).shared_buffers(built, buffers))
     state = state.to(running.workload.options.torch_device())
     runs = [
-        Run(run_config(strategy, delta, train), state)
+        Run(replace(run_config(strategy, delta, train), **(sections or {})), state)
         for strategy in strategies or strategies_for(train)
         for delta in (0.0, 0.7)
     ]

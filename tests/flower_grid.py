@@ -41,6 +41,7 @@ class LocalGrid(Grid):
         self.tamper = tamper
         self.sent: list[Message] = []
         self._replies: dict[str, list[Message]] = {}
+        self._states: dict[int, RecordDict] = {}
         # Flower sets these in the process of an app; messages cannot be made without.
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
 
@@ -88,7 +89,9 @@ class LocalGrid(Grid):
         if node not in self.clients:
             return []
         config = {"partition-id": self.clients[node], **self.node_config}
-        context = Context(1, node, config, RecordDict(), {})
+        # As Flower does it: what an app leaves in its state is there at its next message.
+        state = self._states.setdefault(node, RecordDict())
+        context = Context(1, node, config, state, {})
         try:
             reply = self._app(message, context)
         except Exception as error:  # noqa: BLE001 - Flower answers with any error

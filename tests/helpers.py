@@ -13,7 +13,7 @@ from fedproto.data.federation import Federation
 from fedproto.engines.base import EngineOptions, Workload
 from fedproto.engines.reference import ReferenceEngine, read_state
 from fedproto.rounds import run_rounds
-from fedproto.runs import Run
+from fedproto.rounds.runs import Run
 from fedproto.strategies.contract import FeatureShape, Setting, initial_tensors
 from fedproto.strategies.fedproto import COUNT, MARGIN, SUM
 from fedproto.tasks import task_named

@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedproto import AggregateOptions, Centralized, ConfigError, FedAtt, FedAvg, FedNova, FedProto
-from fedproto.aggregation import MEAN, combine
 from fedproto.config import RunConfig
 from fedproto.engines.base import Workload
 from fedproto.engines.reference import ReferenceEngine
-from fedproto.planning import check_fits
 from fedproto.rounds import run_rounds
-from fedproto.runs import Run
+from fedproto.rounds.planning import check_fits
+from fedproto.rounds.runs import Run
 from fedproto.simulate import initial_state, load_federations, model_for
+from fedproto.strategies.aggregation import MEAN, combine
 from fedproto.strategies.feddyn import FedDyn
 from fedproto.strategies.scaffold import Scaffold
 from fedproto.tasks import task_named

@@ -14,13 +14,13 @@ from PIL import Image
 
 from fedproto.analysis import embedding
 from fedproto.analysis.embedding import class_colors, embed
-from fedproto.analysis.folder import read_parts
 from fedproto.analysis.runs import attention_matrix, attention_spread, pearson
 from fedproto.cli import main
 from fedproto.data.base import data_root
 from fedproto.data.masks import palette
 from fedproto.errors import ConfigError, StoreError
 from fedproto.models.base import build_model
+from fedproto.report.analysing import read_parts
 from fedproto.store import RunStore
 from fedproto.types import RoundRecord
 
@@ -188,7 +188,7 @@ def test_embedding_holds_places_classes_and_colours(runs, monkeypatch):
 
         return real(*args, on_step=both, **options)
 
-    monkeypatch.setattr("fedproto.analysis.folder.embed", watched)
+    monkeypatch.setattr("fedproto.report.analysing.embed", watched)
     path = run_of(runs)
     assert main(["analyse", str(path), "--what=embedding", "--samples=40"]) == 0
     content = read_parts(path, ["embedding"])["embedding"]
@@ -237,9 +237,9 @@ def test_segmentation_gets_maps_scores_and_measures(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--what=score"], "--what: unknown part 'score'; did you mean 'scores'?"),
+        (["--what=score"], "what: unknown part 'score'; did you mean 'scores'?"),
         (["--what=measures", "--reference=nowhere"], "measure.reference nowhere is no run"),
-        (["--measure=margins"], "--measure: unknown measure 'margins'; did you mean 'margin'?"),
+        (["--measure=margins"], "measure: unknown measure 'margins'; did you mean 'margin'?"),
         (["--what=measures", "--measure=mmd"], "measure 'mmd' needs measure.reference"),
     ],
 )
@@ -286,7 +286,7 @@ def test_too_few_features_and_missing_libraries_are_named(monkeypatch):
 
 
 def test_without_the_library_all_the_rest_is_done(runs, monkeypatch, capsys):
-    monkeypatch.setattr("fedproto.analysis.folder.can_embed", lambda: False)
+    monkeypatch.setattr("fedproto.report.analysing.can_embed", lambda: False)
     path = run_of(runs, seed=2)
     assert main(["analyse", str(path)]) == 0
     assert "no t-SNE: it needs scikit-learn" in capsys.readouterr().err

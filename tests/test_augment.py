@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from fedproto.augment import AugmentOptions
 from fedproto.data.masks import VOID
 from fedproto.errors import ConfigError
 from fedproto.schedule import BatchOrder
+from fedproto.training.augment import AugmentOptions
 
 ALL = AugmentOptions(flip=True, scale=(0.5, 2.0))
 

@@ -14,11 +14,11 @@ import torch
 from data_files import idx_bytes, image_bytes, write_mnist, write_tar, write_zip
 from fedproto.cli import main
 from fedproto.config import read_config
+from fedproto.config.recipe import read_recipe
 from fedproto.data.federation import Federation
+from fedproto.disk.limits import VARIABLE
 from fedproto.errors import ConfigError, DataError
-from fedproto.limits import VARIABLE
 from fedproto.models.pretrained import load_pretrained
-from fedproto.recipe import read_recipe
 from fedproto.simulate import load_federations
 from test_store import TINY
 

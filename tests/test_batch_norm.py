@@ -7,13 +7,13 @@ import torch
 from torch import nn
 
 from fedproto import FedAvg, Federation, FedProto, run, with_features
-from fedproto.batch_norm import estimate, statistics_names, tolerate_single_values
 from fedproto.data.clients import Client
 from fedproto.data.samples import TensorSamples
 from fedproto.engines.reference import read_state
 from fedproto.models.base import build_model
 from fedproto.models.deeplab import SmallDeepLabOptions
-from fedproto.runs import Run
+from fedproto.rounds.runs import Run
+from fedproto.training.batch_norm import estimate, statistics_names, tolerate_single_values
 from fedproto.types import ServerState
 from helpers import begin, config_of, engine_for, same_tensors, train_runs
 
@@ -78,7 +78,7 @@ def test_statistics_are_averaged_by_the_clients_weights(federation, model):
     ((_, record),) = train_runs([run], federation, model)
     engine = engine_for(federation, model)
     start = ServerState(0, *read_state(model))
-    from fedproto.planning import plan_round
+    from fedproto.rounds.planning import plan_round
 
     jobs = plan_round(Run(run.config, start), federation).jobs
     updates = [engine.train_client(job) for job in jobs]

@@ -9,10 +9,9 @@ import sys
 import pytest
 
 import fedproto
-from fedproto import reference
-from fedproto.cli import main
+from fedproto.cli import catalogue, main
 from fedproto.cli.ondemand import COMMANDS, command, summary
-from fedproto.sources import summaries
+from fedproto.options.sources import summaries
 
 TINY = [
     "--set=data.name=digits",
@@ -218,12 +217,12 @@ def test_the_help_says_of_a_command_what_it_says_itself(name):
     assert summary(name)
 
 
-@pytest.mark.parametrize("kind", reference.KINDS)
+@pytest.mark.parametrize("kind", catalogue.KINDS)
 def test_the_overview_is_what_the_registries_hold(kind):
-    registry = reference.KINDS[kind]
+    registry = catalogue.KINDS[kind]
     ours = [
         (entry.name, entry.summary)
-        for entry in reference.entries(kind)
+        for entry in catalogue.entries(kind)
         if entry.name in registry.names()
         and registry.get(entry.name).__module__.startswith("fedproto.")
     ]

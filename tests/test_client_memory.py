@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from fedproto import Scaffold, ServerOptions, StoreError, run
-from fedproto.client_memory import MemoryInRAM, MemoryOnDisk, remembered
 from fedproto.config import StoreOptions, read_config
 from fedproto.engines.reference import ReferenceEngine
 from fedproto.rounds import run_rounds
-from fedproto.runs import Run
+from fedproto.rounds.client_memory import MemoryInRAM, MemoryOnDisk, remembered
+from fedproto.rounds.runs import Run
 from fedproto.simulate import simulate
 from fedproto.store import RunStore
 from fedproto.strategies.contract import Declared

@@ -10,10 +10,10 @@ import pytest
 
 from fedproto import FedAvg, FedProto, FedProx
 from fedproto.config import RunConfig, differences, read_config
+from fedproto.config.recipe import apply_overrides, expand, read_recipe
 from fedproto.errors import ConfigError
 from fedproto.options import Options, describe, option, options_to_dict, read_options
-from fedproto.recipe import apply_overrides, expand, read_recipe
-from fedproto.sources import bundled_recipes, recipe_summary
+from fedproto.options.sources import bundled_recipes, recipe_summary
 
 
 @dataclass(frozen=True)

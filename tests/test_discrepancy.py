@@ -147,9 +147,11 @@ def test_bandwidth_is_the_median_distance():
 
 
 def test_ffd_by_hand():
-    assert feature_discrepancy(0.03, 0.04) == pytest.approx(25)
-    assert feature_discrepancy(0.06, 0.04) == pytest.approx(-50)
-    with pytest.raises(ConfigError, match=r"baseline whose MMD is above 0, not -0\.1"):
+    """Of MMD, not of the MMD² that it is computed from."""
+    assert feature_discrepancy(0.03**2, 0.04**2) == pytest.approx(25)
+    assert feature_discrepancy(0.06**2, 0.04**2) == pytest.approx(-50)
+    assert feature_discrepancy(-0.01, 0.04**2) == 100, "nearer than can be told"
+    with pytest.raises(ConfigError, match=r"baseline whose MMD² is above 0, not -0\.1"):
         feature_discrepancy(0.1, -0.1)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import pkgutil
 import re
 import shlex
 import tomllib
@@ -15,8 +16,8 @@ import fedproto
 from documents import DOCUMENTS, ROOT, anchors, blocks, commands, prose
 from fedproto.cli import main
 from fedproto.cli.app import app
-from fedproto.recipe import expand, read_recipe
-from fedproto.sources import bundled_recipes
+from fedproto.config.recipe import expand, read_recipe
+from fedproto.options.sources import bundled_recipes
 
 EACH_DOCUMENT = pytest.mark.parametrize(
     "path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT))
@@ -119,3 +120,20 @@ def test_the_glossary_says_what_the_architecture_says():
     glossary = (ROOT / "docs/glossary.md").read_text().split("\n## ")[1]
     assert len(rows.findall(architecture)) > 10
     assert set(rows.findall(architecture)) <= set(rows.findall(glossary))
+
+
+def test_the_walks_through_the_house_name_what_exists():
+    walks = (ROOT / "docs/architecture.md").read_text().split("## Walks")[1].split("\n## ")[0]
+    hops = set(re.findall(r"`(fedproto\.[\w.]+)`", walks))
+    assert len(hops) > 40
+    for hop in hops:
+        pkgutil.resolve_name(hop)
+
+
+def test_every_room_is_on_the_map():
+    rooms = (ROOT / "docs/architecture.md").read_text().split("## The rooms")[1].split("\n## ")[0]
+    named = set(re.findall(r"\(\.\./src/fedproto/([\w.]+)\)", rooms))
+    there = {
+        path.name for path in (ROOT / "src/fedproto").iterdir() if not path.name.startswith("_")
+    }
+    assert named == there - {"recipes", "py.typed"}

@@ -15,12 +15,15 @@ from engine_cases import (
     small_federation,
     sweep,
 )
+from fedproto import AggregateOptions, ServerOptions
+from fedproto.config import ScheduleOptions
 from fedproto.engines.base import ENGINES
 from fedproto.models.base import ModelOptions, build_model
 from fedproto.models.cnn import CNNOptions
 from fedproto.models.cnn4 import CNN4Options
 from fedproto.models.mlp import MLPOptions
-from fedproto.strategies import FedAvg, FedProx
+from fedproto.options import Options
+from fedproto.strategies import FedAvg, FedProto, FedProx, Scaffold
 from fedproto.training import TrainOptions
 
 TOLERANCE = {"float64": 1e-9, "float32": 1e-4}
@@ -71,6 +74,37 @@ def test_every_update_rule(engine, model, rule):
     check_same(found, _truth(model, rule, "float64"), TOLERANCE["float64"])
 
 
+SERVER_STEPS: dict[str, dict[str, Options]] = {
+    name: {"server": ServerOptions(optimizer=name, lr=0.1, momentum=0.5 if name == "sgd" else 0.0)}
+    for name in ("sgd", "adam", "yogi", "adagrad")
+}
+WHOLE = ScheduleOptions(rounds=2, cohort=5, delta=0.7)
+AGGREGATIONS: dict[str, dict[str, Options]] = {
+    rule: {"aggregate": AggregateOptions(rule=rule, clip_norm="median"), "schedule": WHOLE}
+    for rule in ("mean", "median", "trimmed-mean", "krum", "multi-krum", "geometric-median")
+}
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize(
+    "sections", [*SERVER_STEPS.values(), *AGGREGATIONS.values()], ids=[*SERVER_STEPS, *AGGREGATIONS]
+)
+def test_every_server_step_and_aggregation(sections, dtype):
+    """With a strategy that only weighs, one that has payload and one with all kinds of memory."""
+    found = {
+        engine: sweep(
+            engine,
+            MODELS["mlp"],
+            strategies=[FedAvg(), FedProto(), Scaffold()],
+            sections=sections,
+            dtype=dtype,
+        )
+        for engine in ENGINES.names()
+    }
+    for engine in OTHERS:
+        check_same(found[engine], found["reference"], TOLERANCE[dtype])
+
+
 @pytest.mark.parametrize(
     ("shape", "model"),
     [
@@ -78,6 +112,11 @@ def test_every_update_rule(engine, model, rule):
         ((2, 5, 4), CNNOptions(channels1=3, channels2=5, features=7)),
         ((3, 35, 16), CNN4Options(channels=4)),
         ((3, 35, 16), CNN4Options(channels=4, batch_norm=True)),
+        ((3, 35, 22), CNN4Options(channels=4, pooling="same", init="glorot")),
+        (
+            (3, 21, 22),
+            CNN4Options(channels=4, pooling="same", batch_norm=True, statistics="batch"),
+        ),
     ],
 )
 def test_stacked_images_of_other_shapes(shape, model):

@@ -13,7 +13,7 @@ from fedproto import FedAvg, FedProto, FedProx, with_features
 from fedproto.data.federation import Federation
 from fedproto.equations import class_prototypes, local_margin
 from fedproto.errors import ConfigError, TrainingError
-from fedproto.planning import plan_round
+from fedproto.rounds.planning import plan_round
 from fedproto.strategies.fedproto import COUNT, MARGIN, SUM
 from helpers import begin, config_of, engine_for, same_tensors, train
 

@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedproto.evidence import difference, holm, sample_deviation, sign_test, t_quantile, t_within
+from fedproto.report.evidence import (
+    difference,
+    holm,
+    sample_deviation,
+    sign_test,
+    t_quantile,
+    t_within,
+)
 
 stats = pytest.importorskip("scipy.stats")
 

@@ -17,13 +17,13 @@ from rich.console import Console
 
 import fedproto
 from documents import ROOT
-from fedproto import STRATEGIES, Federation, registry
+from fedproto import STRATEGIES, Federation
 from fedproto.cli import main
 from fedproto.config import SECTIONS, digest_of
 from fedproto.data.images import open_image
+from fedproto.disk.integrity import sealed, unsealed
 from fedproto.errors import ConfigError, DataError, StoreError
-from fedproto.integrity import sealed, unsealed
-from fedproto.options import describe
+from fedproto.options import describe, registry
 from fedproto.report.data_figures import _pictures
 from fedproto.reproduce.output import Output
 from fedproto.store import RunStore

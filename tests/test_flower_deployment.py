@@ -20,11 +20,11 @@ from fedproto.config import read_config
 from fedproto.flower.audit import read_audit
 from fedproto.flower.deploy import Deployment, deployment
 from fedproto.flower.keys import make_keys
-from fedproto.registry import load_plugin
+from fedproto.options.registry import load_plugin
 from fedproto.rounds import Watcher
 from fedproto.simulate import simulate
 from fedproto.store import RunStore
-from fedproto.sweeps import create_sweep
+from fedproto.store.sweeps import create_sweep
 from helpers import same_tensors
 
 PLUGIN = Path(__file__).with_name("flower_plugin.py")
@@ -51,7 +51,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def a_run(path: Path, *overrides: str) -> RunStore:
-    from fedproto.recipe import apply_overrides, tomllib
+    from fedproto.config.recipe import apply_overrides, tomllib
 
     return RunStore.create(path, read_config(apply_overrides(tomllib.loads(RECIPE), overrides)))
 

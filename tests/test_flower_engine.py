@@ -17,14 +17,14 @@ from flwr.app import Error, Message
 from fedproto import STRATEGIES
 from fedproto.config import read_config
 from fedproto.errors import ConfigError, DataError, StoreError, TrainingError
-from fedproto.extending import extend
 from fedproto.flower import nodes, wire
 from fedproto.flower.audit import AuditLog, read_audit
 from fedproto.flower.parts import Refusal
 from fedproto.flower.server_app import serve
 from fedproto.simulate import simulate
 from fedproto.store import RunStore
-from fedproto.sweeps import create_sweep
+from fedproto.store.extending import extend
+from fedproto.store.sweeps import create_sweep
 from flower_grid import LocalGrid
 from helpers import same_tensors
 

@@ -18,14 +18,15 @@ from hypothesis import strategies as st
 
 from fedproto import FedAvg, FedProto
 from fedproto.config import read_config
+from fedproto.engines.job import LocalJob
 from fedproto.flower import greeting, wire
 from fedproto.flower.arrays import write_tensors
 from fedproto.flower.parts import LONGEST_REASON, PROTOCOL, Refusal
-from fedproto.guard import Expected, reason_to_refuse
+from fedproto.rounds.guard import Expected, reason_to_refuse
 from fedproto.schedule import BatchOrder
 from fedproto.strategies.fedproto import COUNT, MARGIN, SUM
 from fedproto.training import TrainOptions
-from fedproto.types import ClientUpdate, LocalJob
+from fedproto.types import ClientUpdate
 from flower_grid import through_the_wire
 from helpers import make_setting, make_state, make_update, same_tensors
 

@@ -11,10 +11,10 @@ import pytest
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedproto[flower]'")
 
 from fedproto.config import RunConfig, read_config
+from fedproto.config.recipe import bundled_recipes, read_recipe
 from fedproto.flower import nodes
 from fedproto.flower.greeting import SERVERS_OWN, config_text
 from fedproto.flower.server_app import serve
-from fedproto.recipe import bundled_recipes, read_recipe
 from fedproto.simulate import simulate
 from fedproto.store import RunStore
 from flower_grid import LocalGrid

@@ -11,8 +11,10 @@ import torch
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedproto[flower]'")
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from torch.nn import functional
 
-from fedproto import FedProto
+from fedproto import FedProto, Scaffold
 from fedproto.flower.helper import observe, train_locally
 from fedproto.flower.strategy import FedProtoStrategy
 from fedproto.strategies.contract import Objective
@@ -163,3 +165,73 @@ def test_the_helper_looks_before_and_after(example):
     assert torch.equal(sent[COUNT], after.count)
     expected = FedProto().report(None, {}, before, after).payload[MARGIN]
     torch.testing.assert_close(sent[MARGIN], expected)
+
+
+def scaffold_app(example):
+    """The documented client, with SCAFFOLD and its correction in the loss."""
+    app = ClientApp()
+
+    @app.train()
+    def train(message, context):
+        model, loader = example["Net"](), example["load_data"](context.node_config["partition-id"])
+        received = message.content["arrays"].to_torch_state_dict()
+        model.load_state_dict(received)
+
+        def fit(objective):
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            for inputs, labels in loader:
+                optimizer.zero_grad()
+                loss = functional.cross_entropy(model(inputs), labels)
+                loss = loss + objective.closed_form(dict(model.named_parameters()), received)
+                loss.backward()
+                optimizer.step()
+
+        around = message, context, Scaffold(), model, loader, 3
+        _, records = train_locally(*around, fit, steps=len(loader), lr=0.1)
+        metrics = MetricRecord({"num-examples": 60})
+        parts = {"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}
+        return Message(RecordDict({**parts, **records}), reply_to=message)
+
+    return app
+
+
+def scaffold_by_hand(example, initial, clients, rounds):
+    """Algorithm 1 of Karimireddy et al. written down step by step."""
+    weights = {name: tensor.clone() for name, tensor in initial.items()}
+    own = [{name: torch.zeros_like(one) for name, one in weights.items()} for _ in range(clients)]
+    server = {name: torch.zeros_like(one) for name, one in weights.items()}
+    for _ in range(rounds):
+        trained, moved = [], []
+        for client in range(clients):
+            model = example["Net"]()
+            model.load_state_dict(weights)
+            loader = example["load_data"](client)
+            for inputs, labels in loader:
+                model.zero_grad()
+                functional.cross_entropy(model(inputs), labels).backward()
+                with torch.no_grad():
+                    for name, one in model.named_parameters():
+                        one -= 0.1 * (one.grad - own[client][name] + server[name])
+            after = model.state_dict()
+            now = {
+                name: own[client][name] - server[name] + (one - after[name]) / (0.1 * len(loader))
+                for name, one in weights.items()
+            }
+            moved.append({name: now[name] - own[client][name] for name in now})
+            own[client] = now
+            trained.append(after)
+        weights = {n: torch.stack([one[n] for one in trained]).mean(dim=0) for n in weights}
+        server = {n: server[n] + sum(one[n] for one in moved) / clients for n in server}
+    return weights
+
+
+def test_memory_of_server_and_clients_works_in_an_app_of_ones_own(example):
+    torch.manual_seed(1)
+    initial = example["Net"]().state_dict()
+    strategy = FedProtoStrategy(3, 16, Scaffold(), wait=0)
+    grid = LocalGrid(range(3), client_app=scaffold_app(example))
+    result = strategy.start(grid, ArrayRecord(initial), num_rounds=4)
+    found = result.arrays.to_torch_state_dict()
+    truth = scaffold_by_hand(example, initial, clients=3, rounds=4)
+    for name, tensor in truth.items():
+        torch.testing.assert_close(found[name], tensor, rtol=0, atol=1e-5)

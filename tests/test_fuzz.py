@@ -23,8 +23,8 @@ from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
 from data_files import idx_bytes, image_bytes
-from fedproto.checking import check_run
 from fedproto.config import read_config
+from fedproto.config.recipe import apply_overrides, bundled_recipes, expand, read_recipe
 from fedproto.data.base import DATASETS
 from fedproto.data.files import FileTree
 from fedproto.data.index_file import _read_csv
@@ -32,9 +32,9 @@ from fedproto.data.masks import read_mask
 from fedproto.data.prepared import prepared
 from fedproto.errors import FedprotoError
 from fedproto.options import describe
-from fedproto.recipe import apply_overrides, bundled_recipes, expand, read_recipe
 from fedproto.simulate import load_federations, simulate
 from fedproto.store import RunStore
+from fedproto.store.checking import check_run
 from helpers import same_tensors
 from test_store import snapshot, tiny
 

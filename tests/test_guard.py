@@ -11,16 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedproto import FedAvg, FedProto
-from fedproto.aggregation import cap_attention, combine
 from fedproto.config import read_config
 from fedproto.data.samples import TensorSamples
 from fedproto.flower.defence import DEFENCES, defended
-from fedproto.guard import Expected, outliers, reason_to_refuse
-from fedproto.planning import plan_round, remember_all
 from fedproto.rounds import close_round, run_rounds
-from fedproto.setting import feature_shape
+from fedproto.rounds.guard import Expected, outliers, reason_to_refuse
+from fedproto.rounds.planning import plan_round, remember_all
+from fedproto.rounds.setting import feature_shape
+from fedproto.strategies.aggregation import cap_attention, combine
 from fedproto.strategies.contract import Declared, FeatureShape, Setting
 from fedproto.tasks import task_named
+from fedproto.types import ServerState
 from helpers import begin, config_of, engine_for, make_state, make_update, train
 
 
@@ -59,8 +60,8 @@ def test_an_update_in_anothers_place_is_refused(small_federation, small_model):
     setting = remember_all([run], engine)
     plan = plan_round(run, small_federation)
     updates = engine.train(plan.jobs)
-    _, record = close_round(run, plan, [updates[0], updates[0], *updates[2:]], setting)
-    assert record.failures == {plan.cohort[1]: f"the update says it is of client {plan.cohort[0]}"}
+    closed = close_round(run, plan, [updates[0], updates[0], *updates[2:]], setting)
+    assert closed.failures == {plan.cohort[1]: f"the update says it is of client {plan.cohort[0]}"}
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 1e35, -1e35])
@@ -174,7 +175,11 @@ def declared_like(update):
 def test_absurd_values_are_refused_even_from_a_client_alone(where, name, value, reason):
     update = make_update(1)
     expected = Expected(
-        1, update.num_examples, 1, update.params, update.buffers, declared_like(update)
+        1,
+        update.num_examples,
+        1,
+        ServerState(0, update.params, update.buffers),
+        declared_like(update),
     )
     assert reason_to_refuse(update, expected) is None
     tensors = getattr(update, where)

@@ -14,13 +14,14 @@ from torch import nn
 from torch.utils.data import Dataset
 
 import fedproto
-from fedproto import Federation, identity, with_features
+from fedproto import Federation, with_features
 from fedproto.cli import main
-from fedproto.driver import demand_of
+from fedproto.disk.integrity import sealed, unsealed
 from fedproto.engines import auto
 from fedproto.errors import StoreError
-from fedproto.identity import data_identity
-from fedproto.integrity import sealed, unsealed
+from fedproto.simulate import identity
+from fedproto.simulate.driver import demand_of
+from fedproto.simulate.identity import data_identity
 
 pytest_plugins = ["data_fixtures"]
 

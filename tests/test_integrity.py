@@ -13,16 +13,16 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-import fedproto.store
+import fedproto.store.run
 from fedproto.cli import main
+from fedproto.config.recipe import expand
+from fedproto.disk.integrity import sealed
 from fedproto.errors import StoreError
 from fedproto.flower.audit import AuditLog
 from fedproto.flower.suspension import Suspensions
-from fedproto.integrity import sealed
-from fedproto.recipe import expand
 from fedproto.simulate import simulate
 from fedproto.store import RunStore, read_description
-from fedproto.sweeps import create_sweep, open_sweep
+from fedproto.store.sweeps import create_sweep, open_sweep
 from test_store import snapshot, tiny
 
 
@@ -305,7 +305,7 @@ def test_of_two_processes_that_start_at_once_one_is_turned_away(tmp_path, monkey
             both.wait(timeout=1)
         return {}
 
-    monkeypatch.setattr(fedproto.store, "describe_environment", wait_for_the_other)
+    monkeypatch.setattr(fedproto.store.run, "describe_environment", wait_for_the_other)
     outcomes = []
 
     def create():

@@ -28,7 +28,7 @@ import os, signal, sys
 from pathlib import Path
 import sklearn.datasets, torch, torch._dynamo
 from fedproto.cli import main
-from fedproto.recipe import read_recipe
+from fedproto.config.recipe import read_recipe
 
 torch.set_num_threads(1)
 read_recipe("quickstart")

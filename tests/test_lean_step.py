@@ -8,7 +8,6 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 - the name everyone uses
 
 from engine_cases import CLASSES, STRATEGIES, engine_for, jobs_of, small_federation
-from fedproto.augment import AugmentOptions
 from fedproto.engines.reference import ReferenceEngine
 from fedproto.engines.workers.lean import lean_network
 from fedproto.engines.workers.spectra import SpectralConvolution
@@ -20,6 +19,7 @@ from fedproto.models.mlp import MLPOptions
 from fedproto.strategies import FedAvg, FedProx, Strategy
 from fedproto.strategies.contract import Objective
 from fedproto.training import TrainOptions
+from fedproto.training.augment import AugmentOptions
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
 SMALL_CNN = CNNOptions(channels1=3, channels2=5, features=7)
@@ -200,6 +200,8 @@ def test_models_without_a_lean_form():
     assert lean_network(Changed(shape, (3, 5), 7, CLASSES), shape, torch.float32) is None
     narrow = build_model(CNN4Options(channels=4), shape, CLASSES, seed=0)
     assert lean_network(narrow, shape, torch.float32) is None
+    normed = build_model(CNN4Options(channels=4, batch_norm=True), shape, CLASSES, seed=0)
+    assert lean_network(normed, shape, torch.float32) is None
     large = build_model(SMALL_CNN, (1, 80, 20), CLASSES, seed=0)
     assert lean_network(large, (1, 80, 20), torch.float32) is None
     frozen = build_model(SMALL_CNN, shape, CLASSES, seed=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from dataclasses import replace
 
@@ -14,19 +15,20 @@ from fedproto.analysis.calibration import calibration_error, tally_confidence
 from fedproto.analysis.discrepancy import mmd2, mmd2_linear
 from fedproto.cli import main
 from fedproto.config import RunConfig, read_config
+from fedproto.config.recipe import read_recipe
+from fedproto.disk.integrity import sealed
 from fedproto.engines.base import ENGINES, EngineOptions, Workload
 from fedproto.errors import ConfigError
-from fedproto.integrity import sealed
 from fedproto.measures.base import MEASURES, Gauge, Measure
 from fedproto.measures.options import MeasureOptions
-from fedproto.recipe import read_recipe
-from fedproto.records import RecordReader
 from fedproto.report.arrangement import arrange
 from fedproto.report.results import find_runs
 from fedproto.rng import Purpose, stream
 from fedproto.rounds import run_rounds
 from fedproto.simulate import simulate
+from fedproto.simulate.reference import check_reference, reference_state
 from fedproto.store import RunStore
+from fedproto.store.records import RecordReader
 from fedproto.tasks import task_named
 from helpers import begin, config_of, every_strategy, same_tensors, strategy_name
 
@@ -42,9 +44,11 @@ def carry_out(configs, federation, model, engine="reference"):
     options = EngineOptions(name=engine, device="cpu")
     workload = Workload(federation, model, task_named(federation.task), options)
     made = ENGINES.get(engine)(workload)
+    for config in configs:
+        check_reference(config)
     runs = [begin(config, model) for config in configs]
     try:
-        for _ in run_rounds(runs, federation, made):
+        for _ in run_rounds(runs, federation, made, gauge=Gauge(workload, reference_state)):
             pass
     finally:
         made.close()
@@ -104,6 +108,28 @@ def test_measures_are_those_of_the_model_after_the_round(small_federation, small
             float((one - other).norm()) for one in means for other in means if one is not other
         ]
     assert metrics["aggregate_mean_margin"] == pytest.approx(np.mean(distances), rel=1e-5)
+
+
+def test_the_training_loss_is_the_weighted_mean_of_the_clients_losses(
+    small_federation, small_model
+):
+    """Σ n_k L_k / Σ n_k of the aggregate model; the margin also per root of the channels."""
+    (run,) = carry_out(
+        [measured(config_of(FedAvg()), what=("loss", "margin"))], small_federation, small_model
+    )
+    model = copy.deepcopy(small_model)
+    model.load_state_dict({**run.state.params, **run.state.buffers})
+    losses, sizes = [], []
+    for client in small_federation.clients:
+        inputs, targets = small_federation.samples.batch(client.train)
+        with torch.no_grad():
+            losses.append(float(torch.nn.functional.cross_entropy(model(inputs.float()), targets)))
+        sizes.append(len(targets))
+    metrics = run.records[-1].metrics
+    assert metrics["aggregate_train_loss"] == pytest.approx(np.average(losses, weights=sizes))
+    assert metrics["margin_per_channel"] == pytest.approx(
+        metrics["aggregate_mean_margin"] / np.sqrt(6)
+    )
 
 
 def test_margin_without_the_measure_is_that_of_fedprotos_cohort(small_federation, small_model):

@@ -21,8 +21,8 @@ from fedproto import (
     Scaffold,
     ServerOptions,
 )
-from fedproto.planning import check_fits, equip, plan_round, remember_all
 from fedproto.rounds import run_rounds
+from fedproto.rounds.planning import check_fits, equip, plan_round, remember_all
 from fedproto.strategies.contract import Local, Observation, Setting
 from fedproto.types import ClientUpdate, ServerState
 from helpers import begin, config_of, engine_for, same_tensors

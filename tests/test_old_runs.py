@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from fedproto.cli import main
-from fedproto.simulate import is_finished, simulate
+from fedproto.simulate import simulate
 from fedproto.store import RunStore
 from fedproto.strategies.fedproto import COUNT, SUM
 from fedproto.types import under
@@ -30,7 +30,7 @@ def stopped(tmp_path) -> RunStore:
 
 
 def test_its_memory_is_found_again(stopped):
-    assert not is_finished(stopped)
+    assert not stopped.finished
     state = stopped.load_checkpoint()
     assert state.round == 2
     assert set(state.memory) == {SUM, COUNT}
@@ -56,5 +56,5 @@ def test_it_goes_on_to_what_it_would_have_become(stopped):
 def test_it_is_compared_and_resumed_from_the_command_line(stopped, capsys):
     assert main(["compare", str(stopped.path)]) == 0
     assert main(["resume", str(stopped.path), "--quiet"]) == 0
-    assert is_finished(RunStore.open(stopped.path))
+    assert RunStore.open(stopped.path).finished
     assert "fedproto" in capsys.readouterr().out

@@ -17,7 +17,6 @@ from engine_cases import (
 )
 from fedproto.cli.progress import Notices
 from fedproto.config import RunConfig, ScheduleOptions
-from fedproto.driver import engine_of
 from fedproto.engines import auto, processes
 from fedproto.engines.auto import Demand
 from fedproto.engines.base import EngineOptions
@@ -25,6 +24,7 @@ from fedproto.engines.workers import pool
 from fedproto.engines.workers.shared import SharedSlots
 from fedproto.errors import ConfigError, TrainingError
 from fedproto.models.base import build_model
+from fedproto.simulate.driver import engine_of
 from fedproto.strategies import FedAvg, FedProto, Strategy
 from fedproto.tasks import task_named
 from fedproto.training import TrainOptions

@@ -11,10 +11,10 @@ from fedproto import FedAvg, FedProx
 from fedproto.data.synthetic import Synthetic
 from fedproto.errors import ConfigError
 from fedproto.report.arrangement import Arrangement, arrange
+from fedproto.report.comparable import at_shared_rounds, comparable
 from fedproto.report.figures import draw_attention, draw_curves
 from fedproto.report.looks import looks_of
 from fedproto.report.results import StoredRun, smoothing_width
-from fedproto.report.shared import at_shared_rounds, comparable
 from fedproto.report.summary import summarize
 from fedproto.strategies.centralized import Centralized
 from fedproto.types import RoundRecord

@@ -17,10 +17,12 @@ from fedproto.report.results import find_runs
 from fedproto.reproduce import reproduction
 from fedproto.reproduce.base import EXPERIMENTS
 from fedproto.reproduce.cases import Scope, split_setting
+from fedproto.reproduce.experiments.claims import claims
 from fedproto.reproduce.library import Library, Request, fingerprint
 from fedproto.reproduce.paper import paper
 from fedproto.rounds import Watcher
 
+WITHOUT_PICTURE = {"numbers", "claims", "sorted"}
 SYNTHETIC = ["accuracy", "--only=synthetic"]
 
 
@@ -56,8 +58,9 @@ def reproduced(tmp_path_factory) -> Path:
 def test_every_table_and_figure_comes_as_csv_png_and_pdf(reproduced, name):
     out = reproduced / "out/smoke"
     assert len(table(out, name)) > 0
-    assert (out / f"{name}.png").read_bytes().startswith(b"\x89PNG")
-    assert (out / f"{name}.pdf").read_bytes().startswith(b"%PDF")
+    if name not in WITHOUT_PICTURE:
+        assert (out / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+        assert (out / f"{name}.pdf").read_bytes().startswith(b"%PDF")
     origin = json.loads((out / f"{name}.json").read_text())
     assert origin["command"] == "fedproto reproduce all --scale smoke"
     assert all(Path(run["directory"]).is_dir() for run in origin["runs"])
@@ -94,6 +97,47 @@ def test_the_accuracy_table_by_hand(reproduced):
     assert float(row["paper_std"]) == 2.6
     assert float(row["difference"]) == pytest.approx(sum(measured) / 3 - 72.3)
     assert row["runs"] == "3"
+
+
+def test_every_number_of_the_paper_has_its_row(reproduced):
+    """Tables 1 to 4: what is printed once is there once, the margins beside both readings."""
+    rows = table(reproduced / "out/smoke", "numbers")
+    assert all(row["paper"] for row in rows)
+    counts = {name: len(paper()[name]) for name in ("data", "accuracy", "loss", "margin", "ffd")}
+    cells = {name: sum(map(len, paper()[name].values())) for name in counts}
+    of_ablation = 4 * len(paper()["ablation"])
+    tables = cells["accuracy"] + cells["loss"] + 2 * cells["margin"] + cells["ffd"]
+    central = [row for row in rows if row["quantity"] == "test mIoU (%)"]
+    assert len(rows) == 5 * counts["data"] + tables + of_ablation + len(central)
+    (row,) = (
+        row
+        for row in rows
+        if (row["data_set"], row["row"]) == ("MNIST", "FedAvg")
+        and row["quantity"] == "test accuracy (%)"
+    )
+    assert float(row["distance"]) == pytest.approx((float(row["ours"]) - 88.8) / 3.8)
+
+
+def test_every_claim_has_a_verdict(reproduced):
+    rows = table(reproduced / "out/smoke", "claims")
+    assert {row["claim"] for row in rows} == {each.claim for each in claims()}
+    assert {row["verdict"] for row in rows} <= {"reproduced", "contradicted", "undecided"}
+    assert sum(row["pairs"] == "3" for row in rows) > 20
+
+
+def test_both_partitions_of_the_claim_on_sorting_are_compared(reproduced):
+    runs = [
+        run
+        for run in find_runs([reproduced / "runs/smoke/fpascal"])
+        if run.config.title == "FedProto" and run.config.data.alpha == 0.01
+    ]
+    miou = {run.config.data.partition: 100 * run.records[-1].metrics["miou"] for run in runs}
+    (row,) = (
+        row
+        for row in table(reproduced / "out/smoke", "sorted")
+        if (row["data_set"], row["of"]) == ("FPascal", "FedProto")
+    )
+    assert float(row["difference"]) == pytest.approx(miou["sorted"] - miou["dirichlet"])
 
 
 def test_fairness_with_toleration_is_always_shown(reproduced):
@@ -187,8 +231,8 @@ class Interrupting(Watcher):
     def __init__(self, rounds: int) -> None:
         self.left = rounds
 
-    def round_done(self, run, record) -> None:
-        del run, record
+    def round_done(self, config, records) -> None:
+        del config, records
         self.left -= 1
         if self.left == 0:
             raise KeyboardInterrupt

@@ -12,10 +12,10 @@ import pytest
 
 from fedproto import FedAvg
 from fedproto.config import RunConfig, ScheduleOptions
+from fedproto.config.recipe import read_recipe
 from fedproto.data.base import DATASETS
 from fedproto.engines.base import EngineOptions
 from fedproto.measures.options import MeasureOptions
-from fedproto.recipe import read_recipe
 from fedproto.report.looks import add_legend, new_figure
 from fedproto.report.results import StoredRun
 from fedproto.reproduce.base import Result
@@ -31,6 +31,7 @@ from fedproto.reproduce.curves import (
     spread_of,
 )
 from fedproto.reproduce.estimate import estimate, in_words, work_of
+from fedproto.reproduce.experiments.claims import Claim, judge
 from fedproto.reproduce.experiments.margins import discrepancy
 from fedproto.reproduce.library import Library, Request, fingerprint, merged
 from fedproto.reproduce.panels import METHODS, line_of
@@ -71,12 +72,8 @@ def test_the_ablations_means_and_deviations_are_those_of_its_deltas():
         assert printed("accuracy", "mnist", label) == Printed(row["mean"], row["std"])
 
 
-def test_table_1_agrees_with_the_data_sets_and_the_recipes():
+def test_table_1_agrees_with_the_recipes():
     for name, row in paper()["data"].items():
-        known = DATASETS.get(name).paper
-        assert known is not None
-        for field in ("classes", "clients", "samples", "mean", "std"):
-            assert getattr(known, field) == row[field], (name, field)
         for config in read_recipe(name).values():
             train = config.train
             assert (train.epochs, train.batch_size) == (row["epochs"], row["batch_size"]), name
@@ -138,6 +135,46 @@ def test_a_band_is_mean_and_spread_at_common_rounds():
     assert curve.mean.tolist() == [1.0, 4.0]
     assert curve.std.tolist() == [1.0, 2.0]
     assert band([result([0.0])], "mmd") is None
+
+
+@pytest.mark.parametrize(
+    ("how", "values", "verdict"),
+    [
+        ("above", [0.1, 0.2, 0.3], "reproduced"),
+        ("below", [0.1, 0.2, 0.3], "contradicted"),
+        ("above", [-0.1, 0.2, 0.3], "undecided"),
+        ("above", [0.5], "undecided"),
+        ("below", [-0.1, -0.3], "reproduced"),
+        ("level", [0.002, -0.002, 0.001], "reproduced"),
+        ("level", [0.2, 0.21, 0.2], "contradicted"),
+        ("level", [0.2, -0.3, 0.1], "undecided"),
+        ("steadier", [0.0, 0.1, 0.0], "reproduced"),
+        ("steadier", [0.0, 0.6, 0.0], "contradicted"),
+    ],
+)
+def test_claims_are_judged_pair_by_pair(how, values, verdict):
+    """The baseline has 0.5, 0.6 and 0.7 at three δ; a spread over δ of 0.1."""
+    deltas = (0.0, 0.5, 0.8)[: len(values)]
+    base = [0.5, 0.4, 0.5] if how == "steadier" else [0.5, 0.6, 0.7]
+    than = [result([value], delta=delta) for value, delta in zip(base, deltas, strict=False)]
+    of = [
+        result([value + more], delta=delta)
+        for value, more, delta in zip(base, values, deltas, strict=False)
+    ]
+    claim = Claim("so it is", "accuracy", "A", "B", how, within=1.0, factor=100)
+    found = judge(claim, of, than)
+    assert found.verdict == verdict
+    assert judge(claim, of, []) is None
+    if how != "steadier":
+        assert found.pairs == len(values)
+        assert found.difference == pytest.approx(100 * statistics.mean(values))
+
+
+def test_the_distance_is_in_the_papers_own_spread():
+    ours = Spread(90.0, None, None, 1)
+    assert Comparison("", "", "", "", ours, Printed(88.0, 4.0)).distance == pytest.approx(0.5)
+    assert Comparison("", "", "", "", ours, Printed(88.0)).distance is None
+    assert Comparison("", "", "", "", ours, Printed(88.0, 0.0)).distance is None
 
 
 def test_a_difference_needs_both_figures():
@@ -268,7 +305,7 @@ def test_ffd_is_taken_within_delta_and_seed():
             for (delta, seed), value in values.items()
         ]
 
-    ours = of({(0.0, 0): 0.5, (0.5, 0): 0.9, (0.5, 1): 0.2, (0.8, 0): 1.0})
+    ours = of({(0.0, 0): 0.25, (0.5, 0): 0.81, (0.5, 1): 0.2, (0.8, 0): 1.0})
     baseline = of({(0.0, 0): 1.0, (0.5, 0): 1.0, (0.5, 1): 0.0})
     found = discrepancy(ours, baseline)
     assert found.mean == pytest.approx((50 + 10) / 2)

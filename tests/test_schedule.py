@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedproto import schedule, seeding
-from fedproto.rng import Purpose, stream, torch_seed
+from fedproto import schedule
+from fedproto.rng import Purpose, seeding, stream, torch_seed
 
 SIZES = np.array([10, 20, 30, 40, 500, 60, 70, 80, 90, 100])
 
@@ -73,6 +73,12 @@ def test_partial_epochs_are_uniform_and_never_complete():
 
 def test_a_straggler_with_one_epoch_does_nothing():
     assert {schedule.partial_epochs(seed, 0, 0, 1) for seed in range(20)} == {0}
+
+
+def test_stragglers_may_do_an_epoch_at_least_as_in_fedproxs_code():
+    drawn = [schedule.partial_epochs(0, round_, 7, 4, least=1) for round_ in range(400)]
+    assert set(drawn) == {1, 2, 3}
+    assert {schedule.partial_epochs(seed, 0, 0, 1, least=1) for seed in range(20)} == {0}
 
 
 @given(st.integers(1, 40), st.integers(1, 12), st.integers(0, 4))

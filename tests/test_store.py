@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from fedproto.config import RunConfig, StoreOptions, digest_of, read_config
+from fedproto.disk.integrity import sealed
 from fedproto.errors import StoreError
-from fedproto.integrity import sealed
-from fedproto.simulate import is_finished, open_or_create, simulate
-from fedproto.store import RunStore, read_description
-from fedproto.sweeps import create_sweep, open_sweep
+from fedproto.simulate import simulate
+from fedproto.store import RunStore, open_or_create, read_description
+from fedproto.store.sweeps import create_sweep, open_sweep
 from fedproto.types import RoundRecord
 from helpers import make_state, same_tensors
 
@@ -69,7 +69,7 @@ def test_a_run_directory_tells_what_was_run_with_what(finished):
     assert environment["packages"]["torch"] == torch.__version__
     assert environment["devices"][0].startswith("cpu")
     assert [each.round for each in finished.records()] == [0, 1, 2]
-    assert is_finished(finished)
+    assert finished.finished
 
 
 def test_records_come_back_as_they_were(tmp_path):

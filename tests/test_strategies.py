@@ -11,8 +11,8 @@ import torch
 from fedproto import Centralized, FedAtt, FedAvg, FedProto, FedProx
 from fedproto.equations import aggregate_margin, aggregate_prototypes
 from fedproto.errors import ConfigError, TrainingError
-from fedproto.planning import plan_round, remember_all
 from fedproto.rounds import close_round
+from fedproto.rounds.planning import plan_round, remember_all
 from fedproto.strategies.contract import Observation
 from fedproto.strategies.fedproto import COUNT, MARGIN, SUM
 from fedproto.types import ClientUpdate, Prototypes, ServerState
@@ -191,9 +191,9 @@ def test_one_client_returns_its_own_weights(strategy, small_federation, small_mo
     setting = remember_all([run], engine)
     plan = plan_round(run, small_federation)
     (update,) = engine.train(plan.jobs)
-    state, record = close_round(run, plan, [update], setting)
-    assert same_tensors(state.params, update.params)
-    assert record.attention == {update.client: 1.0}
+    closed = close_round(run, plan, [update], setting)
+    assert same_tensors(closed.state.params, update.params)
+    assert closed.attention == {update.client: 1.0}
 
 
 def test_fedproto_differs_from_uniform_only_by_its_attention(small_federation, small_model):

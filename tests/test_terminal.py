@@ -13,7 +13,6 @@ from rich.console import Console
 from fedproto import FedAvg, FedProto, FedProx
 from fedproto.cli import comparing, main, tables
 from fedproto.cli.progress import Bars, LiveBars
-from fedproto.runs import Run
 from helpers import config_of
 from report_runs import make_record, write_run
 
@@ -120,7 +119,7 @@ def test_progress_shows_its_times_and_whose_score_it_is(width):
         watcher = LiveBars(bars, total=1200, done=30)
         watcher.round_started(10)
         watcher.job_done()
-        watcher.round_done(Run(config, None, []), make_record(40))
+        watcher.round_done(config, [make_record(40)])
         shown = Terminal(width=width)
         for part in bars.get_renderables():
             shown.print(part)

@@ -21,7 +21,7 @@ from fedproto.models.base import build_model
 from fedproto.models.cnn import CNNOptions
 from fedproto.models.mlp import MLPOptions
 from fedproto.rounds import run_rounds
-from fedproto.runs import Run
+from fedproto.rounds.runs import Run
 from fedproto.strategies import FedAvg
 from fedproto.tasks import task_named
 from fedproto.training import TrainOptions

@@ -25,11 +25,11 @@ from fedproto.equations import (
 )
 from fedproto.models.base import build_model, features_of
 from fedproto.models.cnn import CNNOptions
-from fedproto.planning import plan_round
 from fedproto.report.looks import COLORS
 from fedproto.rng import Indices
 from fedproto.rounds import run_rounds
-from fedproto.runs import Run
+from fedproto.rounds.planning import plan_round
+from fedproto.rounds.runs import Run
 from fedproto.tasks import Classification
 from fedproto.training import TrainOptions
 from fedproto.types import ClientUpdate, Prototypes, RoundRecord, ServerState
@@ -209,7 +209,7 @@ def _train_one(trained: Trained, client: int) -> ClientUpdate:
             rounds=SCHEDULE.rounds + 1, cohort=len(trained.federation.clients)
         ),
     )
-    plan = plan_round(0, Run(longer, run.state), trained.federation)
+    plan = plan_round(Run(longer, run.state), trained.federation)
     (job,) = (job for job in plan.jobs if job.client == client)
     return trained.engine.train_client(job)
 

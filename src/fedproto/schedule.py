@@ -49,9 +49,10 @@ def stragglers(seed: int, round_: int, cohort: list[int], delta: float) -> list[
     return sorted(cohort[place] for place in order[: round(delta * len(cohort))])
 
 
-def partial_epochs(seed: int, round_: int, client: int, epochs: int) -> int:
-    """The whole epochs ``F' ~ U{0, …, F-1}`` that a straggler finishes."""
-    return int(stream(seed, Purpose.EPOCHS, round_, client).randint(epochs))
+def partial_epochs(seed: int, round_: int, client: int, epochs: int, least: int = 0) -> int:
+    """The whole epochs ``F' ~ U{least, …, F-1}`` that a straggler finishes; none of one."""
+    least = min(least, epochs - 1)
+    return least + int(stream(seed, Purpose.EPOCHS, round_, client).randint(epochs - least))
 
 
 @dataclass(frozen=True)

@@ -7,16 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from functools import cached_property
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from fedproto.augment import AugmentOptions
-    from fedproto.schedule import BatchOrder
-    from fedproto.strategies.base import Strategy
-    from fedproto.training import TrainOptions
 
 Tensors: TypeAlias = Mapping[str, Tensor]
 """Named tensors: a model's parameters or buffers."""
@@ -92,6 +87,16 @@ class ServerState:
     def __repr__(self) -> str:
         return f"ServerState(round {self.round}, {_size(self.params, self.buffers, self.memory)})"
 
+    @cached_property
+    def largest(self) -> Tensors:
+        """The largest size of a number in each parameter, left on its device."""
+        return {
+            name: torch.stack(tensor.detach().aminmax()).abs().amax()
+            if tensor.numel()
+            else torch.zeros((), device=tensor.device)
+            for name, tensor in self.params.items()
+        }
+
     def to(self, device: torch.device) -> ServerState:
         """The same state on a device."""
 
@@ -99,41 +104,6 @@ class ServerState:
             return {name: tensor.to(device) for name, tensor in tensors.items()}
 
         return ServerState(self.round, moved(self.params), moved(self.buffers), moved(self.memory))
-
-
-@dataclass(frozen=True)
-class LocalJob:
-    """Train this client from this state with this strategy for these epochs.
-
-    Attributes:
-        client: Which client's data to train on.
-        state: The received state; its memory stays with the server.
-        strategy: Gives the local objective and the report, nothing else.
-        batches: The epochs to do and the order of the samples in each.
-        train: The local update rule.
-        lr: Learning rate of this round.
-        seed: For whatever is random inside the model (dropout).
-        augment: How training images are varied; None for not at all.
-        broadcast: What the strategy sends beside the weights.
-        memory: What the client kept for the strategy; empty where the client itself keeps it.
-        run: Fingerprint of the run, by which a client that remembers tells runs apart.
-        last_round: The last round whose update of this client was accepted; None for none.
-        keep_from: The earliest round to which the run may go back.
-    """
-
-    client: int
-    state: ServerState
-    strategy: Strategy
-    batches: BatchOrder
-    train: TrainOptions
-    lr: float
-    seed: int
-    augment: AugmentOptions | None = None
-    broadcast: Tensors = field(default_factory=dict)
-    memory: Tensors = field(default_factory=dict)
-    run: str = ""
-    last_round: int | None = None
-    keep_from: int = 0
 
 
 @dataclass(frozen=True, repr=False)

@@ -54,11 +54,11 @@ def tally_confidence(scores: Tensor, targets: Tensor, bins: int = BINS) -> Tenso
     if targets.ndim > 1:
         counted = targets != VOID
         confidence, correct = confidence[counted], correct[counted]
-    place = (torch.ceil(confidence * bins).long() - 1).clamp(0, bins - 1)
+    bin_ = (torch.ceil(confidence * bins).long() - 1).clamp(0, bins - 1)
     # Sums with a fixed order, bin by bin: scattered ones would differ in the last digit on a GPU.
     columns = []
     for number in range(bins):
-        inside = place == number
+        inside = bin_ == number
         columns.append(
             torch.stack(
                 [
@@ -81,8 +81,8 @@ def reliability(tally: Tensor) -> list[Bin]:
     """The bins of a reliability diagram."""
     number = tally.shape[1]
     bins = []
-    for place, (count, correct, confidence) in enumerate(tally.T.tolist()):
-        low, high = place / number, (place + 1) / number
+    for bin_, (count, correct, confidence) in enumerate(tally.T.tolist()):
+        low, high = bin_ / number, (bin_ + 1) / number
         bins.append(
             Bin(
                 low=low,

@@ -130,19 +130,20 @@ def grouped_mmd2(x_nd: Tensor, y_nd: Tensor, sizes: Sequence[int], bandwidth: fl
     return found
 
 
-def feature_discrepancy(mmd_a: float, mmd_b: float) -> float:
+def feature_discrepancy(mmd2_a: float, mmd2_b: float) -> float:
     """``FFD(A, B) = (MMD_B − MMD_A) / MMD_B × 100``: how much nearer A is than the baseline B.
 
     Args:
-        mmd_a: MMD of the method in question after its last round.
-        mmd_b: MMD of the baseline.
+        mmd2_a: MMD² of the method in question after its last round; an estimate below 0 is as near
+            as can be told, and counts as 0.
+        mmd2_b: MMD² of the baseline.
 
     Raises:
-        ConfigError: If the baseline's MMD is not above 0: there is nothing to be nearer than.
+        ConfigError: If the baseline's MMD² is not above 0: there is nothing to be nearer than.
     """
-    if not mmd_b > 0:
-        raise ConfigError(f"FFD needs a baseline whose MMD is above 0, not {mmd_b:g}")
-    return (mmd_b - mmd_a) / mmd_b * 100
+    if not mmd2_b > 0:
+        raise ConfigError(f"FFD needs a baseline whose MMD² is above 0, not {mmd2_b:g}")
+    return (1 - math.sqrt(max(mmd2_a, 0.0) / mmd2_b)) * 100
 
 
 def _check(x_nd: Tensor, y_md: Tensor, paired: bool, least: int = 2) -> None:

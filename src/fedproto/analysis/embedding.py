@@ -18,7 +18,7 @@ from fedproto.errors import ConfigError
 OnStep: TypeAlias = Callable[[int, int], None]
 """Is told how many of how many steps are done."""
 
-Library: TypeAlias = Literal["auto", "scikit-learn", "openTSNE"]
+TsneLibrary: TypeAlias = Literal["auto", "scikit-learn", "openTSNE"]
 
 STEPS = 1000
 _EXAGGERATED = 250
@@ -44,10 +44,10 @@ def embed(
     *,
     seed: int = 0,
     perplexity: float = 30.0,
-    library: Library = "auto",
+    library: TsneLibrary = "auto",
     on_step: OnStep | None = None,
 ) -> NDArray[np.float64]:
-    """t-SNE (van der Maaten & Hinton 2008): a place in the plane per feature vector.
+    """t-SNE (van der Maaten & Hinton 2008): a point in the plane per feature vector.
 
     Starts from the first two principal components, so that the picture does not depend on luck.
 
@@ -70,11 +70,11 @@ def embed(
     say = on_step or _silent
     say(0, STEPS)
     if _chosen(library) == "openTSNE":
-        places = _by_opentsne(e_nd, seed, perplexity, say)
+        points = _by_opentsne(e_nd, seed, perplexity, say)
     else:
-        places = _by_sklearn(e_nd, seed, perplexity, say)
+        points = _by_sklearn(e_nd, seed, perplexity, say)
     say(STEPS, STEPS)
-    return np.asarray(places, dtype=np.float64)
+    return np.asarray(points, dtype=np.float64)
 
 
 def can_embed() -> bool:
@@ -95,7 +95,7 @@ def _silent(done: int, total: int) -> None:
     del done, total
 
 
-def _chosen(library: Library) -> str:
+def _chosen(library: TsneLibrary) -> str:
     wanted = {"scikit-learn": "sklearn", "openTSNE": "openTSNE"}
     if library == "auto":
         found = importlib.util.find_spec("openTSNE") is not None

@@ -21,13 +21,13 @@ from fedproto.analysis.dissimilarity import (
     similar_sizes,
     squared_distance,
 )
-from fedproto.batch_norm import estimate, statistics_names
 from fedproto.engines.base import Workload
 from fedproto.engines.reference import load_state
 from fedproto.equations import class_prototypes
 from fedproto.models.base import features_of
 from fedproto.rng import Indices
 from fedproto.tasks import Classification
+from fedproto.training.batch_norm import estimate, goes_by_batch, statistics_names
 from fedproto.types import POOLED, Prototypes, ServerState
 
 INPUTS_AT_ONCE = 2**21
@@ -45,6 +45,7 @@ class Probe:
     """
 
     def __init__(self, workload: Workload) -> None:
+        self.workload = workload
         self.federation, self.task = workload.federation, workload.task
         self._options = workload.options
         self.device = workload.options.torch_device()
@@ -55,6 +56,7 @@ class Probe:
         self._encode = features_of(self._model)
         self._samples = workload.federation.samples.to(self.device, dtype)
         self._statistics = statistics_names(self._model)
+        self._by_batch = goes_by_batch(self._model)
         numbers = int(np.prod(self.federation.input_shape))
         self._at_once = workload.options.eval_batch_size
         if self.device.type == "cuda":
@@ -151,14 +153,12 @@ class Probe:
         own = [self.federation.train_indices(client) for client in clients]
         found = torch.zeros(len(own), dtype=torch.float64, device=self.device)
         sizes, most = [len(indices) for indices in own], self._clients_at_once()
-        for places, together in similar_sizes(sizes, self._gradient_at_once, most):
+        for rows, together in similar_sizes(sizes, self._gradient_at_once, most):
             if together:
-                found[places] = self._distances_together(
-                    [own[place] for place in places], reference
-                )
+                found[rows] = self._distances_together([own[row] for row in rows], reference)
             else:
-                (place,) = places
-                found[place] = squared_distance(self._gradient(own[place]), reference)
+                (row,) = rows
+                found[row] = squared_distance(self._gradient(own[row]), reference)
         return found.cpu()
 
     def _distances_together(self, own: Sequence[Indices], reference: dict[str, Tensor]) -> Tensor:
@@ -214,8 +214,8 @@ class Probe:
         return max(1, fit // max(1, numbers))
 
     def _complete(self, state: ServerState) -> bool:
-        """Whether a state brings its batch-norm statistics with it."""
-        return self._statistics <= {*state.params, *state.buffers}
+        """Whether a state brings its batch-norm statistics with it, whatever the samples."""
+        return not self._by_batch and self._statistics <= {*state.params, *state.buffers}
 
     def _ready(self, state: ServerState, indices: Indices) -> Iterator[Indices]:
         """Parts of the samples, each at a moment when the model has the statistics for it."""

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 
 from fedproto.analysis.probe import Probe
-from fedproto.tasks import Segmentation
 from fedproto.types import ServerState
 
 
@@ -79,12 +78,11 @@ def score_classes(probe: Probe, state: ServerState) -> ClassScores:
             classes, classes
         )
     true, correct = confusion.sum(dim=1), confusion.diagonal()
-    maps = isinstance(probe.task, Segmentation)
-    total = true + confusion.sum(dim=0) - correct if maps else true
+    total = true + confusion.sum(dim=0) - correct if probe.task.label_maps else true
     present = np.flatnonzero(true.numpy())
     return ClassScores(
-        metric="iou" if maps else "accuracy",
-        names=[federation.class_name(int(place)) for place in present],
+        metric=probe.task.class_score,
+        names=[federation.class_name(int(label)) for label in present],
         examples=true[present].tolist(),
         values=(correct.double() / total.clamp(min=1))[present].tolist(),
     )

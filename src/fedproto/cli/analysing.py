@@ -12,22 +12,22 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from fedproto.analysis.folder import (
-    MEASURED,
-    PARTS,
-    OnStep,
-    Wishes,
-    analyse,
-    open_subject,
-    possible_parts,
-)
 from fedproto.analysis.runs import attention_spread, pearson
-from fedproto.cli.options import DataRoot
+from fedproto.cli.options import DataRoot, Directories
 from fedproto.cli.tables import print_table
 from fedproto.data import DataSource, Federation, data_root
-from fedproto.errors import ConfigError, FedprotoError, unknown_name
+from fedproto.errors import ConfigError, FedprotoError
+from fedproto.report.analysing import (
+    MODEL_MEASURES,
+    PARTS,
+    AnalysisRequest,
+    OnStep,
+    analyse,
+    possible_parts,
+)
 from fedproto.report.arrangement import arrange
 from fedproto.report.results import StoredRun, find_runs
+from fedproto.report.subject import open_subject
 from fedproto.tasks import TASKS
 
 MARGIN = "aggregate_mean_margin"
@@ -51,13 +51,8 @@ COLUMNS = {
 }
 
 
-def add_to(app: typer.Typer) -> None:
-    """Adds the command of this module."""
-    app.command("analyse")(analyse_runs)
-
-
 def analyse_runs(
-    directories: Annotated[list[Path], typer.Argument(help="Runs, sweeps or folders of them.")],
+    directories: Directories,
     what: Annotated[
         list[str] | None,
         typer.Option(help=f"Only this part; may be given several times: {', '.join(PARTS)}."),
@@ -67,7 +62,9 @@ def analyse_runs(
     ] = None,
     measure: Annotated[
         list[str] | None,
-        typer.Option(help=f"Of the measures only this; may be repeated: {', '.join(MEASURED)}."),
+        typer.Option(
+            help=f"Of the measures only this; may be repeated: {', '.join(MODEL_MEASURES)}."
+        ),
     ] = None,
     samples: Annotated[int, typer.Option(min=4, help="Features in the t-SNE at most.")] = 2000,
     pictures: Annotated[int, typer.Option(min=0, help="Pictures that get maps.")] = 4,
@@ -79,13 +76,7 @@ def analyse_runs(
     Of several runs it also gives the correlation of the aggregate mean margin with the score.
     """
     del data_root
-    for name in what or []:
-        if name not in PARTS:
-            raise ConfigError(f"--what: {unknown_name('part', name, PARTS)}")
-    for name in measure or []:
-        if name not in MEASURED:
-            raise ConfigError(f"--measure: {unknown_name('measure', name, MEASURED)}")
-    wishes = Wishes(
+    request = AnalysisRequest(
         what=tuple(what or possible_parts(_say)),
         reference=None if reference is None else str(reference),
         samples=samples,
@@ -96,9 +87,9 @@ def analyse_runs(
     federations: dict[DataSource, Federation] = {}
     found = []
     with _progress(len(runs)) as step_of:
-        for place, run in enumerate(runs):
+        for index, run in enumerate(runs):
             subject = open_subject(run.path, _federation(run, federations))
-            found.append(analyse(subject, wishes, step_of(place, run)))
+            found.append(analyse(subject, request, step_of(index, run)))
             if as_json:
                 line = {"run": str(run.path), "round": subject.state.round, **found[-1]}
                 typer.echo(json.dumps({**line, **_attention(run)}))
@@ -122,7 +113,7 @@ def analyse_missing(directories: Sequence[Path]) -> None:
     federations: dict[DataSource, Federation] = {}
     runs = find_runs(directories)
     with _progress(len(runs)) as step_of:
-        for place, run in enumerate(runs):
+        for index, run in enumerate(runs):
             missing = [
                 name for name, file in wanted.items() if not (run.path / "analysis" / file).exists()
             ]
@@ -130,7 +121,7 @@ def analyse_missing(directories: Sequence[Path]) -> None:
                 continue
             try:
                 subject = open_subject(run.path, _federation(run, federations))
-                analyse(subject, Wishes(what=tuple(missing)), step_of(place, run))
+                analyse(subject, AnalysisRequest(what=tuple(missing)), step_of(index, run))
             except FedprotoError as error:
                 typer.echo(f"not analysed: {error}", err=True)
 
@@ -161,9 +152,9 @@ def _progress(number: int) -> Iterator[Any]:
     ) as bars:
         bar = bars.add_task("", total=None)
 
-        def step_of(place: int, run: StoredRun) -> OnStep:
+        def step_of(index: int, run: StoredRun) -> OnStep:
             def step(text: str, done: int, total: int) -> None:
-                title = f"{place + 1}/{number} {run.config.title}: {text}"
+                title = f"{index + 1}/{number} {run.config.title}: {text}"
                 bars.update(bar, description=title, completed=done, total=total)
 
             return step

@@ -11,9 +11,9 @@ import typer
 
 from fedproto.cli.ondemand import OnDemand
 from fedproto.cli.options import set_for_command
+from fedproto.disk.limits import VARIABLE, limits
 from fedproto.errors import FedprotoError
-from fedproto.limits import VARIABLE, limits
-from fedproto.registry import load_plugin
+from fedproto.options.registry import load_plugin
 from fedproto.version import __version__
 
 app = typer.Typer(

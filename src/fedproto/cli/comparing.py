@@ -12,11 +12,12 @@ from typing import Annotated, Any
 
 import typer
 
+from fedproto.cli.options import Directories, Metric, Target
 from fedproto.cli.tables import print_table
 from fedproto.config import flatten
 from fedproto.errors import ConfigError, unknown_name
-from fedproto.evidence import FEWEST_PAIRS
 from fedproto.report.arrangement import Arrangement, arrange
+from fedproto.report.evidence import FEWEST_PAIRS
 from fedproto.report.figures import save_figures
 from fedproto.report.results import StoredRun, find_runs, main_score
 from fedproto.report.summary import Summary, summarize
@@ -29,19 +30,10 @@ Baseline = Annotated[
 _LEAST = ("s", "MB down", "MB up", "rounds", "95 % interval", "loss", "seeds")
 
 
-def add_to(app: typer.Typer) -> None:
-    """Adds the command of this module."""
-    app.command()(compare)
-
-
 def compare(
-    directories: Annotated[list[Path], typer.Argument(help="Runs, sweeps or folders of them.")],
-    metric: Annotated[
-        str | None, typer.Option(help="The score to compare by; the task's main one by default.")
-    ] = None,
-    target: Annotated[
-        float | None, typer.Option(help="Also show when this score is reached.")
-    ] = None,
+    directories: Directories,
+    metric: Metric = None,
+    target: Target = None,
     baseline: Baseline = None,
     each: Annotated[bool, typer.Option("--each", help="One row per run, not per group.")] = False,
     plots: Annotated[Path | None, typer.Option(help="Folder for figures as PNG.")] = None,

@@ -14,8 +14,9 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
-from fedproto.cli.options import DataRoot
-from fedproto.data.base import DATASETS, DataSource, OnProgress, PaperRow, data_root
+from fedproto.cli.options import AsJson, DataRoot
+from fedproto.config.recipe import apply_overrides
+from fedproto.data.base import DATASETS, DataSource, OnProgress, data_root
 from fedproto.data.federation import Federation
 from fedproto.data.fetch import OnBytes
 from fedproto.data.fetch import check as check_files
@@ -24,8 +25,10 @@ from fedproto.data.sharing import SharedOut
 from fedproto.data.statistics import Statistics, statistics
 from fedproto.errors import ConfigError, DataError
 from fedproto.options import read_options
-from fedproto.recipe import apply_overrides
 from fedproto.report.data_figures import draw_class_mixes, draw_contact_sheet
+from fedproto.reproduce.paper import paper
+
+group = typer.Typer(name="data", help=__doc__, no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(help="A data set (fedproto list datasets).")]
 Settings = Annotated[
@@ -35,17 +38,10 @@ Settings = Annotated[
 ALPHAS = (0.01, 0.05, 0.1, 0.2, 0.5, 1.0, 1000.0)
 """The concentrations of the supplementary's figure."""
 
-
-def add_to(app: typer.Typer) -> None:
-    """Adds the group of this module."""
-    group = typer.Typer(name="data", help=__doc__, no_args_is_help=True)
-    group.command()(fetch)
-    group.command()(check)
-    group.command()(stats)
-    group.command()(plot)
-    app.add_typer(group)
+COLUMNS, DECIMAL = ("classes", "clients", "samples", "mean", "std"), ("mean", "std")
 
 
+@group.command()
 def fetch(name: Name, data_root_: DataRoot = None) -> None:
     """Download the official files of a data set into the data root."""
     del data_root_
@@ -58,6 +54,7 @@ def fetch(name: Name, data_root_: DataRoot = None) -> None:
         typer.echo(f"all files of {name} are in {data_root() / source.folder} already")
 
 
+@group.command()
 def check(name: Name, data_root_: DataRoot = None) -> None:
     """Verify the files of a data set that are there."""
     del data_root_
@@ -75,10 +72,11 @@ def check(name: Name, data_root_: DataRoot = None) -> None:
         raise DataError(f"{name}: {damaged[0]} is damaged; fetch it again")
 
 
+@group.command()
 def stats(
     name: Name,
     settings: Settings = None,
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    as_json: AsJson = False,
     data_root_: DataRoot = None,
 ) -> None:
     """Show a federation's row of the paper's Table 1 beside the paper's own."""
@@ -89,14 +87,15 @@ def stats(
     if listed is not None:
         federations["by the official lists"] = listed
     rows = {title: statistics(federation) for title, federation in federations.items()}
+    printed = paper()["data"].get(name)
     if as_json:
         facts: dict[str, Any] = {title: asdict(row) for title, row in rows.items()}
-        if source.paper is not None:
-            facts["paper"] = asdict(source.paper)
+        if printed is not None:
+            facts["paper"] = {column: printed[column] for column in COLUMNS}
         typer.echo(json.dumps(facts, indent=2))
         return
     console = Console()
-    console.print(_table(name, rows, source.paper))
+    console.print(_table(name, rows, printed))
     for title, row in rows.items():
         console.print(
             f"{title}: clients of {row.smallest:,} to {row.largest:,} samples;"
@@ -107,6 +106,7 @@ def stats(
         )
 
 
+@group.command()
 def plot(
     name: Name,
     settings: Settings = None,
@@ -202,20 +202,14 @@ def _rows(
     ]
 
 
-def _table(name: str, rows: dict[str, Statistics], paper: PaperRow | None) -> Table:
+def _table(name: str, rows: dict[str, Statistics], printed: dict[str, Any] | None) -> Table:
     table = Table(title=name, title_justify="left")
-    for column in ("", "classes", "clients", "samples", "mean", "std"):
-        table.add_column(column, justify="left" if not column else "right")
-    both: list[tuple[str, Statistics | PaperRow]] = list(rows.items())
-    if paper is not None:
-        both.append(("paper", paper))
-    for title, row in both:
-        table.add_row(
-            title,
-            str(row.classes),
-            f"{row.clients:,}",
-            f"{row.samples:,}",
-            f"{row.mean:.1f}",
-            f"{row.std:.1f}",
-        )
+    for column in ("", *COLUMNS):
+        table.add_column(column, justify="right" if column else "left")
+    both = {title: asdict(row) for title, row in rows.items()}
+    if printed is not None:
+        both["paper"] = printed
+    for title, row in both.items():
+        formats = (",.1f" if column in DECIMAL else "," for column in COLUMNS)
+        table.add_row(title, *map(format, map(row.get, COLUMNS), formats))
     return table

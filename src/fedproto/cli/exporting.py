@@ -8,13 +8,8 @@ from typing import Annotated
 import typer
 
 from fedproto.api import load
+from fedproto.api.export import ALWAYS, FORMATS, export, loading_code
 from fedproto.cli.options import DataRoot
-from fedproto.export import ALWAYS, FORMATS, export, loading_code
-
-
-def add_to(app: typer.Typer) -> None:
-    """Adds the command of this module."""
-    app.command("export")(export_run)
 
 
 def export_run(

@@ -20,14 +20,15 @@ from fedproto.cli.outcome import conclude
 from fedproto.cli.progress import progress_for
 from fedproto.cli.running import Out, Overrides, Quiet, Rounds, fresh_directory
 from fedproto.config import RunConfig
-from fedproto.driver import is_finished
+from fedproto.config.recipe import read_recipe
 from fedproto.errors import ConfigError, FedprotoError, StoreError
-from fedproto.extending import extend
 from fedproto.flower.defence import defended
-from fedproto.recipe import read_recipe
 from fedproto.simulate import load_federations
 from fedproto.store import RunStore, is_run
-from fedproto.sweeps import create_sweep, is_sweep, open_sweep
+from fedproto.store.extending import extend
+from fedproto.store.sweeps import create_sweep, is_sweep, open_runs
+
+group = typer.Typer(name="flower", help=__doc__, no_args_is_help=True)
 
 Source = Annotated[str, typer.Argument(help="A recipe, or the directory of a run to go on with.")]
 ServerFolder = Annotated[
@@ -36,18 +37,7 @@ ServerFolder = Annotated[
 ]
 
 
-def add_to(app: typer.Typer) -> None:
-    """Adds the group of this module."""
-    group = typer.Typer(name="flower", help=__doc__, no_args_is_help=True)
-    group.command()(up)
-    group.command()(keys)
-    group.command()(register)
-    group.command()(submit)
-    group.command()(simulate)
-    group.command()(privacy)
-    app.add_typer(group)
-
-
+@group.command()
 def up(
     source: Source,
     overrides: Overrides = None,
@@ -94,6 +84,7 @@ def up(
     _summary(stores, quiet=quiet)
 
 
+@group.command()
 def keys(
     folder: Annotated[Path, typer.Argument(help="A new folder; one part of it per host.")],
     host: Annotated[
@@ -130,6 +121,7 @@ def keys(
     )
 
 
+@group.command()
 def register(server: ServerFolder) -> None:
     """Make the clients' keys known to the server that runs on this host."""
     _need_flwr()
@@ -146,6 +138,7 @@ def register(server: ServerFolder) -> None:
         typer.echo(f"registered {path.stem}")
 
 
+@group.command()
 def submit(
     source: Source,
     server: ServerFolder,
@@ -169,6 +162,7 @@ def submit(
     _summary(stores, quiet=quiet)
 
 
+@group.command()
 def simulate(
     source: Source,
     overrides: Overrides = None,
@@ -190,6 +184,7 @@ def simulate(
     _summary(stores, quiet=quiet)
 
 
+@group.command()
 def privacy(
     noise: Annotated[float, typer.Option(help="Noise multiplier, as in --node-config noise=….")],
     rounds: Annotated[int, typer.Option(help="Rounds that a client takes part in.")],
@@ -268,8 +263,8 @@ def _going_on(
         raise ConfigError(f"{source} is a run: it goes on as it is, without --set and --out")
     if rounds is not None:
         extend(path, rounds)
-    stores = open_sweep(path) if is_sweep(path) else [RunStore.open(path)]
-    if all(is_finished(store) for store in stores):
+    stores = open_runs(path)
+    if all(store.finished for store in stores):
         raise StoreError(f"{source} is finished; give it more rounds with --rounds")
     return path, stores
 

@@ -5,33 +5,26 @@ from __future__ import annotations
 import json
 import platform
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from fedproto.cli.options import AsJson, Directories
 from fedproto.errors import StoreError
-from fedproto.registry import extended
-from fedproto.sources import summaries
+from fedproto.options.registry import extended
+from fedproto.options.sources import summaries
 
 KINDS = ("strategies", "datasets", "models", "engines", "measures", "sinks", "recipes")
 
 
-def add_to(app: typer.Typer) -> None:
-    """Adds the commands of this module."""
-    app.command("list")(list_known)
-    app.command()(info)
-    app.command()(check)
-
-
 def check(
-    paths: Annotated[list[Path], typer.Argument(help="Runs, sweeps or folders of them.")],
+    paths: Directories,
 ) -> None:
     """Look for damage in run directories and say what can be saved."""
-    from fedproto.checking import check_run, check_sweep
-    from fedproto.sweeps import is_sweep
+    from fedproto.store.checking import check_run, check_sweep
+    from fedproto.store.sweeps import is_sweep
 
     # What is there, not what a sweep's list names: the list may be what is damaged.
     runs = [file.parent for path in paths for file in sorted(path.rglob("run.json"))]
@@ -64,7 +57,7 @@ def list_known(
     section: Annotated[
         str | None, typer.Argument(help="With 'options': only those of this section.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    as_json: AsJson = False,
     markdown: Annotated[
         bool, typer.Option("--markdown", help="All options of everything, as a page.")
     ] = False,
@@ -73,13 +66,13 @@ def list_known(
     if kind is None and not as_json and not markdown and not extended():
         known = {name: summaries(name) for name in KINDS}
     else:
-        from fedproto import reference  # imports everything that there is
+        from fedproto.cli import catalogue  # imports everything that there is
 
         if markdown:
-            typer.echo(reference.as_markdown(), nl=False)
+            typer.echo(catalogue.as_markdown(), nl=False)
             return
-        chosen = section if kind == reference.OPTIONS and section is not None else kind
-        known = {name: reference.entries(name) for name in ([chosen] if chosen else KINDS)}
+        chosen = section if kind == catalogue.OPTIONS and section is not None else kind
+        known = {name: catalogue.entries(name) for name in ([chosen] if chosen else KINDS)}
     if as_json:
         tables = {name: [asdict(entry) for entry in found] for name, found in known.items()}
         typer.echo(json.dumps(tables, indent=2, ensure_ascii=False))
@@ -103,11 +96,11 @@ def list_known(
 
 
 def info(
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show versions, devices and which data sets can be loaded here."""
     from fedproto.data import DATASETS, data_root
-    from fedproto.environment import devices, package_versions
+    from fedproto.store.environment import devices, package_versions
 
     root = data_root()
     facts: dict[str, Any] = {

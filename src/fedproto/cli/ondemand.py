@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from fedproto.sources import docstring
+from fedproto.options.sources import docstring
 
 if TYPE_CHECKING:
     from click import Command, Context
@@ -61,8 +61,12 @@ class OnDemand(TyperGroup):
 
 def command(name: str) -> Command:
     """A command with all its options; imports what it needs."""
-    gathered = typer.Typer()
-    importlib.import_module(f"fedproto.cli.{COMMANDS[name][0]}").add_to(gathered)
+    module, function = COMMANDS[name]
+    home, gathered = importlib.import_module(f"fedproto.cli.{module}"), typer.Typer()
+    if function:
+        gathered.command(name)(getattr(home, function))
+    else:
+        gathered.add_typer(home.group)
     return typer.main.get_group(gathered).commands[name]
 
 

@@ -39,3 +39,10 @@ DataRoot = Annotated[
     ),
 ]
 """Sets the data root while a command runs; the command itself need not look at it."""
+
+Directories = Annotated[list[Path], typer.Argument(help="Runs, sweeps or folders of them.")]
+Metric = Annotated[
+    str | None, typer.Option(help="The score to compare by; the task's main one by default.")
+]
+Target = Annotated[float | None, typer.Option(help="Also show when this score is reached.")]
+AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]

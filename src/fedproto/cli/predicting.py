@@ -9,17 +9,12 @@ from typing import Annotated, Any
 import typer
 
 from fedproto.api import load
+from fedproto.api.predictor import Predictor, pictures_in
 from fedproto.cli.options import DataRoot
 from fedproto.errors import ConfigError, DataError
-from fedproto.predictor import Predictor, pictures_in
 from fedproto.report.maps import save_heat, save_labels
 
 _SHOWN = 5
-
-
-def add_to(app: typer.Typer) -> None:
-    """Adds the command of this module."""
-    app.command()(predict)
 
 
 def predict(

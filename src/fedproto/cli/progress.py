@@ -19,8 +19,8 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from fedproto.config import RunConfig
 from fedproto.rounds import Watcher
-from fedproto.runs import Run
 from fedproto.store import RunStore
 from fedproto.tasks import headline
 from fedproto.types import RoundRecord
@@ -96,14 +96,15 @@ class LiveBars(Notices):
         """Moves the clients' bar."""
         self._bars.advance(self._clients)
 
-    def round_done(self, run: Run, record: RoundRecord) -> None:
+    def round_done(self, config: RunConfig, records: Sequence[RoundRecord]) -> None:
         """Moves the rounds' bar and shows the newest score, and whose it is."""
-        metric = run.config.stop.metric or headline(record.metrics)
+        record = records[-1]
+        metric = config.stop.metric or headline(record.metrics)
         score = record.metrics.get(metric)
         self._bars.advance(self._rounds)
         if score is not None:
-            whose = f"{run.config.title}, δ {run.config.schedule.delta:g}, seed {run.config.seed}"
-            after = f"round {record.round + 1} of {run.config.schedule.rounds}"
+            whose = f"{config.title}, δ {config.schedule.delta:g}, seed {config.seed}"
+            after = f"round {record.round + 1} of {config.schedule.rounds}"
             self._bars.newest = f"{metric} {score:.3f} in {after}: {whose}"
 
     def _write(self, text: str) -> None:
@@ -113,8 +114,8 @@ class LiveBars(Notices):
 class JsonLines(Notices):
     """One JSON object a round on standard output."""
 
-    def round_done(self, run: Run, record: RoundRecord) -> None:
+    def round_done(self, config: RunConfig, records: Sequence[RoundRecord]) -> None:
         """Prints the record with the run's title and seed."""
-        line = {"run": run.config.title, "seed": run.config.seed, **asdict(record)}
+        line = {"run": config.title, "seed": config.seed, **asdict(records[-1])}
         sys.stdout.write(json.dumps(line) + "\n")
         sys.stdout.flush()

@@ -8,30 +8,21 @@ from typing import Annotated
 import typer
 
 from fedproto.cli.analysing import analyse_missing
-from fedproto.cli.options import DataRoot
+from fedproto.cli.options import DataRoot, Directories, Metric, Target
 from fedproto.report.live import LiveReport, LiveServer
 from fedproto.report.page_file import write_page
 from fedproto.report.spread import DataPanels
 
 
-def add_to(app: typer.Typer) -> None:
-    """Adds the command of this module."""
-    app.command()(report)
-
-
 def report(
-    directories: Annotated[list[Path], typer.Argument(help="Runs, sweeps or folders of them.")],
+    directories: Directories,
     out: Annotated[
         Path | None,
         typer.Option(help="The HTML file; report.html in the directory given by default."),
     ] = None,
     title: Annotated[str | None, typer.Option(help="What to call the page.")] = None,
-    metric: Annotated[
-        str | None, typer.Option(help="The score to compare by; the task's main one by default.")
-    ] = None,
-    target: Annotated[
-        float | None, typer.Option(help="Also show when this score is reached.")
-    ] = None,
+    metric: Metric = None,
+    target: Target = None,
     data: Annotated[
         bool, typer.Option("--data/--no-data", help="Show how the data is spread over clients.")
     ] = True,

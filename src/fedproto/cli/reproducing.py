@@ -33,11 +33,6 @@ Scale = enum.Enum("Scale", {name: name for name in SCALES}, type=str)  # type: i
 _SMOKE = Scale("smoke")
 
 
-def add_to(app: typer.Typer) -> None:
-    """Adds the command of this module."""
-    app.command()(reproduce)
-
-
 def reproduce(
     what: Annotated[
         list[str] | None, typer.Argument(help="Tables and figures (see --list), or 'all'.")

@@ -15,15 +15,14 @@ from fedproto.cli.options import DataRoot
 from fedproto.cli.outcome import conclude
 from fedproto.cli.progress import progress_for
 from fedproto.config import RunConfig
+from fedproto.config.recipe import read_recipe
 from fedproto.data import DataSource, Federation
-from fedproto.driver import is_finished
-from fedproto.errors import ConfigError, StoreError, unknown_name
-from fedproto.extending import extend
-from fedproto.recipe import read_recipe
-from fedproto.simulate import here, load_federations, open_or_create, simulate
+from fedproto.errors import ConfigError, unknown_name
+from fedproto.simulate import load_federations, simulate
 from fedproto.sinks import check_sinks, logging_to
-from fedproto.store import RunStore, is_run
-from fedproto.sweeps import create_sweep, is_sweep, open_sweep
+from fedproto.store import RunStore, open_or_create
+from fedproto.store.extending import extend
+from fedproto.store.sweeps import create_sweep, open_runs
 
 Recipe = Annotated[
     str,
@@ -60,13 +59,6 @@ Rounds = Annotated[
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No table at the end.")]
 
 
-def add_to(app: typer.Typer) -> None:
-    """Adds the commands of this module."""
-    app.command()(run)
-    app.command()(sweep)
-    app.command()(resume)
-
-
 def run(
     recipe: Recipe,
     overrides: Overrides = None,
@@ -86,7 +78,7 @@ def run(
             f"recipe {recipe} describes {len(configs)} runs; start them with 'fedproto sweep'"
         )
     path = out or fresh_directory(recipe)
-    config = here(next(iter(configs.values())))
+    config = next(iter(configs.values())).located()
     federations = _load([config])
     store = open_or_create(path, config) if reuse else RunStore.create(path, config)
     _carry_out([store], path, federations, log_to or [], as_json=as_json, quiet=quiet)
@@ -107,7 +99,7 @@ def sweep(
     del data_root
     check_sinks(log_to or [])
     read = _labelled(read_recipe(recipe, overrides or []), only or [])
-    configs = {name: here(config) for name, config in read.items()}
+    configs = {name: config.located() for name, config in read.items()}
     path = out or fresh_directory(recipe)
     federations = _load(configs.values())
     stores = create_sweep(path, configs, reuse=reuse)
@@ -127,13 +119,8 @@ def resume(
     check_sinks(log_to or [])
     if rounds is not None:
         extend(directory, rounds)
-    if is_sweep(directory):
-        stores = open_sweep(directory)
-    elif is_run(directory):
-        stores = [RunStore.open(directory)]
-    else:
-        raise StoreError(f"{directory} holds neither a run nor a sweep")
-    federations = _load(store.config for store in stores if not is_finished(store))
+    stores = open_runs(directory)
+    federations = _load(store.config for store in stores if not store.finished)
     _carry_out(stores, directory, federations, log_to or [], as_json=as_json, quiet=quiet)
 
 

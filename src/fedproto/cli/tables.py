@@ -42,10 +42,10 @@ def print_table(
     table.add_column("run", overflow="fold")
     for name in kept:
         table.add_column(name, justify="right", no_wrap=True)
-    for place, row in enumerate(rows):
-        if sections and place and sections[place] != sections[place - 1]:
+    for index, row in enumerate(rows):
+        if sections and index and sections[index] != sections[index - 1]:
             table.add_section()
-        table.add_row(row, *(columns[name][place] for name in kept))
+        table.add_row(row, *(columns[name][index] for name in kept))
     (console if console.is_terminal else Console(width=WIDEST)).print(table)
 
 

@@ -7,13 +7,13 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from fedproto.data.federation import Federation
 from fedproto.data.files import FileTree, has_files, open_tree
 from fedproto.errors import DataError
 from fedproto.options import Options, option
-from fedproto.registry import Registry
+from fedproto.options.registry import Registry
 
 OnProgress: TypeAlias = Callable[[int, int], None]
 """Is told how many of how many samples are prepared."""
@@ -35,29 +35,16 @@ class Download:
 
 
 @dataclass(frozen=True)
-class PaperRow:
-    """A row of the paper's Table 1; `classes` leaves the background out."""
-
-    classes: int
-    clients: int
-    samples: int
-    mean: float
-    std: float
-
-
-@dataclass(frozen=True)
 class DataSource(Options, abc.ABC):
     """A data set and how it is shared out among clients.
 
     Attributes:
         folder: Its folder below the data root; empty for what needs no files there.
         downloads: The official files.
-        paper: What the paper's Table 1 says of it.
     """
 
     folder: ClassVar[str] = ""
     downloads: ClassVar[tuple[Download, ...]] = ()
-    paper: ClassVar[PaperRow | None] = None
 
     seed: int = option(0, "seed of generation, partition and 80/20 split", at_least=0)
 
@@ -76,7 +63,12 @@ class DataSource(Options, abc.ABC):
             root: The folder that holds downloaded data sets.
             on_progress: Is told how far it is.
         """
+        self.arrays(root, on_progress)
+
+    def arrays(self, root: Path, on_progress: OnProgress | None = None) -> Any:
+        """What is kept in the cache once it was decoded; nothing for data that is made up."""
         del root, on_progress
+        return {}
 
     def listed(self, root: Path) -> Federation | None:
         """The complete federation by its lists, where some of its images may be missing."""
@@ -86,6 +78,8 @@ class DataSource(Options, abc.ABC):
     @classmethod
     def status(cls, root: Path) -> str:
         """Whether it can be loaded here, in a few words."""
+        if hasattr(cls, "path"):
+            return "your own files: set data.path"
         if not cls.folder:
             return "ready (nothing to download)"
         if cls.is_present(root):

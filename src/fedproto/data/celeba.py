@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedproto.data.base import DATASETS, Download, OnProgress, PaperRow
+from fedproto.data.base import DATASETS, Download, OnProgress
 from fedproto.data.federation import Federation
 from fedproto.data.files import FileTree
 from fedproto.data.images import for_each_file, open_image, pixels
@@ -53,7 +53,6 @@ class CelebA(HeldOut):
             "75e246fa4810816ffd6ee81facbd244c",
         ),
     )
-    paper = PaperRow(classes=2, clients=9343, samples=177_457, mean=19.0, std=7.0)
 
     validation: float = option(
         0.1, "share of every client that the server keeps for validation", at_least=0, at_most=0.9
@@ -62,8 +61,6 @@ class CelebA(HeldOut):
     minimum: int = option(5, "images a person must have to be a client", at_least=1)
     size: int = option(84, "width and height of the images", at_least=8)
     allow_missing: bool = option(False, "do with the images that are there")
-    mean: tuple[float, ...] = option((), "subtracted per channel from pixels between 0 and 1")
-    std: tuple[float, ...] = option((), "pixels are divided by this per channel")
 
     def load(self, root: Path) -> Federation:
         """Decodes the images if that was not done before, and makes a client of each person."""
@@ -74,15 +71,15 @@ class CelebA(HeldOut):
         labels = torch.from_numpy(index["labels"][rows].astype(np.int64))
         return self.federation(
             "celeba",
-            MappedSamples(torch.from_numpy(images["images"]), labels, self.mean, self.std),
+            MappedSamples(torch.from_numpy(images["images"]), labels),
             by_key(index["identities"][rows], minimum=self.minimum),
             num_classes=2,
             input_shape=(3, self.size, self.size),
         )
 
-    def prepare(self, root: Path, on_progress: OnProgress | None = None) -> None:
+    def arrays(self, root: Path, on_progress: OnProgress | None = None) -> Arrays:
         """Decodes the images."""
-        self._images(*self._index(root), on_progress)
+        return self._images(*self._index(root), on_progress)
 
     def listed(self, root: Path) -> Federation:
         """The clients of the official lists, with labels alone instead of images."""

@@ -12,11 +12,14 @@ import torch
 from fedproto.data.clients import Client, Clients
 from fedproto.data.given import Given, scaled
 from fedproto.data.samples import Samples, TensorSamples, join_clients
+from fedproto.disk.limits import check_limit
 from fedproto.errors import DataError
-from fedproto.limits import check_limit
 from fedproto.rng import Indices, Purpose, stream
-from fedproto.seeding import shuffled_rows
+from fedproto.rng.seeding import shuffled_rows
 from fedproto.types import POOLED, VOID
+
+SEGMENTATION = "segmentation"
+"""The task whose targets are label maps."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -51,6 +54,11 @@ class Federation:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "clients", Clients.of(self.clients))
+
+    @property
+    def has_label_maps(self) -> bool:
+        """Whether its targets are maps with a label per pixel, class 0 the background."""
+        return self.task == SEGMENTATION
 
     @property
     def _all(self) -> Clients:
@@ -152,7 +160,7 @@ class Federation:
         labels = (
             _labels(samples) if num_classes is None or isinstance(samples, TensorSamples) else None
         )
-        if labels is not None and task == "segmentation":
+        if labels is not None and task == SEGMENTATION:
             labels = labels[labels != VOID]
         if labels is not None:
             num_classes = _checked_num_classes(labels, num_classes)
@@ -215,7 +223,9 @@ def split_clients(
     return Clients(samples, starts, starts[:-1] + cuts)
 
 
-def hold_out(parts: Sequence[Indices], seed: int, fraction: float) -> tuple[list[Indices], Indices]:
+def hold_out(
+    parts: Sequence[Indices], seed: int, fraction: float
+) -> tuple[list[Indices], Indices, Indices]:
     """Takes a share of every client's samples away for the server, once, from the seed.
 
     What is left to a client is rounded down but never empty: of ten samples and a fraction of 0.1
@@ -227,10 +237,10 @@ def hold_out(parts: Sequence[Indices], seed: int, fraction: float) -> tuple[list
         fraction: Share to take away.
 
     Returns:
-        Each client's remaining samples, and all that were taken away.
+        Each client's remaining samples, all that were taken away, and from whom.
     """
     if fraction == 0:
-        return list(parts), np.empty(0, dtype=np.int64)
+        return list(parts), np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
     rng = stream(seed, Purpose.VALIDATION)
     kept, taken = [], []
     for part in parts:
@@ -238,7 +248,9 @@ def hold_out(parts: Sequence[Indices], seed: int, fraction: float) -> tuple[list
         cut = max(1, int((1 - fraction) * len(part) + 1e-9))
         kept.append(np.sort(shuffled[:cut]))
         taken.append(shuffled[cut:])
-    return kept, np.sort(np.concatenate(taken))
+    everything, owner = np.concatenate(taken), np.repeat(np.arange(len(parts)), [*map(len, taken)])
+    order = np.argsort(everything, kind="stable")
+    return kept, everything[order], owner[order]
 
 
 def _labels(samples: Samples) -> torch.Tensor:

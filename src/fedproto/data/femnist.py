@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedproto.data.base import DATASETS, Download, PaperRow
+from fedproto.data.base import DATASETS, Download
 from fedproto.data.files import FileTree
 from fedproto.data.idx import IdxImages, read_images_and_labels
 from fedproto.data.sharing import Partition
@@ -26,6 +27,11 @@ class FEMNIST(IdxImages):
     Mean and spread are those of the paper's Table 1 before one tenth of every client is left out:
     18,345 samples over 200 clients, and σ² = ln(1 + (143.0 / 82.1)²). Where a letter runs short,
     as the rare c, i and j may, its clients get fewer of it.
+
+    With ``partition = "first"`` the letters are shared out as FedProx's script does it. Its images
+    are NIST's own pages shrunk to 28×28 pixels; ``images = "nist-like"`` is an approximation of
+    them from EMNIST: dark on white and half as large, in the middle. How large and where a letter
+    was on its page EMNIST no longer tells.
     """
 
     folder = "EMNIST"
@@ -36,14 +42,16 @@ class FEMNIST(IdxImages):
             "58c8d27c78d21e728a6bc7b3cc06412e",
         ),
     )
-    paper = PaperRow(classes=10, clients=200, samples=16_421, mean=82.1, std=143.0)
 
     seed: int = option(11, "seed of partition and splits", at_least=0)
     clients: int = option(200, "number of clients", at_least=1)
     partition: Partition = option("class-sizes", "how samples are shared out")
     classes_per_client: int = option(5, "'classes', 'class-sizes': classes of a client", at_least=1)
     sigma: float = option(1.18, "'classes', 'class-sizes': spread of the sizes", at_least=0)
-    mean_size: float = option(91.7, "'class-sizes': expected samples of a client", above=0)
+    mean_size: float = option(91.7, "'class-sizes', 'first': expected samples of a client", above=0)
+    images: Literal["emnist", "nist-like"] = option(
+        "emnist", "white letters that fill the image, or dark small ones, much as NIST scanned them"
+    )
     minimum: int = option(
         3, "'classes', 'class-sizes': samples of each of its classes at least", at_least=1
     )
@@ -60,3 +68,15 @@ class FEMNIST(IdxImages):
             images.append(pixels[letters].transpose(0, 2, 1))
             labels.append(classes[letters] - _FIRST)
         return np.concatenate(images), np.concatenate(labels)
+
+    def looks(self, images: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """As they are stored, or inverted and at half their size."""
+        if self.images == "emnist":
+            return images
+        number, _, height, width = images.shape
+        cells = images.reshape(number, 1, height // 2, 2, width // 2, 2)
+        page = np.full_like(images, 255)
+        top, left = height // 4, width // 4
+        small = cells.mean(axis=(3, 5)).round().astype(np.uint8)
+        page[:, :, top : top + height // 2, left : left + width // 2] -= small
+        return page

@@ -21,8 +21,8 @@ from functools import cached_property, partial
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, cast
 
+from fedproto.disk.limits import check_limit, read_limited
 from fedproto.errors import DataError
-from fedproto.limits import check_limit, read_limited
 
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz")
 PARTIAL = ".partial"

@@ -74,8 +74,6 @@ class IdxImages(SharedOut):
     validation: float = option(
         0.1, "share of every client that the server keeps for validation", at_least=0, at_most=0.9
     )
-    mean: tuple[float, ...] = option((), "subtracted from pixels between 0 and 1")
-    std: tuple[float, ...] = option((), "pixels are divided by this")
 
     @abc.abstractmethod
     def read(self, tree: FileTree) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
@@ -87,24 +85,24 @@ class IdxImages(SharedOut):
 
     def load(self, root: Path) -> Federation:
         """Reads the official files and shares the images out."""
-        arrays = self._arrays(root)
+        arrays = self.arrays(root)
         labels = np.array(arrays["labels"])
+        images = torch.from_numpy(self.looks(arrays["images"]))
         return self.federation(
             DATASETS.name_of(type(self)),
-            MappedSamples(
-                torch.from_numpy(arrays["images"]), torch.from_numpy(labels), self.mean, self.std
-            ),
+            MappedSamples(images, torch.from_numpy(labels)),
             self.share(labels),
             num_classes=CLASSES,
             input_shape=(1, *arrays["images"].shape[2:]),
         )
 
-    def prepare(self, root: Path, on_progress: OnProgress | None = None) -> None:
+    def looks(self, images: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """The images ``[N, 1, H, W]`` as they are to look; as they are stored by default."""
+        return images
+
+    def arrays(self, root: Path, on_progress: OnProgress | None = None) -> Arrays:
         """Unpacks the images."""
         del on_progress
-        self._arrays(root)
-
-    def _arrays(self, root: Path) -> Arrays:
         tree = self.tree(root)
 
         def build(builder: Builder) -> None:

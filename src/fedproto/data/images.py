@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedproto.data.files import FileTree
+from fedproto.disk.limits import check_limit
 from fedproto.errors import DataError
-from fedproto.limits import check_limit
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -19,9 +19,9 @@ from fedproto.data.partition import by_key
 from fedproto.data.prepared import Arrays, Builder, prepared
 from fedproto.data.samples import MappedSamples
 from fedproto.data.sharing import HeldOut
+from fedproto.disk.integrity import DamagedError, read_json
+from fedproto.disk.limits import check_limit, read_limited
 from fedproto.errors import DataError
-from fedproto.integrity import DamagedError, read_json
-from fedproto.limits import check_limit, read_limited
 from fedproto.options import option
 from fedproto.rng import Indices
 
@@ -31,8 +31,8 @@ from fedproto.rng import Indices
 class Leaf(HeldOut):
     """LEAF's JSON: ``users``, ``num_samples`` and ``user_data`` with numbers x and labels y.
 
-    Where the files lie in folders ``train`` and ``test``, that split is kept and nothing is held
-    out for validation; otherwise every client is split 80/20.
+    Where the files lie in folders ``train`` and ``test``, as LEAF and FedProx publish them, that
+    split is kept and nothing is held out for validation; otherwise every client is split 80/20.
     """
 
     path: str = option("", "the folder of the JSON files")
@@ -41,7 +41,7 @@ class Leaf(HeldOut):
 
     def load(self, root: Path) -> Federation:
         """Reads the files if that was not done before."""
-        arrays = self._arrays(root)
+        arrays = self.arrays(root)
         labels, users = np.array(arrays["labels"]), np.array(arrays["users"])
         inputs = torch.from_numpy(arrays["inputs"])
         shape = self._input_shape(tuple(inputs.shape[1:]))
@@ -62,16 +62,6 @@ class Leaf(HeldOut):
             validation=np.empty(0, dtype=np.int64),
         )
 
-    def prepare(self, root: Path, on_progress: OnProgress | None = None) -> None:
-        """Reads the files."""
-        self._arrays(root, on_progress)
-
-    @classmethod
-    def status(cls, root: Path) -> str:
-        """Needs a path."""
-        del root
-        return "your own files: set data.path"
-
     def _input_shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
         if self.shape and np.prod(self.shape) != np.prod(stored):
             raise DataError(f"shape {list(self.shape)} does not fit inputs of shape {list(stored)}")
@@ -86,7 +76,8 @@ class Leaf(HeldOut):
         check_limit("classes", highest + 1, self.path)
         return self.num_classes or highest + 1
 
-    def _arrays(self, root: Path, on_progress: OnProgress | None = None) -> Arrays:
+    def arrays(self, root: Path, on_progress: OnProgress | None = None) -> Arrays:
+        """Reads the files."""
         folder = own_path(self.path, root)
         sources = {
             name: path for name, path in open_tree(folder).sources.items() if path.suffix == ".json"
@@ -116,6 +107,12 @@ class Leaf(HeldOut):
         return prepared("leaf", sources, {}, build)
 
 
+def _whole(labels: Any) -> Any:
+    """Labels that were written as 3.0 as whole numbers; others as they are."""
+    written_so = labels.dtype.kind == "f" and np.array_equal(labels, np.rint(labels))
+    return labels.astype(np.int64) if written_so else labels
+
+
 def _split_as_stored(part: Indices, test: Any) -> Client:
     chosen = np.asarray(test[part], dtype=bool)
     return Client(part[~chosen], part[chosen])
@@ -133,7 +130,7 @@ def _read_users(path: Path) -> Iterator[tuple[str, Any, Any]]:
         raise DataError(f"{path} is not in LEAF's form: {error} is missing or wrong") from None
     for user, (x, y) in users.items():
         try:
-            inputs, labels = np.asarray(x, dtype=np.float32), np.asarray(y)
+            inputs, labels = np.asarray(x, dtype=np.float32), _whole(np.asarray(y))
         except (ValueError, TypeError, OverflowError):
             raise DataError(f"{path}: the inputs of user {user} are not numbers") from None
         if inputs.ndim < 2 or not inputs.size or not np.isfinite(inputs).all():

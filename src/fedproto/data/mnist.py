@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fedproto.data.base import DATASETS, Download, PaperRow
+from fedproto.data.base import DATASETS, Download
 from fedproto.data.files import FileTree
 from fedproto.data.idx import IdxImages, read_images_and_labels
 from fedproto.data.sharing import Partition
@@ -38,7 +38,6 @@ class MNIST(IdxImages):
     downloads = tuple(
         Download(_MIRROR + name, f"MNIST/raw/{name}", md5) for name, md5 in _MD5.items()
     )
-    paper = PaperRow(classes=10, clients=1000, samples=61_676, mean=61.7, std=164.7)
 
     seed: int = option(1, "seed of partition and splits", at_least=0)
     clients: int = option(1000, "number of clients", at_least=1)

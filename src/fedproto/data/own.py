@@ -51,8 +51,6 @@ class OwnPictures(SharedOut):
     size: int = option(32, "width and height that all pictures are brought to", at_least=1)
     channels: int = option(3, "1 for grey, 3 for colour", at_least=1, at_most=3)
     classes: tuple[str, ...] = option((), "the classes in order; those that are found by default")
-    mean: tuple[float, ...] = option((), "subtracted per channel from pixels between 0 and 1")
-    std: tuple[float, ...] = option((), "pixels are divided by this per channel")
 
     @abc.abstractmethod
     def listing(self, path: Path) -> Listing:
@@ -64,31 +62,20 @@ class OwnPictures(SharedOut):
 
     def load(self, root: Path) -> Federation:
         """Decodes the pictures if that was not done before, and makes clients."""
-        listing, arrays = self._arrays(root)
+        listing, arrays = self.arrays(root)
         labels = np.array(arrays["labels"])
         parts = self.share(labels) if listing.clients is None else by_key(np.array(listing.clients))
         return self.federation(
             Path(self.path).stem,
-            MappedSamples(
-                torch.from_numpy(arrays["images"]), torch.from_numpy(labels), self.mean, self.std
-            ),
+            MappedSamples(torch.from_numpy(arrays["images"]), torch.from_numpy(labels)),
             parts,
             num_classes=len(listing.classes),
             input_shape=(self.channels, self.size, self.size),
             class_names=listing.classes,
         )
 
-    def prepare(self, root: Path, on_progress: OnProgress | None = None) -> None:
-        """Decodes the pictures."""
-        self._arrays(root, on_progress)
-
-    @classmethod
-    def status(cls, root: Path) -> str:
-        """Needs a path."""
-        del root
-        return "your own files: set data.path"
-
-    def _arrays(self, root: Path, on_progress: OnProgress | None = None) -> tuple[Listing, Arrays]:
+    def arrays(self, root: Path, on_progress: OnProgress | None = None) -> tuple[Listing, Arrays]:
+        """Decodes the pictures, and says which there are."""
         if self.channels == 2:
             raise DataError("channels must be 1 for grey or 3 for colour, not 2")
         listing = self.listing(own_path(self.path, root))

@@ -1,6 +1,7 @@
 """Sharing samples out among clients: pure functions of labels and a random stream.
 
-Every function returns one index array per client; no sample is in two of them and none is empty.
+Every function returns one index array per client, none of them empty. No sample is in two of them,
+but for `by_first_samples`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,9 @@ from numpy.typing import NDArray
 
 from fedproto.errors import DataError
 from fedproto.rng import Indices
+
+_ADDED = 5
+"""What FedProx's script for letters adds to every client's size."""
 
 
 def by_classes(
@@ -102,6 +106,53 @@ def by_classes_and_sizes(
         ends = np.cumsum(shares)
         for client, end, share in zip(holders, ends, shares, strict=True):
             parts[client].append(samples[end - share : end])
+    return _checked_parts([np.concatenate(part) for part in parts])
+
+
+def by_first_samples(
+    labels: Indices,
+    rng: np.random.RandomState,
+    *,
+    clients: int,
+    classes_per_client: int,
+    mean_size: float,
+    sigma: float,
+    minimum: int = 2,
+) -> list[Indices]:
+    """A few neighbouring classes per client, log-normal sizes, everyone from a class's beginning.
+
+    The rule of the script that FedProx publishes for its letters. Client u holds the classes
+    ``u, u+1, …`` (modulo their number) and equally many of each. A class's samples come in one
+    random order; its running place is set back to the beginning whenever the next share would fit
+    behind it, which is nearly always: clients then share the **same first samples**, and what one
+    of them is tested on others have trained on.
+
+    Args:
+        labels: The class of every sample.
+        rng: The random stream.
+        clients: Number of clients.
+        classes_per_client: Classes that each client holds.
+        mean_size: Expected number of samples per client, before it is divided over the classes.
+        sigma: Spread: sizes are ``lognormal(μ, sigma) + 5`` with μ from the mean.
+        minimum: Samples of each of its classes that a client takes at least.
+
+    Raises:
+        DataError: If the numbers cannot work out.
+    """
+    if not mean_size > _ADDED:
+        raise DataError(f"mean_size must be above {_ADDED} for this partition, not {mean_size}")
+    held = _neighbouring_classes(labels, clients, classes_per_client)
+    sizes = rng.lognormal(np.log(mean_size - _ADDED) - sigma**2 / 2, sigma, size=clients) + _ADDED
+    wanted = np.maximum(sizes / classes_per_client, minimum).astype(np.int64)
+    pools = [rng.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)]
+    place = [0] * len(pools)
+    parts: list[list[Indices]] = [[] for _ in range(clients)]
+    for client, share in enumerate(wanted):
+        for label in held[client]:
+            if place[label] + share < len(pools[label]):
+                place[label] = 0
+            parts[client].append(pools[label][place[label] : place[label] + share])
+            place[label] += int(share)
     return _checked_parts([np.concatenate(part) for part in parts])
 
 

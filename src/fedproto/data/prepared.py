@@ -21,8 +21,8 @@ from numpy.typing import DTypeLike, NDArray
 
 from fedproto.data.base import cache_root
 from fedproto.data.files import PARTIAL, explained
+from fedproto.disk.integrity import DamagedError, read_json
 from fedproto.errors import DataError
-from fedproto.integrity import DamagedError, read_json
 
 FORMAT = 1
 _MANIFEST = "built.json"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -79,8 +80,8 @@ class MappedSamples:
     Attributes:
         inputs: ``[N, ...]``; bytes for images, ``[N, channels, H, W]``.
         targets: ``[N]``, or a label map per sample.
-        mean: Subtracted per channel; empty for nothing.
-        std: Divided by per channel; empty for nothing.
+        mean: Subtracted, one number per channel or one per pixel; empty for nothing.
+        std: Divided by, likewise.
         relabel: The new label for each stored one ``[256]``; None keeps them.
         device: Where batches go; None leaves them where they are.
         dtype: Floating type of the inputs.
@@ -105,10 +106,11 @@ class MappedSamples:
         inputs = stored.to(self.dtype)
         if stored.dtype == torch.uint8:
             inputs = inputs / 255
-        if self.mean:
-            inputs = inputs - self._per_channel(self.mean, inputs)
-        if self.std:
-            inputs = inputs / self._per_channel(self.std, inputs)
+        mean, std = self._scale
+        if mean is not None:
+            inputs = inputs - mean
+        if std is not None:
+            inputs = inputs / std
         targets = self.targets.index_select(0, torch.from_numpy(indices)).to(self.device).long()
         if self.relabel is not None:
             targets = self.relabel.to(targets.device)[targets]
@@ -133,8 +135,19 @@ class MappedSamples:
             inputs[part], targets[part] = self.batch(np.arange(part.start, part.stop))
         return TensorSamples(inputs, targets)
 
-    def _per_channel(self, values: tuple[float, ...], like: Tensor) -> Tensor:
-        return torch.tensor(values, device=like.device, dtype=like.dtype).view(-1, 1, 1)
+    @cached_property
+    def _scale(self) -> tuple[Tensor | None, Tensor | None]:
+        """Mean and standard deviation in the shape of an input."""
+        shape = self.inputs.shape[1:]
+
+        def spread(values: tuple[float, ...]) -> Tensor | None:
+            if not values:
+                return None
+            tensor = torch.tensor(values, device=self.device, dtype=self.dtype)
+            by_pixel = len(values) == shape.numel() != shape[0]
+            return tensor.view(shape if by_pixel else (-1, *[1] * (len(shape) - 1)))
+
+        return spread(self.mean), spread(self.std)
 
 
 @dataclass(frozen=True)

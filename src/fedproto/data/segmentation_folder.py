@@ -39,16 +39,11 @@ class SegmentationFolder(SharedOut):
 
     def load(self, root: Path) -> Federation:
         """Decodes pictures and masks if that was not done before, and shares them out."""
-        arrays = self._arrays(root)
+        arrays = self.arrays(root)
         objects = np.array(arrays["objects"])
         return self.federation(
             Path(self.path).stem,
-            MappedSamples(
-                torch.from_numpy(arrays["images"]),
-                torch.from_numpy(arrays["masks"]),
-                self.mean,
-                self.std,
-            ),
+            MappedSamples(torch.from_numpy(arrays["images"]), torch.from_numpy(arrays["masks"])),
             self.share(objects),
             num_classes=self.num_classes,
             input_shape=(3, self.size, self.size),
@@ -56,17 +51,8 @@ class SegmentationFolder(SharedOut):
             labels=objects,
         )
 
-    def prepare(self, root: Path, on_progress: OnProgress | None = None) -> None:
+    def arrays(self, root: Path, on_progress: OnProgress | None = None) -> Arrays:
         """Decodes pictures and masks."""
-        self._arrays(root, on_progress)
-
-    @classmethod
-    def status(cls, root: Path) -> str:
-        """Needs a path."""
-        del root
-        return "your own files: set data.path"
-
-    def _arrays(self, root: Path, on_progress: OnProgress | None = None) -> Arrays:
         tree, pairs = self._pairs(own_path(self.path, root))
         options = {"size": self.size, "num_classes": self.num_classes}
 

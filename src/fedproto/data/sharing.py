@@ -10,10 +10,12 @@ import numpy as np
 
 from fedproto.data.base import DataSource
 from fedproto.data.federation import Federation, hold_out, split_clients
+from fedproto.data.normalize import Normalize, normalized
 from fedproto.data.partition import (
     by_classes,
     by_classes_and_sizes,
     by_dirichlet,
+    by_first_samples,
     iid,
     sort_and_partition,
 )
@@ -21,7 +23,7 @@ from fedproto.data.samples import Samples
 from fedproto.options import option
 from fedproto.rng import Indices, Purpose, stream
 
-Partition: TypeAlias = Literal["classes", "class-sizes", "dirichlet", "iid", "sorted"]
+Partition: TypeAlias = Literal["classes", "class-sizes", "first", "dirichlet", "iid", "sorted"]
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,13 @@ class HeldOut(DataSource):
     test: float = option(
         0.2, "share of every client that is kept for the test", at_least=0, at_most=0.9
     )
+    normalize: Normalize = option(
+        "given",
+        "inputs: by mean and std as given, not at all, or to mean 0 and deviation 1 per channel or"
+        " pixel",
+    )
+    mean: tuple[float, ...] = option((), "subtracted per channel from pixels between 0 and 1")
+    std: tuple[float, ...] = option((), "pixels are divided by this per channel")
 
     def federation(
         self,
@@ -51,6 +60,8 @@ class HeldOut(DataSource):
     ) -> Federation:
         """A federation of these parts: first the validation part out, then the test part.
 
+        The samples are normalised here, for all data sets alike.
+
         Args:
             name: What it is called in records.
             samples: The samples of all clients.
@@ -62,20 +73,19 @@ class HeldOut(DataSource):
             labels: The class of every sample where the targets are label maps.
             class_names: What the classes are called.
         """
-        kept, taken = hold_out(parts, self.seed, self.validation)
-        owner = np.full(len(samples), -1, dtype=np.int64)
-        for client, part in enumerate(parts) if len(taken) else ():
-            owner[part] = client
-        everything = taken if validation is None else np.concatenate([taken, validation])
+        kept, taken, owner = hold_out(parts, self.seed, self.validation)
+        if validation is not None:
+            taken = np.concatenate([taken, validation])
+            owner = np.concatenate([owner, np.full(len(validation), -1, dtype=np.int64)])
         return Federation(
             name=name,
-            samples=samples,
+            samples=normalized(samples, self.normalize, self.mean, self.std),
             clients=split_clients(kept, self.seed, self.test),
             num_classes=num_classes,
             input_shape=input_shape,
             task=task,
-            validation=everything,
-            validation_owner=owner[everything],
+            validation=taken,
+            validation_owner=owner,
             labels=labels,
             class_names=tuple(class_names),
         )
@@ -92,7 +102,9 @@ class SharedOut(HeldOut):
     minimum: int = option(
         5, "'classes', 'class-sizes': samples of each of its classes at least", at_least=1
     )
-    mean_size: float = option(100.0, "'class-sizes': expected samples of a client", above=0)
+    mean_size: float = option(
+        100.0, "'class-sizes', 'first': expected samples of a client", above=0
+    )
     alpha: float = option(0.1, "'dirichlet': concentration of the class mix", above=0)
     gamma: float = option(3.0, "'dirichlet': tail exponent of the sizes", above=0)
     shards_per_client: int = option(1, "'sorted': shards of a client", at_least=1)
@@ -116,8 +128,9 @@ class SharedOut(HeldOut):
                 sigma=self.sigma,
                 minimum=self.minimum,
             )
-        if self.partition == "class-sizes":
-            return by_classes_and_sizes(
+        if self.partition in ("class-sizes", "first"):
+            share = by_classes_and_sizes if self.partition == "class-sizes" else by_first_samples
+            return share(
                 labels,
                 rng,
                 clients=self.clients,

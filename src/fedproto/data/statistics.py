@@ -74,7 +74,7 @@ def class_counts(federation: Federation) -> Indices:
     For segmentation the background is no class.
     """
     labels = sample_labels(federation)
-    num_classes = federation.num_classes - (federation.task == "segmentation")
+    num_classes = federation.num_classes - federation.has_label_maps
     parts = [np.concatenate([client.train, client.test]) for client in federation.clients]
     return np.array([np.bincount(labels[part], minlength=num_classes) for part in parts])
 
@@ -87,7 +87,7 @@ def sample_labels(federation: Federation) -> Indices:
     """
     if federation.labels is not None:
         return federation.labels
-    if federation.task == "segmentation":
+    if federation.has_label_maps:
         raise DataError(f"{federation.name} does not say what its images mainly show (labels)")
     samples = federation.samples
     if isinstance(samples, (TensorSamples, MappedSamples)):

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedproto.data.base import DATASETS, Download, OnProgress, PaperRow
+from fedproto.data.base import DATASETS, Download, OnProgress
 from fedproto.data.federation import Federation
 from fedproto.data.files import FileTree
 from fedproto.data.images import IMAGENET_MEAN, IMAGENET_STD
@@ -84,7 +84,7 @@ class Pascal(SharedOut):
 
     def load(self, root: Path) -> Federation:
         """Decodes images and masks if that was not done before, and shares them out."""
-        arrays = self._arrays(root)
+        arrays = self.arrays(root)
         relabel, class_names = self._relabel()
         objects = relabel[arrays["classes"]] - 1
         for_clients = np.flatnonzero(arrays["for_clients"])
@@ -94,9 +94,7 @@ class Pascal(SharedOut):
             MappedSamples(
                 torch.from_numpy(arrays["images"]),
                 torch.from_numpy(arrays["masks"]),
-                self.mean,
-                self.std,
-                torch.from_numpy(relabel),
+                relabel=torch.from_numpy(relabel),
             ),
             parts,
             num_classes=len(class_names),
@@ -107,15 +105,12 @@ class Pascal(SharedOut):
             class_names=class_names,
         )
 
-    def prepare(self, root: Path, on_progress: OnProgress | None = None) -> None:
-        """Decodes images and masks."""
-        self._arrays(root, on_progress)
-
     def _relabel(self) -> tuple[NDArray[np.int64], tuple[str, ...]]:
         """The label of each class of VOC2012 here, and what the classes are called."""
         return label_lookup({label: [label] for label in range(len(CLASSES))}), CLASSES
 
-    def _arrays(self, root: Path, on_progress: OnProgress | None = None) -> Arrays:
+    def arrays(self, root: Path, on_progress: OnProgress | None = None) -> Arrays:
+        """Decodes images and masks."""
         tree = self.tree(root)
 
         def build(builder: Builder) -> None:
@@ -145,15 +140,11 @@ class FPascal(Pascal):
     ``trainaug`` with one object class; the paper's Table 1 has 6,665 and 25.7.
     """
 
-    paper = PaperRow(classes=20, clients=100, samples=6_665, mean=66.7, std=25.7)
-
 
 @DATASETS.register("fpascal-macro")
 @dataclass(frozen=True)
 class FPascalMacro(Pascal):
     """VOC2012 in four groups of classes (person, vehicles, household, animals) and background."""
-
-    paper = PaperRow(classes=4, clients=100, samples=6_665, mean=66.7, std=25.7)
 
     def _relabel(self) -> tuple[NDArray[np.int64], tuple[str, ...]]:
         groups = [

@@ -13,12 +13,13 @@ import torch
 from torch import nn
 
 from fedproto.data.federation import Federation
+from fedproto.engines.job import LocalJob
 from fedproto.errors import ConfigError, unknown_name
 from fedproto.options import Options, option
-from fedproto.registry import Registry
+from fedproto.options.registry import Registry
 from fedproto.rng import Indices
 from fedproto.tasks import Task
-from fedproto.types import ClientFailure, ClientUpdate, LocalJob, ServerState
+from fedproto.types import ClientFailure, ClientUpdate, ServerState
 
 AUTO = "auto"
 """In the place of an engine's name: the one that suits; `fedproto.engines.auto` chooses."""

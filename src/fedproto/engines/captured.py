@@ -18,13 +18,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
-from fedproto.batch_norm import freeze
 from fedproto.engines.base import ENGINES, Workload
+from fedproto.engines.job import LocalJob
 from fedproto.engines.reference import ReferenceEngine, Step
 from fedproto.strategies.base import Strategy
 from fedproto.strategies.contract import Objective
 from fedproto.training import TrainOptions
-from fedproto.types import LocalJob
+from fedproto.training.batch_norm import freeze
 
 WARM_UP = 2
 """Steps before a capture: kernels are chosen and work space is taken by the first ones."""

@@ -17,13 +17,15 @@ import torch
 from torch import Tensor
 
 from fedproto.engines.base import ENGINES, Engine, OnDone, Workload, available_cores
+from fedproto.engines.job import LocalJob
 from fedproto.engines.reference import ReferenceEngine
 from fedproto.engines.workers.memory import keep_freed_memory
 from fedproto.engines.workers.pool import Work, WorkerPool
 from fedproto.engines.workers.shared import SharedSlots
 from fedproto.engines.workers.trainer import LeanTrainer
 from fedproto.rng import Indices
-from fedproto.types import ClientFailure, ClientUpdate, LocalJob, ServerState, part, under
+from fedproto.training.batch_norm import goes_by_batch
+from fedproto.types import ClientFailure, ClientUpdate, ServerState, part, under
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,9 @@ class ProcessesEngine(Engine):
         if self._alone is not None:
             return self._alone.evaluate(states, indices)
         size = self.workload.options.eval_batch_size
-        parts = np.split(indices, range(size, len(indices), size))
+        # What is cut into parts must not matter: a client's samples may have to stay together.
+        whole = goes_by_batch(self.workload.model)
+        parts = [indices] if whole else np.split(indices, range(size, len(indices), size))
         tasks = [_Tally(slot, part) for slot in slots for part in parts]
         tallies: dict[int, Tensor] = {}
 

@@ -13,15 +13,24 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedproto.batch_norm import estimate, forget, freeze, statistics_names, tolerate_single_values
+from fedproto.data.federation import Federation
 from fedproto.engines.base import ENGINES, Engine, OnDone, Workload
+from fedproto.engines.job import LocalJob
 from fedproto.equations import class_sums
 from fedproto.errors import TrainingError
 from fedproto.models.base import features_of, head_of
 from fedproto.rng import Indices, seeded
 from fedproto.strategies.contract import Local, Look, Objective, Observation
 from fedproto.tasks import Task
-from fedproto.types import ClientFailure, ClientUpdate, LocalJob, ServerState, Tensors
+from fedproto.training.batch_norm import (
+    estimate,
+    forget,
+    freeze,
+    goes_by_batch,
+    statistics_names,
+    tolerate_single_values,
+)
+from fedproto.types import ClientFailure, ClientUpdate, ServerState, Tensors
 
 Step: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
@@ -47,6 +56,7 @@ class ReferenceEngine(Engine):
         tolerate_single_values(self._model)
         self._samples = workload.federation.samples.to(self._device, dtype)
         self._statistics = statistics_names(self._model)
+        self._by_batch = goes_by_batch(self._model)
 
     def train(
         self, jobs: Sequence[LocalJob], on_done: OnDone | None = None
@@ -226,11 +236,13 @@ class ReferenceEngine(Engine):
     def tally(self, state: ServerState, indices: Indices) -> Tensor | None:
         """What a model's scores on some samples are computed from; None for no samples."""
         load_state(self._model, state)
-        if not self._lacks_statistics(state):
+        lacks = self._lacks_statistics(state)
+        if not lacks and not self._by_batch:
             return self._tally(indices)
         tallies = []
-        for train, part in self._by_client(indices):
-            self._estimate(train)
+        for train, part in by_client(self.workload.federation, indices):
+            if lacks:
+                self._estimate(train)
             tallies.append(self._tally(part))
         found = [tally for tally in tallies if tally is not None]
         return torch.stack(found).sum(dim=0) if found else None
@@ -252,25 +264,30 @@ class ReferenceEngine(Engine):
         with self.workload.options.autocast(self._device):
             estimate(self._model, (inputs for inputs, _ in self._eval_batches(indices)))
 
-    def _by_client(self, indices: Indices) -> Iterator[tuple[Indices, Indices]]:
-        """Samples to test on by client, each with those to estimate statistics from.
-
-        For those of no client's test part it is the samples that the server keeps.
-        """
-        federation = self.workload.federation
-        left = indices
-        for client in federation.clients:
-            own = np.intersect1d(left, client.test)
-            if len(own):
-                left = np.setdiff1d(left, own)
-                yield client.train, own
-        if len(left):
-            yield federation.validation if len(federation.validation) else left, left
-
     def _eval_batches(self, indices: Indices) -> Iterator[tuple[Tensor, Tensor]]:
         size = self.workload.options.eval_batch_size
         for start in range(0, len(indices), size):
             yield self._samples.batch(indices[start : start + size])
+
+
+def by_client(federation: Federation, indices: Indices) -> Iterator[tuple[Indices, Indices]]:
+    """Samples to test on by client, each with those to estimate statistics from.
+
+    For those of no client's test part it is the samples that the server keeps.
+    """
+    if np.array_equal(indices, federation.test_indices):
+        yield from (
+            (client.train, client.test) for client in federation.clients if len(client.test)
+        )
+        return
+    left = indices
+    for client in federation.clients:
+        own = np.intersect1d(left, client.test)
+        if len(own):
+            left = np.setdiff1d(left, own)
+            yield client.train, own
+    if len(left):
+        yield federation.validation if len(federation.validation) else left, left
 
 
 def _total(parts: Sequence[Tensor]) -> Tensor:

@@ -8,19 +8,17 @@ model, not for going on with a run.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from fedproto.atomic import explained
-from fedproto.errors import StoreError
-from fedproto.integrity import Chain, DamagedError, read_json
-from fedproto.rounds import Watcher
-from fedproto.runs import Run
+from fedproto.config import RunConfig
+from fedproto.disk.atomic import append, explained
+from fedproto.disk.integrity import Chain, read_linked
+from fedproto.rounds import PassingOn, Watcher
+from fedproto.store.checking import AUDIT_FILE
 from fedproto.types import RoundRecord
-
-AUDIT_FILE = "audit.jsonl"
 
 
 class AuditLog:
@@ -41,7 +39,7 @@ class AuditLog:
             with explained(self._path):
                 whole = self._path.read_bytes().rfind(b"\n") + 1
                 os.truncate(self._path, whole)
-        for _ in _checked(self._path, self._chain):
+        for _ in read_linked(self._path, self._chain):
             pass
 
     def write(self, event: str, **facts: Any) -> None:
@@ -52,10 +50,7 @@ class AuditLog:
         """
         now = datetime.now(UTC).isoformat(timespec="seconds")
         line = self._chain.add({"time": now, "event": event, **facts})
-        with explained(self._path), self._path.open("ab") as file:
-            file.write(line)
-            file.flush()
-            os.fsync(file.fileno())
+        append(self._path, line)
 
 
 def read_audit(folder: Path) -> list[dict[str, Any]]:
@@ -64,23 +59,10 @@ def read_audit(folder: Path) -> list[dict[str, Any]]:
     Raises:
         StoreError: If a line was changed or is missing.
     """
-    return list(_checked(folder / AUDIT_FILE, Chain()))
+    return list(read_linked(folder / AUDIT_FILE))
 
 
-def _checked(path: Path, chain: Chain) -> Iterator[dict[str, Any]]:
-    with explained(path):
-        content = path.read_bytes() if path.exists() else b""
-    for number, line in enumerate(content.split(b"\n")[:-1], start=1):
-        try:
-            data = read_json(line)
-            if not isinstance(data, dict):
-                raise DamagedError("it is no event")
-            yield chain.check(data)
-        except DamagedError as error:
-            raise StoreError(f"{path} line {number} is damaged: {error}") from None
-
-
-class AuditedWatcher(Watcher):
+class AuditedWatcher(PassingOn):
     """Passes everything on to another watcher, and rounds to the audit log as well.
 
     Args:
@@ -89,31 +71,24 @@ class AuditedWatcher(Watcher):
     """
 
     def __init__(self, watcher: Watcher, log: AuditLog) -> None:
-        self._watcher = watcher
+        super().__init__(watcher)
         self._log = log
-
-    def round_started(self, num_jobs: int) -> None:
-        """Passed on."""
-        self._watcher.round_started(num_jobs)
-
-    def job_done(self) -> None:
-        """Passed on."""
-        self._watcher.job_done()
 
     def notice(self, text: str) -> None:
         """Passed on and logged."""
         self._log.write("notice", text=text)
-        self._watcher.notice(text)
+        super().notice(text)
 
-    def round_done(self, run: Run, record: RoundRecord) -> None:
+    def round_done(self, config: RunConfig, records: Sequence[RoundRecord]) -> None:
         """Logs every client's share of the aggregate, and what was refused and why."""
+        record = records[-1]
         self._log.write(
             "round",
-            run=run.config.title,
-            seed=run.config.seed,
+            run=config.title,
+            seed=config.seed,
             round=record.round,
             shares=record.attention,
             refused=record.failures,
             note=record.note,
         )
-        self._watcher.round_done(run, record)
+        super().round_done(config, records)

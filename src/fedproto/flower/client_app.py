@@ -24,22 +24,20 @@ import torch
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedproto.client_memory import MemoryOnDisk, remembered
 from fedproto.config import RunConfig
 from fedproto.data.base import data_root
 from fedproto.data.clients import Client
 from fedproto.data.federation import Federation
-from fedproto.engines.base import Workload
 from fedproto.engines.reference import ReferenceEngine, read_state
 from fedproto.errors import ConfigError, FedprotoError
 from fedproto.flower import greeting, wire
 from fedproto.flower.parts import Refusal
 from fedproto.flower.privacy import PrivateEngine
 from fedproto.models.base import build_model
-from fedproto.registry import load_plugin
-from fedproto.setting import setting_of
+from fedproto.options.registry import load_plugin
+from fedproto.rounds.client_memory import MemoryOnDisk, remembered
+from fedproto.rounds.setting import setting_of
 from fedproto.strategies.contract import initial_tensors
-from fedproto.tasks import task_named
 from fedproto.types import ClientFailure, ClientUpdate, ServerState
 
 app = ClientApp()
@@ -76,12 +74,7 @@ class Here:
         federation = self.federation
         model = build_model(config.model, federation.input_shape, federation.num_classes, seed=0)
         model = model.to(config.engine.torch_dtype())
-        workload = Workload(
-            federation,
-            model,
-            task_named(federation.task, federation.class_names, config.task),
-            config.engine,
-        )
+        workload = config.workload(federation, model)
         return (
             ReferenceEngine(workload)
             if self.noise is None

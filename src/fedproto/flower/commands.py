@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fedproto.data.base import data_root
 from fedproto.errors import ConfigError
-from fedproto.registry import loaded_plugins
+from fedproto.options.registry import loaded_plugins
 
 ENVIRONMENT = {
     "FLWR_TELEMETRY_ENABLED": "0",

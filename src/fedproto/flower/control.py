@@ -11,13 +11,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedproto.driver import is_finished
 from fedproto.errors import FedprotoError
 from fedproto.flower import commands
 from fedproto.rounds import Watcher
-from fedproto.runs import Run
 from fedproto.store import RunStore
-from fedproto.types import ServerState
 
 ERROR_FILE = "flower-error.txt"
 """Where the server's app says, in the run directory, why it gave up."""
@@ -113,7 +110,7 @@ class Control:
         asked, silent = time.monotonic(), 0
         while True:
             _report(stores, seen, watcher)
-            over = all(is_finished(store) for store in stores)
+            over = all(store.finished for store in stores)
             error = out / ERROR_FILE
             if error.exists():
                 raise DeploymentError(error.read_text(encoding="utf-8").strip())
@@ -190,14 +187,13 @@ def answers(address: str) -> bool:
 
 
 def _report(stores: Sequence[RunStore], seen: list[int], watcher: Watcher) -> None:
-    for place, store in enumerate(stores):
+    for index, store in enumerate(stores):
         records = store.records()
-        for record in records[seen[place] :]:
-            state = ServerState(record.round + 1, {}, {})
-            watcher.round_done(Run(store.config, state, records), record)
-        seen[place] = max(seen[place], len(records))
+        for done in range(seen[index], len(records)):
+            watcher.round_done(store.config, records[: done + 1])
+        seen[index] = max(seen[index], len(records))
 
 
 def _finish_late(stores: Sequence[RunStore]) -> bool:
     """Whether the last round was done between our look at it and Flower's answer."""
-    return all(is_finished(store) for store in stores)
+    return all(store.finished for store in stores)

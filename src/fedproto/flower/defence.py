@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fedproto.aggregation import AggregateOptions
 from fedproto.config import RunConfig
+from fedproto.strategies.aggregation import AggregateOptions
 
 CLIP = AggregateOptions(drop_beyond=3.0, clip_norm="median", clip_times=1.5, max_share=2.0)
 """Who went three times as far as most is not used, who went 1.5 times as far is shortened to that,

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fedproto.config import RunConfig
 from fedproto.engines.base import Engine, OnDone, Workload
+from fedproto.engines.job import LocalJob
 from fedproto.engines.reference import ReferenceEngine
 from fedproto.errors import ConfigError, TrainingError
 from fedproto.flower import wire
@@ -24,8 +25,8 @@ from fedproto.flower.nodes import Answer, Nodes, exchange
 from fedproto.flower.parts import Refusal
 from fedproto.flower.suspension import Suspensions
 from fedproto.rng import Indices
-from fedproto.setting import setting_of
-from fedproto.types import POOLED, ClientFailure, ClientUpdate, LocalJob, ServerState
+from fedproto.rounds.setting import setting_of
+from fedproto.types import POOLED, ClientFailure, ClientUpdate, ServerState
 
 
 class FlowerEngine(Engine):

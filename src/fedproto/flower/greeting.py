@@ -11,10 +11,10 @@ from typing import Any
 from flwr.app import RecordDict
 
 from fedproto.config import RunConfig, read_config
+from fedproto.disk.limits import limits
 from fedproto.errors import FedprotoError
 from fedproto.flower.arrays import UnreadableError
 from fedproto.flower.parts import Refusal, about, caught, expect_fields
-from fedproto.limits import limits
 from fedproto.strategies.contract import LARGEST
 
 SERVERS_OWN = frozenset(

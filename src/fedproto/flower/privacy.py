@@ -23,12 +23,13 @@ import torch
 from torch import Tensor
 
 from fedproto.engines.base import Workload
+from fedproto.engines.job import LocalJob
 from fedproto.engines.reference import ReferenceEngine
 from fedproto.errors import ConfigError
 from fedproto.flower.discrete_gaussian import discrete_gaussian
 from fedproto.rng import Indices
 from fedproto.strategies.contract import Look, Observation
-from fedproto.types import ClientUpdate, LocalJob, ServerState
+from fedproto.types import ClientUpdate, ServerState
 
 SENSITIVITY = 2
 STEPS = 2**16
@@ -53,7 +54,7 @@ class PrivateEngine(ReferenceEngine):
 
     def __init__(self, workload: Workload, clip: float, noise: float) -> None:
         super().__init__(workload)
-        if workload.federation.task != "classification":
+        if workload.task.label_maps:
             raise ConfigError("noise on features is for classification only")
         self._clip = clip
         self._noise = noise

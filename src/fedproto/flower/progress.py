@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
+from fedproto.config import RunConfig
 from fedproto.rounds import Watcher
-from fedproto.runs import Run
 from fedproto.types import RoundRecord
 
 LOG = logging.getLogger("flwr")
@@ -18,10 +19,11 @@ class LogLines(Watcher):
         """Writes a warning."""
         LOG.warning("%s", text)
 
-    def round_done(self, run: Run, record: RoundRecord) -> None:
+    def round_done(self, config: RunConfig, records: Sequence[RoundRecord]) -> None:
         """Writes the round's scores and incidents."""
+        record = records[-1]
         scores = ", ".join(f"{name} {value:.4f}" for name, value in record.metrics.items())
-        LOG.info("%s round %d: %s", run.config.title, record.round + 1, scores)
+        LOG.info("%s round %d: %s", config.title, record.round + 1, scores)
         for client, reason in record.failures.items():
             LOG.warning("round %d, client %d: %s", record.round + 1, client, reason)
         if record.note:

@@ -16,8 +16,7 @@ from torch import nn
 from fedproto.config import RunConfig, StopOptions
 from fedproto.data.base import DataSource
 from fedproto.data.federation import Federation
-from fedproto.driver import is_finished
-from fedproto.engines.base import Engine, Notify, Workload
+from fedproto.engines.base import Engine, Notify
 from fedproto.errors import ConfigError, FedprotoError
 from fedproto.flower.audit import AuditedWatcher, AuditLog
 from fedproto.flower.control import ERROR_FILE
@@ -26,12 +25,10 @@ from fedproto.flower.enrolment import enrol
 from fedproto.flower.nodes import Nodes
 from fedproto.flower.progress import LogLines
 from fedproto.flower.suspension import Suspensions
-from fedproto.registry import load_plugin
+from fedproto.options.registry import load_plugin
 from fedproto.rounds import Watcher
 from fedproto.simulate import load_federations, simulate
-from fedproto.store import RunStore
-from fedproto.sweeps import is_sweep, open_sweep
-from fedproto.tasks import task_named
+from fedproto.store.sweeps import open_runs
 
 app = ServerApp()
 
@@ -72,7 +69,7 @@ def serve(grid: Grid, out: Path, watcher: Watcher | None = None) -> None:
     """
     for plugin in os.environ.get("FEDPROTO_PLUGINS", "").split():
         load_plugin(plugin)
-    stores = open_sweep(out) if is_sweep(out) else [RunStore.open(out)]
+    stores = open_runs(out)
     log = AuditLog(out)
     log.write("began", runs=[store.path.name for store in stores])
     watcher = AuditedWatcher(watcher or LogLines(), log)
@@ -81,7 +78,7 @@ def serve(grid: Grid, out: Path, watcher: Watcher | None = None) -> None:
     suspended = Suspensions(out)
     nodes: dict[DataSource, Nodes] = {}
     federations: dict[DataSource, Federation] = {}
-    for config in (store.config for store in stores if not is_finished(store)):
+    for config in (store.config for store in stores if not store.finished):
         if config.data is None:
             raise ConfigError("a run over Flower needs a [data] section; clients read it")
         if config.data in federations:
@@ -98,8 +95,7 @@ def serve(grid: Grid, out: Path, watcher: Watcher | None = None) -> None:
         config: RunConfig, federation: Federation, model: nn.Module, notify: Notify
     ) -> Engine:
         assert config.data is not None  # noqa: S101 - checked above
-        task = task_named(federation.task, federation.class_names, config.task)
-        workload = Workload(federation, model, task, config.engine, notify)
+        workload = config.workload(federation, model, notify)
         return FlowerEngine(workload, grid, config, nodes[config.data], suspended)
 
     simulate(stores, watcher, federations, engine_for, patience=PREDECESSOR_ENDS_WITHIN)

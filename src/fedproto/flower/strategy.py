@@ -19,7 +19,6 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from fedproto import strategies
-from fedproto.aggregation import AggregateOptions
 from fedproto.flower.arrays import UnreadableError, read_tensors, write_tensors
 from fedproto.flower.helper import (
     ARRAYS,
@@ -34,10 +33,11 @@ from fedproto.flower.helper import (
     WORK,
 )
 from fedproto.flower.parts import Refusal, caught, expect_arrays, one_line
-from fedproto.guard import Expected, reason_to_refuse
 from fedproto.rng import Purpose, stream
-from fedproto.server import ServerOptions
+from fedproto.rounds.guard import Expected, reason_to_refuse
+from fedproto.strategies.aggregation import AggregateOptions
 from fedproto.strategies.contract import FeatureShape, Setting, initial_tensors
+from fedproto.strategies.server import ServerOptions
 from fedproto.types import ClientUpdate, ServerState, Tensors
 
 MOST_STEPS = 10_000_000
@@ -238,8 +238,7 @@ class FedProtoStrategy(Strategy):
             node,
             number,
             1,
-            state.params,
-            state.buffers,
+            state,
             self.options.payload(self._setting, number),
         )
         update = caught(lambda: _read_update(reply.content, scores, expected))
@@ -276,7 +275,7 @@ def _parted(tensors: Tensors) -> tuple[Tensors, Tensors]:
 def _read_update(
     content: RecordDict, scores: Mapping[str, float], expected: Expected
 ) -> ClientUpdate:
-    like = {**expected.params, **expected.buffers}
+    like = {**expected.sent.params, **expected.sent.buffers}
     params, buffers = _parted(read_tensors(expect_arrays(content, ARRAYS), like, ARRAYS))
     payload: Tensors = {}
     if expected.payload:

@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from fedproto.atomic import explained, is_there, write_atomically
+from fedproto.config import FlowerOptions
+from fedproto.disk.atomic import explained, is_there, write_atomically
+from fedproto.disk.integrity import DamagedError, sealed, unsealed
 from fedproto.errors import StoreError
-from fedproto.flower.options import FlowerOptions
-from fedproto.integrity import DamagedError, sealed, unsealed
 
 SUSPENSIONS_FILE = "suspensions.json"
 

@@ -17,6 +17,7 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from fedproto.config import RunConfig
+from fedproto.engines.job import LocalJob
 from fedproto.flower.arrays import UnreadableError, read_tensor, read_tensors, write_tensors
 from fedproto.flower.greeting import config_text, expect_config
 from fedproto.flower.parts import (
@@ -30,7 +31,7 @@ from fedproto.flower.parts import (
 )
 from fedproto.schedule import BatchOrder
 from fedproto.strategies.contract import Declarations, Setting
-from fedproto.types import ClientUpdate, LocalJob, ServerState, Tensors
+from fedproto.types import ClientUpdate, ServerState, Tensors
 
 NONE_YET = -1
 """The last accepted round of a client that has none."""
@@ -229,7 +230,7 @@ def _read_job(
     if fields["seed"] >= 2**63 or fields["order_seed"] >= 2**63:
         raise UnreadableError("the job's seed is too large")
     if not (fields["run"].isascii() and fields["run"].isalnum() and len(fields["run"]) <= 64):
-        raise UnreadableError("the job's run is no fingerprint")
+        raise UnreadableError("the job's run is no digest")
     params, buffers = _model_tensors(content, like)
     sent = {
         name: one

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, TypeAlias
 
 from fedproto.analysis.probe import Probe
 from fedproto.engines.base import Workload
-from fedproto.errors import TrainingError
-from fedproto.measures.options import MeasureOptions
-from fedproto.registry import Registry
+from fedproto.errors import ConfigError, TrainingError
+from fedproto.measures.options import MEASURES, MeasureOptions
 from fedproto.types import ServerState
+
+__all__ = ["MEASURES", "ComparingMeasure", "Gauge", "Measure", "Taken"]
+
+ReadState: TypeAlias = Callable[[str], ServerState]
+"""Gives the last state of the run in a directory."""
 
 
 class Measure(abc.ABC):
@@ -41,6 +45,18 @@ class Measure(abc.ABC):
         """The numbers by the names they have in a record's metrics, or in tables of it."""
 
 
+class ComparingMeasure(Measure):
+    """One that looks at another run's last state beside: that of ``measure.reference``."""
+
+    @abc.abstractmethod
+    def compare_with(self, reference: ServerState) -> None:
+        """Is told what to compare with, before anything is taken.
+
+        Raises:
+            ConfigError: If nothing can be compared with it.
+        """
+
+
 @dataclass(frozen=True)
 class Taken:
     """What was measured of a state.
@@ -54,18 +70,17 @@ class Taken:
     tables: dict[str, dict[str, float]] = field(default_factory=dict)
 
 
-MEASURES: Registry[Measure] = Registry("measure", "fedproto.measures")
-
-
 class Gauge:
     """Takes the measures that runs ask for; made once for all runs that train together.
 
     Args:
         workload: Data, architecture, task and device of the runs.
+        read_state: Reads what runs name as ``measure.reference``; None where nothing is compared.
     """
 
-    def __init__(self, workload: Workload) -> None:
+    def __init__(self, workload: Workload, read_state: ReadState | None = None) -> None:
         self._workload = workload
+        self._read_state = read_state
         self._probe: Probe | None = None
         self._measures: dict[tuple[MeasureOptions, int], list[Measure]] = {}
 
@@ -101,9 +116,16 @@ class Gauge:
         key = options, seed
         if key not in self._measures:
             probe = self._probe = self._probe or Probe(self._workload)
-            self._measures[key] = [
-                MEASURES.get(name)(probe, options, seed) for name in options.what
-            ]
+            found = [MEASURES.get(name)(probe, options, seed) for name in options.what]
+            for name, measure in zip(options.what, found, strict=True):
+                if isinstance(measure, ComparingMeasure):
+                    if options.reference is None or self._read_state is None:
+                        raise ConfigError(
+                            f"measure '{name}' needs measure.reference, the directory of a finished"
+                            " run of strategy 'centralized' on the same data"
+                        )
+                    measure.compare_with(self._read_state(options.reference).to(probe.device))
+            self._measures[key] = found
         return self._measures[key]
 
 

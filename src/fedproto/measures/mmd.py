@@ -12,34 +12,25 @@ import torch
 from torch import Tensor
 
 from fedproto.analysis.discrepancy import grouped_mmd2, median_bandwidth, mmd2_linear
-from fedproto.analysis.probe import Probe
 from fedproto.errors import ConfigError
-from fedproto.measures.base import MEASURES, Measure
-from fedproto.measures.options import MeasureOptions
-from fedproto.measures.reference import reference_state
+from fedproto.measures.base import MEASURES, ComparingMeasure
 from fedproto.rng import Indices, Purpose, stream
 from fedproto.types import ServerState
 
 
 @MEASURES.register("mmd")
-class DiscrepancyMeasure(Measure):
+class DiscrepancyMeasure(ComparingMeasure):
     """MMD² to the features of a centrally trained model, mean over clients; unbiased estimate."""
 
-    def __init__(self, probe: Probe, options: MeasureOptions, seed: int) -> None:
-        super().__init__(probe, options, seed)
-        if options.reference is None:
-            raise ConfigError(
-                "measure 'mmd' needs measure.reference, the directory of a finished run of strategy"
-                " 'centralized' on the same data"
-            )
-        state = reference_state(options.reference).to(probe.device)
-        clients = probe.federation.clients
+    def compare_with(self, reference: ServerState) -> None:
+        """Keeps the reference's features and their bandwidth, the same for all rounds."""
+        clients = self.probe.federation.clients
         self._parts = [self._drawn(place, client.test) for place, client in enumerate(clients)]
-        self._features, self._sizes = self._chosen(state)
+        self._features, self._sizes = self._chosen(reference)
         if not len(self._features):
             raise ConfigError("measure 'mmd' needs clients with at least two test samples each")
-        order = stream(seed, Purpose.MEASURED_SAMPLES).permutation(len(self._features))
-        mixed = torch.from_numpy(order).to(probe.device)
+        order = stream(self.seed, Purpose.MEASURED_SAMPLES).permutation(len(self._features))
+        mixed = torch.from_numpy(order).to(self.probe.device)
         self.bandwidth = median_bandwidth(self._features[mixed])
 
     def take(self, state: ServerState) -> dict[str, float]:

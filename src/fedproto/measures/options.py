@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from fedproto.options import Options, option
+from fedproto.options.registry import Registry
+
+if TYPE_CHECKING:
+    from fedproto.measures.base import Measure
+
+MEASURES: Registry[Measure] = Registry("measure", "fedproto.measures")
+"""Here and not beside what a measure is, so that a configuration can name one without it."""
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, cast, runtime_checkable
+from typing import Literal, Protocol, cast, runtime_checkable
 
 from torch import Tensor, nn
 
 from fedproto.errors import TrainingError
-from fedproto.options import Options
-from fedproto.registry import Registry
+from fedproto.options import Options, option
+from fedproto.options.registry import Registry
 from fedproto.rng import seeded
 
 
@@ -44,6 +44,12 @@ class FeatureModel(nn.Module, abc.ABC):
 class ModelOptions(Options, abc.ABC):
     """An architecture."""
 
+    init: Literal["torch", "glorot"] = option(
+        "torch",
+        "initial weights: PyTorch's (or the architecture's own), or Glorot's uniform ones with zero"
+        " bias, as TensorFlow draws them",
+    )
+
     @abc.abstractmethod
     def build(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
         """The model for inputs of a shape and a number of classes.
@@ -70,10 +76,25 @@ def build_model(
     """
     try:
         with seeded(seed):
-            return options.build(input_shape, num_classes)
+            model = options.build(input_shape, num_classes)
+            if options.init == "glorot":
+                draw_glorot(model)
+            return model
     except (RuntimeError, MemoryError, OverflowError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise TrainingError(f"the model cannot be built: {reason}") from None
+
+
+def draw_glorot(model: nn.Module) -> None:
+    """Draws all weights anew: ``U(−a, a)`` with ``a = √(6 / (fan_in + fan_out))``, biases zero.
+
+    Scales and shifts of normalising layers stay one and zero.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.Linear | nn.Conv2d):
+            nn.init.xavier_uniform_(module.weight)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
 
 
 def features_of(model: nn.Module) -> Callable[[Tensor], Tensor]:

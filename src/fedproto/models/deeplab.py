@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - the name everyone uses
 
-from fedproto.errors import TrainingError
+from fedproto.errors import ConfigError, TrainingError
 from fedproto.models.base import MODELS, ModelOptions
 from fedproto.models.mobilenet import FOR_CLASSIFICATION, MobileNetV2, conv_bn
 from fedproto.models.pretrained import load_pretrained
@@ -127,6 +127,13 @@ class DeepLabOptions(ModelOptions):
         "ImageNet weights of the encoder: 'none', a .safetensors or .pth file in torchvision's key"
         " names (also looked for in the data root), or 'torchvision'",
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.init == "glorot" and self.pretrained != "none":
+            raise ConfigError(
+                "init = 'glorot' would replace 'pretrained' weights; take one of them"
+            )
 
     def build(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
         """Takes images as channels × height × width."""

@@ -75,19 +75,19 @@ def draw_embedding(content: Mapping[str, Any], path: Path) -> Path:
 
     x, y = np.asarray(content["x"]), np.asarray(content["y"])
     classes = np.asarray(content["class"])
-    shown = [place for place in range(len(content["classes"])) if (classes == place).any()]
+    shown = [label for label in range(len(content["classes"])) if (classes == label).any()]
     columns = -(-len(shown) // 20)
     figure = Figure(figsize=(5.4 + 1.3 * columns, 5), layout="constrained")
     axes = figure.subplots()
-    for place in shown:
-        inside = classes == place
+    for label in shown:
+        inside = classes == label
         axes.scatter(
             x[inside],
             y[inside],
             s=12,
-            marker=MARKERS[place % len(MARKERS)],
-            color=content["colors"][place],
-            label=content["classes"][place],
+            marker=MARKERS[label % len(MARKERS)],
+            color=content["colors"][label],
+            label=content["classes"][label],
             linewidths=0,
         )
     axes.set(xticks=[], yticks=[], aspect="equal")

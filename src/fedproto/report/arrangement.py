@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedproto.config import flatten
+from fedproto.report.comparable import comparable
 from fedproto.report.conditions import (
     FAMILY,
     Condition,
@@ -27,7 +28,6 @@ from fedproto.report.conditions import (
 )
 from fedproto.report.looks import Look, looks_of
 from fedproto.report.results import StoredRun
-from fedproto.report.shared import comparable
 
 BOOKKEEPING = ("engine", "store", "flower", "measure", "evaluate")
 """Sections that change how a run is carried out and watched, not what it is a run of."""
@@ -50,8 +50,8 @@ class Group:
 
     Attributes:
         title: Method and condition, as far as there are several.
-        method: Place in the arrangement's methods.
-        conditions: Places in its conditions: one, or all that pooled training stands beside.
+        method: Number among the arrangement's methods.
+        conditions: Numbers among its conditions: one, or all that pooled training stands beside.
         runs: By seed.
     """
 
@@ -115,23 +115,23 @@ def arrange(runs: Iterable[StoredRun], known: Sequence[str] = ()) -> Arrangement
         for key, alone in zip(identities, pooled, strict=True)
     ]
     conditions = named_conditions({key for keys in beside for key in keys}, federated)
-    places = {key: place for place, key in enumerate(conditions)}
-    under = [tuple(sorted(places[key] for key in keys)) for keys in beside]
+    number_of = {key: number for number, key in enumerate(conditions)}
+    under = [tuple(sorted(number_of[key] for key in keys)) for keys in beside]
     titles = _method_titles(found, flats, under)
     members: dict[tuple[tuple[int, ...], str], list[StoredRun]] = defaultdict(list)
-    for run, title, place in zip(found, titles, under, strict=True):
-        members[place, title].append(run)
+    for run, title, where in zip(found, titles, under, strict=True):
+        members[where, title].append(run)
     shown = tuple(conditions.values())
     methods = _methods(titles, known)
-    numbers = {method.title: place for place, method in enumerate(methods)}
+    numbers = {method.title: number for number, method in enumerate(methods)}
     groups = [
         Group(
-            _group_title(title, [shown[place] for place in places_], shown),
+            _group_title(title, [shown[number] for number in where], shown),
             numbers[title],
-            places_,
+            where,
             tuple(sorted(together, key=lambda run: run.config.seed)),
         )
-        for (places_, title), together in members.items()
+        for (where, title), together in members.items()
     ]
     groups.sort(key=lambda group: (group.conditions[0], group.method))
     return Arrangement(methods, shown, tuple(groups))
@@ -207,8 +207,8 @@ def _method_titles(
     """A title per run; runs of one name under one condition are told apart by how they differ."""
     names = [run.config.title.casefold() for run in runs]
     together: dict[tuple[str, tuple[int, ...]], list[Options]] = defaultdict(list)
-    for name, flat, places in zip(names, flats, under, strict=True):
-        together[name, places].append(flat)
+    for name, flat, where in zip(names, flats, under, strict=True):
+        together[name, where].append(flat)
     telling: dict[tuple[str, str], set[str]] = defaultdict(set)
     for (name, _), inside in together.items():
         telling[name, inside[0].get(FAMILY, "")] |= {

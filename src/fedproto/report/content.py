@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 
 from fedproto.config import flatten
 from fedproto.errors import ConfigError, unknown_name
-from fedproto.evidence import FEWEST_PAIRS, SURE, t_quantile
 from fedproto.report import groups as facts
 from fedproto.report.accounts import accounts
 from fedproto.report.analysed import Analysis, Scores, embedded_pictures, read_analysis
 from fedproto.report.arrangement import Arrangement, Group, arrange
+from fedproto.report.evidence import FEWEST_PAIRS, SURE, t_quantile
 from fedproto.report.figures import NAMES
 from fedproto.report.following import CLASS, RunFollower
 from fedproto.report.looks import DASHES
@@ -62,18 +62,10 @@ def page_content(
         ConfigError: If no run has such a metric.
     """
     arrangement = arrange((follower.run for follower in followers), known)
-    taken = {
-        name for follower in followers for record in follower.records for name in record.metrics
-    }
-    if metric is not None and taken and metric not in taken:
-        raise ConfigError(unknown_name("metric", metric, taken))
-    metric = metric or main_score(follower.run for follower in followers)
-    names = _ordered(taken, metric)
+    metric, names = _metrics(followers, metric)
     by_path = {follower.path: follower for follower in followers}
     analyses = {path: read_analysis(path) for path in by_path}
     most = max((len(group.seeds) for group in arrangement.groups), default=1)
-    configs = [group.runs[0].config for group in arrangement.groups]
-    shown_panels = [] if panels is None else panels.of(configs)
     audit = accounts(by_path)
     return {
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -100,11 +92,13 @@ def page_content(
             for group in arrangement.groups
         ],
         "runs": [
-            _run(run, by_path[run.path], place, names)
-            for place, group in enumerate(arrangement.groups)
+            _run(run, by_path[run.path], number, names)
+            for number, group in enumerate(arrangement.groups)
             for run in group.runs
         ],
-        "data": shown_panels,
+        "data": []
+        if panels is None
+        else panels.of(group.runs[0].config for group in arrangement.groups),
         "audit": audit,
         "problems": [
             *problems,
@@ -235,21 +229,21 @@ def _configurations(arrangement: Arrangement) -> dict[str, Any]:
 def _maps(groups: Sequence[Group], analyses: Mapping[Path, Analysis]) -> list[dict[str, Any]]:
     """Pictures of the first run of each group that has some."""
     shown = []
-    for place, group in enumerate(groups):
+    for number, group in enumerate(groups):
         with_maps = [run for run in group.runs if analyses[run.path].maps]
         if with_maps:
-            shown.append((place, with_maps[0].path))
+            shown.append((number, with_maps[0].path))
     addresses = embedded_pictures([map_ for _, path in shown for map_ in analyses[path].maps])
     return [
         {
-            "group": place,
+            "group": number,
             "path": str(path),
             "pictures": {
                 map_.stem: addresses[map_] for map_ in analyses[path].maps if map_ in addresses
             },
             "left_out": sum(map_ not in addresses for map_ in analyses[path].maps),
         }
-        for place, path in shown
+        for number, path in shown
     ]
 
 
@@ -263,11 +257,21 @@ def _metric(name: str) -> dict[str, Any]:
     }
 
 
-def _ordered(known: set[str], metric: str) -> list[str]:
-    """The main score and its loss first, single classes last."""
+def _metrics(followers: Sequence[RunFollower], metric: str | None) -> tuple[str, list[str]]:
+    """The score to compare by, and all: it and its loss first, single classes last.
+
+    Raises:
+        ConfigError: If no run has such a metric.
+    """
+    known = {
+        name for follower in followers for record in follower.records for name in record.metrics
+    }
+    if metric is not None and known and metric not in known:
+        raise ConfigError(unknown_name("metric", metric, known))
+    metric = metric or main_score(follower.run for follower in followers)
     first = [name for name in (metric, loss_beside(metric)) if name in known]
     rest = sorted(known - set(first), key=lambda name: (name.startswith(_CLASSES), name))
-    return first + rest
+    return metric, first + rest
 
 
 def _text(value: Any) -> str:

@@ -57,9 +57,9 @@ def class_mix_figure(federations: Sequence[tuple[str, Federation]]) -> Any:
         _draw_mix(panels[2], counts)
     heads = ("Distribution of # classes", "Distribution of # clients", "Class mix per client")
     feet = ("client ID (k)", "# classes per client", "class distribution")
-    for place, (head, foot) in enumerate(zip(heads, feet, strict=True)):
-        rows[0][place].set_title(head, fontsize="medium")
-        rows[-1][place].set_xlabel(foot)
+    for column, (head, foot) in enumerate(zip(heads, feet, strict=True)):
+        rows[0][column].set_title(head, fontsize="medium")
+        rows[-1][column].set_xlabel(foot)
     return figure
 
 
@@ -86,11 +86,11 @@ def draw_contact_sheet(
     grid = figure.subplots(len(shown), samples, squeeze=False)
     for number, (client, row) in enumerate(zip(shown, grid, strict=True)):
         images, captions = _pictures(federation, client.train[:samples])
-        for place, axes in enumerate(row):
+        for column, axes in enumerate(row):
             axes.axis("off")
-            if place < len(images):
-                axes.imshow(images[place], interpolation="nearest")
-                axes.set_title(captions[place], fontsize=6, pad=1)
+            if column < len(images):
+                axes.imshow(images[column], interpolation="nearest")
+                axes.set_title(captions[column], fontsize=6, pad=1)
         row[0].text(
             -0.1,
             0.5,
@@ -140,7 +140,7 @@ def _pictures(federation: Federation, indices: Indices) -> tuple[NDArray[np.floa
         inputs.double().cpu().numpy().transpose(0, 2, 3, 1),
         (len(inputs), *federation.input_shape[1:], 3),
     )
-    if federation.task != "segmentation":
+    if not federation.has_label_maps:
         return images, [federation.class_name(int(target)) for target in targets]
     masks = targets.cpu().numpy()
     colours = palette()[masks] / 255

@@ -12,12 +12,13 @@ from pathlib import Path
 
 from fedproto.errors import StoreError
 from fedproto.measures.clients import PER_CLASS, PER_CLIENT
-from fedproto.records import RecordReader
 from fedproto.report.analysed import Scores
 from fedproto.report.grids import AttentionMap
-from fedproto.report.results import StoredRun, run_directories
-from fedproto.runs import reason_to_end
+from fedproto.report.results import StoredRun
+from fedproto.rounds.runs import reason_to_end
 from fedproto.store import RunStore
+from fedproto.store.records import RecordReader
+from fedproto.store.sweeps import run_directories
 from fedproto.types import RoundRecord
 
 _CHUNK = 1 << 20

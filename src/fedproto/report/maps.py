@@ -41,8 +41,8 @@ def save_heat(values: NDArray[np.float64], path: Path) -> Path:
     """
     from PIL import Image
 
-    places = np.linspace(0, 1, len(_HEAT))
-    colours = np.stack([np.interp(values, places, _HEAT[:, channel]) for channel in range(3)], -1)
+    levels = np.linspace(0, 1, len(_HEAT))
+    colours = np.stack([np.interp(values, levels, _HEAT[:, channel]) for channel in range(3)], -1)
     return _save(Image.fromarray(np.rint(colours).astype(np.uint8)), path)
 
 

@@ -6,7 +6,7 @@ Curves are smoothed by a moving average over a tenth of the rounds, as in the pa
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from fedproto.config import RunConfig
 from fedproto.engines.base import Notify
 from fedproto.errors import StoreError
-from fedproto.store import RunStore, is_run
-from fedproto.sweeps import is_sweep, sweep_directories
+from fedproto.store import RunStore
+from fedproto.store.sweeps import found_in
 from fedproto.tasks import headline
 from fedproto.types import RoundRecord
 
@@ -91,34 +91,6 @@ def find_runs(paths: Iterable[Path], notify: Notify | None = None) -> list[Store
         assert notify is not None  # noqa: S101 - checked above
         notify(f"left out: {problem}")
     return found
-
-
-def found_in(paths: Iterable[Path]) -> Iterator[Path]:
-    """The run directories in and below some paths.
-
-    Raises:
-        StoreError: If a path does not exist or holds no run.
-    """
-    for path in paths:
-        if not path.exists():
-            raise StoreError(f"{path} does not exist")
-        inside = run_directories(path)
-        if not inside:
-            raise StoreError(f"{path} holds no run: no run.json in it or below")
-        yield from inside
-
-
-def run_directories(path: Path) -> list[Path]:
-    """Where the runs in and below a directory are; a sweep's in its recipe's order.
-
-    Raises:
-        StoreError: If a sweep's list of runs is damaged.
-    """
-    if is_run(path):
-        return [path]
-    if is_sweep(path):
-        return [directory for directory in sweep_directories(path) if is_run(directory)]
-    return sorted(file.parent for file in path.rglob("run.json"))
 
 
 def main_score(runs: Iterable[StoredRun]) -> str:

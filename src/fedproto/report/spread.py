@@ -90,13 +90,13 @@ class DataPanels:
         counts = class_counts(federation)
         sizes = np.array([len(client.train) for client in federation.clients], dtype=np.int64)
         self._holdings[source] = Holdings(sizes, (counts > 0).sum(axis=1))
-        first = int(federation.task == "segmentation")
+        first = int(federation.has_label_maps)
         names = [str(name) for name in federation.class_names[first:]]
         return {
             "name": name,
             "options": options,
             "statistics": asdict(statistics(federation)),
-            "classes": names or [str(place) for place in range(counts.shape[1])],
+            "classes": names or [str(label) for label in range(counts.shape[1])],
             "colors": [f"#{bytes(color).hex()}" for color in palette()[1 : len(names) + 1]]
             if first
             else None,
@@ -126,10 +126,10 @@ def binned(of: Indices, values: NDArray[np.float64]) -> list[list[float]]:
         levels = np.unique(np.quantile(of, np.linspace(0, 1, MOST_BINS + 1)[:-1]))
     bins = np.searchsorted(levels, of, side="right")
     result = []
-    for place in np.unique(bins):
-        inside = values[bins == place]
+    for bin_ in np.unique(bins):
+        inside = values[bins == bin_]
         low, high = np.quantile(inside, (0.25, 0.75))
-        facts = (of[bins == place].mean(), inside.mean(), low, high, len(inside))
+        facts = (of[bins == bin_].mean(), inside.mean(), low, high, len(inside))
         result.append([float(f"{fact:.5g}") for fact in facts])
     return result
 

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedproto.errors import ConfigError, unknown_name
-from fedproto.evidence import Difference, Verdict, difference, holm, sample_deviation
 from fedproto.report.arrangement import Arrangement, Group
+from fedproto.report.evidence import Difference, Verdict, difference, holm, sample_deviation
 from fedproto.report.results import StoredRun
 from fedproto.tasks import loss_beside, lower_is_better
 
@@ -141,8 +141,8 @@ def _against(
     theirs: dict[int, dict[int, float]] = defaultdict(dict)
     for group, values in zip(groups, found, strict=True):
         if titles[group.method] == chosen:
-            for place in group.conditions:
-                theirs[place].update(values)
+            for condition in group.conditions:
+                theirs[condition].update(values)
     pairs = [
         differences(values, theirs.get(group.conditions[0], {}))
         if titles[group.method] != chosen and len(group.conditions) == 1
@@ -158,7 +158,7 @@ def _against(
 
 
 def _condition(arrangement: Arrangement, group: Group) -> str:
-    titles = [arrangement.conditions[place].title for place in group.conditions]
+    titles = [arrangement.conditions[condition].title for condition in group.conditions]
     return "; ".join(title for title in titles if title)
 
 

@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedproto.registry import Registry
+from fedproto.options.registry import Registry
+from fedproto.report.comparable import comparable
 from fedproto.report.results import StoredRun
-from fedproto.report.shared import comparable
 from fedproto.reproduce.cases import Scope
 from fedproto.reproduce.library import Library, Request
 from fedproto.reproduce.output import Output

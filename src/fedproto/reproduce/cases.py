@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from fedproto.config import RunConfig
+from fedproto.config.recipe import read_recipe
 from fedproto.data.base import DATASETS, DataSource, data_root
 from fedproto.errors import ConfigError, unknown_name
-from fedproto.recipe import read_recipe
 from fedproto.reproduce.library import fingerprint
 
 ScaleName = Literal["smoke", "quick", "paper"]
@@ -27,7 +27,7 @@ CLASSIFICATION = ("synthetic", "mnist", "femnist", "celeba")
 SEGMENTATION = ("fpascal-macro", "fpascal")
 CENTRALIZED = "Centralized"
 FAIR_AND_TOLERANT = "Fairness + toleration"
-MEASURED = ("dissimilarity", "margin", "mmd", "ece")
+MEASURED = ("loss", "dissimilarity", "margin", "mmd", "ece")
 """What is measured of the models; the centralised run, to which MMD is taken, has no MMD."""
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from fedproto.report.looks import COLORS, add_legend, new_figure
+from fedproto.reproduce.base import EXPERIMENTS, Experiment, Results
+from fedproto.reproduce.cases import Scope
 from fedproto.reproduce.curves import Spread
 from fedproto.reproduce.output import Output
 from fedproto.reproduce.paper import Printed
@@ -23,6 +26,7 @@ COLUMNS = (
     "paper",
     "paper_std",
     "difference",
+    "distance",
 )
 
 
@@ -56,6 +60,13 @@ class Comparison:
         return self.ours.mean - self.paper.mean
 
     @property
+    def distance(self) -> float | None:
+        """The difference in the paper's own spread; None where it prints none, or none but 0."""
+        if self.difference is None or self.paper is None or not self.paper.std:
+            return None
+        return self.difference / self.paper.std
+
+    @property
     def cells(self) -> tuple[Any, ...]:
         """The fields of the CSV file."""
         ours, paper = self.ours, self.paper
@@ -71,13 +82,29 @@ class Comparison:
             paper and paper.mean,
             paper and paper.std,
             self.difference,
+            self.distance,
         )
+
+
+class ComparisonTable(Experiment):
+    """A table of our figures beside the paper's."""
+
+    @abc.abstractmethod
+    def rows(self, scope: Scope, results: Results, output: Output) -> list[Comparison]:
+        """Its figures, from the runs that there are."""
+
+    def render(self, scope: Scope, results: Results, output: Output) -> None:
+        """The table, and the same as a picture."""
+        rows, name = self.rows(scope, results, output), EXPERIMENTS.name_of(type(self))
+        show(output, name, self.title, rows)
+        draw(output, name, rows)
 
 
 def show(output: Output, name: str, title: str, rows: Sequence[Comparison]) -> None:
     """Prints and writes a comparison; one table per quantity."""
     seeds = any(row.ours is not None and row.ours.over_seeds is not None for row in rows)
     columns = ["data set", "", "ours", *(["± seeds"] if seeds else []), "paper", "ours − paper"]
+    columns.append("in its ±")
     for quantity in dict.fromkeys(row.quantity for row in rows):
         chosen = [row for row in rows if row.quantity == quantity]
         groups = [
@@ -148,6 +175,7 @@ def _line(row: Comparison, seeds: bool) -> list[str]:
         *([_shown(ours.over_seeds if ours else None, None, digits)] if seeds else []),
         "–" if row.paper is None else _shown(row.paper.mean, row.paper.std, digits),
         "–" if difference is None else f"{difference:+.{digits}f}",
+        "–" if row.distance is None else f"{row.distance:+.1f}",
     ]
 
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fedproto.analysis.folder import read_parts
-from fedproto.evidence import sample_deviation
+from fedproto.report.analysing import read_parts
+from fedproto.report.evidence import sample_deviation
 from fedproto.report.results import StoredRun
 from fedproto.reproduce.base import Result
 
@@ -113,6 +113,19 @@ def spread_of(groups: Sequence[Sequence[float]]) -> Spread | None:
         over_seeds=float(np.sqrt(np.mean(variances))) if variances else None,
         runs=sum(len(values) for values in groups),
     )
+
+
+def paired(
+    of: Iterable[Result], than: Iterable[Result], metric: str, factor: float = 1.0
+) -> list[float]:
+    """Differences of the final values of runs that share data, δ and seed."""
+    others = {(each.alpha, each.delta, each.seed): final_value(each.run, metric) for each in than}
+    return [
+        factor * (ours - other)
+        for each in of
+        if (ours := final_value(each.run, metric)) is not None
+        and (other := others.get((each.alpha, each.delta, each.seed))) is not None
+    ]
 
 
 def band(results: Sequence[Result], metric: str) -> Band | None:

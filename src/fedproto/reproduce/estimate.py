@@ -17,14 +17,15 @@ from typing import TypeAlias
 from fedproto.config import RunConfig
 from fedproto.data.base import DataSource
 from fedproto.data.federation import Federation
-from fedproto.driver import engine_of
 from fedproto.engines.base import Engine
+from fedproto.engines.job import LocalJob
 from fedproto.measures.base import Gauge
-from fedproto.planning import equip, plan_round, remember_all
 from fedproto.reproduce.cases import without_mmd
-from fedproto.runs import Run
+from fedproto.rounds.planning import equip, plan_round, remember_all, roster_of
+from fedproto.rounds.runs import Run
 from fedproto.simulate import initial_state, model_for
-from fedproto.types import LocalJob, ServerState
+from fedproto.simulate.driver import engine_of
+from fedproto.simulate.reference import reference_state
 
 Clock: TypeAlias = Callable[[], float]
 
@@ -105,11 +106,11 @@ def estimate(
 def work_of(config: RunConfig, federation: Federation) -> Work:
     """The jobs and local steps of all rounds of a run, as the schedule has them."""
     jobs = [
-        job
+        batches
         for round_ in range(config.schedule.rounds)
-        for job in plan_round(Run(config, ServerState(round_, {}, {})), federation).jobs
+        for batches in roster_of(config, round_, federation).batches
     ]
-    return Work(len(jobs), sum(job.batches.steps for job in jobs))
+    return Work(len(jobs), sum(batches.steps for batches in jobs))
 
 
 def in_words(seconds: float) -> str:
@@ -138,7 +139,7 @@ def _look(config: RunConfig, engine: Engine, job: LocalJob) -> None:
     """Takes the measures once, but for those that need a run which may not exist yet."""
     if config.measure.every:
         options = without_mmd(config).measure
-        Gauge(engine.workload).take(options, config.seed, job.state)
+        Gauge(engine.workload, reference_state).take(options, config.seed, job.state)
 
 
 def _rates(

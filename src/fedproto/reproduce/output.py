@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from fedproto.environment import describe_environment
 from fedproto.errors import StoreError
+from fedproto.store.environment import describe_environment
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

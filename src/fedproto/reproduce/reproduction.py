@@ -17,8 +17,8 @@ from fedproto.reproduce.estimate import Estimate, estimate
 from fedproto.reproduce.library import Library, Request, fingerprint, merged
 from fedproto.reproduce.output import Output
 from fedproto.rounds import Watcher
-from fedproto.simulate import load_federations, open_or_create, simulate
-from fedproto.store import RunStore, read_description
+from fedproto.simulate import load_federations, simulate
+from fedproto.store import RunStore, open_or_create, read_description
 
 ALL = "all"
 TIMED_SECONDS = {"smoke": 0.1, "quick": 1.0, "paper": 2.0}

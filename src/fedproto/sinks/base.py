@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import ClassVar
 
+from fedproto.config import RunConfig
 from fedproto.errors import ConfigError
-from fedproto.registry import Registry
-from fedproto.rounds import Watcher
-from fedproto.runs import Run
+from fedproto.options.registry import Registry
+from fedproto.rounds import PassingOn, Watcher
 from fedproto.store import RunStore
 from fedproto.types import RoundRecord
 
@@ -103,33 +103,24 @@ def scalars(record: RoundRecord) -> dict[str, float]:
     }
 
 
-class _Logging(Watcher):
+class _Logging(PassingOn):
     def __init__(
         self, kinds: dict[str, type[Sink]], stores: Sequence[RunStore], watcher: Watcher
     ) -> None:
+        super().__init__(watcher)
         self._kinds = kinds
-        self._watcher = watcher
         self._waiting = list(stores)
         self._open: list[tuple[RunStore, dict[str, Sink]]] = []
 
-    def round_started(self, num_jobs: int) -> None:
-        self._watcher.round_started(num_jobs)
-
-    def job_done(self) -> None:
-        self._watcher.job_done()
-
-    def notice(self, text: str) -> None:
-        self._watcher.notice(text)
-
-    def round_done(self, run: Run, record: RoundRecord) -> None:
-        self._watcher.round_done(run, record)
+    def round_done(self, config: RunConfig, records: Sequence[RoundRecord]) -> None:
+        super().round_done(config, records)
         for store, sinks in self._open:
-            if store.config is run.config:
-                self._write(sinks, [record])
+            if store.config is config:
+                self._write(sinks, records[-1:])
                 return
         for store in self._waiting:
-            if store.config is run.config:
-                self._begin(store, run.records)
+            if store.config is config:
+                self._begin(store, records)
                 return
 
     def catch_up(self) -> None:

@@ -14,7 +14,7 @@ import json
 import uuid
 from typing import Any
 
-from fedproto.atomic import write_atomically
+from fedproto.disk.atomic import write_atomically
 from fedproto.sinks.base import SINKS, Sink, scalars
 from fedproto.store import RunStore
 from fedproto.types import RoundRecord

@@ -14,10 +14,10 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedproto.aggregation import MEAN, AggregateOptions, as_remembered, combine
 from fedproto.equations import sample_shares
 from fedproto.options import Options, option
-from fedproto.registry import Registry
+from fedproto.options.registry import Registry
+from fedproto.strategies.aggregation import MEAN, AggregateOptions, as_remembered, combine
 from fedproto.strategies.contract import (
     Declarations,
     Local,

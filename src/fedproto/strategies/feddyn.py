@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from fedproto.aggregation import MEAN, AggregateOptions
 from fedproto.options import option
+from fedproto.strategies.aggregation import MEAN, AggregateOptions
 from fedproto.strategies.base import STRATEGIES, Strategy, equal_weights
 from fedproto.strategies.contract import (
     Declarations,

@@ -15,7 +15,6 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedproto.aggregation import cap_attention
 from fedproto.equations import (
     aggregate_margin,
     aggregate_mean_margin,
@@ -29,6 +28,7 @@ from fedproto.equations import (
 )
 from fedproto.errors import TrainingError
 from fedproto.options import option
+from fedproto.strategies.aggregation import cap_attention
 from fedproto.strategies.attention import sharpened_attention
 from fedproto.strategies.base import STRATEGIES, Strategy, size_weights
 from fedproto.strategies.contract import (

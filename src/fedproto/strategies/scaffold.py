@@ -71,7 +71,7 @@ class Scaffold(Strategy):
         steps = torch.as_tensor(local.steps)
         moved = {}
         for name, server in part(CONTROL, local.broadcast).items():
-            drift = (local.params[name] - trained[name]) / (steps.clamp(min=1) * local.lr)
+            drift = (local.params[name] - trained[name]) / steps.clamp(min=1) / local.lr
             moved[name] = torch.where(steps > 0, drift - server, 0)
         own = part(CONTROL, local.memory)
         kept = {name: own[name] + way for name, way in moved.items()}

@@ -34,11 +34,15 @@ class Task(abc.ABC):
 
     Attributes:
         headline: The score by which models are compared first.
+        label_maps: Whether targets are maps with a label per pixel, class 0 the background.
+        class_score: What a class is scored by.
         class_names: What the classes are called, in the order of their labels; may be empty.
         options: What is asked beyond the data.
     """
 
     headline: ClassVar[str]
+    label_maps: ClassVar[bool] = False
+    class_score: ClassVar[str] = "accuracy"
 
     class_names: tuple[str, ...] = ()
     options: TaskOptions = field(default_factory=TaskOptions)

@@ -27,6 +27,8 @@ class Segmentation(Task):
     """
 
     headline = "miou"
+    label_maps = True
+    class_score = "iou"
 
     def loss(self, scores: Tensor, targets: Tensor) -> Tensor:
         """Cross-entropy, the mean over the pixels that are not void; 0 where all of them are."""
@@ -74,11 +76,11 @@ class Segmentation(Task):
         confusion = confusion.reshape(num_classes, num_classes)
         correct = confusion.diagonal()
         union = confusion.sum(dim=0) + confusion.sum(dim=1) - correct
-        present = [place for place in range(num_classes) if union[place] > 0]
-        iou = {place: float(correct[place] / union[place]) for place in present}
-        objects = [value for place, value in iou.items() if place != BACKGROUND]
+        present = [label for label in range(num_classes) if union[label] > 0]
+        iou = {label: float(correct[label] / union[label]) for label in present}
+        objects = [value for label, value in iou.items() if label != BACKGROUND]
         pixels = float(confusion.sum())
-        metrics = {f"iou_{self._name(place)}": value for place, value in iou.items()}
+        metrics = {f"iou_{self._name(label)}": value for label, value in iou.items()}
         if objects:
             metrics["miou"] = sum(objects) / len(objects)
         if iou:
@@ -87,8 +89,8 @@ class Segmentation(Task):
             metrics["loss"] = loss / pixels
         return metrics
 
-    def _name(self, place: int) -> str:
-        return self.class_names[place] if place < len(self.class_names) else str(place)
+    def _name(self, label: int) -> str:
+        return self.class_names[label] if label < len(self.class_names) else str(label)
 
 
 def _summed_loss(scores: Tensor, targets: Tensor) -> Tensor:

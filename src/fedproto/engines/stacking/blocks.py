@@ -52,8 +52,8 @@ class Block(abc.ABC):
         """
 
     @abc.abstractmethod
-    def encode(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        """The output where nothing is trained."""
+    def encode(self, params: Mapping[str, Tensor], x: Tensor, live: Tensor | None) -> Tensor:
+        """The output where nothing is trained; all samples count where `live` is None."""
 
     @abc.abstractmethod
     def backward(
@@ -98,8 +98,9 @@ class Dense(Block):
         split: Tensor = weight.unflatten(-1, (height, width, channels))
         return split.movedim(-1, -3).reshape(*weight.shape[:-1], self.inputs)
 
-    def encode(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
+    def encode(self, params: Mapping[str, Tensor], x: Tensor, live: Tensor | None) -> Tensor:
         """As in training."""
+        del live
         return self._pass(params, x, unfused)[0]
 
     def forward(
@@ -141,12 +142,14 @@ class Conv(Block):
         channels: Channels in and out.
         image: Height and width.
         taps: Side of the kernel; odd.
+        same: Whether an odd last row or column is pooled too, instead of left out.
     """
 
     name: str
     channels: tuple[int, int]
     image: tuple[int, int]
     taps: int
+    same: bool = False
 
     @property
     def full(self) -> bool:
@@ -178,8 +181,9 @@ class Conv(Block):
         split = weight.reshape(*lead, self.taps, ins, self.taps, outs)
         return split.permute([*range(len(lead)), -1, -3, -2, -4]).contiguous()
 
-    def encode(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
+    def encode(self, params: Mapping[str, Tensor], x: Tensor, live: Tensor | None) -> Tensor:
         """As in training."""
+        del live
         return self._pass(params, x, unfused)[0]
 
     def forward(
@@ -205,11 +209,11 @@ class Conv(Block):
         if self.full:
             patches = fuse(glue.full_patches)(x, self.taps, self.patch)
             y = torch.bmm(patches, weight).view(*x.shape[:4], self.channels[1])
-            pooled, code = fuse(glue.bias_relu_pool)(y, bias)
+            pooled, code = fuse(glue.bias_relu_pool)(y, bias, same=self.same)
         else:
             patches = fuse(glue.row_patches)(x, self.taps)
             z = torch.bmm(patches, weight)
-            pooled, code = fuse(_sum_and_pool)(z, bias, self.image, self.taps)
+            pooled, code = fuse(_sum_and_pool)(z, bias, self.image, self.taps, same=self.same)
         return pooled, (patches, code)
 
     def backward(
@@ -270,9 +274,9 @@ class Conv(Block):
 
 
 def _sum_and_pool(
-    z: Tensor, bias: Tensor, image: tuple[int, int], taps: int
+    z: Tensor, bias: Tensor, image: tuple[int, int], taps: int, *, same: bool
 ) -> tuple[Tensor, Tensor]:
-    return glue.bias_relu_pool(glue.sum_shifted_rows(z, image, taps), bias)
+    return glue.bias_relu_pool(glue.sum_shifted_rows(z, image, taps), bias, same=same)
 
 
 def _unpool_and_shift(dy: Tensor, code: Tensor, image: tuple[int, int], taps: int) -> Tensor:

@@ -61,15 +61,17 @@ class FunctionalNetwork(Network):
         """Copies."""
         return {name: tensor.clone() for name, tensor in params.items()}
 
-    def features(self, params: Tensors, x: Tensor) -> Tensor:
+    def features(self, params: Tensors, x: Tensor, live: Tensor | None = None) -> Tensor:
         """Flattened features."""
+        del live
         named = {f"model.{name}": tensor for name, tensor in params.items()}
         self._model.eval()
         features: Tensor = vmap(lambda own, x: functional_call(self._features, own, (x,)))(named, x)
         return features.flatten(2)
 
-    def scores(self, params: Tensors, x: Tensor) -> Tensor:
+    def scores(self, params: Tensors, x: Tensor, live: Tensor | None = None) -> Tensor:
         """What the module's call gives."""
+        del live
         self._model.eval()
         scores: Tensor = vmap(lambda own, x: functional_call(self._model, own, (x,)))(
             dict(params), x

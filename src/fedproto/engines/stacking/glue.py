@@ -85,14 +85,21 @@ def shifted_rows(y: Tensor, taps: int) -> Tensor:
     return torch.stack(shifted, dim=4).view(jobs, batch * height * width, taps * channels)
 
 
-def bias_relu_pool(y: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+def bias_relu_pool(y: Tensor, bias: Tensor, *, same: bool = False) -> tuple[Tensor, Tensor]:
     """Bias, 2×2 max pooling and ReLU, ``[J, B, H, W, O]`` to ``[J, B, H//2, W//2, O]``.
+
+    Args:
+        y: What a convolution gave.
+        bias: ``[J, O]``.
+        same: Whether an odd last row or column makes cells of its own, instead of none.
 
     Returns:
         The pooled cells and, per cell, which of its four pixels was the first maximum (`DEAD`
         where the ReLU stops the gradient): what `unpool` needs. The first of equal maxima counts,
         as in PyTorch: over an empty background equal values are the rule.
     """
+    if same:
+        y = F.pad(y, (0, 0, 0, y.shape[3] % 2, 0, y.shape[2] % 2), value=-torch.inf)
     height, width = y.shape[2] // 2 * 2, y.shape[3] // 2 * 2
     even, odd = slice(0, None, 2), slice(1, None, 2)
     cells = y[:, :, :height, :width]
@@ -148,12 +155,19 @@ def moved_statistics(
 
 
 def norm_relu_pool(
-    z: Tensor, mean: Tensor, variance: Tensor, scale: Tensor, shift: Tensor, eps: float
+    z: Tensor,
+    mean: Tensor,
+    variance: Tensor,
+    scale: Tensor,
+    shift: Tensor,
+    eps: float,
+    *,
+    same: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Batch normalisation of ``[J, B, H, W, O]``, then as `bias_relu_pool`."""
     factor = scale * torch.rsqrt(variance + eps)
     centred = z - mean[:, None, None, None]
-    return bias_relu_pool(centred * factor[:, None, None, None], shift)
+    return bias_relu_pool(centred * factor[:, None, None, None], shift, same=same)
 
 
 def norm_backward(

@@ -40,7 +40,7 @@ class KernelConv(Conv):
     @property
     def portable(self) -> Conv:
         """The same without kernels."""
-        return Conv(self.name, self.channels, self.image, self.taps)
+        return Conv(self.name, self.channels, self.image, self.taps, self.same)
 
     @property
     def kernels(self) -> ConvKernels:

@@ -12,24 +12,21 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.func import grad, vmap
 
 from fedproto.engines.stacking.flat import FlatLayout
 from fedproto.engines.stacking.fusing import Fuse, unfused
 from fedproto.engines.stacking.gradients import Gradient, as_tensor, subtract
-from fedproto.engines.stacking.network import Beside, Network
-from fedproto.engines.stacking.orders import StackOrders
-from fedproto.engines.stacking.updates import is_plain, rule_for
+from fedproto.engines.stacking.network import Network
+from fedproto.engines.stacking.objectives import StackKind, StackObjectives
+from fedproto.engines.stacking.orders import StackOrders, end_step, next_batch
+from fedproto.engines.stacking.updates import rule_for
 from fedproto.engines.stacking.whole import MlpStep, StepState
 from fedproto.rng import Indices
-from fedproto.strategies.base import Strategy
 from fedproto.strategies.contract import Objective
-from fedproto.training import TrainOptions
 from fedproto.types import Tensors
 
 STEPS_PER_GRAPH = 8
@@ -40,38 +37,6 @@ FIRST_STEPS = 32
 
 TABLE_ROOM = 2**20
 """Entries of the table of samples to begin with: 8 MB."""
-
-
-@dataclass(frozen=True)
-class StackKind:
-    """What the jobs of a stack have in common.
-
-    Attributes:
-        train: Batch size and update rule; rates and epochs are each job's own.
-        penalized_by: The strategy, where it has a penalty of its own making.
-        proximal: Whether any of them is drawn to the received weights.
-        linear: Whether any of them has a term that is linear in the weights.
-        beside: Whether the loss of any sees more than the scores of a batch.
-        virtual: Virtual feature vectors of a job at most, and their channels.
-    """
-
-    train: TrainOptions
-    penalized_by: Strategy | None
-    proximal: bool = False
-    linear: bool = False
-    beside: bool = False
-    virtual: tuple[int, int] = (0, 0)
-
-    @property
-    def rows(self) -> int:
-        """Rows of a model's size per job, beside weights and the update rule's own."""
-        received = self.proximal or self.penalized_by is not None
-        return received + self.linear + (not self.in_place)
-
-    @property
-    def in_place(self) -> bool:
-        """Whether gradients are subtracted as they are computed."""
-        return is_plain(self.train) and self.penalized_by is None
 
 
 class Lockstep:
@@ -126,14 +91,11 @@ class Lockstep:
 
         self._flat = rows()
         self.params = self._layout.views(self._flat)
-        penalized = kind.penalized_by is not None
-        self._received = rows() if kind.proximal or penalized else None
-        self._linear = rows() if kind.linear else None
-        self._beside = self._room_beside(example, classes) if kind.beside else None
+        self._objectives = StackObjectives(kind, network, self._layout, self._flat, classes)
         self._in_place = kind.in_place
         self._gradient = None if self._in_place else rows()
         self._slots = [rows() for _ in range(self._rule.slots)]
-        self._rate, self._proximal, self.loss = numbers(dtype), numbers(dtype), numbers(dtype)
+        self._rate, self.loss = numbers(dtype), numbers(dtype)
         self._start, self._steps = numbers(torch.int64), numbers(torch.int64)
         self._last_epoch = numbers(torch.int64)
         self._count = torch.zeros((), dtype=torch.int64, device=self._device)
@@ -191,18 +153,13 @@ class Lockstep:
         objectives: Sequence[Objective],
     ) -> None:
         jobs = len(objectives)
-        proximal = torch.tensor([one.proximal for one in objectives], dtype=rate.dtype)
-        self._load_linear(objectives)
-        self._load_beside(objectives)
         for name, tensor in packed.items():
             (self.params | self.statistics)[name][:jobs].copy_(tensor)
-        if self._received is not None:
-            self._received.copy_(self._flat)
+        self._objectives.load(self._flat, objectives)
         for slot in self._slots:
             slot.zero_()
         for target, values in (
             (self._rate, rate),
-            (self._proximal, proximal),
             (self._start, torch.from_numpy(orders.start)),
             (self._steps, torch.from_numpy(orders.steps)),
             (self._last_epoch, torch.from_numpy(orders.last_epoch)),
@@ -225,51 +182,6 @@ class Lockstep:
         if self._device.type == "cuda":
             table = table.pin_memory()
         self._samples[: len(table)].copy_(table, non_blocking=True)
-
-    def _load_linear(self, objectives: Sequence[Objective]) -> None:
-        if self._linear is None:
-            return
-        self._linear.zero_()
-        views = self._layout.views(self._linear)
-        for place, objective in enumerate(objectives):
-            if objective.linear is not None:
-                alone = {name: one.unsqueeze(0) for name, one in objective.linear.items()}
-                for name, tensor in self._network.pack(alone).items():
-                    views[name][place].copy_(tensor[0])
-
-    def _room_beside(self, example: Tensors, classes: int) -> Beside:
-        """Buffers for what the loss sees beside a batch; nothing to begin with."""
-        like, (virtual, channels) = next(iter(example.values())), self._kind.virtual
-
-        def numbers(*sides: int) -> Tensor:
-            return like.new_zeros(self.capacity, *sides)
-
-        return Beside(
-            scale=numbers(classes),
-            offset=numbers(classes),
-            features=numbers(virtual, channels),
-            labels=numbers(virtual).long(),
-            weight=numbers(virtual),
-        )
-
-    def _load_beside(self, objectives: Sequence[Objective]) -> None:
-        room = self._beside
-        if room is None:
-            return
-        room.scale.fill_(1)
-        for rest in (room.offset, room.features, room.labels, room.weight):
-            rest.zero_()
-        for place, objective in enumerate(objectives):
-            if objective.scale is not None:
-                room.scale[place].copy_(objective.scale)
-            if objective.offset is not None:
-                room.offset[place].copy_(objective.offset)
-            virtual = objective.virtual
-            if virtual is not None and len(virtual.labels):
-                number = len(virtual.labels)
-                room.features[place, :number].copy_(self._network.pack_features(virtual.features))
-                room.labels[place, :number].copy_(virtual.labels)
-                room.weight[place, :number] = virtual.weight / number
 
     def _replay(self, active: int, graphs: dict[int, torch.cuda.CUDAGraph]) -> int:
         """Makes one or several steps; returns how many."""
@@ -296,7 +208,7 @@ class Lockstep:
             return
         flat = self._flat[:size]
         params = self._layout.views(flat)
-        x, targets, live, weight, rate = self._fuse(_next_batch)(
+        x, targets, live, weight, rate = self._fuse(next_batch)(
             self._inputs,
             self._targets,
             self._samples,
@@ -307,16 +219,14 @@ class Lockstep:
             self._kind.train.batch_size,
             scaled=self._in_place,
         )
-        beside = None if self._beside is None else self._beside.leading(size)
-        if beside is not None and self._in_place:
-            beside = replace(beside, weight=beside.weight * rate.unsqueeze(1))
+        beside = self._objectives.beside(size, rate)
         seen = {**params, **{name: rows[:size] for name, rows in self.statistics.items()}}
         loss, gradients = self._network.gradients(seen, x, targets, weight, self._fuse, beside)
         if self._in_place:
             self._descend(flat, params, gradients, rate)
         else:
             self._follow_rule(flat, params, gradients, rate)
-        self._fuse(_end_step)(self.loss[:size], loss, live, self._last_epoch[:size], self._count)
+        self._fuse(end_step)(self.loss[:size], loss, live, self._last_epoch[:size], self._count)
 
     def _first_step(self, size: int) -> None:
         """Makes a step; where kernels do it, also without them, and goes on so if they differ.
@@ -368,12 +278,12 @@ class Lockstep:
             self._targets,
             self._samples,
             self._flat,
-            self._flat if self._received is None else self._received,
+            self._flat if self._objectives.received is None else self._objectives.received,
             self._start,
             self._steps,
             self._last_epoch,
             self._rate,
-            self._proximal,
+            self._objectives.proximal,
             self._count,
             self.loss,
         )
@@ -385,12 +295,8 @@ class Lockstep:
 
         These carry the rate already: the samples' weights were multiplied by it.
         """
-        size, layout = len(flat), self._layout
-        if self._received is not None:
-            pull = (self._proximal[:size] * rate).unsqueeze(1)
-            flat.lerp_(self._received[:size], pull)
-        if self._linear is not None:
-            flat.addcmul_(self._linear[:size], rate.unsqueeze(1), value=-1)
+        layout = self._layout
+        self._objectives.descend(flat, rate)
         small = layout.gather_small({name: as_tensor(gradients[name]) for name in layout.small})
         flat[:, : layout.small_size].sub_(small)
         for name, gradient in gradients.items():
@@ -402,60 +308,13 @@ class Lockstep:
     ) -> None:
         """Any rule and any penalty, on gradients carried out."""
         assert self._gradient is not None  # noqa: S101 - there is one unless descent is in place
-        size, strategy = len(flat), self._kind.penalized_by
+        size = len(flat)
         gradient = self._gradient[:size]
         for name, view in self._layout.views(gradient).items():
             view.copy_(as_tensor(gradients[name]))
-        if strategy is not None:
-            assert self._received is not None  # noqa: S101 - there is one for every penalty
-            received = self._layout.views(self._received[:size])
-            network = self._network
-            extra = vmap(grad(strategy.penalty))(network.unpack(params), network.unpack(received))
-            for name, tensor in network.pack(extra).items():
-                self._layout.views(gradient)[name].add_(tensor)
-        elif self._received is not None:
-            pull = self._proximal[:size].unsqueeze(1)
-            gradient.add_(pull * (flat - self._received[:size]))
-        if self._linear is not None:
-            gradient.add_(self._linear[:size])
+        self._objectives.add_gradient(gradient, flat, params)
         slots = [slot[:size] for slot in self._slots]
         self._fuse(self._rule.step)(flat, gradient, slots, rate.unsqueeze(1), self._count)
-
-
-def _next_batch(
-    inputs: Tensor,
-    targets: Tensor,
-    samples: Tensor,
-    start: Tensor,
-    steps: Tensor,
-    rate: Tensor,
-    count: Tensor,
-    batch_size: int,
-    *,
-    scaled: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """What a step works on.
-
-    Returns:
-        Inputs and targets ``[J, B, …]``; which samples count; how much each does, so that the loss
-        is a mean over the true batch; and the jobs' rates, 0 for finished ones.
-    """
-    offset = count * batch_size + torch.arange(batch_size, device=start.device)
-    index = samples[(start.unsqueeze(1) + offset).clamp(max=len(samples) - 1)]
-    busy = count < steps
-    live = (index >= 0) & busy.unsqueeze(1)
-    index = index.clamp(min=0)
-    rate = torch.where(busy, rate, 0)
-    weight = live.to(rate.dtype) / live.sum(dim=1, keepdim=True).clamp(min=1)
-    weight = weight * rate.unsqueeze(1) if scaled else weight
-    return inputs[index], targets[index], live, weight, rate
-
-
-def _end_step(total: Tensor, loss: Tensor, live: Tensor, last_epoch: Tensor, count: Tensor) -> None:
-    """Adds the losses that belong to a last epoch, and counts the step."""
-    counts = live & (count >= last_epoch).unsqueeze(1)
-    total.add_(torch.where(counts, loss, 0).sum(dim=1))
-    count.add_(1)
 
 
 def _sizes(capacity: int) -> list[int]:

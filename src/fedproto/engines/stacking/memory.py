@@ -6,8 +6,8 @@ import os
 
 import torch
 
-from fedproto.engines.stacking.lockstep import StackKind
 from fedproto.engines.stacking.network import Network
+from fedproto.engines.stacking.objectives import StackKind
 from fedproto.engines.stacking.updates import rule_for
 from fedproto.types import Tensors
 

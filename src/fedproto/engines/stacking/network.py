@@ -70,9 +70,11 @@ class Network(abc.ABC):
         statistics: The running means and variances that models keep beside their weights, by name,
             with their shapes. They lie among the tensors that a network is given; training changes
             them there.
+        by_batch: Whether a sample's features depend on which others it is tested with.
     """
 
     statistics: Mapping[str, tuple[int, ...]] = MappingProxyType({})
+    by_batch: bool = False
 
     def portable(self) -> Network | None:
         """The same without kernels of its own; None where there are none."""
@@ -105,12 +107,12 @@ class Network(abc.ABC):
         """The opposite of `pack`; fresh tensors."""
 
     @abc.abstractmethod
-    def features(self, params: Tensors, x: Tensor) -> Tensor:
-        """Features ``[J, B, D]`` of inputs ``[J, B, …]``."""
+    def features(self, params: Tensors, x: Tensor, live: Tensor | None = None) -> Tensor:
+        """Features ``[J, B, D]`` of inputs ``[J, B, …]``, of which only the live ones count."""
 
     @abc.abstractmethod
-    def scores(self, params: Tensors, x: Tensor) -> Tensor:
-        """Scores ``[J, B, C]`` of inputs ``[J, B, …]``."""
+    def scores(self, params: Tensors, x: Tensor, live: Tensor | None = None) -> Tensor:
+        """Scores ``[J, B, C]`` of inputs ``[J, B, …]``, of which only the live ones count."""
 
     def pack_features(self, features: Tensor) -> Tensor:
         """The module's flattened features ``[..., D]`` as the head's packed weights want them."""
@@ -168,6 +170,7 @@ class BlockNetwork(Network):
         self.statistics = {
             name: (norm.conv.channels[1],) for norm in norms for name in norm.statistics
         }
+        self.by_batch = not all(norm.keeps for norm in norms)
 
     def portable(self) -> BlockNetwork | None:
         """The same with batched products alone."""
@@ -225,14 +228,14 @@ class BlockNetwork(Network):
             for name, tensor in own.items()
         }
 
-    def features(self, params: Tensors, x: Tensor) -> Tensor:
+    def features(self, params: Tensors, x: Tensor, live: Tensor | None = None) -> Tensor:
         """What the last block puts out, in the module's order of channels."""
-        x = self._encode(params, x)
+        x = self._encode(params, x, live)
         return (x if self.head.image is None else x.movedim(-1, 2)).flatten(2)
 
-    def scores(self, params: Tensors, x: Tensor) -> Tensor:
+    def scores(self, params: Tensors, x: Tensor, live: Tensor | None = None) -> Tensor:
         """The head on top of the last block."""
-        x = self._encode(params, x).flatten(2)
+        x = self._encode(params, x, live).flatten(2)
         bias = params[self._bias].unsqueeze(1)
         return torch.baddbmm(bias, x, params[self._weight].transpose(1, 2))
 
@@ -279,9 +282,9 @@ class BlockNetwork(Network):
         """The sum over the blocks: nothing is freed before the backward pass ends."""
         return sum(block.numbers(batch) for block in self.blocks)
 
-    def _encode(self, params: Tensors, x: Tensor) -> Tensor:
+    def _encode(self, params: Tensors, x: Tensor, live: Tensor | None) -> Tensor:
         for block in self.blocks:
-            x = block.encode(params, x)
+            x = block.encode(params, x, live)
         return x
 
 
@@ -317,7 +320,10 @@ def block_network(
         dense = _dense(model, "dense", image, kernels=kernels)
         return BlockNetwork([*convolutions, dense], _dense(model, "classifier"))
     if type(model) is CNN4:
-        convolutions, image = _convolutions(model, input_shape, kernels=kernels)
+        same = model.pooling == "same"
+        # The kernels that pool leave an odd last row or column out; those for norms do not pool.
+        kernels = kernels and (not same or model.batch_norm)
+        convolutions, image = _convolutions(model, input_shape, kernels=kernels, same=same)
         blocks = [
             normed(convolution, f"norms.{place}", norm)
             for place, (convolution, norm) in enumerate(zip(convolutions, model.norms, strict=True))
@@ -327,7 +333,7 @@ def block_network(
 
 
 def _convolutions(
-    model: nn.Module, input_shape: tuple[int, ...], *, kernels: bool
+    model: nn.Module, input_shape: tuple[int, ...], *, kernels: bool, same: bool = False
 ) -> tuple[list[Conv], tuple[int, int, int]]:
     """A model's convolutions in order, and the image that comes out of the last."""
     channels, height, width = input_shape
@@ -335,10 +341,11 @@ def _convolutions(
     for name, layer in model.named_modules():
         if isinstance(layer, nn.Conv2d):
             sides = (layer.in_channels, layer.out_channels)
-            by_kernels = KernelConv(name, sides, (height, width), layer.kernel_size[0])
+            by_kernels = KernelConv(name, sides, (height, width), layer.kernel_size[0], same)
             usable = kernels and by_kernels.kernels.usable
             blocks.append(by_kernels if usable else by_kernels.portable)
-            channels, height, width = layer.out_channels, height // 2, width // 2
+            channels, height, width = layer.out_channels, height + same, width + same
+            height, width = height // 2, width // 2
     return blocks, (channels, height, width)
 
 

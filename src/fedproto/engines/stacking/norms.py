@@ -22,19 +22,21 @@ from fedproto.engines.stacking.gradients import Gradient
 class Normed(Block):
     """A convolution with batch normalisation, then ReLU and 2×2 max pooling.
 
+    Where the layer keeps no statistics, every batch is normalised by its own, also in tests.
+
     Attributes:
         conv: The convolution.
         norm: The normalising layer's name; its running statistics lie among the tensors that a
             block is given, and are changed there.
         eps: Added to variances.
-        momentum: What a batch's statistics count in the running ones.
+        momentum: What a batch's statistics count in the running ones; None where there are none.
         frozen: Normalise by the running statistics, also in training, and leave them as they are.
     """
 
     conv: Conv
     norm: str
     eps: float
-    momentum: float
+    momentum: float | None
     frozen: bool = False
 
     @property
@@ -43,9 +45,14 @@ class Normed(Block):
         return self.conv.name
 
     @property
-    def statistics(self) -> tuple[str, str]:
-        """The names of the running mean and variance."""
-        return f"{self.norm}.running_mean", f"{self.norm}.running_var"
+    def keeps(self) -> bool:
+        """Whether there are running statistics."""
+        return self.momentum is not None
+
+    @property
+    def statistics(self) -> tuple[str, ...]:
+        """The names of the running mean and variance; none where there are none."""
+        return (f"{self.norm}.running_mean", f"{self.norm}.running_var") * self.keeps
 
     def pack(self, weight: Tensor) -> Tensor:
         """As the convolution does."""
@@ -55,26 +62,35 @@ class Normed(Block):
         """As the convolution does."""
         return self.conv.unpack(weight)
 
-    def encode(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        """By the running statistics."""
+    def encode(self, params: Mapping[str, Tensor], x: Tensor, live: Tensor | None) -> Tensor:
+        """By the running statistics, or by the batch's own where there are none."""
         z, _ = self.conv.convolve(params, x, unfused)
-        mean, variance = (params[name] for name in self.statistics)
-        return glue.norm_relu_pool(z, mean, variance, *self._learned(params), self.eps)[0]
+        if self.keeps:
+            mean, variance = (params[name] for name in self.statistics)
+        else:
+            every = z.new_ones(z.shape[:2], dtype=torch.bool) if live is None else live
+            mean, variance, _ = glue.moments(z, every)
+        return glue.norm_relu_pool(
+            z, mean, variance, *self._learned(params), self.eps, same=self.conv.same
+        )[0]
 
     def forward(
         self, params: Mapping[str, Tensor], x: Tensor, fuse: Fuse, live: Tensor
     ) -> tuple[Tensor, Any]:
         """``[J, B, H, W, I]`` to ``[J, B, H//2, W//2, O]``."""
         z, kept = self.conv.convolve(params, x, fuse)
-        mean, variance = (params[name] for name in self.statistics)
-        if self.frozen:
-            found = (mean, variance, torch.ones_like(mean[:, :1]))
+        running = [params[name] for name in self.statistics]
+        if running and self.frozen:
+            found = (*running, torch.ones_like(running[0][:, :1]))
         else:
             found = fuse(glue.moments)(z, live)
-            moved = fuse(glue.moved_statistics)(mean, variance, found, live, self.momentum)
-            mean.copy_(moved[0])
-            variance.copy_(moved[1])
-        pooled, code = fuse(glue.norm_relu_pool)(z, *found[:2], *self._learned(params), self.eps)
+        if running and not self.frozen:
+            moved = fuse(glue.moved_statistics)(*running, found, live, self.momentum)
+            for old, new in zip(running, moved, strict=True):
+                old.copy_(new)
+        pooled, code = fuse(glue.norm_relu_pool)(
+            z, *found[:2], *self._learned(params), self.eps, same=self.conv.same
+        )
         return pooled, (kept, z, found, code, live)
 
     def backward(
@@ -84,7 +100,14 @@ class Normed(Block):
         kept, z, found, code, live = saved
         scale, _ = self._learned(params)
         dz, dbias, dscale, dshift = fuse(glue.norm_backward)(
-            dy.view(code.shape), code, z, found, scale, live, self.eps, frozen=self.frozen
+            dy.view(code.shape),
+            code,
+            z,
+            found,
+            scale,
+            live,
+            self.eps,
+            frozen=self.frozen and self.keeps,
         )
         dx, dweight = self.conv.convolve_backward(params, kept, dz, fuse, first=first)
         return dx, {
@@ -108,5 +131,4 @@ def normed(conv: Conv, name: str, layer: nn.Module) -> Block:
     if isinstance(layer, nn.Identity):
         return conv
     assert isinstance(layer, nn.BatchNorm2d)  # noqa: S101 - narrows the type
-    assert layer.momentum is not None  # noqa: S101 - the architectures here use a momentum
-    return Normed(conv, name, layer.eps, layer.momentum)
+    return Normed(conv, name, layer.eps, layer.momentum if layer.track_running_stats else None)

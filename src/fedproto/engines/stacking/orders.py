@@ -1,4 +1,7 @@
-"""The batch orders of all jobs of a stack, flat, so that a step finds its samples by counting."""
+"""The batch orders of all jobs of a stack, flat, so that a step finds its samples by counting.
+
+Shapes: J jobs, B samples of a batch.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,14 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from fedproto.data.federation import Federation
+from fedproto.engines.job import LocalJob
 from fedproto.rng import Indices
+from fedproto.rng.seeding import permutations
 from fedproto.schedule import BatchOrder
-from fedproto.seeding import permutations
-from fedproto.types import LocalJob
 
 NONE = -1
 """Fills up the last batch of an epoch."""
@@ -104,3 +109,39 @@ def _last_epoch(order: BatchOrder) -> tuple[int, int]:
     begun = _epochs_begun(order)
     first = max(begun - 1, 0) * order.steps_per_epoch
     return first, min((order.steps - first) * order.batch_size, order.num_examples)
+
+
+def next_batch(
+    inputs: Tensor,
+    targets: Tensor,
+    samples: Tensor,
+    start: Tensor,
+    steps: Tensor,
+    rate: Tensor,
+    count: Tensor,
+    batch_size: int,
+    *,
+    scaled: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """What a step works on.
+
+    Returns:
+        Inputs and targets ``[J, B, …]``; which samples count; how much each does, so that the loss
+        is a mean over the true batch; and the jobs' rates, 0 for finished ones.
+    """
+    offset = count * batch_size + torch.arange(batch_size, device=start.device)
+    index = samples[(start.unsqueeze(1) + offset).clamp(max=len(samples) - 1)]
+    busy = count < steps
+    live = (index >= 0) & busy.unsqueeze(1)
+    index = index.clamp(min=0)
+    rate = torch.where(busy, rate, 0)
+    weight = live.to(rate.dtype) / live.sum(dim=1, keepdim=True).clamp(min=1)
+    weight = weight * rate.unsqueeze(1) if scaled else weight
+    return inputs[index], targets[index], live, weight, rate
+
+
+def end_step(total: Tensor, loss: Tensor, live: Tensor, last_epoch: Tensor, count: Tensor) -> None:
+    """Adds the losses that belong to a last epoch, and counts the step."""
+    counts = live & (count >= last_epoch).unsqueeze(1)
+    total.add_(torch.where(counts, loss, 0).sum(dim=1))
+    count.add_(1)

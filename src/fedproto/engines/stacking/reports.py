@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
+from fedproto.engines.job import LocalJob
 from fedproto.strategies.base import Strategy
 from fedproto.strategies.contract import Local, Observation, Report
-from fedproto.types import LocalJob, Tensors
+from fedproto.types import Tensors
 
 Observations = Mapping[int, Observation]
 """What was looked up, by place of the job."""

@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedproto.engines.job import LocalJob
 from fedproto.engines.stacking.network import Network
-from fedproto.types import LocalJob, ServerState, Tensors
+from fedproto.types import ServerState, Tensors
 
 
 def received(network: Network, states: Sequence[ServerState], like: Tensor) -> dict[str, Tensor]:

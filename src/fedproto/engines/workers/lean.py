@@ -159,7 +159,9 @@ class _Pooled(LeanLayer):
         """Images to ``[H//2, W//2, B, O]``."""
         convolved, kept = self._convolve(x)
         z = _as_one_image(convolved)
-        top, places = torch.ops.aten.max_pool2d_with_indices(z, [2, 2], [2, 2])
+        top, places = torch.ops.aten.max_pool2d_with_indices(
+            z, [2, 2], [2, 2], [0, 0], [1, 1], self._block.same
+        )
         y = _as_batch(top, convolved.shape[2]).add_(self.bias).relu_()
         return y, (kept, z, places, y)
 
@@ -169,7 +171,15 @@ class _Pooled(LeanLayer):
         live = torch.ops.aten.threshold_backward(dy, y, 0)
         # Over what was pooled, of which nothing but the shape is needed any more.
         dz = torch.ops.aten.max_pool2d_with_indices_backward.grad_input(
-            _as_one_image(live), z, [2, 2], [2, 2], [0, 0], [1, 1], False, places, grad_input=z
+            _as_one_image(live),
+            z,
+            [2, 2],
+            [2, 2],
+            [0, 0],
+            [1, 1],
+            self._block.same,
+            places,
+            grad_input=z,
         )
         dx = self._convolve_back(kept, _as_batch(dz, dy.shape[2]), rate, first=first)
         self.bias.sub_(live.flatten(0, 2).sum(dim=0), alpha=rate)
@@ -322,7 +332,7 @@ def _as_batch(image: Tensor, batch: int) -> Tensor:
 
 def _pays(block: Block) -> bool:
     if not isinstance(block, Conv):
-        return True
+        return isinstance(block, Dense)
     return block.taps >= WIDE_KERNEL and max(block.image) <= SMALL_IMAGE
 
 

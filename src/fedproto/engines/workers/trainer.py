@@ -5,13 +5,13 @@ from __future__ import annotations
 from torch import Tensor
 
 from fedproto.engines.base import Workload
+from fedproto.engines.job import LocalJob
 from fedproto.engines.reference import ReferenceEngine, Step
 from fedproto.engines.stacking.updates import is_plain
 from fedproto.engines.workers.lean import lean_network
 from fedproto.rng import Indices
 from fedproto.strategies.base import Strategy
 from fedproto.strategies.contract import Objective
-from fedproto.types import LocalJob
 
 
 class LeanTrainer(ReferenceEngine):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from fedproto.reproduce.base import EXPERIMENTS, Experiment, Results
+from fedproto.reproduce.base import EXPERIMENTS, Results
 from fedproto.reproduce.cases import Scope
-from fedproto.reproduce.comparison import Comparison, draw, show
+from fedproto.reproduce.comparison import Comparison, ComparisonTable
 from fedproto.reproduce.curves import spread
 from fedproto.reproduce.library import Request
 from fedproto.reproduce.output import Output
@@ -14,7 +14,7 @@ RECIPE = "mnist-ablation"
 
 
 @EXPERIMENTS.register("ablation")
-class AblationTable(Experiment):
+class AblationTable(ComparisonTable):
     """What weighting, sampling, toleration and each margin contribute on MNIST."""
 
     title = "Table 3: ablation on MNIST"
@@ -28,8 +28,9 @@ class AblationTable(Experiment):
             for config in case.runs(recipe=RECIPE)
         ]
 
-    def render(self, scope: Scope, results: Results, output: Output) -> None:
-        """A column per δ, and the mean with its spread."""
+    def rows(self, scope: Scope, results: Results, output: Output) -> list[Comparison]:
+        """A quantity per δ, and the mean with its spread."""
+        del output
         rows = []
         for case in scope.cases(self.cases):
             for delta in [*results.deltas(case.name), None]:
@@ -48,5 +49,4 @@ class AblationTable(Experiment):
                             else printed_at_delta(label, delta),
                         )
                     )
-        show(output, "ablation", self.title, rows)
-        draw(output, "ablation", rows)
+        return rows

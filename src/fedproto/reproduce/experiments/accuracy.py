@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from fedproto.reproduce.base import EXPERIMENTS, Experiment, Results
+from fedproto.measures.loss import TRAINING_LOSS
+from fedproto.reproduce.base import EXPERIMENTS, Results
 from fedproto.reproduce.cases import CLASSIFICATION, Scope
-from fedproto.reproduce.comparison import Comparison, draw, show
+from fedproto.reproduce.comparison import Comparison, ComparisonTable
 from fedproto.reproduce.curves import spread
 from fedproto.reproduce.library import Request
 from fedproto.reproduce.output import Output
@@ -12,26 +13,28 @@ from fedproto.reproduce.paper import printed
 
 
 @EXPERIMENTS.register("accuracy")
-class AccuracyTable(Experiment):
+class AccuracyTable(ComparisonTable):
     """Final accuracy and loss, mean and spread over δ."""
 
     title = "Table 2: final accuracy and loss of the methods"
     cases = CLASSIFICATION
 
     def requests(self, scope: Scope) -> list[Request]:
-        """All runs of the four recipes."""
-        return self.runs_of_all_cases(scope)
+        """All runs of the four recipes, with the training loss measured."""
+        return self.runs_of_all_cases(scope, wishes={"loss"})
 
-    def render(self, scope: Scope, results: Results, output: Output) -> None:
+    def rows(self, scope: Scope, results: Results, output: Output) -> list[Comparison]:
         """Four methods, fairness + toleration and centralised training."""
+        del output
         rows = []
-        for table, quantity, factor, digits in (
-            ("accuracy", "test accuracy (%)", 100.0, 1),
-            ("loss", "test loss", 1.0, 2),
+        for metric, table, quantity, factor, digits in (
+            ("accuracy", "accuracy", "test accuracy (%)", 100.0, 1),
+            (TRAINING_LOSS, "loss", "training loss over all clients", 1.0, 2),
+            ("loss", "", "test loss", 1.0, 2),
         ):
             for case in scope.cases(self.cases):
                 for label in results.labels(case.name):
-                    ours = spread(results.select(case.name, label), table)
+                    ours = spread(results.select(case.name, label), metric)
                     rows.append(
                         Comparison(
                             case.title,
@@ -43,5 +46,4 @@ class AccuracyTable(Experiment):
                             digits,
                         )
                     )
-        show(output, "accuracy", self.title, rows)
-        draw(output, "accuracy", rows)
+        return rows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fedproto.measures.loss import TRAINING_LOSS
 from fedproto.reproduce.base import EXPERIMENTS, Experiment, Results
 from fedproto.reproduce.cases import CLASSIFICATION, Scope
 from fedproto.reproduce.library import Request
@@ -10,6 +11,7 @@ from fedproto.reproduce.panels import Panel, methods_of, show_panels, titled
 
 ROWS = (
     ("accuracy", "test accuracy (%)", 100.0, False),
+    (TRAINING_LOSS, "training loss", 1.0, False),
     ("loss", "test loss", 1.0, False),
     ("dissimilarity", "dissimilarity", 1.0, True),
 )
@@ -23,8 +25,8 @@ class Curves(Experiment):
     cases = CLASSIFICATION
 
     def requests(self, scope: Scope) -> list[Request]:
-        """All runs of the four recipes, with the dissimilarity measured."""
-        return self.runs_of_all_cases(scope, wishes={"dissimilarity"})
+        """All runs of the four recipes, with dissimilarity and training loss measured."""
+        return self.runs_of_all_cases(scope, wishes={"dissimilarity", "loss"})
 
     def render(self, scope: Scope, results: Results, output: Output) -> None:
         """A row per measure, a column per data set."""

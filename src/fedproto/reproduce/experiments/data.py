@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,9 @@ from fedproto.data.federation import Federation
 from fedproto.data.statistics import class_counts, statistics
 from fedproto.errors import DataError
 from fedproto.report.looks import COLORS, new_figure
-from fedproto.reproduce.base import EXPERIMENTS, Experiment, Results
+from fedproto.reproduce.base import EXPERIMENTS, Results
 from fedproto.reproduce.cases import CLASSIFICATION, SEGMENTATION, Case, Scope
-from fedproto.reproduce.comparison import Comparison, show
+from fedproto.reproduce.comparison import Comparison, ComparisonTable, show
 from fedproto.reproduce.curves import Spread
 from fedproto.reproduce.output import Output
 from fedproto.reproduce.paper import printed
@@ -23,42 +24,47 @@ QUANTITIES = {"mean": "samples per client, mean", "std": "samples per client, st
 
 
 @EXPERIMENTS.register("data")
-class DataTable(Experiment):
+class DataTable(ComparisonTable):
     """The left half of the paper's Table 1, counted."""
 
     title = "Table 1: the data sets"
     cases = CLASSIFICATION + SEGMENTATION
 
+    def rows(self, scope: Scope, results: Results, output: Output) -> list[Comparison]:
+        """Counts."""
+        del results
+        return [row for case, found in _loaded(scope, output) for row in _counts(case, found)]
+
     def render(self, scope: Scope, results: Results, output: Output) -> None:
         """Counts, and how the sizes of the clients are spread."""
         del results
-        rows, sizes = [], []
-        for case in scope.cases(self.cases):
-            try:
-                federation, remark = _load(case)
-            except DataError as error:
-                output.say(f"{case.name} is left out: {error}")
-                continue
-            if remark:
-                output.say(f"{case.name}: {remark}")
-            counted = statistics(federation)
-            for name, digits in COUNTS.items():
-                ours = Spread(float(getattr(counted, name)), None, None, 0)
-                rows.append(
-                    Comparison(
-                        case.title,
-                        case.stands_in,
-                        "",
-                        QUANTITIES.get(name, name),
-                        ours,
-                        printed("data", case.name, name),
-                        digits,
-                    )
-                )
-            sizes.append((case, class_counts(federation).sum(axis=1)))
+        loaded = list(_loaded(scope, output))
+        sizes = [(case, class_counts(found).sum(axis=1)) for case, found in loaded]
+        rows = [row for case, found in loaded for row in _counts(case, found)]
         show(output, "data", self.title, rows)
         if sizes:
             output.figure("data", _draw(sizes))
+
+
+def _loaded(scope: Scope, output: Output) -> Iterator[tuple[Case, Federation]]:
+    """The federations that are there, with a word on what is not."""
+    for case in scope.cases(DataTable.cases):
+        try:
+            federation, remark = _load(case)
+        except DataError as error:
+            output.say(f"{case.name} is left out: {error}")
+            continue
+        if remark:
+            output.say(f"{case.name}: {remark}")
+        yield case, federation
+
+
+def _counts(case: Case, federation: Federation) -> Iterator[Comparison]:
+    counted = statistics(federation)
+    for name, digits in COUNTS.items():
+        ours = Spread(float(getattr(counted, name)), None, None, 0)
+        paper, row = printed("data", case.name, name), QUANTITIES.get(name, name)
+        yield Comparison(case.title, case.stands_in, "", row, ours, paper, digits)
 
 
 def _load(case: Case) -> tuple[Federation, str]:

@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedproto.analysis.entropy import feature_entropy, softmax_entropy, upsampled
-from fedproto.analysis.folder import open_subject
-from fedproto.analysis.pictures import picture_of
 from fedproto.data.base import data_root
 from fedproto.data.federation import Federation
 from fedproto.data.masks import palette
 from fedproto.errors import DataError
 from fedproto.report.looks import new_figure
+from fedproto.report.pictures import picture_of
+from fedproto.report.subject import open_subject
 from fedproto.reproduce.base import EXPERIMENTS, Experiment, Result, Results
 from fedproto.reproduce.cases import CENTRALIZED, Case, Scope
 from fedproto.reproduce.experiments.tsne import first_of_each

@@ -7,19 +7,25 @@ from collections.abc import Sequence
 
 from fedproto.analysis.discrepancy import feature_discrepancy
 from fedproto.analysis.runs import pearson
-from fedproto.reproduce.base import EXPERIMENTS, Experiment, Result, Results
+from fedproto.measures.margin import PER_CHANNEL
+from fedproto.reproduce.base import EXPERIMENTS, Result, Results
 from fedproto.reproduce.cases import CENTRALIZED, CLASSIFICATION, Case, Scope
-from fedproto.reproduce.comparison import Comparison, draw, show
+from fedproto.reproduce.comparison import Comparison, ComparisonTable
 from fedproto.reproduce.curves import Spread, final_value, spread, spread_of
 from fedproto.reproduce.library import Request
 from fedproto.reproduce.output import Output
 from fedproto.reproduce.paper import paper, printed
 
 BASELINE = "FedAvg"
+MARGINS = {
+    "aggregate_mean_margin": "aggregate mean margin",
+    PER_CHANNEL: "aggregate mean margin / √D",
+}
+"""The margin's two readings; the paper's figures stand beside both."""
 
 
 @EXPERIMENTS.register("margins")
-class MarginTable(Experiment):
+class MarginTable(ComparisonTable):
     """AMM and FFD after the last round, and how AMM goes along with accuracy."""
 
     title = "Table 4: margin of the final model and FFD"
@@ -29,13 +35,15 @@ class MarginTable(Experiment):
         """All runs of the four recipes, with margin and MMD measured."""
         return self.runs_of_all_cases(scope, wishes={"margin", "mmd"})
 
-    def render(self, scope: Scope, results: Results, output: Output) -> None:
-        """Margins, then FFD against FedAvg, then the correlation."""
+    def rows(self, scope: Scope, results: Results, output: Output) -> list[Comparison]:
+        """Margins, as they are and divided by √D, then FFD against FedAvg."""
+        del output
         rows = []
-        for case in scope.cases(self.cases):
-            for label in results.labels(case.name):
-                ours = spread(results.select(case.name, label), "aggregate_mean_margin")
-                rows.append(_row(case, "aggregate mean margin", "margin", label, ours, 2))
+        for metric, quantity in MARGINS.items():
+            for case in scope.cases(self.cases):
+                for label in results.labels(case.name):
+                    ours = spread(results.select(case.name, label), metric)
+                    rows.append(_row(case, quantity, "margin", label, ours, 2))
         for case in scope.cases(self.cases):
             for label in results.labels(case.name):
                 if label not in (BASELINE, CENTRALIZED):
@@ -43,8 +51,11 @@ class MarginTable(Experiment):
                         results.select(case.name, label), results.select(case.name, BASELINE)
                     )
                     rows.append(_row(case, "FFD (%)", "ffd", label, ours, 1))
-        show(output, "margins", self.title, rows)
-        draw(output, "margins", rows)
+        return rows
+
+    def render(self, scope: Scope, results: Results, output: Output) -> None:
+        """The table, the same as a picture, then the correlation."""
+        super().render(scope, results, output)
         self._correlate(scope, results, output)
 
     def _correlate(self, scope: Scope, results: Results, output: Output) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from fedproto.report.looks import add_legend, new_figure
-from fedproto.reproduce.base import EXPERIMENTS, Experiment, Results
+from fedproto.reproduce.base import EXPERIMENTS, Results
 from fedproto.reproduce.cases import CENTRALIZED, SEGMENTATION, Case, Scope
-from fedproto.reproduce.comparison import Comparison, show
+from fedproto.reproduce.comparison import Comparison, ComparisonTable, show
 from fedproto.reproduce.curves import Spread, spread
 from fedproto.reproduce.library import Request
 from fedproto.reproduce.output import Output
@@ -18,7 +18,7 @@ METRICS = ("miou", "validation_miou")
 
 
 @EXPERIMENTS.register("segmentation")
-class SegmentationCurves(Experiment):
+class SegmentationCurves(ComparisonTable):
     """How segmentation depends on how mixed the clients' classes are."""
 
     title = "Figure 5: mIoU against the class mix α"
@@ -28,15 +28,11 @@ class SegmentationCurves(Experiment):
         """All α and δ of the two recipes, and the centralised run."""
         return self.runs_of_all_cases(scope)
 
-    def render(self, scope: Scope, results: Results, output: Output) -> None:
-        """A panel of curves per α, and the final mIoU against α."""
-        output.say(
-            "The paper gives no figures for these curves, only the picture; of centralised training"
-            " it prints the mIoU."
-        )
-        cases = scope.cases(self.cases)
+    def rows(self, scope: Scope, results: Results, output: Output) -> list[Comparison]:
+        """The final mIoU of every α and of centralised training."""
+        del output
         rows: list[Comparison] = []
-        for case in cases:
+        for case in scope.cases(self.cases):
             for alpha in _alphas(results, case.name):
                 for label in _labels(results, case.name):
                     chosen = results.select(case.name, label, alpha=alpha)
@@ -47,7 +43,16 @@ class SegmentationCurves(Experiment):
                 if ours is not None:
                     name = CENTRALIZED + (" (validation)" if metric != "miou" else "")
                     rows.append(_row(case, name, ours, printed("data", case.name, "centralized")))
-        show(output, "segmentation", self.title, rows)
+        return rows
+
+    def render(self, scope: Scope, results: Results, output: Output) -> None:
+        """A panel of curves per α, and the final mIoU against α."""
+        output.say(
+            "The paper gives no figures for these curves, only the picture; of centralised training"
+            " it prints the mIoU."
+        )
+        show(output, "segmentation", self.title, self.rows(scope, results, output))
+        cases = scope.cases(self.cases)
         shown = [case for case in cases if _alphas(results, case.name)]
         if shown:
             show_panels(

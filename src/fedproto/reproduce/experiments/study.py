@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from fedproto.evidence import Difference, difference, sample_deviation
+from fedproto.report.evidence import Difference, difference, sample_deviation
 from fedproto.report.looks import COLORS, new_figure
 from fedproto.reproduce.base import EXPERIMENTS, Experiment, Result, Results
 from fedproto.reproduce.cases import CLASSIFICATION, FAIR_AND_TOLERANT, Case, Scope
-from fedproto.reproduce.curves import final_value
+from fedproto.reproduce.curves import final_value, paired
 from fedproto.reproduce.library import Request
 from fedproto.reproduce.output import Output
 from fedproto.reproduce.panels import titled
@@ -66,7 +66,8 @@ class AttentionStudy(Experiment):
             for label in results.labels(case.name):
                 chosen = results.select(case.name, label)
                 values = [v for each in chosen if (v := _accuracy(each)) is not None]
-                pair = paired(chosen, baseline) if label != FAIR_AND_TOLERANT else None
+                pairs = paired(chosen, baseline, "accuracy", 100)
+                pair = difference(pairs) if pairs and label != FAIR_AND_TOLERANT else None
                 if pair is not None:
                     differences[label] = pair
                 lines.append(_line(case, label, values, pair))
@@ -81,18 +82,6 @@ class AttentionStudy(Experiment):
 def recipe_of(case: Case) -> str:
     """The name of a data set's recipe of the study."""
     return f"attention-study-{case.name}"
-
-
-def paired(of: Sequence[Result], baseline: Sequence[Result]) -> Difference | None:
-    """Differences in accuracy, in points, between runs of the same δ and seed."""
-    others = {(each.delta, each.seed): _accuracy(each) for each in baseline}
-    differences = [
-        100 * (ours - other)
-        for each in of
-        if (ours := _accuracy(each)) is not None
-        and (other := others.get((each.delta, each.seed))) is not None
-    ]
-    return difference(differences) if differences else None
 
 
 def _accuracy(result: Result) -> float | None:

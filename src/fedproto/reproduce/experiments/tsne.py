@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from fedproto.analysis.folder import Wishes, analyse, open_subject, read_parts
 from fedproto.data.base import data_root
 from fedproto.errors import DataError
+from fedproto.report.analysing import AnalysisRequest, analyse, read_parts
 from fedproto.report.looks import new_figure
+from fedproto.report.subject import open_subject
 from fedproto.reproduce.base import EXPERIMENTS, Experiment, Result, Results
 from fedproto.reproduce.cases import Scope
 from fedproto.reproduce.library import Request
@@ -77,8 +78,8 @@ def _embedding(result: Result, scope: Scope) -> Mapping[str, Any]:
         source = result.request.config.data
         assert source is not None  # noqa: S101 - recipes always have a data set
         subject = open_subject(path, source.load(data_root()))
-        wishes = Wishes(what=("embedding",), samples=SAMPLES[scope.scale])
-        analyse(subject, wishes, _silent)
+        request = AnalysisRequest(what=("embedding",), samples=SAMPLES[scope.scale])
+        analyse(subject, request, _silent)
     content: Mapping[str, Any] = read_parts(path, ["embedding"])["embedding"]
     return content
 

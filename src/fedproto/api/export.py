@@ -1,0 +1,261 @@
+"""A trained model for use elsewhere: weights, a graph where the model allows one, a model card.
+
+model.safetensors   the state dict under the names that the module itself has
+model.pt            the same, for `torch.load`
+model.ts, .onnx     the module with its weights as a graph, where asked for
+README.md           what it is, what it was trained on, how well it does, how to load it
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from fedproto.api.result import Result
+from fedproto.errors import ConfigError, StoreError, TrainingError, unknown_name
+from fedproto.models.adapter import LayerFeatures, SequentialModel
+from fedproto.models.base import MODELS
+from fedproto.options import options_to_dict
+from fedproto.strategies.base import STRATEGIES
+from fedproto.training.batch_norm import statistics_names
+
+WEIGHTS = "model.safetensors"
+ALWAYS = ("safetensors", "pt")
+"""The formats that every model can be had in."""
+
+
+def export(result: Result, folder: str | Path, formats: Iterable[str] = ALWAYS) -> list[Path]:
+    """Writes a run's newest model in some formats, with a model card.
+
+    Args:
+        result: The run.
+        folder: Where the files go.
+        formats: Names out of `FORMATS`.
+
+    Returns:
+        The files written, the card last.
+
+    Raises:
+        ConfigError: If a format is unknown or needs something that is not installed.
+        StoreError: If the run kept no weights, or the folder cannot be written.
+        TrainingError: If the model cannot be had in a format.
+    """
+    chosen = list(dict.fromkeys(formats))
+    for name in chosen:
+        if name not in FORMATS:
+            raise ConfigError(unknown_name("format", name, FORMATS))
+    tensors, folder = state_dict(result), Path(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        written = [FORMATS[name](result, tensors, folder) for name in chosen]
+        card = folder / "README.md"
+        card.write_text(model_card(result, written), encoding="utf-8")
+    except OSError as error:
+        raise StoreError(
+            f"{error.filename or folder} cannot be written: {error.strerror or error}; choose"
+            " another folder"
+        ) from None
+    return [*written, card]
+
+
+def state_dict(result: Result) -> dict[str, Tensor]:
+    """The weights by the names that the user's own module has for them.
+
+    Batch-norm statistics that were never sent are those of the module as it was built.
+
+    Raises:
+        StoreError: If the run kept no weights.
+    """
+    if result.build is not None:
+        tensors: Mapping[str, Tensor] = result.model.state_dict()
+    elif result.state is not None:
+        tensors = {**result.state.params, **result.state.buffers}
+    else:
+        raise StoreError(f"{result.path} has no checkpoint yet; nothing to export")
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+
+
+def loading_code(result: Result, weights: str = WEIGHTS) -> str:
+    """Python code that gets the model back."""
+    build = _constructor(result)
+    imports = ["import fedproto"] if "fedproto." in build else []
+    return "\n".join(
+        [
+            *imports,
+            "from safetensors.torch import load_file",
+            "",
+            f"model = {build}",
+            f'model.load_state_dict(load_file("{weights}"))',
+            "model.eval()",
+        ]
+    )
+
+
+CARD = """---
+library_name: fedproto
+tags: [federated-learning, pytorch, {task}]
+---
+
+# {title} on {name}
+
+A model for {task} of inputs of shape {shape} into {classes}.
+
+## How it was trained
+
+By federated learning with strategy `{strategy}`: {rounds} rounds, {cohort} of {clients} clients a
+round, seed {seed}. The clients had {train} samples for training and {test} for the test.{remarks}
+
+## Scores after the last round
+
+| metric | value |
+|---|---|
+{scores}
+
+They are of the clients' own test samples; on other data expect others.
+
+## How to load it
+
+```python
+{code}
+```
+
+## Files
+
+{files}
+
+## Configuration
+
+```json
+{settings}
+```
+"""
+
+
+def model_card(result: Result, files: Iterable[Path]) -> str:
+    """What the model is, in the form that model hubs show."""
+    config, data = result.config, result.about_data()
+    return CARD.format(
+        **data | {"classes": ", ".join(data["class_names"]) or f"{data['num_classes']} classes"},
+        shape=tuple(data["input_shape"]),
+        title=config.title,
+        strategy=STRATEGIES.name_of(type(config.strategy)),
+        rounds=len(result.records),
+        cohort=config.schedule.cohort,
+        seed=config.seed,
+        remarks=_remarks(result),
+        scores="\n".join(f"| {name} | {value:.4g} |" for name, value in result.metrics.items()),
+        code=loading_code(result),
+        files="\n".join(f"- `{path.name}`: {_WHAT[path.name]}" for path in files),
+        settings=json.dumps(config.to_dict(), indent=2, ensure_ascii=False),
+    )
+
+
+def _remarks(result: Result) -> str:
+    sent = result.config.train.batch_norm != "local"
+    if sent or result.build is None or not statistics_names(result.model):
+        return ""
+    return (
+        "\n\nBatch-norm statistics were never exchanged: those in the files are the initial ones."
+        " Estimate them from your own inputs before use."
+    )
+
+
+def _constructor(result: Result) -> str:
+    named, data = result.config.model, result.about_data()
+    if named is not None:
+        given = ", ".join(f"{key}={value!r}" for key, value in options_to_dict(named).items())
+        shape, classes = tuple(data["input_shape"]), data["num_classes"]
+        options = f'fedproto.MODELS.get("{MODELS.name_of(type(named))}")({given})'
+        return f"{options}.build({shape}, {classes})"
+    if result.build is None:
+        return "YourModule()  # the module that was trained"
+    model = result.build()
+    own = model.model if isinstance(model, LayerFeatures) else model
+    if isinstance(own, SequentialModel):
+        return "nn.Sequential(...)  # the layers that were trained"
+    return f"{type(own).__name__}()  # as it was built for training"
+
+
+def _to_safetensors(result: Result, tensors: Mapping[str, Tensor], folder: Path) -> Path:
+    del result
+    path = folder / WEIGHTS
+    save_file(dict(tensors), path, {"format": "pt"})
+    return path
+
+
+def _to_pt(result: Result, tensors: Mapping[str, Tensor], folder: Path) -> Path:
+    del result
+    path = folder / "model.pt"
+    torch.save(dict(tensors), path)
+    return path
+
+
+def _to_torchscript(result: Result, tensors: Mapping[str, Tensor], folder: Path) -> Path:
+    del tensors
+    model, example, path = result.model, _example(result), folder / "model.ts"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # newer versions advise another way that needs PyTorch
+        try:
+            torch.jit.trace(model, example).save(str(path))
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise _impossible(model, "TorchScript", error) from None
+    return path
+
+
+def _to_onnx(result: Result, tensors: Mapping[str, Tensor], folder: Path) -> Path:
+    del tensors
+    if any(importlib.util.find_spec(name) is None for name in ("onnx", "onnxscript")):
+        raise ConfigError("ONNX needs two more packages: pip install 'fedproto[onnx]'")
+    model, path = result.model, folder / "model.onnx"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            torch.onnx.export(
+                model,
+                (_example(result),),
+                path,
+                input_names=["inputs"],
+                output_names=["scores"],
+                dynamic_shapes=({0: torch.export.Dim("batch", min=1)},),
+                dynamo=True,
+                external_data=False,
+                verbose=False,
+            )
+        except Exception as error:  # noqa: BLE001 - the exporter raises whatever comes its way
+            raise _impossible(model, "ONNX", error) from None
+    return path
+
+
+FORMATS: dict[str, Callable[[Result, Mapping[str, Tensor], Path], Path]] = {
+    "safetensors": _to_safetensors,
+    "pt": _to_pt,
+    "torchscript": _to_torchscript,
+    "onnx": _to_onnx,
+}
+_WHAT = {
+    WEIGHTS: "the state dict, by the module's own names",
+    "model.pt": "the same for `torch.load`",
+    "model.ts": "the module as TorchScript, for `torch.jit.load`",
+    "model.onnx": "the module as an ONNX graph",
+}
+
+
+def _example(result: Result) -> Tensor:
+    data: dict[str, Any] = result.about_data()
+    return torch.zeros(2, *data["input_shape"], dtype=result.config.engine.torch_dtype())
+
+
+def _impossible(model: nn.Module, format_: str, error: Exception) -> TrainingError:
+    reason = str(error).strip().splitlines()
+    return TrainingError(
+        f"{type(model).__name__} cannot be had as {format_}: {reason[0] if reason else error}; the"
+        " weights alone can: --format safetensors"
+    )

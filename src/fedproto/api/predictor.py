@@ -1,0 +1,219 @@
+"""What a trained run says of a picture: classes, and how sure it is of them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedproto.analysis.entropy import feature_entropy, shannon_entropy, softmax_entropy, upsampled
+from fedproto.api.result import Result
+from fedproto.data.federation import Federation
+from fedproto.data.images import SUFFIXES, open_image, pixels
+from fedproto.data.masks import fitted
+from fedproto.data.own import is_picture
+from fedproto.data.samples import MappedSamples
+from fedproto.engines.base import EngineOptions
+from fedproto.errors import ConfigError, DataError
+from fedproto.models.base import features_of
+from fedproto.training.batch_norm import estimate, statistics_names
+
+
+@dataclass(frozen=True)
+class ClassPrediction:
+    """What a picture shows.
+
+    Attributes:
+        probabilities: Per class, by name.
+        entropy: Of these, in nats; 0 is certain.
+    """
+
+    probabilities: dict[str, float]
+    entropy: float
+
+
+@dataclass(frozen=True)
+class MapPrediction:
+    """What every pixel of a picture shows, all at the picture's own size.
+
+    Attributes:
+        labels: The classes ``[H, W]``.
+        shares: Share of the pixels per class that was found, by name.
+        softmax_entropy: ``H_S`` divided by its largest possible value, ``[H, W]``.
+        feature_entropy: ``H_E`` divided by its largest possible value, ``[H, W]``.
+    """
+
+    labels: NDArray[np.uint8]
+    shares: dict[str, float]
+    softmax_entropy: NDArray[np.float64]
+    feature_entropy: NDArray[np.float64]
+
+
+class Predictor:
+    """A run's newest model and how its inputs are prepared.
+
+    Args:
+        result: The run.
+
+    Raises:
+        StoreError: If no weights were kept.
+        ConfigError: If the run's data or model were given in Python, and are not at hand.
+        DataError: If the run's data cannot be loaded.
+    """
+
+    def __init__(self, result: Result) -> None:
+        self.federation: Federation = result.federation
+        self._device = EngineOptions().torch_device()
+        self._model = copy.deepcopy(result.model).to(self._device)
+        state = result.state
+        assert state is not None  # noqa: S101 - the model has its weights
+        self._estimates = not statistics_names(self._model) <= {*state.params, *state.buffers}
+
+    @property
+    def segments(self) -> bool:
+        """Whether it finds a class per pixel rather than per picture."""
+        return self.federation.has_label_maps
+
+    @property
+    def class_names(self) -> list[str]:
+        """What the classes are called, by label."""
+        return list(map(self.federation.class_name, range(self.federation.num_classes)))
+
+    def inputs(self, inputs: Tensor) -> list[ClassPrediction] | list[MapPrediction]:
+        """What inputs ``[N, ...]`` show; bytes become numbers up to 1.
+
+        Raises:
+            DataError: If their shape is not that of the training inputs.
+        """
+        if tuple(inputs.shape[1:]) != self.federation.input_shape:
+            raise DataError(
+                f"inputs must have the shape [N, {str(self.federation.input_shape)[1:]}, not"
+                f" {tuple(inputs.shape)}"
+            )
+        x = self._normalised(inputs)
+        if not self.segments:
+            return self._classified(x)
+        scores, features = self._run(x)
+        size = (x.shape[-2], x.shape[-1])
+        return [
+            self._mapped(upsampled(each, size), upsampled(feature_entropy(own), size), own)
+            for each, own in zip(scores, features.split(1), strict=True)
+        ]
+
+    def classify(self, path: Path) -> ClassPrediction:
+        """Probabilities of the classes of a picture.
+
+        Raises:
+            DataError: If the picture cannot be read.
+        """
+        channels, height, width = self._picture_shape()
+        picture = open_image(_content(path), path)
+        (found,) = self._classified(self._bytes(pixels(picture, channels, (width, height))))
+        return found
+
+    def segment(self, path: Path) -> MapPrediction:
+        """Classes and entropies of the pixels of a picture.
+
+        The picture is prepared as the training images are: its longer side is brought to their size
+        and the rest filled up with zeros.
+
+        Raises:
+            DataError: If the picture cannot be read.
+        """
+        channels, height, width = self._picture_shape()
+        picture = open_image(_content(path), path)
+        fit_width, fit_height = fitted(picture.size, min(height, width))
+        small = self._bytes(pixels(picture, channels, (fit_width, fit_height)))
+        x = small.new_zeros((1, channels, height, width))
+        x[..., :fit_height, :fit_width] = small
+        scores, features = self._run(x)
+
+        def at_own_size(maps: Tensor) -> Tensor:
+            full = upsampled(maps, (height, width))[:, :fit_height, :fit_width]
+            return upsampled(full, (picture.height, picture.width))
+
+        return self._mapped(
+            at_own_size(scores[0]), at_own_size(feature_entropy(features)), features
+        )
+
+    def _picture_shape(self) -> tuple[int, int, int]:
+        shape = self.federation.input_shape
+        if len(shape) != 3:
+            raise ConfigError(f"the run was not trained on pictures but on {self.federation.name}")
+        return shape[0], shape[1], shape[2]
+
+    def _mapped(self, scores: Tensor, entropy: Tensor, features: Tensor) -> MapPrediction:
+        """Scores ``[C, H, W]`` and the features' entropy ``[1, H, W]`` as maps."""
+        labels = scores.argmax(dim=0).cpu().numpy().astype(np.uint8)
+        found, counts = np.unique(labels, return_counts=True)
+        return MapPrediction(
+            labels=labels,
+            shares={
+                self.class_names[int(label)]: float(count / labels.size)
+                for label, count in zip(found, counts, strict=True)
+            },
+            softmax_entropy=_relative(softmax_entropy(scores.unsqueeze(0)), len(scores)),
+            feature_entropy=_relative(entropy, features.shape[1]),
+        )
+
+    def _classified(self, x: Tensor) -> list[ClassPrediction]:
+        probabilities = torch.softmax(self._run(x)[0], dim=1)
+        return [
+            ClassPrediction(
+                dict(zip(self.class_names, each.tolist(), strict=True)),
+                float(shannon_entropy(each.unsqueeze(0))),
+            )
+            for each in probabilities
+        ]
+
+    @torch.no_grad()
+    def _run(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        if self._estimates:
+            estimate(self._model, [x])
+        return self._model(x), features_of(self._model)(x)
+
+    def _bytes(self, picture: NDArray[np.uint8]) -> Tensor:
+        """Bytes ``[channels, H, W]`` as an input ``[1, channels, H, W]``."""
+        return self._normalised(torch.from_numpy(np.array(picture)).unsqueeze(0))
+
+    def _normalised(self, inputs: Tensor) -> Tensor:
+        like = self.federation.samples
+        mean, std = (like.mean, like.std) if isinstance(like, MappedSamples) else ((), ())
+        same = MappedSamples(inputs, torch.zeros(len(inputs)), mean, std, device=self._device)
+        return same.batch(np.arange(len(inputs)))[0]
+
+
+def _relative(entropy: Tensor, channels: int) -> NDArray[np.float64]:
+    """Entropies ``[1, H, W]`` as shares of the largest possible one."""
+    return np.asarray(entropy[0].double().cpu().numpy() / np.log(max(channels, 2)))
+
+
+def pictures_in(paths: Iterable[Path]) -> list[Path]:
+    """Files as they are; of folders the pictures in and below them, in alphabetical order.
+
+    Raises:
+        DataError: If a folder holds no picture.
+    """
+    found: list[Path] = []
+    for path in paths:
+        if not path.is_dir():
+            found.append(path)
+            continue
+        inside = sorted(each for each in path.rglob("*") if is_picture(each.name))
+        if not inside:
+            raise DataError(f"folder {path} holds no picture ({', '.join(SUFFIXES)})")
+        found += inside
+    return found
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise DataError(f"picture {path} cannot be read: {error.strerror or error}") from None

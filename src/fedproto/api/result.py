@@ -1,0 +1,291 @@
+"""What a run gives in Python: records as tables and pictures, the model, the run directory."""
+
+from __future__ import annotations
+
+import html
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, overload
+
+from torch import nn
+
+from fedproto.config import RunConfig
+from fedproto.data.base import data_root
+from fedproto.data.federation import Federation
+from fedproto.engines.reference import load_state
+from fedproto.errors import ConfigError, StoreError
+from fedproto.report.arrangement import Arrangement, arrange
+from fedproto.report.figures import curves
+from fedproto.report.page_file import write_page
+from fedproto.report.results import StoredRun, main_score
+from fedproto.report.spread import DataPanels
+from fedproto.report.summary import Summary, summarize
+from fedproto.simulate.identity import data_identity
+from fedproto.store import RunStore, read_description
+from fedproto.types import RoundRecord, ServerState
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True, repr=False)
+class Result:
+    """A run that is over, or one that was loaded from its directory.
+
+    Attributes:
+        config: What it did.
+        records: What happened, round by round.
+        state: The aggregate model's tensors after the last round; None where none were kept.
+        build: Makes the module that the tensors belong to; None where nobody said.
+        data: The clients' data; None where it is what the configuration names.
+        path: The run's directory; None for a run that was not kept.
+    """
+
+    config: RunConfig
+    records: list[RoundRecord]
+    state: ServerState | None
+    build: Callable[[], nn.Module] | None = None
+    data: Federation | None = None
+    path: Path | None = None
+    _cache: dict[str, Any] = field(default_factory=dict, compare=False)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The scores of the last round."""
+        return self.records[-1].metrics if self.records else {}
+
+    @property
+    def model(self) -> nn.Module:
+        """A module with the final aggregate weights, in evaluation mode.
+
+        Raises:
+            ConfigError: If nobody said what module the weights belong to.
+            StoreError: If no weights were kept.
+        """
+        if "model" not in self._cache:
+            if self.build is None:
+                raise ConfigError(
+                    "the run was started from Python with an own module; name it:"
+                    " fedproto.load(run, model=...)"
+                )
+            if self.state is None:
+                raise StoreError(
+                    f"{self.path or 'the run'} has no checkpoint yet, and so no weights; train it"
+                    " with store.checkpoint_every above 0"
+                )
+            model = self.build()
+            load_state(model, self.state)
+            self._cache["model"] = model.eval()
+        model = self._cache["model"]
+        assert isinstance(model, nn.Module)  # noqa: S101 - put there above
+        return model
+
+    @property
+    def federation(self) -> Federation:
+        """The clients' data.
+
+        Raises:
+            ConfigError: If it was given in Python and nobody said what it was.
+        """
+        if self.data is not None:
+            return self.data
+        if self.config.data is None:
+            raise ConfigError(
+                "the run was started from Python with own data; name it:"
+                " fedproto.load(run, data=...)"
+            )
+        if "data" not in self._cache:
+            self._cache["data"] = self.config.data.load(data_root())
+        federation = self._cache["data"]
+        assert isinstance(federation, Federation)  # noqa: S101 - put there above
+        return federation
+
+    def about_data(self) -> dict[str, Any]:
+        """What the run was trained on, in a few facts; loaded only where nothing says them."""
+        known = {} if self.path is None else read_description(self.path).get("data", {})
+        return known if known and self.data is None else self.federation.about()
+
+    def export(self, folder: str | Path, formats: Iterable[str] = ("safetensors", "pt")) -> Path:
+        """Writes the model for use elsewhere, with a model card; see `fedproto.api.export`.
+
+        Raises:
+            FedprotoError: If a format cannot be had, or the folder cannot be written.
+        """
+        from fedproto.api.export import export  # which asks for results
+
+        export(self, folder, formats)
+        return Path(folder)
+
+    def table(self) -> Any:
+        """One row per round, as a data frame where pandas is installed, else as dictionaries."""
+        return _as_table(_rows(self))
+
+    def plot(self, metric: str | None = None) -> Figure:
+        """The curve of a score over the rounds; the task's main one by default.
+
+        Raises:
+            ConfigError: If matplotlib is not installed.
+        """
+        return Results([self]).plot(metric)
+
+    def report(self, path: str | Path) -> Path:
+        """Writes the HTML page about the run.
+
+        Raises:
+            StoreError: If it cannot be written.
+        """
+        return Results([self]).report(path)
+
+    def save(self, path: str | Path) -> Path:
+        """Keeps a run that was not kept: as a directory that the command line can read.
+
+        Raises:
+            StoreError: If the directory holds something already or cannot be written.
+        """
+        store = RunStore.create(Path(path), self.config)
+        if self.data is not None:
+            store.describe(identity=data_identity(self.data), data=self.data.about())
+        for record in self.records:
+            store.append(record)
+        if self.state is not None:
+            store.save_checkpoint(self.state, last=True)
+        return store.path
+
+    def directory(self) -> Path:
+        """The run's directory; a temporary one, for as long as this lives, where it has none."""
+        if self.path is not None:
+            return self.path
+        if "directory" not in self._cache:
+            folder = tempfile.mkdtemp(prefix="fedproto-")
+            weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+            self._cache["directory"] = self.save(Path(folder) / "run")
+        return Path(self._cache["directory"])
+
+    def stored(self) -> StoredRun:
+        """The run as the comparing functions want it."""
+        return StoredRun(self.path or Path(), self.config, self.records)
+
+    def __repr__(self) -> str:
+        scores = ", ".join(f"{name} {value:.4g}" for name, value in self.metrics.items())
+        where = f", in {self.path}" if self.path is not None else ""
+        return (
+            f"Result({self.config.title}, seed {self.config.seed}, {len(self.records)} rounds:"
+            f" {scores or 'no scores'}{where})"
+        )
+
+    def _repr_html_(self) -> str:
+        return Results([self])._repr_html_()
+
+
+class Results(Sequence[Result]):
+    """The runs of a sweep."""
+
+    def __init__(self, results: Sequence[Result]) -> None:
+        self._results = tuple(results)
+
+    @overload
+    def __getitem__(self, index: int) -> Result: ...
+
+    @overload
+    def __getitem__(self, index: slice | str) -> Results: ...
+
+    def __getitem__(self, index: int | slice | str) -> Result | Results:
+        if isinstance(index, int):
+            return self._results[index]
+        if isinstance(index, slice):
+            return Results(self._results[index])
+        found = [result for result in self if result.config.title == index]
+        if not found:
+            known = ", ".join(dict.fromkeys(result.config.title for result in self))
+            raise KeyError(f"no run is called {index!r}; there are {known}")
+        return Results(found)
+
+    def __len__(self) -> int:
+        return len(self._results)
+
+    def table(self) -> Any:
+        """One row per run and round, as a data frame where pandas is installed."""
+        return _as_table([row for result in self for row in _rows(result)])
+
+    def summary(
+        self,
+        metric: str | None = None,
+        target: float | None = None,
+        baseline: str | None = None,
+    ) -> list[Summary]:
+        """One row per method and condition with verdicts, as in ``fedproto compare``."""
+        return summarize(self._arranged(), metric or self.metric, target, baseline)
+
+    @property
+    def metric(self) -> str:
+        """The score by which the runs are compared first."""
+        return main_score(result.stored() for result in self)
+
+    def plot(self, metric: str | None = None) -> Figure:
+        """Curves of a score over the rounds; the task's main one by default.
+
+        Raises:
+            ConfigError: If matplotlib is not installed.
+        """
+        return curves(self._arranged(), metric or self.metric)
+
+    def report(self, path: str | Path) -> Path:
+        """Writes the HTML page about the runs.
+
+        Raises:
+            StoreError: If it cannot be written.
+        """
+        panels = DataPanels(next((each.data for each in self if each.data is not None), None))
+        write_page([result.directory() for result in self], Path(path), title="runs", panels=panels)
+        return Path(path)
+
+    def _arranged(self) -> Arrangement:
+        return arrange(result.stored() for result in self if result.records)
+
+    def __repr__(self) -> str:
+        if not self._results:
+            return "Results()"
+        lines = ", ".join(dict.fromkeys(result.config.title for result in self))
+        return f"Results({len(self)} runs: {lines})"
+
+    def _repr_html_(self) -> str:
+        names = [self.metric, "loss"]
+        head = "".join(
+            f"<th>{html.escape(name)}</th>" for name in ("run", "seeds", "rounds", *names)
+        )
+        body = ""
+        for row in self.summary():
+            cells = [html.escape(row.title), str(len(row.seeds)), str(row.rounds)]
+            for name in names:
+                mean, spread = row.values.get(name, (float("nan"), None))
+                cells.append(f"{mean:.3f}" + ("" if spread is None else f" ± {spread:.3f}"))
+            body += "<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _rows(result: Result) -> list[dict[str, Any]]:
+    return [
+        {
+            "run": result.config.title,
+            "seed": result.config.seed,
+            "round": record.round + 1,
+            **record.metrics,
+            "clients": len(record.attention),
+            "bytes_up": record.bytes_up,
+            "bytes_down": record.bytes_down,
+            "seconds": record.seconds,
+        }
+        for record in result.records
+    ]
+
+
+def _as_table(rows: list[dict[str, Any]]) -> Any:
+    try:
+        import pandas
+    except ImportError:
+        return rows
+    return pandas.DataFrame(rows)

@@ -1,0 +1,97 @@
+"""Options of the parts of a run that have no room of their own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from fedproto.options import Options, option
+
+
+@dataclass(frozen=True)
+class ScheduleOptions(Options):
+    """How many rounds, and who takes part in each."""
+
+    rounds: int = option(200, "number of rounds", at_least=1)
+    cohort: int = option(10, "clients per round K'", at_least=1)
+    delta: float = option(0.0, "share δ of stragglers in a cohort", at_least=0, at_most=1)
+    least_epochs: int = option(
+        0, "fewest epochs F' of a straggler: 0 as the paper writes, 1 as FedProx's code", at_least=0
+    )
+
+
+@dataclass(frozen=True)
+class EvaluateOptions(Options):
+    """When the aggregate model is tested."""
+
+    every: int = option(1, "test after every so many rounds; the last one always", at_least=1)
+    validation: bool = option(True, "also score the server's validation part, where there is one")
+
+
+@dataclass(frozen=True)
+class StopOptions(Options):
+    """When to stop before the last round; never, unless asked."""
+
+    metric: str | None = option(
+        None, "what is watched, on the validation part where there is one; the task's main score"
+    )
+    target: float | None = option(None, "stop once the metric reaches this")
+    patience: int | None = option(None, "stop after so many tests without a new best", at_least=1)
+
+
+@dataclass(frozen=True)
+class StoreOptions(Options):
+    """What is kept on disk."""
+
+    checkpoint_every: int = option(
+        1, "checkpoint after every so many rounds and the last; 0 for none", at_least=0
+    )
+    keep: int = option(2, "how many of the newest checkpoints to keep; 0 for all", at_least=0)
+    exact: bool = option(
+        False, "compare all samples with those a run began with, not only some of large data"
+    )
+
+    def earliest_return(self, round_: int) -> int:
+        """The earliest round from which a run may have to go on, once this one is done."""
+        if self.checkpoint_every == 0:
+            return round_  # it can only begin again
+        if self.keep == 0:
+            return 0
+        return max(0, (round_ // self.checkpoint_every - self.keep) * self.checkpoint_every)
+
+
+@dataclass(frozen=True)
+class FlowerOptions(Options):
+    """The server's patience with real clients; a simulation has no use for it."""
+
+    deadline: float = option(600.0, "seconds a client has to answer a job", above=0)
+    wait: float = option(
+        120.0, "seconds to wait for clients that are not connected; once per client", at_least=0
+    )
+    min_clients: int = option(
+        1, "clients needed for a round: connected, then answering", at_least=1
+    )
+    too_few: Literal["skip", "stop"] = option(
+        "skip", "with fewer clients than that: skip the round, or stop the run (to be resumed)"
+    )
+    suspend_after: int = option(
+        2, "failures in a row after which a client is left out for a while; 0 for never", at_least=0
+    )
+    suspend_rounds: int = option(
+        5, "rounds that it is left out; twice as many every time after", at_least=1
+    )
+    defence: Literal["none", "clip", "median", "trimmed-mean", "multi-krum", "geometric-median"] = (
+        option(
+            "clip",
+            "what bears hostile clients, unless [aggregate] is given: see docs/threat-model.md",
+        )
+    )
+    evaluate_on: Literal["clients", "server"] = option(
+        "clients", "who tests the model: every client on its test part, or the server"
+    )
+    clients: int | None = option(
+        None, "number of clients, for data that the server does not have", at_least=1
+    )
+    max_examples: int = option(
+        10_000_000, "more samples than this no client is believed to have", at_least=1
+    )

@@ -1,0 +1,222 @@
+"""The configuration of a run: typed sections, the same in Python, recipes and run directories."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, get_type_hints
+
+from torch import nn
+
+from fedproto.config.options import (
+    EvaluateOptions,
+    FlowerOptions,
+    ScheduleOptions,
+    StopOptions,
+    StoreOptions,
+)
+from fedproto.data.base import DATASETS, DataSource
+from fedproto.data.federation import Federation
+from fedproto.data.own import located
+from fedproto.engines.base import EngineOptions, Notify, Workload, check_engine_name, ignore
+from fedproto.errors import ConfigError, unknown_name
+from fedproto.measures import MEASURES, MeasureOptions
+from fedproto.models.base import MODELS, ModelOptions
+from fedproto.options import Options, options_to_dict, read_options
+from fedproto.options.registry import Registry
+from fedproto.strategies.aggregation import AggregateOptions
+from fedproto.strategies.base import STRATEGIES, Strategy
+from fedproto.strategies.server import ServerOptions
+from fedproto.tasks import TaskOptions, task_named
+from fedproto.training import TrainOptions
+from fedproto.training.augment import AugmentOptions
+
+O = TypeVar("O", bound=Options)  # noqa: E741 - the letter stands for Options
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """One strategy under one configuration and seed.
+
+    Attributes:
+        seed: Seed of initial weights, cohorts, stragglers and batch orders.
+        label: What to call the run in tables; empty for the strategy's name.
+        strategy: The federated method.
+        data: Data set and partition; None when the federation was given in Python.
+        model: Architecture; None when the module was given in Python.
+        task: What is asked of the task beyond its data.
+        augment: How training images are varied.
+        aggregate: How updates become one.
+        server: What the server does with that.
+    """
+
+    strategy: Strategy
+    data: DataSource | None = None
+    model: ModelOptions | None = None
+    seed: int = 0
+    label: str = ""
+    task: TaskOptions = field(default_factory=TaskOptions)
+    train: TrainOptions = field(default_factory=TrainOptions)
+    augment: AugmentOptions = field(default_factory=AugmentOptions)
+    aggregate: AggregateOptions = field(default_factory=AggregateOptions)
+    server: ServerOptions = field(default_factory=ServerOptions)
+    schedule: ScheduleOptions = field(default_factory=ScheduleOptions)
+    evaluate: EvaluateOptions = field(default_factory=EvaluateOptions)
+    measure: MeasureOptions = field(default_factory=MeasureOptions)
+    stop: StopOptions = field(default_factory=StopOptions)
+    store: StoreOptions = field(default_factory=StoreOptions)
+    engine: EngineOptions = field(default_factory=EngineOptions)
+    flower: FlowerOptions = field(default_factory=FlowerOptions)
+
+    @property
+    def title(self) -> str:
+        """The label, or the strategy's name."""
+        return self.label or STRATEGIES.name_of(type(self.strategy))
+
+    @property
+    def augmentation(self) -> AugmentOptions | None:
+        """How training images are varied; None for not at all."""
+        return self.augment if self.augment.active else None
+
+    def located(self) -> RunConfig:
+        """The same, with a path of own data that no longer depends on where one is."""
+        return self if self.data is None else dataclasses.replace(self, data=located(self.data))
+
+    def workload(
+        self, federation: Federation, model: nn.Module, notify: Notify = ignore
+    ) -> Workload:
+        """What all jobs of a run share."""
+        task = task_named(federation.task, federation.class_names, self.task)
+        return Workload(federation, model, task, self.engine, notify)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain tables that `read_config` reads back."""
+        result: dict[str, Any] = {"seed": self.seed, "label": self.label}
+        for name, registry in CHOICES.items():
+            chosen: Options | None = getattr(self, name)
+            if chosen is not None:
+                kind = registry.name_of(type(chosen))
+                result[name] = {"name": kind, **options_to_dict(chosen)}
+        for name in SECTIONS:
+            result[name] = options_to_dict(getattr(self, name))
+        return result
+
+    def digest(self) -> str:
+        """A short hash of all that the results depend on."""
+        return digest_of(self.to_dict())
+
+
+CHOICES: dict[str, Registry[Any]] = {"strategy": STRATEGIES, "data": DATASETS, "model": MODELS}
+SECTIONS: dict[str, type[Options]] = {
+    name: kind
+    for name, kind in get_type_hints(RunConfig).items()
+    if isinstance(kind, type) and issubclass(kind, Options) and name not in CHOICES
+}
+_NO_RESULT = ("label", "store", "flower")
+
+
+def read_config(given: Mapping[str, Any]) -> RunConfig:
+    """Builds a run's configuration from plain tables.
+
+    Instead of a table there may be options that were made already, or a name alone.
+
+    Raises:
+        ConfigError: If a section or option is unknown, missing, of the wrong type or out of range.
+    """
+    known = [item.name for item in dataclasses.fields(RunConfig)]
+    for name in given:
+        if name not in known:
+            found = dotted_names(name)
+            hint = f"did you mean '{found[0]}'?" if found else None
+            raise ConfigError(unknown_name("section or option", name, known, hint))
+    parts: dict[str, Any] = {
+        name: made
+        if isinstance(made := given.get(name), cls)
+        else read_options(cls, _table(given, name), name)
+        for name, cls in SECTIONS.items()
+    }
+    parts |= {
+        name: given[name]
+        if isinstance(given[name], Options)
+        else _read_choice(name, registry, _table(given, name))
+        for name, registry in CHOICES.items()
+        if name in given
+    }
+    if "strategy" not in parts:
+        raise ConfigError("strategy is missing; add a [strategy] section with a name")
+    check_engine_name(parts["engine"].name)
+    _check_measures(parts["measure"])
+    seed, label = given.get("seed", 0), given.get("label", "")
+    if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
+        raise ConfigError(f"seed must be a whole number of at least 0, not {seed!r}")
+    if not isinstance(label, str):
+        raise ConfigError(f"label must be a text, not {label!r}")
+    return RunConfig(seed=seed, label=label, **parts)
+
+
+def _table(given: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = given.get(name, {})
+    if isinstance(value, str):
+        return {"name": value}
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{name} must be a section of options, not {value!r}")
+    return value
+
+
+def _read_choice(section: str, registry: Registry[O], given: Mapping[str, Any]) -> O:
+    name = given.get("name")
+    if not isinstance(name, str):
+        raise ConfigError(f"{section}.name is missing; known: {', '.join(registry.names())}")
+    try:
+        cls = registry.get(name)
+    except ConfigError as error:
+        raise ConfigError(f"{section}.name: {error}") from None
+    return read_options(cls, {key: value for key, value in given.items() if key != "name"}, section)
+
+
+def _check_measures(options: MeasureOptions) -> None:
+    for name in options.what:
+        try:
+            MEASURES.get(name)
+        except ConfigError as error:
+            raise ConfigError(f"measure.what: {error}") from None
+
+
+def dotted_names(name: str) -> list[str]:
+    """The dotted names of all options of a name, those of training and schedule first."""
+    sections = sorted(SECTIONS, key=lambda section: section not in ("train", "schedule"))
+    return [f"{section}.{name}" for section in sections if name in options_of(section)]
+
+
+def options_of(section: str) -> list[str]:
+    """The names of a section's options; none of a section that depends on a choice."""
+    if section not in SECTIONS:
+        return []
+    return [field.name for field in dataclasses.fields(SECTIONS[section])]
+
+
+def digest_of(tables: Mapping[str, Any]) -> str:
+    """The digest of a configuration as plain tables."""
+    parts = {name: part for name, part in tables.items() if name not in _NO_RESULT}
+    text = json.dumps(parts, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def differences(one: RunConfig, other: RunConfig) -> list[str]:
+    """The dotted names of the options in which two configurations differ."""
+    flat, others = flatten(one.to_dict()), flatten(other.to_dict())
+    return sorted(name for name in flat.keys() | others if flat.get(name) != others.get(name))
+
+
+def flatten(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as one, with dotted names."""
+    flat: dict[str, Any] = {}
+    for name, value in tables.items():
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{prefix}{name}.")
+        else:
+            flat[prefix + name] = value
+    return flat

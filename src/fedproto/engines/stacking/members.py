@@ -1,0 +1,131 @@
+"""Which jobs can be trained in one stack, and what their strategies add to their loss."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.func import grad, vmap
+
+from fedproto.engines.base import Workload
+from fedproto.engines.job import LocalJob
+from fedproto.engines.stacking.network import stack_params
+from fedproto.engines.stacking.objectives import StackKind
+from fedproto.equations import class_sums
+from fedproto.models.base import head_of
+from fedproto.strategies.base import Strategy
+from fedproto.strategies.contract import Local, Objective
+
+CLOSED, OWN, ALONE = "closed", "own", "alone"
+"""Penalties: in closed form, through `torch.func`, or not in a stack at all."""
+
+NOTHING = Objective()
+
+
+@dataclass(frozen=True)
+class Member:
+    """A job of a stack, with what its strategy sees of it and adds to its loss."""
+
+    job: LocalJob
+    local: Local | None = None
+    objective: Objective = NOTHING
+
+
+class Members:
+    """Makes members of jobs.
+
+    Args:
+        workload: What all jobs share.
+        targets: All samples' labels on the device.
+    """
+
+    def __init__(self, workload: Workload, targets: Tensor) -> None:
+        self._workload, self._targets = workload, targets
+        self._device = targets.device
+        self._penalties: dict[Strategy, str] = {}
+        self._class_counts: dict[int, Tensor] = {}
+
+    def alike(self, jobs: Sequence[LocalJob]) -> list[list[int]]:
+        """Places of jobs that can be trained in one stack."""
+        groups: dict[StackKind, list[int]] = {}
+        for place, job in enumerate(jobs):
+            if not self.alone(job):
+                groups.setdefault(self.kind([Member(job)]), []).append(place)
+        return list(groups.values())
+
+    def alone(self, job: LocalJob) -> bool:
+        """Whether a job cannot be trained in a stack."""
+        return self._penalty(job) == ALONE
+
+    def kind(self, members: Sequence[Member]) -> StackKind:
+        """What jobs have in common, and what any of them needs."""
+        job = members[0].job
+        objectives = [member.objective for member in members]
+        virtual = [one.virtual for one in objectives if one.virtual is not None]
+        classes = self._workload.federation.num_classes
+        # As much room as there are classes, so that a few more or less do not need another stack.
+        most = max((max(len(one.labels), classes) for one in virtual), default=0)
+        return StackKind(
+            train=replace(job.train, lr=1.0, epochs=1, lr_schedule="constant", lr_power=1.0),
+            penalized_by=job.strategy if self._penalty(job) == OWN else None,
+            proximal=any(one.proximal for one in objectives),
+            linear=any(one.linear is not None for one in objectives),
+            beside=bool(virtual) or any(one.calibrated for one in objectives),
+            virtual=(most, virtual[0].features.shape[1] if virtual else 0),
+        )
+
+    def of(self, job: LocalJob) -> Member:
+        """A job with what its strategy adds to the loss."""
+        strategy, device = job.strategy, self._device
+        hooks = type(strategy)
+        if hooks.objective is Strategy.objective and hooks.report is Strategy.report:
+            return Member(job)
+        local = Local(
+            num_examples=job.batches.num_examples,
+            steps=job.batches.steps,
+            lr=job.lr,
+            classes=self._classes(job),
+            params=job.state.params,
+            broadcast={name: one.to(device) for name, one in job.broadcast.items()},
+            memory={name: one.to(device) for name, one in job.memory.items()},
+        )
+        objective = strategy.objective(local)
+        if objective.virtual is not None:
+            head_of(self._workload.model)
+        return Member(job, local, objective)
+
+    def _classes(self, job: LocalJob) -> Tensor:
+        """The client's labels per class, if its strategy asks for them."""
+        if not job.strategy.looks.classes:
+            return torch.empty(0, dtype=torch.int64, device=self._device)
+        if job.client not in self._class_counts:
+            federation = self._workload.federation
+            own = self._targets[torch.from_numpy(federation.train_indices(job.client))]
+            self._class_counts[job.client] = class_sums(None, own, federation.num_classes)[1]
+        return self._class_counts[job.client]
+
+    def _penalty(self, job: LocalJob) -> str:
+        """How a job's penalty is computed; a hook that `torch.func` cannot run asks for `ALONE`.
+
+        So does augmentation, which is done batch by batch.
+        """
+        if job.augment is not None:
+            return ALONE
+        strategy = job.strategy
+        if type(strategy).penalty is Strategy.penalty:
+            return CLOSED
+        if strategy not in self._penalties:
+            params = stack_params([job.state.params])
+            try:
+                vmap(grad(strategy.penalty))(params, params)
+                self._penalties[strategy] = OWN
+            except Exception as error:  # noqa: BLE001 - a user's code can fail in any way
+                reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+                self._workload.notify(
+                    f"{type(strategy).__name__} is trained one by one: torch.func cannot run its"
+                    f" penalty ({reason})"
+                )
+                self._penalties[strategy] = ALONE
+        return self._penalties[strategy]

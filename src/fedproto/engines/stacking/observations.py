@@ -1,0 +1,145 @@
+"""What stacked models make of their jobs' data before and after training.
+
+Shapes: J jobs, N samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fedproto.engines.base import Workload
+from fedproto.engines.job import LocalJob
+from fedproto.engines.stacking.memory import free_bytes
+from fedproto.engines.stacking.network import Network
+from fedproto.engines.stacking.statistics import estimated, lacking
+from fedproto.equations import class_sums
+from fedproto.rng import Indices
+from fedproto.strategies.contract import Look, Observation
+from fedproto.types import Tensors
+
+FILLS = -1
+"""The label of a sample that only fills a row; it is no class."""
+
+
+class Observer:
+    """Looks at all samples of many jobs at once.
+
+    Args:
+        workload: What all jobs share.
+        network: The models.
+        inputs: All samples' inputs on the device, as the network wants them.
+        targets: All samples' labels.
+    """
+
+    def __init__(
+        self, workload: Workload, network: Network, inputs: Tensor, targets: Tensor
+    ) -> None:
+        self._workload, self._network = workload, network
+        self._inputs, self._targets = inputs, targets
+        self._device, self._dtype = inputs.device, inputs.dtype
+
+    def observe(
+        self, packed: Tensors, jobs: Sequence[LocalJob], asked: Sequence[frozenset[Look]]
+    ) -> dict[int, Observation]:
+        """What stacked weights make of the jobs' training data, by place."""
+        found: dict[int, Observation] = {}
+        for what in dict.fromkeys(asked):
+            if what:
+                places = [place for place, look in enumerate(asked) if look == what]
+                found |= self._observe_alike(packed, jobs, places, what)
+        return found
+
+    def _observe_alike(
+        self, packed: Tensors, jobs: Sequence[LocalJob], places: list[int], what: frozenset[Look]
+    ) -> dict[int, Observation]:
+        train_indices = self._workload.federation.train_indices
+        where, order = self._rows([train_indices(jobs[place].client) for place in places])
+        places = [places[row] for row in order]
+        batch = self._workload.options.eval_batch_size
+        params = {name: tensor[places] for name, tensor in packed.items()}
+        if lacking(self._network, [jobs[place].state for place in places]):
+            params |= estimated(
+                self._network, params, self._inputs, where, batch, self._room_for_samples()
+            )
+        total: list[Tensor] = []
+        width = batch if self._network.by_batch else self.samples_at_once(len(places))
+        for rows, columns in self._parts(where, width):
+            own = {name: tensor[rows] for name, tensor in params.items()}
+            seen = self._look(own, where[rows, columns], what)
+            parts = (seen.sums, seen.count, seen.loss)
+            total = total or [part.new_zeros((len(places), *part.shape[1:])) for part in parts]
+            for sum_, part in zip(total, parts, strict=True):
+                sum_[rows] += part
+        total[-1] /= (where != FILLS).sum(dim=1)
+        return {
+            place: Observation(*one)
+            for place, one in zip(places, zip(*total, strict=True), strict=True)
+        }
+
+    def tallies(self, packed: Tensors, own: Sequence[Indices]) -> Tensor:
+        """Each model's test sums, every client's samples in batches of their own.
+
+        Args:
+            packed: The models.
+            own: Each client's samples.
+        """
+        where, _ = self._rows(own)
+        width, task, total = self._workload.options.eval_batch_size, self._workload.task, []
+        for state in range(len(next(iter(packed.values())))):
+            tallies = []
+            for rows, columns in self._parts(where, width):
+                part = where[rows, columns]
+                live = part != FILLS
+                model = {
+                    name: tensor[state].expand(len(part), *tensor.shape[1:])
+                    for name, tensor in packed.items()
+                }
+                scores = self._network.scores(model, self._inputs[part.clamp(min=0)], live)
+                tallies.append(task.tally(scores[live], self._targets[part[live]]))
+            total.append(torch.stack(tallies).sum(dim=0))
+        return torch.stack(total).cpu()
+
+    def _rows(self, parts: Sequence[Indices]) -> tuple[Tensor, list[int]]:
+        """Samples row by row ``[J, N]``, longest first, filled up by `FILLS`; and whose."""
+        places = sorted(range(len(parts)), key=lambda place: -len(parts[place]))
+        index = np.full((len(parts), len(parts[places[0]])), FILLS, dtype=np.int64)
+        for row, place in enumerate(places):
+            index[row, : len(parts[place])] = parts[place]
+        return torch.from_numpy(index).to(self._device), places
+
+    def _parts(self, where: Tensor, width: int) -> Iterator[tuple[slice, slice]]:
+        """Rows and columns that fit into memory, without rows of which nothing is left."""
+        sizes = (where != FILLS).sum(dim=1).cpu().numpy()
+        at_once = max(1, self._room_for_samples() // width)
+        for first in range(0, where.shape[1], width):
+            active = int(np.searchsorted(-sizes, -first, side="left"))
+            for begin in range(0, active, at_once):
+                yield slice(begin, min(begin + at_once, active)), slice(first, first + width)
+
+    def _look(self, params: Tensors, part: Tensor, what: frozenset[Look]) -> Observation:
+        """Sums over some samples of every job, ``[J, N]``; `FILLS` stands for none."""
+        x, live = self._inputs[part.clamp(min=0)], part != FILLS
+        labels = torch.where(live, self._targets[part.clamp(min=0)], FILLS)
+        features = self._network.features(params, x, live) if "features" in what else None
+        sums, count = class_sums(features, labels, self._workload.federation.num_classes)
+        loss = torch.zeros(len(part), dtype=self._dtype, device=self._device)
+        if "loss" in what:
+            scores = self._network.scores(params, x, live).transpose(1, 2)
+            loss = functional.cross_entropy(
+                scores, labels, ignore_index=FILLS, reduction="none"
+            ).sum(dim=1)
+        return Observation(sums, count, loss)
+
+    def samples_at_once(self, models: int) -> int:
+        """Samples per model where nothing is trained: as many as the memory plan allows."""
+        fit = self._room_for_samples() // models
+        return max(1, min(self._workload.options.eval_batch_size, fit))
+
+    def _room_for_samples(self) -> int:
+        size = torch.finfo(self._dtype).bits // 8
+        return free_bytes(self._device) // 4 // (size * self._network.numbers(1))

@@ -1,0 +1,267 @@
+"""The folder ``analysis`` of a run: what can be said of its newest model.
+
+    scores.json       per client and per class
+    calibration.json  expected calibration error and reliability bins, with reliability.png
+    embedding.json    t-SNE of held-out features, with embedding.png
+    measures.json     aggregate mean margin, gradient dissimilarity, MMD
+    maps/             label maps and entropy maps of some held-out pictures
+
+Every file says after how many rounds the model was looked at.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+
+from fedproto.analysis.calibration import calibration_error, reliability
+from fedproto.analysis.embedding import TsneLibrary, can_embed, class_colors, embed
+from fedproto.analysis.scores import score_classes, score_clients
+from fedproto.disk.atomic import write_atomically
+from fedproto.engines.base import Notify
+from fedproto.errors import ConfigError, StoreError, unknown_name
+from fedproto.measures.base import Gauge
+from fedproto.report.analysis_figures import draw_embedding, draw_reliability, have_matplotlib
+from fedproto.report.pictures import save_maps
+from fedproto.report.subject import Subject
+from fedproto.rng import Purpose, stream
+from fedproto.simulate.reference import check_reference, reference_state
+
+OnStep: TypeAlias = Callable[[str, int, int], None]
+"""Is told what is being done and how many of how many steps of it are done."""
+
+PICTURES_EMBEDDED = 100
+"""Label maps give hundreds of feature vectors each; so many pictures are enough for t-SNE."""
+
+MODEL_MEASURES = ("margin", "dissimilarity", "mmd")
+"""What the part ``measures`` consists of; MMD needs a reference."""
+
+
+@dataclass(frozen=True)
+class AnalysisRequest:
+    """What is asked of an analysis.
+
+    Attributes:
+        what: Names out of `PARTS`.
+        reference: Directory of a centrally trained run, for MMD; the run's own when None.
+        samples: Feature vectors in the t-SNE at most.
+        library: Which t-SNE.
+        pictures: How many held-out pictures get maps.
+        measures: Names out of `MODEL_MEASURES`; all that can be had when empty.
+
+    Raises:
+        ConfigError: If a name is unknown.
+    """
+
+    what: tuple[str, ...]
+    reference: str | None = None
+    samples: int = 2000
+    library: TsneLibrary = "auto"
+    pictures: int = 4
+    measures: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for option, kind, given, known in (
+            ("what", "part", self.what, [*PARTS]),
+            ("measure", "measure", self.measures, MODEL_MEASURES),
+        ):
+            for name in given:
+                if name not in known:
+                    raise ConfigError(f"{option}: {unknown_name(kind, name, known)}")
+
+
+def analyse(subject: Subject, request: AnalysisRequest, on_step: OnStep) -> dict[str, float]:
+    """Writes the parts that are asked for.
+
+    Returns:
+        What was found, by name, for a table.
+
+    Raises:
+        ConfigError: If a part cannot be had for this run.
+        StoreError: If the folder cannot be written.
+    """
+    try:
+        subject.folder.mkdir(exist_ok=True)
+        for name in request.what:
+            PARTS[name](subject, request, on_step)
+    except OSError as error:
+        raise StoreError(
+            f"{error.filename or subject.folder} cannot be written: {error.strerror or error}"
+        ) from None
+    return subject.facts
+
+
+def _scores(subject: Subject, request: AnalysisRequest, on_step: OnStep) -> None:
+    del request
+    on_step("scores", 0, 2)
+    clients = score_clients(subject.probe, subject.state)
+    on_step("scores", 1, 2)
+    classes = score_classes(subject.probe, subject.state)
+    on_step("scores", 2, 2)
+    _write(
+        subject,
+        "scores.json",
+        {
+            "per_client": {
+                "client": clients.client,
+                "examples": clients.examples,
+                clients.metric: clients.values,
+            },
+            "per_class": {
+                "class": classes.names,
+                "examples": classes.examples,
+                classes.metric: classes.values,
+            },
+        },
+    )
+    tested = subject.probe.federation.test_indices
+    (tally,) = subject.probe.tallies(subject.state, [tested])
+    if tally is not None:
+        metric = subject.probe.task.headline
+        subject.facts |= {
+            name: value
+            for name, value in subject.probe.task.metrics(tally).items()
+            if name == metric
+        }
+    if clients.values:
+        subject.facts["worst tenth of clients"] = float(np.quantile(clients.values, 0.1))
+
+
+def _calibration(subject: Subject, request: AnalysisRequest, on_step: OnStep) -> None:
+    del request
+    on_step("calibration", 0, 1)
+    tally = subject.probe.confidences(subject.state, subject.probe.federation.test_indices)
+    bins, error = reliability(tally), calibration_error(tally)
+    _write(subject, "calibration.json", {"ece": error, "bins": [asdict(each) for each in bins]})
+    if have_matplotlib():
+        draw_reliability(bins, error, subject.folder / "reliability.png")
+    subject.facts["ece"] = error
+    on_step("calibration", 1, 1)
+
+
+def _embedding(subject: Subject, request: AnalysisRequest, on_step: OnStep) -> None:
+    federation, label_maps = subject.probe.federation, subject.probe.task.label_maps
+    draw = stream(subject.config.seed, Purpose.EMBEDDED)
+    test = federation.test_indices
+    number = PICTURES_EMBEDDED if label_maps else request.samples
+    chosen = np.asarray(test[draw.permutation(len(test))[:number]])
+    ((vectors, labels),) = subject.probe.features(subject.state, [chosen])
+    order = torch.from_numpy(draw.permutation(len(vectors))[: request.samples]).to(vectors.device)
+    vectors, labels = vectors[order], labels[order]
+    points = embed(
+        vectors.float().cpu().numpy(),
+        seed=0,
+        library=request.library,
+        on_step=lambda done, total: on_step("t-SNE", done, total),
+    )
+    names = list(map(federation.class_name, range(federation.num_classes)))
+    content = {
+        "method": "tsne",
+        "x": np.round(points[:, 0], 4).tolist(),
+        "y": np.round(points[:, 1], 4).tolist(),
+        "class": labels.tolist(),
+        "classes": names,
+        "colors": class_colors(len(names), label_maps=label_maps),
+    }
+    _write(subject, "embedding.json", content)
+    if have_matplotlib():
+        draw_embedding(content, subject.folder / "embedding.png")
+
+
+def _measures(subject: Subject, request: AnalysisRequest, on_step: OnStep) -> None:
+    own = subject.config.measure
+    reference = request.reference or own.reference
+    names = request.measures or [
+        name for name in MODEL_MEASURES if name != "mmd" or reference is not None
+    ]
+    gauge = Gauge(subject.probe.workload, reference_state)
+    found: dict[str, float] = {}
+    for done, name in enumerate(names):
+        on_step(f"measures: {name}", done, len(names))
+        options = replace(own, every=1, what=(name,), reference=reference)
+        check_reference(replace(subject.config, measure=options))
+        found |= gauge.take(options, subject.config.seed, subject.state).metrics
+    on_step("measures", len(names), len(names))
+    earlier = _measured_before(subject)
+    if "mmd" not in found:
+        reference = earlier.get("reference")
+    _write(subject, "measures.json", {**earlier, **found, "reference": reference})
+    subject.facts |= found
+
+
+def _measured_before(subject: Subject) -> dict[str, Any]:
+    """What an earlier look at the same model found, which may have taken minutes."""
+    try:
+        content = read_parts(subject.path, ["measures"]).get("measures")
+    except StoreError:  # damaged, and about to be replaced
+        return {}
+    if not isinstance(content, dict) or content.pop("round", None) != subject.state.round:
+        return {}
+    return content
+
+
+def _maps(subject: Subject, request: AnalysisRequest, on_step: OnStep) -> None:
+    if not subject.probe.task.label_maps:
+        return
+    if importlib.util.find_spec("PIL") is None:
+        raise ConfigError("maps need Pillow: pip install 'fedproto[images]'")
+    test = subject.probe.federation.test_indices
+    order = stream(subject.config.seed, Purpose.MAPPED).permutation(len(test))
+    chosen = [int(index) for index in np.sort(test[order[: request.pictures]])]
+    folder = subject.folder / "maps"
+    folder.mkdir(exist_ok=True)
+    for old in folder.glob("*.png"):
+        old.unlink()
+    for done, index in enumerate(chosen):
+        on_step("maps", done, len(chosen))
+        save_maps(subject.probe, subject.state, index, folder)
+    on_step("maps", len(chosen), len(chosen))
+
+
+PARTS: Mapping[str, Callable[[Subject, AnalysisRequest, OnStep], None]] = {
+    "scores": _scores,
+    "calibration": _calibration,
+    "measures": _measures,
+    "embedding": _embedding,
+    "maps": _maps,
+}
+
+
+def possible_parts(notify: Notify) -> list[str]:
+    """All parts but those whose library is missing, with a word about them."""
+    if can_embed():
+        return list(PARTS)
+    notify("no t-SNE: it needs scikit-learn, pip install 'fedproto[analysis]'")
+    return [name for name in PARTS if name != "embedding"]
+
+
+def _write(subject: Subject, name: str, content: Mapping[str, Any]) -> None:
+    described = {"round": subject.state.round, **content}
+    text = json.dumps(described, indent=1, allow_nan=False)
+    write_atomically(subject.folder / name, text.encode() + b"\n")
+
+
+def read_parts(path: Path, names: Sequence[str]) -> dict[str, Any]:
+    """Those of a run's analysis files that exist, by name without the ending.
+
+    Raises:
+        StoreError: If one of them is damaged.
+    """
+    found = {}
+    for name in names:
+        file = path / "analysis" / f"{name}.json"
+        if file.exists():
+            try:
+                found[name] = json.loads(file.read_bytes())
+            except (OSError, ValueError) as error:
+                raise StoreError(
+                    f"{file} cannot be read ({error}); make it again: fedproto analyse {path}"
+                ) from None
+    return found

@@ -1,0 +1,190 @@
+"""Who does what in a round: cohort, stragglers and jobs, with all that the jobs need."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from fedproto import schedule
+from fedproto.config import RunConfig
+from fedproto.data.federation import Federation
+from fedproto.engines.base import Engine
+from fedproto.engines.job import LocalJob
+from fedproto.errors import ConfigError, StoreError
+from fedproto.rng import Purpose, torch_seed
+from fedproto.rounds.client_memory import remembered
+from fedproto.rounds.runs import Run
+from fedproto.rounds.setting import setting_of
+from fedproto.strategies.contract import Setting, initial_tensors
+from fedproto.types import POOLED, ServerState, Tensors
+
+
+@dataclass(frozen=True)
+class Roster:
+    """Who takes part in a round, and the batches of each client that trains."""
+
+    cohort: list[int]
+    stragglers: list[int]
+    dropped: list[int]
+    batches: list[schedule.BatchOrder]
+
+
+@dataclass(frozen=True)
+class RoundPlan:
+    """Who does what in a round."""
+
+    cohort: list[int]
+    stragglers: list[int]
+    dropped: list[int]
+    jobs: list[LocalJob]
+
+
+def check_fits(config: RunConfig, federation: Federation) -> None:
+    """Checks that a configuration can run on a federation.
+
+    Raises:
+        ConfigError: If the cohort is larger than the federation.
+    """
+    if config.schedule.cohort > len(federation.clients):
+        raise ConfigError(
+            f"schedule.cohort must be at most {len(federation.clients)}, the number of clients in"
+            f" {federation.name}, not {config.schedule.cohort}"
+        )
+    strategy, train = config.strategy, config.train
+    if strategy.plain_sgd and (train.optimizer != "sgd" or train.momentum):
+        raise ConfigError(
+            f"strategy {type(strategy).__name__} is made for plain gradient descent on the"
+            " clients; set train.optimizer = 'sgd' and train.momentum = 0"
+        )
+    config.aggregate.check_fits(
+        config.schedule.cohort, pooled=strategy.pooled, weighs_tensors=strategy.weighs_tensors
+    )
+
+
+def remember_all(runs: Sequence[Run], engine: Engine) -> Setting:
+    """Gives runs that begin their memory, and checks that of those that go on.
+
+    Returns:
+        What all their declarations depend on.
+
+    Raises:
+        StoreError: If a run that goes on lacks something.
+    """
+    setting = setting_of(engine.workload, runs[0].state.params if runs else {})
+    for run in runs:
+        run.state = with_memory(run.config, run.state, setting)
+    return setting
+
+
+def with_memory(config: RunConfig, state: ServerState, setting: Setting) -> ServerState:
+    """A state with all that strategy and server options keep; initial where a run begins.
+
+    Raises:
+        StoreError: If a state from later on lacks something or holds it in another shape.
+    """
+    declared = {**config.strategy.server_memory(setting), **config.server.memory(setting)}
+    for name, one in declared.items():
+        kept = state.memory.get(name)
+        if kept is None and (state.round == 0 or one.initial is None):
+            continue
+        if kept is None or tuple(kept.shape) != one.shape or kept.dtype != one.dtype:
+            raise StoreError(
+                f"the checkpoint of round {state.round} does not hold '{name}' as"
+                f" {type(config.strategy).__name__} keeps it; start the run again"
+            )
+    device = next(iter(state.params.values())).device if state.params else "cpu"
+    initial = {name: one.to(device) for name, one in initial_tensors(declared).items()}
+    return replace(state, memory={**initial, **state.memory})
+
+
+def equip(plan: RoundPlan, run: Run, setting: Setting, engine: Engine) -> RoundPlan:
+    """Gives a round's jobs what the strategy sends beside the weights and what clients kept."""
+    strategy, state = run.config.strategy, run.state
+    broadcast = {
+        name: state.memory[name]
+        for name, one in strategy.server_memory(setting).items()
+        if one.broadcast and name in state.memory
+    }
+    declared = strategy.client_memory(setting)
+
+    def memory_of(client: int, last_round: int | None) -> Tensors:
+        if engine.clients_remember:
+            return {}
+        kept = remembered(run.memory, client, last_round, declared)
+        if kept is None:
+            raise StoreError(
+                f"what client {client} kept after round {last_round} is missing; restore the"
+                " run's folder 'clients' from a copy, or start the run again"
+            )
+        return kept
+
+    jobs = [
+        replace(
+            job,
+            broadcast=broadcast,
+            run=run.digest if engine.clients_remember else "",
+            keep_from=run.config.store.earliest_return(state.round),
+            last_round=run.last_round.get(job.client),
+            memory=memory_of(job.client, run.last_round.get(job.client)),
+        )
+        for job in plan.jobs
+    ]
+    return replace(plan, jobs=jobs)
+
+
+def plan_round(run: Run, federation: Federation) -> RoundPlan:
+    """Cohort, stragglers and jobs of a run's next round."""
+    config, round_ = run.config, run.state.round
+    roster = roster_of(config, round_, federation)
+    jobs = [
+        LocalJob(
+            client=batches.client,
+            state=run.state,
+            strategy=config.strategy,
+            batches=batches,
+            train=config.train,
+            augment=config.augmentation,
+            lr=config.train.lr_at(round_, config.schedule.rounds),
+            seed=torch_seed(config.seed, Purpose.INSIDE_MODEL, round_, batches.client),
+        )
+        for batches in roster.batches
+    ]
+    return RoundPlan(roster.cohort, roster.stragglers, roster.dropped, jobs)
+
+
+def roster_of(config: RunConfig, round_: int, federation: Federation) -> Roster:
+    """Who takes part in a round and trains how much: a function of the configuration alone."""
+    strategy, seed, options = config.strategy, config.seed, config.train
+    sizes = federation.train_sizes
+    cohort = schedule.cohort(seed, round_, sizes, config.schedule.cohort, strategy.sampling)
+
+    def batches(
+        client: int, num_examples: int, epochs: int, max_steps: int = 0
+    ) -> schedule.BatchOrder:
+        return schedule.BatchOrder(
+            seed, round_, client, num_examples, options.batch_size, epochs, max_steps
+        )
+
+    if strategy.pooled:
+        budget = sum(batches(client, int(sizes[client]), options.epochs).steps for client in cohort)
+        total = int(sizes.sum())
+        epochs = math.ceil(budget / math.ceil(total / options.batch_size))
+        return Roster([], [], [], [batches(POOLED, total, epochs, budget)])
+
+    slow = schedule.stragglers(seed, round_, cohort, config.schedule.delta)
+    dropped = [] if strategy.tolerate_partial_work else slow
+    epochs_of = {
+        client: schedule.partial_epochs(
+            seed, round_, client, options.epochs, config.schedule.least_epochs
+        )
+        if client in slow
+        else options.epochs
+        for client in cohort
+    }
+    taking_part = [
+        batches(client, int(sizes[client]), epochs_of[client])
+        for client in cohort
+        if client not in dropped
+    ]
+    return Roster(cohort, slow, dropped, taking_part)

@@ -1,0 +1,99 @@
+"""Checkpoints: the state after a round as safetensors, with what it belongs to, fingerprinted."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as to_safetensors
+from torch import Tensor
+
+from fedproto.disk.atomic import explained, write_atomically
+from fedproto.disk.integrity import DamagedError, tensors_fingerprint
+from fedproto.types import ServerState, part, under
+
+_NAME = re.compile(r"round-(\d{6,})\.safetensors")
+
+
+def write_checkpoint(folder: Path, state: ServerState, about: dict[str, Any]) -> None:
+    """Writes the state after a round, and what else is to be known of it.
+
+    Raises:
+        StoreError: If it cannot be written; what is there is untouched.
+    """
+    tensors = _pack(state)
+    about = {**about, "hash": tensors_fingerprint(tensors, about)}
+    # One entry: the file format does not keep the order of several, and equal states should
+    # give equal files.
+    metadata = {"fedproto": json.dumps(about)}
+    path = folder / f"round-{state.round:06d}.safetensors"
+    with explained(path):
+        folder.mkdir(exist_ok=True)
+        write_atomically(path, to_safetensors(tensors, metadata))
+
+
+def read_checkpoint(
+    path: Path, digests: Collection[str], run_format: int
+) -> tuple[ServerState, str | None]:
+    """A checkpoint's state, and the link of the last record it follows where it names one.
+
+    Args:
+        path: The file.
+        digests: The configurations that it may belong to.
+        run_format: The layout with which its run began; the first had no fingerprints.
+
+    Raises:
+        DamagedError: If it is damaged or belongs to another configuration.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            about = json.loads((file.metadata() or {})["fedproto"])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        state = _unpack(tensors, int(about["round"]))
+        given = about.pop("hash", None)
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError, RecursionError) as error:
+        raise DamagedError(f"cannot be read ({error})") from None
+    if about.get("digest") not in digests:
+        raise DamagedError("belongs to a run of another configuration than run.json beside it")
+    unmarked = given is None and run_format == about.get("format") == 1
+    if not unmarked and given != tensors_fingerprint(tensors, about):
+        raise DamagedError("is damaged: its content is not what its fingerprint says")
+    if state.round != round_of(path):
+        raise DamagedError(f"is named after another round than its own, {state.round}")
+    return state, about.get("records")
+
+
+def checkpoints_in(folder: Path) -> list[Path]:
+    """The checkpoints there are, oldest first.
+
+    Raises:
+        StoreError: If their folder cannot be read.
+    """
+    with explained(folder):
+        try:
+            names = [path.name for path in folder.iterdir()]
+        except FileNotFoundError:
+            return []
+    return sorted((folder / name for name in names if _NAME.fullmatch(name)), key=round_of)
+
+
+def round_of(checkpoint: Path) -> int:
+    """The round that a checkpoint is named after."""
+    return int(checkpoint.stem.removeprefix("round-"))
+
+
+def _pack(state: ServerState) -> dict[str, Tensor]:
+    """One map for all; memory has names with groups of its own."""
+    tensors = {**under("params", state.params), **under("buffers", state.buffers), **state.memory}
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+
+
+def _unpack(tensors: dict[str, Tensor], round_: int) -> ServerState:
+    params, buffers = part("params", tensors), part("buffers", tensors)
+    model = under("params", params).keys() | under("buffers", buffers).keys()
+    memory = {name: tensor for name, tensor in tensors.items() if name not in model}
+    return ServerState(round_, params, buffers, memory)

@@ -1,0 +1,297 @@
+"""The run directory: what a run is, what it did, and where it stands.
+
+    run.json          configuration, versions, hardware
+    rounds.jsonl      one record a round
+    checkpoints/      the state after a round, as safetensors
+    clients/          what clients keep between their rounds, for strategies that have them do so
+
+What clients keep is written first, then the round's record is appended and its checkpoint written,
+under another name that is then changed in one step. So at any instant there is a whole checkpoint
+with all records before it and all that the clients of these records kept; records beyond it are
+dropped and computed again when the run goes on.
+
+Everything carries a fingerprint (`fedproto.disk.integrity`) that is compared when it is read: the
+description, every record, which is linked to all before it, and every checkpoint, which names its
+round and the last record it follows. What cannot be read is never taken for what is not there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from fedproto.config import RunConfig, digest_of, read_config
+from fedproto.disk.atomic import append, content, explained, write_atomically
+from fedproto.disk.integrity import Chain, DamagedError, sealed
+from fedproto.disk.locking import holds_nothing, locked
+from fedproto.errors import ConfigError, StoreError
+from fedproto.rounds.client_memory import MemoryOnDisk
+from fedproto.rounds.runs import reason_to_end
+from fedproto.store.checkpoints import checkpoints_in, read_checkpoint, round_of, write_checkpoint
+from fedproto.store.description import (
+    CREATION_ENDS_WITHIN,
+    FORMAT,
+    is_run,
+    plugin_hint,
+    read_description,
+)
+from fedproto.store.environment import describe_environment
+from fedproto.store.records import RecordReader
+from fedproto.types import RoundRecord, ServerState
+
+
+class RunStore:
+    """One run's directory.
+
+    Args:
+        path: The directory.
+        config: The run's configuration.
+        digest: That of the configuration when the run began. Options that came later, with their
+            defaults, do not change it, so a run can be continued by a newer version.
+        format: The version of the directory's layout when the run began.
+        earlier: What the digest was before the run was given more rounds.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        config: RunConfig,
+        digest: str,
+        format: int = FORMAT,
+        earlier: Iterable[str] = (),
+    ) -> None:
+        self.path = path
+        self.config = config
+        self.digest = digest
+        self.format = format
+        self.earlier = tuple(earlier)
+        self._chain: Chain | None = None
+        self._follows: str | None = None
+
+    @property
+    def client_memory(self) -> MemoryOnDisk:
+        """What the run's clients keep between their rounds."""
+        return MemoryOnDisk(self.path / "clients")
+
+    @staticmethod
+    def create(path: Path, config: RunConfig) -> RunStore:
+        """Starts a new run directory.
+
+        Raises:
+            StoreError: If the directory holds something already or cannot be written.
+        """
+        with explained(path):
+            path.mkdir(parents=True, exist_ok=True)
+            # Locked before looking: of two processes that start here at once, one finds a run.
+            with locked(path, CREATION_ENDS_WITHIN):
+                if is_run(path):
+                    raise StoreError(
+                        f"{path} holds a run already; continue it with 'fedproto resume {path}' or"
+                        " choose another directory"
+                    )
+                if not holds_nothing(path):
+                    raise StoreError(
+                        f"{path} is not empty and holds no run; choose another directory"
+                    )
+                description = {
+                    "format": FORMAT,
+                    "config": config.to_dict(),
+                    "digest": config.digest(),
+                    "environment": describe_environment(),
+                }
+                write_atomically(path / "run.json", sealed(description))
+        return RunStore(path, config, config.digest())
+
+    @staticmethod
+    def open(path: Path) -> RunStore:
+        """Opens a run directory.
+
+        Raises:
+            StoreError: If there is none, or its description is damaged.
+        """
+        description = read_description(path)
+        try:
+            config, digest = read_config(description["config"]), digest_of(description["config"])
+        except (ConfigError, KeyError, TypeError) as error:
+            raise StoreError(
+                f"{path / 'run.json'} holds a configuration that cannot be read here: {error};"
+                f" {plugin_hint(description)}"
+            ) from None
+        if digest != description.get("digest"):
+            raise StoreError(
+                f"{path / 'run.json'} was changed after the run began; put the original back, or"
+                " start a new run with the new configuration"
+            )
+        return RunStore(path, config, digest, description["format"], description.get("earlier", ()))
+
+    def description(self) -> dict[str, Any]:
+        """What ``run.json`` says; as `read_description`."""
+        return read_description(self.path)
+
+    def describe(self, **facts: Any) -> None:
+        """Adds to ``run.json`` what is known only when a run begins.
+
+        Raises:
+            StoreError: If it cannot be written.
+        """
+        path = self.path / "run.json"
+        with explained(path):
+            write_atomically(path, sealed(self.description() | facts))
+
+    def reconfigure(self, config: RunConfig) -> None:
+        """Goes on under another configuration, which must not change what is done already.
+
+        Raises:
+            StoreError: If the description cannot be written.
+        """
+        self.earlier = (*self.earlier, self.digest)
+        self.config, self.digest = config, config.digest()
+        self.describe(config=config.to_dict(), digest=self.digest, earlier=list(self.earlier))
+
+    def identity(self) -> dict[str, str]:
+        """Fingerprints of what the run was trained on; none before it began, or of old runs."""
+        found = self.description().get("identity", {})
+        return dict(found) if isinstance(found, dict) else {}
+
+    def records(self) -> list[RoundRecord]:
+        """The rounds on record, oldest first; a last line cut short by a kill is left out.
+
+        Raises:
+            StoreError: If a line before the last is damaged.
+        """
+        return self._read_records()[0]
+
+    def _read_records(self, first: int | None = None) -> tuple[list[RoundRecord], RecordReader]:
+        """The first records, or all, and their reader."""
+        path = self.path / "rounds.jsonl"
+        reader = RecordReader(path)
+        lines = content(path).splitlines(keepends=True)
+        return reader.read(b"".join(lines[:first])), reader
+
+    def _links(self) -> Chain:
+        """The links up to the last record; the file is read for them once."""
+        if self._chain is None:
+            self._chain = self._read_records()[1].chain
+        return self._chain
+
+    def append(self, record: RoundRecord) -> None:
+        """Adds a round's record and waits until it is on disk.
+
+        Raises:
+            StoreError: If it cannot be written; the file is then as it was before.
+        """
+        chain = copy.copy(self._links())
+        append(self.path / "rounds.jsonl", chain.add(asdict(record)))
+        self._chain = chain
+
+    def save_checkpoint(self, state: ServerState, *, last: bool = False) -> None:
+        """Writes a checkpoint if one is due, and removes old ones.
+
+        Args:
+            state: The state after a round.
+            last: Whether the run is over.
+
+        Raises:
+            StoreError: If it cannot be written; the checkpoints before are untouched.
+        """
+        every, keep = self.config.store.checkpoint_every, self.config.store.keep
+        if every == 0 or (state.round % every and not last):
+            return
+        about = {
+            "format": FORMAT,
+            "round": state.round,
+            "digest": self.digest,
+            "records": self._links().head,
+        }
+        write_checkpoint(self.path / "checkpoints", state, about)
+        for outdated in self.checkpoints()[:-keep] if keep else []:
+            with explained(outdated):
+                outdated.unlink()
+
+    def load_checkpoint(self) -> ServerState | None:
+        """The newest checkpoint's state; None when there is none.
+
+        Raises:
+            StoreError: If it is damaged or belongs to another configuration.
+        """
+        paths = self.checkpoints()
+        if not paths:
+            return None
+        path = paths[-1]
+        before = f"go on from {paths[-2].name}" if len(paths) > 1 else "begin again from round 0"
+        try:
+            state, self._follows = self.read_checkpoint(path)
+        except DamagedError as error:
+            raise StoreError(f"checkpoint {path} {error}; delete it to {before}") from None
+        return state
+
+    def read_checkpoint(self, path: Path) -> tuple[ServerState, str | None]:
+        """As `fedproto.store.checkpoints.read_checkpoint`, of this run."""
+        return read_checkpoint(path, (self.digest, *self.earlier), self.format)
+
+    def go_back_to(self, round_: int) -> list[RoundRecord]:
+        """Drops records of rounds from a number on and leftovers of broken writes.
+
+        Returns:
+            The records kept.
+
+        Raises:
+            StoreError: If a record before that round is missing, or they are not those that the
+                checkpoint which was loaded follows.
+        """
+        kept, reader = self._read_records(round_)
+        path = self.path / "rounds.jsonl"
+        if len(kept) < round_:
+            raise StoreError(
+                f"{path} has {len(kept)} records but the checkpoint is of round {round_}; restore"
+                " the file from a copy, or start the run again"
+            )
+        if self._follows not in (None, reader.chain.head):
+            raise StoreError(
+                f"{path} holds other records than those that the checkpoint of round {round_}"
+                " follows; restore the file from a copy, or start the run again"
+            )
+        with explained(path):
+            lines = content(path).splitlines(keepends=True)[:round_]
+            write_atomically(path, b"".join(lines))
+            for leftover in self.path.rglob("*.partial"):
+                leftover.unlink()
+        self._chain = reader.chain
+        return kept
+
+    @contextlib.contextmanager
+    def locked(self, patience: float = 0.0) -> Iterator[None]:
+        """Keeps other processes from writing here; released even when this one is killed.
+
+        Args:
+            patience: Seconds to wait for another process that is at it.
+
+        Raises:
+            StoreError: If another process is at it.
+        """
+        with contextlib.ExitStack() as stack:
+            with explained(self.path):
+                stack.enter_context(locked(self.path, patience))
+            yield
+
+    def newest_round(self) -> int | None:
+        """The round of the newest checkpoint; None when there is none."""
+        paths = self.checkpoints()
+        return round_of(paths[-1]) if paths else None
+
+    def checkpoints(self) -> list[Path]:
+        """The checkpoints there are, oldest first."""
+        return checkpoints_in(self.path / "checkpoints")
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing is left to do."""
+        records = self.records()
+        if reason_to_end(self.config, records) is None:
+            return False
+        # A kill between the last record and its checkpoint leaves that round to be done again.
+        return self.config.store.checkpoint_every == 0 or self.newest_round() == len(records)

@@ -1,0 +1,199 @@
+"""The directory of a sweep: ``sweep.json``, and a run directory per run; and where runs are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedproto.config import RunConfig, differences, read_config
+from fedproto.disk.atomic import explained, is_there, write_atomically
+from fedproto.disk.integrity import DamagedError, sealed, unsealed
+from fedproto.disk.locking import holds_nothing, locked
+from fedproto.errors import FedprotoError, StoreError
+from fedproto.store.description import CREATION_ENDS_WITHIN, is_run
+from fedproto.store.run import RunStore
+
+
+def is_sweep(path: Path) -> bool:
+    """Whether a directory holds a sweep."""
+    return is_there(path / "sweep.json")
+
+
+def create_sweep(
+    path: Path, configs: Mapping[str, RunConfig], *, reuse: bool = False
+) -> list[RunStore]:
+    """Run directories for all runs of a sweep.
+
+    The list of runs is written before any of them begins, so that a sweep stopped at any moment
+    can be continued as a whole.
+
+    Args:
+        path: The sweep's directory.
+        configs: The runs by name.
+        reuse: Go on with the same sweep if the directory holds it.
+
+    Raises:
+        StoreError: If the directory holds something else, or the same without `reuse`.
+    """
+    for name in configs:
+        _check_name(name)
+    with explained(path):
+        path.mkdir(parents=True, exist_ok=True)
+        with locked(path, CREATION_ENDS_WITHIN):
+            _begin(path, configs, reuse=reuse)
+    return open_sweep(path)
+
+
+def _begin(path: Path, configs: Mapping[str, RunConfig], *, reuse: bool) -> None:
+    """Writes the list of runs, or finds the same there."""
+    if is_sweep(path):
+        known = _read(path)
+        if not reuse:
+            raise StoreError(
+                f"{path} holds a sweep already; continue it with 'fedproto resume {path}', or"
+                " choose another directory"
+            )
+        if {name: config.located().digest() for name, config in known.items()} != {
+            name: config.located().digest() for name, config in configs.items()
+        }:
+            raise StoreError(
+                f"{path} holds a sweep of other configurations; choose another directory"
+            )
+    elif is_run(path) or not holds_nothing(path):
+        raise StoreError(f"{path} is not empty and holds no sweep; choose another directory")
+    else:
+        _write(path, {name: config.to_dict() for name, config in configs.items()})
+
+
+def open_or_create(path: Path, config: RunConfig) -> RunStore:
+    """The run directory of a configuration: the one that is there, or a new one.
+
+    Raises:
+        StoreError: If the directory holds a run of another configuration.
+    """
+    if not is_run(path):
+        try:
+            return RunStore.create(path, config)
+        except StoreError:
+            if not is_run(path):  # otherwise another process made it this moment
+                raise
+    store = RunStore.open(path)
+    if config.digest() not in (store.config.digest(), store.config.located().digest()):
+        different = differences(store.config, config)
+        more = f", or 'fedproto resume {path} --rounds {config.schedule.rounds}'"
+        raise StoreError(
+            f"{path} holds a run of another configuration (it differs in {', '.join(different)});"
+            f" choose another directory{more if different == ['schedule.rounds'] else ''}"
+        )
+    return store
+
+
+def open_sweep(path: Path) -> list[RunStore]:
+    """The run directories of a sweep, begun or not.
+
+    Raises:
+        StoreError: If the list of runs is damaged or a directory does not belong to it.
+    """
+    return [open_or_create(path / name, config) for name, config in _read(path).items()]
+
+
+def open_runs(path: Path) -> list[RunStore]:
+    """The run of a directory, or the runs of a sweep.
+
+    Raises:
+        StoreError: If it holds neither, or something is damaged.
+    """
+    if is_sweep(path):
+        return open_sweep(path)
+    if not is_run(path):
+        raise StoreError(f"{path} holds neither a run nor a sweep")
+    return [RunStore.open(path)]
+
+
+def found_in(paths: Iterable[Path]) -> Iterator[Path]:
+    """The run directories in and below some paths.
+
+    Raises:
+        StoreError: If a path does not exist or holds no run.
+    """
+    for path in paths:
+        if not path.exists():
+            raise StoreError(f"{path} does not exist")
+        inside = run_directories(path)
+        if not inside:
+            raise StoreError(f"{path} holds no run: no run.json in it or below")
+        yield from inside
+
+
+def run_directories(path: Path) -> list[Path]:
+    """Where the runs in and below a directory are; a sweep's in its recipe's order.
+
+    Raises:
+        StoreError: If a sweep's list of runs is damaged.
+    """
+    if is_run(path):
+        return [path]
+    if is_sweep(path):
+        return [directory for directory in sweep_directories(path) if is_run(directory)]
+    return sorted(file.parent for file in path.rglob("run.json"))
+
+
+def rewrite_sweep(path: Path, changes: Mapping[str, Any]) -> None:
+    """Changes options of all runs in the list of a sweep.
+
+    Args:
+        path: The sweep's directory.
+        changes: Values by dotted names.
+
+    Raises:
+        StoreError: If the list is damaged or cannot be written.
+    """
+    tables = _tables(path)
+    for table in tables.values():
+        for name, value in changes.items():
+            section, _, option = name.rpartition(".")
+            table[section] = {**table.get(section, {}), option: value}
+    _write(path, tables)
+
+
+def _write(path: Path, tables: Mapping[str, Any]) -> None:
+    with explained(path):
+        write_atomically(path / "sweep.json", sealed({"runs": tables}))
+
+
+def sweep_directories(path: Path) -> list[Path]:
+    """Where a sweep's runs are, or will be once they begin, in the recipe's order.
+
+    Raises:
+        StoreError: If the list of runs is damaged.
+    """
+    return [path / name for name in _tables(path)]
+
+
+def _read(path: Path) -> dict[str, RunConfig]:
+    try:
+        return {name: read_config(table) for name, table in _tables(path).items()}
+    except (AttributeError, TypeError, FedprotoError) as error:
+        raise StoreError(
+            f"{path / 'sweep.json'} cannot be read ({error}); name a plugin that it needs with"
+            " --plugin, or start the sweep again"
+        ) from None
+
+
+def _tables(path: Path) -> dict[str, Any]:
+    """The runs' configurations as they are written, by name."""
+    file = path / "sweep.json"
+    try:
+        tables = dict(unsealed(file.read_bytes())[0]["runs"])
+        for name in tables:
+            _check_name(name)
+        return tables
+    except (OSError, KeyError, TypeError, ValueError, DamagedError, FedprotoError) as error:
+        raise StoreError(f"{file} cannot be read ({error}); start the sweep again") from None
+
+
+def _check_name(name: str) -> None:
+    """A run's name becomes a folder of the sweep: it must not lead anywhere else."""
+    if name in ("", ".", "..") or Path(name).name != name or "\0" in name or "\\" in name:
+        raise StoreError(f"a run cannot be called {name!r}")
