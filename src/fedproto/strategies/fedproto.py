@@ -28,7 +28,6 @@ from fedproto.equations import (
 )
 from fedproto.errors import TrainingError
 from fedproto.options import option
-from fedproto.strategies.aggregation import cap_attention
 from fedproto.strategies.attention import sharpened_attention
 from fedproto.strategies.base import STRATEGIES, Strategy, size_weights
 from fedproto.strategies.contract import (
@@ -40,6 +39,7 @@ from fedproto.strategies.contract import (
     Report,
     Setting,
 )
+from fedproto.strategies.rules import cap_attention
 from fedproto.types import ClientUpdate, ClientWeights, Prototypes, ServerState, Tensors
 
 SUM, COUNT, MARGIN = "prototypes/sum", "prototypes/count", "margins/local"
