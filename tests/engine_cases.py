@@ -31,6 +31,7 @@ from fedproto.strategies import (
     FedProto,
     FedProx,
     FedRS,
+    Guided,
     QFedAvg,
     Scaffold,
     Strategy,
@@ -120,6 +121,12 @@ STRATEGIES: list[Strategy] = [
     FedLC(tau=0.5),
     QFedAvg(q=0.5),
     FedDisco(),
+    FedAvg(head="by-class", head_weights="counts"),
+    FedAvg(weights="balanced", rehearsal=0.5, rehearsed="received"),
+    FedRS(head="by-class", rehearsal=0.3, rehearsed="running"),
+    FedProto(head="by-class", head_weights="margins", rehearsal=0.2),
+    FedProto(weights="balanced", rehearsal=0.2, rehearsed="received"),
+    Guided(),
     Everything(),
 ]
 

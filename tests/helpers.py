@@ -90,8 +90,8 @@ def make_update(
         client=client,
         num_examples=num_examples,
         params={
-            "weight": torch.randn(3, 2, generator=generator),
-            "bias": torch.randn(3, generator=generator, dtype=torch.float64),
+            "weight": torch.randn(len(counts), 3, generator=generator),
+            "bias": torch.randn(len(counts), generator=generator, dtype=torch.float64),
         },
         buffers={
             "running_var": torch.rand(3, generator=generator),
@@ -118,7 +118,9 @@ def make_state(round_: int = 1, seed: int = 100, counts: Sequence[int] = (5, 5))
 
 def make_setting(counts: Sequence[int] = (5, 5), clients: int = 20) -> Setting:
     """What declarations depend on, for that model."""
-    return Setting(make_update(0).params, len(counts), clients, FeatureShape(6, per_sample=1))
+    params = make_update(0, counts=counts).params
+    features = FeatureShape(6, per_sample=1)
+    return Setting(params, len(counts), clients, features, head=tuple(params))
 
 
 def prototypes_of(source: ClientUpdate | ServerState) -> Prototypes:

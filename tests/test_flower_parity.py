@@ -109,6 +109,18 @@ SECTIONS = {
     "server": {"server": {"optimizer": "adam", "lr": 0.01}},
     "scaffold": {"strategy": {"name": "scaffold"}},
     "feddyn": {"strategy": {"name": "feddyn"}},
+    "guided": {"strategy": {"name": "guided", "rehearsal": 0.5}},
+    "guided-segmentation": {"data": SHAPES, "model": DEEPLAB, "strategy": {"name": "guided"}},
+    "guided-by-margins": {
+        "strategy": {
+            "name": "fedproto",
+            "weights": "balanced",
+            "head": "by-class",
+            "head_weights": "margins",
+            "rehearsal": 0.5,
+            "rehearsed": "received",
+        }
+    },
     "float64": {"engine": {"dtype": "float64"}},
     "task": {
         "data": SHAPES,

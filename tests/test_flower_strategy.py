@@ -14,7 +14,8 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricR
 from flwr.clientapp import ClientApp
 from torch.nn import functional
 
-from fedproto import FedProto, Scaffold
+from fedproto import FedAvg, FedProto, Guided, Scaffold
+from fedproto.errors import TrainingError
 from fedproto.flower.helper import observe, train_locally
 from fedproto.flower.strategy import FedProtoStrategy
 from fedproto.strategies.contract import Objective
@@ -68,6 +69,27 @@ def test_its_attention_is_that_of_the_method(example):
     strategy, _ = start(example, grid, rounds=2)
     assert strategy.attention[1] == pytest.approx({1000: 1 / 3, 1001: 1 / 3, 1002: 1 / 3})
     assert len(set(strategy.attention[2].values())) == 3
+
+
+def test_a_named_head_is_averaged_class_by_class(example):
+    """All clients of the example hold all classes, so that it is the plain average."""
+
+    def weights_after(options, **given):
+        example["FedProto"] = lambda: options
+        grid = LocalGrid(range(3), client_app=example["client_app"])
+        torch.manual_seed(1)
+        initial = ArrayRecord(example["Net"]().state_dict())
+        strategy = FedProtoStrategy(3, 16, options, wait=0, **given)
+        result = strategy.start(grid, initial, num_rounds=2)
+        assert not any(strategy.failures.values())
+        return result.arrays.to_torch_state_dict()
+
+    plain = weights_after(FedAvg(weights="uniform"))
+    guided = weights_after(Guided(rehearsal=0.0), head=("classifier.weight", "classifier.bias"))
+    for name, tensor in plain.items():
+        torch.testing.assert_close(guided[name], tensor)
+    with pytest.raises(TrainingError, match="last layer"):
+        weights_after(Guided())
 
 
 def test_a_seeded_cohort_is_drawn_from_the_nodes(example):

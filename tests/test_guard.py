@@ -17,7 +17,7 @@ from fedproto.flower.defence import DEFENCES, defended
 from fedproto.rounds import close_round, run_rounds
 from fedproto.rounds.guard import Expected, outliers, reason_to_refuse
 from fedproto.rounds.planning import plan_round, remember_all
-from fedproto.rounds.setting import feature_shape
+from fedproto.rounds.setting import setting_of
 from fedproto.strategies.aggregation import combine
 from fedproto.strategies.contract import Declared, FeatureShape, Setting
 from fedproto.strategies.rules import cap_attention
@@ -29,7 +29,7 @@ from helpers import begin, config_of, engine_for, make_state, make_update, train
 def test_the_shape_of_features_is_asked_of_the_model(small_federation, small_model):
     small_model.train()
     engine = engine_for(small_federation, small_model)
-    assert feature_shape(engine.workload) == FeatureShape(channels=6, per_sample=1)
+    assert setting_of(engine.workload, {}).features == FeatureShape(channels=6, per_sample=1)
     assert small_model.training
 
 
@@ -37,7 +37,7 @@ def test_a_model_that_cannot_be_asked_is_not_guarded_by_shape(small_federation, 
     engine = engine_for(small_federation, small_model)
     samples = TensorSamples(torch.zeros(3, 9), torch.zeros(3, dtype=torch.int64))
     wrong = replace(small_federation, input_shape=(9,), samples=samples)
-    assert feature_shape(replace(engine.workload, federation=wrong)) is None
+    assert setting_of(replace(engine.workload, federation=wrong), {}).features is None
 
 
 def test_the_simulator_refuses_what_a_server_would(small_federation, small_model):

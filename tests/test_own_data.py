@@ -14,8 +14,7 @@ import pytest
 
 from data_files import image_bytes
 from fedproto.cli import main
-from fedproto.data.client_folders import ClientFolders
-from fedproto.data.image_folder import ImageFolder
+from fedproto.data.folders import ClientFolders, ImageFolder
 from fedproto.data.index_file import IndexFile
 from fedproto.data.leaf import Leaf
 from fedproto.data.segmentation_folder import SegmentationFolder

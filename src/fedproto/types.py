@@ -160,7 +160,8 @@ class ClientWeights:
 
     Attributes:
         client: One weight per client, ``[K]``, summing to one.
-        tensor: Where a strategy weighs tensor by tensor: such a vector per parameter name.
+        tensor: Where a strategy weighs tensor by tensor: such a vector per parameter name, or one
+            such column per row of the tensor, ``[K, R]``; a row whose column is 0 stays as it was.
         scale: By what each client's way from the sent parameters is multiplied before it counts,
             ``[K]``, or one number for all.
     """

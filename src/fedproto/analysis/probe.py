@@ -24,7 +24,7 @@ from fedproto.analysis.dissimilarity import (
 from fedproto.engines.base import Workload
 from fedproto.engines.reference import load_state
 from fedproto.equations import class_prototypes
-from fedproto.models.base import features_of
+from fedproto.models.base import class_rows, features_of
 from fedproto.rng import Indices
 from fedproto.tasks import Classification
 from fedproto.training.batch_norm import estimate, goes_by_batch, statistics_names
@@ -72,6 +72,13 @@ class Probe:
                 with self._options.precision():
                     found = self._model(inputs)
                 yield found, targets
+
+    def row_norms(self, state: ServerState) -> Tensor | None:
+        """How long the rows of the last layer's weight are, ``[C]``; None where there are none."""
+        example, _ = self._samples.batch(np.zeros(1, dtype=np.int64))
+        names = class_rows(self._model, example, self.federation.num_classes)
+        matrices = [state.params[name] for name in names if state.params[name].dim() > 1]
+        return matrices[0].flatten(1).norm(dim=1) if matrices else None
 
     @torch.no_grad()
     def maps(self, state: ServerState, index: int) -> tuple[Tensor, Tensor, Tensor]:

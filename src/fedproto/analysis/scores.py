@@ -7,6 +7,7 @@ its test samples, or its IoU over all test pixels.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,57 +17,50 @@ from fedproto.types import ServerState
 
 
 @dataclass(frozen=True)
-class ClientScores:
-    """One score per client that has test samples.
+class Scores:
+    """One score per client, or per class, that has test samples.
 
     Attributes:
         metric: Which score.
-        client: The clients.
-        examples: Their test samples.
-        values: Their scores.
-    """
-
-    metric: str
-    client: list[int]
-    examples: list[int]
-    values: list[float]
-
-
-@dataclass(frozen=True)
-class ClassScores:
-    """One score per class that is in the test parts.
-
-    Attributes:
-        metric: Which score.
-        names: What the classes are called.
+        of: The clients by number, or the classes by name.
         examples: Their test samples, or test pixels.
         values: Their scores.
     """
 
     metric: str
-    names: list[str]
+    of: list[int] | list[str]
     examples: list[int]
     values: list[float]
 
+    def table(self, kind: str) -> dict[str, Any]:
+        """As columns, whose first is called after what the scores are of."""
+        return {kind: self.of, "examples": self.examples, self.metric: self.values}
 
-def score_clients(probe: Probe, state: ServerState) -> ClientScores:
+    def rounded(self, digits: int) -> dict[str, float]:
+        """The scores by what they are of, in text."""
+        return {
+            str(one): round(value, digits) for one, value in zip(self.of, self.values, strict=True)
+        }
+
+
+def score_clients(probe: Probe, state: ServerState) -> Scores:
     """The task's main score on each client's own test part.
 
     Clients without test samples, or whose test part has no object for a mean IoU, are left out.
     """
     metric, federation = probe.task.headline, probe.federation
-    found = ClientScores(metric, [], [], [])
+    clients, examples, values = [], [], []
     tested = [client.test for client in federation.clients]
     for client, tally in enumerate(probe.tallies(state, tested)):
         scores = {} if tally is None else probe.task.metrics(tally)
         if metric in scores:
-            found.client.append(client)
-            found.examples.append(len(tested[client]))
-            found.values.append(scores[metric])
-    return found
+            clients.append(client)
+            examples.append(len(tested[client]))
+            values.append(scores[metric])
+    return Scores(metric, clients, examples, values)
 
 
-def score_classes(probe: Probe, state: ServerState) -> ClassScores:
+def score_classes(probe: Probe, state: ServerState) -> Scores:
     """Accuracy or IoU per class over the test parts of all clients."""
     federation, test = probe.federation, probe.federation.test_indices
     classes = federation.num_classes
@@ -80,9 +74,9 @@ def score_classes(probe: Probe, state: ServerState) -> ClassScores:
     true, correct = confusion.sum(dim=1), confusion.diagonal()
     total = true + confusion.sum(dim=0) - correct if probe.task.label_maps else true
     present = np.flatnonzero(true.numpy())
-    return ClassScores(
+    return Scores(
         metric=probe.task.class_score,
-        names=[federation.class_name(int(label)) for label in present],
+        of=[federation.class_name(int(label)) for label in present],
         examples=true[present].tolist(),
         values=(correct.double() / total.clamp(min=1))[present].tolist(),
     )

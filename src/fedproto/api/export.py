@@ -20,6 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from fedproto.api.result import Result
+from fedproto.disk.atomic import explained
 from fedproto.errors import ConfigError, StoreError, TrainingError, unknown_name
 from fedproto.models.adapter import LayerFeatures, SequentialModel
 from fedproto.models.base import MODELS
@@ -53,16 +54,11 @@ def export(result: Result, folder: str | Path, formats: Iterable[str] = ALWAYS) 
         if name not in FORMATS:
             raise ConfigError(unknown_name("format", name, FORMATS))
     tensors, folder = state_dict(result), Path(folder)
-    try:
+    with explained(folder, " cannot be written", "; choose another folder"):
         folder.mkdir(parents=True, exist_ok=True)
         written = [FORMATS[name](result, tensors, folder) for name in chosen]
         card = folder / "README.md"
         card.write_text(model_card(result, written), encoding="utf-8")
-    except OSError as error:
-        raise StoreError(
-            f"{error.filename or folder} cannot be written: {error.strerror or error}; choose"
-            " another folder"
-        ) from None
     return [*written, card]
 
 

@@ -19,6 +19,7 @@ from fedproto.data.images import SUFFIXES, open_image, pixels
 from fedproto.data.masks import fitted
 from fedproto.data.own import is_picture
 from fedproto.data.samples import MappedSamples
+from fedproto.disk.atomic import explained
 from fedproto.engines.base import EngineOptions
 from fedproto.errors import ConfigError, DataError
 from fedproto.models.base import features_of
@@ -213,7 +214,5 @@ def pictures_in(paths: Iterable[Path]) -> list[Path]:
 
 
 def _content(path: Path) -> bytes:
-    try:
+    with explained(path, " cannot be read", "", DataError):
         return path.read_bytes()
-    except OSError as error:
-        raise DataError(f"picture {path} cannot be read: {error.strerror or error}") from None

@@ -11,6 +11,7 @@ import typer
 from fedproto.api import load
 from fedproto.api.predictor import Predictor, pictures_in
 from fedproto.cli.options import DataRoot
+from fedproto.disk.atomic import explained
 from fedproto.errors import ConfigError, DataError
 from fedproto.report.maps import save_heat, save_labels
 
@@ -38,10 +39,8 @@ def predict(
         raise ConfigError(f"--out {out}: two of the pictures have the same name")
     predictor = Predictor(load(run))
     if out is not None:
-        try:
+        with explained(out, " cannot be made", "", DataError):
             out.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise DataError(f"{out} cannot be made: {error.strerror or error}") from None
     for image in images:
         if predictor.segments:
             facts = _segment(predictor, image, out or image.parent)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +12,7 @@ from numpy.typing import NDArray
 from fedproto.data.base import DATASETS, Download, OnProgress
 from fedproto.data.federation import Federation
 from fedproto.data.files import FileTree
-from fedproto.data.images import for_each_file, open_image, pixels
+from fedproto.data.images import put_images
 from fedproto.data.partition import by_key
 from fedproto.data.prepared import Arrays, Builder, prepared
 from fedproto.data.samples import MappedSamples, TensorSamples
@@ -115,18 +112,10 @@ class CelebA(HeldOut):
             }
             rows = np.array(sorted(found), dtype=np.int64)
             self._refuse_missing(index, rows, tree)
-            images = builder.array("images", (len(rows), 3, self.size, self.size), np.uint8)
-            work: dict[str, Callable[[bytes], None]] = {
-                found[row]: partial(self._decode, images, place, tree.places[found[row]])
-                for place, row in enumerate(rows)
-            }
-            for_each_file(tree, work, on_progress)
+            put_images(builder, tree, [found[row] for row in rows], 3, self.size, on_progress)
             builder.put("rows", rows)
 
         return prepared("celeba", tree.sources, {"size": self.size}, build)
-
-    def _decode(self, images: NDArray[np.uint8], place: int, where: Any, content: bytes) -> None:
-        images[place] = pixels(open_image(content, where), 3, (self.size, self.size))
 
     def _refuse_missing(self, index: Arrays, rows: NDArray[np.int64], tree: FileTree) -> None:
         if len(rows) == 0:

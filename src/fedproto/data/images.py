@@ -7,8 +7,9 @@ import os
 import struct
 import warnings
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from fedproto.data.base import OnProgress
+    from fedproto.data.prepared import Builder
 
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -81,6 +83,24 @@ def pixels(picture: Image, channels: int, size: tuple[int, int] | None = None) -
         picture = picture.resize(size, Image.Resampling.BILINEAR)
     array = np.asarray(picture, dtype=np.uint8)
     return array[None] if channels == 1 else array.transpose(2, 0, 1)
+
+
+def put_images(
+    builder: Builder,
+    tree: FileTree,
+    names: Sequence[str],
+    channels: int,
+    size: int,
+    on_progress: OnProgress | None = None,
+) -> None:
+    """Decodes pictures and keeps them as the array ``images``, ``[N, channels, size, size]``."""
+    images = builder.array("images", (len(names), channels, size, size), np.uint8)
+
+    def decode(place: int, where: object, content: bytes) -> None:
+        images[place] = pixels(open_image(content, where), channels, (size, size))
+
+    work = {name: partial(decode, place, tree.places[name]) for place, name in enumerate(names)}
+    for_each_file(tree, work, on_progress)
 
 
 def for_each_file(

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from fedproto.data.base import DATASETS, DataSource, OnProgress
 from fedproto.data.federation import Federation
 from fedproto.data.files import FileTree
-from fedproto.data.images import SUFFIXES, for_each_file, open_image, pixels
+from fedproto.data.images import SUFFIXES, put_images
 from fedproto.data.partition import by_key
 from fedproto.data.prepared import Arrays, Builder, prepared
 from fedproto.data.samples import MappedSamples
@@ -82,21 +80,12 @@ class OwnPictures(SharedOut):
         options = {"size": self.size, "channels": self.channels, "classes": list(listing.classes)}
 
         def build(builder: Builder) -> None:
-            shape = (len(listing.names), self.channels, self.size, self.size)
-            images = builder.array("images", shape, np.uint8)
-            work: dict[str, Callable[[bytes], None]] = {
-                name: partial(self._decode, images, place, listing.tree.places[name])
-                for place, name in enumerate(listing.names)
-            }
-            for_each_file(listing.tree, work, on_progress)
+            put_images(builder, listing.tree, listing.names, self.channels, self.size, on_progress)
             place_of = {name: place for place, name in enumerate(listing.classes)}
             builder.put("labels", np.array([place_of[label] for label in listing.labels]))
 
         name = DATASETS.name_of(type(self))
         return listing, prepared(name, listing.tree.sources, options, build)
-
-    def _decode(self, images: NDArray[np.uint8], place: int, where: object, content: bytes) -> None:
-        images[place] = pixels(open_image(content, where), self.channels, (self.size, self.size))
 
 
 def own_path(path: str, root: Path) -> Path:

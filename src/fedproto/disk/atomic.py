@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from fedproto.errors import StoreError
+from fedproto.errors import FedprotoError, StoreError
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -49,16 +49,28 @@ def append(path: Path, line: bytes) -> None:
             raise
 
 
+INTACT = (
+    "; what was saved before is intact: free space or mend the permissions, then resume the run"
+)
+
+
 @contextlib.contextmanager
-def explained(path: Path) -> Iterator[None]:
-    """Turns a failing disk into a message that names file and remedy."""
+def explained(
+    path: Path, what: str = "", remedy: str = INTACT, kind: type[FedprotoError] = StoreError
+) -> Iterator[None]:
+    """Turns a failing disk into a message that names file and remedy.
+
+    Args:
+        path: The file, where the error itself names none.
+        what: What cannot be done with it.
+        remedy: What to do about it.
+        kind: The error to raise.
+    """
     try:
         yield
     except OSError as error:
-        raise StoreError(
-            f"{error.filename or path}: {error.strerror or error}; what was saved before is intact:"
-            " free space or mend the permissions, then resume the run"
-        ) from error
+        reason = error.strerror or error
+        raise kind(f"{error.filename or path}{what}: {reason}{remedy}") from error
 
 
 def is_there(path: Path) -> bool:

@@ -57,6 +57,7 @@ class ReferenceEngine(Engine):
         self._samples = workload.federation.samples.to(self._device, dtype)
         self._statistics = statistics_names(self._model)
         self._by_batch = goes_by_batch(self._model)
+        self._class_counts: dict[int, Tensor] = {}
 
     def train(
         self, jobs: Sequence[LocalJob], on_done: OnDone | None = None
@@ -111,23 +112,28 @@ class ReferenceEngine(Engine):
 
     def local(self, job: LocalJob, indices: Indices) -> Local:
         """A client's side of a job, as its strategy sees it."""
-        classes = torch.empty(0, dtype=torch.int64, device=self._device)
-        if job.strategy.looks.classes:
+        return Local(
+            num_examples=len(indices),
+            steps=job.batches.steps,
+            lr=job.lr,
+            classes=self._classes(job, indices),
+            params=job.state.params,
+            broadcast={name: one.to(self._device) for name, one in job.broadcast.items()},
+            memory={name: one.to(self._device) for name, one in job.memory.items()},
+        )
+
+    def _classes(self, job: LocalJob, indices: Indices) -> Tensor:
+        """The client's labels per class, if its strategy asks for them; counted once."""
+        if not job.strategy.looks.classes:
+            return torch.empty(0, dtype=torch.int64, device=self._device)
+        if job.client not in self._class_counts:
             number = self.workload.federation.num_classes
             counts = [
                 class_sums(None, targets.flatten(), number)[1]
                 for _, targets in self._eval_batches(indices)
             ]
-            classes = torch.stack(counts).sum(dim=0)
-        return Local(
-            num_examples=len(indices),
-            steps=job.batches.steps,
-            lr=job.lr,
-            classes=classes,
-            params=job.state.params,
-            broadcast={name: one.to(self._device) for name, one in job.broadcast.items()},
-            memory={name: one.to(self._device) for name, one in job.memory.items()},
-        )
+            self._class_counts[job.client] = torch.stack(counts).sum(dim=0)
+        return self._class_counts[job.client]
 
     def _fit(self, job: LocalJob, indices: Indices, objective: Objective) -> float | None:
         """Local training; returns the mean loss over the last epoch."""

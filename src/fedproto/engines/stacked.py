@@ -57,7 +57,7 @@ class StackedEngine(Engine):
         self._network = network
         self._inputs = network.lay_out(samples.inputs)
         self._targets = samples.targets
-        self._members = Members(workload, self._targets)
+        self._members = Members(workload, network, self._targets)
         self._observer = Observer(workload, network, self._inputs, self._targets)
 
     @property
@@ -77,9 +77,9 @@ class StackedEngine(Engine):
             found = self._alone().train([jobs[place] for place in alone], on_done)
             results |= zip(alone, found, strict=True)
         with self.workload.options.precision():
-            for places in self._members.alike(jobs):
-                order = sorted(places, key=lambda place: -jobs[place].batches.steps)
-                members = [self._members.of(jobs[place]) for place in order]
+            for group in self._members.alike(jobs):
+                order = sorted(group, key=lambda place: -jobs[place].batches.steps)
+                members = [group[place] for place in order]
                 for place, update in zip(order, self._train_alike(members), strict=True):
                     results[place] = update
                     if on_done is not None:

@@ -16,7 +16,7 @@ from typing import Any
 from fedproto.config import RunConfig
 from fedproto.disk.atomic import append, explained
 from fedproto.disk.integrity import Chain, read_linked
-from fedproto.rounds import PassingOn, Watcher
+from fedproto.rounds import Watcher
 from fedproto.store.checking import AUDIT_FILE
 from fedproto.types import RoundRecord
 
@@ -62,7 +62,7 @@ def read_audit(folder: Path) -> list[dict[str, Any]]:
     return list(read_linked(folder / AUDIT_FILE))
 
 
-class AuditedWatcher(PassingOn):
+class AuditedWatcher(Watcher):
     """Passes everything on to another watcher, and rounds to the audit log as well.
 
     Args:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from logging import INFO, WARNING, getLogger
 
@@ -55,6 +55,8 @@ class FedProtoStrategy(Strategy):
         options: The strategy with its options, such as ``Scaffold()``.
         aggregate: How updates become one: their mean, or a rule that bears outliers.
         server: What the server does with that: nothing, or a step of an optimizer.
+        head: Names of the parameters with a row per class that give the scores, for strategies that
+            average them class by class.
         cohort: Clients per round; None for all.
         min_clients: Fewer than these make no round.
         wait: Seconds to wait for that many.
@@ -75,6 +77,7 @@ class FedProtoStrategy(Strategy):
         *,
         aggregate: AggregateOptions | None = None,
         server: ServerOptions | None = None,
+        head: Sequence[str] = (),
         cohort: int | None = None,
         min_clients: int = 2,
         wait: float = 120.0,
@@ -89,6 +92,7 @@ class FedProtoStrategy(Strategy):
         self.server = server or ServerOptions()
         self._num_classes = num_classes
         self._features = FeatureShape(channels, per_sample=1)
+        self._head = tuple(head)
         self._last_round: dict[int, int] = {}
         self._cohort = cohort
         self._min_clients = min_clients
@@ -105,7 +109,9 @@ class FedProtoStrategy(Strategy):
         nodes = self._connected(grid)
         if self._state is None:
             state = _state_of(arrays)
-            self._setting = Setting(state.params, self._num_classes, len(nodes), self._features)
+            self._setting = Setting(
+                state.params, self._num_classes, len(nodes), self._features, self._head
+            )
             kept = {
                 **self.options.server_memory(self._setting),
                 **self.server.memory(self._setting),

@@ -11,7 +11,7 @@ from fedproto.measures.base import MEASURES, Measure
 from fedproto.types import ServerState
 
 PER_CLIENT, PER_CLASS = "client", "class"
-_DIGITS = 5
+DIGITS = 5
 
 
 @MEASURES.register("clients")
@@ -27,12 +27,6 @@ class ClientsMeasure(Measure):
         return {
             f"mean_client_{clients.metric}": float(np.mean(clients.values)),
             f"tenth_client_{clients.metric}": float(np.quantile(clients.values, 0.1)),
-            PER_CLIENT: {
-                str(client): round(value, _DIGITS)
-                for client, value in zip(clients.client, clients.values, strict=True)
-            },
-            PER_CLASS: {
-                name: round(value, _DIGITS)
-                for name, value in zip(classes.names, classes.values, strict=True)
-            },
+            PER_CLIENT: clients.rounded(DIGITS),
+            PER_CLASS: classes.rounded(DIGITS),
         }

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal, Protocol, cast, runtime_checkable
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, Literal, Protocol, cast, runtime_checkable
 
+import torch
 from torch import Tensor, nn
 
 from fedproto.errors import TrainingError
@@ -44,6 +45,7 @@ class FeatureModel(nn.Module, abc.ABC):
 class ModelOptions(Options, abc.ABC):
     """An architecture."""
 
+    _: KW_ONLY
     init: Literal["torch", "glorot"] = option(
         "torch",
         "initial weights: PyTorch's (or the architecture's own), or Glorot's uniform ones with zero"
@@ -142,3 +144,48 @@ def head_of(model: nn.Module) -> Callable[[Tensor], Tensor]:
         f"{type(model).__name__} has no head(features), which the strategy needs; use a model with"
         " one, such as a sequential model: with_features(nn.Sequential(...))"
     )
+
+
+def class_rows(model: nn.Module, x: Tensor, num_classes: int) -> tuple[str, ...]:
+    """Names of the parameters that give the scores, one row per class; empty where there are none.
+
+    They are those of the layer that a batch passes last, if it is dense or a convolution: its
+    rows are the classes, whatever the model calls it. A model that computes its scores in another
+    way says so by a method ``last_layer()``.
+
+    Args:
+        model: Any module.
+        x: Inputs that it takes.
+        num_classes: Classes that it scores.
+    """
+    named = getattr(model, "last_layer", None)
+    layers: list[nn.Module] = [named()] if callable(named) else _layers_passed(model, x)
+    last = layers[-1] if layers else None
+    weight = getattr(last, "weight", None)
+    if not isinstance(last, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d) or weight is None:
+        return ()
+    own = {id(tensor) for tensor in last.parameters(recurse=False)}
+    names = tuple(name for name, tensor in model.named_parameters() if id(tensor) in own)
+    return names if len(weight) == num_classes else ()
+
+
+@torch.no_grad()
+def _layers_passed(model: nn.Module, x: Tensor) -> list[nn.Module]:
+    """The innermost layers with parameters that a batch passes, in their order."""
+    passed: list[nn.Module] = []
+
+    def note(layer: nn.Module, args: Any, output: Any) -> None:
+        del args, output
+        passed.append(layer)
+
+    hooks = [
+        layer.register_forward_hook(note)
+        for layer in model.modules()
+        if not list(layer.children()) and list(layer.parameters())
+    ]
+    try:
+        model(x)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return passed

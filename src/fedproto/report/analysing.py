@@ -24,7 +24,7 @@ import torch
 from fedproto.analysis.calibration import calibration_error, reliability
 from fedproto.analysis.embedding import TsneLibrary, can_embed, class_colors, embed
 from fedproto.analysis.scores import score_classes, score_clients
-from fedproto.disk.atomic import write_atomically
+from fedproto.disk.atomic import explained, write_atomically
 from fedproto.engines.base import Notify
 from fedproto.errors import ConfigError, StoreError, unknown_name
 from fedproto.measures.base import Gauge
@@ -87,14 +87,10 @@ def analyse(subject: Subject, request: AnalysisRequest, on_step: OnStep) -> dict
         ConfigError: If a part cannot be had for this run.
         StoreError: If the folder cannot be written.
     """
-    try:
+    with explained(subject.folder, " cannot be written", ""):
         subject.folder.mkdir(exist_ok=True)
         for name in request.what:
             PARTS[name](subject, request, on_step)
-    except OSError as error:
-        raise StoreError(
-            f"{error.filename or subject.folder} cannot be written: {error.strerror or error}"
-        ) from None
     return subject.facts
 
 
@@ -105,31 +101,13 @@ def _scores(subject: Subject, request: AnalysisRequest, on_step: OnStep) -> None
     on_step("scores", 1, 2)
     classes = score_classes(subject.probe, subject.state)
     on_step("scores", 2, 2)
-    _write(
-        subject,
-        "scores.json",
-        {
-            "per_client": {
-                "client": clients.client,
-                "examples": clients.examples,
-                clients.metric: clients.values,
-            },
-            "per_class": {
-                "class": classes.names,
-                "examples": classes.examples,
-                classes.metric: classes.values,
-            },
-        },
-    )
-    tested = subject.probe.federation.test_indices
+    tables = {"per_client": clients.table("client"), "per_class": classes.table("class")}
+    _write(subject, "scores.json", tables)
+    tested, task = subject.probe.federation.test_indices, subject.probe.task
     (tally,) = subject.probe.tallies(subject.state, [tested])
-    if tally is not None:
-        metric = subject.probe.task.headline
-        subject.facts |= {
-            name: value
-            for name, value in subject.probe.task.metrics(tally).items()
-            if name == metric
-        }
+    scores = {} if tally is None else task.metrics(tally)
+    if task.headline in scores:
+        subject.facts[task.headline] = scores[task.headline]
     if clients.values:
         subject.facts["worst tenth of clients"] = float(np.quantile(clients.values, 0.1))
 

@@ -6,10 +6,12 @@ scores and what was unusual; who took part goes into the attention map.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
+from fedproto.disk.atomic import explained
 from fedproto.errors import StoreError
 from fedproto.measures.clients import PER_CLASS, PER_CLIENT
 from fedproto.report.analysed import Scores
@@ -68,15 +70,14 @@ class RunFollower:
         replaced = self._identity != _identity(file)
         if replaced or self._described != _identity(self.path / "run.json"):
             self._start_again()
-        try:
-            with file.open("rb") as lines:
-                lines.seek(self._read)
-                while chunk := lines.read(_CHUNK) + lines.readline():
-                    self._take(chunk)
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            raise StoreError(f"{file} cannot be read: {error.strerror or error}") from None
+        with (
+            explained(file, " cannot be read", ""),
+            contextlib.suppress(FileNotFoundError),
+            file.open("rb") as lines,
+        ):
+            lines.seek(self._read)
+            while chunk := lines.read(_CHUNK) + lines.readline():
+                self._take(chunk)
 
     def _start_again(self) -> None:
         self.store = RunStore.open(self.path)

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedproto.data.masks import palette
+from fedproto.disk.atomic import explained
 from fedproto.errors import DataError
 
 if TYPE_CHECKING:
@@ -58,8 +59,6 @@ def save_picture(pixels: NDArray[np.uint8], path: Path) -> Path:
 
 
 def _save(picture: Image, path: Path) -> Path:
-    try:
+    with explained(path, " cannot be written", "", DataError):
         picture.save(path)
-    except OSError as error:
-        raise DataError(f"{path} cannot be written: {error.strerror or error}") from None
     return path

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedproto.disk.atomic import write_atomically
+from fedproto.disk.atomic import explained, write_atomically
 from fedproto.errors import StoreError
 from fedproto.report.content import page_content
 from fedproto.report.following import Followers
@@ -46,11 +46,7 @@ def write_page(
         raise StoreError(f"{folders} holds no run: no run.json in it or below")
     content = page_content(runs, metric=metric, target=target, panels=panels, problems=unread)
     page = render(content, title or ", ".join(path.resolve().name for path in directories))
-    try:
+    with explained(file, " cannot be written", "; choose another file"):
         file.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(file, page.encode())
-    except OSError as error:
-        raise StoreError(
-            f"{file} cannot be written: {error.strerror or error}; choose another file"
-        ) from None
     return list(content["problems"])

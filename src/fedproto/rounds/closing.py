@@ -32,13 +32,7 @@ class ClosedRound:
     Attributes:
         plan: Who was to do what.
         sent: The state that the clients began from.
-        state: The next one.
-        epochs: Local epochs done, per client that took part.
-        attention: Weight in the average, per client that took part.
-        failures: Why a client's update was not used, per client.
-        metrics: Means over the updates.
-        bytes_up: Bytes received from clients.
-        note: Why the model did not move; None where it did.
+        state: The next one. All else is as in the record.
     """
 
     plan: RoundPlan

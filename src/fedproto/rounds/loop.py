@@ -21,16 +21,31 @@ from fedproto.types import RoundRecord, ServerState
 
 
 class Watcher:
-    """Is told how far things are; does nothing unless overridden."""
+    """Is told how far things are, and passes it on to another watcher if there is one.
+
+    Args:
+        then: The other one.
+    """
+
+    _then: Watcher | None = None
+
+    def __init__(self, then: Watcher | None = None) -> None:
+        self._then = then
 
     def round_started(self, num_jobs: int) -> None:
         """A pass over all runs begins, with so many jobs."""
+        if self._then is not None:
+            self._then.round_started(num_jobs)
 
     def job_done(self) -> None:
         """A job is finished."""
+        if self._then is not None:
+            self._then.job_done()
 
     def notice(self, text: str) -> None:
         """Something about how jobs are run that a user should know, in a sentence."""
+        if self._then is not None:
+            self._then.notice(text)
 
     def round_done(self, config: RunConfig, records: Sequence[RoundRecord]) -> None:
         """A run's round is finished and, where it is kept, safely on disk.
@@ -39,33 +54,8 @@ class Watcher:
             config: What the run does.
             records: Its rounds so far, the new one last.
         """
-
-
-class PassingOn(Watcher):
-    """Tells another watcher everything; for those that listen in.
-
-    Args:
-        watcher: The other one.
-    """
-
-    def __init__(self, watcher: Watcher) -> None:
-        self._watcher = watcher
-
-    def round_started(self, num_jobs: int) -> None:
-        """Passed on."""
-        self._watcher.round_started(num_jobs)
-
-    def job_done(self) -> None:
-        """Passed on."""
-        self._watcher.job_done()
-
-    def notice(self, text: str) -> None:
-        """Passed on."""
-        self._watcher.notice(text)
-
-    def round_done(self, config: RunConfig, records: Sequence[RoundRecord]) -> None:
-        """Passed on."""
-        self._watcher.round_done(config, records)
+        if self._then is not None:
+            self._then.round_done(config, records)
 
 
 def run_rounds(

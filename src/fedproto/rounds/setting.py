@@ -9,7 +9,7 @@ from torch import Tensor
 from fedproto.data.federation import Federation
 from fedproto.engines.base import Workload
 from fedproto.errors import DataError
-from fedproto.models.base import features_of
+from fedproto.models.base import class_rows, features_of
 from fedproto.strategies.contract import FeatureShape, Setting
 from fedproto.types import Tensors
 
@@ -21,20 +21,31 @@ def setting_of(workload: Workload, params: Tensors) -> Setting:
         workload: What all jobs share.
         params: The model's trainable tensors.
     """
-    federation = workload.federation
-    return Setting(params, federation.num_classes, len(federation.clients), feature_shape(workload))
+    federation, task = workload.federation, workload.task
+    features, head = _described(workload)
+    return Setting(
+        params,
+        federation.num_classes,
+        len(federation.clients),
+        features,
+        head,
+        task.labels_per_sample(federation.input_shape),
+    )
 
 
-def feature_shape(workload: Workload) -> FeatureShape | None:
-    """Asks the model itself, with one input; None for a model that cannot take one."""
+@torch.no_grad()
+def _described(workload: Workload) -> tuple[FeatureShape | None, tuple[str, ...]]:
+    """What features look like, and which parameters are the head; the model is given an input."""
     model = workload.model
     training = model.training
+    features: FeatureShape | None = None
     try:
-        with torch.no_grad():
-            features = features_of(model.eval())(_one_input(workload.federation, model))
-        return FeatureShape(*workload.task.feature_shape(features))
+        x = _one_input(workload.federation, model)
+        encoded = features_of(model.eval())(x)
+        features = FeatureShape(*workload.task.feature_shape(encoded))
+        return features, class_rows(model, x, workload.federation.num_classes)
     except (RuntimeError, ValueError, IndexError, TypeError):
-        return None
+        return features, ()
     finally:
         model.train(training)
 

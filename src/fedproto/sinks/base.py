@@ -14,7 +14,7 @@ from typing import ClassVar
 from fedproto.config import RunConfig
 from fedproto.errors import ConfigError
 from fedproto.options.registry import Registry
-from fedproto.rounds import PassingOn, Watcher
+from fedproto.rounds import Watcher
 from fedproto.store import RunStore
 from fedproto.types import RoundRecord
 
@@ -103,7 +103,7 @@ def scalars(record: RoundRecord) -> dict[str, float]:
     }
 
 
-class _Logging(PassingOn):
+class _Logging(Watcher):
     def __init__(
         self, kinds: dict[str, type[Sink]], stores: Sequence[RunStore], watcher: Watcher
     ) -> None:
@@ -158,7 +158,7 @@ class _Logging(PassingOn):
         except Exception as error:  # noqa: BLE001 - whatever a service does, the run goes on
             sinks.pop(name, None)
             reason = str(error).partition("\n")[0] or type(error).__name__
-            self._watcher.notice(
+            self.notice(
                 f"{name} failed ({reason}); the run goes on without it, and its log can be"
                 " completed by 'fedproto resume' with the same --log-to"
             )

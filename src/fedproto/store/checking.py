@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fedproto.disk.atomic import is_there
+from fedproto.disk.atomic import explained, is_there
 from fedproto.disk.integrity import DamagedError, read_linked, unsealed
 from fedproto.errors import StoreError
 from fedproto.rounds.client_memory import read_kept
@@ -105,10 +105,8 @@ def _read_records(path: Path) -> tuple[list[str], str | None]:
     """The link after each whole record, that before the first included, and the first fault."""
     reader = RecordReader(path)
     links = [reader.chain.head]
-    try:
+    with explained(path, " cannot be read", ""):
         lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
-    except OSError as error:
-        raise StoreError(f"{path} cannot be read: {error.strerror or error}") from None
     for line in lines:
         try:
             reader.read(line + b"\n")

@@ -11,6 +11,7 @@ from fedproto.strategies.fednova import FedNova
 from fedproto.strategies.fedproto import FedProto
 from fedproto.strategies.fedprox import FedProx
 from fedproto.strategies.fedrs import FedRS
+from fedproto.strategies.guided import Guided
 from fedproto.strategies.qfedavg import QFedAvg
 from fedproto.strategies.scaffold import Scaffold
 
@@ -26,6 +27,7 @@ __all__ = [
     "FedProto",
     "FedProx",
     "FedRS",
+    "Guided",
     "QFedAvg",
     "Scaffold",
     "Strategy",

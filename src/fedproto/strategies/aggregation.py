@@ -3,7 +3,7 @@
 A strategy says how much each update counts; the rule says what is done with that. All rules work
 on the ways that clients went from the sent weights, after `clip_norm` and the strategy's own scale.
 
-Shapes: K clients, "…" the sides of a tensor.
+Shapes: K clients, R rows of a tensor, "…" its other sides.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class AggregateOptions(Options):
         if self.rule == "geometric-median" and weighs_tensors:
             raise ConfigError(
                 "aggregate.rule 'geometric-median' takes one weight per client, and this strategy"
-                " weighs tensor by tensor; use 'median' or 'trimmed-mean'"
+                " weighs tensor by tensor or class by class; use 'median' or 'trimmed-mean'"
             )
         if self.rule in ("krum", "multi-krum") and self.krum and cohort < 2 * self.krum + 3:
             raise ConfigError(
@@ -116,14 +116,15 @@ def combine(
         The next state, its memory as before, and what each client counted in the end, ``[K]``.
     """
     if options.max_share is not None:
-        weights = _capped(weights, options.max_share / len(updates))
+        weights = _capped(weights, options.max_share)
     clip, weights = _by_client(options, state, updates, weights)
     scale = weights.scale if clip is None else clip * weights.scale
     params = {}
     for name, old in state.params.items():
         share = (weights.tensor or {}).get(name, weights.client)
         values = [update.params[name] for update in updates]
-        params[name] = _combined(options, old, values, share, scale)
+        combined = _combined if share.dim() == 1 else _combined_rows
+        params[name] = combined(options, old, values, share, scale)
     buffers = {}
     for name, old in state.buffers.items():
         values = [update.buffers[name] for update in updates]
@@ -184,12 +185,24 @@ def _made_of(
     return combine(options, start, moved, ClientWeights(equal))[0].params
 
 
-def _capped(weights: ClientWeights, cap: float) -> ClientWeights:
-    """Weights of which none is above a cap, tensor by tensor where they are so."""
-    tensor = weights.tensor and {
-        name: cap_attention(share_k, cap) for name, share_k in weights.tensor.items()
-    }
-    return replace(weights, client=cap_attention(weights.client, cap), tensor=tensor)
+def _capped(weights: ClientWeights, times: float) -> ClientWeights:
+    """Weights of which none is above so many equal shares, tensor by tensor where they are so.
+
+    Equal among those who have a share at all, in a row that is not of all clients.
+    """
+
+    def capped(share: Tensor) -> Tensor:
+        if share.dim() == 1:
+            return cap_attention(share, times / len(share))
+        share = share.clone()
+        for share_k in share.unbind(dim=1):
+            holds_k = share_k > 0
+            if bool(holds_k.any()):
+                share_k[holds_k] = cap_attention(share_k[holds_k], times / int(holds_k.sum()))
+        return share
+
+    tensor = weights.tensor and {name: capped(share) for name, share in weights.tensor.items()}
+    return replace(weights, client=capped(weights.client), tensor=tensor)
 
 
 def _by_client(
@@ -255,6 +268,32 @@ def _combined(
         return torch.lerp(old, weighted_average(values, share / step), step)
     target = weighted_average(values, share)
     return target if scale == 1 else torch.lerp(old, target, scale)
+
+
+def _combined_rows(
+    options: AggregateOptions,
+    old: Tensor,
+    values: Sequence[Tensor],
+    share_kr: Tensor,
+    scale: Tensor | float,
+) -> Tensor:
+    """One tensor whose rows have shares of their own; a row in which nobody has one stays."""
+    if options.rule in ("median", "trimmed-mean"):
+        rows = old.clone()
+        for row, share_k in enumerate(share_kr.unbind(dim=1)):
+            holders = share_k.nonzero().flatten()
+            if len(holders):
+                own = [values[holder][row] for holder in holders.tolist()]
+                ways = scale[holders] if isinstance(scale, Tensor) else scale
+                rows[row] = _combined(options, old[row], own, share_k[holders], ways)
+        return rows
+    share_kr = share_kr * torch.as_tensor(scale, dtype=share_kr.dtype).view(-1, 1)
+    sides = (-1, *[1] * (old.dim() - 1))
+    stays = (1 - share_kr.sum(dim=0)).to(old)
+    combined = old * stays.view(sides)
+    for value, share_r in zip(values, share_kr.to(old), strict=True):
+        combined.addcmul_(value, share_r.view(sides))
+    return combined
 
 
 def _gram(state: ServerState, updates: Sequence[ClientUpdate]) -> Tensor:

@@ -36,15 +36,11 @@ class Strategy(Options):
 
     Attributes:
         pooled: Whether the data of all clients is trained on as one (no federation at all).
-        looks: What clients look up in their own data.
         plain_sgd: Whether the method holds for local gradient descent without momentum alone.
-        weighs_tensors: Whether `weigh` gives weights tensor by tensor.
     """
 
     pooled: ClassVar[bool] = False
-    looks: ClassVar[Looks] = Looks()
     plain_sgd: ClassVar[bool] = False
-    weighs_tensors: ClassVar[bool] = False
 
     sampling: Literal["size", "uniform"] = option(
         "size", "chance of a client to be in the cohort: by its number of samples, or equal"
@@ -52,6 +48,16 @@ class Strategy(Options):
     tolerate_partial_work: bool = option(
         False, "use the updates of clients that finish only part of their epochs"
     )
+
+    @property
+    def looks(self) -> Looks:
+        """What clients look up in their own data; subclasses may give a class attribute."""
+        return Looks()
+
+    @property
+    def weighs_tensors(self) -> bool:
+        """Whether clients are weighed tensor by tensor, or row by row; likewise."""
+        return False
 
     def server_memory(self, setting: Setting) -> Declarations:
         """Tensors that the server keeps from round to round; clients get those to be broadcast."""

@@ -79,12 +79,17 @@ class Setting:
         num_classes: Number of classes C.
         num_clients: Clients of the federation.
         features: What features look like; None where the model could not tell.
+        head: Names of the parameters with a row per class that give the scores; empty where the
+            model could not tell.
+        labels: Labels that one sample has.
     """
 
     params: Tensors
     num_classes: int
     num_clients: int
     features: FeatureShape | None = None
+    head: tuple[str, ...] = ()
+    labels: int = 1
 
     @property
     def float_type(self) -> torch.dtype:
@@ -131,6 +136,11 @@ class Looks:
     classes: bool = False
     before: frozenset[Look] = frozenset()
     after: frozenset[Look] = frozenset()
+
+    def __or__(self, other: Looks) -> Looks:
+        return Looks(
+            self.classes or other.classes, self.before | other.before, self.after | other.after
+        )
 
 
 @dataclass(frozen=True)

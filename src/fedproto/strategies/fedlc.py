@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -26,13 +25,17 @@ class FedLC(FedAvg):
     client's softmax.
     """
 
-    looks: ClassVar[Looks] = Looks(classes=True)
-
     tau: float = option(1.0, "strength τ of the calibration", at_least=0)
+
+    @property
+    def looks(self) -> Looks:
+        """The classes."""
+        return super().looks | Looks(classes=True)
 
     def objective(self, local: Local) -> Objective:
         """The offsets per class."""
         if self.tau == 0:
-            return Objective()
+            return super().objective(local)
         margin = self.tau * local.classes.clamp(min=1).double().pow(-0.25)
-        return Objective(offset=torch.where(local.classes > 0, -margin, OUT_OF_THE_SOFTMAX))
+        offset_c = torch.where(local.classes > 0, -margin, OUT_OF_THE_SOFTMAX)
+        return replace(super().objective(local), offset=offset_c)

@@ -26,10 +26,9 @@ from fedproto.equations import (
     normalize_attention,
     same_class_distance,
 )
-from fedproto.errors import TrainingError
 from fedproto.options import option
 from fedproto.strategies.attention import sharpened_attention
-from fedproto.strategies.base import STRATEGIES, Strategy, size_weights
+from fedproto.strategies.base import STRATEGIES, size_weights
 from fedproto.strategies.contract import (
     Declarations,
     Declared,
@@ -38,6 +37,13 @@ from fedproto.strategies.contract import (
     Observation,
     Report,
     Setting,
+)
+from fedproto.strategies.guidance import (
+    FEATURES,
+    Guidance,
+    feature_sizes,
+    merged_prototypes,
+    prototypes_declared,
 )
 from fedproto.strategies.rules import cap_attention
 from fedproto.types import ClientUpdate, ClientWeights, Prototypes, ServerState, Tensors
@@ -48,13 +54,16 @@ SUM, COUNT, MARGIN = "prototypes/sum", "prototypes/count", "margins/local"
 
 @STRATEGIES.register("fedproto")
 @dataclass(frozen=True)
-class FedProto(Strategy):
+class FedProto(Guidance):
     """Weighs clients by how their class prototypes moved: local and aggregate margins."""
 
-    looks: ClassVar[Looks] = Looks(before=frozenset({"features"}), after=frozenset({"features"}))
+    has_margins: ClassVar[bool] = True
 
     tolerate_partial_work: bool = option(
         True, "use the updates of clients that finish only part of their epochs"
+    )
+    weights: Literal["margins", "balanced"] = option(
+        "margins", "attention from the margins, or so that the cohort's classes are balanced"
     )
     margins: Literal["both", "local", "aggregate"] = option(
         "both", "which margins guide the attention: LPM and APM, LPM only, APM only"
@@ -74,24 +83,40 @@ class FedProto(Strategy):
         None, "no client's attention exceeds this share, or an equal one", above=0, at_most=1
     )
 
+    @property
+    def balances(self) -> bool:
+        """Whether clients are weighed so that classes are balanced."""
+        return self.weights == "balanced"
+
+    @property
+    def _sends_prototypes(self) -> bool:
+        """Those under the trained models are sent anyway."""
+        return self.rehearsed != "received"
+
+    @property
+    def looks(self) -> Looks:
+        """Features before and after training."""
+        return super().looks | Looks(before=FEATURES, after=FEATURES)
+
     def payload(self, setting: Setting, num_examples: int) -> Declarations:
         """Prototypes as sums and counts, and margins: 0 for classes that the client lacks."""
-        classes, channels, vectors = _feature_sizes(setting, num_examples)
+        classes, channels, _ = feature_sizes(setting, num_examples)
         low, high = -1.0, 1.0
         if self.measure == "same-class-distance":
             # Distances in the unit cube reach its diagonal, up to rounding.
             low, high = 0.0, math.sqrt(channels) * (1 + 1e-5)
-        number = setting.float_type
+        margin = Declared((classes,), setting.float_type, low=low, high=high, zero_where=COUNT)
         return {
-            SUM: Declared((classes, channels), number, zero_where=COUNT),
-            COUNT: Declared((classes,), torch.int64, low=0, high=vectors, total=vectors),
-            MARGIN: Declared((classes,), number, low=low, high=high, zero_where=COUNT),
+            **super().payload(setting, num_examples),
+            **prototypes_declared(setting, num_examples, SUM, COUNT),
+            MARGIN: margin,
         }
 
     def server_memory(self, setting: Setting) -> Declarations:
         """The aggregate prototypes of the round before."""
-        classes, channels, _ = _feature_sizes(setting, 0)
+        classes, channels, _ = feature_sizes(setting, 0)
         return {
+            **super().server_memory(setting),
             SUM: Declared((classes, channels), torch.float64, initial=None),
             COUNT: Declared((classes,), torch.int64, initial=None),
         }
@@ -104,7 +129,7 @@ class FedProto(Strategy):
         after: Observation | None,
     ) -> Report:
         """The client's prototypes, eq. (4), and its LPM, eq. (8)."""
-        del local, trained
+        told = super().report(local, trained, before, after).payload
         assert before is not None  # noqa: S101 - asked for in `looks`
         assert after is not None  # noqa: S101
         old, new = (Prototypes(seen.sums, seen.count) for seen in (before, after))
@@ -112,32 +137,45 @@ class FedProto(Strategy):
             margin_c = local_margin(old, new)
         else:
             margin_c = _same_class_only(old, minmax_normalize(new.mean), new.seen)
-        return Report({SUM: new.sum, COUNT: new.count, MARGIN: margin_c})
+        return Report({**told, SUM: new.sum, COUNT: new.count, MARGIN: margin_c})
 
     def weigh(self, state: ServerState, updates: Sequence[ClientUpdate]) -> ClientWeights:
         """The federated attention, eq. (13); by number of samples while there is no reference."""
-        attention_k = self._attention(state, updates)
+        attention_k = self.balanced(updates) if self.balances else self._attention(state, updates)
         if self.max_attention is not None:
             attention_k = cap_attention(attention_k, self.max_attention)
         return ClientWeights(attention_k)
 
     def _attention(self, state: ServerState, updates: Sequence[ClientUpdate]) -> Tensor:
-        aggregate = _remembered(state)
-        if aggregate is None:
+        margins = self._margins(state, updates)
+        if margins is None:
             return size_weights(updates)
-        if self.margins == "local":
-            return self._local_attention(updates)
-        if self.margins == "aggregate":
-            return self._aggregate_attention(updates, aggregate)
-        return federated_attention(
-            self._aggregate_attention(updates, aggregate), self._local_attention(updates)
-        )
+        attention = [self._attention_from(margin_kc) for margin_kc in margins]
+        return federated_attention(*attention) if len(attention) == 2 else attention[0]
+
+    def class_scores(
+        self, state: ServerState, updates: Sequence[ClientUpdate], weights: ClientWeights
+    ) -> Tensor:
+        """Also by margins: what eq. (11) makes of a client's sum of them, ``σ(μ_k[c])``.
+
+        The mean of two where both are used; by the clients' weights while there is no reference.
+        """
+        margins = self._margins(state, updates) if self.head_weights == "margins" else None
+        if margins is None:
+            return super().class_scores(state, updates, weights)
+        return torch.stack(margins).sigmoid().mean(dim=0)
+
+    def rehearsable(self, updates: Sequence[ClientUpdate]) -> Prototypes:
+        """The cohort's prototypes to rehearse, merged; not normalised as those of eq. (10) are."""
+        if self._sends_prototypes:
+            return merged_prototypes(updates, SUM, COUNT)
+        return super().rehearsable(updates)
 
     def remember(
         self, state: ServerState, updates: Sequence[ClientUpdate], setting: Setting
     ) -> Tensors:
         """The aggregate prototypes of this round, eq. (10)."""
-        del setting
+        rehearsed = super().remember(state, updates, setting)
         aggregate, known = aggregate_prototypes(_stacked_prototypes(updates)), _remembered(state)
         if self.carry_unseen_prototypes and known is not None:
             seen_c = aggregate.seen
@@ -145,26 +183,29 @@ class FedProto(Strategy):
                 torch.where(seen_c.unsqueeze(-1), aggregate.sum, known.sum),
                 torch.where(seen_c, aggregate.count, known.count),
             )
-        return {SUM: aggregate.sum, COUNT: aggregate.count}
+        return {**rehearsed, SUM: aggregate.sum, COUNT: aggregate.count}
 
     def metrics(self, updates: Sequence[ClientUpdate]) -> dict[str, float]:
         """The cohort's AMM, eq. (15)."""
         merged = Prototypes.stack([_prototypes_of(update) for update in updates]).merged()
         return {"aggregate_mean_margin": float(aggregate_mean_margin(merged))}
 
-    def _local_attention(self, updates: Sequence[ClientUpdate]) -> Tensor:
-        margin_kc = torch.stack([update.payload[MARGIN] for update in updates])
-        return self._attention_from(margin_kc.double().cpu())
-
-    def _aggregate_attention(
-        self, updates: Sequence[ClientUpdate], aggregate: Prototypes
-    ) -> Tensor:
-        local = _stacked_prototypes(updates)
-        if self.measure == "margin":
-            margin_kc = aggregate_margin(local, aggregate)
-        else:
-            margin_kc = _same_class_only(local, aggregate.mean, aggregate.seen)
-        return self._attention_from(margin_kc)
+    def _margins(self, state: ServerState, updates: Sequence[ClientUpdate]) -> list[Tensor] | None:
+        """The margins that guide, each ``[K, C]``; None while there are no aggregate prototypes."""
+        aggregate, local = _remembered(state), _stacked_prototypes(updates)
+        if aggregate is None:
+            return None
+        found = []
+        if self.margins != "local":
+            found.append(
+                aggregate_margin(local, aggregate)
+                if self.measure == "margin"
+                else _same_class_only(local, aggregate.mean, aggregate.seen)
+            )
+        if self.margins != "aggregate":
+            own_kc = torch.stack([update.payload[MARGIN] for update in updates])
+            found.append(own_kc.double().cpu())
+        return found
 
     def _attention_from(self, margin_kc: Tensor) -> Tensor:
         if self.sharpness is not None:
@@ -179,17 +220,6 @@ def _same_class_only(local: Prototypes, reference_cd: Tensor, seen_c: Tensor) ->
     ``μ`` in eq. (11), so that a client whose prototypes moved further counts more.
     """
     return same_class_distance(minmax_normalize(local.mean), reference_cd, local.seen, seen_c)
-
-
-def _feature_sizes(setting: Setting, num_examples: int) -> tuple[int, int, int]:
-    """Classes, channels, and feature vectors that so many samples give."""
-    features = setting.features
-    if features is None:
-        raise TrainingError(
-            "FedProto needs to know the shape of the model's features, and the model could not"
-            " tell: its features(x) must take a batch of one input"
-        )
-    return setting.num_classes, features.channels, num_examples * features.per_sample
 
 
 def _remembered(state: ServerState) -> Prototypes | None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -23,10 +22,14 @@ class FedRS(FedAvg):
     multiplied.
     """
 
-    looks: ClassVar[Looks] = Looks(classes=True)
-
     scale: float = option(0.5, "factor on the scores of absent classes", at_least=0, at_most=1)
+
+    @property
+    def looks(self) -> Looks:
+        """The classes."""
+        return super().looks | Looks(classes=True)
 
     def objective(self, local: Local) -> Objective:
         """1 for classes that the client holds, the factor for others."""
-        return Objective(scale=torch.where(local.classes > 0, 1.0, self.scale))
+        scale_c = torch.where(local.classes > 0, 1.0, self.scale)
+        return replace(super().objective(local), scale=scale_c)

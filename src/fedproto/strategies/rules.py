@@ -1,6 +1,6 @@
 """Rules that bear hostile clients, on plain tensors: what `combine` makes of clients' ways.
 
-Shapes: K clients, "…" the sides of a tensor.
+Shapes: K clients, R rows of a tensor.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ def trimmed_mean(value_k: Tensor, share_k: Tensor, trim: float) -> Tensor:
     cut = min(math.ceil(trim * len(value_k) - _TOLERANCE), (len(value_k) - 1) // 2)
     if cut == 0:
         return weighted_average(list(value_k), share_k)
-    value_k, order = value_k.sort(dim=0)
+    # Lighter ones first among equal values, so that the clients' order decides nothing.
+    lighter_first = share_k.argsort(stable=True)
+    share_k = share_k[lighter_first]
+    value_k, order = value_k[lighter_first].sort(dim=0, stable=True)
     kept = slice(cut, len(value_k) - cut)
     kept_share_k = share_k[order[kept]]
     total = kept_share_k.sum(dim=0)
@@ -59,9 +62,16 @@ def krum(gram: Tensor, hostile: int, *, one: bool) -> Tensor:
 
 
 def among(share_k: Tensor, chosen_k: Tensor) -> Tensor:
-    """Shares of the chosen clients alone; as they were where all are chosen."""
+    """Shares of the chosen clients alone; as they were where all are chosen.
+
+    A row ``[K, R]`` in which no chosen client has a share is nobody's.
+    """
     if bool(chosen_k.all()):
         return share_k
+    if share_k.dim() == 2:
+        kept_kr = torch.where(chosen_k.unsqueeze(1), share_k, 0)
+        total_r = kept_kr.sum(dim=0)
+        return kept_kr / torch.where(total_r > 0, total_r, 1)
     kept_k = torch.where(chosen_k, share_k, 0)
     total = kept_k.sum()
     return kept_k / total if total > 0 else chosen_k.double() / chosen_k.sum()

@@ -71,6 +71,11 @@ class Task(abc.ABC):
         """Channels of a feature vector, and vectors per sample, of a batch ``[B, D, ...]``."""
         return features.shape[1], features[0, 0].numel()
 
+    def labels_per_sample(self, input_shape: tuple[int, ...]) -> int:
+        """How many labels a sample of such a shape has."""
+        del input_shape
+        return 1
+
     @abc.abstractmethod
     def tally_counts(self, num_classes: int, input_shape: tuple[int, ...]) -> tuple[int, int]:
         """How many counts a tally has before the summed loss, and what one sample adds to them."""

@@ -64,7 +64,11 @@ class Segmentation(Task):
 
     def tally_counts(self, num_classes: int, input_shape: tuple[int, ...]) -> tuple[int, int]:
         """The confusion matrix; every pixel that is not void is in it once."""
-        return num_classes**2, math.prod(input_shape[1:])
+        return num_classes**2, self.labels_per_sample(input_shape)
+
+    def labels_per_sample(self, input_shape: tuple[int, ...]) -> int:
+        """One per pixel."""
+        return math.prod(input_shape[1:])
 
     def metrics(self, tally: Tensor) -> dict[str, float]:
         """IoU per class and on average, pixel accuracy and mean loss.

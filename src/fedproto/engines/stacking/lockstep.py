@@ -102,8 +102,7 @@ class Lockstep:
         # Room for most rounds on a GPU, where a larger table means capturing all graphs again.
         room = TABLE_ROOM if graphs else 0
         self._samples = torch.zeros(room, dtype=torch.int64, device=self._device)
-        alone = kind.in_place and not kind.linear and not kind.beside
-        self._whole = network.whole_step(kind.train.batch_size) if alone else None
+        self._whole = network.whole_step(kind.train.batch_size) if kind.whole else None
         self._sizes = _sizes(self.capacity)
         self._graphs: dict[int, torch.cuda.CUDAGraph] | None = {} if graphs else None
         self._pool = torch.cuda.graph_pool_handle() if graphs else None

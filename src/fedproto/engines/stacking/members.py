@@ -11,7 +11,7 @@ from torch.func import grad, vmap
 
 from fedproto.engines.base import Workload
 from fedproto.engines.job import LocalJob
-from fedproto.engines.stacking.network import stack_params
+from fedproto.engines.stacking.network import Network, stack_params
 from fedproto.engines.stacking.objectives import StackKind
 from fedproto.equations import class_sums
 from fedproto.models.base import head_of
@@ -38,21 +38,29 @@ class Members:
 
     Args:
         workload: What all jobs share.
+        network: The models.
         targets: All samples' labels on the device.
     """
 
-    def __init__(self, workload: Workload, targets: Tensor) -> None:
-        self._workload, self._targets = workload, targets
+    def __init__(self, workload: Workload, network: Network, targets: Tensor) -> None:
+        self._workload, self._network, self._targets = workload, network, targets
         self._device = targets.device
         self._penalties: dict[Strategy, str] = {}
         self._class_counts: dict[int, Tensor] = {}
 
-    def alike(self, jobs: Sequence[LocalJob]) -> list[list[int]]:
-        """Places of jobs that can be trained in one stack."""
-        groups: dict[StackKind, list[int]] = {}
+    def alike(self, jobs: Sequence[LocalJob]) -> list[dict[int, Member]]:
+        """The members that can be trained in one stack, by the places of their jobs.
+
+        Where a step is one kernel, those whose objective it does not know have a stack of their
+        own, or they would take it from all others.
+        """
+        groups: dict[tuple[StackKind, bool], dict[int, Member]] = {}
         for place, job in enumerate(jobs):
             if not self.alone(job):
-                groups.setdefault(self.kind([Member(job)]), []).append(place)
+                member, kind = self.of(job), self.kind([Member(job)])
+                whole = self._network.whole_step(kind.train.batch_size) is not None
+                apart = whole and not self.kind([member]).whole
+                groups.setdefault((kind, apart), {})[place] = member
         return list(groups.values())
 
     def alone(self, job: LocalJob) -> bool:

@@ -52,6 +52,11 @@ class StackKind:
         """Whether gradients are subtracted as they are computed."""
         return is_plain(self.train) and self.penalized_by is None
 
+    @property
+    def whole(self) -> bool:
+        """Whether a step can be one kernel, where models have one: plain descent and a pull."""
+        return self.in_place and not self.linear and not self.beside
+
 
 class StackObjectives:
     """Room for the objectives of a stack's jobs, and their gradients.

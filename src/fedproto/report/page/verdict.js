@@ -12,7 +12,7 @@ function differencesOf(ours, theirs) {
   return [...ours].filter(([seed]) => theirs.has(seed)).map(([seed, value]) => value - theirs.get(seed));
 }
 
-// As `fedproto.evidence`: Student's t over pairs; the quantiles come with the data.
+// As `fedproto.report.evidence`: Student's t over pairs; the quantiles come with the data.
 function judge(differences, lower) {
   const pairs = differences.length;
   if (!pairs) return null;

@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 from fedproto.report.evidence import difference
 from fedproto.reproduce.base import EXPERIMENTS, Experiment, Result, Results
@@ -105,7 +105,7 @@ class Claims(Experiment):
     """A verdict per claim and data set."""
 
     title = "The paper's claims"
-    cases = CLASSIFICATION + SEGMENTATION
+    cases: ClassVar[tuple[str, ...]] = CLASSIFICATION + SEGMENTATION
 
     def requests(self, scope: Scope) -> list[Request]:
         """The runs of all recipes and of the ablation, with what the claims are about measured."""

@@ -1,0 +1,72 @@
+"""From what the study of guidance took every method's main parameter, on the validation part."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fedproto.reproduce.base import EXPERIMENTS, Experiment, Result, Results
+from fedproto.reproduce.cases import CLASSIFICATION, Case, Scope
+from fedproto.reproduce.library import Request
+from fedproto.reproduce.output import Output
+from fedproto.tasks import headline
+
+COLUMNS = ("data_set", "trained_on", "method", "parameter", "validation_score", "best")
+SMOKE = ("Fairness + toleration", "FedRS", "Head by class")
+
+
+@EXPERIMENTS.register("guidance-grid")
+class GuidanceGrid(Experiment):
+    """The grid of every method's main parameter, judged on the validation part alone."""
+
+    title = "Study of guidance: parameters and their scores on the validation part"
+    cases = CLASSIFICATION
+
+    def requests(self, scope: Scope) -> list[Request]:
+        """All runs of the recipes ``guidance-grid-DATASET``; at smoke scale a few of one."""
+        return [
+            Request(case.name, config)
+            for case in scope.cases(self.cases)
+            for config in case.runs(
+                recipe=f"guidance-grid-{case.name}", own_seeds=scope.seeds is None
+            )
+            if scope.scale != "smoke"
+            or (case.name == "synthetic" and _split(config.title)[0] in SMOKE)
+        ]
+
+    def render(self, scope: Scope, results: Results, output: Output) -> None:
+        """The values of every method's parameter with their scores; the best is marked."""
+        lines = [
+            line
+            for case in scope.cases(self.cases)
+            for line in _lines(case, results.select(case.name))
+        ]
+        shown: dict[str, list[list[str]]] = {}
+        for title, used, method, parameter, score, best in lines:
+            name = title + (f" (on {used})" if used else "")
+            cells = [name, method, parameter, f"{score:.2f}", "best" if best else ""]
+            shown.setdefault(title, []).append(cells)
+        columns = ["data set", "method", "parameter", "validation score", ""]
+        output.table(self.title, columns, shown.values())
+        output.csv("guidance-grid", COLUMNS, lines)
+
+
+def _lines(case: Case, results: list[Result]) -> list[tuple[Any, ...]]:
+    """What was tried on a data set; runs without a score on the validation part are left out."""
+    found = []
+    for result in results:
+        names = {name for record in result.run.records for name in record.metrics}
+        metric = headline(name for name in names if name.startswith("validation_"))
+        score = result.run.final(metric)
+        if score is not None:
+            found.append((*_split(result.label), 100 * score))
+    best = {method: max(s for m, _, s in found if m == method) for method, _, _ in found}
+    return [
+        (case.title, case.stands_in, method, parameter, score, score == best[method])
+        for method, parameter, score in found
+    ]
+
+
+def _split(label: str) -> tuple[str, str]:
+    """Method and parameter, which a label of the grid has before and after a colon."""
+    method, _, parameter = label.partition(": ")
+    return method, parameter

@@ -1,0 +1,268 @@
+"""Guidance by classes: what clients tell of the classes that they hold, used in three ways.
+
+The head's rows are averaged class by class, the attention balances the cohort's classes, and the
+head rehearses the classes that a client lacks on the others' prototypes. The formulas are in
+`fedproto.strategies.attention`; here is what clients send for them and what the server keeps, for
+all strategies that have these options. docs/guidance.md tells what they gain and what they reveal.
+
+Shapes: K clients of the cohort, C classes, D feature channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from fedproto.errors import ConfigError, TrainingError
+from fedproto.options import option
+from fedproto.strategies.aggregation import MEAN, AggregateOptions
+from fedproto.strategies.attention import balanced_attention, class_attention
+from fedproto.strategies.base import Strategy
+from fedproto.strategies.contract import (
+    Declarations,
+    Declared,
+    Local,
+    Look,
+    Looks,
+    Objective,
+    Observation,
+    Report,
+    Setting,
+    Virtual,
+)
+from fedproto.types import ClientUpdate, ClientWeights, Prototypes, ServerState, Tensors
+
+CLASSES = "classes/count"
+REHEARSED, REHEARSED_COUNT = "rehearsal/mean", "rehearsal/count"
+SEEN_SUM, SEEN_COUNT = "rehearsal/sum", "rehearsal/seen"
+"""Names in payload and memory."""
+
+FEATURES: frozenset[Look] = frozenset({"features"})
+
+
+@dataclass(frozen=True)
+class Guidance(Strategy):
+    """Options that use which classes clients hold; all of them off unless asked for.
+
+    Attributes:
+        has_margins: Whether there are margins per class to weigh the head's rows by.
+    """
+
+    has_margins: ClassVar[bool] = False
+
+    head: Literal["average", "by-class"] = option(
+        "average",
+        "last layer: averaged like the rest, or its row of a class over the clients that hold it",
+    )
+    head_weights: Literal["holders", "counts", "margins"] = option(
+        "holders",
+        "head by class: holders count by their weights, by their samples of the class, or by their"
+        " margins of it (fedproto)",
+    )
+    balance: float = option(
+        0.1, "weights 'balanced': pull λ towards equal weights; large is equal", above=0
+    )
+    rehearsal: float = option(
+        0.0, "weight λ of the prototypes of classes that a client lacks in its loss", at_least=0
+    )
+    rehearsed: Literal["trained", "received", "running"] = option(
+        "trained",
+        "rehearsal: prototypes under the clients' trained models, under the model they received, or"
+        " the running mean of the trained ones",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.by_class and self.head_weights == "margins" and not self.has_margins:
+            raise ConfigError("head_weights 'margins' needs prototypes; use strategy 'fedproto'")
+
+    @property
+    def by_class(self) -> bool:
+        """Whether the head's rows are averaged class by class."""
+        return self.head == "by-class"
+
+    @property
+    def balances(self) -> bool:
+        """Whether clients are weighed so that classes are balanced."""
+        return False
+
+    @property
+    def weighs_tensors(self) -> bool:
+        """The head is weighed by itself."""
+        return self.by_class
+
+    @property
+    def looks(self) -> Looks:
+        """The classes for every rule; features for prototypes."""
+        found = Looks(classes=self.by_class or self.balances or self.rehearsal > 0)
+        if not self.rehearsal:
+            return found
+        received = self.rehearsed == "received"
+        return found | (Looks(before=FEATURES) if received else Looks(after=FEATURES))
+
+    @property
+    def _tells_classes(self) -> bool:
+        return self.by_class or self.balances
+
+    @property
+    def _tells_counts(self) -> bool:
+        """Whether it matters how much a client has of a class, or only whether it has any."""
+        return self.balances or (self.by_class and self.head_weights == "counts")
+
+    def payload(self, setting: Setting, num_examples: int) -> Declarations:
+        """The classes that the client holds, and prototypes for others to rehearse."""
+        declared: dict[str, Declared] = {}
+        if self._tells_classes:
+            labels = num_examples * setting.labels
+            high, total = (labels, labels) if self._tells_counts else (1, setting.num_classes)
+            shape = (setting.num_classes,)
+            declared[CLASSES] = Declared(shape, torch.int64, low=0, high=high, total=total)
+        if self.rehearsal and not self._sends_prototypes:
+            declared |= prototypes_declared(setting, num_examples, SEEN_SUM, SEEN_COUNT)
+        return declared
+
+    @property
+    def _sends_prototypes(self) -> bool:
+        """Whether the strategy itself has clients send what is rehearsed."""
+        return False
+
+    def server_memory(self, setting: Setting) -> Declarations:
+        """The prototypes to rehearse, which clients get."""
+        if not self.rehearsal:
+            return {}
+        classes, channels, _ = feature_sizes(setting, 0)
+        return {
+            REHEARSED: Declared((classes, channels), setting.float_type, broadcast=True),
+            REHEARSED_COUNT: Declared((classes,), torch.int64, broadcast=True),
+        }
+
+    def objective(self, local: Local) -> Objective:
+        """The known prototypes of the classes that the client lacks, for its head."""
+        if not self.rehearsal:
+            return Objective()
+        lacks_c = (local.classes == 0) & (local.broadcast[REHEARSED_COUNT] > 0)
+        labels = lacks_c.nonzero().flatten()
+        if not len(labels):
+            return Objective()
+        return Objective(
+            virtual=Virtual(local.broadcast[REHEARSED][labels], labels, self.rehearsal)
+        )
+
+    def report(
+        self,
+        local: Local,
+        trained: Tensors,
+        before: Observation | None,
+        after: Observation | None,
+    ) -> Report:
+        """How much the client has of each class, or only whether, and its prototypes."""
+        del trained
+        payload: dict[str, Tensor] = {}
+        if self._tells_classes:
+            payload[CLASSES] = local.classes if self._tells_counts else local.classes.clamp(max=1)
+        if self.rehearsal and not self._sends_prototypes:
+            seen = before if self.rehearsed == "received" else after
+            assert seen is not None  # noqa: S101 - asked for in `looks`
+            payload |= {SEEN_SUM: seen.sums, SEEN_COUNT: seen.count}
+        return Report(payload)
+
+    def balanced(self, updates: Sequence[ClientUpdate]) -> Tensor:
+        """The weights under which the cohort's classes are balanced, ``[K]``."""
+        return balanced_attention(_classes_of(updates), self.balance)
+
+    def class_scores(
+        self, state: ServerState, updates: Sequence[ClientUpdate], weights: ClientWeights
+    ) -> Tensor:
+        """What clients count for the head's row of a class that they hold, ``[K, C]``."""
+        del state
+        count_kc = _classes_of(updates)
+        if self.head_weights == "counts":
+            return count_kc
+        return weights.client.unsqueeze(1).expand(count_kc.shape)
+
+    def aggregate(
+        self,
+        state: ServerState,
+        updates: Sequence[ClientUpdate],
+        weights: ClientWeights,
+        setting: Setting,
+        options: AggregateOptions = MEAN,
+    ) -> tuple[ServerState, Tensor]:
+        """As the strategy's weights say, but for the head's rows where they go by class."""
+        if self.by_class:
+            if not setting.head:
+                raise TrainingError(
+                    "head = 'by-class' needs a model whose last layer is dense or a convolution"
+                    " with one row per class; this one's is not, so set head = 'average', or give"
+                    " the model a method last_layer()"
+                )
+            score_kc = self.class_scores(state, updates, weights)
+            share_kc = class_attention(score_kc, _classes_of(updates) > 0)
+            weights = replace(weights, tensor=dict.fromkeys(setting.head, share_kc))
+        return super().aggregate(state, updates, weights, setting, options)
+
+    def rehearsable(self, updates: Sequence[ClientUpdate]) -> Prototypes:
+        """The cohort's prototypes to rehearse, merged, as clients sent them."""
+        return merged_prototypes(updates, SEEN_SUM, SEEN_COUNT)
+
+    def remember(
+        self, state: ServerState, updates: Sequence[ClientUpdate], setting: Setting
+    ) -> Tensors:
+        """The prototypes to rehearse next; those of a class that nobody held stay."""
+        if not self.rehearsal:
+            return {}
+        new, old_cd = self.rehearsable(updates), state.memory[REHEARSED]
+        known_c = (state.memory[REHEARSED_COUNT] > 0).to(new.count.device)
+        mean_cd = new.mean.to(setting.float_type)
+        old_cd = old_cd.to(mean_cd.device)
+        if self.rehearsed == "running":
+            mean_cd = torch.where(known_c.unsqueeze(1), (mean_cd + old_cd) / 2, mean_cd)
+        return {
+            REHEARSED: torch.where(new.seen.unsqueeze(1), mean_cd, old_cd),
+            REHEARSED_COUNT: torch.where(
+                new.seen, new.count, state.memory[REHEARSED_COUNT].to(new.count.device)
+            ),
+        }
+
+
+def feature_sizes(setting: Setting, num_examples: int) -> tuple[int, int, int]:
+    """Classes, channels, and feature vectors that so many samples give."""
+    features = setting.features
+    if features is None:
+        raise TrainingError(
+            "prototypes need the shape of the model's features, and the model could not tell: its"
+            " features(x) must take a batch of one input"
+        )
+    return setting.num_classes, features.channels, num_examples * features.per_sample
+
+
+def prototypes_declared(
+    setting: Setting, num_examples: int, sum_name: str, count_name: str
+) -> dict[str, Declared]:
+    """Prototypes as sums and counts, of no more feature vectors than so many samples give."""
+    classes, channels, vectors = feature_sizes(setting, num_examples)
+    return {
+        sum_name: Declared((classes, channels), setting.float_type, zero_where=count_name),
+        count_name: Declared((classes,), torch.int64, low=0, high=vectors, total=vectors),
+    }
+
+
+def merged_prototypes(
+    updates: Sequence[ClientUpdate], sum_name: str, count_name: str
+) -> Prototypes:
+    """Prototypes of the clients' pooled data, in double precision, where the updates lie."""
+    return Prototypes.stack(
+        [
+            Prototypes(update.payload[sum_name].double(), update.payload[count_name])
+            for update in updates
+        ]
+    ).merged()
+
+
+def _classes_of(updates: Sequence[ClientUpdate]) -> Tensor:
+    """What clients tell of their classes, ``[K, C]``, where the server computes."""
+    return torch.stack([update.payload[CLASSES] for update in updates]).cpu()
