@@ -157,6 +157,10 @@ def as_remembered(
     """
     if options.plain:
         return updates
+    if options.drop_beyond is not None:
+        # Clients keep what they sent: to shorten an honest one's sets its memory and the server's
+        # apart. So only that is shortened which would not be used at all among the weights.
+        options = replace(options, clip_times=max(options.clip_times, options.drop_beyond))
     sent = {name: torch.zeros_like(updates[0].payload[name]) for name in ways}
     told = [{name: update.payload[name] for name in ways} for update in updates]
     params = _made_of(options, state.params, [update.params for update in updates], updates)
