@@ -124,9 +124,9 @@ STRATEGIES: list[Strategy] = [
     FedAvg(head="by-class", head_weights="counts"),
     FedAvg(weights="balanced", rehearsal=0.5, rehearsed="received"),
     FedRS(head="by-class", rehearsal=0.3, rehearsed="running"),
-    FedProto(head="by-class", head_weights="margins", rehearsal=0.2),
+    FedProto(head="by-class", head_weights="margins", rehearsal=0.2, rehearsed="trained"),
     FedProto(weights="balanced", rehearsal=0.2, rehearsed="received"),
-    Guided(),
+    Guided(flip=0.3),
     Everything(),
 ]
 

@@ -127,9 +127,13 @@ def test_margins_need_a_strategy_that_has_them():
 
 
 cohorts = st.lists(
-    st.tuples(st.floats(-50, 50), st.lists(st.integers(0, 4), min_size=3, max_size=3).filter(any)),
+    st.tuples(
+        st.integers(-50, 50).map(float),
+        st.lists(st.integers(0, 4), min_size=3, max_size=3).filter(any),
+    ),
     min_size=1,
     max_size=6,
+    unique_by=lambda one: one[0],  # of equal values a trimmed mean cuts any
 )
 by_class = st.sampled_from([BY_CLASS, BY_COUNTS, replace(BY_CLASS, weights="balanced"), Guided()])
 rules = st.sampled_from(
@@ -306,7 +310,8 @@ def test_what_is_rehearsed_comes_from_the_asked_model(strategy):
         Observation(torch.full((3, 2), level), torch.tensor([1, 1, 1]), torch.zeros(()))
         for level in (1.0, 2.0)
     )
-    local = Local(3, 1, 0.1, torch.tensor([1, 1, 1]), {}, {}, {})
+    received = {REHEARSED: torch.zeros(3, 2), REHEARSED_COUNT: torch.zeros(3)}
+    local = Local(3, 1, 0.1, torch.tensor([1, 1, 1]), {}, received, {})
     for rehearsed, level in (("trained", 2.0), ("received", 1.0), ("running", 2.0)):
         chosen = replace(strategy, rehearsed=rehearsed)
         sent = chosen.report(local, {}, before, after).payload
@@ -314,7 +319,21 @@ def test_what_is_rehearsed_comes_from_the_asked_model(strategy):
         merged = chosen.rehearsable([update(0, 0.0, [1, 1, 1], sent)])
         assert merged.mean.flatten().tolist() == [level] * 6
     # what FedProto sends anyway is not sent twice
-    assert (SEEN_SUM in FedProto(rehearsal=1.0).payload(SETTING, 3)) is False
+    assert (SEEN_SUM in FedProto(rehearsal=1.0, rehearsed="trained").payload(SETTING, 3)) is False
+
+
+def test_a_model_that_cannot_rehearse_says_so_or_does_without():
+    """As DeepLab, whose decoder also takes low-level features."""
+    without = replace(SETTING, scores_features=False)
+    with pytest.raises(TrainingError, match="rehearsal = 0"):
+        FedAvg(rehearsal=0.5).server_memory(without)
+    guided = Guided(rehearsal=0.5)
+    assert guided.server_memory(without) == {}
+    assert guided.payload(without, 3).keys() == {CLASSES}
+    local = Local(3, 1, 0.1, torch.tensor([1, 0, 2]), {}, {}, {})
+    assert guided.objective(local).virtual is None
+    seen = Observation(torch.zeros(3, 2), torch.tensor([1, 0, 2]), torch.zeros(()))
+    assert guided.report(local, {}, seen, seen).payload.keys() == {CLASSES}
 
 
 # What leaves a client
@@ -334,6 +353,35 @@ def test_no_more_is_told_of_the_classes_than_the_rule_needs(strategy, sent):
     told = strategy.report(local, {}, None, None).payload
     assert told.keys() == strategy.payload(SETTING, 9).keys()
     assert (told[CLASSES].tolist() if told else None) == sent
+
+
+def test_a_client_may_turn_its_answers():
+    strategy = replace(BY_CLASS, flip=0.2)
+    local = Local(9, 1, 0.1, torch.tensor([7, 0, 2] * 40), {}, {}, {}, secret=5)
+    truth = local.classes > 0
+    turned = torch.stack(
+        [
+            (strategy.report(replace(local, secret=one), {}, None, None).payload[CLASSES] > 0)
+            ^ truth
+            for one in range(400)
+        ]
+    ).double()
+    # 48,000 answers: 0.2 within five standard deviations, for every class and every client
+    assert float(turned.mean()) == pytest.approx(0.2, abs=5 * 0.4 / 48_000**0.5)
+    assert float(turned.mean(dim=0).max()) < 0.2 + 5 * 0.4 / 400**0.5
+    assert float(turned.mean(dim=1).max()) < 0.2 + 5 * 0.4 / 120**0.5
+    neighbours = torch.corrcoef(torch.stack([turned[:-1].flatten(), turned[1:].flatten()]))
+    assert abs(float(neighbours[0, 1])) < 5 / 47_880**0.5
+    again = strategy.report(local, {}, None, None).payload[CLASSES]
+    assert torch.equal(again, strategy.report(local, {}, None, None).payload[CLASSES])
+
+
+@pytest.mark.parametrize(
+    "more", [{"head_weights": "counts"}, {"rehearsal": 0.1}, {"head": "average"}]
+)
+def test_answers_are_not_turned_where_counts_are_told(more):
+    with pytest.raises(ConfigError, match="hide nothing"):
+        FedAvg(**({"head": "by-class", "flip": 0.1} | more))
 
 
 def refusal(strategy, counts, num_examples=9):
@@ -388,7 +436,11 @@ def names_of(model, shape, classes):
     ("options", "shape", "names"),
     [
         (MLPOptions(hidden=4, features=3), (5,), ("classifier.weight", "classifier.bias")),
-        (CNNOptions(2, 2, 3), (1, 8, 8), ("classifier.weight", "classifier.bias")),
+        (
+            CNNOptions(channels1=2, channels2=2, features=3),
+            (1, 8, 8),
+            ("classifier.weight", "classifier.bias"),
+        ),
         (CNN4Options(channels=2), (1, 16, 16), ("classifier.weight", "classifier.bias")),
         (SmallDeepLabOptions(channels=4), (3, 32, 32), ("classifier.weight", "classifier.bias")),
     ],

@@ -378,3 +378,15 @@ def test_records_from_before_there_were_tables_are_read(tmp_path):
         record.pop(name)
     (read,) = RecordReader(file).read(json.dumps(record).encode() + b"\n")
     assert read.tables == {}
+
+
+def test_rows_of_the_head_and_classes_are_followed(small_federation, small_model):
+    config = measured(config_of(FedAvg()), what=("head",))
+    (run,) = carry_out([config], small_federation, small_model)
+    tables = run.records[-1].tables
+    (name,) = [name for name in run.state.params if name.endswith("classifier.weight")]
+    norms = run.state.params[name].norm(dim=1)
+    assert list(tables["row norm"].values()) == pytest.approx(norms.tolist(), abs=1e-4)
+    clients = measured(config_of(FedAvg()), what=("clients",))
+    (other,) = carry_out([clients], small_federation, small_model)
+    assert tables["class"] == other.records[-1].tables["class"]

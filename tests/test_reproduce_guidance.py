@@ -16,9 +16,16 @@ from fedproto.report.evidence import difference, holm
 from fedproto.report.results import StoredRun
 from fedproto.reproduce.base import EXPERIMENTS, Result
 from fedproto.reproduce.cases import FAIR_AND_TOLERANT, Scope
-from fedproto.reproduce.experiments.guidance import COLUMNS, GuidanceStudy, _rows, _show
-from fedproto.reproduce.forgetting import GUIDED, MEASURE, changes_by_holders, row_spread
+from fedproto.reproduce.experiments.guidance import GuidanceStudy
+from fedproto.reproduce.forgetting import (
+    GUIDED,
+    MEASURE,
+    changes_by_holders,
+    row_spread,
+    show_forgetting,
+)
 from fedproto.reproduce.library import Request
+from fedproto.reproduce.pairs import show_pairs
 from fedproto.types import RoundRecord
 
 
@@ -58,6 +65,10 @@ class Shown:
     def csv(self, name, columns, rows):
         self.name, self.columns, self.rows = name, columns, rows
 
+    def figure(self, name, figure):
+        assert name
+        self.panels = figure.axes
+
     def table(self, title, columns, groups):
         assert title
         self.cells = [row for group in groups for row in group]
@@ -72,8 +83,8 @@ def test_the_table_says_who_is_ahead_and_by_how_much():
         "FedAvgM": [0.81, 0.80, 0.83],
     }
     shown = Shown()
-    _show(shown, "title", _rows(results_of(case, finals), case))
-    rows = {row[4]: dict(zip(COLUMNS, row, strict=True)) for row in shown.rows}
+    show_pairs(shown, "name", "title", [(case, results_of(case, finals))], GUIDED)
+    rows = {row[4]: dict(zip(shown.columns, row, strict=True)) for row in shown.rows}
     guided, fair, momentum = (rows[label] for label in finals)
     assert guided["score"] == pytest.approx(82)
     assert guided["std"] == pytest.approx(1)
@@ -90,6 +101,18 @@ def test_the_table_says_who_is_ahead_and_by_how_much():
     assert guided["rounds_to_target"] == pytest.approx(9)
     assert guided["megabytes_up_a_round"] == pytest.approx(3)
     assert guided["seconds_a_round"] == pytest.approx(2)
+    (panel,) = shown.panels
+    assert [label.get_text() for label in panel.get_yticklabels()] == list(finals)[1:]
+
+
+def test_a_study_without_a_subject_compares_with_fairness_and_toleration_alone():
+    case = Scope("smoke").case("mnist")
+    shown = Shown()
+    finals = {FAIR_AND_TOLERANT: [0.70, 0.73], "Other": [0.71, 0.73]}
+    show_pairs(shown, "name", "title", [(case, results_of(case, finals))])
+    rows = {row[4]: dict(zip(shown.columns, row, strict=True)) for row in shown.rows}
+    assert rows["Other"]["difference_from_fair"] == pytest.approx(0.5)
+    assert not [column for column in shown.columns if "_of_" in column]
 
 
 def test_a_class_is_followed_by_how_many_hold_it():
@@ -114,6 +137,25 @@ def test_a_class_is_followed_by_how_many_hold_it():
     assert [(one.holders, one.times) for one in changes] == [(0, 1), (1, 1)]
     assert [one.mean for one in changes] == pytest.approx([-20, 10])
     assert row_spread(run) == ([1, 2, 3], [0.5, 0.5, 0.5])
+
+
+def test_forgetting_is_drawn_for_runs_that_were_looked_into():
+    case = Scope("smoke").case("mnist")
+    results = []
+    for result in results_of(case, {GUIDED: [0.8], FAIR_AND_TOLERANT: [0.7]}):
+        config = result.request.config
+        looked = replace(config, measure=replace(config.measure, every=1, what=(MEASURE,)))
+        tables = {PER_CLASS: {"0": 0.5, "1": 0.6}, ROW_NORM: {"0": 1.0, "1": 3.0}}
+        records = [replace(one, tables=tables) for one in result.run.records]
+        results.append(Result(Request(case.name, looked), StoredRun(Path(), looked, records)))
+    shown = Shown()
+    show_forgetting(shown, [(case, results)])
+    assert {row[2] for row in shown.rows} == {GUIDED, FAIR_AND_TOLERANT}
+    assert all(row[4] == 0 for row in shown.rows), "nothing changed"
+    assert len(shown.panels) == 2
+    nothing = Shown()
+    show_forgetting(nothing, [(case, results_of(case, {GUIDED: [0.8]}))])
+    assert not hasattr(nothing, "rows")
 
 
 def test_what_is_asked_for_at_each_scale():

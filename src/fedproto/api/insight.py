@@ -19,10 +19,6 @@ from fedproto.report.subject import open_subject
 _log = logging.getLogger("fedproto")
 
 
-def _quiet(*step: object) -> None:
-    del step
-
-
 def analyse(
     result: Result,
     what: Iterable[str] | None = None,
@@ -59,7 +55,7 @@ def analyse(
     subject = open_subject(
         result.directory(), result.federation, None if build is None else build()
     )
-    facts = analysing.analyse(subject, request, _quiet)
+    facts = analysing.analyse(subject, request, lambda *_: None)
     return {"facts": facts, **analysing.read_parts(result.directory(), request.what)}
 
 

@@ -79,7 +79,7 @@ def up(
                 if link is not None and link.exit_code is not None:
                     raise DeploymentError(f"the SuperLink ended; see {link.log}")
 
-            with progress_for(stores, as_json=False) as watcher:
+            with progress_for(stores) as watcher:
                 deployed.control.follow(run, path, stores, watcher, still_there)
     _summary(stores, quiet=quiet)
 
@@ -157,7 +157,7 @@ def submit(
         run = control.submit(path)
         on_interrupt(lambda: control.stop(run))
         typer.echo(f"run {run} in {path}", err=True)
-        with progress_for(stores, as_json=False) as watcher:
+        with progress_for(stores) as watcher:
             control.follow(run, path, stores, watcher)
     _summary(stores, quiet=quiet)
 
@@ -179,7 +179,7 @@ def simulate(
     from fedproto.flower.ray import simulate_on_ray
 
     path, stores, clients = _runs_here(source, overrides, out, rounds)
-    with _interrupted(path, stores), progress_for(stores, as_json=False) as watcher:
+    with _interrupted(path, stores), progress_for(stores) as watcher:
         simulate_on_ray(path, clients, watcher)
     _summary(stores, quiet=quiet)
 

@@ -27,7 +27,7 @@ from fedproto.types import RoundRecord
 
 
 @contextmanager
-def progress_for(stores: Sequence[RunStore], as_json: bool) -> Iterator[Watcher]:
+def progress_for(stores: Sequence[RunStore], as_json: bool = False) -> Iterator[Watcher]:
     """The watcher that fits: records as JSON lines, live bars on a terminal, silence elsewhere."""
     console = Console(stderr=True)
     if as_json:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Annotated
 
@@ -18,6 +17,7 @@ from fedproto.cli.options import DataRoot
 from fedproto.cli.progress import progress_for
 from fedproto.data.base import DataSource
 from fedproto.data.federation import Federation
+from fedproto.engines.auto import threads
 from fedproto.errors import ConfigError
 from fedproto.reproduce import reproduction
 from fedproto.reproduce.base import EXPERIMENTS
@@ -26,13 +26,12 @@ from fedproto.reproduce.estimate import in_words
 from fedproto.reproduce.library import Library, directory_name
 from fedproto.reproduce.output import Output
 from fedproto.reproduce.reproduction import ALL, Plan
-from fedproto.rounds import Watcher
-from fedproto.store import RunStore
 
 Scale = enum.Enum("Scale", {name: name for name in SCALES}, type=str)  # type: ignore[misc]
 _SMOKE = Scale("smoke")
 
 
+# Long by its options, which are the command's documentation.
 def reproduce(
     what: Annotated[
         list[str] | None, typer.Argument(help="Tables and figures (see --list), or 'all'.")
@@ -92,35 +91,32 @@ def reproduce(
     library = Library(runs, _notice)
     plan = reproduction.make_plan(what, scope, library, training=not existing)
     _announce(plan)
-    # Models of this size are too small to be shared between threads.
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1 if scope.scale == "smoke" else threads)
-    try:
-        if plan.missing and not existing:
-            federations = reproduction.load_data(plan, prepare_all, _notice)
-            _show_estimate(plan, federations, library)
-            if not dry_run:
-                reproduction.train(plan, library, federations, _watch)
-        if dry_run:
-            _show_runs(plan)
-            return
-        facts = {
-            "command": _command(what, scope),
-            "scale": scope.scale,
-            "seeds": scope.seeds,
-        }
-        for name in plan.experiments:
-            # The tables of some data sets take the place of no others.
-            folder = out / scope.scale / "-".join(scope.only)
-            output = Output(folder, _console(), _remark(scope))
-            reproduction.render(plan, name, output, facts)
-            for path in output.written:
-                _notice(f"wrote {path}")
-    except KeyboardInterrupt:
-        _notice("stopped; what is done is safe: the same command goes on from there")
-        raise typer.Exit(130) from None
-    finally:
-        torch.set_num_threads(threads)
+    with threads(1 if scope.scale == "smoke" else torch.get_num_threads()):
+        try:
+            if plan.missing and not existing:
+                federations = reproduction.load_data(plan, prepare_all, _notice)
+                _show_estimate(plan, federations, library)
+                if not dry_run:
+                    reproduction.train(plan, library, federations, progress_for)
+            if dry_run:
+                _show_runs(plan)
+            else:
+                _render(plan, out, _command(what, scope))
+        except KeyboardInterrupt:
+            _notice("stopped; what is done is safe: the same command goes on from there")
+            raise typer.Exit(130) from None
+
+
+def _render(plan: Plan, out: Path, command: str) -> None:
+    scope = plan.scope
+    facts = {"command": command, "scale": scope.scale, "seeds": scope.seeds}
+    for name in plan.experiments:
+        # The tables of some data sets replace no others.
+        folder = out / scope.scale / "-".join(scope.only)
+        output = Output(folder, _console(), _remark(scope))
+        reproduction.render(plan, name, output, facts)
+        for path in output.written:
+            _notice(f"wrote {path}")
 
 
 def _list() -> None:
@@ -178,10 +174,6 @@ def _show_runs(plan: Plan) -> None:
     for request in plan.missing:
         table.add_row(request.case, directory_name(request.config), "to train")
     _console().print(table)
-
-
-def _watch(stores: Sequence[RunStore]) -> AbstractContextManager[Watcher]:
-    return progress_for(stores, False)
 
 
 def _recipes(texts: Sequence[str]) -> dict[str, str]:

@@ -7,9 +7,10 @@ short ones are worth the processes that one of them is not.
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,16 +68,27 @@ def choose(
         demand: How much work it is.
         before: Engines of ``run.json``, with name, device and threads.
     """
-    threads = torch.get_num_threads()
+    given = torch.get_num_threads()
     if options.name != AUTO:
-        return Choice(options.name, "asked for", 1 if options.name == "processes" else threads)
+        return Choice(options.name, "asked for", 1 if options.name == "processes" else given)
     device = options.torch_device().type
     for known in before:
         if known.get("device") == device and known.get("name") in ENGINES.names():
-            return Choice(known["name"], "as the runs began", int(known.get("threads", threads)))
+            return Choice(known["name"], "as the runs began", int(known.get("threads", given)))
     name, reason = _suitable(options, task, demand)
     small = reason == TOO_LITTLE and "OMP_NUM_THREADS" not in os.environ
-    return Choice(name, reason, 1 if name == "processes" or small else threads)
+    return Choice(name, reason, 1 if name == "processes" or small else given)
+
+
+@contextlib.contextmanager
+def threads(number: int) -> Iterator[None]:
+    """So many threads for a while."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 TOO_LITTLE = "too little work to share out"

@@ -43,6 +43,9 @@ class ReferenceEngine(Engine):
         workload: What all jobs share.
         channels_last: Keep images with their channels last: the same but for rounding, and faster
             on a CPU.
+
+    Attributes:
+        secret: What a client's own randomness comes from; a real client has one of its own.
     """
 
     def __init__(self, workload: Workload, *, channels_last: bool = False) -> None:
@@ -56,8 +59,9 @@ class ReferenceEngine(Engine):
         tolerate_single_values(self._model)
         self._samples = workload.federation.samples.to(self._device, dtype)
         self._statistics = statistics_names(self._model)
-        self._by_batch = goes_by_batch(self._model)
         self._class_counts: dict[int, Tensor] = {}
+        self.secret: Callable[[LocalJob], int] = lambda job: job.seed
+        self._by_batch = goes_by_batch(self._model)
 
     def train(
         self, jobs: Sequence[LocalJob], on_done: OnDone | None = None
@@ -120,6 +124,7 @@ class ReferenceEngine(Engine):
             params=job.state.params,
             broadcast={name: one.to(self._device) for name, one in job.broadcast.items()},
             memory={name: one.to(self._device) for name, one in job.memory.items()},
+            secret=self.secret(job),
         )
 
     def _classes(self, job: LocalJob, indices: Indices) -> Tensor:

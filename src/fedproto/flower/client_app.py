@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 import os
+import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -75,11 +76,14 @@ class Here:
         model = build_model(config.model, federation.input_shape, federation.num_classes, seed=0)
         model = model.to(config.engine.torch_dtype())
         workload = config.workload(federation, model)
-        return (
+        engine = (
             ReferenceEngine(workload)
             if self.noise is None
             else PrivateEngine(workload, *self.noise)
         )
+        # A job's seed comes from the server, from which the client's own randomness must hide.
+        engine.secret = lambda _: secrets.randbits(62)
+        return engine
 
 
 @app.query("hello")

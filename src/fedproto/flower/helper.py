@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
@@ -90,6 +91,7 @@ def train_locally(
         params=received,
         broadcast=broadcast,
         memory=_recalled(context, int(str(about[LAST_ROUND])), strategy.client_memory(setting)),
+        secret=secrets.randbits(62),
     )
     before = observe(model, batches, num_classes, strategy.looks.before, features)
     result = train(strategy.objective(local))

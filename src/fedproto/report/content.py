@@ -37,6 +37,7 @@ MOST_NOTES = 20
 _CLASSES = ("iou_", CLASS)
 
 
+# Long by what the page shows: one literal, in the page's order.
 def page_content(
     followers: Sequence[RunFollower],
     *,

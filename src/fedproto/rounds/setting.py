@@ -30,6 +30,7 @@ def setting_of(workload: Workload, params: Tensors) -> Setting:
         features,
         head,
         task.labels_per_sample(federation.input_shape),
+        callable(getattr(workload.model, "head", None)),
     )
 
 

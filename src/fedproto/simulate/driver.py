@@ -17,7 +17,7 @@ from torch import nn
 
 from fedproto.config import RunConfig
 from fedproto.data.federation import Federation
-from fedproto.engines.auto import Demand, choose
+from fedproto.engines.auto import Demand, choose, threads
 from fedproto.engines.base import AUTO, ENGINES, Engine, Notify, ignore
 from fedproto.engines.reference import read_state
 from fedproto.measures.base import Gauge
@@ -26,7 +26,7 @@ from fedproto.rounds.runs import Run
 from fedproto.simulate.identity import check_same, data_identity, model_identity
 from fedproto.simulate.reference import check_reference, reference_state
 from fedproto.store import RunStore
-from fedproto.types import RoundRecord, ServerState
+from fedproto.types import ServerState
 
 EngineFor: TypeAlias = Callable[[RunConfig, Federation, nn.Module, Notify], Engine]
 """Makes an engine for runs that share data, model and options."""
@@ -137,7 +137,9 @@ def _carry_out_together(
                 watcher.notice(caution)
         gauge = Gauge(engine.workload, reference_state)
         for run, record in run_rounds(list(runs.values()), federation, engine, watcher, gauge):
-            _keep(store_of[id(run)], run, record)
+            if (store := store_of[id(run)]) is not None:
+                store.append(record)
+                store.save_checkpoint(run.state, last=run.stop_reason is not None)
             watcher.round_done(run.config, run.records)
     return runs
 
@@ -172,12 +174,6 @@ def _model_part(assignment: Assignment) -> dict[str, str]:
     if named is not None and named == named.untrained():
         del found["weights"]
     return found
-
-
-def _keep(store: RunStore | None, run: Run, record: RoundRecord) -> None:
-    if store is not None:
-        store.append(record)
-        store.save_checkpoint(run.state, last=run.stop_reason is not None)
 
 
 def _describe(
@@ -228,13 +224,11 @@ def engine_of(
     if first.engine.name == AUTO:
         notify(f"engine: {choice.name} ({choice.reason})")
     workload = replace(workload, options=replace(first.engine, name=choice.name))
-    threads = torch.get_num_threads()
-    torch.set_num_threads(choice.threads)
-    try:
-        with contextlib.closing(ENGINES.get(choice.name)(workload)) as engine:
-            yield engine
-    finally:
-        torch.set_num_threads(threads)
+    with (
+        threads(choice.threads),
+        contextlib.closing(ENGINES.get(choice.name)(workload)) as engine,
+    ):
+        yield engine
 
 
 def demand_of(configs: Iterable[RunConfig], federation: Federation) -> Demand:

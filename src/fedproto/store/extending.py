@@ -30,17 +30,13 @@ def extend(directory: Path | str, rounds: int) -> None:
     for store in stores:
         _check(store, rounds)
     for store in stores:
-        _extend_run(store, rounds)
+        if store.config.schedule.rounds != rounds:
+            schedule = replace(store.config.schedule, rounds=rounds)
+            with store.locked():
+                store.reconfigure(replace(store.config, schedule=schedule))
     if is_sweep(path):
         # Last, so that the same call finishes what a kill interrupted.
         rewrite_sweep(path, {"schedule.rounds": rounds})
-
-
-def _extend_run(store: RunStore, rounds: int) -> None:
-    if store.config.schedule.rounds != rounds:
-        schedule = replace(store.config.schedule, rounds=rounds)
-        with store.locked():
-            store.reconfigure(replace(store.config, schedule=schedule))
 
 
 def _check(store: RunStore, rounds: int) -> None:

@@ -135,7 +135,7 @@ def run_directories(path: Path) -> list[Path]:
     if is_run(path):
         return [path]
     if is_sweep(path):
-        return [directory for directory in sweep_directories(path) if is_run(directory)]
+        return [path / name for name in _tables(path) if is_run(path / name)]
     return sorted(file.parent for file in path.rglob("run.json"))
 
 
@@ -160,15 +160,6 @@ def rewrite_sweep(path: Path, changes: Mapping[str, Any]) -> None:
 def _write(path: Path, tables: Mapping[str, Any]) -> None:
     with explained(path):
         write_atomically(path / "sweep.json", sealed({"runs": tables}))
-
-
-def sweep_directories(path: Path) -> list[Path]:
-    """Where a sweep's runs are, or will be once they begin, in the recipe's order.
-
-    Raises:
-        StoreError: If the list of runs is damaged.
-    """
-    return [path / name for name in _tables(path)]
 
 
 def _read(path: Path) -> dict[str, RunConfig]:

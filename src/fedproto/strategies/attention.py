@@ -13,6 +13,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+_GOLDEN = -0x61C8864680B583EB
+_FRACTION = 2**53 - 1
+
 
 def sharpened_attention(margin_kc: Tensor, sharpness: float) -> Tensor:
     """Attention from margins brought to one scale: ``softmax_k(β · z_k)``.
@@ -54,6 +57,25 @@ def class_attention(score_kc: Tensor, holds_kc: Tensor) -> Tensor:
     total_c = score_kc.sum(dim=0)
     alike_kc = holds_kc.double() / holds_kc.sum(dim=0).clamp(min=1)
     return torch.where(total_c > 0, score_kc / torch.where(total_c > 0, total_c, 1), alike_kc)
+
+
+def randomised_response(holds_c: Tensor, secret: int | Tensor, chance: float) -> Tensor:
+    """What a client says of the classes it holds if it turns each answer with some chance.
+
+    Each answer alone is then ``ln((1 − p) / p)``-differentially private (Warner 1965). The draws
+    are a hash of secret and class (Steele et al. 2014, "SplitMix"), alike on every engine.
+
+    Args:
+        holds_c: The truth, ``[C]``, boolean.
+        secret: Known to the client alone.
+        chance: p, below a half.
+    """
+    bits = torch.as_tensor(secret, device=holds_c.device) + _GOLDEN * (
+        1 + torch.arange(holds_c.shape[-1], device=holds_c.device)
+    )
+    for shift, factor in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15), (31, 1)):
+        bits = (bits ^ ((bits >> shift) & ((1 << (64 - shift)) - 1))) * factor
+    return holds_c ^ ((bits & _FRACTION).double() < chance * (_FRACTION + 1))
 
 
 def balanced_attention(count_kc: Tensor, strength: float) -> Tensor:

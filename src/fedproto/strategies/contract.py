@@ -82,6 +82,7 @@ class Setting:
         head: Names of the parameters with a row per class that give the scores; empty where the
             model could not tell.
         labels: Labels that one sample has.
+        scores_features: Whether scores are a function of the features alone.
     """
 
     params: Tensors
@@ -90,6 +91,7 @@ class Setting:
     features: FeatureShape | None = None
     head: tuple[str, ...] = ()
     labels: int = 1
+    scores_features: bool = True
 
     @property
     def float_type(self) -> torch.dtype:
@@ -237,6 +239,7 @@ class Local:
         params: The received parameters.
         broadcast: What the server sent beside the weights.
         memory: What the client kept.
+        secret: For what a client adds at random; over a network nobody else knows it.
     """
 
     num_examples: int | Tensor
@@ -246,6 +249,7 @@ class Local:
     params: Tensors
     broadcast: Tensors
     memory: Tensors
+    secret: int | Tensor = 0
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,11 @@ from torch import Tensor
 from fedproto.errors import ConfigError, TrainingError
 from fedproto.options import option
 from fedproto.strategies.aggregation import MEAN, AggregateOptions
-from fedproto.strategies.attention import balanced_attention, class_attention
+from fedproto.strategies.attention import (
+    balanced_attention,
+    class_attention,
+    randomised_response,
+)
 from fedproto.strategies.base import Strategy
 from fedproto.strategies.contract import (
     Declarations,
@@ -50,9 +54,11 @@ class Guidance(Strategy):
 
     Attributes:
         has_margins: Whether there are margins per class to weigh the head's rows by.
+        may_rehearse: Whether models that cannot rehearse do without, rather than not at all.
     """
 
     has_margins: ClassVar[bool] = False
+    may_rehearse: ClassVar[bool] = False
 
     head: Literal["average", "by-class"] = option(
         "average",
@@ -63,6 +69,12 @@ class Guidance(Strategy):
         "head by class: holders count by their weights, by their samples of the class, or by their"
         " margins of it (fedproto)",
     )
+    flip: float = option(
+        0.0,
+        "head by class: chance that a client says the opposite of each class, held or not",
+        at_least=0,
+        at_most=0.5,
+    )
     balance: float = option(
         0.1, "weights 'balanced': pull λ towards equal weights; large is equal", above=0
     )
@@ -70,7 +82,7 @@ class Guidance(Strategy):
         0.0, "weight λ of the prototypes of classes that a client lacks in its loss", at_least=0
     )
     rehearsed: Literal["trained", "received", "running"] = option(
-        "trained",
+        "received",
         "rehearsal: prototypes under the clients' trained models, under the model they received, or"
         " the running mean of the trained ones",
     )
@@ -79,6 +91,12 @@ class Guidance(Strategy):
         super().__post_init__()
         if self.by_class and self.head_weights == "margins" and not self.has_margins:
             raise ConfigError("head_weights 'margins' needs prototypes; use strategy 'fedproto'")
+        tells_more = self._tells_counts or self.rehearsal > 0 or self.has_margins
+        if self.flip and (tells_more or not self.by_class):
+            raise ConfigError(
+                "flip is for head = 'by-class' with head_weights = 'holders', without rehearsal:"
+                " elsewhere clients tell their counts, and it would hide nothing"
+            )
 
     @property
     def by_class(self) -> bool:
@@ -121,9 +139,18 @@ class Guidance(Strategy):
             high, total = (labels, labels) if self._tells_counts else (1, setting.num_classes)
             shape = (setting.num_classes,)
             declared[CLASSES] = Declared(shape, torch.int64, low=0, high=high, total=total)
-        if self.rehearsal and not self._sends_prototypes:
+        if self._rehearses(setting) and not self._sends_prototypes:
             declared |= prototypes_declared(setting, num_examples, SEEN_SUM, SEEN_COUNT)
         return declared
+
+    def _rehearses(self, setting: Setting) -> bool:
+        """Whether heads rehearse; some models have none that could."""
+        if self.rehearsal and not setting.scores_features and not self.may_rehearse:
+            raise TrainingError(
+                "rehearsal needs a model whose scores are a function of its features alone, with"
+                " features(x) and head(features); this one has no such head, so set rehearsal = 0"
+            )
+        return self.rehearsal > 0 and setting.scores_features
 
     @property
     def _sends_prototypes(self) -> bool:
@@ -132,7 +159,7 @@ class Guidance(Strategy):
 
     def server_memory(self, setting: Setting) -> Declarations:
         """The prototypes to rehearse, which clients get."""
-        if not self.rehearsal:
+        if not self._rehearses(setting):
             return {}
         classes, channels, _ = feature_sizes(setting, 0)
         return {
@@ -142,7 +169,7 @@ class Guidance(Strategy):
 
     def objective(self, local: Local) -> Objective:
         """The known prototypes of the classes that the client lacks, for its head."""
-        if not self.rehearsal:
+        if not self.rehearsal or REHEARSED not in local.broadcast:
             return Objective()
         lacks_c = (local.classes == 0) & (local.broadcast[REHEARSED_COUNT] > 0)
         labels = lacks_c.nonzero().flatten()
@@ -163,8 +190,11 @@ class Guidance(Strategy):
         del trained
         payload: dict[str, Tensor] = {}
         if self._tells_classes:
-            payload[CLASSES] = local.classes if self._tells_counts else local.classes.clamp(max=1)
-        if self.rehearsal and not self._sends_prototypes:
+            holds_c = local.classes > 0
+            if self.flip:
+                holds_c = randomised_response(holds_c, local.secret, self.flip)
+            payload[CLASSES] = local.classes if self._tells_counts else holds_c.long()
+        if REHEARSED in local.broadcast and not self._sends_prototypes:
             seen = before if self.rehearsed == "received" else after
             assert seen is not None  # noqa: S101 - asked for in `looks`
             payload |= {SEEN_SUM: seen.sums, SEEN_COUNT: seen.count}
@@ -213,7 +243,7 @@ class Guidance(Strategy):
         self, state: ServerState, updates: Sequence[ClientUpdate], setting: Setting
     ) -> Tensors:
         """The prototypes to rehearse next; those of a class that nobody held stay."""
-        if not self.rehearsal:
+        if not self._rehearses(setting):
             return {}
         new, old_cd = self.rehearsable(updates), state.memory[REHEARSED]
         known_c = (state.memory[REHEARSED_COUNT] > 0).to(new.count.device)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from fedproto.options import option
 from fedproto.strategies.base import STRATEGIES
@@ -14,6 +14,8 @@ from fedproto.strategies.fedavg import FedAvg
 @dataclass(frozen=True)
 class Guided(FedAvg):
     """FedAvg with the options that docs/guidance.md recommends; nothing needs to be chosen."""
+
+    may_rehearse: ClassVar[bool] = True
 
     tolerate_partial_work: bool = option(
         True, "use the updates of clients that finish only part of their epochs"

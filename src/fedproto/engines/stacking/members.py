@@ -98,6 +98,7 @@ class Members:
             params=job.state.params,
             broadcast={name: one.to(device) for name, one in job.broadcast.items()},
             memory={name: one.to(device) for name, one in job.memory.items()},
+            secret=job.seed,
         )
         objective = strategy.objective(local)
         if objective.virtual is not None:

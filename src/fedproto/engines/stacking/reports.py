@@ -88,6 +88,7 @@ def _together(
         row: Tensor,
         among: Tensor,
         numbers: tuple[Tensor, Tensor, Tensor],
+        secret: Tensor,
         classes: Tensor,
         old: tuple[Tensor, ...] | None,
         new: tuple[Tensor, ...] | None,
@@ -100,6 +101,7 @@ def _together(
                 lambda name: _stacked(one.broadcast[name] for one in own), own[0].broadcast, among
             ),
             _Row(lambda name: _stacked(one.memory[name] for one in own), own[0].memory, among),
+            secret,
         )
         found = strategy.report(
             local,
@@ -109,7 +111,7 @@ def _together(
         )
         return dict(found.payload), dict(found.memory)
 
-    payload, memory = vmap(report, in_dims=(0, 0, 0, 0, _in_dims(before), _in_dims(after)))(
+    payload, memory = vmap(report, in_dims=(0, 0, 0, 0, 0, _in_dims(before), _in_dims(after)))(
         torch.tensor(places, device=device),
         torch.arange(len(places), device=device),
         (
@@ -117,6 +119,7 @@ def _together(
             torch.tensor([int(one.steps) for one in own], device=device),
             torch.tensor([float(one.lr) for one in own], device=device, dtype=number),
         ),
+        torch.tensor([int(one.secret) for one in own], device=device),
         _stacked(one.classes for one in own),
         _observations(before, places),
         _observations(after, places),
@@ -148,6 +151,9 @@ class _Row(Mapping[str, Tensor]):
         stacked = self._stacked(name)
         row = self._row.to(stacked.device)
         return torch.index_select(stacked, 0, row.unsqueeze(0)).squeeze(0)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)

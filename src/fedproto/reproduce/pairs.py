@@ -1,0 +1,241 @@
+"""Methods compared seed by seed: a table of differences and a figure of them.
+
+Runs of the same data, δ and seed share cohorts, stragglers and batches, so methods are compared
+pair by pair: the mean difference, its 95 % interval by Student's t, and p-values corrected by Holm
+for all comparisons of the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedproto.report.evidence import Difference, holm, sample_deviation
+from fedproto.report.looks import COLORS, new_figure
+from fedproto.report.results import main_score
+from fedproto.report.summary import differences, figures_of
+from fedproto.reproduce.base import Result
+from fedproto.reproduce.cases import FAIR_AND_TOLERANT, Case
+from fedproto.reproduce.output import Output
+from fedproto.reproduce.panels import titled
+
+ALONE = (
+    "data_set",
+    "trained_on",
+    "alpha",
+    "delta",
+    "method",
+    "runs",
+    "score",
+    "std",
+    "area",
+    "rounds_to_target",
+    "megabytes_up_a_round",
+    "megabytes_down_a_round",
+    "seconds_a_round",
+)
+AGAINST = ("pairs", "difference", "low", "high", "corrected_p", "wins", "losses")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A method on a data set, at one class mix and share of stragglers.
+
+    Attributes:
+        case: The data set.
+        setting: The class mix, where the data are shared out by one, and the share of stragglers.
+        label: The method.
+        scores: The final score by seed, in points.
+        figures: Means over seeds of what a table says of a run.
+    """
+
+    case: Case
+    setting: tuple[float | None, float]
+    label: str
+    scores: Mapping[int, float]
+    figures: Mapping[str, float]
+
+    def minus(self, other: Row | None) -> Difference | None:
+        """Its score minus another's, over the seeds that both have."""
+        if other is None or other.label == self.label:
+            return None
+        return differences(self.scores, other.scores)
+
+
+def rows_of(case: Case, results: Sequence[Result]) -> list[Row]:
+    """A row per method, class mix and share of stragglers, in the order of the runs."""
+    groups: dict[tuple[tuple[float | None, float], str], list[Result]] = {}
+    for result in results:
+        groups.setdefault(((result.alpha, result.delta), result.label), []).append(result)
+    rows: list[Row] = []
+    for (setting, label), group in groups.items():
+        metric = main_score(result.run for result in group)
+        fair = groups.get((setting, FAIR_AND_TOLERANT), [])
+        ends = [end for result in fair if (end := result.run.final(metric)) is not None]
+        target = float(np.mean(ends)) if ends else None
+        found = {result.seed: figures_of(result.run, metric, target) for result in group}
+        found = {seed: figures for seed, figures in found.items() if metric in figures}
+        if found:
+            figures = {
+                name: float(np.mean([one[name] for one in found.values()]))
+                for name in dict.fromkeys(name for one in found.values() for name in one)
+                if all(name in one for one in found.values())
+            }
+            rounds = float(np.mean([len(result.run.records) for result in group]))
+            scores = {seed: 100 * one[metric] for seed, one in found.items()}
+            rows.append(Row(case, setting, label, scores, figures | {"rounds": rounds}))
+    return rows
+
+
+def show_pairs(
+    output: Output,
+    name: str,
+    title: str,
+    found: Sequence[tuple[Case, Sequence[Result]]],
+    subject: str | None = None,
+) -> None:
+    """Every method beside fairness + toleration, and beside the one that a study is about.
+
+    Args:
+        output: Where table and figure go.
+        name: Of the files.
+        title: Above the table.
+        found: The runs of every data set.
+        subject: The label of the method that the others are compared with as well; None for none.
+    """
+    rows = [row for case, results in found for row in rows_of(case, results)]
+    if not rows:
+        return
+    known = {(row.case.name, row.setting, row.label): row for row in rows}
+
+    def beside(row: Row, label: str | None) -> Row | None:
+        return known.get((row.case.name, row.setting, label or ""))
+
+    compared = [_compared([row.minus(beside(row, FAIR_AND_TOLERANT)) for row in rows])]
+    columns = [f"{column}_from_fair" for column in AGAINST]
+    if subject is not None:
+        pairs = [one.minus(row) if (one := beside(row, subject)) else None for row in rows]
+        compared.append(_compared(pairs))
+        columns += [f"{column}_of_{subject.lower()}" for column in AGAINST]
+    cells = [_about(row) for row in rows]
+    lines = [
+        (*own, *(cell for against in beside_others for cell in against))
+        for own, *beside_others in zip(cells, *compared, strict=True)
+    ]
+    output.csv(name, (*ALONE, *columns), lines)
+    headings = ["data set", "α", "δ", "method", "runs", "score", "area", "rounds to", "MB a round"]
+    headings += ["from fair + tolerant", "p", *([f"{subject} ahead by", "p"] if subject else [])]
+    shown: dict[str, list[list[str]]] = {}
+    for row, own, *others in zip(rows, cells, *compared, strict=True):
+        intervals = [cell for against in others for cell in _interval(against)]
+        shown.setdefault(row.case.name, []).append([*_in_words(row, own), *intervals])
+    output.table(title, headings, shown.values())
+    output.figure(name, _draw(rows, subject))
+
+
+def _in_words(row: Row, cells: tuple[Any, ...]) -> list[str]:
+    """What the printed table says of a method by itself."""
+    runs, score, std, area, to_target, up, down = cells[5:12]
+    return [
+        row.case.title + (f" (on {row.case.stands_in})" if row.case.stands_in else ""),
+        *(_shown(cell, 2) for cell in row.setting),
+        row.label,
+        str(runs),
+        _shown(score, 2) + ("" if std is None else f" ± {std:.2f}"),
+        _shown(area, 2),
+        _shown(to_target, 0),
+        _shown(up + down, 2),
+    ]
+
+
+def _compared(pairs: Sequence[Difference | None]) -> list[tuple[Any, ...]]:
+    """Cells of differences, with p-values corrected for how many there are."""
+    corrected = holm([None if pair is None else pair.p for pair in pairs])
+    return [
+        (None,) * len(AGAINST)
+        if pair is None
+        else (pair.pairs, pair.mean, pair.low, pair.high, p, pair.wins, pair.losses)
+        for pair, p in zip(pairs, corrected, strict=True)
+    ]
+
+
+def _about(row: Row) -> tuple[Any, ...]:
+    """The cells of a method by itself."""
+    scores, figures, rounds = list(row.scores.values()), row.figures, row.figures["rounds"]
+    area = figures.get("area")
+    return (
+        row.case.title,
+        row.case.stands_in,
+        *row.setting,
+        row.label,
+        len(scores),
+        float(np.mean(scores)),
+        sample_deviation(scores),
+        None if area is None else 100 * area,
+        figures.get("rounds to target"),
+        figures["bytes up"] / rounds / 1e6,
+        figures["bytes down"] / rounds / 1e6,
+        figures["seconds"] / rounds,
+    )
+
+
+def _shown(number: float | None, digits: int) -> str:
+    return "–" if number is None else f"{number:.{digits}f}"
+
+
+def _interval(cells: tuple[Any, ...]) -> tuple[str, str]:
+    _, mean, low, high, p, _, _ = cells
+    if mean is None:
+        return "–", "–"
+    around = "" if low is None else f" [{low:+.2f}, {high:+.2f}]"
+    return f"{mean:+.2f}{around}", _shown(p, 4)
+
+
+def _draw(rows: Sequence[Row], subject: str | None) -> Any:
+    """Differences, a panel per data set and a marker per class mix and share of stragglers.
+
+    Of the subject from every method where there is one, of every method from fairness + toleration
+    otherwise.
+    """
+    other = subject or FAIR_AND_TOLERANT
+    cases = list(dict.fromkeys(row.case for row in rows))
+    labels = list(dict.fromkeys(row.label for row in rows if row.label != other))
+    settings = list(dict.fromkeys(row.setting for row in rows))
+    figure = new_figure(2.6 * len(cases) + 2.2, 0.26 * len(labels) + 1.3)
+    panels = figure.subplots(1, len(cases), squeeze=False, sharey=True)[0]
+    known = {(row.case, row.setting, row.label): row for row in rows}
+    for (case, setting, label), row in known.items():
+        against = known.get((case, setting, other))
+        pair = against and (against.minus(row) if subject else row.minus(against))
+        if not pair:
+            continue
+        place = settings.index(setting)
+        panels[cases.index(case)].errorbar(
+            pair.mean,
+            labels.index(label) + 0.12 * place,
+            xerr=None if pair.high is None else pair.high - pair.mean,
+            fmt="os^Dv<>"[place % 7],
+            color=COLORS[place % len(COLORS)],
+            markersize=4,
+            capsize=2,
+            label=", ".join(
+                f"{name} = {value:g}"
+                for name, value in zip("αδ", setting, strict=True)
+                if value is not None
+            ),
+        )
+    for axes, case in zip(panels, cases, strict=True):
+        axes.axvline(0, color=COLORS[6], lw=1)
+        axes.set_yticks(range(len(labels)), labels, fontsize="small")
+        axes.set_title(titled(case), fontsize="medium")
+        axes.grid(axis="x", alpha=0.3)
+        handles = dict(zip(*axes.get_legend_handles_labels()[::-1], strict=True))
+        if len(handles) > 1:
+            axes.legend(handles.values(), handles, fontsize="x-small")
+    panels[0].set_ylim(len(labels) - 0.5, -0.5)
+    what = f"{subject} minus the method's" if subject else f"the method minus that of '{other}'"
+    figure.supxlabel(f"score of {what} (points; 95 % interval over seeds)", fontsize="medium")
+    return figure
