@@ -425,7 +425,7 @@ def test_check_reads_what_a_deployment_and_a_sweep_have_beside_their_runs(tmp_pa
     Suspensions(sweep).end_round()
     (sweep / "clients.json").write_bytes(sealed({"data": []}))
     assert main(["check", str(tmp_path)]) == 0
-    assert f"{sweep}: whole; a list of 2 runs" in capsys.readouterr().out
+    assert f"{sweep}: whole; a list of runs, 2 of them begun" in capsys.readouterr().out
     for name, old, new in (
         ("audit.jsonl", "a word", "no word"),
         ("clients.json", "[]", "[1]"),

@@ -11,7 +11,7 @@ from fedproto.errors import StoreError
 from fedproto.rounds.client_memory import read_kept
 from fedproto.store import RunStore
 from fedproto.store.records import RecordReader
-from fedproto.store.sweeps import sweep_directories
+from fedproto.store.sweeps import run_directories
 
 AUDIT_FILE = "audit.jsonl"
 SEALED = ("clients.json", "suspensions.json")
@@ -73,7 +73,7 @@ def check_run(path: Path) -> Verdict:
 def check_sweep(path: Path) -> Verdict:
     """The same for what a sweep has beside its runs."""
     try:
-        found = f"a list of {_number(len(sweep_directories(path)), 'run')}"
+        found = f"a list of runs, {len(run_directories(path))} of them begun"
     except StoreError as error:
         return Verdict(path, "", [str(error)], "its runs, which are checked one by one")
     return Verdict(path, found, _read_beside(path), "its runs, which are checked one by one")
