@@ -29,15 +29,15 @@ class LeanTrainer(ReferenceEngine):
             self._model, workload.federation.input_shape, workload.options.torch_dtype()
         )
 
-    def _fit(self, job: LocalJob, indices: Indices, objective: Objective) -> float | None:
+    def _fit(self, job: LocalJob, indices: Indices, objective: Objective) -> tuple[Tensor, int]:
         """As the reference does, but for where the weights lie meanwhile."""
         if self._lean is None or not can_be_lean(job):
             return super()._fit(job, indices, objective)
         params = dict(self._model.named_parameters())
         self._lean.load(params, objective)
-        loss = super()._fit(job, indices, objective)
+        found = super()._fit(job, indices, objective)
         self._lean.store(params)
-        return loss
+        return found
 
     def _stepper(self, job: LocalJob, objective: Objective) -> Step:
         network, task = self._lean, self.workload.task
