@@ -45,10 +45,10 @@ test: lint ## linter, strict type checker and all tests
 
 test-ray: $(STAMP) ## the same bits on Flower's simulation engine; installs Ray (some 500 MB)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,ray]'
-	$(BIN)/python -m pytest -q tests/test_flower_ray.py
+	$(BIN)/python -m pytest -q tests/flower/test_flower_ray.py
 
 fuzz: $(STAMP) ## damaged recipes, run directories, data files, archives and messages, CASES each
-	FEDPROTO_FUZZ=$(CASES) $(BIN)/python -m pytest -q --timeout 3600 tests/test_fuzz*.py
+	FEDPROTO_FUZZ=$(CASES) $(BIN)/python -m pytest -q --timeout 3600 tests/*/test_fuzz*.py
 
 lint: $(STAMP) ## linter, formatter check and type checker alone
 	$(BIN)/ruff check .
@@ -57,7 +57,7 @@ lint: $(STAMP) ## linter, formatter check and type checker alone
 
 docs: $(DOCS_STAMP) ## the docs site in build/docs; a broken link or a wrong docstring is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
-	$(BIN)/python -m pytest -q tests/test_docs_site.py
+	$(BIN)/python -m pytest -q tests/docs/test_docs_site.py
 	@echo "Open build/docs/index.html"
 
 $(DOCS_STAMP): $(STAMP)

@@ -78,3 +78,19 @@ def test_a_configuration_knows_neither_flower_nor_analysis():
 def test_the_rooms_do_not_grow_together_again():
     # 366 before the modules had rooms; a new edge is a new thing to know, so think twice.
     assert len(edges()) <= 190
+
+
+TESTS = Path(__file__).parent
+
+
+def test_tests_stand_in_the_rooms_they_are_about():
+    folders = {path.name for path in TESTS.iterdir() if any(path.glob("test_*.py"))}
+    assert folders - {"docs"} <= set().union(*LAYERS)
+
+
+def test_no_test_imports_another():
+    for path in TESTS.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            name = node.module or "" if isinstance(node, ast.ImportFrom) else ""
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [name]
+            assert not any(each.startswith("test_") for each in names), path

@@ -173,7 +173,7 @@ def similar_sizes(
     Yields:
         Places of clients; large clients come alone, to be gone through batch by batch.
     """
-    order = sorted(range(len(sizes)), key=lambda place: -sizes[place])
+    order = sorted(range(len(sizes)), key=lambda index: -sizes[index])
     start = 0
     while start < len(order):
         largest = max(1, sizes[order[start]])

@@ -76,19 +76,19 @@ class ProcessesEngine(Engine):
         slots = self._share([job.state for job in jobs])
         if self._alone is not None:
             return self._alone.train(jobs, on_done)
-        order = sorted(range(len(jobs)), key=lambda place: -jobs[place].batches.steps)
-        tasks = [_Train(slots[place], _for_the_pipe(jobs[place])) for place in order]
+        order = sorted(range(len(jobs)), key=lambda index: -jobs[index].batches.steps)
+        tasks = [_Train(slots[index], _for_the_pipe(jobs[index])) for index in order]
         results: dict[int, ClientUpdate] = {}
 
         def keep(task: int, worker: int, light: ClientUpdate) -> None:
-            place = order[task]
-            results[place] = self._completed(light, worker)
+            index = order[task]
+            results[index] = self._completed(light, worker)
             if on_done is not None:
                 on_done()
 
         assert self._pool is not None  # noqa: S101 - made by `_share`
         self._pool.run(tasks, keep)
-        return [results[place] for place in range(len(jobs))]
+        return [results[index] for index in range(len(jobs))]
 
     def evaluate(self, states: Sequence[ServerState], indices: Indices) -> list[dict[str, float]]:
         """Tests parts of the samples side by side."""
@@ -112,8 +112,8 @@ class ProcessesEngine(Engine):
         self._pool.run(tasks, keep)
         # Added up in the order of the samples, whoever was done first.
         of_state = [
-            torch.stack([tallies[place * len(parts) + part] for part in range(len(parts))])
-            for place in range(len(states))
+            torch.stack([tallies[position * len(parts) + part] for part in range(len(parts))])
+            for position in range(len(states))
         ]
         return [self.workload.task.metrics(tally.sum(dim=0)) for tally in of_state]
 

@@ -72,19 +72,19 @@ class StackedEngine(Engine):
         if self._reference is not None:
             return self._reference.train(jobs, on_done)
         results: dict[int, ClientUpdate | ClientFailure] = {}
-        alone = [place for place, job in enumerate(jobs) if self._members.alone(job)]
+        alone = [index for index, job in enumerate(jobs) if self._members.alone(job)]
         if alone:
-            found = self._alone().train([jobs[place] for place in alone], on_done)
+            found = self._alone().train([jobs[index] for index in alone], on_done)
             results |= zip(alone, found, strict=True)
         with self.workload.options.precision():
             for group in self._members.alike(jobs):
-                order = sorted(group, key=lambda place: -jobs[place].batches.steps)
-                members = [group[place] for place in order]
-                for place, update in zip(order, self._train_alike(members), strict=True):
-                    results[place] = update
+                order = sorted(group, key=lambda index: -jobs[index].batches.steps)
+                members = [group[index] for index in order]
+                for index, update in zip(order, self._train_alike(members), strict=True):
+                    results[index] = update
                     if on_done is not None:
                         on_done()
-        return [results[place] for place in range(len(jobs))]
+        return [results[index] for index in range(len(jobs))]
 
     @torch.no_grad()
     def evaluate(self, states: Sequence[ServerState], indices: Indices) -> list[dict[str, float]]:
@@ -182,7 +182,7 @@ class StackedEngine(Engine):
     def _train_stack(self, lockstep: Lockstep, members: Sequence[Member]) -> list[ClientUpdate]:
         federation, jobs = self.workload.federation, [member.job for member in members]
         states = list({id(job.state): job.state for job in jobs}.values())
-        row = {id(state): place for place, state in enumerate(states)}
+        row = {id(state): index for index, state in enumerate(states)}
         rows = torch.tensor([row[id(job.state)] for job in jobs], device=self._device)
         packed = {name: tensor[rows] for name, tensor in self._packed(states).items()}
         orders = stack_orders(jobs, federation)
@@ -208,16 +208,16 @@ class StackedEngine(Engine):
             ClientUpdate(
                 client=job.client,
                 num_examples=job.batches.num_examples,
-                params={name: own[name][place] for name in job.state.params},
-                buffers=returned(job, lockstep.statistics, place),
-                train_loss=losses[place],
+                params={name: own[name][index] for name in job.state.params},
+                buffers=returned(job, lockstep.statistics, index),
+                train_loss=losses[index],
                 epochs_done=job.batches.epochs,
                 steps=job.batches.steps,
                 lr=job.lr,
-                payload=reports[place].payload if place in reports else {},
-                memory=reports[place].memory if place in reports else {},
+                payload=reports[index].payload if index in reports else {},
+                memory=reports[index].memory if index in reports else {},
             )
-            for place, job in enumerate(jobs)
+            for index, job in enumerate(jobs)
         ]
 
     def _alone(self) -> ReferenceEngine:

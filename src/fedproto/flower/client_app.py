@@ -54,7 +54,7 @@ def with_plugins(context: Context) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Here:
+class ThisNode:
     """What a node knows of itself.
 
     Attributes:
@@ -109,20 +109,20 @@ def _hello(content: RecordDict, context: Context) -> RecordDict:
     if isinstance(config, Refusal):
         return wire.encode_refusal(config)
     try:
-        here = look_around(config, context)
+        node = this_node(config, context)
     except FedprotoError as error:
         return wire.encode_refusal(Refusal(str(error)))
-    federation = here.federation
-    own = federation.clients[here.client]
+    federation = node.federation
+    own = federation.clients[node.client]
     return greeting.encode_hello(
         greeting.Hello(
-            client=here.client,
+            client=node.client,
             num_train=len(own.train),
             num_test=len(own.test),
             num_classes=federation.num_classes,
             input_shape=federation.input_shape,
             task=federation.task,
-            num_validation=len(federation.validation_of(here.client)),
+            num_validation=len(federation.validation_of(node.client)),
             class_names=federation.class_names,
         )
     )
@@ -133,26 +133,26 @@ def _train(content: RecordDict, context: Context) -> RecordDict:
     if isinstance(config, Refusal):
         return wire.encode_refusal(config)
     try:
-        here = look_around(config, context)
-        engine = here.engine(config)
+        node = this_node(config, context)
+        engine = node.engine(config)
         layout = _layout(engine, config)
         setting = setting_of(engine.workload, layout.params)
         job = wire.decode_job(content, config, layout, setting)
         if isinstance(job, Refusal):
             return wire.encode_refusal(job)
-        own = len(here.federation.clients[here.client].train)
-        if job.client != here.client:
-            raise ConfigError(f"the job is for client {job.client}; this is client {here.client}")
+        own = len(node.federation.clients[node.client].train)
+        if job.client != node.client:
+            raise ConfigError(f"the job is for client {job.client}; this is client {node.client}")
         if job.batches.num_examples != own:
             raise ConfigError(f"the job is for {job.batches.num_examples} samples; {own} are here")
-        memory = MemoryOnDisk(here.state_folder / job.run)
+        memory = MemoryOnDisk(node.state_folder / job.run)
         declared = config.strategy.client_memory(setting)
-        kept = remembered(memory, here.client, job.last_round, declared)
+        kept = remembered(memory, node.client, job.last_round, declared)
         state = job.state.to(config.engine.torch_device())
         own_memory = initial_tensors(declared) if kept is None else kept
         (result,) = engine.train([replace(job, state=state, memory=own_memory)])
         if isinstance(result, ClientUpdate) and result.memory:
-            memory.save(here.client, job.state.round, result.memory, keep_from=job.keep_from)
+            memory.save(node.client, job.state.round, result.memory, keep_from=job.keep_from)
     except FedprotoError as error:
         return wire.encode_refusal(Refusal(str(error)))
     if isinstance(result, ClientFailure):
@@ -165,25 +165,25 @@ def _evaluate(content: RecordDict, context: Context) -> RecordDict:
     if isinstance(config, Refusal):
         return wire.encode_refusal(config)
     try:
-        here = look_around(config, context)
-        engine = here.engine(config)
+        node = this_node(config, context)
+        engine = node.engine(config)
         test = wire.decode_test(content, _layout(engine, config))
         if isinstance(test, Refusal):
             return wire.encode_refusal(test)
-        if test.client != here.client:
-            raise ConfigError(f"the test is for client {test.client}; this is {here.client}")
-        test_part = here.federation.clients[here.client].test
-        validation_part = here.federation.validation_of(here.client)
+        if test.client != node.client:
+            raise ConfigError(f"the test is for client {test.client}; this is {node.client}")
+        test_part = node.federation.clients[node.client].test
+        validation_part = node.federation.validation_of(node.client)
         tally = engine.tally(test.state, validation_part if test.validation else test_part)
     except FedprotoError as error:
         return wire.encode_refusal(Refusal(str(error)))
     if tally is None:
         return wire.encode_refusal(Refusal("this client has no test samples"))
-    return wire.encode_tally(here.client, test.state.round, tally)
+    return wire.encode_tally(node.client, test.state.round, tally)
 
 
-def look_around(config: RunConfig, context: Context) -> Here:
-    """The data found here, with this node's share in the place of its id.
+def this_node(config: RunConfig, context: Context) -> ThisNode:
+    """This node: the data found here, with its share under its own id.
 
     Raises:
         FedprotoError: If the node's configuration or its data is at fault.
@@ -212,7 +212,7 @@ def look_around(config: RunConfig, context: Context) -> Here:
     here = replace(
         federation, clients=shares, validation=held, validation_owner=np.full(len(held), client)
     )
-    return Here(client, here, state_folder, _noise(context))
+    return ThisNode(client, here, state_folder, _noise(context))
 
 
 def state_root() -> Path:

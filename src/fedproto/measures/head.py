@@ -20,7 +20,7 @@ class HeadMeasure(Measure):
         """Two tables, by class; rows where the model's last layer has one per class."""
         scores, norms = score_classes(self.probe, state), self.probe.row_norms(state)
         named = {
-            self.probe.federation.class_name(place): round(norm, DIGITS)
-            for place, norm in enumerate([] if norms is None else norms.tolist())
+            self.probe.federation.class_name(index): round(norm, DIGITS)
+            for index, norm in enumerate([] if norms is None else norms.tolist())
         }
         return {PER_CLASS: scores.rounded(DIGITS), ROW_NORM: named}

@@ -25,7 +25,7 @@ class DiscrepancyMeasure(ComparingMeasure):
     def compare_with(self, reference: ServerState) -> None:
         """Keeps the reference's features and their bandwidth, the same for all rounds."""
         clients = self.probe.federation.clients
-        self._parts = [self._drawn(place, client.test) for place, client in enumerate(clients)]
+        self._parts = [self._drawn(index, client.test) for index, client in enumerate(clients)]
         self._features, self._sizes = self._chosen(reference)
         if not len(self._features):
             raise ConfigError("measure 'mmd' needs clients with at least two test samples each")

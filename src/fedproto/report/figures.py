@@ -62,9 +62,9 @@ def curves(arrangement: Arrangement, metric: str) -> Figure:
     figure, panels = _panels(len(conditions), (4.2, 2.9) if len(conditions) > 1 else (6.8, 4.0))
     handles: dict[str, Any] = {}
     most_seeds = max((len(group.seeds) for group in arrangement.groups), default=1)
-    for axes, (place, condition) in zip(panels, conditions, strict=True):
+    for axes, (index, condition) in zip(panels, conditions, strict=True):
         for group in arrangement.groups:
-            if place in group.conditions:
+            if index in group.conditions:
                 method = arrangement.methods[group.method]
                 line = _draw_group(axes, group.runs, metric, method.look)
                 if line is not None:

@@ -65,7 +65,7 @@ def looks_of(titles: Sequence[str]) -> list[Look]:
         if slot not in kept.values()
     ]
     others = [title for title in dict.fromkeys(titles) if title not in kept]
-    chosen = kept | {title: free[place % len(free)] for place, title in enumerate(others)}
+    chosen = kept | {title: free[index % len(free)] for index, title in enumerate(others)}
     return [Look(COLORS[chosen[title][1]], chosen[title][0]) for title in titles]
 
 

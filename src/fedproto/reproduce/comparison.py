@@ -133,12 +133,12 @@ def draw(output: Output, name: str, rows: Sequence[Comparison], columns: int = 4
 
 
 def _draw_panel(axes: Any, rows: Sequence[Comparison], handles: dict[str, Any]) -> None:
-    places = range(len(rows))
-    for place, row in zip(places, rows, strict=True):
+    indices = range(len(rows))
+    for index, row in zip(indices, rows, strict=True):
         if row.paper is not None:
             handles["paper (± over δ)"] = axes.errorbar(
                 row.paper.mean,
-                place + 0.16,
+                index + 0.16,
                 xerr=row.paper.std,
                 fmt="D",
                 color=COLORS[1],
@@ -149,7 +149,7 @@ def _draw_panel(axes: Any, rows: Sequence[Comparison], handles: dict[str, Any]) 
         if row.ours is not None:
             handles["ours (± over δ)"] = axes.errorbar(
                 row.ours.mean,
-                place - 0.16,
+                index - 0.16,
                 xerr=row.ours.over_deltas,
                 fmt="o",
                 color=COLORS[0],
@@ -158,7 +158,7 @@ def _draw_panel(axes: Any, rows: Sequence[Comparison], handles: dict[str, Any]) 
             )
     used = f" (on {rows[0].trained_on})" if rows[0].trained_on else ""
     axes.set_title(rows[0].case + used, fontsize="medium")
-    axes.set_yticks(list(places), [row.row for row in rows], fontsize="small")
+    axes.set_yticks(list(indices), [row.row for row in rows], fontsize="small")
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.set_xlabel(rows[0].quantity, fontsize="small")
     axes.grid(axis="x", alpha=0.3)

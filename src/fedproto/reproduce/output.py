@@ -51,8 +51,8 @@ class Output:
         self.say(title)
         shown = Table()
         rows = [list(group) for group in groups]
-        for place, column in enumerate(columns):
-            names = all(_is_name(row[place]) for group in rows for row in group)
+        for index, column in enumerate(columns):
+            names = all(_is_name(row[index]) for group in rows for row in group)
             shown.add_column(column, justify="left" if names else "right", no_wrap=True)
         for group in rows:
             for row in group:

@@ -65,10 +65,10 @@ def show_panels(output: Output, name: str, rows: Sequence[Sequence[Panel]]) -> N
     figure = new_figure(3.0 * most + 0.4, 2.4 * len(rows) + 0.5 + 1.2 / most)
     grid = figure.subplots(len(rows), most, squeeze=False, sharex="col")
     handles: dict[str, Any] = {}
-    for row, places in zip(rows, grid, strict=True):
-        for axes in places[len(row) :]:
+    for row, cells in zip(rows, grid, strict=True):
+        for axes in cells[len(row) :]:
             axes.set_visible(False)
-        for panel, axes in zip(row, places, strict=False):
+        for panel, axes in zip(row, cells, strict=False):
             bands = panel.bands()
             _draw(axes, panel, bands, handles)
             lines += _rows(panel, bands)
@@ -81,8 +81,8 @@ def show_panels(output: Output, name: str, rows: Sequence[Sequence[Panel]]) -> N
 
 def line_of(label: str) -> dict[str, Any]:
     """Colour and dashes of a method; on paper dashes tell even the well-known ones apart."""
-    place = METHODS.index(label) if label in METHODS else len(METHODS)
-    style = STYLES[place % len(STYLES)] if label != CENTRALIZED else (0, (1, 1))
+    position = METHODS.index(label) if label in METHODS else len(METHODS)
+    style = STYLES[position % len(STYLES)] if label != CENTRALIZED else (0, (1, 1))
     return {"color": looks_of([*METHODS, label])[-1].color, "linestyle": style}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from torch import nn
 
@@ -93,8 +94,10 @@ def assigned(
     config: RunConfig, federation: Federation, store: RunStore | None = None
 ) -> Assignment:
     """A run whose model the configuration names."""
+    named = config.model
+    architecture = None if named is None else replace(named.untrained(), init="torch")
     return Assignment(
-        config, federation, lambda: model_for(config, federation), config.model, store
+        config, federation, lambda: model_for(config, federation), architecture, store
     )
 
 

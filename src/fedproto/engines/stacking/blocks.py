@@ -3,7 +3,7 @@
 A block keeps its weight in the layout its matrix products want; `pack` and `unpack` convert from
 and to the module's own. All matrix products are batched over the jobs.
 
-Shapes: as in `fedproto.engines.stacking.glue`; "..." stands for any leading dimensions.
+Shapes: as in `fedproto.engines.stacking.formulas`; "..." stands for any leading dimensions.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedproto.engines.stacking import glue
+from fedproto.engines.stacking import formulas
 from fedproto.engines.stacking.fusing import Fuse, unfused
 from fedproto.engines.stacking.gradients import Gradient, Product
 
@@ -113,7 +113,7 @@ class Dense(Block):
     def _pass(self, params: Mapping[str, Tensor], x: Tensor, fuse: Fuse) -> tuple[Tensor, Any]:
         x = x.flatten(2)
         z = torch.bmm(x, params[f"{self.name}.weight"].transpose(1, 2))
-        h = fuse(glue.bias_relu)(z, params[f"{self.name}.bias"])
+        h = fuse(formulas.bias_relu)(z, params[f"{self.name}.bias"])
         return h, (x, h)
 
     def backward(
@@ -121,7 +121,7 @@ class Dense(Block):
     ) -> tuple[Tensor | None, dict[str, Gradient]]:
         """The weight's gradient is the product ``dzᵀ x``."""
         x, h = saved
-        dz, db = fuse(glue.relu_backward)(dy, h)
+        dz, db = fuse(formulas.relu_backward)(dy, h)
         gradients: dict[str, Gradient] = {
             f"{self.name}.weight": Product(dz.transpose(1, 2), x),
             f"{self.name}.bias": db,
@@ -197,21 +197,21 @@ class Conv(Block):
         """``[J, B, H, W, I]`` to ``[J, B, H, W, O]``: no ReLU, no pooling."""
         weight, bias = params[f"{self.name}.weight"], params[f"{self.name}.bias"]
         if self.full:
-            patches = fuse(glue.full_patches)(x, self.taps, self.patch)
+            patches = fuse(formulas.full_patches)(x, self.taps, self.patch)
             y = torch.bmm(patches, weight).view(*x.shape[:4], self.channels[1])
         else:
-            patches = fuse(glue.row_patches)(x, self.taps)
-            y = fuse(glue.sum_shifted_rows)(torch.bmm(patches, weight), self.image, self.taps)
+            patches = fuse(formulas.row_patches)(x, self.taps)
+            y = fuse(formulas.sum_shifted_rows)(torch.bmm(patches, weight), self.image, self.taps)
         return y + bias[:, None, None, None], patches
 
     def _pass(self, params: Mapping[str, Tensor], x: Tensor, fuse: Fuse) -> tuple[Tensor, Any]:
         weight, bias = params[f"{self.name}.weight"], params[f"{self.name}.bias"]
         if self.full:
-            patches = fuse(glue.full_patches)(x, self.taps, self.patch)
+            patches = fuse(formulas.full_patches)(x, self.taps, self.patch)
             y = torch.bmm(patches, weight).view(*x.shape[:4], self.channels[1])
-            pooled, code = fuse(glue.bias_relu_pool)(y, bias, same=self.same)
+            pooled, code = fuse(formulas.bias_relu_pool)(y, bias, same=self.same)
         else:
-            patches = fuse(glue.row_patches)(x, self.taps)
+            patches = fuse(formulas.row_patches)(x, self.taps)
             z = torch.bmm(patches, weight)
             pooled, code = fuse(_sum_and_pool)(z, bias, self.image, self.taps, same=self.same)
         return pooled, (patches, code)
@@ -222,9 +222,9 @@ class Conv(Block):
         """Through pooling and ReLU, then through the convolution."""
         patches, code = saved
         dy = dy.view(code.shape)
-        bias_gradient = fuse(glue.live_sum)(dy, code)
+        bias_gradient = fuse(formulas.live_sum)(dy, code)
         if self.full:
-            dz = fuse(glue.unpool)(dy, code, self.image)
+            dz = fuse(formulas.unpool)(dy, code, self.image)
         else:
             dz = fuse(_unpool_and_shift)(dy, code, self.image, self.taps)
         dx, weight_gradient = self._convolve_backward(params, patches, dz, fuse, first=first)
@@ -235,7 +235,7 @@ class Conv(Block):
     ) -> tuple[Tensor | None, Gradient]:
         """From the gradient of what `convolve` gave to those of the input and of the weight."""
         if not self.full:
-            dz = fuse(glue.shifted_rows)(dz, self.taps)
+            dz = fuse(formulas.shifted_rows)(dz, self.taps)
         return self._convolve_backward(params, saved, dz, fuse, first=first)
 
     def _convolve_backward(
@@ -248,7 +248,7 @@ class Conv(Block):
             if first:
                 return None, gradient
             dpatches = torch.bmm(dz, weight.transpose(1, 2))
-            return fuse(glue.sum_row_patches)(dpatches, self.image, self.taps), gradient
+            return fuse(formulas.sum_row_patches)(dpatches, self.image, self.taps), gradient
         jobs, batch = dz.shape[:2]
         pixels = self.image[0] * self.image[1]
         dz = dz.reshape(jobs, batch * pixels, -1)
@@ -263,7 +263,7 @@ class Conv(Block):
             return None, total
         dpatches = torch.bmm(dz, weight.transpose(1, 2))
         shape = torch.Size((jobs, batch, *self.image, self.channels[0]))
-        return glue.sum_full_patches(dpatches, shape, self.taps), total
+        return formulas.sum_full_patches(dpatches, shape, self.taps), total
 
     def numbers(self, sample: int) -> int:
         """Patches, products, pooled cells and their gradients."""
@@ -276,8 +276,8 @@ class Conv(Block):
 def _sum_and_pool(
     z: Tensor, bias: Tensor, image: tuple[int, int], taps: int, *, same: bool
 ) -> tuple[Tensor, Tensor]:
-    return glue.bias_relu_pool(glue.sum_shifted_rows(z, image, taps), bias, same=same)
+    return formulas.bias_relu_pool(formulas.sum_shifted_rows(z, image, taps), bias, same=same)
 
 
 def _unpool_and_shift(dy: Tensor, code: Tensor, image: tuple[int, int], taps: int) -> Tensor:
-    return glue.shifted_rows(glue.unpool(dy, code, image), taps)
+    return formulas.shifted_rows(formulas.unpool(dy, code, image), taps)

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fedproto.engines.stacking import glue
+from fedproto.engines.stacking import formulas
 from fedproto.engines.stacking.blocks import Conv, Dense
 from fedproto.engines.stacking.fusing import Fuse
 from fedproto.engines.stacking.gradients import Gradient, Pending, Product
@@ -77,11 +77,11 @@ class KernelConv(Conv):
         dy = dy.view(code.shape)
         gradients: dict[str, Gradient] = {
             f"{self.name}.weight": ConvGradient(self.kernels, x, dy, code),
-            f"{self.name}.bias": fuse(glue.live_sum)(dy, code),
+            f"{self.name}.bias": fuse(formulas.live_sum)(dy, code),
         }
         if first:
             return None, gradients
-        dz = fuse(glue.unpool)(dy, code, self.image)
+        dz = fuse(formulas.unpool)(dy, code, self.image)
         return self.kernels.input_gradient(dz, params[f"{self.name}.weight"]), gradients
 
     def numbers(self, sample: int) -> int:
@@ -131,7 +131,7 @@ class KernelDense(Dense):
         if x.shape[1] > LARGEST_BATCH:
             return super().backward(params, saved, dy, fuse, first=first)
         weight = f"{self.name}.weight"
-        dz, db = fuse(glue.relu_backward)(dy, h)
+        dz, db = fuse(formulas.relu_backward)(dy, h)
         gradients: dict[str, Gradient] = {
             weight: DenseGradient(dz.transpose(1, 2), x, self.kernels),
             f"{self.name}.bias": db,

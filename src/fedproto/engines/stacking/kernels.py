@@ -10,7 +10,7 @@ Dense layers of small batches are as fast as their weights can be read. A whole 
 model of dense layers is one kernel.
 
 Weights lie as `fedproto.engines.stacking.blocks.Conv` packs them: [tap across, I, tap down, O], or
-[I·T·T, O] where the input has few channels. Shapes: as in `fedproto.engines.stacking.glue`.
+[I·T·T, O] where the input has few channels. Shapes: as in `fedproto.engines.stacking.formulas`.
 """
 
 # Triton reads the functions itself: arguments have no Python types, and constants are upper case.
@@ -29,8 +29,8 @@ DEAD = tl.constexpr(4)
 def _cells(count, rows, columns, BLOCK: tl.constexpr):
     """A program's block of cells: which exist, their image, and their upper left pixel."""
     cell = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    place = cell % (rows * columns)
-    return cell < count, cell // (rows * columns), place // columns * 2, place % columns * 2
+    index = cell % (rows * columns)
+    return cell < count, cell // (rows * columns), index // columns * 2, index % columns * 2
 
 
 @triton.jit
@@ -79,12 +79,12 @@ def _finish(
         passed = tl.where(top > 0, first, DEAD).to(tl.uint8)
         tl.store(code + where, passed, mask=live[:, None])
     else:
-        for place in tl.static_range(4):
-            down = row + place // 2
-            across = column + place % 2
+        for index in tl.static_range(4):
+            down = row + index // 2
+            across = column + index % 2
             at = ((image * height + down) * width + across) * OUTS
             inside = _inside(live, down, across, height, width)
-            z = (a if place == 0 else b if place == 1 else c if place == 2 else d) + bias[None, :]
+            z = (a if index == 0 else b if index == 1 else c if index == 2 else d) + bias[None, :]
             tl.store(y + at[:, None] + channel[None, :], z, mask=inside[:, None])
 
 
@@ -188,12 +188,12 @@ def input_gradient(
         c = tl.dot(g, w, c, input_precision=PRECISION)
         g = _image_tile(dz, live, image, down + 1, across + 1, height, width, OUTS)
         d = tl.dot(g, w, d, input_precision=PRECISION)
-    for place in tl.static_range(4):
-        down = row + place // 2
-        across = column + place % 2
+    for index in tl.static_range(4):
+        down = row + index // 2
+        across = column + index % 2
         at = ((image * height + down) * width + across) * INS
         inside = _inside(live, down, across, height, width)
-        value = a if place == 0 else b if place == 1 else c if place == 2 else d
+        value = a if index == 0 else b if index == 1 else c if index == 2 else d
         tl.store(dx + at[:, None] + ins[None, :], value, mask=inside[:, None])
 
 
@@ -216,9 +216,9 @@ def weight_gradient_taps(
         cell = first + tl.arange(0, BLOCK)
         live = cell < count
         image = cell // (rows * columns)
-        place = cell % (rows * columns)
-        row = place // columns * 2
-        column = place % columns * 2
+        index = cell % (rows * columns)
+        row = index // columns * 2
+        column = index % columns * 2
         if POOLED:
             where = cell[:, None] * OUTS + outs[None, :]
             passed = tl.load(code + where, mask=live[:, None], other=DEAD)
@@ -262,9 +262,9 @@ def weight_gradient_patches(
         cell = begin + turn + tl.arange(0, BLOCK)
         live = cell < end
         image = cell // (rows * columns)
-        place = cell % (rows * columns)
-        row = place // columns * 2
-        column = place % columns * 2
+        index = cell % (rows * columns)
+        row = index // columns * 2
+        column = index % columns * 2
         if POOLED:
             where = cell[:, None] * OUTS + outs[None, :]
             passed = tl.load(code + where, mask=live[:, None], other=DEAD)

@@ -55,12 +55,12 @@ class Members:
         own, or they would take it from all others.
         """
         groups: dict[tuple[StackKind, bool], dict[int, Member]] = {}
-        for place, job in enumerate(jobs):
+        for index, job in enumerate(jobs):
             if not self.alone(job):
                 member, kind = self.of(job), self.kind([Member(job)])
                 whole = self._network.whole_step(kind.train.batch_size) is not None
                 apart = whole and not self.kind([member]).whole
-                groups.setdefault((kind, apart), {})[place] = member
+                groups.setdefault((kind, apart), {})[index] = member
         return list(groups.values())
 
     def alone(self, job: LocalJob) -> bool:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedproto.engines.stacking import glue
+from fedproto.engines.stacking import formulas
 from fedproto.engines.stacking.blocks import Block, Conv, Dense
 from fedproto.engines.stacking.fusing import Fuse, unfused
 from fedproto.engines.stacking.gradients import Gradient, Product
@@ -263,7 +263,7 @@ class BlockNetwork(Network):
             x, targets, weight = beside.add_to(x, targets, weight)
             calibration = beside.scale, beside.offset
         z = torch.bmm(x, params[self._weight].transpose(1, 2))
-        loss, dz, db = fuse(glue.cross_entropy)(
+        loss, dz, db = fuse(formulas.cross_entropy)(
             z, params[self._bias], targets, weight, *calibration
         )
         gradients: dict[str, Gradient] = {
@@ -271,10 +271,10 @@ class BlockNetwork(Network):
             self._bias: db,
         }
         dx: Tensor | None = torch.bmm(dz[:, :batch], params[self._weight])
-        for place in reversed(range(len(self.blocks))):
-            block = self.blocks[place]
+        for index in reversed(range(len(self.blocks))):
+            block = self.blocks[index]
             assert dx is not None  # noqa: S101 - only the first block gives no gradient
-            dx, own = block.backward(params, saved[place], dx, fuse, first=place == 0)
+            dx, own = block.backward(params, saved[index], dx, fuse, first=index == 0)
             gradients |= own
         return loss[:, :batch], gradients
 
@@ -325,8 +325,8 @@ def block_network(
         kernels = kernels and (not same or model.batch_norm)
         convolutions, image = _convolutions(model, input_shape, kernels=kernels, same=same)
         blocks = [
-            normed(convolution, f"norms.{place}", norm)
-            for place, (convolution, norm) in enumerate(zip(convolutions, model.norms, strict=True))
+            normed(convolution, f"norms.{index}", norm)
+            for index, (convolution, norm) in enumerate(zip(convolutions, model.norms, strict=True))
         ]
         return BlockNetwork(blocks, _dense(model, "classifier", image))
     return None

@@ -1,6 +1,6 @@
 """Batch normalisation in a stack: every job by the statistics of its own batch, or by given ones.
 
-Shapes: as in `fedproto.engines.stacking.glue`.
+Shapes: as in `fedproto.engines.stacking.formulas`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedproto.engines.stacking import glue
+from fedproto.engines.stacking import formulas
 from fedproto.engines.stacking.blocks import Block, Conv
 from fedproto.engines.stacking.fusing import Fuse, unfused
 from fedproto.engines.stacking.gradients import Gradient
@@ -69,8 +69,8 @@ class Normed(Block):
             mean, variance = (params[name] for name in self.statistics)
         else:
             every = z.new_ones(z.shape[:2], dtype=torch.bool) if live is None else live
-            mean, variance, _ = glue.moments(z, every)
-        return glue.norm_relu_pool(
+            mean, variance, _ = formulas.moments(z, every)
+        return formulas.norm_relu_pool(
             z, mean, variance, *self._learned(params), self.eps, same=self.conv.same
         )[0]
 
@@ -83,12 +83,12 @@ class Normed(Block):
         if running and self.frozen:
             found = (*running, torch.ones_like(running[0][:, :1]))
         else:
-            found = fuse(glue.moments)(z, live)
+            found = fuse(formulas.moments)(z, live)
         if running and not self.frozen:
-            moved = fuse(glue.moved_statistics)(*running, found, live, self.momentum)
+            moved = fuse(formulas.moved_statistics)(*running, found, live, self.momentum)
             for old, new in zip(running, moved, strict=True):
                 old.copy_(new)
-        pooled, code = fuse(glue.norm_relu_pool)(
+        pooled, code = fuse(formulas.norm_relu_pool)(
             z, *found[:2], *self._learned(params), self.eps, same=self.conv.same
         )
         return pooled, (kept, z, found, code, live)
@@ -99,7 +99,7 @@ class Normed(Block):
         """Through pooling, ReLU and normalisation, then through the convolution."""
         kept, z, found, code, live = saved
         scale, _ = self._learned(params)
-        dz, dbias, dscale, dshift = fuse(glue.norm_backward)(
+        dz, dbias, dscale, dshift = fuse(formulas.norm_backward)(
             dy.view(code.shape),
             code,
             z,

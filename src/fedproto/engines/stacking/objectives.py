@@ -137,11 +137,11 @@ class StackObjectives:
             return
         self._linear.zero_()
         views = self._layout.views(self._linear)
-        for place, objective in enumerate(objectives):
+        for index, objective in enumerate(objectives):
             if objective.linear is not None:
                 alone = {name: one.unsqueeze(0) for name, one in objective.linear.items()}
                 for name, tensor in self._network.pack(alone).items():
-                    views[name][place].copy_(tensor[0])
+                    views[name][index].copy_(tensor[0])
 
     def _room_beside(self, weights: Tensor, classes: int) -> Beside:
         """Buffers for what the loss sees beside a batch; nothing to begin with."""
@@ -165,14 +165,14 @@ class StackObjectives:
         room.scale.fill_(1)
         for rest in (room.offset, room.features, room.labels, room.weight):
             rest.zero_()
-        for place, objective in enumerate(objectives):
+        for index, objective in enumerate(objectives):
             if objective.scale is not None:
-                room.scale[place].copy_(objective.scale)
+                room.scale[index].copy_(objective.scale)
             if objective.offset is not None:
-                room.offset[place].copy_(objective.offset)
+                room.offset[index].copy_(objective.offset)
             virtual = objective.virtual
             if virtual is not None and len(virtual.labels):
                 number = len(virtual.labels)
-                room.features[place, :number].copy_(self._network.pack_features(virtual.features))
-                room.labels[place, :number].copy_(virtual.labels)
-                room.weight[place, :number] = virtual.weight / number
+                room.features[index, :number].copy_(self._network.pack_features(virtual.features))
+                room.labels[index, :number].copy_(virtual.labels)
+                room.weight[index, :number] = virtual.weight / number

@@ -50,35 +50,35 @@ class Observer:
         found: dict[int, Observation] = {}
         for what in dict.fromkeys(asked):
             if what:
-                places = [place for place, look in enumerate(asked) if look == what]
-                found |= self._observe_alike(packed, jobs, places, what)
+                indices = [index for index, look in enumerate(asked) if look == what]
+                found |= self._observe_alike(packed, jobs, indices, what)
         return found
 
     def _observe_alike(
-        self, packed: Tensors, jobs: Sequence[LocalJob], places: list[int], what: frozenset[Look]
+        self, packed: Tensors, jobs: Sequence[LocalJob], indices: list[int], what: frozenset[Look]
     ) -> dict[int, Observation]:
         train_indices = self._workload.federation.train_indices
-        where, order = self._rows([train_indices(jobs[place].client) for place in places])
-        places = [places[row] for row in order]
+        where, order = self._rows([train_indices(jobs[index].client) for index in indices])
+        indices = [indices[row] for row in order]
         batch = self._workload.options.eval_batch_size
-        params = {name: tensor[places] for name, tensor in packed.items()}
-        if lacking(self._network, [jobs[place].state for place in places]):
+        params = {name: tensor[indices] for name, tensor in packed.items()}
+        if lacking(self._network, [jobs[index].state for index in indices]):
             params |= estimated(
                 self._network, params, self._inputs, where, batch, self._room_for_samples()
             )
         total: list[Tensor] = []
-        width = batch if self._network.by_batch else self.samples_at_once(len(places))
+        width = batch if self._network.by_batch else self.samples_at_once(len(indices))
         for rows, columns in self._parts(where, width):
             own = {name: tensor[rows] for name, tensor in params.items()}
             seen = self._look(own, where[rows, columns], what)
             parts = (seen.sums, seen.count, seen.loss)
-            total = total or [part.new_zeros((len(places), *part.shape[1:])) for part in parts]
+            total = total or [part.new_zeros((len(indices), *part.shape[1:])) for part in parts]
             for sum_, part in zip(total, parts, strict=True):
                 sum_[rows] += part
         total[-1] /= (where != FILLS).sum(dim=1)
         return {
-            place: Observation(*one)
-            for place, one in zip(places, zip(*total, strict=True), strict=True)
+            index: Observation(*one)
+            for index, one in zip(indices, zip(*total, strict=True), strict=True)
         }
 
     def tallies(self, packed: Tensors, own: Sequence[Indices]) -> Tensor:
@@ -106,11 +106,11 @@ class Observer:
 
     def _rows(self, parts: Sequence[Indices]) -> tuple[Tensor, list[int]]:
         """Samples row by row ``[J, N]``, longest first, filled up by `FILLS`; and whose."""
-        places = sorted(range(len(parts)), key=lambda place: -len(parts[place]))
-        index = np.full((len(parts), len(parts[places[0]])), FILLS, dtype=np.int64)
-        for row, place in enumerate(places):
-            index[row, : len(parts[place])] = parts[place]
-        return torch.from_numpy(index).to(self._device), places
+        positions = sorted(range(len(parts)), key=lambda position: -len(parts[position]))
+        index = np.full((len(parts), len(parts[positions[0]])), FILLS, dtype=np.int64)
+        for row, position in enumerate(positions):
+            index[row, : len(parts[position])] = parts[position]
+        return torch.from_numpy(index).to(self._device), positions
 
     def _parts(self, where: Tensor, width: int) -> Iterator[tuple[slice, slice]]:
         """Rows and columns that fit into memory, without rows of which nothing is left."""

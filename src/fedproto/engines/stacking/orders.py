@@ -27,7 +27,7 @@ class _Epoch(NamedTuple):
     """One epoch of an order: when it begins, where it lies, and of whose samples it is."""
 
     step: int
-    place: int
+    start: int
     order: BatchOrder
     number: int
     own: Indices
@@ -62,7 +62,7 @@ class StackOrders:
         origins = [epoch.order.origin(epoch.number) for epoch in now]
         sizes = [epoch.order.num_examples for epoch in now]
         for epoch, positions in zip(now, permutations(origins, sizes), strict=True):
-            self.samples[epoch.place : epoch.place + len(positions)] = epoch.own[positions]
+            self.samples[epoch.start : epoch.start + len(positions)] = epoch.own[positions]
 
 
 def stack_orders(jobs: Sequence[LocalJob], federation: Federation) -> StackOrders:
@@ -76,10 +76,10 @@ def stack_orders(jobs: Sequence[LocalJob], federation: Federation) -> StackOrder
         shared = _shared(job.batches)
         begun[shared] = max(begun.get(shared, 0), _epochs_begun(job.batches))
     waiting = []
-    place: dict[BatchOrder, int] = {}
+    starts: dict[BatchOrder, int] = {}
     total = 0
     for order, number in begun.items():
-        place[order] = total
+        starts[order] = total
         own = federation.train_indices(order.client)
         for epoch in range(number):
             waiting.append(_Epoch(epoch * order.steps_per_epoch, total, order, epoch, own))
@@ -88,7 +88,7 @@ def stack_orders(jobs: Sequence[LocalJob], federation: Federation) -> StackOrder
     return StackOrders(
         # A finished job goes on reading until the others are done: there is always something.
         samples=np.full(total + 1, NONE, dtype=np.int64),
-        start=np.array([place[_shared(job.batches)] for job in jobs], dtype=np.int64),
+        start=np.array([starts[_shared(job.batches)] for job in jobs], dtype=np.int64),
         steps=np.array([job.batches.steps for job in jobs], dtype=np.int64),
         last_epoch=np.array([first for first, _ in last], dtype=np.int64),
         last_samples=np.array([samples for _, samples in last], dtype=np.int64),

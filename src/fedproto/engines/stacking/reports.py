@@ -47,35 +47,35 @@ class StackReports:
             after: And after it.
         """
         groups: dict[Strategy, list[int]] = {}
-        for place, job in enumerate(jobs):
+        for index, job in enumerate(jobs):
             if type(job.strategy).report is not Strategy.report:
-                groups.setdefault(job.strategy, []).append(place)
+                groups.setdefault(job.strategy, []).append(index)
         reports: dict[int, Report] = {}
-        for strategy, places in groups.items():
-            own = [one for place in places if (one := locals_[place]) is not None]
+        for strategy, indices in groups.items():
+            own = [one for index in indices if (one := locals_[index]) is not None]
             found = None
             if strategy not in self._one_by_one:
                 try:
-                    found = _together(strategy, places, own, trained, before, after)
+                    found = _together(strategy, indices, own, trained, before, after)
                 except (RuntimeError, TypeError, ValueError):
                     self._one_by_one.add(strategy)
             if found is None:
                 found = [
                     strategy.report(
                         local,
-                        {name: tensor[place] for name, tensor in trained.items()},
-                        before.get(place),
-                        after.get(place),
+                        {name: tensor[index] for name, tensor in trained.items()},
+                        before.get(index),
+                        after.get(index),
                     )
-                    for place, local in zip(places, own, strict=True)
+                    for index, local in zip(indices, own, strict=True)
                 ]
-            reports |= zip(places, found, strict=True)
+            reports |= zip(indices, found, strict=True)
         return reports
 
 
 def _together(
     strategy: Strategy,
-    places: Sequence[int],
+    indices: Sequence[int],
     own: Sequence[Local],
     trained: Tensors,
     before: Observations,
@@ -112,8 +112,8 @@ def _together(
         return dict(found.payload), dict(found.memory)
 
     payload, memory = vmap(report, in_dims=(0, 0, 0, 0, 0, _in_dims(before), _in_dims(after)))(
-        torch.tensor(places, device=device),
-        torch.arange(len(places), device=device),
+        torch.tensor(indices, device=device),
+        torch.arange(len(indices), device=device),
         (
             torch.tensor([int(one.num_examples) for one in own], device=device),
             torch.tensor([int(one.steps) for one in own], device=device),
@@ -121,15 +121,15 @@ def _together(
         ),
         torch.tensor([int(one.secret) for one in own], device=device),
         _stacked(one.classes for one in own),
-        _observations(before, places),
-        _observations(after, places),
+        _observations(before, indices),
+        _observations(after, indices),
     )
     return [
         Report(
-            {name: tensor[place] for name, tensor in payload.items()},
-            {name: tensor[place] for name, tensor in memory.items()},
+            {name: tensor[index] for name, tensor in payload.items()},
+            {name: tensor[index] for name, tensor in memory.items()},
         )
-        for place in range(len(places))
+        for index in range(len(indices))
     ]
 
 
@@ -170,8 +170,8 @@ def _in_dims(observations: Observations) -> int | None:
     return 0 if observations else None
 
 
-def _observations(observations: Observations, places: Sequence[int]) -> tuple[Tensor, ...] | None:
-    found = [observations[place] for place in places if place in observations]
+def _observations(observations: Observations, indices: Sequence[int]) -> tuple[Tensor, ...] | None:
+    found = [observations[index] for index in indices if index in observations]
     if not found:
         return None
     return (

@@ -31,13 +31,13 @@ def lacking(network: Network, states: Sequence[ServerState]) -> bool:
     return any(name not in state.buffers for state in states for name in network.statistics)
 
 
-def returned(job: LocalJob, trained: Tensors, place: int) -> Tensors:
+def returned(job: LocalJob, trained: Tensors, index: int) -> Tensors:
     """A job's buffers after training: statistics from the stack, counters counted on."""
     counted = 0 if job.train.batch_norm == "frozen" else job.batches.steps
     buffers = {}
     for name, tensor in job.state.buffers.items():
         if name in trained:
-            buffers[name] = trained[name][place].clone()
+            buffers[name] = trained[name][index].clone()
         else:
             buffers[name] = tensor + counted if name.endswith("num_batches_tracked") else tensor
     return buffers

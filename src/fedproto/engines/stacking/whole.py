@@ -81,10 +81,10 @@ class MlpStep:
             starts: Where each tensor lies in a job's row.
         """
         channels, hidden, _, classes = self.sides
-        places = [starts[f"{name}.{part}"] for name in self.layers for part in ("weight", "bias")]
+        offsets = [starts[f"{name}.{part}"] for name in self.layers for part in ("weight", "bias")]
         launching.kernels.mlp_step[(jobs,)](
             *vars(state).values(), state.rows.stride(0), len(state.samples), self.batch,
-            *self.sides, *places,
+            *self.sides, *offsets,
             BATCH=_power(self.batch), IN=_power(channels), HIDDEN=_power(hidden), CHUNK=CHUNK,
             CLASSES=_power(classes), PROXIMAL=state.received is not state.rows,
             PRECISION=launching.precision(), num_warps=WARPS, num_stages=1,

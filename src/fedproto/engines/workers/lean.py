@@ -159,15 +159,15 @@ class _Pooled(LeanLayer):
         """Images to ``[H//2, W//2, B, O]``."""
         convolved, kept = self._convolve(x)
         z = _as_one_image(convolved)
-        top, places = torch.ops.aten.max_pool2d_with_indices(
+        top, indices = torch.ops.aten.max_pool2d_with_indices(
             z, [2, 2], [2, 2], [0, 0], [1, 1], self._block.same
         )
         y = _as_batch(top, convolved.shape[2]).add_(self.bias).relu_()
-        return y, (kept, z, places, y)
+        return y, (kept, z, indices, y)
 
     def backward(self, saved: Any, dy: Tensor, rate: float, *, first: bool) -> Tensor | None:
         """Through ReLU, pooling and convolution."""
-        kept, z, places, y = saved
+        kept, z, indices, y = saved
         live = torch.ops.aten.threshold_backward(dy, y, 0)
         # Over what was pooled, of which nothing but the shape is needed any more.
         dz = torch.ops.aten.max_pool2d_with_indices_backward.grad_input(
@@ -178,7 +178,7 @@ class _Pooled(LeanLayer):
             [0, 0],
             [1, 1],
             self._block.same,
-            places,
+            indices,
             grad_input=z,
         )
         dx = self._convolve_back(kept, _as_batch(dz, dy.shape[2]), rate, first=first)
@@ -337,8 +337,8 @@ def _pays(block: Block) -> bool:
 
 
 def _layers(blocks: Sequence[Block], dtype: torch.dtype) -> Iterator[LeanLayer]:
-    for place, block in enumerate(blocks):
+    for index, block in enumerate(blocks):
         if isinstance(block, Dense):
             yield LeanDense(block, relu=True)
         elif isinstance(block, Conv):
-            yield LeanFirstConvolution(block) if place == 0 else LeanConvolution(block, dtype)
+            yield LeanFirstConvolution(block) if index == 0 else LeanConvolution(block, dtype)

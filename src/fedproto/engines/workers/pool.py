@@ -99,23 +99,23 @@ class WorkerPool:
         while waiting or busy:
             for number in range(len(self._workers)):
                 if waiting and number not in busy:
-                    place = waiting.popleft()
-                    attempts[place] += 1
-                    busy[number] = place
-                    self._send(number, tasks[place])
+                    index = waiting.popleft()
+                    attempts[index] += 1
+                    busy[number] = index
+                    self._send(number, tasks[index])
             ready = self._ready(busy)
             still = [] if ready else self._standing_still(busy, tasks, attempts)
             for number in [*ready, *still]:
-                place = busy.pop(number)
+                index = busy.pop(number)
                 answer = None if number in still else self._receive(number)
                 if answer is None:
-                    if attempts[place] == ATTEMPTS:
+                    if attempts[index] == ATTEMPTS:
                         raise TrainingError(
                             f"a worker process was killed or stood still {ATTEMPTS} times over the"
                             " same client (out of memory?); use engine.name = 'reference'"
                         )
                     self._replace(number)
-                    waiting.appendleft(place)
+                    waiting.appendleft(index)
                     continue
                 failed, result = answer
                 if failed:
@@ -123,8 +123,8 @@ class WorkerPool:
                     for other in busy:
                         self._replace(other)
                     raise TrainingError(result)
-                self._learn(type(tasks[place]), self._workers[number])
-                on_result(place, number, result)
+                self._learn(type(tasks[index]), self._workers[number])
+                on_result(index, number, result)
 
     def close(self) -> None:
         """Ends the workers."""
@@ -189,8 +189,8 @@ class WorkerPool:
     ) -> list[int]:
         """Workers past their deadline that do not compute: stopped, or waiting for ever."""
         found = []
-        for number, place in busy.items():
-            worker, kind = self._workers[number], type(tasks[place])
+        for number, index in busy.items():
+            worker, kind = self._workers[number], type(tasks[index])
             used = _processor_time(worker.process.pid)
             worker.still = worker.still + 1 if used == worker.used else 0
             worker.used = used
@@ -198,7 +198,7 @@ class WorkerPool:
             # Where nobody tells how much a process computes, only a deadline by experience counts.
             if used is None and longest is None:
                 continue
-            deadline = max(LEAST_DEADLINE, PATIENCE * (longest or 0.0)) * 2 ** (attempts[place] - 1)
+            deadline = max(LEAST_DEADLINE, PATIENCE * (longest or 0.0)) * 2 ** (attempts[index] - 1)
             late = time.monotonic() - worker.began - deadline
             if late > 0 and worker.still >= STILL_FOR:
                 self._notify(

@@ -84,7 +84,7 @@ class QualitativeMaps(Experiment):
                 output.say(f"{case.name} is left out: {error}")
 
     def _render(self, case: Case, results: Sequence[Result], output: Output) -> None:
-        order = {label: place for place, label in enumerate((*SHOWN, CENTRALIZED))}
+        order = {label: position for position, label in enumerate((*SHOWN, CENTRALIZED))}
         models = sorted(
             results,
             key=lambda each: (each.label == CENTRALIZED, each.alpha or 0, order[each.label]),
@@ -93,10 +93,10 @@ class QualitativeMaps(Experiment):
         chosen = _held_out(list(federations.values()))
         any_federation = next(iter(federations.values()))
         seen: dict[tuple[int, int], Seen] = {}
-        for place, each in enumerate(output.track(models, "maps")):
+        for position, each in enumerate(output.track(models, "maps")):
             subject = open_subject(each.run.path, federations[each.run.path])
             for index in chosen:
-                seen[place, index] = _look(subject, index)
+                seen[position, index] = _look(subject, index)
         output.csv(
             "maps",
             COLUMNS,
@@ -105,13 +105,13 @@ class QualitativeMaps(Experiment):
                     case.title,
                     case.stands_in,
                     index,
-                    None if models[place].label == CENTRALIZED else models[place].alpha,
-                    models[place].label,
+                    None if models[position].label == CENTRALIZED else models[position].alpha,
+                    models[position].label,
                     found.accuracy,
                     float(found.softmax.mean()),
                     float(found.features.mean()),
                 )
-                for (place, index), found in seen.items()
+                for (position, index), found in seen.items()
             ],
         )
         heads = [
@@ -140,7 +140,7 @@ def _held_out(federations: Sequence[Federation]) -> list[int]:
     kinds = mixed if labels is None else labels[mixed]
     _, first = np.unique(kinds, return_index=True)
     others = np.setdiff1d(np.arange(len(mixed)), first)
-    return [int(mixed[place]) for place in [*np.sort(first), *others][:PICTURES]]
+    return [int(mixed[index]) for index in [*np.sort(first), *others][:PICTURES]]
 
 
 def _look(subject: Any, index: int) -> Seen:
@@ -181,11 +181,11 @@ def _draw(
         rows[0][0].imshow(picture_of(federation.samples, index).squeeze(), cmap="gray")
         _, target = federation.samples.batch(np.array([index]))
         rows[0][-1].imshow(palette()[target[0].cpu().numpy()])
-        for place in range(len(heads)):
-            found = seen[place, index]
-            rows[0][place + 1].imshow(palette()[found.labels])
+        for position in range(len(heads)):
+            found = seen[position, index]
+            rows[0][position + 1].imshow(palette()[found.labels])
             for values, row in ((found.softmax, rows[1]), (found.features, rows[2])):
-                heat = row[place + 1].imshow(values, cmap="cividis", vmin=0, vmax=1)
+                heat = row[position + 1].imshow(values, cmap="cividis", vmin=0, vmax=1)
     for axes, head in zip(grid[0], columns, strict=True):
         axes.set_title(head, fontsize="small")
     if heat is not None:

@@ -96,16 +96,16 @@ def _against_alpha(cases: list[Case], results: Results) -> Any:
     handles: dict[str, Any] = {}
     for case, axes in zip(cases, figure.subplots(1, len(cases), squeeze=False)[0], strict=True):
         alphas = _alphas(results, case.name)
-        for place, label in enumerate(_labels(results, case.name)):
+        for index, label in enumerate(_labels(results, case.name)):
             values = [spread(results.select(case.name, label, alpha=a), "miou") for a in alphas]
             points = [(a, s.scaled(100)) for a, s in zip(alphas, values, strict=True) if s]
             # A little apart, so that the bars of the methods do not hide each other.
-            apart = 1 + 0.06 * (place - 1)
+            apart = 1 + 0.06 * (index - 1)
             handles[label] = axes.errorbar(
                 [alpha * apart for alpha, _ in points],
                 [found.mean for _, found in points],
                 yerr=[found.over_deltas or 0.0 for _, found in points],
-                marker="os^vD"[place % 5],
+                marker="os^vD"[index % 5],
                 capsize=2,
                 **line_of(label),
             )

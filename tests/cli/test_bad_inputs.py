@@ -1,0 +1,260 @@
+"""Inputs that once ended in a traceback or were accepted without a word: each is named instead."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import zipfile
+
+import numpy as np
+import pytest
+import torch
+
+from data_files import idx_bytes, image_bytes, write_mnist, write_tar, write_zip
+from fedproto.cli import main
+from fedproto.config import read_config
+from fedproto.config.recipe import read_recipe
+from fedproto.data.federation import Federation
+from fedproto.disk.limits import VARIABLE
+from fedproto.errors import ConfigError, DataError
+from fedproto.models.pretrained import load_pretrained
+from fedproto.simulate import load_federations
+from run_directories import TINY
+
+HUGE = 10**400
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDPROTO_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("FEDPROTO_DATA", str(tmp_path))
+
+
+def loaded(**data):
+    model = {"name": "mlp", "hidden": 4, "features": 4}
+    schedule = {"rounds": 1, "cohort": 1}
+    config = read_config(TINY | {"data": data, "model": model, "schedule": schedule})
+    return load_federations([config])
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        f"train.lr={HUGE}",
+        "train.lr=" + "1" * 5000,
+        "data.seed=4294967296",
+        "engine.device=mps",
+        "engine.device=xpu",
+        "engine.device=meta",
+        "model.hidden=100000000000",
+        "data.clients=100000000000000",
+        "label=" + "[" * 5000,
+    ],
+    ids=lambda setting: setting[:24],
+)
+def test_impossible_settings_are_named(tmp_path, setting, capsys):
+    code = main(["run", "quickstart", "--out", str(tmp_path / "run"), "--set", setting])
+    said = capsys.readouterr().err
+    if setting.startswith("label"):
+        return  # a strange label is a label; it must not crash
+    assert code == 2
+    assert said.startswith("error: ")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("text", ["a = " + "[" * 5000, "a = " + "9" * 5000, "\x00", "[a]\n[a]"])
+def test_texts_that_are_no_recipe_are_named(tmp_path, text):
+    (tmp_path / "recipe.toml").write_text(text)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_recipe(str(tmp_path / "recipe.toml"))
+
+
+def encrypted(path):
+    write_zip(path, {"train-images-idx3-ubyte": b"content"})
+    content = bytearray(path.read_bytes())
+    for header, flags in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        content[content.index(header) + flags] |= 1
+    path.write_bytes(content)
+
+
+def packed_in_an_unknown_way(path):
+    write_zip(path, {"train-images-idx3-ubyte": b"content"})
+    content = bytearray(path.read_bytes())
+    for header, method in ((b"PK\x03\x04", 8), (b"PK\x01\x02", 10)):
+        content[content.index(header) + method] = 77
+    path.write_bytes(content)
+
+
+def corrupt_xz(path):
+    write_tar(path, {"a/one.txt": bytes(1000)}, "w:xz")
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 255
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("mnist.zip", encrypted),
+        ("mnist.zip", packed_in_an_unknown_way),
+        ("mnist.tar", corrupt_xz),
+    ],
+    ids=["encrypted", "unknown", "xz"],
+)
+def test_archives_that_cannot_be_unpacked_are_named(tmp_path, name, damage):
+    folder = tmp_path / "MNIST"
+    folder.mkdir()
+    damage(folder / name)
+    with pytest.raises(DataError, match=name):
+        loaded(name="mnist", clients=2)
+    assert main(["data", "check", "mnist"]) != 0
+
+
+@pytest.mark.parametrize("kind", ["gz", "zip", "tar.gz"])
+def test_a_small_file_does_not_become_a_huge_one(tmp_path, kind, monkeypatch):
+    """Ten kilobytes that become ten megabytes, with a limit of one."""
+    monkeypatch.setenv(VARIABLE, "file=1e6")
+    folder = tmp_path / "MNIST" / "raw"
+    folder.mkdir(parents=True)
+    name, bomb = "train-images-idx3-ubyte", bytes(10_000_000)
+    if kind == "gz":
+        (folder / f"{name}.gz").write_bytes(gzip.compress(bomb))
+    elif kind == "zip":
+        with zipfile.ZipFile(folder / "all.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr(name, bomb)
+    else:
+        write_tar(folder / "all.tar.gz", {name: bomb}, "w:gz")
+    with pytest.raises(DataError, match="over the limit of 1,000,000 for 'file'"):
+        loaded(name="mnist", clients=2)
+
+
+def test_limits_are_set_by_a_flag_and_checked(tmp_path, capsys):
+    assert main(["--limit", "fil=3", "info"]) == 2
+    assert "did you mean 'file'?" in capsys.readouterr().err
+    assert main(["--limit", "file=many", "info"]) == 2
+    write_mnist(tmp_path, np.repeat(np.arange(10), 10))
+    assert main(["--limit", "file=100", "sweep", "mnist", "--out", str(tmp_path / "run")]) == 2
+    assert "over the limit of 100 for 'file'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("shape", [(0, 28, 28), (20, 0, 28)])
+def test_idx_files_without_an_image_are_named(tmp_path, shape):
+    write_mnist(tmp_path, np.repeat(np.arange(10), 10))
+    path = tmp_path / "MNIST" / "raw" / "t10k-images-idx3-ubyte.gz"
+    path.write_bytes(gzip.compress(idx_bytes(np.zeros(shape))))
+    labels = path.with_name("t10k-labels-idx1-ubyte.gz")
+    labels.write_bytes(gzip.compress(idx_bytes(np.zeros(shape[0]))))
+    with pytest.raises(DataError, match="empty"):
+        loaded(name="mnist", clients=2)
+
+
+def leaf(x, y):
+    return {"users": ["a"], "num_samples": [len(y)], "user_data": {"a": {"x": x, "y": y}}}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        json.dumps({"users": [], "num_samples": [], "user_data": {}}),
+        json.dumps(leaf([[1.0], [2.0]], [0, 1])).replace("[[1.0]", "[" * 100_000),
+        json.dumps(leaf([[float("nan")], [2.0]], [0, 1])),
+        json.dumps(leaf([[1.0], [2.0]], [0, 1])).replace("1.0", "1e999"),
+        json.dumps(leaf([[1.0], [2.0]], [0, 10**12])),
+        json.dumps(leaf([[1.0], [2.0]], [0, 10**30])),
+        json.dumps(leaf(3, [0])),
+        json.dumps(leaf([1.0, 2.0], [0, 1])),
+        json.dumps(leaf([], [])),
+        "[]",
+    ],
+    ids=["users", "nested", "nan", "inf", "label", "label30", "scalar", "flat", "empty", "list"],
+)
+def test_files_that_are_not_in_leafs_form_are_named(tmp_path, content):
+    (tmp_path / "leaf").mkdir()
+    (tmp_path / "leaf" / "all.json").write_text(content)
+    with pytest.raises(DataError):
+        loaded(name="leaf", path=str(tmp_path / "leaf"))
+
+
+def test_celeba_lists_with_names_of_any_script_are_read(tmp_path):
+    folder = tmp_path / "celeba"
+    names = [f"bild-ü{number}.png" for number in range(12)]
+    (folder / "img_align_celeba").mkdir(parents=True)
+    (folder / "identity_CelebA.txt").write_text(
+        "".join(f"{name} {place // 6}\n" for place, name in enumerate(names))
+    )
+    (folder / "list_attr_celeba.txt").write_text(
+        f"{len(names)}\nSmiling\n"
+        + "".join(f"{name} {1 if place % 2 else -1}\n" for place, name in enumerate(names))
+    )
+    for name in names:
+        path = folder / "img_align_celeba" / name
+        path.write_bytes(image_bytes(np.zeros((8, 8, 3), dtype=np.uint8)))
+    (federation,) = loaded(name="celeba", size=8).values()
+    assert len(federation.clients) == 2
+    (folder / "identity_CelebA.txt").write_text(f"a.png {10**40}\n")
+    with pytest.raises(DataError, match="identity_CelebA"):
+        loaded(name="celeba", size=8)
+
+
+@pytest.mark.parametrize("name", ["x" * 5000 + ".png", "a\0b.png"])
+def test_paths_that_no_file_can_have_are_named(tmp_path, name):
+    (tmp_path / "index.csv").write_text(f"path,label\n{name},0\n")
+    with pytest.raises(DataError, match=r"row 2|cannot be read"):
+        loaded(name="index", path=str(tmp_path / "index.csv"))
+
+
+@pytest.mark.parametrize("damage", ["header", "values", "short", "gone"])
+def test_a_damaged_cache_is_built_again(tmp_path, damage):
+    write_mnist(tmp_path, np.repeat(np.arange(10), 10))
+    (before,) = loaded(name="mnist", clients=2).values()
+    everything = np.arange(len(before.samples))
+    wanted = before.samples.batch(everything)[0].clone()
+    (path,) = (tmp_path / "cache").glob("*/images.npy")
+    content = bytearray(path.read_bytes())
+    if damage == "header":
+        content[12] ^= 255
+    elif damage == "values":
+        content[-100] ^= 255
+    path.unlink()
+    if damage != "gone":
+        path.write_bytes(content[:-1000] if damage == "short" else content)
+    (after,) = loaded(name="mnist", clients=2).values()
+    assert torch.equal(after.samples.batch(everything)[0], wanted)
+
+
+class Stub(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 4)
+
+
+def test_damaged_or_broken_pretrained_weights_are_named(tmp_path):
+    path = tmp_path / "weights.pth"
+    torch.save(Stub().state_dict(), path)
+    content = path.read_bytes()
+    load_pretrained(Stub(), str(path), "none")
+    for place in range(0, len(content), 37):
+        damaged = bytearray(content)
+        damaged[place] ^= 255
+        path.write_bytes(damaged)
+        with contextlib.suppress(ConfigError):  # damage in unused bytes does no harm
+            load_pretrained(Stub(), str(path), "none")
+    torch.save({"layer.weight": torch.full((4, 4), torch.nan), "layer.bias": torch.ones(4)}, path)
+    with pytest.raises(ConfigError, match=r"'layer.weight' holds NaN"):
+        load_pretrained(Stub(), str(path), "none")
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_inputs_that_are_no_numbers_are_refused(value):
+    inputs = np.ones((10, 3))
+    inputs[4, 1] = value
+    with pytest.raises(DataError, match="client 0: its inputs hold NaN or infinite"):
+        Federation.from_clients([(inputs, np.arange(10) % 2)])
+
+
+def test_an_absurd_label_is_refused():
+    labels = np.arange(10)
+    labels[3] = 10**12
+    with pytest.raises(DataError, match="over the limit of 100,000 for 'classes'"):
+        Federation.from_clients([(np.ones((10, 3)), labels)])

@@ -1,0 +1,140 @@
+"""Every engine gives the reference engine's records and weights."""
+
+import functools
+
+import pytest
+
+from engine_cases import (
+    CLASSES,
+    MODELS,
+    STRATEGIES,
+    Outcome,
+    check_same,
+    distance,
+    engine_for,
+    jobs_of,
+    small_federation,
+    sweep,
+)
+from fedproto import AggregateOptions, ServerOptions
+from fedproto.config import ScheduleOptions
+from fedproto.engines.base import ENGINES
+from fedproto.models.base import build_model
+from fedproto.models.cnn import CNNOptions
+from fedproto.models.cnn4 import CNN4Options
+from fedproto.options import Options
+from fedproto.strategies import FedAvg, FedProto, FedProx, Scaffold
+from fedproto.training import TrainOptions
+
+TOLERANCE = {"float64": 1e-9, "float32": 1e-4}
+RULES = {
+    "sgd": TrainOptions(epochs=3, batch_size=5, lr=0.05),
+    "momentum": TrainOptions(epochs=2, batch_size=4, lr=0.02, momentum=0.9, weight_decay=0.01),
+    "decay": TrainOptions(epochs=2, batch_size=7, lr=0.05, weight_decay=0.1),
+    "adam": TrainOptions(epochs=2, batch_size=5, lr=0.003, optimizer="adam", weight_decay=0.01),
+}
+OTHERS = [name for name in ENGINES.names() if name != "reference"]
+
+
+@functools.cache
+def _truth(model: str, rule: str, dtype: str) -> Outcome:
+    return sweep("reference", MODELS[model], train=RULES[rule], dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("engine", OTHERS)
+def test_every_strategy_after_one_and_two_rounds(engine, model, dtype):
+    truth = _truth(model, "sgd", dtype)
+    moved = distance(
+        truth.states[-1].params["classifier.weight"], truth.states[0].params["classifier.weight"]
+    )
+    assert moved > 1e-3, "nothing was learned, so nothing is compared"
+    found = sweep(engine, MODELS[model], train=RULES["sgd"], dtype=dtype)
+    check_same(found, truth, TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda one: type(one).__name__)
+def test_every_strategy_by_itself(strategy):
+    """What others in the same stack need must not be what makes it work."""
+    truth = sweep("reference", MODELS["cnn"], strategies=[strategy])
+    found = sweep("stacked", MODELS["cnn"], strategies=[strategy])
+    check_same(found, truth, TOLERANCE["float64"])
+
+
+@pytest.mark.parametrize("rule", ["momentum", "decay", "adam"])
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("engine", ["stacked", "processes"])
+def test_every_update_rule(engine, model, rule):
+    found = sweep(engine, MODELS[model], train=RULES[rule])
+    check_same(found, _truth(model, rule, "float64"), TOLERANCE["float64"])
+
+
+SERVER_STEPS: dict[str, dict[str, Options]] = {
+    name: {"server": ServerOptions(optimizer=name, lr=0.1, momentum=0.5 if name == "sgd" else 0.0)}
+    for name in ("sgd", "adam", "yogi", "adagrad")
+}
+WHOLE = ScheduleOptions(rounds=2, cohort=5, delta=0.7)
+AGGREGATIONS: dict[str, dict[str, Options]] = {
+    rule: {"aggregate": AggregateOptions(rule=rule, clip_norm="median"), "schedule": WHOLE}
+    for rule in ("mean", "median", "trimmed-mean", "krum", "multi-krum", "geometric-median")
+}
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize(
+    "sections", [*SERVER_STEPS.values(), *AGGREGATIONS.values()], ids=[*SERVER_STEPS, *AGGREGATIONS]
+)
+def test_every_server_step_and_aggregation(sections, dtype):
+    """With a strategy that only weighs, one that has payload and one with all kinds of memory."""
+    found = {
+        engine: sweep(
+            engine,
+            MODELS["mlp"],
+            strategies=[FedAvg(), FedProto(), Scaffold()],
+            sections=sections,
+            dtype=dtype,
+        )
+        for engine in ENGINES.names()
+    }
+    for engine in OTHERS:
+        check_same(found[engine], found["reference"], TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize(
+    ("shape", "model"),
+    [
+        ((3, 8, 8), CNNOptions(channels1=3, channels2=5, features=7)),
+        ((2, 5, 4), CNNOptions(channels1=3, channels2=5, features=7)),
+        ((3, 35, 16), CNN4Options(channels=4)),
+        ((3, 35, 16), CNN4Options(channels=4, batch_norm=True)),
+        ((3, 35, 22), CNN4Options(channels=4, pooling="same", init="glorot")),
+        (
+            (3, 21, 22),
+            CNN4Options(channels=4, pooling="same", batch_norm=True, statistics="batch"),
+        ),
+    ],
+)
+def test_stacked_images_of_other_shapes(shape, model):
+    federation = small_federation(shape)
+    truth = sweep("reference", model, federation=federation)
+    check_same(sweep("stacked", model, federation=federation), truth, TOLERANCE["float64"])
+
+
+def test_jobs_of_different_options_train_in_one_round():
+    """A sweep over batch sizes and rates: jobs that cannot share a stack get their own."""
+    federation = small_federation()
+    model = build_model(MODELS["mlp"], federation.input_shape, CLASSES, seed=0).double()
+    jobs = [
+        job
+        for strategy, rule in ((FedAvg(), "sgd"), (FedProx(), "momentum"), (FedAvg(), "adam"))
+        for job in jobs_of(federation, model, strategy, RULES[rule])
+    ]
+    results = [
+        engine_for(name, federation, model, []).train(jobs) for name in ("reference", "stacked")
+    ]
+    for theirs, ours in zip(*results, strict=True):
+        assert ours.client == theirs.client
+        assert ours.train_loss == pytest.approx(theirs.train_loss, abs=1e-6)
+        for name, tensor in theirs.params.items():
+            assert distance(ours.params[name], tensor) <= TOLERANCE["float64"]

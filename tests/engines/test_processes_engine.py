@@ -1,0 +1,256 @@
+"""The processes engine's own promises: it survives its workers, and says what goes wrong."""
+
+import os
+import signal
+import time
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+
+from engine_cases import (
+    CLASSES,
+    MODELS,
+    check_same,
+    engine_for,
+    jobs_of,
+    small_federation,
+    sweep,
+)
+from fedproto.cli.progress import Notices
+from fedproto.config import RunConfig, ScheduleOptions
+from fedproto.engines import auto, processes
+from fedproto.engines.auto import Demand
+from fedproto.engines.base import EngineOptions
+from fedproto.engines.workers import pool
+from fedproto.engines.workers.shared import SharedSlots
+from fedproto.errors import ConfigError, TrainingError
+from fedproto.models.base import build_model
+from fedproto.simulate.driver import engine_of
+from fedproto.strategies import FedAvg, FedProto, Strategy
+from fedproto.tasks import task_named
+from fedproto.training import TrainOptions
+from helpers import same_tensors
+
+
+@pytest.fixture
+def case():
+    federation = small_federation()
+    model = build_model(MODELS["cnn"], federation.input_shape, CLASSES, seed=0).double()
+    return federation, model
+
+
+def bits(updates):
+    return [[tensor.numpy().tobytes() for tensor in update.params.values()] for update in updates]
+
+
+def test_a_killed_worker_changes_nothing(case):
+    federation, model = case
+    jobs = jobs_of(federation, model, FedProto()) * 4
+    engine = engine_for("processes", federation, model, [], workers=2)
+    try:
+        undisturbed = engine.train(jobs)
+        killed: list[int] = []
+
+        def kill_one():
+            if len(killed) < 3:
+                victim = engine.pids[len(killed) % 2]
+                killed.append(victim)
+                os.kill(victim, signal.SIGKILL)
+
+        disturbed = engine.train(jobs, kill_one)
+        assert len(killed) == 3
+        assert not set(killed) & set(engine.pids)
+        assert bits(disturbed) == bits(undisturbed)
+        assert [update.client for update in disturbed] == [job.client for job in jobs]
+        for one, other in zip(disturbed, undisturbed, strict=True):
+            assert same_tensors(one.payload, other.payload)
+            assert one.train_loss == other.train_loss
+    finally:
+        engine.close()
+
+
+def test_a_stopped_worker_is_noticed_and_changes_nothing(case, monkeypatch):
+    monkeypatch.setattr(pool, "LEAST_DEADLINE", 0.5)
+    monkeypatch.setattr(pool, "LOOK_EVERY", 0.1)
+    federation, model = case
+    jobs = jobs_of(federation, model, FedProto()) * 4
+    notices: list[str] = []
+    engine = engine_for("processes", federation, model, notices, workers=2)
+    try:
+        undisturbed = engine.train(jobs)
+        victim = engine.pids[1]
+        os.kill(victim, signal.SIGSTOP)
+        disturbed = engine.train(jobs)
+        assert victim not in engine.pids
+        assert bits(disturbed) == bits(undisturbed)
+        assert any("stood still" in notice for notice in notices)
+    finally:
+        engine.close()
+
+
+def test_a_slow_task_is_not_taken_for_a_stopped_one(monkeypatch):
+    """Past its deadline it is left alone as long as it computes."""
+    monkeypatch.setattr(pool, "LEAST_DEADLINE", 0.2)
+    monkeypatch.setattr(pool, "LOOK_EVERY", 0.1)
+
+    def compute(number, seconds):
+        del number
+        ends = time.process_time() + seconds
+        while time.process_time() < ends:
+            pass
+        return os.getpid()
+
+    results = {}
+    workers = pool.WorkerPool(lambda: compute, 1)
+    try:
+        (before,) = workers.pids
+        workers.run([2.0], lambda place, _, result: results.update({place: result}))
+    finally:
+        workers.close()
+    assert results == {0: before}
+
+
+def test_the_number_of_workers_changes_nothing(case):
+    federation, model = case
+    jobs = jobs_of(federation, model, FedProto())
+    results = []
+    for workers in (1, 3):
+        engine = engine_for("processes", federation, model, [], workers=workers)
+        results.append(bits(engine.train(jobs)))
+        assert len(engine.pids) == workers
+        engine.close()
+        assert engine.pids == []
+    assert results[0] == results[1]
+
+
+@dataclass(frozen=True)
+class Deadly(Strategy):
+    """Kills the process that trains it, unless that is the one of the tests."""
+
+    owner: int = 0
+
+    def penalty(self, params, received):
+        del params, received
+        if os.getpid() != self.owner:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+@dataclass(frozen=True)
+class Broken(Strategy):
+    def penalty(self, params, received):
+        del params, received
+        raise ValueError("out of order")
+
+
+def test_a_job_that_kills_every_worker_is_an_error(case):
+    federation, model = case
+    engine = engine_for("processes", federation, model, [], workers=2)
+    try:
+        with pytest.raises(TrainingError, match="killed or stood still 3 times"):
+            engine.train(jobs_of(federation, model, Deadly(owner=os.getpid())))
+    finally:
+        engine.close()
+
+
+def test_an_error_in_a_worker_is_told_and_the_engine_goes_on(case):
+    federation, model = case
+    good = jobs_of(federation, model, FedAvg())
+    engine = engine_for("processes", federation, model, [], workers=2)
+    try:
+        before = bits(engine.train(good))
+        with pytest.raises(TrainingError, match=r"training client \d+ in round 0 .*out of order"):
+            engine.train(jobs_of(federation, model, Broken()) + good)
+        assert bits(engine.train(good)) == before
+    finally:
+        engine.close()
+
+
+def test_where_no_process_can_be_started_one_core_is_used(monkeypatch):
+    truth = sweep("processes", MODELS["cnn"], strategies=[FedProto()])
+
+    def refuse(*_):
+        raise OSError("not permitted")
+
+    monkeypatch.setattr(processes, "WorkerPool", refuse)
+    found = sweep("processes", MODELS["cnn"], strategies=[FedProto()])
+    assert found.notices == ["no processes can be started (not permitted); one core is used"]
+    check_same(found, truth, 0.0)
+
+
+def test_shared_slots_keep_tensors_apart():
+    example = {"weight": torch.zeros(3, 2), "count": torch.zeros((), dtype=torch.int64)}
+    slots = SharedSlots(example, 2)
+    contents = [{"weight": torch.randn(3, 2), "count": torch.tensor(number)} for number in range(2)]
+    for number, content in enumerate(contents):
+        slots.write(number, content)
+    for number, content in enumerate(contents):
+        read = slots.read(number)
+        assert torch.equal(read["weight"], content["weight"])
+        assert torch.equal(read["count"], content["count"])
+    assert slots.fits(example)
+    assert not slots.fits({"weight": torch.zeros(2, 3), "count": torch.tensor(0)})
+
+
+@pytest.mark.parametrize(
+    ("cores", "demand", "choice"),
+    [
+        (2, Demand(10, 5000), "processes"),
+        (2, Demand(10, 100), "reference"),
+        (16, Demand(10, 5000), "reference"),
+        (1, Demand(10, 5000), "reference"),
+        (4, Demand(), "reference"),
+    ],
+)
+def test_auto_chooses_by_cores_and_work(monkeypatch, cores, demand, choice):
+    monkeypatch.setattr(auto, "available_cores", lambda: cores)
+    chosen = auto.choose(EngineOptions(device="cpu"), task_named("classification"), demand)
+    assert chosen.name == choice
+
+
+def test_auto_judges_all_runs_that_train_together(monkeypatch, case):
+    """Sixteen short runs are worth the processes that one of them is not."""
+    federation, model = case
+    monkeypatch.setattr(auto, "available_cores", lambda: 2)
+    schedule = ScheduleOptions(rounds=25, cohort=3)
+    config = RunConfig(strategy=FedAvg(), train=TrainOptions(epochs=2), schedule=schedule)
+    config = replace(config, engine=EngineOptions(device="cpu"))
+    said: list[str] = []
+    for runs, name in ((1, "reference"), (16, "processes")):
+        with engine_of([config] * runs, federation, model, said.append) as engine:
+            assert engine.name == name
+            assert torch.get_num_threads() == 1
+    assert said == [
+        "engine: reference (too little work to share out)",
+        "engine: processes (2 cores)",
+    ]
+
+
+@pytest.mark.parametrize(("asked", "small"), [("3", 3), (None, 1)])
+def test_threads_suit_the_engine_unless_the_environment_says(monkeypatch, asked, small):
+    monkeypatch.setattr(auto, "available_cores", lambda: 2)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if asked is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", asked)
+    task = task_named("classification")
+    free, work = EngineOptions(device="cpu"), Demand(10, 5000)
+    assert auto.choose(free, task, Demand(10, 100)).threads == small
+    assert auto.choose(free, task, work) == auto.Choice("processes", "2 cores", 1)
+    reference = EngineOptions(name="reference", device="cpu")
+    assert auto.choose(reference, task, work) == auto.Choice("reference", "asked for", 3)
+    began = [{"name": "reference", "device": "cpu", "threads": 2}]
+    assert auto.choose(free, task, work, began) == auto.Choice("reference", "as the runs began", 2)
+
+
+def test_a_notice_is_shown_once(capsys):
+    notices = Notices()
+    notices.notice("engine: reference (one core)")
+    notices.notice("engine: reference (one core)")
+    assert capsys.readouterr().err == "engine: reference (one core)\n"
+
+
+def test_the_cpu_engine_refuses_another_device():
+    assert EngineOptions(name="processes").torch_device().type == "cpu"
+    with pytest.raises(ConfigError, match="runs on the CPU"):
+        EngineOptions(name="processes", device="cuda").torch_device()

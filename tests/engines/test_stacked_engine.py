@@ -1,0 +1,297 @@
+"""The stacked engine's own promises: any module, any penalty, any amount of memory."""
+
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from engine_cases import (
+    CLASSES,
+    MODELS,
+    check_same,
+    engine_for,
+    jobs_of,
+    small_federation,
+    sweep,
+)
+from fedproto.engines.stacking import formulas, memory
+from fedproto.engines.stacking.blocks import Conv, Dense
+from fedproto.engines.stacking.flat import FlatLayout
+from fedproto.engines.stacking.lockstep import Lockstep, _sizes
+from fedproto.engines.stacking.orders import NONE, stack_orders
+from fedproto.errors import TrainingError
+from fedproto.models import with_features
+from fedproto.models.base import build_model
+from fedproto.models.cnn4 import CNN4Options
+from fedproto.strategies import Centralized, FedAvg, FedProto, FedProx, Strategy
+from fedproto.training import TrainOptions
+
+
+def own_module(*extra: nn.Module) -> nn.Module:
+    torch.manual_seed(0)
+    return with_features(
+        nn.Sequential(
+            nn.Conv2d(1, 3, 3), nn.GroupNorm(1, 3), nn.Tanh(), nn.Flatten(), *extra,
+            nn.Linear(3 * 6 * 7, 9), nn.ReLU(), nn.Linear(9, CLASSES),
+        )
+    )  # fmt: skip
+
+
+def test_a_users_module_is_stacked():
+    strategies = [FedAvg(), FedProx(mu=0.5), FedProto(), Centralized()]
+    truth = sweep("reference", own_module(), strategies=strategies)
+    found = sweep("stacked", own_module(), strategies=strategies)
+    assert found.notices == []
+    check_same(found, truth, 1e-9)
+
+
+class MeanOfBatch(nn.Module):
+    def forward(self, x):
+        return x - x.mean(dim=0)
+
+
+@pytest.mark.parametrize(
+    ("layer", "reason"),
+    [
+        (lambda: nn.Dropout(0.5), "draws random numbers"),
+        (lambda: nn.BatchNorm1d(126), "buffers"),
+        (MeanOfBatch, "influence each other"),
+    ],
+)
+def test_a_module_that_cannot_be_stacked_is_trained_one_by_one(layer, reason):
+    truth = sweep("reference", own_module(layer()), strategies=[FedProto()])
+    found = sweep("stacked", own_module(layer()), strategies=[FedProto()])
+    assert len(found.notices) == 1
+    assert reason in found.notices[0]
+    check_same(found, truth, 0.0)
+
+
+def test_without_cuda_captured_steps_are_those_of_the_reference():
+    strategies = [FedProx(mu=0.5), FedProto()]
+    truth = sweep("reference", MODELS["cnn"], strategies=strategies)
+    check_same(sweep("captured", MODELS["cnn"], strategies=strategies), truth, 0.0)
+
+
+@pytest.mark.parametrize("policy", ["average", "frozen", "local"])
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+def test_batch_norm_is_stacked(policy, momentum):
+    model = CNN4Options(channels=3, batch_norm=True)
+    federation = small_federation(shape=(3, 16, 18))
+    train = TrainOptions(epochs=2, batch_size=5, lr=0.01, batch_norm=policy, momentum=momentum)
+    strategies = [FedAvg(), FedProx(mu=0.5), FedProto()]
+    options = {"federation": federation, "strategies": strategies, "train": train}
+    truth = sweep("reference", model, **options, eval_batch_size=7)
+    found = sweep("stacked", model, **options, eval_batch_size=7)
+    assert found.notices == []
+    check_same(found, truth, 1e-9)
+    for ours, theirs in zip(found.states, truth.states, strict=True):
+        assert ours.buffers.keys() == theirs.buffers.keys()
+        for name, tensor in theirs.buffers.items():
+            assert torch.allclose(ours.buffers[name].double(), tensor.double(), atol=1e-9), name
+
+
+@dataclass(frozen=True)
+class AbsolutePull(Strategy):
+    def penalty(self, params, received):
+        return 0.1 * sum((params[name] - received[name]).abs().sum() for name in params)
+
+
+@dataclass(frozen=True)
+class CarefulPull(Strategy):
+    def penalty(self, params, received):
+        distance = sum((params[name] - received[name]).square().sum() for name in params)
+        return distance if float(distance.detach()) < 1e3 else None
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_users_penalty_is_stacked(model):
+    strategies = [AbsolutePull(), FedAvg()]
+    momentum = TrainOptions(epochs=2, batch_size=5, lr=0.05, momentum=0.5)
+    for train in (None, momentum):
+        truth = sweep("reference", MODELS[model], strategies=strategies, train=train)
+        found = sweep("stacked", MODELS[model], strategies=strategies, train=train)
+        assert found.notices == []
+        check_same(found, truth, 1e-9)
+
+
+def test_a_penalty_that_cannot_be_stacked_is_trained_one_by_one():
+    truth = sweep("reference", MODELS["mlp"], strategies=[CarefulPull(), FedAvg()])
+    found = sweep("stacked", MODELS["mlp"], strategies=[CarefulPull(), FedAvg()])
+    assert len(found.notices) == 1
+    assert "CarefulPull" in found.notices[0]
+    check_same(found, truth, 1e-9)
+
+
+@pytest.mark.parametrize("limit", [1, 4])
+def test_a_limited_stack_gives_the_same(limit):
+    truth = sweep("stacked", MODELS["cnn"])
+    check_same(sweep("stacked", MODELS["cnn"], max_stack=limit), truth, 1e-9)
+
+
+def test_a_stack_that_does_not_fit_is_split(monkeypatch):
+    truth = sweep("stacked", MODELS["cnn"])
+    sizes: list[int] = []
+    train = Lockstep.train
+
+    def watched(self, packed, orders, *rest):
+        sizes.append(len(orders.steps))
+        return train(self, packed, orders, *rest)
+
+    monkeypatch.setattr(Lockstep, "train", watched)
+    monkeypatch.setattr(memory, "free_bytes", lambda _: 1_000_000)
+    found = sweep("stacked", MODELS["cnn"])
+    assert max(sizes) > 1
+    assert max(sizes) < 14 * 3
+    assert found.notices == []
+    check_same(found, truth, 1e-9)
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+def test_running_out_of_memory_halves_the_stack_and_goes_on(monkeypatch, hidden):
+    truth = sweep("stacked", MODELS["mlp"])
+    train = Lockstep.train
+
+    def cramped(self, packed, orders, *rest):
+        if len(orders.steps) > 6:
+            # As on a device: some of the work is done when the memory runs out.
+            self.params["classifier.bias"].add_(1)
+            try:
+                raise torch.cuda.OutOfMemoryError("no room")
+            finally:
+                if hidden:
+                    raise RuntimeError("capturing failed")
+        return train(self, packed, orders, *rest)
+
+    monkeypatch.setattr(Lockstep, "train", cramped)
+    found = sweep("stacked", MODELS["mlp"])
+    assert found.notices
+    assert all("out of memory" in text for text in found.notices)
+    check_same(found, truth, 1e-9)
+
+
+def test_one_client_that_does_not_fit_is_an_error(monkeypatch):
+    def full(*_):
+        raise torch.cuda.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(Lockstep, "train", full)
+    with pytest.raises(TrainingError, match="smaller batches"):
+        sweep("stacked", MODELS["mlp"])
+
+
+def test_a_failing_stack_names_the_round():
+    federation = small_federation()
+    model = build_model(MODELS["mlp"], (5,), CLASSES, seed=0).double()
+    with pytest.raises(TrainingError, match="in round 0 failed"):
+        engine_for("stacked", federation, model, []).train(jobs_of(federation, model, FedAvg()))
+
+
+def test_orders_are_those_of_the_schedule():
+    federation = small_federation()
+    model = build_model(MODELS["mlp"], federation.input_shape, CLASSES, seed=0)
+    jobs = jobs_of(federation, model, FedAvg()) + jobs_of(federation, model, Centralized())
+    orders = stack_orders(jobs, federation)
+    assert (orders.samples == NONE).all()
+    for place, job in enumerate(jobs):
+        indices = federation.train_indices(job.client)
+        batches = [batch for epoch in job.batches for batch in epoch]
+        assert orders.steps[place] == len(batches)
+        for step, batch in enumerate(batches):
+            orders.draw(step + 1)
+            start = orders.start[place] + step * job.batches.batch_size
+            found = orders.samples[start : start + job.batches.batch_size]
+            assert np.array_equal(found[found != NONE], indices[batch])
+        last = list(job.batches)[-1]
+        assert orders.last_epoch[place] == len(batches) - len(last)
+        assert orders.last_samples[place] == sum(len(batch) for batch in last)
+
+
+def dot(one: torch.Tensor, other: torch.Tensor) -> float:
+    return float((one * other).sum())
+
+
+@pytest.mark.parametrize("taps", [1, 3, 5])
+def test_transposes(taps):
+    x = torch.randn(2, 3, 4, 6, 5, dtype=torch.float64)
+    patches = torch.randn(2, 3 * 4 * 6, taps * 5, dtype=torch.float64)
+    back = formulas.sum_row_patches(patches, (4, 6), taps)
+    assert dot(formulas.row_patches(x, taps), patches) == pytest.approx(dot(x, back))
+    shifted = formulas.sum_shifted_rows(patches, (4, 6), taps)
+    assert dot(formulas.shifted_rows(x, taps), patches) == pytest.approx(dot(x, shifted))
+    width = 5 * taps**2 + 3
+    full = torch.randn(2, 3 * 4 * 6, width, dtype=torch.float64)
+    back = formulas.sum_full_patches(full, x.shape, taps)
+    assert dot(formulas.full_patches(x, taps, width), full) == pytest.approx(dot(x, back))
+
+
+@pytest.mark.parametrize("channels", [(1, 3), (3, 2), (8, 2)])
+def test_a_convolution_agrees_with_pytorch(channels):
+    """Gradients of input, weight and bias, with equal values in a cell as over a background."""
+    torch.manual_seed(1)
+    ins, outs = channels
+    block = Conv("conv", channels, (7, 6), 5)
+    x = torch.randn(2, 3, ins, 7, 6, dtype=torch.float64)
+    x[:, :, :, :4, :] = 0
+    weight = torch.randn(2, outs, ins, 5, 5, dtype=torch.float64)
+    bias = torch.rand(2, outs, dtype=torch.float64)
+    leaves = [tensor.clone().requires_grad_() for tensor in (x, weight, bias)]
+    expected = torch.stack(
+        [
+            nn.functional.max_pool2d(nn.functional.conv2d(*each, padding=2).relu(), 2)
+            for each in zip(*leaves, strict=True)
+        ]
+    )
+    dy = torch.randn_like(expected)
+    expected.backward(dy)
+
+    def unfused(function):
+        return function
+
+    params = {"conv.weight": block.pack(weight), "conv.bias": bias}
+    live = torch.ones(x.shape[:2], dtype=torch.bool)
+    y, saved = block.forward(params, x.movedim(2, -1).contiguous(), unfused, live)
+    dx, gradients = block.backward(params, saved, dy.movedim(2, -1), unfused, first=False)
+    assert torch.allclose(y.movedim(-1, 2), expected)
+    assert torch.allclose(dx.movedim(-1, 2), leaves[0].grad)
+    found = gradients["conv.weight"]
+    found = found if isinstance(found, torch.Tensor) else found.tensor()
+    assert torch.allclose(block.unpack(found), leaves[1].grad)
+    assert torch.allclose(gradients["conv.bias"], leaves[2].grad)
+
+
+@pytest.mark.parametrize(
+    ("block", "shape"),
+    [
+        (Conv("c", (1, 4), (8, 8), 5), (4, 1, 5, 5)),
+        (Conv("c", (6, 4), (8, 8), 3), (4, 6, 3, 3)),
+        (Dense("d", 24, 5, image=(2, 3, 4)), (5, 24)),
+    ],
+)
+def test_packing_and_back_changes_nothing(block, shape):
+    weight = torch.randn(3, *shape)
+    assert torch.equal(block.unpack(block.pack(weight)), weight)
+
+
+def test_rows_hold_all_tensors_apart():
+    example = {"a": torch.zeros(3), "big": torch.zeros(70, 70), "b": torch.zeros(2, 2)}
+    layout = FlatLayout(example)
+    stacked = {name: torch.randn(4, *tensor.shape) for name, tensor in example.items()}
+    flat = torch.zeros(4, layout.size)
+    for name, view in layout.views(flat).items():
+        view.copy_(stacked[name])
+    for name, view in layout.views(flat).items():
+        assert torch.equal(view, stacked[name])
+    assert layout.small == ["a", "b"]
+    assert torch.equal(layout.gather_small(stacked), flat[:, : layout.small_size])
+    assert flat.shape == (4, layout.size)
+    assert layout.views(flat)["big"].data_ptr() % 128 == flat.data_ptr() % 128
+
+
+def test_graph_sizes_waste_little():
+    sizes = _sizes(120)
+    assert sizes[0] == 2
+    assert sizes[-1] == 120
+    assert all(larger <= 1.5 * smaller for smaller, larger in itertools.pairwise(sizes))
+    assert len(sizes) < 30

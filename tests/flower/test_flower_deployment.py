@@ -1,0 +1,306 @@
+"""A real server and real nodes on loopback with TLS: parity, kills, resumption, strangers."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from documents import ROOT
+
+pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedproto[flower]'")
+
+from fedproto.config import read_config
+from fedproto.flower.audit import read_audit
+from fedproto.flower.deploy import Deployment, deployment
+from fedproto.flower.keys import make_keys
+from fedproto.options.registry import load_plugin
+from fedproto.rounds import Watcher
+from fedproto.simulate import simulate
+from fedproto.store import RunStore
+from fedproto.store.sweeps import create_sweep
+from helpers import same_tensors
+
+PLUGIN = ROOT / "tests/support/flower_plugin.py"
+RECIPE = """
+seed = 3
+data = { name = "synthetic", clients = 3, seed = 5 }
+model = { name = "watched", hidden = 6, features = 5 }
+strategy = { name = "fedproto" }
+train = { epochs = 2, batch_size = 20, lr = 0.05 }
+schedule = { rounds = 3, cohort = 3 }
+engine = { name = "reference", device = "cpu" }
+flower = { evaluate_on = "server", deadline = 120, wait = 90 }
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Where flags for the misbehaving model go."""
+    load_plugin(str(PLUGIN))
+    monkeypatch.setenv("FEDPROTO_PLUGINS", str(PLUGIN))
+    monkeypatch.setenv("FEDPROTO_TEST_FOLDER", str(tmp_path))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    return tmp_path
+
+
+def a_run(path: Path, *overrides: str) -> RunStore:
+    from fedproto.config.recipe import apply_overrides, tomllib
+
+    return RunStore.create(path, read_config(apply_overrides(tomllib.loads(RECIPE), overrides)))
+
+
+def wait_until(true, what: str, seconds: float = 120) -> None:
+    ends = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < ends, f"waited in vain for {what}"
+        time.sleep(0.2)
+
+
+def finish(deployed: Deployment, store: RunStore) -> None:
+    run = deployed.control.submit(store.path)
+    deployed.control.follow(run, store.path, [store], Watcher())
+
+
+@contextlib.contextmanager
+def revived(deployed: Deployment, client: int):
+    """Starts a node again until the server takes it back, as systemd would.
+
+    The server turns a node away while it takes the killed one for alive.
+    """
+    over = threading.Event()
+
+    def start_again():
+        while not over.wait(3):
+            if deployed.nodes[client].exit_code is not None:
+                deployed.start_node(client)
+
+    thread = threading.Thread(target=start_again)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(
+    "method",
+    [
+        ["strategy.name=fedproto"],
+        ["strategy.name=scaffold", "server.optimizer=adam", "server.lr=0.1"],
+    ],
+    ids=["fedproto", "with memory"],
+)
+def test_a_killed_server_and_node_resume_to_the_bits_of_a_simulation(folder, method):
+    store, undisturbed = (a_run(folder / name, *method) for name in ("run", "simulated"))
+    keys = make_keys(folder / "keys", ["localhost"], 3)
+    with deployment(folder / "flower", keys, 3) as deployed:
+        deployed.control.submit(store.path)
+        wait_until(store.records, "the first round")
+        deployed.link.kill()
+        deployed.nodes[1].kill()
+        before = len(store.records())
+        assert before < 3
+        deployed.start_link()
+        with revived(deployed, 1):
+            finish(deployed, store)
+    simulate([undisturbed])
+    for ours, theirs in zip(store.records(), undisturbed.records(), strict=True):
+        assert ours.cohort == theirs.cohort
+        assert ours.attention == theirs.attention
+        assert ours.metrics == theirs.metrics
+        assert ours.failures == {}
+    one, other = store.load_checkpoint(), undisturbed.load_checkpoint()
+    assert same_tensors(one.params, other.params)
+    assert same_tensors(one.memory, other.memory)
+
+
+@pytest.mark.timeout(400)
+def test_a_node_killed_in_a_round_is_on_record_and_comes_back(folder):
+    store = a_run(folder / "run", "schedule.rounds=2")
+    keys = make_keys(folder / "keys", ["localhost"], 5)
+    (folder / "hang-client-1").touch()
+    (folder / "fail-client-2").touch()
+    with deployment(folder / "flower", keys, 3) as deployed:
+        run = deployed.control.submit(store.path)
+        strange_ca = make_keys(folder / "others", ["localhost"], 5)
+        unregistered = deployed.start_node(3)
+        wrong_ca = deployed.start_node(4, keys=strange_ca)
+        wait_until((folder / "hanging-client-1").exists, "the round")
+        deployed.nodes[1].kill()
+        with revived(deployed, 1):
+            deployed.control.follow(run, store.path, [store], Watcher())
+        # 305: Flower's exit code for a node that the server does not take.
+        assert unregistered.wait(20) not in (None, 0)
+        assert wrong_ca.exit_code != 0
+        wrong_ca.end()
+        assert "certificate verify failed" in wrong_ca.log.read_text().lower()
+    first, second = store.records()
+    assert list(first.attention) == [0]
+    assert first.failures.keys() == {1, 2}
+    assert first.failures[1].startswith("no answer")
+    assert "the disk is on fire" in first.failures[2]
+    assert second.failures == {}
+    assert list(second.attention) == [0, 1, 2]
+
+
+def command(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    recipe = folder / "recipe.toml"
+    recipe.write_text(
+        RECIPE.replace("clients = 3", "clients = 2").replace("cohort = 3", "cohort = 2")
+    )
+    return subprocess.Popen(
+        [sys.executable, "-m", "fedproto", "flower", "up", str(recipe), *arguments],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def processes_of(folder: Path) -> list[str]:
+    """The command lines of processes that still work for a test."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            line = path.read_bytes().replace(b"\0", b" ").decode()
+        except OSError:
+            continue
+        if str(folder / "logs") in line:
+            found.append(line)
+    return found
+
+
+@pytest.mark.timeout(300)
+def test_up_runs_a_recipe_and_leaves_nothing_behind(folder):
+    process = command(
+        folder,
+        *("--out", "run", "--logs", str(folder / "logs"), "--set", "schedule.rounds=1"),
+        *("--set", "flower.evaluate_on=clients"),
+    )
+    output, _ = process.communicate(timeout=250)
+    assert process.returncode == 0, output
+    assert "fedproto" in output
+    (record,) = RunStore.open(folder / "run").records()
+    assert record.failures == {}
+    assert "accuracy" in record.metrics
+    assert processes_of(folder) == []
+
+
+@pytest.mark.timeout(300)
+def test_up_says_that_it_is_insecure_and_ends_on_interrupt(folder):
+    process = command(folder, "--out", "run", "--logs", str(folder / "logs"), "--insecure")
+    wait_until(lambda: len(processes_of(folder)) >= 2, "processes")
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, output
+    assert "INSECURE" in output
+    assert "rounds are safe" in output
+    wait_until(lambda: processes_of(folder) == [], "the end of all processes", 30)
+
+
+@pytest.mark.timeout(300)
+def test_nothing_outlives_a_killed_up(folder):
+    process = command(folder, "--out", "run", "--logs", str(folder / "logs"))
+    # A leash and its program for the server and both nodes.
+    wait_until(lambda: len(processes_of(folder)) >= 6, "processes")
+    process.kill()
+    process.communicate(timeout=30)
+    wait_until(lambda: processes_of(folder) == [], "the end of all processes", 60)
+
+
+def children(pid: int) -> list[int]:
+    try:
+        return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+def leashes(pid: int) -> list[int]:
+    """Children that hold a program of Flower's, the server's first, once it has been started."""
+    found = []
+    for child in children(pid):
+        with contextlib.suppress(OSError):
+            if b"leash" in Path(f"/proc/{child}/cmdline").read_bytes() and children(child):
+                found.append(child)
+    return found
+
+
+@pytest.mark.timeout(300)
+def test_the_logs_of_a_failed_up_are_kept_where_the_error_says(folder):
+    process = command(folder, "--out", "run", "--insecure")
+    # Short-lived helpers come and go among the children; a leash's own child is Flower's program.
+    wait_until(lambda: len(leashes(process.pid)) >= 3, "the server and the nodes")
+    server = children(leashes(process.pid)[0])[0]
+    os.kill(server, signal.SIGKILL)
+    output, _ = process.communicate(timeout=200)
+    assert process.returncode == 2, output
+    kept = folder / "run" / "flower-logs"
+    assert str(Path("run") / "flower-logs") in output
+    assert (kept / "superlink.log").exists()
+
+
+KINDS = {
+    "augmented": {
+        "data": {"name": "digits", "clients": 2},
+        "model": {"name": "cnn"},
+        "strategy": {"name": "fedproto"},
+        "augment": {"flip": True},
+    },
+    "local-statistics": {
+        "data": {"name": "shapes", "clients": 2, "images": 16, "size": 32},
+        "model": {"name": "deeplab-small"},
+        "strategy": {"name": "fedavg"},
+        "train": {"batch_norm": "local"},
+        "task": {"background_prototype": True},
+    },
+    "remembering": {
+        "data": {"name": "synthetic", "clients": 2, "seed": 5},
+        "model": {"name": "mlp", "hidden": 6, "features": 5},
+        "strategy": {"name": "scaffold"},
+        "aggregate": {"clip_norm": "median", "max_share": 2.0},
+    },
+}
+
+
+@pytest.mark.timeout(600)
+def test_three_kinds_of_recipes_over_tls_give_the_records_of_a_simulation(folder):
+    shared = {
+        "schedule": {"rounds": 1, "cohort": 2},
+        "engine": {"name": "reference", "device": "cpu"},
+        "flower": {"evaluate_on": "server", "deadline": 120, "wait": 90},
+    }
+    configs = {
+        name: read_config(shared | kind | {"train": {"epochs": 1} | kind.get("train", {})})
+        for name, kind in KINDS.items()
+    }
+    here = create_sweep(folder / "here", configs)
+    simulate(here)
+    deployed_runs = create_sweep(folder / "run", configs)
+    keys = make_keys(folder / "keys", ["localhost"], 2)
+    with deployment(folder / "flower", keys, 2) as deployed:
+        run = deployed.control.submit(folder / "run")
+        deployed.control.follow(run, folder / "run", deployed_runs, Watcher())
+    for ours, theirs in zip(deployed_runs, here, strict=True):
+        one, other = (
+            [asdict(replace(record, seconds=0.0)) for record in store.records()]
+            for store in (ours, theirs)
+        )
+        assert one == other
+        assert same_tensors(ours.load_checkpoint().params, theirs.load_checkpoint().params)
+    enrolled = {
+        event["key"] for event in read_audit(folder / "run") if event["event"] == "enrolled"
+    }
+    assert len(enrolled) == 2
+    assert None not in enrolled

@@ -1,0 +1,132 @@
+"""Keys and host files, the commands around them, and a core that does without Flower."""
+
+from __future__ import annotations
+
+import os
+import ssl
+import stat
+import subprocess
+import sys
+
+import pytest
+
+from fedproto.cli import main
+
+pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedproto[flower]'")
+
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+
+
+@pytest.fixture
+def made(tmp_path, capsys):
+    folder = tmp_path / "keys"
+    arguments = ["flower", "keys", str(folder), "--host", "fl.example.org", "--host", "10.0.0.7"]
+    assert main([*arguments, "--clients", "2", "--port", "8123"]) == 0
+    return folder, capsys.readouterr().out
+
+
+def test_every_host_gets_its_own_folder_and_no_other_secret(made):
+    folder, output = made
+    parts = {path.name: {file.name for file in path.iterdir()} for path in folder.iterdir()}
+    assert parts == {
+        "authority": {"ca.key", "ca.crt"},
+        "server": {
+            *("ca.crt", "server.crt", "server.key", "client-0.pub", "client-1.pub"),
+            *("superlink.sh", "fedproto-superlink.service", "server.json"),
+        },
+        "client-0": {"bin", "ca.crt", "node.key", "supernode.sh", "fedproto-supernode.service"},
+        "client-1": {"bin", "ca.crt", "node.key", "supernode.sh", "fedproto-supernode.service"},
+    }
+    for secret in folder.rglob("*.key"):
+        assert stat.S_IMODE(secret.stat().st_mode) == 0o600
+    assert "flower register --server /etc/fedproto" in output
+
+
+def test_the_server_certificate_names_its_hosts_and_is_signed_by_the_authority(made):
+    folder, _ = made
+    certificate = x509.load_pem_x509_certificate((folder / "server/server.crt").read_bytes())
+    authority = x509.load_pem_x509_certificate((folder / "client-1/ca.crt").read_bytes())
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["fl.example.org", "localhost"]
+    assert list(map(str, names.get_values_for_type(x509.IPAddress))) == ["10.0.0.7", "127.0.0.1"]
+    certificate.verify_directly_issued_by(authority)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "server/server.crt", folder / "server/server.key")
+
+
+def test_a_node_key_fits_the_public_key_that_the_server_registers(made):
+    folder, _ = made
+    private = load_ssh_private_key((folder / "client-1/node.key").read_bytes(), None)
+    public = load_ssh_public_key((folder / "server/client-1.pub").read_bytes())
+    assert private.public_key() == public
+
+
+def test_scripts_are_valid_and_name_the_server(made):
+    folder, _ = made
+    for script in folder.rglob("*.sh"):
+        subprocess.run(["sh", "-n", str(script)], check=True)
+        assert os.access(script, os.X_OK)
+    text = (folder / "client-1/supernode.sh").read_text()
+    assert "--superlink" in text
+    assert "fl.example.org:8123" in text
+    assert "partition-id=1" in text
+    unit = (folder / "client-1/fedproto-supernode.service").read_text()
+    assert "ExecStart=/etc/fedproto/supernode.sh" in unit
+    assert "Restart=on-failure" in unit
+
+
+def test_keys_are_never_overwritten(made, capsys):
+    folder, _ = made
+    before = (folder / "server/server.key").read_bytes()
+    assert main(["flower", "keys", str(folder), "--host", "x", "--clients", "1"]) == 2
+    assert "not empty" in capsys.readouterr().err
+    assert (folder / "server/server.key").read_bytes() == before
+
+
+def test_a_folder_that_is_no_servers_is_named(tmp_path, capsys):
+    assert main(["flower", "register", "--server", str(tmp_path)]) == 2
+    assert "no server's folder" in capsys.readouterr().err
+
+
+def test_a_server_that_does_not_run_is_an_error_of_one_line(made, capsys):
+    folder, _ = made
+    assert main(["flower", "register", "--server", str(folder / "server")]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert len(error.splitlines()) == 1
+
+
+def test_up_takes_no_options_for_a_run_that_goes_on(tmp_path, capsys):
+    from fedproto.config import read_config
+    from fedproto.store import RunStore
+    from flower_runs import tables
+
+    store = RunStore.create(tmp_path / "run", read_config(tables()))
+    assert main(["flower", "up", str(store.path), "--set", "seed=1"]) == 2
+    assert "goes on as it is" in capsys.readouterr().err
+
+
+WITHOUT = """
+import sys
+for name in ("flwr", "ray", "cryptography", "dp_accounting"):
+    sys.modules[name] = None
+from fedproto.cli import main
+assert main(["list"]) == 0
+small = ["schedule.rounds=1", "schedule.cohort=2", "data.clients=3", "engine.name=reference"]
+options = [word for setting in small for word in ("--set", setting)]
+assert main(["run", "quickstart", *options, "-q", "--out", sys.argv[1]]) == 0
+sys.exit(main(["flower", "up", "quickstart"]))
+"""
+
+
+def test_the_core_works_without_flower_and_says_what_to_install(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT, str(tmp_path / "run")],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2, done.stderr
+    assert "pip install 'fedproto[flower]'" in done.stderr

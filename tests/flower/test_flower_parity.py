@@ -1,0 +1,171 @@
+"""A deployment is the same recipe: every section and every bundled recipe, to the same records."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, replace
+
+import pytest
+
+pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedproto[flower]'")
+
+from fedproto.config import RunConfig, read_config
+from fedproto.config.recipe import bundled_recipes, read_recipe
+from fedproto.flower import nodes
+from fedproto.flower.greeting import SERVERS_OWN, config_text
+from fedproto.flower.server_app import serve
+from fedproto.simulate import simulate
+from fedproto.store import RunStore
+from flower_grid import LocalGrid
+from flower_runs import tables
+from helpers import same_tensors
+
+CLIENTS = 4
+SMALL = ("shapes", "digits", "synthetic")
+"""Data that comes along; other data sets are stood in for by those of their task."""
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(nodes, "PULL_EVERY", 0.01)
+    monkeypatch.setattr(nodes, "ASK_FOR", 20.0)
+
+
+def scaled_down(config: RunConfig) -> RunConfig:
+    """The same kind of run, in a second: little data, two rounds, everything else as it is."""
+    given = config.to_dict() | {"seed": 0, "label": ""}
+    segmentation = given["model"]["name"].startswith("deeplab")
+    name = given["data"]["name"]
+    name = name if name in SMALL else "shapes" if segmentation else "digits"
+    given["data"] = {"name": name, "clients": CLIENTS, "seed": 1}
+    if segmentation:
+        given["data"] |= {"images": 16, "size": 32}
+        given["model"] = {"name": "deeplab-small"}
+    elif given["model"]["name"] == "cnn4":
+        given["model"] = {"name": "cnn"}
+    given["train"] |= {"epochs": 1, "batch_size": 20}
+    given["schedule"] |= {"rounds": 2, "cohort": 2}
+    given["engine"] = {"name": "reference", "device": "cpu"}
+    given["measure"] = {"every": 0}
+    given["flower"] = {"evaluate_on": "server", "wait": 0, "deadline": 60}
+    return read_config(given)
+
+
+def federated() -> dict[str, RunConfig]:
+    """Of every bundled recipe a run, of a kind that no recipe before it has if it has one.
+
+    Many differ only in what is scaled down. With ``FEDPROTO_FUZZ`` it is all kinds of all.
+    """
+    found: dict[str, tuple[str, RunConfig]] = {}
+    for name in sorted(bundled_recipes()):
+        kinds = {}
+        for key, config in read_recipe(name).items():
+            if not config.strategy.pooled:
+                small = scaled_down(config)
+                kind = replace(small, schedule=replace(small.schedule, delta=0.5))
+                kinds.setdefault(kind.digest(), (f"{name}/{key}", kind))
+        new = {digest: kind for digest, kind in kinds.items() if digest not in found}
+        chosen = new if "FEDPROTO_FUZZ" in os.environ else dict(list(new.items())[:1])
+        found |= chosen
+    return dict(found.values())
+
+
+RECIPES = federated()
+
+
+def untimed(store: RunStore) -> list[dict]:
+    return [asdict(replace(record, seconds=0.0)) for record in store.records()]
+
+
+def check_parity(tmp_path, config: RunConfig) -> None:
+    deployed = RunStore.create(tmp_path / "flower", config)
+    serve(LocalGrid(range(CLIENTS)), deployed.path)
+    here = RunStore.create(tmp_path / "here", config)
+    simulate([here])
+    assert untimed(deployed) == untimed(here)
+    assert all(record.failures == {} for record in deployed.records())
+    one, other = deployed.load_checkpoint(), here.load_checkpoint()
+    assert same_tensors(one.params, other.params)
+    assert same_tensors(one.buffers, other.buffers)
+    assert same_tensors(one.memory, other.memory)
+
+
+@pytest.mark.parametrize("name", sorted(RECIPES))
+def test_every_bundled_recipe_gives_the_records_of_a_simulation(tmp_path, name):
+    check_parity(tmp_path, RECIPES[name])
+
+
+SHAPES = {"name": "shapes", "clients": CLIENTS, "images": 16, "size": 32}
+DEEPLAB = {"name": "deeplab-small"}
+DIGITS = {"name": "digits", "clients": CLIENTS}
+SECTIONS = {
+    "augment": {"data": DIGITS, "model": {"name": "cnn"}, "augment": {"flip": True}},
+    "batch-norm-local": {"data": SHAPES, "model": DEEPLAB, "train": {"batch_norm": "local"}},
+    "batch-norm-frozen": {"data": SHAPES, "model": DEEPLAB, "train": {"batch_norm": "frozen"}},
+    "adam": {"train": {"optimizer": "adam", "lr": 0.001}},
+    "schedule": {"train": {"lr_schedule": "polynomial"}, "schedule": {"delta": 0.5}},
+    "aggregate": {"aggregate": {"rule": "median", "clip_norm": "median", "max_share": 2.0}},
+    "server": {"server": {"optimizer": "adam", "lr": 0.01}},
+    "scaffold": {"strategy": {"name": "scaffold"}},
+    "feddyn": {"strategy": {"name": "feddyn"}},
+    "guided": {"strategy": {"name": "guided", "rehearsal": 0.5}},
+    "guided-segmentation": {"data": SHAPES, "model": DEEPLAB, "strategy": {"name": "guided"}},
+    "guided-by-margins": {
+        "strategy": {
+            "name": "fedproto",
+            "weights": "balanced",
+            "head": "by-class",
+            "head_weights": "margins",
+            "rehearsal": 0.5,
+            "rehearsed": "received",
+        }
+    },
+    "float64": {"engine": {"dtype": "float64"}},
+    "task": {
+        "data": SHAPES,
+        "model": DEEPLAB,
+        "task": {"background_prototype": True},
+        "strategy": {"name": "fedproto"},
+    },
+    "stop": {"data": DIGITS | {"validation": 0.2}, "stop": {"patience": 1}},
+}
+
+
+def with_sections(sections: dict) -> RunConfig:
+    base = tables(data={"clients": CLIENTS}, flower={"deadline": 60})
+    base["schedule"] |= {"rounds": 2, "delta": 0.0}
+    base["train"] |= {"epochs": 1}
+    for name, section in sections.items():
+        renewed = "name" in section and section["name"] != base.get(name, {}).get("name")
+        base[name] = section if renewed else {**base.get(name, {}), **section}
+    return read_config(base)
+
+
+@pytest.mark.parametrize("name", SECTIONS)
+def test_every_section_reaches_the_clients(tmp_path, name):
+    check_parity(tmp_path, with_sections(SECTIONS[name]))
+
+
+def test_a_section_that_is_not_the_servers_own_is_sent():
+    """Whatever section is added to configurations reaches clients, unless it is named here."""
+    config = with_sections({"augment": {"flip": True}})
+    assert json.loads(config_text(config)).keys() == config.to_dict().keys() - SERVERS_OWN
+
+
+def test_clients_tell_class_names_and_score_their_validation_parts(tmp_path):
+    sections = {"data": DIGITS | {"validation": 0.3}, "stop": {"patience": 1}}
+    config = with_sections(sections | {"flower": {"evaluate_on": "clients"}})
+    deployed = RunStore.create(tmp_path / "flower", config)
+    serve(LocalGrid(range(CLIENTS)), deployed.path)
+    here = RunStore.create(tmp_path / "here", config)
+    simulate([here])
+    for one, other in zip(deployed.records(), here.records(), strict=True):
+        assert one.metrics == pytest.approx(other.metrics, rel=1e-6)
+        assert "validation_accuracy" in one.metrics
+    shapes = with_sections({"data": SHAPES, "model": DEEPLAB, "flower": {"evaluate_on": "clients"}})
+    named = RunStore.create(tmp_path / "shapes", shapes)
+    serve(LocalGrid(range(CLIENTS)), named.path)
+    simulated = RunStore.create(tmp_path / "simulated", shapes)
+    simulate([simulated])
+    assert named.records()[-1].metrics.keys() == simulated.records()[-1].metrics.keys()

@@ -1,0 +1,261 @@
+"""The drop-in strategy: the documented example runs, and bad replies are refused."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+from documents import ROOT
+
+pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedproto[flower]'")
+
+from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from torch.nn import functional
+
+from fedproto import FedAvg, FedProto, Guided, Scaffold
+from fedproto.errors import TrainingError
+from fedproto.flower.helper import observe, train_locally
+from fedproto.flower.strategy import FedProtoStrategy
+from fedproto.strategies.contract import Objective
+from fedproto.strategies.fedproto import COUNT, MARGIN, SUM
+from flower_grid import LocalGrid
+
+PAGE = ROOT / "docs" / "flower-strategy.md"
+
+
+@pytest.fixture
+def example():
+    """The names that the documented example defines."""
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
+    assert len(code.splitlines()) < 60
+    names: dict = {}
+    torch.manual_seed(0)
+    exec(compile(code, str(PAGE), "exec"), names)
+    return names
+
+
+def start(example, grid, rounds=3, **options):
+    strategy = FedProtoStrategy(3, 16, FedProto(), **({"wait": 0} | options))
+    initial = ArrayRecord(example["Net"]().state_dict())
+    return strategy, strategy.start(grid, initial, num_rounds=rounds)
+
+
+def test_the_documented_example_runs(example, monkeypatch):
+    kept = []
+    original = FedProtoStrategy.start
+
+    def remember(self, *args, **kwargs):
+        result = original(self, *args, **kwargs)
+        kept.append((self, result))
+        return result
+
+    monkeypatch.setattr(FedProtoStrategy, "start", remember)
+    grid = LocalGrid(range(4), client_app=example["client_app"])
+    context = Context(1, 1, {}, RecordDict(), {"rounds": 3})
+    example["server_app"](grid, context)
+    ((strategy, result),) = kept
+    assert list(strategy.attention) == [1, 2, 3]
+    for attention in strategy.attention.values():
+        assert sum(attention.values()) == pytest.approx(1)
+        assert max(attention.values()) <= 0.5
+    losses = [result.train_metrics_clientapp[round_]["train_loss"] for round_ in (1, 3)]
+    assert losses[1] < losses[0]
+
+
+def test_its_attention_is_that_of_the_method(example):
+    grid = LocalGrid(range(3), client_app=example["client_app"])
+    strategy, _ = start(example, grid, rounds=2)
+    assert strategy.attention[1] == pytest.approx({1000: 1 / 3, 1001: 1 / 3, 1002: 1 / 3})
+    assert len(set(strategy.attention[2].values())) == 3
+
+
+def test_a_named_head_is_averaged_class_by_class(example):
+    """All clients of the example hold all classes, so that it is the plain average."""
+
+    def weights_after(options, **given):
+        example["FedProto"] = lambda: options
+        grid = LocalGrid(range(3), client_app=example["client_app"])
+        torch.manual_seed(1)
+        initial = ArrayRecord(example["Net"]().state_dict())
+        strategy = FedProtoStrategy(3, 16, options, wait=0, **given)
+        result = strategy.start(grid, initial, num_rounds=2)
+        assert not any(strategy.failures.values())
+        return result.arrays.to_torch_state_dict()
+
+    plain = weights_after(FedAvg(weights="uniform"))
+    by_class = Guided(rehearsal=0.0, head="by-class")
+    guided = weights_after(by_class, head=("classifier.weight", "classifier.bias"))
+    for name, tensor in plain.items():
+        torch.testing.assert_close(guided[name], tensor)
+    with pytest.raises(TrainingError, match="last layer"):
+        weights_after(by_class)
+
+
+def test_a_seeded_cohort_is_drawn_from_the_nodes(example):
+    grid = LocalGrid(range(4), client_app=example["client_app"])
+    strategy, _ = start(example, grid, rounds=4, cohort=2)
+    cohorts = [tuple(attention) for attention in strategy.attention.values()]
+    assert all(len(cohort) == 2 for cohort in cohorts)
+    assert len(set(cohorts)) > 1
+    again, _ = start(example, LocalGrid(range(4), client_app=example["client_app"]), 4, cohort=2)
+    assert [tuple(attention) for attention in again.attention.values()] == cohorts
+
+
+def replaced(**parts):
+    def tamper(client, reply):
+        if client == 1 and reply.metadata.message_type == "train":
+            reply.content = RecordDict({**dict(reply.content), **parts})
+        return reply
+
+    return tamper
+
+
+def nan_weights(client, reply):
+    if client == 1 and reply.metadata.message_type == "train":
+        state = reply.content["arrays"].to_torch_state_dict()
+        state["classifier.bias"][0] = torch.nan
+        reply.content["arrays"] = ArrayRecord(state)
+    return reply
+
+
+@pytest.mark.parametrize(
+    ("tamper", "reason"),
+    [
+        (nan_weights, "'classifier.bias' is not finite"),
+        (replaced(metrics=MetricRecord({"num-examples": 10**12})), "no usable metrics"),
+        (replaced(metrics=MetricRecord({"num-examples": 0})), "no usable metrics"),
+        (replaced(metrics=MetricRecord({"num-examples": 30})), "'prototypes/count'"),
+        (replaced(payload=ArrayRecord([])), "payload 'margins/local' is missing"),
+        (replaced(work=MetricRecord({"steps": -1, "lr": 0.1})), "impossible number of steps"),
+        (replaced(work=MetricRecord({"steps": 3, "lr": 0.0})), "impossible learning rate"),
+        (replaced(arrays=ArrayRecord([])), "is missing"),
+    ],
+)
+def test_a_bad_reply_is_refused_and_the_round_goes_on(example, tamper, reason):
+    grid = LocalGrid(range(3), tamper, example["client_app"])
+    strategy, result = start(example, grid, rounds=2)
+    assert reason in strategy.failures[2][1001]
+    assert list(strategy.attention[2]) == [1000, 1002]
+    assert all(bool(torch.isfinite(t).all()) for t in result.arrays.to_torch_state_dict().values())
+
+
+def test_an_error_is_on_record_and_too_few_make_no_round(example):
+    def tamper(client, reply):
+        if client == 1 and reply.metadata.message_type == "train":
+            return Message(Error(7, "no\npower"), reply_to=reply)
+        return reply
+
+    grid = LocalGrid(range(2), tamper, example["client_app"])
+    strategy, _ = start(example, grid, rounds=1)
+    assert strategy.attention == {}
+    assert any("no power" in reason for reason in strategy.failures[1].values())
+
+
+def test_too_few_nodes_make_no_round(example):
+    strategy, _ = start(example, LocalGrid([0], client_app=example["client_app"]), rounds=1)
+    assert strategy.attention == {}
+
+
+def asked(example, **about):
+    config = {"server-round": 1, "last-round": 0, "clients": 4, **about}
+    parts = {"arrays": ArrayRecord(example["Net"]().state_dict()), "config": ConfigRecord(config)}
+    return Message(RecordDict(parts), 1000, "train")
+
+
+def test_the_helper_looks_before_and_after(example):
+    model, loader = example["Net"](), example["load_data"](0)
+    features = frozenset({"features"})
+    before = observe(model, loader, 3, features, model.encoder)
+
+    def train(objective):
+        assert objective == Objective()
+        with torch.no_grad():
+            model.encoder[0].weight.mul_(-1)
+        return "trained"
+
+    context = Context(1, 1000, {"partition-id": 0}, RecordDict(), {})
+    LocalGrid([0])
+    result, records = train_locally(
+        asked(example), context, FedProto(), model, loader, 3, train, features=model.encoder
+    )
+    after = observe(model, loader, 3, features, model.encoder)
+    assert result == "trained"
+    assert model.training
+    sent = records["payload"].to_torch_state_dict()
+    assert torch.equal(sent[SUM], after.sums)
+    assert torch.equal(sent[COUNT], after.count)
+    expected = FedProto().report(None, {}, before, after).payload[MARGIN]
+    torch.testing.assert_close(sent[MARGIN], expected)
+
+
+def scaffold_app(example):
+    """The documented client, with SCAFFOLD and its correction in the loss."""
+    app = ClientApp()
+
+    @app.train()
+    def train(message, context):
+        model, loader = example["Net"](), example["load_data"](context.node_config["partition-id"])
+        received = message.content["arrays"].to_torch_state_dict()
+        model.load_state_dict(received)
+
+        def fit(objective):
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            for inputs, labels in loader:
+                optimizer.zero_grad()
+                loss = functional.cross_entropy(model(inputs), labels)
+                loss = loss + objective.closed_form(dict(model.named_parameters()), received)
+                loss.backward()
+                optimizer.step()
+
+        around = message, context, Scaffold(), model, loader, 3
+        _, records = train_locally(*around, fit, steps=len(loader), lr=0.1)
+        metrics = MetricRecord({"num-examples": 60})
+        parts = {"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}
+        return Message(RecordDict({**parts, **records}), reply_to=message)
+
+    return app
+
+
+def scaffold_by_hand(example, initial, clients, rounds):
+    """Algorithm 1 of Karimireddy et al. written down step by step."""
+    weights = {name: tensor.clone() for name, tensor in initial.items()}
+    own = [{name: torch.zeros_like(one) for name, one in weights.items()} for _ in range(clients)]
+    server = {name: torch.zeros_like(one) for name, one in weights.items()}
+    for _ in range(rounds):
+        trained, moved = [], []
+        for client in range(clients):
+            model = example["Net"]()
+            model.load_state_dict(weights)
+            loader = example["load_data"](client)
+            for inputs, labels in loader:
+                model.zero_grad()
+                functional.cross_entropy(model(inputs), labels).backward()
+                with torch.no_grad():
+                    for name, one in model.named_parameters():
+                        one -= 0.1 * (one.grad - own[client][name] + server[name])
+            after = model.state_dict()
+            now = {
+                name: own[client][name] - server[name] + (one - after[name]) / (0.1 * len(loader))
+                for name, one in weights.items()
+            }
+            moved.append({name: now[name] - own[client][name] for name in now})
+            own[client] = now
+            trained.append(after)
+        weights = {n: torch.stack([one[n] for one in trained]).mean(dim=0) for n in weights}
+        server = {n: server[n] + sum(one[n] for one in moved) / clients for n in server}
+    return weights
+
+
+def test_memory_of_server_and_clients_works_in_an_app_of_ones_own(example):
+    torch.manual_seed(1)
+    initial = example["Net"]().state_dict()
+    strategy = FedProtoStrategy(3, 16, Scaffold(), wait=0)
+    grid = LocalGrid(range(3), client_app=scaffold_app(example))
+    result = strategy.start(grid, ArrayRecord(initial), num_rounds=4)
+    found = result.arrays.to_torch_state_dict()
+    truth = scaffold_by_hand(example, initial, clients=3, rounds=4)
+    for name, tensor in truth.items():
+        torch.testing.assert_close(found[name], tensor, rtol=0, atol=1e-5)

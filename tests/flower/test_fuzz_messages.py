@@ -1,0 +1,104 @@
+"""Damaged messages: refused with a reason or used as they are, never a traceback."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedproto[flower]'")
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+
+from fedproto.config import read_config
+from fedproto.flower import greeting, wire
+from fedproto.flower.parts import Refusal
+from fedproto.types import ClientUpdate
+from flower_messages import SETTING, honest, job_for, received
+from fuzzing import ODD, damaged, damages, fuzzed
+
+CONFIG = read_config(
+    {
+        "strategy": {"name": "fedproto"},
+        "data": {"name": "synthetic"},
+        "model": {"name": "mlp"},
+    }
+)
+HELLO = greeting.Hello(3, 10, 2, 4, (1, 8, 8), "classification", 1, ("a", "b", "c", "d"))
+
+
+@st.composite
+def changes(draw):
+    """What to do to a message: an odd value for a field, or damaged bytes in an array."""
+    part = st.integers(0, 9)
+    field = st.tuples(st.just("field"), part, part, ODD)
+    array = st.tuples(st.just("array"), part, part, damages())
+    about = st.tuples(st.just("about"), part, part, st.sampled_from(["dtype", "shape", "stype"]))
+    gone = st.tuples(st.just("gone"), part, part, st.none())
+    return draw(st.lists(field | array | about | gone, min_size=1, max_size=3))
+
+
+def changed(content: RecordDict, what) -> RecordDict:
+    for kind, part, place, value in what:
+        names = sorted(content)
+        name = names[part % len(names)] if names else None
+        record = content.get(name) if name else None
+        if record is None or not len(record):
+            continue
+        key = sorted(record)[place % len(record)]
+        if kind == "gone":
+            del record[key]
+        elif kind == "field" and isinstance(record, ConfigRecord):
+            try:
+                record[key] = value
+            except (TypeError, ValueError):  # Flower itself does not send such a value
+                continue
+        elif kind in ("array", "about") and isinstance(record, ArrayRecord):
+            old = record[key]
+            parts = {"dtype": old.dtype, "shape": old.shape, "stype": old.stype, "data": old.data}
+            if kind == "array":
+                parts["data"] = damaged(old.data, value)
+            else:
+                parts[value] = {"dtype": "float16", "shape": (7, 7), "stype": "pickle"}[value]
+            record[key] = Array(**parts)
+    return content
+
+
+@fuzzed
+@given(what=changes())
+def test_damaged_updates(what):
+    found = received(changed(wire.encode_update(honest(), 1), what))
+    if isinstance(found, ClientUpdate):
+        for tensor in (*found.params.values(), *found.buffers.values(), *found.payload.values()):
+            assert torch.isfinite(tensor.double()).all()
+    else:
+        assert found
+
+
+@fuzzed
+@given(what=changes())
+def test_damaged_jobs(what):
+    job = job_for()
+    content = changed(wire.encode_job(job, CONFIG), what)
+    config = wire.decode_job_config(content)
+    if not isinstance(config, Refusal):
+        wire.decode_job(content, dataclasses.replace(config), job.state, SETTING)
+
+
+@fuzzed
+@given(what=changes())
+def test_damaged_greetings(what):
+    found = greeting.decode_hello(changed(greeting.encode_hello(HELLO), what), 1000)
+    if not isinstance(found, Refusal):
+        assert found.num_train <= 1000
+        assert len(found.class_names) in (0, found.num_classes)
+
+
+@fuzzed
+@given(what=changes())
+def test_damaged_tallies(what):
+    content = changed(wire.encode_tally(1, 2, torch.tensor([5.0, 4.0, 1.0])), what)
+    wire.decode_tally(content, 1, 2)

@@ -1,0 +1,191 @@
+"""The page about real runs, those of results/runs: its verdicts, its filters, its size."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from browser import axe_violations, console, open_browser, set_size
+from documents import ROOT
+from fedproto.cli import main
+
+ARCHIVES = ROOT / "results" / "runs"
+stats = pytest.importorskip("scipy.stats")
+
+
+def unpacked(folder: Path, *names: str) -> Path:
+    if not ARCHIVES.is_dir():
+        pytest.skip("the archives of results/runs are not part of this copy")
+    for archive in sorted(ARCHIVES.glob("*.tar.gz")):
+        name = archive.name.removesuffix(".tar.gz")
+        if not names or name in names:
+            with tarfile.open(archive) as file:
+                file.extractall(folder / name, filter="data")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    with open_browser(tmp_path_factory.mktemp("profile")) as session:
+        yield session
+
+
+@pytest.fixture(scope="module")
+def synthetic(tmp_path_factory):
+    folder = unpacked(tmp_path_factory.mktemp("synthetic"), "synthetic")
+    assert main(["report", str(folder)]) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def everything(tmp_path_factory):
+    folder = unpacked(tmp_path_factory.mktemp("everything"))
+    assert main(["report", str(folder), "--no-data"]) == 0
+    return folder
+
+
+def visit(browser, folder: Path, view: str = "") -> None:
+    set_size(browser, 1440, 900)
+    browser.get("about:blank")
+    browser.get((folder / "report.html").as_uri() + view)
+
+
+def independent(folder: Path, metric: str, base: str) -> dict[tuple[str, str], tuple]:
+    """Paired differences from the files alone: by method and δ their number, mean and interval."""
+    finals: dict[tuple[str, str], dict[int, float]] = defaultdict(dict)
+    for description in folder.rglob("run.json"):
+        config = json.loads(description.read_text())["config"]
+        if config["strategy"]["name"] == "centralized":
+            continue
+        lines = (description.parent / "rounds.jsonl").read_text().splitlines()
+        taken = [json.loads(line)["metrics"].get(metric) for line in lines]
+        span = config["schedule"]["rounds"] // 10
+        values = [value for value in taken[-span:] if value is not None]
+        key = config["label"], f"δ {config['schedule']['delta']}"
+        finals[key][config["seed"]] = float(np.mean(values))
+    found = {}
+    for (label, delta), ours in finals.items():
+        if label != base:
+            theirs = finals[base, delta]
+            seeds = sorted(ours.keys() & theirs.keys())
+            test = stats.ttest_rel([ours[seed] for seed in seeds], [theirs[s] for s in seeds])
+            interval = test.confidence_interval(0.95)
+            mean = float(np.mean([ours[seed] - theirs[seed] for seed in seeds]))
+            found[label, delta] = (len(seeds), mean, interval.low, interval.high)
+    return found
+
+
+def shown_verdicts(browser) -> dict[tuple[str, str], dict]:
+    rows = browser.execute_script(
+        "return verdictRows().filter((row) => !row.overall).flatMap((row) => row.entries.map("
+        "({method, found}) => [page.data.methods[method].title, row.title, found]))"
+    )
+    return {(method, title): found for method, title, found in rows if method != "Centralized"}
+
+
+@pytest.mark.parametrize(
+    ("metric", "base"), [("accuracy", "Fairness + toleration"), ("loss", "FedAvg")]
+)
+def test_verdicts_are_those_of_an_independent_computation(browser, synthetic, metric, base):
+    visit(browser, synthetic, f"#verdict?metric={metric}&base={base.replace('+', '%2B')}")
+    shown, expected = shown_verdicts(browser), independent(synthetic, metric, base)
+    assert shown.keys() == expected.keys()
+    assert len(shown) == 16
+    good = -1 if metric == "loss" else 1
+    for key, (pairs, mean, low, high) in expected.items():
+        found = shown[key]
+        assert found["pairs"] == pairs == 3
+        numbers = [found["mean"], found["low"], found["high"]]
+        assert numbers == pytest.approx([mean, low, high], rel=1e-6, abs=1e-9)
+        word = "level" if low <= 0 <= high else "better" if good * mean > 0 else "worse"
+        assert found["word"] == word
+    assert len({found["word"] for found in shown.values()}) == 3, "all three words occur"
+    assert console(browser) == []
+
+
+def test_the_command_says_what_the_page_says(browser, synthetic, capsys):
+    visit(browser, synthetic)
+    shown = shown_verdicts(browser)
+    capsys.readouterr()
+    assert main(["compare", str(synthetic), "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    said = {(row["method"], row["condition"]): row["against"] for row in rows if row["against"]}
+    assert said.keys() == shown.keys()
+    for key, against in said.items():
+        assert against["verdict"] == shown[key]["word"]
+        assert against["difference"]["mean"] == pytest.approx(shown[key]["mean"])
+        assert against["corrected_p"] >= against["difference"]["p"]
+
+
+def test_a_facet_filters_charts_and_tables(browser, synthetic):
+    def panels(section: str) -> list[str]:
+        return browser.execute_script(
+            "return [...document.querySelectorAll(`#${arguments[0]} figcaption`)]"
+            ".map((one) => one.textContent)",
+            section,
+        )
+
+    visit(browser, synthetic)
+    assert panels("curves-panels") == ["δ 0.0", "δ 0.5", "δ 0.8"]
+    browser.execute_script("document.querySelector(\".chip[data-value='δ: 0.5']\").click()")
+    browser.execute_script("while (page.pending.length) drawPending()")
+    assert panels("curves-panels") == ["δ 0.0", "δ 0.8"]
+    assert panels("cost-panels") == ["δ 0.0", "δ 0.8"]
+    titles = browser.find_element("id", "summary-table").text
+    assert "δ 0.5" not in titles
+    assert "δ 0.8" in titles
+    assert "without=" in browser.current_url
+    assert console(browser) == []
+
+
+def test_a_method_has_one_colour_everywhere(browser, synthetic):
+    visit(browser, synthetic)
+    colors = browser.execute_script(
+        "return page.conditions.map((condition) => [...document.querySelectorAll("
+        "'#curves-panels svg')][condition.place].querySelectorAll('path.curve').length)"
+    )
+    assert colors == [6, 10, 6]
+    from fedproto.report.looks import looks_of
+    from fedproto.reproduce.panels import line_of
+
+    for method in browser.execute_script("return page.data.methods"):
+        if method["title"] in ("FedAvg", "FedProto", "FedProx", "FedAtt", "Centralized"):
+            assert method["color"] == line_of(method["title"])["color"]
+            assert method["color"] == looks_of([method["title"]])[0].color
+
+
+def test_axe_finds_nothing_wrong_with_real_runs(browser, synthetic):
+    visit(browser, synthetic)
+    assert axe_violations(browser) == []
+
+
+def test_all_runs_together_make_a_page_of_bearable_height(browser, everything):
+    visit(browser, everything)
+    number = len(list(everything.rglob("run.json")))
+    assert number > 200
+    assert f"{number} runs" in browser.find_element("id", "subtitle").text
+    height, width = browser.execute_script(
+        "const root = document.documentElement; return [root.scrollHeight, root.scrollWidth]"
+    )
+    assert height < 12_000
+    assert width <= 1440
+    unreadable = browser.execute_script(
+        "return [...document.querySelectorAll('th, td')].filter((cell) => cell.textContent"
+        ".includes('NaN') || cell.textContent.includes('undefined')).length"
+    )
+    assert unreadable == 0
+    assert console(browser) == []
+
+
+def test_all_runs_together_fit_a_phone(browser, everything):
+    set_size(browser, 390, 844, phone=True)
+    browser.get("about:blank")
+    browser.get((everything / "report.html").as_uri())
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= 390
+    assert browser.execute_script("return performance.getEntriesByType('resource').length") == 0
+    assert console(browser) == []
