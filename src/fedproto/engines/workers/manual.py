@@ -35,7 +35,7 @@ arithmetic saved grows with the taps, that of the transforms with the image."""
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
-class LeanLayer(abc.ABC):
+class ManualLayer(abc.ABC):
     """A layer with weight and bias, and what follows it.
 
     Args:
@@ -110,7 +110,7 @@ class LeanLayer(abc.ABC):
             self.bias.sub_(self._linear[1], alpha=rate)
 
 
-class LeanDense(LeanLayer):
+class ManualDense(ManualLayer):
     """A dense layer, with ReLU unless it is the last.
 
     Args:
@@ -148,7 +148,7 @@ class LeanDense(LeanLayer):
         return dx.view(-1, *self._block.image).permute(2, 3, 0, 1).contiguous()
 
 
-class _Pooled(LeanLayer):
+class _Pooled(ManualLayer):
     """A convolution that keeps the size, with 2×2 max pooling and ReLU."""
 
     def __init__(self, block: Conv) -> None:
@@ -194,7 +194,7 @@ class _Pooled(LeanLayer):
         """Moves the weight; returns the gradient of the input."""
 
 
-class LeanFirstConvolution(_Pooled):
+class ManualFirstConvolution(_Pooled):
     """A convolution of the images themselves, as one product with their patches."""
 
     def _packed(self, weight: Tensor) -> Tensor:
@@ -223,7 +223,7 @@ class LeanFirstConvolution(_Pooled):
         return None
 
 
-class LeanConvolution(_Pooled):
+class ManualConvolution(_Pooled):
     """A later convolution, as products of spectra."""
 
     def __init__(self, block: Conv, dtype: torch.dtype) -> None:
@@ -252,10 +252,10 @@ class LeanConvolution(_Pooled):
         return None if first else dx
 
 
-class LeanNetwork:
+class ManualNetwork:
     """Layers one after another; the last gives the scores."""
 
-    def __init__(self, layers: Sequence[LeanLayer], head: LeanDense) -> None:
+    def __init__(self, layers: Sequence[ManualLayer], head: ManualDense) -> None:
         self._layers = (*layers, head)
         self._head = head
         self._virtual: Virtual | None = None
@@ -307,16 +307,16 @@ class LeanNetwork:
         return loss.detach()
 
 
-def lean_network(
+def manual_network(
     model: nn.Module, input_shape: tuple[int, ...], dtype: torch.dtype
-) -> LeanNetwork | None:
-    """The lean form of a model of known blocks; None where there is none or it does not pay."""
+) -> ManualNetwork | None:
+    """The manual form of a model of known blocks; None where there is none or it does not pay."""
     network = block_network(model, input_shape)
     if network is None or not all(one.requires_grad for one in model.parameters()):
         return None
     if not all(_pays(block) for block in network.blocks[1:]):
         return None
-    return LeanNetwork([*_layers(network.blocks, dtype)], LeanDense(network.head, relu=False))
+    return ManualNetwork([*_layers(network.blocks, dtype)], ManualDense(network.head, relu=False))
 
 
 def _as_one_image(x: Tensor) -> Tensor:
@@ -336,9 +336,9 @@ def _pays(block: Block) -> bool:
     return block.taps >= WIDE_KERNEL and max(block.image) <= SMALL_IMAGE
 
 
-def _layers(blocks: Sequence[Block], dtype: torch.dtype) -> Iterator[LeanLayer]:
+def _layers(blocks: Sequence[Block], dtype: torch.dtype) -> Iterator[ManualLayer]:
     for index, block in enumerate(blocks):
         if isinstance(block, Dense):
-            yield LeanDense(block, relu=True)
+            yield ManualDense(block, relu=True)
         elif isinstance(block, Conv):
-            yield LeanFirstConvolution(block) if index == 0 else LeanConvolution(block, dtype)
+            yield ManualFirstConvolution(block) if index == 0 else ManualConvolution(block, dtype)
