@@ -266,7 +266,7 @@ def _table(
 def growth(model: str) -> dict[str, Any]:
     """Seconds a round of ours over clients a round, local epochs and runs of a sweep."""
     found: dict[str, Any] = {}
-    ladders = {"clients": (5, 10, 20, 40), "epochs": (1, 2, 4, 8), "runs": (1, 2, 4)}
+    ladders = {"clients": (1, 2, 4, 8, 16, 32, 64), "epochs": (1, 2, 4, 8), "runs": (1, 2, 4)}
     for what, values in ladders.items():
         found[what] = []
         for value in values:

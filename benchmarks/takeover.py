@@ -1,9 +1,11 @@
-"""One hostile client in every cohort of ten: what each defence leaves of the accuracy on digits.
+"""One hostile client in every cohort of ten: what each defence leaves of the accuracy.
 
-    python benchmarks/takeover.py --seeds 3 --out runs/bench/takeover.json
+    python benchmarks/takeover.py --data digits --seeds 0 1 2 --out runs/bench/takeover.json
 
 The first client of every cohort is hostile. It sees what it is sent and what it would honestly
-answer, and nothing of the others.
+answer, and nothing of the others. "absent" is no attack: that client sends nothing usable, which
+shows what the federation is worth without it. A seed decides partition, initial weights, cohorts
+and batch orders.
 """
 
 from __future__ import annotations
@@ -14,14 +16,16 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from fedproto.config import RunConfig, read_config
 from fedproto.engines.job import LocalJob
+from fedproto.engines.reference import ReferenceEngine
 from fedproto.flower.defence import DEFENCES
 from fedproto.rounds import closing, guard
-from fedproto.simulate import build_engine, simulate
+from fedproto.simulate import simulate
 from fedproto.store import RunStore
 from fedproto.types import ClientUpdate
 
@@ -65,6 +69,23 @@ def absurd(value: float) -> Attack:
     return attack
 
 
+def payload(job: LocalJob, update: ClientUpdate) -> ClientUpdate:
+    """What goes beside the weights a thousand times as large and turned round, where that is legal.
+
+    Margins and losses are left alone: beyond their declared bounds the guard refuses them.
+    """
+    told = {
+        name: -1000 * one if name.startswith(("control/", "prototypes/sum")) else one
+        for name, one in update.payload.items()
+    }
+    return replace(scaled(-1)(job, update), payload=told)
+
+
+def absent(job: LocalJob, update: ClientUpdate) -> ClientUpdate:
+    """Nothing that could be used."""
+    return absurd(float("nan"))(job, update)
+
+
 def many_samples(job: LocalJob, update: ClientUpdate) -> ClientUpdate:
     """The opposite way, with the weight of ten million samples."""
     return replace(scaled(-1)(job, update), num_examples=CLAIMED)
@@ -80,17 +101,41 @@ ATTACKS: dict[str, Attack | None] = {
     "1e3": absurd(1e3),
     "1e29": absurd(1e29),
     "10M samples, x -1": many_samples,
+    "payload x -1000, x -1": payload,
+    "absent": absent,
+}
+TASKS: dict[str, dict[str, Any]] = {
+    "digits": {
+        "data": {"name": "digits", "clients": 10, "classes_per_client": 2},
+        "model": {"name": "mlp", "hidden": 64, "features": 32},
+    },
+    "mnist": {
+        "data": {
+            "name": "mnist",
+            "clients": 50,
+            "partition": "class-sizes",
+            "classes_per_client": 2,
+            "mean_size": 100.0,
+            "sigma": 1.0,
+        },
+        "model": {"name": "mlp", "hidden": 64, "features": 32},
+    },
+    "synthetic": {
+        "data": {"name": "synthetic", "clients": 30},
+        "model": {"name": "mlp", "hidden": 64, "features": 32},
+    },
 }
 
 
-def config_of(strategy: str, defence: str, seed: int, rounds_: int) -> RunConfig:
-    """A run on digits with two classes per client, as in the recipe of that name."""
+def config_of(task: str, strategy: str, defence: str, seed: int, rounds_: int) -> RunConfig:
+    """A run of ten clients a round."""
+    about = TASKS[task]
     config = read_config(
         {
             "seed": seed,
             "label": f"{strategy} {defence}",
-            "data": {"name": "digits", "clients": 10, "classes_per_client": 2},
-            "model": {"name": "mlp", "hidden": 64, "features": 32},
+            "data": {**about["data"], "seed": seed},
+            "model": about["model"],
             "strategy": {"name": strategy},
             "train": {"epochs": 2, "batch_size": 10, "lr": 0.05},
             "schedule": {"rounds": rounds_, "cohort": 10},
@@ -106,7 +151,7 @@ def carry_out(configs: list[RunConfig], attack: Attack | None) -> list[float]:
     """Accuracies in per cent, the mean over the last three tests."""
 
     def engine_for(config, federation, model, notify):  # noqa: ANN001, ANN202
-        engine = build_engine(config, federation, model, notify)
+        engine = ReferenceEngine(config.workload(federation, model, notify))
         train = engine.train
 
         def attacked(jobs, on_done=None):  # noqa: ANN001, ANN202
@@ -154,7 +199,8 @@ def believe_claims() -> None:
 def main() -> None:
     """Prints a row per attack and a column per defence."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--data", default="digits", choices=list(TASKS))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--strategies", nargs="+", default=["fedavg", "fedproto"])
     parser.add_argument("--attacks", nargs="+", default=list(ATTACKS), choices=list(ATTACKS))
@@ -165,20 +211,23 @@ def main() -> None:
     table: dict[str, dict[str, dict[str, list[float]]]] = {}
     for strategy in given.strategies:
         rows = table.setdefault(strategy, {})
-        print(f"{strategy:20}" + "".join(f"{defence:>18}" for defence in given.defences))
+        print(f"{strategy:22}" + "".join(f"{defence:>20}" for defence in given.defences))
         for name in given.attacks:
             configs = [
-                config_of(strategy, defence, seed, given.rounds)
+                config_of(given.data, strategy, defence, seed, given.rounds)
                 for defence in given.defences
-                for seed in range(given.seeds)
+                for seed in given.seeds
             ]
             scores = carry_out(configs, ATTACKS[name])
             row = rows[name] = {
-                defence: scores[place * given.seeds : (place + 1) * given.seeds]
+                defence: scores[place * len(given.seeds) : (place + 1) * len(given.seeds)]
                 for place, defence in enumerate(given.defences)
             }
-            means = [sum(values) / len(values) for values in row.values()]
-            print(f"{name:20}" + "".join(f"{mean:18.1f}" for mean in means), flush=True)
+            cells = [
+                f"{sum(values) / len(values):.1f} ({min(values):.0f}–{max(values):.0f})"
+                for values in row.values()
+            ]
+            print(f"{name:22}" + "".join(f"{cell:>20}" for cell in cells), flush=True)
     if given.out is not None:
         given.out.parent.mkdir(parents=True, exist_ok=True)
         given.out.write_text(json.dumps(table, indent=2) + "\n")

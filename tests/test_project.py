@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import runpy
 import tomllib
 
 import pytest
@@ -86,6 +87,15 @@ def test_images_are_built_from_what_is_there(name):
     users = [line.split()[1] for line in lines if line.startswith("USER")]
     assert users, "nothing runs as root"
     assert "root" not in users
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda path: path.name
+)
+def test_benchmarks_find_what_they_measure(path, monkeypatch):
+    """They are run by hand, and nothing else would notice a name that moved."""
+    monkeypatch.syspath_prepend(path.parent)
+    runpy.run_path(str(path))
 
 
 def test_nothing_reads_or_writes_a_users_own_caches():

@@ -94,6 +94,15 @@ def test_rows_of_hugging_face_and_flower_data_sets(image, label, shape):
     assert 0 <= result.metrics["accuracy"] <= 1
 
 
+def test_rows_may_be_a_plain_list():
+    rows = [Rows(9)[place] for place in range(9)]
+    federation = Federation.from_clients([rows, rows], test=rows[:4], scale=True)
+    assert federation.train_sizes.tolist() == [9, 9]
+    assert federation.test_sizes.tolist() == [2, 2]
+    with pytest.raises(DataError, match=r"client 0: expected \(inputs, labels\) as arrays"):
+        Federation.from_clients([([object()], [1])])
+
+
 def test_columns_can_be_named_and_are_asked_for():
     class Odd(Rows):
         def __getitem__(self, place):

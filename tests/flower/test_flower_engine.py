@@ -24,6 +24,8 @@ from fedproto.flower.audit import AuditLog, read_audit
 from fedproto.flower.parts import Refusal
 from fedproto.flower.server_app import serve
 from fedproto.store import RunStore
+from fedproto.store.extending import extend
+from fedproto.store.sweeps import create_sweep
 from flower_grid import LocalGrid
 from helpers import same_tensors
 
@@ -115,7 +117,7 @@ def test_clients_test_where_the_server_has_no_data(tmp_path):
     assert same_tensors(ours.load_checkpoint().params, theirs.load_checkpoint().params)
     for one, other in zip(ours.records(), theirs.records(), strict=True):
         assert one.metrics == pytest.approx(other.metrics, rel=1e-6)
-    enrolled = json.loads((ours.path / "clients.json").read_text())
+    enrolled, _ = json.loads((ours.path / "clients.json").read_text()).values()
     assert [one["client"] for one in enrolled] == list(range(CLIENTS))
 
 
@@ -346,6 +348,81 @@ def test_a_mute_client_costs_few_deadlines_is_suspended_and_let_back_in(tmp_path
     assert "client 2 is suspended until round 6" in records[1].note
     assert "client 2 answers again" in records[5].note
     assert "accuracy" in records[-1].metrics
+
+
+def test_suspensions_outlast_a_server_that_starts_again(tmp_path):
+    """Client 2 is mute; the server stops in the middle of its suspension, and asks it no sooner."""
+    asked = []
+
+    def mute(client, reply):
+        if client != 2 or reply.metadata.message_type != "train":
+            return reply
+        asked.append(reply.content["update"]["round"])
+        return None
+
+    class Stops(LocalGrid):
+        def push_messages(self, messages):
+            if any("4" in m.metadata.group_id for m in messages):
+                raise KeyboardInterrupt
+            return super().push_messages(messages)
+
+    schedule = {"cohort": CLIENTS, "delta": 0.0, "rounds": 8}
+    flower = {"suspend_after": 2, "suspend_rounds": 4}
+    config = read_config(tables(schedule=schedule, flower=flower))
+    store = RunStore.create(tmp_path / "flower", config)
+    with pytest.raises(KeyboardInterrupt):
+        serve(Stops(range(CLIENTS), mute), store.path)
+    assert len(store.records()) == 4
+    assert asked == [0, 1]
+    serve(LocalGrid(range(CLIENTS), mute), store.path)
+    assert asked == [0, 1, 6]
+    records = store.records()
+    assert all("suspended until round 7" in records[round_].failures[2] for round_ in (2, 3, 4, 5))
+    assert "client 2 is suspended until round 16 after 3 failures" in records[6].note
+    kept = store.path / "suspensions.json"
+    kept.write_text(kept.read_text().replace('"left": 7', '"left": 0'))
+    store.reconfigure(read_config(tables(schedule=schedule | {"rounds": 9}, flower=flower)))
+    with pytest.raises(StoreError, match=r"suspensions.json is damaged.*delete it"):
+        serve(LocalGrid(range(CLIENTS)), store.path)
+
+
+def test_clients_keep_their_memory_when_a_run_is_given_more_rounds(tmp_path):
+    short = {**SCAFFOLD, "schedule": {**SCAFFOLD["schedule"], "rounds": 2}}
+    ours = over_flower(tmp_path / "flower", **short)
+    extend(ours.path, 4)
+    serve(LocalGrid(range(CLIENTS)), ours.path)
+    long = {**SCAFFOLD, "schedule": {**SCAFFOLD["schedule"], "rounds": 4}}
+    theirs = simulated(tmp_path / "here", **long)
+    found = RunStore.open(ours.path)
+    assert facts(found) == facts(theirs)
+    assert [record.note for record in found.records()] == [None] * 4
+    assert same_tensors(found.load_checkpoint().memory, theirs.load_checkpoint().memory)
+
+
+def test_clients_of_two_data_sets_enrol_for_each(tmp_path):
+    """Their sizes differ from one data set to the other, and neither is taken for the other."""
+    flower = {"evaluate_on": "clients"}
+    configs = {
+        str(seed): read_config(tables(data={"seed": seed}, flower=flower)) for seed in (5, 6)
+    }
+    stores = create_sweep(tmp_path / "sweep", configs)
+    serve(LocalGrid(range(CLIENTS)), tmp_path / "sweep")
+    for seed, store in zip((5, 6), stores, strict=True):
+        assert facts(store) == facts(simulated(tmp_path / str(seed), data={"seed": seed}))
+
+
+def test_who_enrolled_is_read_from_directories_of_before_and_never_from_edited_ones(tmp_path):
+    store = over_flower(tmp_path / "flower", flower={"evaluate_on": "clients"})
+    path = store.path / "clients.json"
+    text = path.read_text()
+    enrolled, _ = json.loads(text).values()
+    extend(store.path, 4)
+    path.write_text(text.replace('"num_test": ', '"num_test": 1'))
+    with pytest.raises(StoreError, match=r"clients.json is damaged.*changed after"):
+        serve(LocalGrid(range(CLIENTS)), store.path)
+    path.write_text(json.dumps(enrolled))
+    serve(LocalGrid(range(CLIENTS)), store.path)
+    assert len(store.records()) == 4
 
 
 def test_a_busy_server_of_flowers_ends_no_run(tmp_path, monkeypatch):

@@ -35,8 +35,8 @@ def test_every_host_gets_its_own_folder_and_no_other_secret(made):
             *("ca.crt", "server.crt", "server.key", "client-0.pub", "client-1.pub"),
             *("superlink.sh", "fedproto-superlink.service", "server.json"),
         },
-        "client-0": {"ca.crt", "node.key", "supernode.sh", "fedproto-supernode.service"},
-        "client-1": {"ca.crt", "node.key", "supernode.sh", "fedproto-supernode.service"},
+        "client-0": {"bin", "ca.crt", "node.key", "supernode.sh", "fedproto-supernode.service"},
+        "client-1": {"bin", "ca.crt", "node.key", "supernode.sh", "fedproto-supernode.service"},
     }
     for secret in folder.rglob("*.key"):
         assert stat.S_IMODE(secret.stat().st_mode) == 0o600

@@ -86,11 +86,12 @@ def test_a_named_head_is_averaged_class_by_class(example):
         return result.arrays.to_torch_state_dict()
 
     plain = weights_after(FedAvg(weights="uniform"))
-    guided = weights_after(Guided(rehearsal=0.0), head=("classifier.weight", "classifier.bias"))
+    by_class = Guided(rehearsal=0.0, head="by-class")
+    guided = weights_after(by_class, head=("classifier.weight", "classifier.bias"))
     for name, tensor in plain.items():
         torch.testing.assert_close(guided[name], tensor)
     with pytest.raises(TrainingError, match="last layer"):
-        weights_after(Guided())
+        weights_after(by_class)
 
 
 def test_a_seeded_cohort_is_drawn_from_the_nodes(example):

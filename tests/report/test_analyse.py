@@ -271,27 +271,49 @@ def test_clusters_stay_together_in_the_plane():
     rng = np.random.RandomState(0)
     label = np.arange(60) % 3
     features = (10 * rng.normal(size=(3, 8))[label] + rng.normal(size=(60, 8))).astype(np.float32)
-    places = embed(features, library="scikit-learn")
+    places = embed(features)
     distance = np.linalg.norm(places[:, None] - places[None], axis=2)
     np.fill_diagonal(distance, np.inf)
     assert (label[distance.argmin(axis=1)] == label).all()
+    assert np.array_equal(places, embed(features))
 
 
-def test_too_few_features_and_missing_libraries_are_named(monkeypatch):
+@pytest.mark.parametrize("block", [50, 10**6])
+def test_a_step_of_tsne_goes_down_the_divergence(monkeypatch, block):
+    """Against automatic differentiation of KL(P ‖ Q), however the pairs are cut into blocks."""
+    monkeypatch.setattr(embedding, "_BLOCK", block)
+    generator = torch.Generator().manual_seed(0)
+    near = embedding._neighbourhoods(
+        torch.randn(37, 5, dtype=torch.float64, generator=generator), perplexity=8.0
+    )
+    assert float(near.sum()) == pytest.approx(1)
+    assert torch.equal(near, near.t())
+    places = torch.randn(37, 2, generator=generator)
+    exact = places.double().requires_grad_()
+    others = ~torch.eye(37, dtype=torch.bool)
+    q = (1 / (1 + torch.cdist(exact, exact).square()))[others]
+    p = near.double()[others]
+    divergence = torch.special.xlogy(p, p).sum() - (p * (q / q.sum()).log()).sum()
+    (expected,) = torch.autograd.grad(divergence, exact)
+    assert torch.allclose(
+        embedding._slope(places, near, 1.0).double(), expected, rtol=1e-4, atol=1e-7
+    )
+
+
+def test_neighbours_are_as_many_as_the_perplexity_says():
+    """Vectors at equal distances: each has the entropy that was asked for."""
+    square = torch.rand(6, 20, dtype=torch.float64).sort(dim=1).values * 1e4
+    chance = embedding._calibrated(square, math.log(7.0))
+    entropy = torch.special.entr(chance).sum(dim=1)
+    assert torch.allclose(entropy.exp(), torch.full_like(entropy, 7.0), rtol=1e-6)
+
+
+def test_vectors_that_are_all_the_same_and_too_few_ones():
+    assert np.isfinite(embed(np.ones((9, 2), dtype=np.float32))).all()
     with pytest.raises(ConfigError, match="at least four feature vectors, not 3"):
         embed(np.zeros((3, 2), dtype=np.float32))
-    monkeypatch.setattr(embedding.importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(ConfigError, match=r"t-SNE needs scikit-learn: pip install 'fedproto\["):
-        embed(np.zeros((9, 2), dtype=np.float32))
-
-
-def test_without_the_library_all_the_rest_is_done(runs, monkeypatch, capsys):
-    monkeypatch.setattr("fedproto.report.analysing.can_embed", lambda: False)
-    path = run_of(runs, seed=2)
-    assert main(["analyse", str(path)]) == 0
-    assert "no t-SNE: it needs scikit-learn" in capsys.readouterr().err
-    found = read_parts(path, ["scores", "calibration", "measures", "embedding"])
-    assert found.keys() == {"scores", "calibration", "measures"}
+    with pytest.raises(ConfigError, match="finite feature vectors"):
+        embed(np.full((9, 2), np.nan, dtype=np.float32))
 
 
 def test_colours_of_classes():

@@ -71,8 +71,7 @@ class Shown:
 
     def table(self, title, columns, groups):
         assert title
-        self.cells = [row for group in groups for row in group]
-        assert all(len(row) == len(columns) for row in self.cells)
+        assert all(len(row) == len(columns) for group in groups for row in group)
 
 
 def test_the_table_says_who_is_ahead_and_by_how_much():
@@ -98,7 +97,9 @@ def test_the_table_says_who_is_ahead_and_by_how_much():
     assert fair["difference_of_guided"] == pytest.approx(10)
     assert momentum["difference_of_guided"] == pytest.approx((0 + 2 + 0) / 3)
     # the target is where fairness + toleration ends on average, 72 %: Guided is there in round 9
-    assert guided["rounds_to_target"] == pytest.approx(9)
+    assert (guided["rounds_to_target"], guided["reached_target"]) == (9, 3)
+    # of fairness + toleration the two better seeds get there, at their ends
+    assert (fair["rounds_to_target"], fair["reached_target"]) == (10, 2)
     assert guided["megabytes_up_a_round"] == pytest.approx(3)
     assert guided["seconds_a_round"] == pytest.approx(2)
     (panel,) = shown.panels
@@ -163,7 +164,7 @@ def test_what_is_asked_for_at_each_scale():
     assert isinstance(study, GuidanceStudy)
     smoke = study.requests(Scope("smoke"))
     assert {request.case for request in smoke} == set(GuidanceStudy.cases)
-    assert len(smoke) < 60
+    assert len(smoke) < 70
     paper = study.requests(Scope("paper", only=("mnist",)))
     seeds = {request.config.seed for request in paper if request.config.title == FAIR_AND_TOLERANT}
     assert seeds == {0, 1, 2, 3, 4}

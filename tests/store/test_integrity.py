@@ -18,6 +18,8 @@ from fedproto.cli import main
 from fedproto.config.recipe import expand
 from fedproto.disk.integrity import sealed
 from fedproto.errors import StoreError
+from fedproto.flower.audit import AuditLog
+from fedproto.flower.suspension import Suspensions
 from fedproto.simulate import simulate
 from fedproto.store import RunStore, read_description
 from fedproto.store.sweeps import create_sweep, open_sweep
@@ -400,6 +402,44 @@ def test_check_names_a_damaged_record_and_the_lines_before_it(run, capsys):
     assert "line 2 is damaged: it was changed after it was written" in said
     assert "keep the first 1 lines of rounds.jsonl alone" in said
     assert "goes on from round 1" in said
+
+
+def test_check_reads_what_clients_kept(tmp_path, capsys):
+    store = RunStore.create(tmp_path / "run", tiny(strategy={"name": "scaffold"}))
+    simulate([store])
+    assert main(["check", str(store.path)]) == 0
+    file = sorted((store.path / "clients").rglob("*.safetensors"))[0]
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
+    assert main(["check", str(store.path)]) == 1
+    said = capsys.readouterr().out
+    assert f"{file} is not what was written; restore it from a copy" in said
+    assert "what can be saved: records and checkpoints" in said
+
+
+def test_check_reads_what_a_deployment_and_a_sweep_have_beside_their_runs(tmp_path, capsys):
+    sweep = tmp_path / "sweep"
+    simulate(create_sweep(sweep, {"one": tiny(seed=1), "two": tiny(seed=2)}))
+    log = AuditLog(sweep)
+    log.write("began", runs=["one"])
+    log.write("notice", text="a word")
+    Suspensions(sweep).end_round()
+    (sweep / "clients.json").write_bytes(sealed({"data": []}))
+    assert main(["check", str(tmp_path)]) == 0
+    assert f"{sweep}: whole; a list of runs, 2 of them begun" in capsys.readouterr().out
+    for name, old, new in (
+        ("audit.jsonl", "a word", "no word"),
+        ("clients.json", "[]", "[1]"),
+        ("sweep.json", '"seed": 1', '"seed": 3'),
+    ):
+        file = sweep / name
+        text = file.read_text()
+        file.write_text(text.replace(old, new))
+        assert main(["check", str(sweep)]) == 1
+        said = capsys.readouterr().out
+        assert f"{file}" in said
+        assert f"{sweep}: damaged" in said
+        assert f"{sweep / 'two'}: whole" in said
+        file.write_text(text)
 
 
 def test_check_looks_through_whole_folders(whole, tmp_path, capsys):

@@ -18,6 +18,8 @@ from fedproto.rounds.planning import check_fits
 from fedproto.rounds.runs import Run
 from fedproto.simulate import initial_state, load_federations, model_for
 from fedproto.strategies.aggregation import MEAN, combine
+from fedproto.strategies.feddyn import FedDyn
+from fedproto.strategies.scaffold import Scaffold
 from fedproto.tasks import task_named
 from fedproto.types import ClientUpdate, ClientWeights, ServerState
 from helpers import (
@@ -144,6 +146,8 @@ def test_rules_that_leave_everything_are_the_mean(strategy, options):
         if tensor.dtype == torch.float64:
             torch.testing.assert_close(other.params[name], tensor, rtol=0, atol=1e-12)
     assert same_tensors(plain.buffers, other.buffers)
+    for name, tensor in plain.memory.items():
+        torch.testing.assert_close(other.memory[name], tensor, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(counted, shares)
 
 
@@ -291,6 +295,39 @@ def test_robust_rules_bear_a_hostile_client_in_ten_and_the_mean_does_not():
         {"clip_norm": "median"},
     ):
         assert accuracy_on_digits(Hostile, **options) > honest - 0.06, options
+
+
+BOUNDED = [
+    AggregateOptions(clip_norm="median", clip_times=1.5),
+    *(AggregateOptions(rule=rule) for rule in RULES if rule != "mean"),
+]
+
+
+@pytest.mark.parametrize("options", BOUNDED, ids=lambda one: f"{one.rule} {one.clip_norm}")
+@pytest.mark.parametrize("strategy", [Scaffold(), FedDyn()], ids=strategy_name)
+def test_what_feeds_the_servers_memory_is_bounded_as_the_weights_are(strategy, options):
+    """One client in five tells a way a million times as long as it was."""
+    state, setting = state_for(strategy), make_setting()
+    honest = [update_for(strategy, client) for client in range(5)]
+    liar = honest[0]
+    far = {
+        name: state.params[name] + 1e6 * (one - state.params[name])
+        for name, one in liar.params.items()
+    }
+    told = {name: 1e6 * one for name, one in liar.payload.items()}
+    hostile = [replace(liar, params=far, payload=told), *honest[1:]]
+
+    def moved(updates, rule):
+        weights = strategy.weigh(state, updates)
+        after, _ = strategy.aggregate(state, updates, weights, setting, rule)
+        squares = [
+            (after.memory[name] - old).double().square().sum() for name, old in state.memory.items()
+        ]
+        return float(torch.stack(squares).sum().sqrt())
+
+    usual = moved(honest, MEAN)
+    assert moved(hostile, MEAN) > 1000 * usual
+    assert moved(hostile, options) < 3 * usual
 
 
 def test_fedproto_keeps_its_memory_under_every_rule():

@@ -135,7 +135,7 @@ cohorts = st.lists(
     max_size=6,
     unique_by=lambda one: one[0],  # of equal values a trimmed mean cuts any
 )
-by_class = st.sampled_from([BY_CLASS, BY_COUNTS, replace(BY_CLASS, weights="balanced"), Guided()])
+by_class = st.sampled_from([BY_CLASS, BY_COUNTS, replace(BY_CLASS, weights="balanced")])
 rules = st.sampled_from(
     [
         MEAN,
@@ -184,6 +184,13 @@ def test_krum_without_a_holder_keeps_the_row():
     outlier = update(4, 900.0, [0, 0, 5])
     result = combined(BY_CLASS, [*updates, outlier], AggregateOptions(rule="multi-krum", krum=1))
     assert rows(result) == pytest.approx([0.15, 2, 3])
+
+
+def test_rows_have_no_geometric_median():
+    options = AggregateOptions(rule="geometric-median")
+    options.check_fits(5, pooled=False, weighs_tensors=FedAvg().weighs_tensors)
+    with pytest.raises(ConfigError, match="class by class"):
+        options.check_fits(5, pooled=False, weighs_tensors=BY_CLASS.weighs_tensors)
 
 
 # Balanced attention
@@ -322,6 +329,23 @@ def test_what_is_rehearsed_comes_from_the_asked_model(strategy):
     assert (SEEN_SUM in FedProto(rehearsal=1.0, rehearsed="trained").payload(SETTING, 3)) is False
 
 
+def test_no_client_makes_what_others_rehearse_absurd():
+    strategy = FedAvg(rehearsal=1.0)
+    honest = [
+        update(k, 0.0, [1, 1, 0], told([[3.0, 4], [0, 5 + k], [0, 0]], [1, 1, 0])) for k in range(4)
+    ]
+    plain = strategy.rehearsable(honest)
+    assert plain.mean[1].tolist() == [0, 6.5], "lengths of 5 to 8 are left as they are"
+    for lie in (1e29, -1e29, 1e4):
+        liar = update(4, 0.0, [1, 0, 0], told([[lie, 0.0], [0, 0], [0, 0]], [1, 0, 0]))
+        found = strategy.rehearsable([*honest, liar]).mean
+        # the median of the nine lengths is 5, so the liar's is at most 15, a fifth of the class
+        torch.testing.assert_close(
+            found[0, 0], torch.tensor((4 * 3 + (15 if lie > 0 else -15)) / 5).double()
+        )
+        assert found[1].tolist() == plain.mean[1].tolist()
+
+
 def test_a_model_that_cannot_rehearse_says_so_or_does_without():
     """As DeepLab, whose decoder also takes low-level features."""
     without = replace(SETTING, scores_features=False)
@@ -329,6 +353,9 @@ def test_a_model_that_cannot_rehearse_says_so_or_does_without():
         FedAvg(rehearsal=0.5).server_memory(without)
     guided = Guided(rehearsal=0.5)
     assert guided.server_memory(without) == {}
+    # its head is averaged by class instead
+    updates = [update(0, 10.0, [1, 1, 0]), update(1, 20.0, [1, 0, 0])]
+    assert rows(combined(guided, updates, setting=without)) == pytest.approx([15, 10, 3])
     assert guided.payload(without, 3).keys() == {CLASSES}
     local = Local(3, 1, 0.1, torch.tensor([1, 0, 2]), {}, {}, {})
     assert guided.objective(local).virtual is None

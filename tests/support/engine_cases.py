@@ -128,7 +128,8 @@ STRATEGIES: list[Strategy] = [
     FedRS(head="by-class", rehearsal=0.3, rehearsed="running"),
     FedProto(head="by-class", head_weights="margins", rehearsal=0.2, rehearsed="trained"),
     FedProto(weights="balanced", rehearsal=0.2, rehearsed="received"),
-    Guided(flip=0.3),
+    Guided(),
+    Guided(rehearsal=0.0, head="by-class", flip=0.3),
     Everything(),
 ]
 

@@ -1,16 +1,15 @@
-"""Features in the plane: t-SNE by scikit-learn, or by openTSNE where that is installed."""
+"""Features in the plane: t-SNE with every pair of vectors counted, in blocks that fit the cache."""
 
 from __future__ import annotations
 
-import contextlib
-import importlib.util
-import io
-import re
+import math
 from collections.abc import Callable
-from typing import Any, Literal, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fedproto.data.masks import palette
 from fedproto.errors import ConfigError
@@ -18,11 +17,12 @@ from fedproto.errors import ConfigError
 OnStep: TypeAlias = Callable[[int, int], None]
 """Is told how many of how many steps are done."""
 
-TsneLibrary: TypeAlias = Literal["auto", "scikit-learn", "openTSNE"]
-
 STEPS = 1000
 _EXAGGERATED = 250
+_EXAGGERATION = 12.0
 _EVERY = 50
+_BLOCK = 2**17
+"""Pairs of points that are looked at together: what a core's own cache holds."""
 
 # Okabe and Ito's palette and two more that stay apart from it with all kinds of colour vision.
 CLASS_COLORS = (
@@ -40,46 +40,128 @@ CLASS_COLORS = (
 
 
 def embed(
-    e_nd: NDArray[np.float32],
-    *,
-    seed: int = 0,
-    perplexity: float = 30.0,
-    library: TsneLibrary = "auto",
-    on_step: OnStep | None = None,
+    e_nd: NDArray[np.float32], *, perplexity: float = 30.0, on_step: OnStep | None = None
 ) -> NDArray[np.float64]:
     """t-SNE (van der Maaten & Hinton 2008): a point in the plane per feature vector.
 
-    Starts from the first two principal components, so that the picture does not depend on luck.
+    Starts from the first two principal components; nothing in it is random. Neighbours further away
+    than the nearest three times the perplexity count as none, and steps are as long and as heavy as
+    scikit-learn's.
 
     Args:
         e_nd: Features ``[N, D]``, at least four.
-        seed: For what is random in the methods.
         perplexity: Roughly how many neighbours count; brought down to a third of few vectors.
-        library: Which implementation; openTSNE, which is faster for many vectors, where installed.
         on_step: Is told how far it is.
 
     Returns:
-        Places ``[N, 2]``.
+        Points ``[N, 2]``.
 
     Raises:
-        ConfigError: If there are too few vectors or the library is not installed.
+        ConfigError: If there are too few vectors, or they are not finite.
     """
-    if len(e_nd) < 4:
-        raise ConfigError(f"t-SNE needs at least four feature vectors, not {len(e_nd)}")
-    perplexity = min(perplexity, (len(e_nd) - 1) / 3)
-    say = on_step or _silent
+    number = len(e_nd)
+    if number < 4:
+        raise ConfigError(f"t-SNE needs at least four feature vectors, not {number}")
+    if not np.isfinite(e_nd).all():
+        raise ConfigError("t-SNE needs finite feature vectors; has the model diverged?")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # blocks are small, and the bits do not depend on the machine
+    try:
+        return _points(e_nd, min(perplexity, (number - 1) / 3), on_step or _silent)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _points(e_nd: NDArray[np.float32], perplexity: float, say: OnStep) -> NDArray[np.float64]:
+    number = len(e_nd)
     say(0, STEPS)
-    if _chosen(library) == "openTSNE":
-        points = _by_opentsne(e_nd, seed, perplexity, say)
-    else:
-        points = _by_sklearn(e_nd, seed, perplexity, say)
-    say(STEPS, STEPS)
-    return np.asarray(points, dtype=np.float64)
+    e = torch.from_numpy(np.ascontiguousarray(e_nd)).double()
+    near_nn = _neighbourhoods(e, perplexity)
+    y_n2 = _principal(e).float()
+    gain_n2, way_n2 = torch.ones_like(y_n2), torch.zeros_like(y_n2)
+    rate = max(number / _EXAGGERATION / 4, 50.0)
+    for step in range(STEPS):
+        early = step < _EXAGGERATED
+        slope_n2 = _slope(y_n2, near_nn, _EXAGGERATION if early else 1.0)
+        turned = way_n2 * slope_n2 < 0
+        gain_n2 = torch.where(turned, gain_n2 + 0.2, gain_n2 * 0.8).clamp_(min=0.01)
+        way_n2 = (0.5 if early else 0.8) * way_n2 - rate * gain_n2 * slope_n2
+        y_n2 = y_n2 + way_n2
+        if (step + 1) % _EVERY == 0:
+            say(step + 1, STEPS)
+    return y_n2.double().numpy()
 
 
-def can_embed() -> bool:
-    """Whether one of the libraries is installed."""
-    return any(importlib.util.find_spec(name) is not None for name in ("sklearn", "openTSNE"))
+def _neighbourhoods(e_nd: Tensor, perplexity: float) -> Tensor:
+    """How much each two vectors are neighbours, symmetric and of sum one, ``[N, N]``."""
+    number = len(e_nd)
+    count = min(number - 1, int(3 * perplexity + 1))
+    square_nk, index_nk = (
+        torch.cat(parts)
+        for parts in zip(
+            *(
+                torch.cdist(part, e_nd).square().topk(count + 1, largest=False)
+                for part in e_nd.split(1024)
+            ),
+            strict=True,
+        )
+    )
+    # A vector is its own nearest neighbour, unless others are just the same.
+    itself = index_nk == torch.arange(number).unsqueeze(1)
+    itself[~itself.any(dim=1), -1] = True
+    square_nk = square_nk[~itself].view(number, count)
+    index_nk = index_nk[~itself].view(number, count)
+    chance_nk = _calibrated(square_nk, math.log(perplexity))
+    near_nn = torch.zeros(number, number).scatter_(1, index_nk, chance_nk.float())
+    return near_nn.add_(near_nn.t().clone()).div_(2 * number)
+
+
+def _calibrated(square_nk: Tensor, entropy: float) -> Tensor:
+    """Chances of neighbours under a Gaussian as wide, for each vector, as its entropy asks for."""
+    square_nk = square_nk - square_nk[:, :1].clone()
+    scale_n1 = square_nk.mean(dim=1, keepdim=True).clamp(min=1e-300)
+    low_n1, high_n1 = torch.full_like(scale_n1, -60.0), torch.full_like(scale_n1, 60.0)
+    for _ in range(60):
+        beta_n1 = (low_n1 + high_n1) / 2
+        weight_nk = torch.exp(-square_nk / scale_n1 * beta_n1.exp())
+        chance_nk = weight_nk / weight_nk.sum(dim=1, keepdim=True)
+        found_n1 = torch.special.entr(chance_nk).sum(dim=1, keepdim=True)
+        wide = found_n1 > entropy
+        low_n1 = torch.where(wide, beta_n1, low_n1)
+        high_n1 = torch.where(wide, high_n1, beta_n1)
+    return chance_nk
+
+
+def _principal(e_nd: Tensor) -> Tensor:
+    """The first two principal components, scaled down, ``[N, 2]``."""
+    centred_nd = e_nd - e_nd.mean(dim=0)
+    axes_d2: Tensor = torch.linalg.eigh(centred_nd.t() @ centred_nd).eigenvectors.flip(1)[:, :2]
+    if axes_d2.shape[1] < 2:
+        axes_d2 = torch.cat([axes_d2, torch.zeros_like(axes_d2)], dim=1)
+    # An axis may as well point the other way; the largest of its parts says which.
+    sign_2 = axes_d2.gather(0, axes_d2.abs().argmax(dim=0, keepdim=True)).sign()
+    y_n2 = centred_nd @ (axes_d2 * torch.where(sign_2 == 0, 1.0, sign_2))
+    return y_n2 / y_n2[:, 0].std().clamp(min=1e-300) * 1e-4
+
+
+def _slope(y_n2: Tensor, near_nn: Tensor, exaggeration: float) -> Tensor:
+    """The gradient of the Kullback-Leibler divergence by the points, ``[N, 2]``."""
+    number = len(y_n2)
+    one_n1, square_n1 = torch.ones(number, 1), y_n2.square().sum(dim=1, keepdim=True)
+    left_n4 = torch.cat([-2 * y_n2, square_n1 + 1, one_n1], dim=1)
+    right_4n = torch.cat([y_n2, one_n1, square_n1], dim=1).t().contiguous()
+    point_3n = torch.cat([y_n2, one_n1], dim=1).t().contiguous()
+    total, pull_3n, push_3n = -float(number), torch.empty_like(point_3n), point_3n.clone()
+    rows = max(1, _BLOCK // number)
+    for start in range(0, number, rows):
+        part = slice(start, start + rows)
+        # 1 / (1 + squared distance), which rounding must not make more than 1.
+        q_bn = (left_n4[part] @ right_4n).clamp_(min=1).reciprocal_()
+        total += float(q_bn.sum())
+        pull_3n[:, part] = point_3n @ (near_nn[part] * q_bn).t()
+        push_3n[:, part] = point_3n @ q_bn.square_().t()
+    force_3n = exaggeration * pull_3n - push_3n / total
+    return 4 * (force_3n[2:] * y_n2.t() - force_3n[:2]).t()
 
 
 def class_colors(num_classes: int, *, label_maps: bool) -> list[str]:
@@ -93,65 +175,3 @@ def class_colors(num_classes: int, *, label_maps: bool) -> list[str]:
 
 def _silent(done: int, total: int) -> None:
     del done, total
-
-
-def _chosen(library: TsneLibrary) -> str:
-    wanted = {"scikit-learn": "sklearn", "openTSNE": "openTSNE"}
-    if library == "auto":
-        found = importlib.util.find_spec("openTSNE") is not None
-        library = "openTSNE" if found else "scikit-learn"
-    if importlib.util.find_spec(wanted[library]) is None:
-        extra = "'fedproto[analysis]'" if library == "scikit-learn" else "openTSNE"
-        raise ConfigError(f"t-SNE needs {library}: pip install {extra}")
-    return library
-
-
-def _by_opentsne(
-    e_nd: NDArray[np.float32], seed: int, perplexity: float, say: OnStep
-) -> NDArray[np.float64]:
-    from openTSNE import TSNE
-
-    done = 0
-
-    def progress(iteration: int, error: float, embedding: Any) -> None:
-        nonlocal done
-        del iteration, error, embedding  # it counts each of its two phases from the start
-        done += _EVERY
-        say(min(done, STEPS), STEPS)
-
-    return np.asarray(
-        TSNE(
-            perplexity=perplexity,
-            random_state=seed,
-            n_iter=STEPS - _EXAGGERATED,
-            early_exaggeration_iter=_EXAGGERATED,
-            callbacks=progress,
-            callbacks_every_iters=_EVERY,
-        ).fit(e_nd)
-    )
-
-
-def _by_sklearn(
-    e_nd: NDArray[np.float32], seed: int, perplexity: float, say: OnStep
-) -> NDArray[np.float64]:
-    from sklearn.manifold import TSNE
-
-    with contextlib.redirect_stdout(_Steps(say)):
-        return np.asarray(
-            TSNE(
-                perplexity=perplexity, random_state=seed, init="pca", max_iter=STEPS, verbose=2
-            ).fit_transform(e_nd)
-        )
-
-
-class _Steps(io.TextIOBase):
-    """Reads how far scikit-learn is from what it prints, the only way in which it tells."""
-
-    def __init__(self, say: OnStep) -> None:
-        self._say = say
-
-    def write(self, text: str) -> int:
-        found = re.search(r"Iteration (\d+):", text)
-        if found:
-            self._say(min(int(found[1]), STEPS), STEPS)
-        return len(text)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,6 @@ from fedproto.api.result import Result
 from fedproto.errors import DataError
 from fedproto.report import analysing
 from fedproto.report.subject import open_subject
-
-_log = logging.getLogger("fedproto")
 
 
 def analyse(
@@ -45,7 +42,7 @@ def analyse(
         FedprotoError: If a part is unknown, or the run's data or model are not at hand.
     """
     request = analysing.AnalysisRequest(
-        what=tuple(what if what is not None else analysing.possible_parts(_log.info)),
+        what=tuple(analysing.PARTS if what is None else what),
         reference=None if reference is None else str(reference),
         samples=samples,
         pictures=pictures,

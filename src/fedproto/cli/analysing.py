@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
+from multiprocessing import get_all_start_methods, get_context
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, TypeAlias
 
+import torch
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -16,14 +20,13 @@ from fedproto.analysis.runs import attention_spread, pearson
 from fedproto.cli.options import DataRoot, Directories
 from fedproto.cli.tables import print_table
 from fedproto.data import DataSource, Federation, data_root
+from fedproto.engines.base import available_cores
 from fedproto.errors import ConfigError, FedprotoError
 from fedproto.report.analysing import (
     MODEL_MEASURES,
     PARTS,
     AnalysisRequest,
-    OnStep,
     analyse,
-    possible_parts,
 )
 from fedproto.report.arrangement import arrange
 from fedproto.report.results import StoredRun, find_runs
@@ -49,6 +52,12 @@ COLUMNS = {
     "mmd": "MMD²",
     "attention": "attention ÷ equal",
 }
+
+
+Result: TypeAlias = "tuple[int, dict[str, float]] | FedprotoError"
+"""After how many rounds a model was looked at and what was found; or why it was not."""
+
+_federations: dict[DataSource, Federation] = {}
 
 
 def analyse_runs(
@@ -77,22 +86,22 @@ def analyse_runs(
     """
     del data_root
     request = AnalysisRequest(
-        what=tuple(what or possible_parts(_say)),
+        what=tuple(what or PARTS),
         reference=None if reference is None else str(reference),
         samples=samples,
         pictures=pictures,
         measures=tuple(measure or ()),
     )
     runs = find_runs(directories)
-    federations: dict[DataSource, Federation] = {}
     found = []
-    with _progress(len(runs)) as step_of:
-        for index, run in enumerate(runs):
-            subject = open_subject(run.path, _federation(run, federations))
-            found.append(analyse(subject, request, step_of(index, run)))
-            if as_json:
-                line = {"run": str(run.path), "round": subject.state.round, **found[-1]}
-                typer.echo(json.dumps({**line, **_attention(run)}))
+    for run, result in zip(runs, _look_into([(run, request) for run in runs]), strict=True):
+        if isinstance(result, FedprotoError):
+            raise result
+        round_, facts = result
+        found.append(facts)
+        if as_json:
+            line = {"run": str(run.path), "round": round_, **facts}
+            typer.echo(json.dumps({**line, **_attention(run)}))
     if not as_json:
         _print_table(runs, found)
         for run in runs:
@@ -100,66 +109,81 @@ def analyse_runs(
     _say_correlation(found, as_json)
 
 
-def _say(text: str) -> None:
-    typer.echo(text, err=True)
-
-
 def analyse_missing(directories: Sequence[Path]) -> None:
     """Makes what the report page shows of models, for all runs that lack some of it.
 
     A run that cannot be looked into, for want of its data or a checkpoint, is named and left out.
     """
-    wanted = {name: PAGE_PARTS[name] for name in possible_parts(_say) if name in PAGE_PARTS}
-    federations: dict[DataSource, Federation] = {}
-    runs = find_runs(directories)
-    with _progress(len(runs)) as step_of:
-        for index, run in enumerate(runs):
-            missing = [
-                name for name, file in wanted.items() if not (run.path / "analysis" / file).exists()
-            ]
-            if not set(missing) - {"maps"}:  # only segmentation has them
-                continue
-            try:
-                subject = open_subject(run.path, _federation(run, federations))
-                analyse(subject, AnalysisRequest(what=tuple(missing)), step_of(index, run))
-            except FedprotoError as error:
-                typer.echo(f"not analysed: {error}", err=True)
+    tasks = []
+    for run in find_runs(directories):
+        missing = [
+            name for name, file in PAGE_PARTS.items() if not (run.path / "analysis" / file).exists()
+        ]
+        if set(missing) - {"maps"}:  # only segmentation has them
+            tasks.append((run, AnalysisRequest(what=tuple(missing))))
+    for result in _look_into(tasks):
+        if isinstance(result, FedprotoError):
+            typer.echo(f"not analysed: {result}", err=True)
 
 
-def _federation(run: StoredRun, known: dict[DataSource, Federation]) -> Federation:
-    source = run.config.data
-    if source is None:
-        raise ConfigError(
-            f"{run.path} was started from Python with own data; look into it from there:"
-            " fedproto.analyse(fedproto.load(run, model=..., data=...))"
-        )
-    if source not in known:
-        known[source] = source.load(data_root())
-    return known[source]
+def _look_into(tasks: Sequence[tuple[StoredRun, AnalysisRequest]]) -> Iterator[Result]:
+    """What is found in each run, in their order; on a CPU they are looked into side by side."""
+    _federations.clear()  # the folder of the data may be another one than before
+    given = [(run.path, run.config.data, request) for run, request in tasks]
+    cores = min(available_cores(), len(tasks))
+    if cores < 2 or torch.cuda.is_available() or "fork" not in get_all_start_methods():
+        yield from _counted(map(_look, given), len(tasks))
+        return
+    for _, source, _ in given:
+        with suppress(FedprotoError):  # which the process will meet too
+            if source is not None:
+                _federation(source)
+    # One thread each: two that wait for each other collapse on a machine that is busy.
+    pool = ProcessPoolExecutor(cores, get_context("fork"), torch.set_num_threads, (1,))
+    try:
+        yield from _counted(pool.map(_look, given), len(tasks))
+    except BrokenProcessPool:
+        raise FedprotoError(
+            "a process that looked into a run was killed; is there enough memory? Look into fewer"
+            " runs at once"
+        ) from None
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
-@contextmanager
-def _progress(number: int) -> Iterator[Any]:
-    """A bar on a terminal, silence elsewhere."""
+def _look(task: tuple[Path, DataSource | None, AnalysisRequest]) -> Result:
+    path, source, request = task
+    try:
+        if source is None:
+            raise ConfigError(
+                f"{path} was started from Python with own data; look into it from there:"
+                " fedproto.analyse(fedproto.load(run, model=..., data=...))"
+            )
+        subject = open_subject(path, _federation(source))
+        return subject.state.round, analyse(subject, request, lambda *_: None)
+    except FedprotoError as error:
+        return error
+
+
+def _federation(source: DataSource) -> Federation:
+    """The data of runs, loaded once; processes that are forked later find it there."""
+    if source not in _federations:
+        _federations[source] = source.load(data_root())
+    return _federations[source]
+
+
+def _counted(results: Iterable[Result], number: int) -> Iterator[Result]:
+    """Shows a bar on a terminal, nothing elsewhere."""
     console = Console(stderr=True)
     with Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.completed} of {task.total} runs"),
         BarColumn(),
         TimeElapsedColumn(),
         console=console,
         transient=True,
         disable=not console.is_terminal,
     ) as bars:
-        bar = bars.add_task("", total=None)
-
-        def step_of(index: int, run: StoredRun) -> OnStep:
-            def step(text: str, done: int, total: int) -> None:
-                title = f"{index + 1}/{number} {run.config.title}: {text}"
-                bars.update(bar, description=title, completed=done, total=total)
-
-            return step
-
-        yield step_of
+        yield from bars.track(results, total=number)
 
 
 def _attention(run: StoredRun) -> dict[str, dict[str, float]]:

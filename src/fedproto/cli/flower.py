@@ -18,13 +18,14 @@ import typer
 from fedproto.cli.options import DataRoot
 from fedproto.cli.outcome import conclude
 from fedproto.cli.progress import progress_for
-from fedproto.cli.running import Out, Overrides, Quiet, fresh_directory
+from fedproto.cli.running import Out, Overrides, Quiet, Rounds, fresh_directory
 from fedproto.config import RunConfig
 from fedproto.config.recipe import read_recipe
 from fedproto.errors import ConfigError, FedprotoError, StoreError
 from fedproto.flower.defence import defended
 from fedproto.simulate import load_federations
 from fedproto.store import RunStore, is_run
+from fedproto.store.extending import extend
 from fedproto.store.sweeps import create_sweep, is_sweep, open_runs
 
 group = typer.Typer(name="flower", help=__doc__, no_args_is_help=True)
@@ -48,6 +49,7 @@ def up(
         Path | None,
         typer.Option(help="Keep keys, logs and databases here; a temporary folder by default."),
     ] = None,
+    rounds: Rounds = None,
     quiet: Quiet = False,
     data_root: DataRoot = None,
 ) -> None:
@@ -59,7 +61,7 @@ def up(
     from fedproto.flower.keys import make_keys
     from fedproto.flower.server_app import INSECURE
 
-    path, stores, clients = _runs_here(source, overrides, out)
+    path, stores, clients = _runs_here(source, overrides, out, rounds)
     if insecure:
         typer.secho(INSECURE, err=True, fg="red", bold=True)
     with contextlib.ExitStack() as stack:
@@ -142,13 +144,14 @@ def submit(
     server: ServerFolder,
     overrides: Overrides = None,
     out: Out = None,
+    rounds: Rounds = None,
     quiet: Quiet = False,
     data_root: DataRoot = None,
 ) -> None:
     """Run a recipe on the server that runs on this host, or go on with a run."""
     del data_root
     _need_flwr()
-    path, stores = _runs(source, overrides, out)
+    path, stores = _runs(source, overrides, out, rounds)
     control = _control(server)
     with _interrupted(path, stores) as on_interrupt:
         run = control.submit(path)
@@ -164,6 +167,7 @@ def simulate(
     source: Source,
     overrides: Overrides = None,
     out: Out = None,
+    rounds: Rounds = None,
     quiet: Quiet = False,
     data_root: DataRoot = None,
 ) -> None:
@@ -174,7 +178,7 @@ def simulate(
         raise ConfigError("Ray is not installed; pip install 'fedproto[ray]'")
     from fedproto.flower.ray import simulate_on_ray
 
-    path, stores, clients = _runs_here(source, overrides, out)
+    path, stores, clients = _runs_here(source, overrides, out, rounds)
     with _interrupted(path, stores), progress_for(stores) as watcher:
         simulate_on_ray(path, clients, watcher)
     _summary(stores, quiet=quiet)
@@ -216,23 +220,23 @@ def _control(server: Path) -> Any:
 
 
 def _runs(
-    source: str, overrides: Sequence[str] | None, out: Path | None
+    source: str, overrides: Sequence[str] | None, out: Path | None, rounds: int | None
 ) -> tuple[Path, list[RunStore]]:
     """The directory of a recipe's runs, made now, or of runs to go on with."""
-    found = _going_on(source, overrides, out)
+    found = _going_on(source, overrides, out, rounds)
     if found is not None:
         return found
     return _new_runs(source, read_recipe(source, overrides or []), out)
 
 
 def _runs_here(
-    source: str, overrides: Sequence[str] | None, out: Path | None
+    source: str, overrides: Sequence[str] | None, out: Path | None, rounds: int | None
 ) -> tuple[Path, list[RunStore], int]:
     """The same where all data is on this machine, with the number of clients.
 
     The data is loaded before anything is written, so that a mistake leaves nothing behind.
     """
-    found = _going_on(source, overrides, out)
+    found = _going_on(source, overrides, out, rounds)
     if found is not None:
         path, stores = found
         return path, stores, _number_of_clients([store.config for store in stores])
@@ -246,16 +250,22 @@ def _runs_here(
 
 
 def _going_on(
-    source: str, overrides: Sequence[str] | None, out: Path | None
+    source: str, overrides: Sequence[str] | None, out: Path | None, rounds: int | None
 ) -> tuple[Path, list[RunStore]] | None:
     path = Path(source)
     if not (is_run(path) or is_sweep(path)):
+        if rounds is not None:
+            raise ConfigError(
+                f"--rounds is for a run that goes on; for a new one: --set schedule.rounds={rounds}"
+            )
         return None
     if overrides or out:
         raise ConfigError(f"{source} is a run: it goes on as it is, without --set and --out")
+    if rounds is not None:
+        extend(path, rounds)
     stores = open_runs(path)
     if all(store.finished for store in stores):
-        raise StoreError(f"{source} is finished; nothing is left to do")
+        raise StoreError(f"{source} is finished; give it more rounds with --rounds")
     return path, stores
 
 

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedproto.cli.options import AsJson, Directories
+from fedproto.errors import StoreError
 from fedproto.options.registry import extended
 from fedproto.options.sources import summaries
 
@@ -22,13 +23,20 @@ def check(
     paths: Directories,
 ) -> None:
     """Look for damage in run directories and say what can be saved."""
-    from fedproto.store.checking import check_run
-    from fedproto.store.sweeps import found_in
+    from fedproto.store.checking import check_run, check_sweep
+    from fedproto.store.sweeps import is_sweep
 
+    # What is there, not what a sweep's list names: the list may be what is damaged.
+    runs = [file.parent for path in paths for file in sorted(path.rglob("run.json"))]
+    sweeps = [
+        path for path in dict.fromkeys((*paths, *(run.parent for run in runs))) if is_sweep(path)
+    ]
+    if not runs and not sweeps:
+        raise StoreError(f"{paths[0]} holds no run: no run.json in it or below")
     broken = 0
-    for directory in found_in(paths):
-        verdict = check_run(directory)
-        typer.echo(f"{directory}: {'damaged' if verdict.faults else 'whole'}; {verdict.found}")
+    for verdict in (*map(check_sweep, sweeps), *map(check_run, runs)):
+        state = "damaged" if verdict.faults else "whole"
+        typer.echo(f"{verdict.path}: {state}; {verdict.found}")
         for fault in verdict.faults:
             typer.echo(f"  {fault}")
         if verdict.faults:

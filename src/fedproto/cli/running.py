@@ -53,6 +53,9 @@ LogTo = Annotated[
         help="Also send metrics to tensorboard or wandb; may be given several times.",
     ),
 ]
+Rounds = Annotated[
+    int | None, typer.Option(min=1, help="Go on to so many rounds in all, even if it is over.")
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No table at the end.")]
 
 
@@ -108,9 +111,7 @@ def resume(
     as_json: AsJson = False,
     quiet: Quiet = False,
     log_to: LogTo = None,
-    rounds: Annotated[
-        int | None, typer.Option(min=1, help="Go on to so many rounds in all, even if it is over.")
-    ] = None,
+    rounds: Rounds = None,
     data_root: DataRoot = None,
 ) -> None:
     """Continue a run or sweep that was stopped, or is to have more rounds."""

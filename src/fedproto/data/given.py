@@ -54,12 +54,13 @@ class Given:
             if test is None and all("test" in client for client in train):
                 test = [client["test"] for client in train]
             train = [client["train"] for client in train]
-        if isinstance(test, list) and len(test) != len(train):
+        each = isinstance(test, list) and not _gives_rows(test)
+        if each and len(test) != len(train):
             raise DataError(f"{len(test)} parts of test data for {len(train)} clients")
         self.number = len(train)
         self.class_names: tuple[str, ...] = ()
-        tests = [] if test is None else test if isinstance(test, list) else [test]
-        self._shared = test is not None and not isinstance(test, list)
+        tests = [] if test is None else test if each else [test]
+        self._shared = test is not None and not each
         self.parts: list[ClientData] = [self._plain(part, columns) for part in [*train, *tests]]
 
     def tests(self, parts: Sequence[Indices], seed: int) -> list[Indices] | None:
@@ -72,7 +73,7 @@ class Given:
 
     def _plain(self, part: Any, columns: tuple[str, str] | None) -> ClientData:
         """Rows as arrays; anything else as it is."""
-        if isinstance(part, (tuple, list)) or not _gives_rows(part):
+        if not _gives_rows(part):
             return part  # type: ignore[no-any-return]
         first = part[0]
         names = columns or (_column(first, INPUTS, "inputs"), _column(first, TARGETS, "targets"))

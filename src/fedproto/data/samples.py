@@ -264,7 +264,7 @@ def _as_arrays(client: Any, place: int) -> tuple[Any, Any]:
             part if isinstance(part, np.ndarray | Tensor) else torch.as_tensor(part)
             for part in client
         )
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RuntimeError) as error:
         raise DataError(f"client {place}: expected (inputs, labels) as arrays: {error}") from None
     if not inputs.shape or not labels.shape:
         raise DataError(f"client {place}: expected (inputs, labels) as arrays, not single numbers")

@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from fedproto.disk.atomic import explained, is_there
+from fedproto.errors import StoreError
 
 HASH = "hash"
 """The key under which sealed JSON carries its fingerprint."""
@@ -119,6 +123,29 @@ class Chain:
         kept = {name: value for name, value in data.items() if name not in UNTIMED}
         self.head = fingerprint(self.head.encode() + _text(kept))
         self.begun = True
+
+
+def read_linked(path: Path, chain: Chain | None = None) -> Iterator[dict[str, Any]]:
+    """The data of a file of linked lines; none where there is no file.
+
+    Args:
+        path: The file.
+        chain: Stands at the last line afterwards.
+
+    Raises:
+        StoreError: If a line was changed or is missing.
+    """
+    chain = chain or Chain()
+    with explained(path):
+        content = path.read_bytes() if is_there(path) else b""
+    for number, line in enumerate(content.split(b"\n")[:-1], start=1):
+        try:
+            data = read_json(line)
+            if not isinstance(data, dict):
+                raise DamagedError("it is no table")
+            yield chain.check(data)
+        except DamagedError as error:
+            raise StoreError(f"{path} line {number} is damaged: {error}") from None
 
 
 def _text(data: Any) -> bytes:

@@ -25,6 +25,7 @@ from fedproto.strategies.base import Strategy
 from fedproto.strategies.contract import Objective
 from fedproto.training import TrainOptions
 from fedproto.training.batch_norm import freeze
+from fedproto.types import ServerState
 
 WARM_UP = 2
 """Steps before a capture: kernels are chosen and work space is taken by the first ones."""
@@ -48,10 +49,27 @@ class CapturedEngine(ReferenceEngine):
         super().__init__(workload, channels_last=channels_last)
         self._kinds: dict[tuple[TrainOptions, float], _Kind] = {}
         self._pool = None if self._device.type != "cuda" else torch.cuda.graph_pool_handle()
+        self._held = self._model.state_dict()
 
     def close(self) -> None:
         """Frees the graphs with their memory."""
         self._kinds.clear()
+
+    def _load(self, state: ServerState) -> None:
+        """In one go: hundreds of small copies keep the host longer than the device."""
+        given = {**state.params, **state.buffers}
+        fits = given.keys() == self._held.keys() and all(
+            tensor.shape == self._held[name].shape for name, tensor in given.items()
+        )
+        if not fits:
+            super()._load(state)
+            return
+        for floating in (True, False):  # tensors of one type are copied together
+            names = [name for name, one in given.items() if one.is_floating_point() == floating]
+            if names:
+                torch._foreach_copy_(
+                    [self._held[name] for name in names], [given[name] for name in names]
+                )
 
     def _stepper(self, job: LocalJob, objective: Objective) -> Step:
         more = objective.linear is not None or objective.virtual is not None or objective.calibrated
@@ -89,10 +107,12 @@ class _Kind:
         if job.train.batch_norm == "frozen":
             freeze(model)
         self._rate.fill_(job.lr)
-        for tensor in _tensors(self._optimizer):
-            tensor.zero_()
-        for name, tensor in self._received.items():
-            tensor.copy_(job.state.params[name])
+        if remembered := _tensors(self._optimizer):
+            torch._foreach_zero_(remembered)
+        if self._received:
+            torch._foreach_copy_(
+                list(self._received.values()), [job.state.params[name] for name in self._received]
+            )
         return self._step
 
     def _step(self, inputs: Tensor, targets: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -91,13 +91,13 @@ class ReferenceEngine(Engine):
         """A client's part of a round: look, train, look again, report."""
         indices = self.workload.federation.train_indices(job.client)
         strategy, looks = job.strategy, job.strategy.looks
-        load_state(self._model, job.state)
+        self._load(job.state)
         if self._lacks_statistics(job.state):
             forget(self._model)
         local = self.local(job, indices)
         before = self._observe(indices, job.state, looks.before)
         with seeded(job.seed, self._device):
-            train_loss = self._fit(job, indices, strategy.objective(local))
+            loss, seen = self._fit(job, indices, strategy.objective(local))
         after = self._observe(indices, job.state, looks.after)
         params, buffers = read_state(self._model)
         report = strategy.report(local, params, before, after)
@@ -106,7 +106,8 @@ class ReferenceEngine(Engine):
             num_examples=len(indices),
             params=params,
             buffers={name: buffers[name] for name in job.state.buffers},
-            train_loss=train_loss,
+            # A device is asked last: until then it works while the host goes on.
+            train_loss=float(loss) / seen if seen else None,
             epochs_done=job.batches.epochs,
             steps=job.batches.steps,
             lr=job.lr,
@@ -140,21 +141,31 @@ class ReferenceEngine(Engine):
             self._class_counts[job.client] = torch.stack(counts).sum(dim=0)
         return self._class_counts[job.client]
 
-    def _fit(self, job: LocalJob, indices: Indices, objective: Objective) -> float | None:
-        """Local training; returns the mean loss over the last epoch."""
+    def _fit(self, job: LocalJob, indices: Indices, objective: Objective) -> tuple[Tensor, int]:
+        """Local training; returns the summed loss over the last epoch and its samples."""
         step = self._stepper(job, objective)
-        epoch_loss: Tensor | None = None
-        seen = 0
+        loss, seen = torch.zeros((), device=self._device), 0
         for epoch, batches in enumerate(job.batches):
-            epoch_loss, seen = torch.zeros((), device=self._device), 0
-            draws = None if job.augment is None else job.augment.draws(job.batches, epoch)
-            for batch in batches:
-                inputs, targets = self._samples.batch(indices[batch])
-                if job.augment is not None and draws is not None:
-                    inputs, targets = job.augment.apply(inputs, targets, draws[batch])
-                epoch_loss += step(inputs, targets) * len(batch)
-                seen += len(batch)
-        return None if epoch_loss is None else float(epoch_loss) / seen
+            loss, seen = torch.zeros_like(loss), 0
+            for inputs, targets in self._batches(job, indices, epoch, batches):
+                loss += step(inputs, targets) * len(inputs)
+                seen += len(inputs)
+        return loss, seen
+
+    def _batches(
+        self, job: LocalJob, indices: Indices, epoch: int, batches: Iterable[Indices]
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """What an epoch trains on, varied where that was asked for."""
+        draws = None if job.augment is None else job.augment.draws(job.batches, epoch)
+        for batch in batches:
+            inputs, targets = self._samples.batch(indices[batch])
+            if job.augment is not None and draws is not None:
+                inputs, targets = job.augment.apply(inputs, targets, draws[batch])
+            yield inputs, targets
+
+    def _load(self, state: ServerState) -> None:
+        """Puts a state's tensors into the engine's model."""
+        load_state(self._model, state)
 
     def _stepper(self, job: LocalJob, objective: Objective) -> Step:
         """What a local step does with a batch; it returns the loss of the batch alone."""

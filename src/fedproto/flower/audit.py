@@ -8,19 +8,17 @@ model, not for going on with a run.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from fedproto.config import RunConfig
 from fedproto.disk.atomic import append, explained
-from fedproto.disk.integrity import Chain, DamagedError, read_json
-from fedproto.errors import StoreError
+from fedproto.disk.integrity import Chain, read_linked
 from fedproto.rounds import Watcher
+from fedproto.store.checking import AUDIT_FILE
 from fedproto.types import RoundRecord
-
-AUDIT_FILE = "audit.jsonl"
 
 
 class AuditLog:
@@ -41,7 +39,7 @@ class AuditLog:
             with explained(self._path):
                 whole = self._path.read_bytes().rfind(b"\n") + 1
                 os.truncate(self._path, whole)
-        for _ in _checked(self._path, self._chain):
+        for _ in read_linked(self._path, self._chain):
             pass
 
     def write(self, event: str, **facts: Any) -> None:
@@ -61,20 +59,7 @@ def read_audit(folder: Path) -> list[dict[str, Any]]:
     Raises:
         StoreError: If a line was changed or is missing.
     """
-    return list(_checked(folder / AUDIT_FILE, Chain()))
-
-
-def _checked(path: Path, chain: Chain) -> Iterator[dict[str, Any]]:
-    with explained(path):
-        content = path.read_bytes() if path.exists() else b""
-    for number, line in enumerate(content.split(b"\n")[:-1], start=1):
-        try:
-            data = read_json(line)
-            if not isinstance(data, dict):
-                raise DamagedError("it is no event")
-            yield chain.check(data)
-        except DamagedError as error:
-            raise StoreError(f"{path} line {number} is damaged: {error}") from None
+    return list(read_linked(folder / AUDIT_FILE))
 
 
 class AuditedWatcher(Watcher):

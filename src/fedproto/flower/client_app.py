@@ -31,7 +31,7 @@ from fedproto.data.clients import Client
 from fedproto.data.federation import Federation
 from fedproto.engines.reference import ReferenceEngine, read_state
 from fedproto.errors import ConfigError, FedprotoError
-from fedproto.flower import greeting, wire
+from fedproto.flower import greeting, superexec, wire
 from fedproto.flower.parts import Refusal
 from fedproto.flower.privacy import PrivateEngine
 from fedproto.models.base import build_model
@@ -197,7 +197,7 @@ def this_node(config: RunConfig, context: Context) -> ThisNode:
     local = _number(context, "local-client", client)
     root = context.node_config.get("data-root")
     assert config.data is not None  # noqa: S101 - checked by the wire format
-    federation = config.data.load(data_root() if root is None else Path(str(root)))
+    federation = superexec.load(config.data, data_root() if root is None else Path(str(root)))
     if local >= len(federation.clients):
         raise ConfigError(
             f"the data here has clients 0 to {len(federation.clients) - 1}, not {local};"

@@ -16,7 +16,12 @@ ENVIRONMENT = {
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     # Otherwise every app resolves dependencies by itself; all hosts have them installed.
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    # Seconds between two looks for work; a second by default, for each message of a round.
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.3",
 }
+
+PROGRAMS = "bin"
+"""Folder of our programs that Flower's find before its own, in the home of a node."""
 
 _APP = """\
 [project]
@@ -59,8 +64,10 @@ def environment(home: Path) -> dict[str, str]:
         "FLWR_HOME": str(home),
         "FEDPROTO_DATA": str(data_root().resolve()),
         "FEDPROTO_PLUGINS": " ".join(loaded_plugins()),
-        # Flower's programs start others of theirs by name alone.
-        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
+        # Flower's programs start others of theirs by name alone, and one of these is ours.
+        "PATH": os.pathsep.join(
+            [str(home / PROGRAMS), str(Path(sys.executable).parent), os.environ.get("PATH", "")]
+        ),
         # They run in other directories than this one.
         "PYTHONPATH": os.pathsep.join(str(Path(part).resolve()) for part in inherited),
     }

@@ -12,9 +12,9 @@ from dataclasses import replace
 from fedproto.config import RunConfig
 from fedproto.strategies.aggregation import AggregateOptions
 
-CLIP = AggregateOptions(drop_beyond=3.0, clip_norm="median", clip_times=1.5, max_share=2.0)
+CLIP = AggregateOptions(drop_beyond=3.0, clip_norm="median", clip_times=1.5, max_share=1.5)
 """Who went three times as far as most is not used, who went 1.5 times as far is shortened to that,
-and nobody counts for more than two equal shares: hardly an honest client notices."""
+and nobody counts for more than one and a half equal shares: hardly an honest client notices."""
 
 DEFENCES = {
     "none": AggregateOptions(),

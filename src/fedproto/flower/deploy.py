@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -17,7 +18,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from fedproto.flower import commands, leash
+from fedproto.flower import commands, leash, superexec
 from fedproto.flower.control import Control, DeploymentError, answers
 from fedproto.flower.keys import Keys
 from fedproto.flower.names import node_name
@@ -152,13 +153,17 @@ class Deployment:
         folder = None if keys is None else keys.node(client).resolve()
         command = commands.supernode(folder, self._address, client, free_port(), self._node_config)
         name = node_name(client)
+        superexec.write_program(self._home(name) / commands.PROGRAMS, shlex.quote(sys.executable))
         if client in self.nodes:
             self.nodes[client].kill()  # lets go of what the one that ended still holds
         self.nodes[client] = node = self._start(name, command)
         return node
 
     def _start(self, name: str, command: Sequence[str]) -> Process:
-        return Process(name, command, self.folder, self.folder / f"home-{name}", self._state)
+        return Process(name, command, self.folder, self._home(name), self._state)
+
+    def _home(self, name: str) -> Path:
+        return self.folder / f"home-{name}"
 
     def end(self) -> None:
         """Ends all processes, the nodes first."""

@@ -37,6 +37,7 @@ class FlowerEngine(Engine):
         grid: Flower's connection to the nodes.
         config: Data, model and options of the jobs.
         nodes: Who is connected.
+        suspended: Who is left out for a while.
 
     Raises:
         ConfigError: If more clients are needed than a cohort has.
@@ -44,7 +45,14 @@ class FlowerEngine(Engine):
 
     clients_remember = True
 
-    def __init__(self, workload: Workload, grid: Grid, config: RunConfig, nodes: Nodes) -> None:
+    def __init__(
+        self,
+        workload: Workload,
+        grid: Grid,
+        config: RunConfig,
+        nodes: Nodes,
+        suspended: Suspensions,
+    ) -> None:
         super().__init__(workload)
         self._grid = grid
         self._config = config
@@ -59,9 +67,8 @@ class FlowerEngine(Engine):
         params = {name: one.to(dtype) for name, one in workload.model.named_parameters()}
         self._setting = setting_of(workload, params)
         self._given_up: set[int] = set()
-        self._suspended = Suspensions(config.flower.suspend_after, config.flower.suspend_rounds)
+        self._suspended = suspended
         self._failing: set[int] = set()
-        self._round = 0
         self._incidents: list[str] = []
         on_server = self._options.evaluate_on == "server"
         self._local = ReferenceEngine(workload) if on_server else None
@@ -78,11 +85,11 @@ class FlowerEngine(Engine):
             )
         if not jobs:
             return []
-        round_ = self._round = jobs[0].state.round
+        self._suspended.begin_round(jobs[0].state.round)
         results: dict[int, ClientUpdate | ClientFailure] = {
             place: ClientFailure(job.client, reason)
             for place, job in enumerate(jobs)
-            if (reason := self._suspended.reason(job.client, round_)) is not None
+            if (reason := self._suspended.reason(job.client)) is not None
         }
         ready = self._gather({job.client for place, job in enumerate(jobs) if place not in results})
         if isinstance(ready, str):
@@ -104,7 +111,7 @@ class FlowerEngine(Engine):
     def take_incidents(self) -> list[str]:
         """Clients turned away and tests that failed."""
         taken, self._incidents = self._incidents, []
-        return taken + self._suspended.take_notices() + self._nodes.take_notices()
+        return taken + self._suspended.end_round() + self._nodes.take_notices()
 
     def _gather(self, clients: set[int]) -> set[int] | str:
         """The clients that are connected, or why the round cannot be."""
@@ -166,7 +173,7 @@ class FlowerEngine(Engine):
             place = place_of[node]
             result = results[place] = self._read_update(answer, jobs[place])
             if isinstance(result, ClientFailure):
-                self._suspended.failed(result.client, self._round, result.reason)
+                self._suspended.failed(result.client, result.reason, self._options)
                 self._failing.add(result.client)
             else:
                 self._suspended.answered(result.client)
@@ -226,14 +233,14 @@ class FlowerEngine(Engine):
             tally = self._read_tally(answers[node], client, state.round, held)
             if isinstance(tally, Refusal):
                 self._incidents.append(f"not tested on client {client}: {tally.reason}")
-                self._suspended.failed(client, state.round - 1, tally.reason)
+                self._suspended.failed(client, tally.reason, self._options)
             else:
                 total = tally if total is None else total + tally
         return {} if total is None else self.workload.task.metrics(total)
 
     def _is_asked(self, client: int) -> bool:
         """Whether a client is worth a deadline: not one that just failed or is left out."""
-        return client not in self._failing and not self._suspended.reason(client, self._round)
+        return client not in self._failing and not self._suspended.reason(client)
 
     def _read_tally(self, answer: Answer, client: int, round_: int, held: int) -> Tensor | Refusal:
         content = _content(answer)

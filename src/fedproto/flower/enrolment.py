@@ -6,7 +6,6 @@ run directory; when a run goes on, a client may be absent, but not come back wit
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 
@@ -14,11 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedproto.config import RunConfig
+from fedproto.config import RunConfig, digest_of
 from fedproto.data.clients import Client
 from fedproto.data.federation import Federation
 from fedproto.data.samples import Samples
-from fedproto.disk.atomic import write_atomically
+from fedproto.disk.atomic import explained, is_there, write_atomically
+from fedproto.disk.integrity import DamagedError, read_json, sealed, unsealed
 from fedproto.errors import ConfigError, DataError, StoreError
 from fedproto.flower.greeting import Hello
 from fedproto.flower.nodes import Nodes
@@ -62,8 +62,10 @@ def enrol(config: RunConfig, nodes: Nodes, folder: Path) -> Federation:
         FedprotoError: If a client is missing, or clients contradict each other.
     """
     path = folder / "clients.json"
-    if path.exists():
-        return federation_of(config, _read(path))
+    data = digest_of({"data": config.to_dict()["data"]})
+    enrolled = _read(path, data)
+    if data in enrolled:
+        return federation_of(config, enrolled[data])
     number = config.flower.clients or getattr(config.data, "clients", None)
     if not isinstance(number, int):
         raise ConfigError(
@@ -80,8 +82,10 @@ def enrol(config: RunConfig, nodes: Nodes, folder: Path) -> Federation:
         )
     hellos = [nodes.hello_of(client) for client in range(number)]
     federation = federation_of(config, hellos)
-    text = json.dumps([asdict(hello) for hello in hellos], indent=2)
-    write_atomically(path, text.encode() + b"\n")
+    enrolled[data] = hellos
+    with explained(path):
+        tables = {name: [asdict(one) for one in each] for name, each in enrolled.items()}
+        write_atomically(path, sealed(tables))
     return federation
 
 
@@ -122,18 +126,34 @@ def federation_of(config: RunConfig, hellos: list[Hello]) -> Federation:
     )
 
 
-def _read(path: Path) -> list[Hello]:
+def _read(path: Path, data: str) -> dict[str, list[Hello]]:
+    """Who enrolled, by the digest of the data they were asked for.
+
+    Args:
+        path: The file.
+        data: What clients are meant in a file from before there were fingerprints.
+
+    Raises:
+        StoreError: If the file is damaged.
+    """
+    if not is_there(path):
+        return {}
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        return [
-            Hello(
-                **{
-                    **one,
-                    "input_shape": tuple(one["input_shape"]),
-                    "class_names": tuple(one.get("class_names", ())),
-                }
-            )
-            for one in found
-        ]
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise StoreError(f"{path} cannot be read: {error}; restore it from a copy") from None
+        with explained(path):
+            content = path.read_bytes()
+        tables = {data: read_json(content)} if content[:1] == b"[" else unsealed(content)[0]
+        return {
+            name: [
+                Hello(
+                    **{
+                        **one,
+                        "input_shape": tuple(one["input_shape"]),
+                        "class_names": tuple(one.get("class_names", ())),
+                    }
+                )
+                for one in hellos
+            ]
+            for name, hellos in tables.items()
+        }
+    except (DamagedError, TypeError, KeyError, AttributeError) as error:
+        raise StoreError(f"{path} is damaged: {error}; restore it from a copy") from None

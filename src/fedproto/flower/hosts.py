@@ -6,9 +6,10 @@ import json
 import shlex
 from pathlib import Path
 
-from fedproto.flower.commands import ENVIRONMENT
+from fedproto.flower.commands import ENVIRONMENT, PROGRAMS
 from fedproto.flower.keys import Keys
 from fedproto.flower.names import node_name
+from fedproto.flower.superexec import write_program
 
 SERVER_FILE = "server.json"
 NODE_PORT = 9094
@@ -23,6 +24,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 cd "$here"
 {environment}
 export FLWR_HOME="$here/flower"
+export PATH="$here/bin:$PATH"
 export FEDPROTO_STATE="${{FEDPROTO_STATE:-$here/state}}"
 exec {command}
 """
@@ -78,6 +80,7 @@ def write_host_files(keys: Keys, host: str, port: int, clients: int, install: Pa
         f"{install} /var/lib/fedproto",
     )
     for client in range(clients):
+        write_program(keys.node(client) / PROGRAMS, "python3")
         _write(
             keys.node(client),
             "supernode",

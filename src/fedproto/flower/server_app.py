@@ -24,6 +24,7 @@ from fedproto.flower.engine import FlowerEngine
 from fedproto.flower.enrolment import enrol
 from fedproto.flower.nodes import Nodes
 from fedproto.flower.progress import LogLines
+from fedproto.flower.suspension import Suspensions
 from fedproto.options.registry import load_plugin
 from fedproto.rounds import Watcher
 from fedproto.simulate import load_federations, simulate
@@ -74,6 +75,7 @@ def serve(grid: Grid, out: Path, watcher: Watcher | None = None) -> None:
     watcher = AuditedWatcher(watcher or LogLines(), log)
     if getattr(grid, "_insecure", False):
         watcher.notice(INSECURE)
+    suspended = Suspensions(out)
     nodes: dict[DataSource, Nodes] = {}
     federations: dict[DataSource, Federation] = {}
     for config in (store.config for store in stores if not store.finished):
@@ -94,6 +96,6 @@ def serve(grid: Grid, out: Path, watcher: Watcher | None = None) -> None:
     ) -> Engine:
         assert config.data is not None  # noqa: S101 - checked above
         workload = config.workload(federation, model, notify)
-        return FlowerEngine(workload, grid, config, nodes[config.data])
+        return FlowerEngine(workload, grid, config, nodes[config.data], suspended)
 
     simulate(stores, watcher, federations, engine_for, patience=PREDECESSOR_ENDS_WITHIN)

@@ -6,58 +6,104 @@ for some rounds; then it is tried again, and a single failure more suspends it f
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from fedproto.config import FlowerOptions
+from fedproto.disk.atomic import explained, is_there, write_atomically
+from fedproto.disk.integrity import DamagedError, sealed, unsealed
+from fedproto.errors import StoreError
+
+SUSPENSIONS_FILE = "suspensions.json"
 
 
 @dataclass
 class _Conduct:
     failures: int = 0
-    until: int = 0
+    left: int = 0
     times: int = 0
     reason: str = ""
 
 
 class Suspensions:
-    """Who is left out until when.
+    """Who is left out for how many rounds more.
 
     Args:
-        after: Failures in a row that suspend a client; 0 for never.
-        rounds: How many rounds it is left out the first time.
+        folder: Where it is kept, so that a server that starts again goes on with it.
+
+    Raises:
+        StoreError: If what was kept is damaged.
     """
 
-    def __init__(self, after: int, rounds: int) -> None:
-        self._after = after
-        self._rounds = rounds
-        self._conduct: dict[int, _Conduct] = {}
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / SUSPENSIONS_FILE
+        self._conduct = _read(self._path)
+        self._kept = self._tables()
+        self._round = 0
+        self._out: set[int] = set()
         self._notices: list[str] = []
 
-    def take_notices(self) -> list[str]:
-        """Who was suspended or let back in since the last call."""
+    def begin_round(self, round_: int) -> None:
+        """A round begins: whoever is left out in it has one less before it."""
+        self._round = round_
+        self._out = {client for client, conduct in self._conduct.items() if conduct.left}
+        for client in self._out:
+            self._conduct[client].left -= 1
+
+    def end_round(self) -> list[str]:
+        """Keeps how things stand; who was suspended or let back in during the round.
+
+        Raises:
+            StoreError: If it cannot be written.
+        """
+        tables = self._tables()
+        if tables != self._kept:
+            with explained(self._path):
+                write_atomically(self._path, sealed(tables))
+            self._kept = tables
         taken, self._notices = self._notices, []
         return taken
 
-    def reason(self, client: int, round_: int) -> str | None:
-        """Why a client is not asked in a round; None when it is."""
+    def reason(self, client: int) -> str | None:
+        """Why a client is not asked; None when it is."""
         conduct = self._conduct.get(client)
-        if conduct is None or round_ >= conduct.until:
+        if conduct is None or not (conduct.left or client in self._out):
             return None
         return (
-            f"suspended until round {conduct.until + 1} after {conduct.failures} failures,"
-            f" the last: {conduct.reason}"
+            f"suspended until round {self._round + conduct.left + 2} after {conduct.failures}"
+            f" failures, the last: {conduct.reason}"
         )
 
-    def failed(self, client: int, round_: int, reason: str) -> None:
-        """A client gave no usable answer in a round."""
+    def failed(self, client: int, reason: str, options: FlowerOptions) -> None:
+        """A client gave no usable answer."""
         conduct = self._conduct.setdefault(client, _Conduct())
         conduct.failures += 1
         conduct.reason = reason
-        if self._after and conduct.failures >= self._after:
-            conduct.until = round_ + 1 + self._rounds * 2**conduct.times
+        if options.suspend_after and conduct.failures >= options.suspend_after:
+            conduct.left = options.suspend_rounds * 2**conduct.times
             conduct.times += 1
-            self._notices.append(f"client {client} is {self.reason(client, round_ + 1)}")
+            self._notices.append(f"client {client} is {self.reason(client)}")
 
     def answered(self, client: int) -> None:
         """A client gave a usable answer: its failures before are forgotten."""
         conduct = self._conduct.pop(client, None)
         if conduct is not None and conduct.times:
             self._notices.append(f"client {client} answers again and is no longer suspended")
+
+    def _tables(self) -> dict[str, dict[str, int | str]]:
+        return {str(client): asdict(conduct) for client, conduct in self._conduct.items()}
+
+
+def _read(path: Path) -> dict[int, _Conduct]:
+    if not is_there(path):
+        return {}
+    try:
+        with explained(path):
+            tables, marked = unsealed(path.read_bytes())
+        if not marked:
+            raise DamagedError("its fingerprint is missing")
+        return {int(client): _Conduct(**table) for client, table in tables.items()}
+    except (DamagedError, ValueError, TypeError) as error:
+        raise StoreError(
+            f"{path} is damaged: {error}; delete it, and no client is suspended"
+        ) from None

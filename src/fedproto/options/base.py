@@ -169,13 +169,13 @@ def _within(value: float, limits: Mapping[str, float]) -> bool:
 
 def _range_text(limits: Mapping[str, float]) -> str:
     low = (
-        f"above {limits['above']:g}"
+        f"above {limits['above']:.12g}"
         if "above" in limits
-        else f"at least {limits['at_least']:g}"
+        else f"at least {limits['at_least']:.12g}"
         if "at_least" in limits
         else ""
     )
-    high = f"at most {limits['at_most']:g}" if "at_most" in limits else ""
+    high = f"at most {limits['at_most']:.12g}" if "at_most" in limits else ""
     text = " and ".join(part for part in (low, high) if part)
     return f" {text}" if text else ""
 

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from fedproto.errors import StoreError
-from fedproto.flower.audit import AUDIT_FILE, read_audit
+from fedproto.flower.audit import read_audit
+from fedproto.store.checking import AUDIT_FILE
 
 
 def accounts(runs: Iterable[Path]) -> dict[str, Any]:

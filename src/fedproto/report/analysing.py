@@ -22,10 +22,9 @@ import numpy as np
 import torch
 
 from fedproto.analysis.calibration import calibration_error, reliability
-from fedproto.analysis.embedding import TsneLibrary, can_embed, class_colors, embed
+from fedproto.analysis.embedding import class_colors, embed
 from fedproto.analysis.scores import score_classes, score_clients
 from fedproto.disk.atomic import explained, write_atomically
-from fedproto.engines.base import Notify
 from fedproto.errors import ConfigError, StoreError, unknown_name
 from fedproto.measures.base import Gauge
 from fedproto.report.analysis_figures import draw_embedding, draw_reliability, have_matplotlib
@@ -52,7 +51,6 @@ class AnalysisRequest:
         what: Names out of `PARTS`.
         reference: Directory of a centrally trained run, for MMD; the run's own when None.
         samples: Feature vectors in the t-SNE at most.
-        library: Which t-SNE.
         pictures: How many held-out pictures get maps.
         measures: Names out of `MODEL_MEASURES`; all that can be had when empty.
 
@@ -63,7 +61,6 @@ class AnalysisRequest:
     what: tuple[str, ...]
     reference: str | None = None
     samples: int = 2000
-    library: TsneLibrary = "auto"
     pictures: int = 4
     measures: tuple[str, ...] = ()
 
@@ -135,8 +132,6 @@ def _embedding(subject: Subject, request: AnalysisRequest, on_step: OnStep) -> N
     vectors, labels = vectors[order], labels[order]
     points = embed(
         vectors.float().cpu().numpy(),
-        seed=0,
-        library=request.library,
         on_step=lambda done, total: on_step("t-SNE", done, total),
     )
     names = list(map(federation.class_name, range(federation.num_classes)))
@@ -210,14 +205,6 @@ PARTS: Mapping[str, Callable[[Subject, AnalysisRequest, OnStep], None]] = {
     "embedding": _embedding,
     "maps": _maps,
 }
-
-
-def possible_parts(notify: Notify) -> list[str]:
-    """All parts but those whose library is missing, with a word about them."""
-    if can_embed():
-        return list(PARTS)
-    notify("no t-SNE: it needs scikit-learn, pip install 'fedproto[analysis]'")
-    return [name for name in PARTS if name != "embedding"]
 
 
 def _write(subject: Subject, name: str, content: Mapping[str, Any]) -> None:

@@ -22,7 +22,7 @@ from fedproto.measures.head import ROW_NORM
 from fedproto.report.looks import add_legend, new_figure
 from fedproto.report.results import StoredRun
 from fedproto.reproduce.base import Result
-from fedproto.reproduce.cases import FAIR_AND_TOLERANT, Case
+from fedproto.reproduce.cases import Case
 from fedproto.reproduce.output import Output
 from fedproto.reproduce.panels import line_of, titled
 
@@ -72,15 +72,16 @@ def show_forgetting(output: Output, found: Sequence[tuple[Case, Sequence[Result]
             place = [change.holders for change in changes]
             error = [change.error or 0.0 for change in changes]
             handles[label] = above.errorbar(
-                place, [c.mean for c in changes], yerr=error, marker="o", ms=3, **_look(label)
+                place, [c.mean for c in changes], yerr=error, marker="o", ms=3, **line_of(label)
             )
-            below.plot(*row_spread(run), **_look(label))
+            below.plot(*row_spread(run), **line_of(label))
         above.axhline(0, color="grey", lw=0.8)
         above.set_title(titled(case), fontsize="medium")
         above.set_xlabel("clients of the cohort that hold the class")
         below.set_xlabel("round")
         for axes in (above, below):
             axes.grid(alpha=0.3)
+            axes.xaxis.get_major_locator().set_params(integer=True)
     grid[0][0].set_ylabel("change of its accuracy\nin that round (points)")
     grid[1][0].set_ylabel("spread of row norms\n(std / mean over classes)")
     add_legend(figure, handles)
@@ -125,7 +126,3 @@ def row_spread(run: StoredRun) -> tuple[list[int], list[float]]:
 def _federation(run: StoredRun) -> Federation:
     assert run.config.data is not None  # noqa: S101 - recipes name their data
     return run.config.data.load(data_root())
-
-
-def _look(label: str) -> dict[str, Any]:
-    return line_of(label if label == FAIR_AND_TOLERANT else "FedProto")

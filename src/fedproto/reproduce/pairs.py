@@ -32,6 +32,7 @@ ALONE = (
     "score",
     "std",
     "area",
+    "reached_target",
     "rounds_to_target",
     "megabytes_up_a_round",
     "megabytes_down_a_round",
@@ -58,6 +59,17 @@ class Row:
     scores: Mapping[int, float]
     figures: Mapping[str, float]
 
+    @property
+    def title(self) -> str:
+        """The data set, and what stood in for it."""
+        return self.case.title + (f" (on {self.case.stands_in})" if self.case.stands_in else "")
+
+    @property
+    def setting_in_words(self) -> str:
+        """Such as ``α = 0.1, δ = 0.5``."""
+        known = zip("αδ", self.setting, strict=True)
+        return ", ".join(f"{name} = {value:g}" for name, value in known if value is not None)
+
     def minus(self, other: Row | None) -> Difference | None:
         """Its score minus another's, over the seeds that both have."""
         if other is None or other.label == self.label:
@@ -79,11 +91,12 @@ def rows_of(case: Case, results: Sequence[Result]) -> list[Row]:
         found = {result.seed: figures_of(result.run, metric, target) for result in group}
         found = {seed: figures for seed, figures in found.items() if metric in figures}
         if found:
+            names = dict.fromkeys(name for one in found.values() for name in one)
             figures = {
-                name: float(np.mean([one[name] for one in found.values()]))
-                for name in dict.fromkeys(name for one in found.values() for name in one)
-                if all(name in one for one in found.values())
+                name: float(np.mean([one[name] for one in found.values() if name in one]))
+                for name in names
             }
+            figures["reached"] = sum("rounds to target" in one for one in found.values())
             rounds = float(np.mean([len(result.run.records) for result in group]))
             scores = {seed: 100 * one[metric] for seed, one in found.items()}
             rows.append(Row(case, setting, label, scores, figures | {"rounds": rounds}))
@@ -126,29 +139,27 @@ def show_pairs(
         for own, *beside_others in zip(cells, *compared, strict=True)
     ]
     output.csv(name, (*ALONE, *columns), lines)
-    headings = ["data set", "α", "δ", "method", "runs", "score", "area", "rounds to", "MB a round"]
-    headings += ["from fair + tolerant", "p", *([f"{subject} ahead by", "p"] if subject else [])]
-    shown: dict[str, list[list[str]]] = {}
+    first = ["data set", "", "method"]
+    headings = [*first, "runs", "score", "from fair + tolerant", "p"]
+    headings += [f"{subject} ahead by", "p"] if subject else []
+    scores: dict[str, list[list[str]]] = {}
+    costs: dict[str, list[list[str]]] = {}
     for row, own, *others in zip(rows, cells, *compared, strict=True):
+        runs, score, std, area, reached, to_target, up, down, seconds = own[5:]
+        deviation = "" if std is None else f" ± {std:.2f}"
         intervals = [cell for against in others for cell in _interval(against)]
-        shown.setdefault(row.case.name, []).append([*_in_words(row, own), *intervals])
-    output.table(title, headings, shown.values())
+        about = [row.title, row.setting_in_words, row.label]
+        scores.setdefault(row.case.name, []).append(
+            [*about, str(runs), _shown(score, 2) + deviation, *intervals]
+        )
+        in_time = f"{_shown(to_target, 0)} ({reached} of {runs})"
+        costs.setdefault(row.case.name, []).append(
+            [*about, _shown(area, 2), in_time, *(_shown(cost, 2) for cost in (up, down, seconds))]
+        )
+    output.table(title, headings, scores.values())
+    headings = [*first, "mean over rounds", "rounds to target", "MB up", "MB down", "s a round"]
+    output.table("On the way, and at what cost", headings, costs.values())
     output.figure(name, _draw(rows, subject))
-
-
-def _in_words(row: Row, cells: tuple[Any, ...]) -> list[str]:
-    """What the printed table says of a method by itself."""
-    runs, score, std, area, to_target, up, down = cells[5:12]
-    return [
-        row.case.title + (f" (on {row.case.stands_in})" if row.case.stands_in else ""),
-        *(_shown(cell, 2) for cell in row.setting),
-        row.label,
-        str(runs),
-        _shown(score, 2) + ("" if std is None else f" ± {std:.2f}"),
-        _shown(area, 2),
-        _shown(to_target, 0),
-        _shown(up + down, 2),
-    ]
 
 
 def _compared(pairs: Sequence[Difference | None]) -> list[tuple[Any, ...]]:
@@ -175,6 +186,7 @@ def _about(row: Row) -> tuple[Any, ...]:
         float(np.mean(scores)),
         sample_deviation(scores),
         None if area is None else 100 * area,
+        int(figures["reached"]),
         figures.get("rounds to target"),
         figures["bytes up"] / rounds / 1e6,
         figures["bytes down"] / rounds / 1e6,
@@ -221,11 +233,7 @@ def _draw(rows: Sequence[Row], subject: str | None) -> Any:
             color=COLORS[place % len(COLORS)],
             markersize=4,
             capsize=2,
-            label=", ".join(
-                f"{name} = {value:g}"
-                for name, value in zip("αδ", setting, strict=True)
-                if value is not None
-            ),
+            label=row.setting_in_words,
         )
     for axes, case in zip(panels, cases, strict=True):
         axes.axvline(0, color=COLORS[6], lw=1)

@@ -87,14 +87,7 @@ class MemoryOnDisk:
         path = self._path(client, round_)
         if not is_there(path):
             return None
-        try:
-            with safe_open(path, framework="pt") as file:
-                given = (file.metadata() or {}).get(HASH)
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except (SafetensorError, OSError) as error:
-            raise StoreError(f"{path} cannot be read ({error}); restore it from a copy") from None
-        if given != tensors_fingerprint(tensors, _about(client, round_)):
-            raise StoreError(f"{path} is not what was written; restore it from a copy")
+        tensors = read_kept(path)
         found = {name: (tuple(one.shape), one.dtype) for name, one in tensors.items()}
         if found != {name: (one.shape, one.dtype) for name, one in declared.items()}:
             raise StoreError(f"{path} holds other tensors than the strategy keeps")
@@ -108,7 +101,7 @@ class MemoryOnDisk:
         """
         path = self._path(client, round_)
         kept = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-        content = to_safetensors(kept, {HASH: tensors_fingerprint(kept, _about(client, round_))})
+        content = to_safetensors(kept, {HASH: tensors_fingerprint(kept, _about(path))})
         with explained(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, content)
@@ -123,6 +116,23 @@ class MemoryOnDisk:
         return self._folder / f"{client:06d}" / f"round-{max(round_, 0):06d}.safetensors"
 
 
-def _about(client: int, round_: int) -> dict[str, int]:
+def read_kept(path: Path) -> Tensors:
+    """The tensors of a file, compared with its fingerprint.
+
+    Raises:
+        StoreError: If it is damaged, or of another client or round than its name says.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            given = (file.metadata() or {}).get(HASH)
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise StoreError(f"{path} cannot be read ({error}); restore it from a copy") from None
+    if given != tensors_fingerprint(tensors, _about(path)):
+        raise StoreError(f"{path} is not what was written; restore it from a copy")
+    return tensors
+
+
+def _about(path: Path) -> dict[str, int]:
     """What the fingerprint of a file covers beside its tensors."""
-    return {"client": client, "round": max(round_, 0)}
+    return {"client": int(path.parent.name), "round": int(path.stem.removeprefix("round-"))}

@@ -22,6 +22,7 @@ class Run:
         records: The rounds done, oldest first.
         memory: What its clients keep between their rounds.
         last_round: The last round in which a client's update was accepted, by client.
+        began_as: The configuration's digest when the run began; None for the present one.
     """
 
     config: RunConfig
@@ -29,6 +30,7 @@ class Run:
     records: list[RoundRecord] = field(default_factory=list)
     memory: ClientMemory = field(default_factory=MemoryInRAM)
     last_round: dict[int, int] = field(init=False, default_factory=dict)
+    began_as: str | None = None
 
     def __post_init__(self) -> None:
         for record in self.records:
@@ -36,8 +38,8 @@ class Run:
 
     @cached_property
     def digest(self) -> str:
-        """Tells it from other runs."""
-        return self.config.digest()
+        """Tells it from other runs, and stays as it is when the run is given more rounds."""
+        return self.began_as or self.config.digest()
 
     def advance(self, state: ServerState, record: RoundRecord) -> None:
         """Takes a finished round over."""

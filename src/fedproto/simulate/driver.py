@@ -163,7 +163,8 @@ def _begin(assignment: Assignment, identity: Mapping[str, str]) -> Run:
         check_same(store.identity(), {**identity, **_model_part(assignment)}, store.path)
     state = state or assignment.initial()
     records = store.go_back_to(state.round)
-    return Run(store.config, state.to(device), records, store.client_memory)
+    began_as = (*store.earlier, store.digest)[0]
+    return Run(store.config, state.to(device), records, store.client_memory, began_as)
 
 
 def _model_part(assignment: Assignment) -> dict[str, str]:

@@ -5,11 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fedproto.disk.atomic import explained
-from fedproto.disk.integrity import DamagedError
+from fedproto.disk.atomic import explained, is_there
+from fedproto.disk.integrity import DamagedError, read_linked, unsealed
 from fedproto.errors import StoreError
+from fedproto.rounds.client_memory import read_kept
 from fedproto.store import RunStore
 from fedproto.store.records import RecordReader
+from fedproto.store.sweeps import run_directories
+
+AUDIT_FILE = "audit.jsonl"
+SEALED = ("clients.json", "suspensions.json")
+"""What a deployment writes beside its runs."""
+
+KEPT = ("clients/*/round-*.safetensors", "nodes/*/*/round-*.safetensors")
+"""What clients remember: those of a simulation, and nodes that were started beside the server."""
 
 
 @dataclass
@@ -48,13 +57,48 @@ def check_run(path: Path) -> Verdict:
     links, fault = _read_records(path / "rounds.jsonl")
     verdict.faults += [fault] if fault else []
     usable, damaged = _read_checkpoints(store, links, verdict)
+    beside = _read_beside(path)
     records, whole = len(links) - 1, len(store.checkpoints()) - len(damaged)
     verdict.found = f"{_number(records, 'record')} and {_number(whole, 'checkpoint')} whole"
     if store.format == 1:
         verdict.found += "; begun without fingerprints, so older parts are only readable"
     if verdict.faults:
         verdict.remedy = _remedy(path, usable, damaged, records, cut=bool(fault))
+    elif beside:
+        verdict.remedy = "records and checkpoints: export, compare and report work"
+    verdict.faults += beside
     return verdict
+
+
+def check_sweep(path: Path) -> Verdict:
+    """The same for what a sweep has beside its runs."""
+    try:
+        found = f"a list of runs, {len(run_directories(path))} of them begun"
+    except StoreError as error:
+        return Verdict(path, "", [str(error)], "its runs, which are checked one by one")
+    return Verdict(path, found, _read_beside(path), "its runs, which are checked one by one")
+
+
+def _read_beside(path: Path) -> list[str]:
+    """What is wrong with the audit log of a directory and with what its clients kept."""
+    faults = []
+    try:
+        list(read_linked(path / AUDIT_FILE))
+    except StoreError as error:
+        faults.append(str(error))
+    for name in SEALED:
+        try:
+            if is_there(path / name):
+                unsealed((path / name).read_bytes())
+        except DamagedError as error:
+            faults.append(f"{path / name} is damaged: {error}")
+    for kept in KEPT:
+        for file in sorted(path.glob(kept)):
+            try:
+                read_kept(file)
+            except StoreError as error:
+                faults.append(str(error))
+    return faults
 
 
 def _read_records(path: Path) -> tuple[list[str], str | None]:

@@ -19,10 +19,15 @@ from torch import Tensor
 from fedproto.equations import weighted_average
 from fedproto.errors import ConfigError
 from fedproto.options import Options, option
-from fedproto.types import ClientUpdate, ClientWeights, ServerState
-
-_ROUNDS_OF_WEISZFELD = 200
-_TOLERANCE = 1e-9
+from fedproto.strategies.rules import (
+    among,
+    cap_attention,
+    geometric_median,
+    krum,
+    median,
+    trimmed_mean,
+)
+from fedproto.types import ClientUpdate, ClientWeights, ServerState, Tensors
 
 
 @dataclass(frozen=True)
@@ -132,6 +137,58 @@ def combine(
     return ServerState(state.round + 1, params, buffers, state.memory), weights.client
 
 
+def as_remembered(
+    options: AggregateOptions,
+    state: ServerState,
+    updates: Sequence[ClientUpdate],
+    ways: Sequence[str],
+) -> Sequence[ClientUpdate]:
+    """Updates as the server's memory sees them: bounded by the same rule as the weights.
+
+    Memory is made of sums over clients, and one client's part could be as long as it likes. Where
+    the rule changes anything, every client's part becomes what the rule makes of all of them, so
+    that sums and means are those of the rule.
+
+    Args:
+        options: The rule.
+        state: What clients were sent.
+        updates: The cohort's.
+        ways: Names in their payloads that are ways, from zero, like those of the weights.
+    """
+    if options.plain:
+        return updates
+    if options.drop_beyond is not None:
+        # Clients keep what they sent: to shorten an honest one's sets its memory and the server's
+        # apart. So only that is shortened which would not be used at all among the weights.
+        options = replace(options, clip_times=max(options.clip_times, options.drop_beyond))
+    sent = {name: torch.zeros_like(updates[0].payload[name]) for name in ways}
+    told = [{name: update.payload[name] for name in ways} for update in updates]
+    params = _made_of(options, state.params, [update.params for update in updates], updates)
+    payload = _made_of(options, sent, told, updates)
+    return [
+        replace(update, params=params or update.params, payload={**update.payload, **payload})
+        for update in updates
+    ]
+
+
+def _made_of(
+    options: AggregateOptions,
+    origin: Tensors,
+    ends: Sequence[Tensors],
+    updates: Sequence[ClientUpdate],
+) -> Tensors:
+    """Where the rule leads from an origin, all clients alike; empty where it is the plain mean."""
+    start = ServerState(0, origin, {})
+    moved = [
+        replace(update, params=end, buffers={}) for update, end in zip(updates, ends, strict=True)
+    ]
+    equal = torch.full((len(updates),), 1 / len(updates), dtype=torch.float64)
+    clip, _ = _by_client(options, start, moved, ClientWeights(equal))
+    if clip is None and options.rule == "mean":
+        return {}
+    return combine(options, start, moved, ClientWeights(equal))[0].params
+
+
 def _capped(weights: ClientWeights, times: float) -> ClientWeights:
     """Weights of which none is above so many equal shares, tensor by tensor where they are so.
 
@@ -178,15 +235,15 @@ def _by_client(
     scale = scale if clip is None else clip * scale
     gram = gram * torch.outer(scale.expand(len(updates)), scale.expand(len(updates)))
     if options.rule in ("krum", "multi-krum"):
-        chosen = _krum(gram, options.krum, one=options.rule == "krum")
+        chosen = krum(gram, options.krum, one=options.rule == "krum")
         weights = replace(
             weights,
-            client=_among(weights.client, chosen),
+            client=among(weights.client, chosen),
             tensor=weights.tensor
-            and {name: _among(share, chosen) for name, share in weights.tensor.items()},
+            and {name: among(share, chosen) for name, share in weights.tensor.items()},
         )
     elif options.rule == "geometric-median":
-        weights = replace(weights, client=_geometric_median(gram, weights.client))
+        weights = replace(weights, client=geometric_median(gram, weights.client))
     return clip, weights
 
 
@@ -204,7 +261,7 @@ def _combined(
                 torch.lerp(old, value, one)
                 for value, one in zip(values, scale.tolist(), strict=True)
             ]
-        between = _median if options.rule == "median" else _trimmed_mean
+        between = median if options.rule == "median" else trimmed_mean
         found = between(torch.stack(list(values)), share.to(old.device), options.trim)
         return found if isinstance(scale, Tensor) or scale == 1 else torch.lerp(old, found, scale)
     if isinstance(scale, Tensor):
@@ -243,38 +300,6 @@ def _combined_rows(
     return combined
 
 
-def _median(value_k: Tensor, share_k: Tensor, trim: float) -> Tensor:
-    """The weighted median of every number; the mean of the two middle ones where both are."""
-    del trim
-    value_k, cumulated_k = _sorted(value_k, share_k)
-    lower = (cumulated_k < 0.5 - _TOLERANCE).sum(dim=0, keepdim=True)
-    upper = (cumulated_k < 0.5 + _TOLERANCE).sum(dim=0, keepdim=True).clamp(max=len(value_k) - 1)
-    both = value_k.gather(0, lower) + value_k.gather(0, upper)
-    return (both / 2).squeeze(0)
-
-
-def _trimmed_mean(value_k: Tensor, share_k: Tensor, trim: float) -> Tensor:
-    """The weighted mean of every number without the largest and the smallest ones."""
-    cut = min(math.ceil(trim * len(value_k) - _TOLERANCE), (len(value_k) - 1) // 2)
-    if cut == 0:
-        return weighted_average(list(value_k), share_k)
-    # Lighter ones first among equal values, so that the clients' order decides nothing.
-    lighter_first = share_k.argsort(stable=True)
-    share_k = share_k[lighter_first]
-    value_k, order = value_k[lighter_first].sort(dim=0, stable=True)
-    kept = slice(cut, len(value_k) - cut)
-    kept_share_k = share_k[order[kept]]
-    total = kept_share_k.sum(dim=0)
-    equal = 1 / len(kept_share_k)
-    kept_share_k = torch.where(total > 0, kept_share_k / torch.where(total > 0, total, 1), equal)
-    return (value_k[kept] * kept_share_k.to(value_k.dtype)).sum(dim=0)
-
-
-def _sorted(value_k: Tensor, share_k: Tensor) -> tuple[Tensor, Tensor]:
-    value_k, order = value_k.sort(dim=0)
-    return value_k, share_k[order].cumsum(dim=0)
-
-
 def _gram(state: ServerState, updates: Sequence[ClientUpdate]) -> Tensor:
     """Inner products of the clients' ways from the sent parameters, ``[K, K]``."""
     total = torch.zeros(len(updates), len(updates), dtype=torch.float64)
@@ -282,77 +307,3 @@ def _gram(state: ServerState, updates: Sequence[ClientUpdate]) -> Tensor:
         way_k = torch.stack([(update.params[name] - old).double().flatten() for update in updates])
         total += (way_k @ way_k.t()).cpu()
     return total
-
-
-def _krum(gram: Tensor, hostile: int, *, one: bool) -> Tensor:
-    """Which clients lie closest to their neighbours (Blanchard et al. 2017), ``[K]``, boolean."""
-    number = len(gram)
-    square = (gram.diagonal().unsqueeze(0) + gram.diagonal().unsqueeze(1) - 2 * gram).clamp(min=0)
-    neighbours = max(1, min(number - hostile - 2, number - 1))
-    score = square.sort(dim=1).values[:, 1 : neighbours + 1].sum(dim=1)
-    # Clients that are each other's nearest, or were clipped to one length, are level: the first of
-    # them is taken, where the last digits would let the machine's rounding choose.
-    level = (score / score.max().clamp(min=1e-300)).round(decimals=5)
-    best = level.argsort(stable=True)[: 1 if one else max(1, number - hostile)]
-    return torch.zeros(number, dtype=torch.bool).index_fill(0, best, True)
-
-
-def _among(share_k: Tensor, chosen_k: Tensor) -> Tensor:
-    """Shares of the chosen clients alone; as they were where all are chosen.
-
-    A row ``[K, R]`` in which no chosen client has a share is nobody's.
-    """
-    if bool(chosen_k.all()):
-        return share_k
-    if share_k.dim() == 2:
-        kept_kr = torch.where(chosen_k.unsqueeze(1), share_k, 0)
-        total_r = kept_kr.sum(dim=0)
-        return kept_kr / torch.where(total_r > 0, total_r, 1)
-    kept_k = torch.where(chosen_k, share_k, 0)
-    total = kept_k.sum()
-    return kept_k / total if total > 0 else chosen_k.double() / chosen_k.sum()
-
-
-def _geometric_median(gram: Tensor, share_k: Tensor) -> Tensor:
-    """Weights of the point with the least weighted sum of distances, by Weiszfeld's iteration.
-
-    Distances are kept above a millionth of the largest, so that a point on a client is no trap
-    (Pillutla et al. 2022, the smoothed form).
-    """
-    weight_k = share_k
-    for _ in range(_ROUNDS_OF_WEISZFELD):
-        toward_k = gram @ weight_k
-        square_k = gram.diagonal() - 2 * toward_k + weight_k @ toward_k
-        distance_k = square_k.clamp(min=0).sqrt()
-        floor = float(distance_k.max()) * 1e-6
-        if floor == 0:
-            return weight_k
-        next_k = share_k / distance_k.clamp(min=floor)
-        next_k = next_k / next_k.sum()
-        if bool((next_k - weight_k).abs().max() < _TOLERANCE):
-            return next_k
-        weight_k = next_k
-    return weight_k
-
-
-def cap_attention(a_k: Tensor, cap: float) -> Tensor:
-    """Brings every share down to a cap; what is cut off goes to the others in proportion.
-
-    It bounds what a client that lies about its margins can gain.
-
-    Args:
-        a_k: Shares ``[K]`` that sum to one.
-        cap: The largest share; where K of them do not reach one, all shares become equal.
-    """
-    cap = max(cap, 1 / len(a_k))
-    capped_k = torch.zeros_like(a_k, dtype=torch.bool)
-    while bool((over_k := ~capped_k & (a_k > cap)).any()):
-        capped_k |= over_k
-        if bool(capped_k.all()):
-            return torch.full_like(a_k, 1 / len(a_k))
-        free = a_k[~capped_k].sum()
-        left = 1 - cap * int(capped_k.sum())
-        equal = left / int((~capped_k).sum())
-        others_k = a_k * left / free if free > 0 else torch.full_like(a_k, equal)
-        a_k = torch.where(capped_k, cap, others_k)
-    return a_k

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedproto.equations import sample_shares
 from fedproto.options import Options, option
 from fedproto.options.registry import Registry
-from fedproto.strategies.aggregation import MEAN, AggregateOptions, combine
+from fedproto.strategies.aggregation import MEAN, AggregateOptions, as_remembered, combine
 from fedproto.strategies.contract import (
     Declarations,
     Local,
@@ -113,7 +113,10 @@ class Strategy(Options):
     def remember(
         self, state: ServerState, updates: Sequence[ClientUpdate], setting: Setting
     ) -> Tensors:
-        """The new values of server memory; what is not named stays as it is."""
+        """The new values of server memory; what is not named stays as it is.
+
+        Parameters, and what is declared as a way, come as the rule of aggregation leaves them.
+        """
         del state, updates, setting
         return {}
 
@@ -130,7 +133,9 @@ class Strategy(Options):
         Override only for rules that are no weighting at all.
         """
         combined, counted = combine(options, state, updates, weights)
-        memory = {**state.memory, **self.remember(state, updates, setting)}
+        ways = [name for name, one in self.payload(setting, 0).items() if one.way]
+        seen = as_remembered(options, state, updates, ways)
+        memory = {**state.memory, **self.remember(state, seen, setting)}
         return replace(combined, memory=memory), counted
 
     def metrics(self, updates: Sequence[ClientUpdate]) -> dict[str, float]:

@@ -27,7 +27,6 @@ from fedproto.equations import (
     same_class_distance,
 )
 from fedproto.options import option
-from fedproto.strategies.aggregation import cap_attention
 from fedproto.strategies.attention import sharpened_attention
 from fedproto.strategies.base import STRATEGIES, size_weights
 from fedproto.strategies.contract import (
@@ -46,6 +45,7 @@ from fedproto.strategies.guidance import (
     merged_prototypes,
     prototypes_declared,
 )
+from fedproto.strategies.rules import cap_attention
 from fedproto.types import ClientUpdate, ClientWeights, Prototypes, ServerState, Tensors
 
 SUM, COUNT, MARGIN = "prototypes/sum", "prototypes/count", "margins/local"

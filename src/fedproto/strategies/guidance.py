@@ -45,6 +45,8 @@ REHEARSED, REHEARSED_COUNT = "rehearsal/mean", "rehearsal/count"
 SEEN_SUM, SEEN_COUNT = "rehearsal/sum", "rehearsal/seen"
 """Names in payload and memory."""
 
+LONGEST = 3.0
+
 FEATURES: frozenset[Look] = frozenset({"features"})
 
 
@@ -54,11 +56,11 @@ class Guidance(Strategy):
 
     Attributes:
         has_margins: Whether there are margins per class to weigh the head's rows by.
-        may_rehearse: Whether models that cannot rehearse do without, rather than not at all.
+        head_instead: Whether models that cannot rehearse have their head averaged by class instead.
     """
 
     has_margins: ClassVar[bool] = False
-    may_rehearse: ClassVar[bool] = False
+    head_instead: ClassVar[bool] = False
 
     head: Literal["average", "by-class"] = option(
         "average",
@@ -111,7 +113,7 @@ class Guidance(Strategy):
     @property
     def weighs_tensors(self) -> bool:
         """The head is weighed by itself."""
-        return self.by_class
+        return self.by_class or self.head_instead
 
     @property
     def looks(self) -> Looks:
@@ -122,9 +124,8 @@ class Guidance(Strategy):
         received = self.rehearsed == "received"
         return found | (Looks(before=FEATURES) if received else Looks(after=FEATURES))
 
-    @property
-    def _tells_classes(self) -> bool:
-        return self.by_class or self.balances
+    def _goes_by_class(self, rehearses: bool) -> bool:
+        return self.by_class or (self.head_instead and self.rehearsal > 0 and not rehearses)
 
     @property
     def _tells_counts(self) -> bool:
@@ -134,18 +135,19 @@ class Guidance(Strategy):
     def payload(self, setting: Setting, num_examples: int) -> Declarations:
         """The classes that the client holds, and prototypes for others to rehearse."""
         declared: dict[str, Declared] = {}
-        if self._tells_classes:
+        rehearses = self._rehearses(setting)
+        if self._goes_by_class(rehearses) or self.balances:
             labels = num_examples * setting.labels
             high, total = (labels, labels) if self._tells_counts else (1, setting.num_classes)
             shape = (setting.num_classes,)
             declared[CLASSES] = Declared(shape, torch.int64, low=0, high=high, total=total)
-        if self._rehearses(setting) and not self._sends_prototypes:
+        if rehearses and not self._sends_prototypes:
             declared |= prototypes_declared(setting, num_examples, SEEN_SUM, SEEN_COUNT)
         return declared
 
     def _rehearses(self, setting: Setting) -> bool:
         """Whether heads rehearse; some models have none that could."""
-        if self.rehearsal and not setting.scores_features and not self.may_rehearse:
+        if self.rehearsal and not setting.scores_features and not self.head_instead:
             raise TrainingError(
                 "rehearsal needs a model whose scores are a function of its features alone, with"
                 " features(x) and head(features); this one has no such head, so set rehearsal = 0"
@@ -189,12 +191,13 @@ class Guidance(Strategy):
         """How much the client has of each class, or only whether, and its prototypes."""
         del trained
         payload: dict[str, Tensor] = {}
-        if self._tells_classes:
+        rehearses = REHEARSED in local.broadcast
+        if self._goes_by_class(rehearses) or self.balances:
             holds_c = local.classes > 0
             if self.flip:
                 holds_c = randomised_response(holds_c, local.secret, self.flip)
             payload[CLASSES] = local.classes if self._tells_counts else holds_c.long()
-        if REHEARSED in local.broadcast and not self._sends_prototypes:
+        if rehearses and not self._sends_prototypes:
             seen = before if self.rehearsed == "received" else after
             assert seen is not None  # noqa: S101 - asked for in `looks`
             payload |= {SEEN_SUM: seen.sums, SEEN_COUNT: seen.count}
@@ -223,7 +226,7 @@ class Guidance(Strategy):
         options: AggregateOptions = MEAN,
     ) -> tuple[ServerState, Tensor]:
         """As the strategy's weights say, but for the head's rows where they go by class."""
-        if self.by_class:
+        if self._goes_by_class(self._rehearses(setting)):
             if not setting.head:
                 raise TrainingError(
                     "head = 'by-class' needs a model whose last layer is dense or a convolution"
@@ -284,13 +287,21 @@ def prototypes_declared(
 def merged_prototypes(
     updates: Sequence[ClientUpdate], sum_name: str, count_name: str
 ) -> Prototypes:
-    """Prototypes of the clients' pooled data, in double precision, where the updates lie."""
-    return Prototypes.stack(
+    """Prototypes of the clients' pooled data, in double precision, where the updates lie.
+
+    They go to all clients, so no client may make them absurd: one that is longer than `LONGEST`
+    times the cohort's median is shortened to that.
+    """
+    told = Prototypes.stack(
         [
             Prototypes(update.payload[sum_name].double(), update.payload[count_name])
             for update in updates
         ]
-    ).merged()
+    )
+    length_kc = told.mean.norm(dim=-1)
+    usual = torch.where(told.seen, length_kc, torch.nan).nanmedian().nan_to_num(0)
+    shorter_kc = (LONGEST * usual / length_kc.clamp(min=1e-300)).clamp(max=1)
+    return Prototypes(told.sum * shorter_kc.unsqueeze(-1), told.count).merged()
 
 
 def _classes_of(updates: Sequence[ClientUpdate]) -> Tensor:

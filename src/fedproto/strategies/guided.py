@@ -13,9 +13,13 @@ from fedproto.strategies.fedavg import FedAvg
 @STRATEGIES.register("guided")
 @dataclass(frozen=True)
 class Guided(FedAvg):
-    """FedAvg with the options that docs/guidance.md recommends; nothing needs to be chosen."""
+    """FedAvg with the options that docs/guidance.md recommends; nothing needs to be chosen.
 
-    may_rehearse: ClassVar[bool] = True
+    Clients rehearse the classes that they lack. A model that cannot, because its scores are no
+    function of its features alone, has its head averaged class by class instead.
+    """
+
+    head_instead: ClassVar[bool] = True
 
     tolerate_partial_work: bool = option(
         True, "use the updates of clients that finish only part of their epochs"
@@ -23,7 +27,6 @@ class Guided(FedAvg):
     weights: Literal["size", "uniform", "balanced"] = option(
         "uniform", "weigh a client by its number of samples, all alike, or for balanced classes"
     )
-    head: Literal["average", "by-class"] = option(
-        "by-class",
-        "last layer: averaged like the rest, or its row of a class over the clients that hold it",
+    rehearsal: float = option(
+        1.0, "weight λ of the prototypes of classes that a client lacks in its loss", at_least=0
     )

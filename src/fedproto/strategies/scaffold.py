@@ -52,7 +52,7 @@ class Scaffold(Strategy):
     def payload(self, setting: Setting, num_examples: int) -> Declarations:
         """How far c_k moved."""
         del num_examples
-        return setting.like_params(CONTROL)
+        return setting.like_params(CONTROL, way=True)
 
     def objective(self, local: Local) -> Objective:
         """``⟨c − c_k, w⟩``, whose gradient is the correction."""

@@ -29,15 +29,15 @@ class ManualTrainer(ReferenceEngine):
             self._model, workload.federation.input_shape, workload.options.torch_dtype()
         )
 
-    def _fit(self, job: LocalJob, indices: Indices, objective: Objective) -> float | None:
+    def _fit(self, job: LocalJob, indices: Indices, objective: Objective) -> tuple[Tensor, int]:
         """As the reference does, but for where the weights lie meanwhile."""
         if self._manual is None or not can_step_manually(job):
             return super()._fit(job, indices, objective)
         params = dict(self._model.named_parameters())
         self._manual.load(params, objective)
-        loss = super()._fit(job, indices, objective)
+        found = super()._fit(job, indices, objective)
         self._manual.store(params)
-        return loss
+        return found
 
     def _stepper(self, job: LocalJob, objective: Objective) -> Step:
         network, task = self._manual, self.workload.task

@@ -1,7 +1,8 @@
 """The paper's claims one by one, each with a verdict from the runs that there are.
 
 A comparison is made pair by pair over δ and seeds. *reproduced* and *contradicted* need every pair
-on one side, or a 95 % interval of the mean that leaves zero out; all else is *undecided*.
+on one side, or a 95 % interval of the mean that leaves zero out, and three pairs at least; all else
+is *undecided*.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal, TypeAlias
 
-from fedproto.report.evidence import difference
+from fedproto.report.evidence import FEWEST_PAIRS, difference
 from fedproto.reproduce.base import EXPERIMENTS, Experiment, Result, Results
 from fedproto.reproduce.cases import CLASSIFICATION, SEGMENTATION, Case, Scope
 from fedproto.reproduce.curves import paired, spread
@@ -92,7 +93,7 @@ def _verdict(claim: Claim, values: Sequence[float]) -> Verdict:
             return "reproduced"
         outside = low > claim.within or high < -claim.within
         return "contradicted" if outside else "undecided"
-    if found.pairs < 2:
+    if found.pairs < FEWEST_PAIRS:
         return "undecided"
     above = low > 0 or found.wins == found.pairs
     if not above and not (high < 0 or found.losses == found.pairs):
@@ -136,13 +137,13 @@ class Claims(Experiment):
             groups.append(lines)
         name = EXPERIMENTS.name_of(type(self))
         output.csv(name, COLUMNS, [line for lines in groups for line in lines])
-        columns = ["claim", "data set", "pairs", "difference", "95 % interval", "verdict"]
+        columns = ["claim", "data set", "pairs", "by", "95 % interval", "verdict"]
         output.table(self.title, columns, [map(_shown, lines) for lines in groups if lines])
 
 
 def _shown(line: Sequence[object]) -> list[str]:
     claim, case, used, *_, pairs, apart, low, high, verdict = line
-    interval = "–" if low is None else f"{low:+.3g} to {high:+.3g}"
+    interval = "–" if low is None else f"{low:+.2g} to {high:+.2g}"
     return [
         str(claim),
         f"{case} (on {used})" if used else str(case),
