@@ -12,6 +12,7 @@ one image of B·channels channels, which they take several at a time.
 Shapes: B samples of a batch, H × W pixels, I channels in, O channels out, T taps, D units.
 """
 
+# Long: every layer has its way forward and its way back, beside those of the others.
 from __future__ import annotations
 
 import abc
