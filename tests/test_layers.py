@@ -119,3 +119,14 @@ def test_what_is_long_says_why():
                 assert reason.startswith("# Long:"), (
                     f"{path}: {node.name} has {_length(node)} lines"
                 )
+
+
+def test_engines_know_models_by_their_descriptions_and_not_each_other():
+    known = modules()
+    engines = {name: path for name, path in known.items() if name.startswith("engines")}
+    for name, path in engines.items():
+        found = imports(path, known)
+        models = {one for one in found if one.startswith("models.")}
+        assert models <= {"models.base", "models.layers"}, name
+        if name.startswith("engines.workers"):
+            assert not {one for one in found if one.startswith("engines.stacking")}, name
