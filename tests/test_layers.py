@@ -94,3 +94,14 @@ def test_no_test_imports_another():
             name = node.module or "" if isinstance(node, ast.ImportFrom) else ""
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [name]
             assert not any(each.startswith("test_") for each in names), path
+
+
+def test_engines_know_models_by_their_descriptions_and_not_each_other():
+    known = modules()
+    engines = {name: path for name, path in known.items() if name.startswith("engines")}
+    for name, path in engines.items():
+        found = imports(path, known)
+        models = {one for one in found if one.startswith("models.")}
+        assert models <= {"models.base", "models.layers"}, name
+        if name.startswith("engines.workers"):
+            assert not {one for one in found if one.startswith("engines.stacking")}, name

@@ -22,9 +22,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - the name everyone uses
 
-from fedproto.engines.stacking.blocks import Block, Conv, Dense
-from fedproto.engines.stacking.network import block_network
 from fedproto.engines.workers.spectra import Spectra, SpectralConvolution
+from fedproto.models.layers import ConvLayer, DenseLayer, Layer, layers_of
 from fedproto.strategies.contract import Objective, Virtual
 from fedproto.types import Tensors
 
@@ -121,7 +120,7 @@ class LeanDense(LeanLayer):
         beside: Inputs ``[V, …]`` that come from nowhere and are added to every batch.
     """
 
-    def __init__(self, block: Dense, *, relu: bool) -> None:
+    def __init__(self, block: DenseLayer, *, relu: bool) -> None:
         super().__init__(block.name)
         self._block, self._relu = block, relu
         self.beside: Tensor | None = None
@@ -151,7 +150,7 @@ class LeanDense(LeanLayer):
 class _Pooled(LeanLayer):
     """A convolution that keeps the size, with 2×2 max pooling and ReLU."""
 
-    def __init__(self, block: Conv) -> None:
+    def __init__(self, block: ConvLayer) -> None:
         super().__init__(block.name)
         self._block = block
 
@@ -226,7 +225,7 @@ class LeanFirstConvolution(_Pooled):
 class LeanConvolution(_Pooled):
     """A later convolution, as products of spectra."""
 
-    def __init__(self, block: Conv, dtype: torch.dtype) -> None:
+    def __init__(self, block: ConvLayer, dtype: torch.dtype) -> None:
         super().__init__(block)
         self._convolution = SpectralConvolution(block.image, block.taps, dtype)
 
@@ -310,13 +309,15 @@ class LeanNetwork:
 def lean_network(
     model: nn.Module, input_shape: tuple[int, ...], dtype: torch.dtype
 ) -> LeanNetwork | None:
-    """The lean form of a model of known blocks; None where there is none or it does not pay."""
-    network = block_network(model, input_shape)
-    if network is None or not all(one.requires_grad for one in model.parameters()):
+    """The lean form of a model that describes its layers; None where there is none or no gain."""
+    layers = layers_of(model, input_shape)
+    if layers is None or not all(one.requires_grad for one in model.parameters()):
         return None
-    if not all(_pays(block) for block in network.blocks[1:]):
+    *encoder, last = layers
+    assert isinstance(last, DenseLayer)  # noqa: S101 - scores come from a dense layer
+    if not all(_can_be_lean(layer, first=layer is layers[0]) for layer in encoder):
         return None
-    return LeanNetwork([*_layers(network.blocks, dtype)], LeanDense(network.head, relu=False))
+    return LeanNetwork([*_lean_layers(encoder, dtype)], LeanDense(last, relu=False))
 
 
 def _as_one_image(x: Tensor) -> Tensor:
@@ -330,15 +331,16 @@ def _as_batch(image: Tensor, batch: int) -> Tensor:
     return image.permute(0, 2, 3, 1).reshape(height, width, batch, -1)
 
 
-def _pays(block: Block) -> bool:
-    if not isinstance(block, Conv):
-        return isinstance(block, Dense)
-    return block.taps >= WIDE_KERNEL and max(block.image) <= SMALL_IMAGE
+def _can_be_lean(layer: Layer, *, first: bool) -> bool:
+    if isinstance(layer, DenseLayer):
+        return True
+    pays = first or (layer.taps >= WIDE_KERNEL and max(layer.image) <= SMALL_IMAGE)
+    return pays and layer.norm is None and not layer.same
 
 
-def _layers(blocks: Sequence[Block], dtype: torch.dtype) -> Iterator[LeanLayer]:
-    for index, block in enumerate(blocks):
-        if isinstance(block, Dense):
-            yield LeanDense(block, relu=True)
-        elif isinstance(block, Conv):
-            yield LeanFirstConvolution(block) if index == 0 else LeanConvolution(block, dtype)
+def _lean_layers(layers: Sequence[Layer], dtype: torch.dtype) -> Iterator[LeanLayer]:
+    for index, layer in enumerate(layers):
+        if isinstance(layer, DenseLayer):
+            yield LeanDense(layer, relu=True)
+        else:
+            yield LeanFirstConvolution(layer) if index == 0 else LeanConvolution(layer, dtype)

@@ -7,7 +7,6 @@ from torch import Tensor
 from fedproto.engines.base import Workload
 from fedproto.engines.job import LocalJob
 from fedproto.engines.reference import ReferenceEngine, Step
-from fedproto.engines.stacking.updates import is_plain
 from fedproto.engines.workers.lean import lean_network
 from fedproto.rng import Indices
 from fedproto.strategies.base import Strategy
@@ -60,5 +59,5 @@ def can_be_lean(job: LocalJob) -> bool:
     """
     own_penalty = type(job.strategy).penalty is not Strategy.penalty
     cropped = job.augment is not None and job.augment.crop > 0
-    plain = is_plain(job.train) and job.train.accumulate == 1
+    plain = job.train.plain and job.train.accumulate == 1
     return plain and not own_penalty and not cropped
