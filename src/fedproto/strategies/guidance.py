@@ -192,7 +192,7 @@ class Guidance(Strategy):
         """How much the client has of each class, or only whether, and its prototypes."""
         del trained
         payload: dict[str, Tensor] = {}
-        rehearses = REHEARSED in local.broadcast
+        rehearses = self.rehearsal > 0 and REHEARSED in local.broadcast
         if self._goes_by_class(rehearses) or self.balances:
             holds_c = local.classes > 0
             if self.flip:
