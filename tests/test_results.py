@@ -8,7 +8,7 @@ import json
 from documents import ROOT
 
 ARCHIVES = ROOT / "results/runs"
-ROOM = 8_000_000
+ROOM = 10_000_000
 """Bytes; every refresh of an archive stays in everybody's clone for good."""
 
 

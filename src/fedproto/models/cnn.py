@@ -9,6 +9,7 @@ from torch.nn import functional as F  # noqa: N812 - the name everyone uses
 
 from fedproto.errors import TrainingError
 from fedproto.models.base import MODELS, FeatureModel, ModelOptions
+from fedproto.models.layers import Layer, conv_layers, dense_layer
 from fedproto.options import option
 
 
@@ -45,6 +46,16 @@ class CNN(FeatureModel):
         """``[B, D]`` to ``[B, C]``."""
         scores: Tensor = self.classifier(features)
         return scores
+
+    def layers(self, input_shape: tuple[int, ...]) -> list[Layer]:
+        """Two convolutions and two dense layers."""
+        named = [("conv1", self.conv1), ("conv2", self.conv2)]
+        convolutions, image = conv_layers(input_shape, named)
+        return [
+            *convolutions,
+            dense_layer("dense", self.dense, image),
+            dense_layer("classifier", self.classifier),
+        ]
 
 
 @MODELS.register("cnn")

@@ -10,6 +10,7 @@ from torch.nn import functional as F  # noqa: N812 - the name everyone uses
 
 from fedproto.errors import TrainingError
 from fedproto.models.base import MODELS, FeatureModel, ModelOptions
+from fedproto.models.layers import Layer, conv_layers, dense_layer
 from fedproto.options import option
 
 _LAYERS = 4
@@ -71,6 +72,16 @@ class CNN4(FeatureModel):
         """``[B, D]`` to ``[B, C]``."""
         scores: Tensor = self.classifier(features)
         return scores
+
+    def layers(self, input_shape: tuple[int, ...]) -> list[Layer]:
+        """Four convolutions and a dense layer."""
+        convolutions, image = conv_layers(
+            input_shape,
+            [(f"convolutions.{place}", one) for place, one in self.convolutions.named_children()],
+            [(f"norms.{place}", one) for place, one in self.norms.named_children()],
+            same=self.pooling == "same",
+        )
+        return [*convolutions, dense_layer("classifier", self.classifier, image)]
 
 
 def _norm(channels: int, statistics: Statistics) -> nn.BatchNorm2d:

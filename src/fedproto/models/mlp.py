@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from fedproto.models.base import MODELS, FeatureModel, ModelOptions
+from fedproto.models.layers import Layer, dense_layer
 from fedproto.options import option
 
 
@@ -29,6 +30,15 @@ class MLP(FeatureModel):
         """``[B, D]`` to ``[B, C]``."""
         scores: Tensor = self.classifier(features)
         return scores
+
+    def layers(self, input_shape: tuple[int, ...]) -> list[Layer]:
+        """Three dense layers."""
+        del input_shape
+        return [
+            dense_layer("dense1", self.dense1),
+            dense_layer("dense2", self.dense2),
+            dense_layer("classifier", self.classifier),
+        ]
 
 
 @MODELS.register("mlp")

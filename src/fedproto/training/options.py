@@ -34,6 +34,11 @@ class TrainOptions(Options):
         "average", "batch-norm statistics: averaged like weights, never changed, or never sent"
     )
 
+    @property
+    def plain(self) -> bool:
+        """Whether the rule is ``w −= lr · g`` and nothing else."""
+        return self.optimizer == "sgd" and not self.momentum and not self.weight_decay
+
     def lr_at(self, round_: int, rounds: int) -> float:
         """The learning rate of a round; constant within it."""
         if self.lr_schedule == "constant":

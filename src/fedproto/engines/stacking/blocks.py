@@ -19,6 +19,7 @@ from torch import Tensor
 from fedproto.engines.stacking import formulas
 from fedproto.engines.stacking.fusing import Fuse, unfused
 from fedproto.engines.stacking.gradients import Gradient, Product
+from fedproto.models.layers import DenseLayer
 
 
 class Block(abc.ABC):
@@ -67,21 +68,11 @@ class Block(abc.ABC):
 
 
 @dataclass(frozen=True)
-class Dense(Block):
+class Dense(DenseLayer, Block):
     """A dense layer with ReLU.
 
-    Attributes:
-        name: The layer's name.
-        inputs: Numbers per sample that come in.
-        units: Numbers per sample that go out.
-        image: Channels, height and width where the input is a flattened image. Ours lie channels
-            last, so the weight's columns are put in that order.
+    Images lie channels last here, so the columns of a weight that takes one are put in that order.
     """
-
-    name: str
-    inputs: int
-    units: int
-    image: tuple[int, int, int] | None = None
 
     def pack(self, weight: Tensor) -> Tensor:
         """Columns from channels first to channels last."""
@@ -138,11 +129,7 @@ class Conv(Block):
     """A convolution that keeps the size, with ReLU and 2×2 max pooling.
 
     Attributes:
-        name: The layer's name.
-        channels: Channels in and out.
-        image: Height and width.
-        taps: Side of the kernel; odd.
-        same: Whether an odd last row or column is pooled too, instead of left out.
+        name: As in `ConvLayer`, and so are the others.
     """
 
     name: str

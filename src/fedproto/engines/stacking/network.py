@@ -1,11 +1,12 @@
 """Networks over stacked weights: one forward and backward pass for many models at once.
 
-`BlockNetwork` has its own backward pass, for the architectures that come with the package.
+`BlockNetwork` has its own backward pass, for models that describe their layers.
 `fedproto.engines.stacking.functional` does the same for a user's module, through `torch.func`.
 
 Shapes: J jobs, B samples of a batch, D feature channels, C classes.
 """
 
+# Long: the way forward and the way back of one network belong together.
 from __future__ import annotations
 
 import abc
@@ -22,11 +23,9 @@ from fedproto.engines.stacking.blocks import Block, Conv, Dense
 from fedproto.engines.stacking.fusing import Fuse, unfused
 from fedproto.engines.stacking.gradients import Gradient, Product
 from fedproto.engines.stacking.kernel_blocks import KernelConv, KernelDense
-from fedproto.engines.stacking.norms import Normed, normed
+from fedproto.engines.stacking.norms import Normed
 from fedproto.engines.stacking.whole import MlpStep
-from fedproto.models.cnn import CNN
-from fedproto.models.cnn4 import CNN4
-from fedproto.models.mlp import MLP
+from fedproto.models.layers import DenseLayer, Layer, layers_of
 from fedproto.types import Tensors
 
 
@@ -303,63 +302,36 @@ def _changed(block: Block, **options: Any) -> Block:
 def block_network(
     model: nn.Module, input_shape: tuple[int, ...], *, kernels: bool = False
 ) -> BlockNetwork | None:
-    """The stacked form of a known architecture; None for any other.
-
-    A subclass may compute something else, so only the classes themselves are known.
+    """The stacked form of a model that describes its layers; None for any other.
 
     Args:
         model: The architecture.
         input_shape: Of one sample.
         kernels: Whether to use the kernels of `fedproto.engines.stacking.kernels` where they can.
     """
-    if type(model) is MLP:
-        layers = [_dense(model, name) for name in ("dense1", "dense2", "classifier")]
-        return BlockNetwork(layers[:-1], layers[-1], kernels=kernels)
-    if type(model) is CNN:
-        convolutions, image = _convolutions(model, input_shape, kernels=kernels)
-        dense = _dense(model, "dense", image, kernels=kernels)
-        return BlockNetwork([*convolutions, dense], _dense(model, "classifier"))
-    if type(model) is CNN4:
-        same = model.pooling == "same"
-        # The kernels that pool leave an odd last row or column out; those for norms do not pool.
-        kernels = kernels and (not same or model.batch_norm)
-        convolutions, image = _convolutions(model, input_shape, kernels=kernels, same=same)
-        blocks = [
-            normed(convolution, f"norms.{index}", norm)
-            for index, (convolution, norm) in enumerate(zip(convolutions, model.norms, strict=True))
-        ]
-        return BlockNetwork(blocks, _dense(model, "classifier", image))
-    return None
+    layers = layers_of(model, input_shape)
+    if layers is None:
+        return None
+    *encoder, last = layers
+    assert isinstance(last, DenseLayer)  # noqa: S101 - scores come from a dense layer
+    blocks = [_block(layer, kernels=kernels) for layer in encoder]
+    whole = kernels and all(isinstance(layer, DenseLayer) for layer in layers)
+    return BlockNetwork(blocks, Dense(**vars(last)), kernels=whole)
 
 
-def _convolutions(
-    model: nn.Module, input_shape: tuple[int, ...], *, kernels: bool, same: bool = False
-) -> tuple[list[Conv], tuple[int, int, int]]:
-    """A model's convolutions in order, and the image that comes out of the last."""
-    channels, height, width = input_shape
-    blocks: list[Conv] = []
-    for name, layer in model.named_modules():
-        if isinstance(layer, nn.Conv2d):
-            sides = (layer.in_channels, layer.out_channels)
-            by_kernels = KernelConv(name, sides, (height, width), layer.kernel_size[0], same)
-            usable = kernels and by_kernels.kernels.usable
-            blocks.append(by_kernels if usable else by_kernels.portable)
-            channels, height, width = layer.out_channels, height + same, width + same
-            height, width = height // 2, width // 2
-    return blocks, (channels, height, width)
-
-
-def _dense(
-    model: nn.Module,
-    name: str,
-    image: tuple[int, int, int] | None = None,
-    *,
-    kernels: bool = False,
-) -> Dense:
-    layer = model.get_submodule(name)
-    assert isinstance(layer, nn.Linear)  # noqa: S101 - narrows the type
-    by_kernels = KernelDense(name, layer.in_features, layer.out_features, image)
-    return by_kernels if kernels and by_kernels.kernels.usable else by_kernels.portable
+def _block(layer: Layer, *, kernels: bool) -> Block:
+    if isinstance(layer, DenseLayer):
+        dense = KernelDense(**vars(layer))
+        # Layers that no image goes into are small: batched products are as fast.
+        usable = kernels and layer.image is not None and dense.kernels.usable
+        return dense if usable else dense.portable
+    sizes = {**vars(layer)}
+    norm = sizes.pop("norm")
+    by_kernels = KernelConv(**sizes)
+    # The kernels that pool leave an odd last row or column out; those for norms do not pool.
+    usable = kernels and by_kernels.kernels.usable and (norm is not None or not layer.same)
+    conv = by_kernels if usable else by_kernels.portable
+    return conv if norm is None else Normed(conv, norm.name, norm.eps, norm.momentum)
 
 
 def stack_params(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedproto.engines.stacking import formulas
 from fedproto.engines.stacking.blocks import Block, Conv
@@ -124,11 +124,3 @@ class Normed(Block):
 
     def _learned(self, params: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         return params[f"{self.norm}.weight"], params[f"{self.norm}.bias"]
-
-
-def normed(conv: Conv, name: str, layer: nn.Module) -> Block:
-    """A convolution with the layer that follows it, which may do nothing."""
-    if isinstance(layer, nn.Identity):
-        return conv
-    assert isinstance(layer, nn.BatchNorm2d)  # noqa: S101 - narrows the type
-    return Normed(conv, name, layer.eps, layer.momentum if layer.track_running_stats else None)

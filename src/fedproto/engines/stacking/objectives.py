@@ -14,7 +14,6 @@ from torch.func import grad, vmap
 
 from fedproto.engines.stacking.flat import FlatLayout
 from fedproto.engines.stacking.network import Beside, Network
-from fedproto.engines.stacking.updates import is_plain
 from fedproto.strategies.base import Strategy
 from fedproto.strategies.contract import Objective
 from fedproto.training import TrainOptions
@@ -50,7 +49,7 @@ class StackKind:
     @property
     def in_place(self) -> bool:
         """Whether gradients are subtracted as they are computed."""
-        return is_plain(self.train) and self.penalized_by is None
+        return self.train.plain and self.penalized_by is None
 
     @property
     def whole(self) -> bool:

@@ -102,8 +102,3 @@ def rule_for(train: TrainOptions) -> UpdateRule:
     if train.optimizer == "adam":
         return Adam(train.weight_decay)
     return Descent(train.momentum, train.weight_decay)
-
-
-def is_plain(train: TrainOptions) -> bool:
-    """Whether the rule is ``w −= rate · g`` and nothing else."""
-    return train.optimizer == "sgd" and not train.momentum and not train.weight_decay

@@ -12,6 +12,7 @@ one image of B·channels channels, which they take several at a time.
 Shapes: B samples of a batch, H × W pixels, I channels in, O channels out, T taps, D units.
 """
 
+# Long: every layer has its way forward and its way back, beside those of the others.
 from __future__ import annotations
 
 import abc
@@ -22,9 +23,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - the name everyone uses
 
-from fedproto.engines.stacking.blocks import Block, Conv, Dense
-from fedproto.engines.stacking.network import block_network
 from fedproto.engines.workers.spectra import Spectra, SpectralConvolution
+from fedproto.models.layers import ConvLayer, DenseLayer, Layer, layers_of
 from fedproto.strategies.contract import Objective, Virtual
 from fedproto.types import Tensors
 
@@ -35,7 +35,7 @@ arithmetic saved grows with the taps, that of the transforms with the image."""
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
-class LeanLayer(abc.ABC):
+class ManualLayer(abc.ABC):
     """A layer with weight and bias, and what follows it.
 
     Args:
@@ -110,7 +110,7 @@ class LeanLayer(abc.ABC):
             self.bias.sub_(self._linear[1], alpha=rate)
 
 
-class LeanDense(LeanLayer):
+class ManualDense(ManualLayer):
     """A dense layer, with ReLU unless it is the last.
 
     Args:
@@ -121,7 +121,7 @@ class LeanDense(LeanLayer):
         beside: Inputs ``[V, …]`` that come from nowhere and are added to every batch.
     """
 
-    def __init__(self, block: Dense, *, relu: bool) -> None:
+    def __init__(self, block: DenseLayer, *, relu: bool) -> None:
         super().__init__(block.name)
         self._block, self._relu = block, relu
         self.beside: Tensor | None = None
@@ -148,10 +148,10 @@ class LeanDense(LeanLayer):
         return dx.view(-1, *self._block.image).permute(2, 3, 0, 1).contiguous()
 
 
-class _Pooled(LeanLayer):
+class _Pooled(ManualLayer):
     """A convolution that keeps the size, with 2×2 max pooling and ReLU."""
 
-    def __init__(self, block: Conv) -> None:
+    def __init__(self, block: ConvLayer) -> None:
         super().__init__(block.name)
         self._block = block
 
@@ -194,7 +194,7 @@ class _Pooled(LeanLayer):
         """Moves the weight; returns the gradient of the input."""
 
 
-class LeanFirstConvolution(_Pooled):
+class ManualFirstConvolution(_Pooled):
     """A convolution of the images themselves, as one product with their patches."""
 
     def _packed(self, weight: Tensor) -> Tensor:
@@ -223,10 +223,10 @@ class LeanFirstConvolution(_Pooled):
         return None
 
 
-class LeanConvolution(_Pooled):
+class ManualConvolution(_Pooled):
     """A later convolution, as products of spectra."""
 
-    def __init__(self, block: Conv, dtype: torch.dtype) -> None:
+    def __init__(self, block: ConvLayer, dtype: torch.dtype) -> None:
         super().__init__(block)
         self._convolution = SpectralConvolution(block.image, block.taps, dtype)
 
@@ -252,10 +252,10 @@ class LeanConvolution(_Pooled):
         return None if first else dx
 
 
-class LeanNetwork:
+class ManualNetwork:
     """Layers one after another; the last gives the scores."""
 
-    def __init__(self, layers: Sequence[LeanLayer], head: LeanDense) -> None:
+    def __init__(self, layers: Sequence[ManualLayer], head: ManualDense) -> None:
         self._layers = (*layers, head)
         self._head = head
         self._virtual: Virtual | None = None
@@ -307,16 +307,18 @@ class LeanNetwork:
         return loss.detach()
 
 
-def lean_network(
+def manual_network(
     model: nn.Module, input_shape: tuple[int, ...], dtype: torch.dtype
-) -> LeanNetwork | None:
-    """The lean form of a model of known blocks; None where there is none or it does not pay."""
-    network = block_network(model, input_shape)
-    if network is None or not all(one.requires_grad for one in model.parameters()):
+) -> ManualNetwork | None:
+    """The manual form of a model that describes its layers; None where there is none or no gain."""
+    layers = layers_of(model, input_shape)
+    if layers is None or not all(one.requires_grad for one in model.parameters()):
         return None
-    if not all(_pays(block) for block in network.blocks[1:]):
+    *encoder, last = layers
+    assert isinstance(last, DenseLayer)  # noqa: S101 - scores come from a dense layer
+    if not all(_has_a_manual_form(layer, first=layer is layers[0]) for layer in encoder):
         return None
-    return LeanNetwork([*_layers(network.blocks, dtype)], LeanDense(network.head, relu=False))
+    return ManualNetwork([*_manual_layers(encoder, dtype)], ManualDense(last, relu=False))
 
 
 def _as_one_image(x: Tensor) -> Tensor:
@@ -330,15 +332,16 @@ def _as_batch(image: Tensor, batch: int) -> Tensor:
     return image.permute(0, 2, 3, 1).reshape(height, width, batch, -1)
 
 
-def _pays(block: Block) -> bool:
-    if not isinstance(block, Conv):
-        return isinstance(block, Dense)
-    return block.taps >= WIDE_KERNEL and max(block.image) <= SMALL_IMAGE
+def _has_a_manual_form(layer: Layer, *, first: bool) -> bool:
+    if isinstance(layer, DenseLayer):
+        return True
+    pays = first or (layer.taps >= WIDE_KERNEL and max(layer.image) <= SMALL_IMAGE)
+    return pays and layer.norm is None and not layer.same
 
 
-def _layers(blocks: Sequence[Block], dtype: torch.dtype) -> Iterator[LeanLayer]:
-    for index, block in enumerate(blocks):
-        if isinstance(block, Dense):
-            yield LeanDense(block, relu=True)
-        elif isinstance(block, Conv):
-            yield LeanFirstConvolution(block) if index == 0 else LeanConvolution(block, dtype)
+def _manual_layers(layers: Sequence[Layer], dtype: torch.dtype) -> Iterator[ManualLayer]:
+    for index, layer in enumerate(layers):
+        if isinstance(layer, DenseLayer):
+            yield ManualDense(layer, relu=True)
+        else:
+            yield ManualFirstConvolution(layer) if index == 0 else ManualConvolution(layer, dtype)
