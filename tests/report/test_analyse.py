@@ -145,10 +145,8 @@ def test_single_measures_join_those_found_before(runs, tmp_path):
     shutil.copytree(run_of(runs), out)
     shutil.rmtree(out / "analysis", ignore_errors=True)
     file = out / "analysis/measures.json"
-    for name, known in (
-        ("margin", {"aggregate_mean_margin"}),
-        ("dissimilarity", {"aggregate_mean_margin", "dissimilarity"}),
-    ):
+    margins = {"aggregate_mean_margin", "margin_per_channel"}
+    for name, known in (("margin", margins), ("dissimilarity", {*margins, "dissimilarity"})):
         assert main(["analyse", str(out), "--what=measures", f"--measure={name}"]) == 0
         assert json.loads(file.read_text()).keys() == known | {"round", "reference"}
     kept = {**json.loads(file.read_text()), "mmd": 0.5, "reference": "elsewhere"}
@@ -157,7 +155,7 @@ def test_single_measures_join_those_found_before(runs, tmp_path):
     assert json.loads(file.read_text()) == kept  # MMD stays what it was, with its reference
     file.write_text("{")  # damaged: made anew
     assert main(["analyse", str(out), "--what=measures", "--measure=margin"]) == 0
-    assert json.loads(file.read_text()).keys() == {"aggregate_mean_margin", "round", "reference"}
+    assert json.loads(file.read_text()).keys() == {*margins, "round", "reference"}
 
 
 def test_several_runs_give_a_table_and_a_correlation(runs, capsys):

@@ -9,7 +9,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedproto import AggregateOptions, Centralized, ConfigError, FedAtt, FedAvg, FedNova, FedProto
+from fedproto import (
+    AggregateOptions,
+    Centralized,
+    ConfigError,
+    FedAtt,
+    FedAvg,
+    FedNova,
+    FedProto,
+    Guided,
+)
 from fedproto.config import RunConfig
 from fedproto.engines.base import Workload
 from fedproto.engines.reference import ReferenceEngine
@@ -330,8 +339,8 @@ def test_what_feeds_the_servers_memory_is_bounded_as_the_weights_are(strategy, o
     assert moved(hostile, options) < 3 * usual
 
 
-def test_fedproto_keeps_its_memory_under_every_rule():
-    strategy = FedProto()
+@pytest.mark.parametrize("strategy", [FedProto(), Guided()], ids=strategy_name)
+def test_prototypes_are_kept_under_every_rule(strategy):
     state, updates = state_for(strategy), [update_for(strategy, one) for one in range(5)]
     for rule in RULES:
         result, _ = strategy.aggregate(

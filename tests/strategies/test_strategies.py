@@ -13,7 +13,7 @@ from fedproto.equations import aggregate_margin, aggregate_prototypes
 from fedproto.errors import ConfigError, TrainingError
 from fedproto.rounds import close_round
 from fedproto.rounds.planning import plan_round, remember_all
-from fedproto.strategies.contract import Observation
+from fedproto.strategies.contract import Local, Observation
 from fedproto.strategies.fedproto import COUNT, MARGIN, SUM
 from fedproto.types import ClientUpdate, Prototypes, ServerState
 from helpers import (
@@ -148,7 +148,8 @@ def test_fedproto_same_class_distance_prefers_prototypes_that_moved():
     before, after = (
         Observation(one.payload[SUM], one.payload[COUNT], torch.zeros(())) for one in (still, moved)
     )
-    assert (strategy.report(None, {}, before, after).payload[MARGIN] > 0).all()
+    local = Local(10, 1, 0.1, torch.tensor([5, 5]), {}, {}, {})
+    assert (strategy.report(local, {}, before, after).payload[MARGIN] > 0).all()
 
 
 def test_equal_margins_give_uniform_attention():

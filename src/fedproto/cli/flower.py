@@ -8,25 +8,19 @@ import json
 import shutil
 import signal
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from fedproto.cli.flower_runs import runs_here, runs_of
 from fedproto.cli.options import DataRoot
 from fedproto.cli.outcome import conclude
 from fedproto.cli.progress import progress_for
-from fedproto.cli.running import Out, Overrides, Quiet, Rounds, fresh_directory
-from fedproto.config import RunConfig
-from fedproto.config.recipe import read_recipe
-from fedproto.errors import ConfigError, FedprotoError, StoreError
-from fedproto.flower.defence import defended
-from fedproto.simulate import load_federations
-from fedproto.store import RunStore, is_run
-from fedproto.store.extending import extend
-from fedproto.store.sweeps import create_sweep, is_sweep, open_runs
+from fedproto.cli.running import Out, Overrides, Quiet, Rounds
+from fedproto.errors import ConfigError, FedprotoError
+from fedproto.store import RunStore
 
 group = typer.Typer(name="flower", help=__doc__, no_args_is_help=True)
 
@@ -61,7 +55,7 @@ def up(
     from fedproto.flower.keys import make_keys
     from fedproto.flower.server_app import INSECURE
 
-    path, stores, clients = _runs_here(source, overrides, out, rounds)
+    path, stores, clients = runs_here(source, overrides, out, rounds)
     if insecure:
         typer.secho(INSECURE, err=True, fg="red", bold=True)
     with contextlib.ExitStack() as stack:
@@ -151,7 +145,7 @@ def submit(
     """Run a recipe on the server that runs on this host, or go on with a run."""
     del data_root
     _need_flwr()
-    path, stores = _runs(source, overrides, out, rounds)
+    path, stores = runs_of(source, overrides, out, rounds)
     control = _control(server)
     with _interrupted(path, stores) as on_interrupt:
         run = control.submit(path)
@@ -178,7 +172,7 @@ def simulate(
         raise ConfigError("Ray is not installed; pip install 'fedproto[ray]'")
     from fedproto.flower.ray import simulate_on_ray
 
-    path, stores, clients = _runs_here(source, overrides, out, rounds)
+    path, stores, clients = runs_here(source, overrides, out, rounds)
     with _interrupted(path, stores), progress_for(stores) as watcher:
         simulate_on_ray(path, clients, watcher)
     _summary(stores, quiet=quiet)
@@ -217,80 +211,6 @@ def _control(server: Path) -> Any:
             f"{server} is no server's folder; make one with 'fedproto flower keys'"
         ) from None
     return Control(server / "control", str(address), server / "ca.crt")
-
-
-def _runs(
-    source: str, overrides: Sequence[str] | None, out: Path | None, rounds: int | None
-) -> tuple[Path, list[RunStore]]:
-    """The directory of a recipe's runs, made now, or of runs to go on with."""
-    found = _going_on(source, overrides, out, rounds)
-    if found is not None:
-        return found
-    return _new_runs(source, read_recipe(source, overrides or []), out)
-
-
-def _runs_here(
-    source: str, overrides: Sequence[str] | None, out: Path | None, rounds: int | None
-) -> tuple[Path, list[RunStore], int]:
-    """The same where all data is on this machine, with the number of clients.
-
-    The data is loaded before anything is written, so that a mistake leaves nothing behind.
-    """
-    found = _going_on(source, overrides, out, rounds)
-    if found is not None:
-        path, stores = found
-        return path, stores, _number_of_clients([store.config for store in stores])
-    configs = read_recipe(source, overrides or [])
-    clients = _number_of_clients(configs.values())
-    known = {
-        name: replace(config, flower=replace(config.flower, clients=clients))
-        for name, config in configs.items()
-    }
-    return *_new_runs(source, known, out), clients
-
-
-def _going_on(
-    source: str, overrides: Sequence[str] | None, out: Path | None, rounds: int | None
-) -> tuple[Path, list[RunStore]] | None:
-    path = Path(source)
-    if not (is_run(path) or is_sweep(path)):
-        if rounds is not None:
-            raise ConfigError(
-                f"--rounds is for a run that goes on; for a new one: --set schedule.rounds={rounds}"
-            )
-        return None
-    if overrides or out:
-        raise ConfigError(f"{source} is a run: it goes on as it is, without --set and --out")
-    if rounds is not None:
-        extend(path, rounds)
-    stores = open_runs(path)
-    if all(store.finished for store in stores):
-        raise StoreError(f"{source} is finished; give it more rounds with --rounds")
-    return path, stores
-
-
-def _new_runs(
-    source: str, configs: Mapping[str, RunConfig], out: Path | None
-) -> tuple[Path, list[RunStore]]:
-    configs = {name: defended(config) for name, config in configs.items()}
-    for config in configs.values():
-        config.aggregate.check_fits(
-            config.schedule.cohort,
-            pooled=config.strategy.pooled,
-            weighs_tensors=config.strategy.weighs_tensors,
-        )
-    path = out or fresh_directory(source)
-    if len(configs) > 1:
-        return path, create_sweep(path, configs)
-    (config,) = configs.values()
-    return path, [RunStore.create(path, config)]
-
-
-def _number_of_clients(configs: Iterable[RunConfig]) -> int:
-    numbers = {len(federation.clients) for federation in load_federations(configs).values()}
-    if len(numbers) > 1:
-        raise ConfigError(f"the runs have different numbers of clients: {sorted(numbers)}")
-    return numbers.pop()
 
 
 @contextlib.contextmanager

@@ -31,7 +31,7 @@ Scale = enum.Enum("Scale", {name: name for name in SCALES}, type=str)  # type: i
 _SMOKE = Scale("smoke")
 
 
-# Long by its options, which are the command's documentation.
+# Long: its options are the command's documentation.
 def reproduce(
     what: Annotated[
         list[str] | None, typer.Argument(help="Tables and figures (see --list), or 'all'.")

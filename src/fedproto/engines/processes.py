@@ -22,7 +22,7 @@ from fedproto.engines.reference import ReferenceEngine
 from fedproto.engines.workers.memory import keep_freed_memory
 from fedproto.engines.workers.pool import Work, WorkerPool
 from fedproto.engines.workers.shared import SharedSlots
-from fedproto.engines.workers.trainer import LeanTrainer
+from fedproto.engines.workers.trainer import ManualTrainer
 from fedproto.rng import Indices
 from fedproto.training.batch_norm import goes_by_batch
 from fedproto.types import ClientFailure, ClientUpdate, ServerState, part, under
@@ -155,7 +155,7 @@ class ProcessesEngine(Engine):
             self._alone = self._trainer()
 
     def _trainer(self) -> ReferenceEngine:
-        return LeanTrainer(self.workload)
+        return ManualTrainer(self.workload)
 
     def _make_work(self) -> Work:
         """What a worker does; called in the worker."""

@@ -2,6 +2,7 @@
 against it.
 """  # noqa: D205 - one sentence says it best
 
+# Long: the truth that others are tested against is read from top to bottom in one place.
 from __future__ import annotations
 
 import copy

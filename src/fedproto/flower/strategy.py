@@ -5,6 +5,7 @@ function with `fedproto.flower.helper`; the server starts this strategy. Checkpo
 stable client ids and cohorts that equal a simulation's are left to `fedproto flower`.
 """
 
+# Long: one class with the hooks that Flower calls, and what they share.
 from __future__ import annotations
 
 import math

@@ -6,6 +6,7 @@ come; whatever else arrives is a `Refusal` with a reason, never an exception, an
 unpickled.
 """
 
+# Long: what is written and what is read of every message, side by side.
 from __future__ import annotations
 
 import math
@@ -201,6 +202,7 @@ def _declared_tensors(content: RecordDict, name: str, declared: Declarations) ->
     return read_tensors(expect_arrays(content, name), like, name)
 
 
+# Long: every field of a message is checked in turn.
 def _read_job(
     content: RecordDict, config: RunConfig, like: ServerState, setting: Setting
 ) -> LocalJob:

@@ -37,7 +37,7 @@ MOST_NOTES = 20
 _CLASSES = ("iou_", CLASS)
 
 
-# Long by what the page shows: one literal, in the page's order.
+# Long: all that the page shows, in the page's order.
 def page_content(
     followers: Sequence[RunFollower],
     *,

@@ -6,6 +6,7 @@ on the ways that clients went from the sent weights, after `clip_norm` and the s
 Shapes: K clients, R rows of a tensor, "…" its other sides.
 """
 
+# Long: the options of averaging with what each of them does.
 from __future__ import annotations
 
 import math

@@ -8,6 +8,7 @@ all strategies that have these options. docs/guidance.md tells what they gain an
 Shapes: K clients of the cohort, C classes, D feature channels.
 """
 
+# Long: one strategy whose hooks share their declarations.
 from __future__ import annotations
 
 from collections.abc import Sequence

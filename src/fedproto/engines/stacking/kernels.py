@@ -17,6 +17,7 @@ Weights lie as `fedproto.engines.stacking.blocks.Conv` packs them: [tap across, 
 # mypy: ignore-errors
 # ruff: noqa: ANN001, ANN201, ANN202, N803
 
+# Long: kernels share their layouts and helpers and are read beside each other.
 from __future__ import annotations
 
 import triton
@@ -397,6 +398,7 @@ def _move(rows, received, where, inside, value, change, pull, PROXIMAL: tl.const
     tl.store(rows + where, value - change, mask=inside)
 
 
+# Long: one kernel is one function; a step has this many parts.
 @triton.jit
 def mlp_step(
     inputs, targets, samples, rows, received, start, steps, last_epoch, rate, proximal, count, loss,

@@ -8,6 +8,7 @@ the host. Sizes are rounded up to a few, and the finished jobs among them move a
 Shapes: J jobs, B samples of a batch.
 """
 
+# Long: one class, all of whose steps share its buffers.
 from __future__ import annotations
 
 import warnings
@@ -54,6 +55,7 @@ class Lockstep:
         graphs: Whether to capture CUDA graphs.
     """
 
+    # Long: every buffer is made once, here.
     def __init__(
         self,
         network: Network,

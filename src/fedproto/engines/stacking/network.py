@@ -6,6 +6,7 @@
 Shapes: J jobs, B samples of a batch, D feature channels, C classes.
 """
 
+# Long: the way forward and the way back of one network belong together.
 from __future__ import annotations
 
 import abc

@@ -73,6 +73,7 @@ class StackReports:
         return reports
 
 
+# Long: what is mapped over jobs has to be one function.
 def _together(
     strategy: Strategy,
     indices: Sequence[int],

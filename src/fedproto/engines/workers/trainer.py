@@ -1,4 +1,4 @@
-"""What trains a worker's jobs: the reference engine, with lean steps wherever there are any."""
+"""What trains a worker's jobs: the reference engine, with manual steps wherever there are any."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from torch import Tensor
 from fedproto.engines.base import Workload
 from fedproto.engines.job import LocalJob
 from fedproto.engines.reference import ReferenceEngine, Step
-from fedproto.engines.workers.lean import lean_network
+from fedproto.engines.workers.manual import manual_network
 from fedproto.rng import Indices
 from fedproto.strategies.base import Strategy
 from fedproto.strategies.contract import Objective
 
 
-class LeanTrainer(ReferenceEngine):
+class ManualTrainer(ReferenceEngine):
     """Trains one job after another on a CPU, images channels last.
 
     Which step a job takes depends on its options and the model alone, never on time or machine.
@@ -24,23 +24,23 @@ class LeanTrainer(ReferenceEngine):
 
     def __init__(self, workload: Workload) -> None:
         super().__init__(workload, channels_last=True)
-        self._lean = lean_network(
+        self._manual = manual_network(
             self._model, workload.federation.input_shape, workload.options.torch_dtype()
         )
 
     def _fit(self, job: LocalJob, indices: Indices, objective: Objective) -> tuple[Tensor, int]:
         """As the reference does, but for where the weights lie meanwhile."""
-        if self._lean is None or not can_be_lean(job):
+        if self._manual is None or not can_step_manually(job):
             return super()._fit(job, indices, objective)
         params = dict(self._model.named_parameters())
-        self._lean.load(params, objective)
+        self._manual.load(params, objective)
         found = super()._fit(job, indices, objective)
-        self._lean.store(params)
+        self._manual.store(params)
         return found
 
     def _stepper(self, job: LocalJob, objective: Objective) -> Step:
-        network, task = self._lean, self.workload.task
-        if network is None or not can_be_lean(job):
+        network, task = self._manual, self.workload.task
+        if network is None or not can_step_manually(job):
             return super()._stepper(job, objective)
 
         def loss_of(scores: Tensor, targets: Tensor) -> Tensor:
@@ -52,7 +52,7 @@ class LeanTrainer(ReferenceEngine):
         return step
 
 
-def can_be_lean(job: LocalJob) -> bool:
+def can_step_manually(job: LocalJob) -> bool:
     """Whether a job asks for plain gradient descent, with any objective in closed form.
 
     Cropped images may have another size than the network was made for.

@@ -34,6 +34,7 @@ class AttentionHistograms(Experiment):
             for config in case.runs(lambda config: config.title in SHOWN)
         ]
 
+    # Long: a table and its figure, from top to bottom.
     def render(self, scope: Scope, results: Results, output: Output) -> None:
         """A panel per data set, and how wide each distribution is."""
         output.say(

@@ -1,4 +1,4 @@
-"""The lean training step: the same numbers as automatic differentiation gives."""
+"""The manual training step: the same numbers as automatic differentiation gives."""
 
 from dataclasses import dataclass, replace
 
@@ -9,9 +9,9 @@ from torch.nn import functional as F  # noqa: N812 - the name everyone uses
 
 from engine_cases import CLASSES, STRATEGIES, engine_for, jobs_of, small_federation
 from fedproto.engines.reference import ReferenceEngine
-from fedproto.engines.workers.lean import lean_network
+from fedproto.engines.workers.manual import manual_network
 from fedproto.engines.workers.spectra import SpectralConvolution
-from fedproto.engines.workers.trainer import LeanTrainer, can_be_lean
+from fedproto.engines.workers.trainer import ManualTrainer, can_step_manually
 from fedproto.models.base import build_model
 from fedproto.models.cnn import CNN, CNNOptions
 from fedproto.models.cnn4 import CNN4Options
@@ -26,8 +26,8 @@ SMALL_CNN = CNNOptions(channels1=3, channels2=5, features=7)
 MODELS = {"cnn": SMALL_CNN, "mlp": MLPOptions(hidden=8, features=6)}
 
 
-def lean_for(model: nn.Module, shape: tuple[int, ...], dtype: torch.dtype):
-    network = lean_network(model, shape, dtype)
+def manual_for(model: nn.Module, shape: tuple[int, ...], dtype: torch.dtype):
+    network = manual_network(model, shape, dtype)
     assert network is not None
     return network
 
@@ -90,7 +90,7 @@ def test_a_step_is_that_of_automatic_differentiation(options, shape, batch, dtyp
     model = build_model(options, shape, CLASSES, seed=1).to(dtype)
     generator = torch.Generator().manual_seed(2)
     received = {name: one.detach().clone() for name, one in model.named_parameters()}
-    network = lean_for(model, shape, dtype)
+    network = manual_for(model, shape, dtype)
     ours = {name: tensor.clone() for name, tensor in received.items()}
     network.load(ours, Objective(proximal=0.7))
     for _ in range(3):
@@ -112,7 +112,7 @@ def test_equal_values_in_a_pooled_cell_pass_the_gradient_once():
     x = torch.zeros(4, 1, 28, 28, dtype=torch.float64)
     x[:, :, 10:17, 12:15] = torch.rand(4, 1, 7, 3, dtype=torch.float64)
     targets = torch.arange(4)
-    network = lean_for(model, (1, 28, 28), torch.float64)
+    network = manual_for(model, (1, 28, 28), torch.float64)
     expected, _ = stepped(model, x, targets)
     network.load(dict(model.named_parameters()), Objective())
     network.step(x, targets, F.cross_entropy, rate=0.1)
@@ -125,16 +125,16 @@ def trainers(options, dtype="float64"):
     federation = small_federation()
     model = build_model(options, federation.input_shape, CLASSES, seed=0)
     workload = engine_for("reference", federation, model, [], dtype=dtype).workload
-    return federation, model, ReferenceEngine(workload), LeanTrainer(workload)
+    return federation, model, ReferenceEngine(workload), ManualTrainer(workload)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda one: type(one).__name__)
 @pytest.mark.parametrize("model", MODELS)
 def test_jobs_of_every_strategy(model, strategy):
-    federation, module, reference, lean = trainers(MODELS[model])
+    federation, module, reference, manual = trainers(MODELS[model])
     jobs = jobs_of(federation, module.double(), strategy)
-    assert all(can_be_lean(job) for job in jobs)
-    for ours, theirs in zip(lean.train(jobs), reference.train(jobs), strict=True):
+    assert all(can_step_manually(job) for job in jobs)
+    for ours, theirs in zip(manual.train(jobs), reference.train(jobs), strict=True):
         assert ours.train_loss == pytest.approx(theirs.train_loss, abs=1e-6)
         assert ours.epochs_done == theirs.epochs_done
         for name, tensor in theirs.params.items():
@@ -144,19 +144,19 @@ def test_jobs_of_every_strategy(model, strategy):
 
 
 def test_a_job_without_epochs_gives_the_received_weights():
-    federation, module, _, lean = trainers(SMALL_CNN)
+    federation, module, _, manual = trainers(SMALL_CNN)
     job = jobs_of(federation, module.double(), FedProx())[0]
-    (update,) = lean.train([replace(job, batches=replace(job.batches, epochs=0))])
+    (update,) = manual.train([replace(job, batches=replace(job.batches, epochs=0))])
     assert update.train_loss is None
     for name, tensor in job.state.params.items():
         assert torch.equal(update.params[name], tensor)
 
 
 def test_augmented_jobs_are_the_reference_engines_too():
-    federation, module, reference, lean = trainers(SMALL_CNN)
+    federation, module, reference, manual = trainers(SMALL_CNN)
     augment = AugmentOptions(flip=True)
     jobs = [replace(job, augment=augment) for job in jobs_of(federation, module.double(), FedAvg())]
-    for ours, theirs in zip(lean.train(jobs), reference.train(jobs), strict=True):
+    for ours, theirs in zip(manual.train(jobs), reference.train(jobs), strict=True):
         for name, tensor in theirs.params.items():
             torch.testing.assert_close(ours.params[name], tensor, rtol=0, atol=1e-9)
 
@@ -179,14 +179,14 @@ class OwnPenalty(Strategy):
 def test_other_update_rules_are_left_to_automatic_differentiation(train):
     federation = small_federation()
     model = build_model(SMALL_CNN, federation.input_shape, CLASSES, seed=0)
-    assert not any(can_be_lean(job) for job in jobs_of(federation, model, FedAvg(), train))
+    assert not any(can_step_manually(job) for job in jobs_of(federation, model, FedAvg(), train))
 
 
 def test_a_strategys_own_penalty_is_left_to_automatic_differentiation():
-    federation, module, reference, lean = trainers(SMALL_CNN)
+    federation, module, reference, manual = trainers(SMALL_CNN)
     jobs = jobs_of(federation, module.double(), OwnPenalty())
-    assert not any(can_be_lean(job) for job in jobs)
-    for ours, theirs in zip(lean.train(jobs), reference.train(jobs), strict=True):
+    assert not any(can_step_manually(job) for job in jobs)
+    for ours, theirs in zip(manual.train(jobs), reference.train(jobs), strict=True):
         for name, tensor in theirs.params.items():
             torch.testing.assert_close(ours.params[name], tensor, rtol=0, atol=1e-9)
 
@@ -195,15 +195,15 @@ class Changed(CNN):
     """A subclass may compute something else."""
 
 
-def test_models_without_a_lean_form():
+def test_models_without_a_manual_form():
     shape = (3, 32, 32)
-    assert lean_network(Changed(shape, (3, 5), 7, CLASSES), shape, torch.float32) is None
+    assert manual_network(Changed(shape, (3, 5), 7, CLASSES), shape, torch.float32) is None
     narrow = build_model(CNN4Options(channels=4), shape, CLASSES, seed=0)
-    assert lean_network(narrow, shape, torch.float32) is None
+    assert manual_network(narrow, shape, torch.float32) is None
     normed = build_model(CNN4Options(channels=4, batch_norm=True), shape, CLASSES, seed=0)
-    assert lean_network(normed, shape, torch.float32) is None
+    assert manual_network(normed, shape, torch.float32) is None
     large = build_model(SMALL_CNN, (1, 80, 20), CLASSES, seed=0)
-    assert lean_network(large, (1, 80, 20), torch.float32) is None
+    assert manual_network(large, (1, 80, 20), torch.float32) is None
     frozen = build_model(SMALL_CNN, shape, CLASSES, seed=0)
     frozen.conv1.requires_grad_(False)
-    assert lean_network(frozen, shape, torch.float32) is None
+    assert manual_network(frozen, shape, torch.float32) is None

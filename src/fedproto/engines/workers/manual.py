@@ -12,6 +12,7 @@ one image of B·channels channels, which they take several at a time.
 Shapes: B samples of a batch, H × W pixels, I channels in, O channels out, T taps, D units.
 """
 
+# Long: every layer has its way forward and its way back, beside those of the others.
 from __future__ import annotations
 
 import abc
@@ -34,7 +35,7 @@ arithmetic saved grows with the taps, that of the transforms with the image."""
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
-class LeanLayer(abc.ABC):
+class ManualLayer(abc.ABC):
     """A layer with weight and bias, and what follows it.
 
     Args:
@@ -109,7 +110,7 @@ class LeanLayer(abc.ABC):
             self.bias.sub_(self._linear[1], alpha=rate)
 
 
-class LeanDense(LeanLayer):
+class ManualDense(ManualLayer):
     """A dense layer, with ReLU unless it is the last.
 
     Args:
@@ -147,7 +148,7 @@ class LeanDense(LeanLayer):
         return dx.view(-1, *self._block.image).permute(2, 3, 0, 1).contiguous()
 
 
-class _Pooled(LeanLayer):
+class _Pooled(ManualLayer):
     """A convolution that keeps the size, with 2×2 max pooling and ReLU."""
 
     def __init__(self, block: ConvLayer) -> None:
@@ -193,7 +194,7 @@ class _Pooled(LeanLayer):
         """Moves the weight; returns the gradient of the input."""
 
 
-class LeanFirstConvolution(_Pooled):
+class ManualFirstConvolution(_Pooled):
     """A convolution of the images themselves, as one product with their patches."""
 
     def _packed(self, weight: Tensor) -> Tensor:
@@ -222,7 +223,7 @@ class LeanFirstConvolution(_Pooled):
         return None
 
 
-class LeanConvolution(_Pooled):
+class ManualConvolution(_Pooled):
     """A later convolution, as products of spectra."""
 
     def __init__(self, block: ConvLayer, dtype: torch.dtype) -> None:
@@ -251,10 +252,10 @@ class LeanConvolution(_Pooled):
         return None if first else dx
 
 
-class LeanNetwork:
+class ManualNetwork:
     """Layers one after another; the last gives the scores."""
 
-    def __init__(self, layers: Sequence[LeanLayer], head: LeanDense) -> None:
+    def __init__(self, layers: Sequence[ManualLayer], head: ManualDense) -> None:
         self._layers = (*layers, head)
         self._head = head
         self._virtual: Virtual | None = None
@@ -306,18 +307,18 @@ class LeanNetwork:
         return loss.detach()
 
 
-def lean_network(
+def manual_network(
     model: nn.Module, input_shape: tuple[int, ...], dtype: torch.dtype
-) -> LeanNetwork | None:
-    """The lean form of a model that describes its layers; None where there is none or no gain."""
+) -> ManualNetwork | None:
+    """The manual form of a model that describes its layers; None where there is none or no gain."""
     layers = layers_of(model, input_shape)
     if layers is None or not all(one.requires_grad for one in model.parameters()):
         return None
     *encoder, last = layers
     assert isinstance(last, DenseLayer)  # noqa: S101 - scores come from a dense layer
-    if not all(_can_be_lean(layer, first=layer is layers[0]) for layer in encoder):
+    if not all(_has_a_manual_form(layer, first=layer is layers[0]) for layer in encoder):
         return None
-    return LeanNetwork([*_lean_layers(encoder, dtype)], LeanDense(last, relu=False))
+    return ManualNetwork([*_manual_layers(encoder, dtype)], ManualDense(last, relu=False))
 
 
 def _as_one_image(x: Tensor) -> Tensor:
@@ -331,16 +332,16 @@ def _as_batch(image: Tensor, batch: int) -> Tensor:
     return image.permute(0, 2, 3, 1).reshape(height, width, batch, -1)
 
 
-def _can_be_lean(layer: Layer, *, first: bool) -> bool:
+def _has_a_manual_form(layer: Layer, *, first: bool) -> bool:
     if isinstance(layer, DenseLayer):
         return True
     pays = first or (layer.taps >= WIDE_KERNEL and max(layer.image) <= SMALL_IMAGE)
     return pays and layer.norm is None and not layer.same
 
 
-def _lean_layers(layers: Sequence[Layer], dtype: torch.dtype) -> Iterator[LeanLayer]:
+def _manual_layers(layers: Sequence[Layer], dtype: torch.dtype) -> Iterator[ManualLayer]:
     for index, layer in enumerate(layers):
         if isinstance(layer, DenseLayer):
-            yield LeanDense(layer, relu=True)
+            yield ManualDense(layer, relu=True)
         else:
-            yield LeanFirstConvolution(layer) if index == 0 else LeanConvolution(layer, dtype)
+            yield ManualFirstConvolution(layer) if index == 0 else ManualConvolution(layer, dtype)
