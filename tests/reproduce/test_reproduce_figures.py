@@ -147,6 +147,7 @@ def test_a_band_is_mean_and_spread_at_common_rounds():
         ("above", [0.1, 0.3], "undecided"),
         ("below", [-0.1, -0.3, -0.2], "reproduced"),
         ("level", [0.002, -0.002, 0.001], "reproduced"),
+        ("level", [0.0], "undecided"),
         ("level", [0.2, 0.21, 0.2], "contradicted"),
         ("level", [0.2, -0.3, 0.1], "undecided"),
         ("steadier", [0.0, 0.1, 0.0], "reproduced"),

@@ -87,14 +87,14 @@ def judge(claim: Claim, of: Sequence[Result], than: Sequence[Result]) -> Judgeme
 
 def _verdict(claim: Claim, values: Sequence[float]) -> Verdict:
     found = difference(values)
-    low, high = (found.mean if end is None else end for end in (found.low, found.high))
+    if found.pairs < FEWEST_PAIRS or found.low is None or found.high is None:
+        return "undecided"
+    low, high = found.low, found.high
     if claim.how == "level":
         if max(map(abs, (low, high))) <= claim.within:
             return "reproduced"
         outside = low > claim.within or high < -claim.within
         return "contradicted" if outside else "undecided"
-    if found.pairs < FEWEST_PAIRS:
-        return "undecided"
     above = low > 0 or found.wins == found.pairs
     if not above and not (high < 0 or found.losses == found.pairs):
         return "undecided"

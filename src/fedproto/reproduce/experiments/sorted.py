@@ -36,7 +36,7 @@ class SortedAgainstDirichlet(Claims):
     def stated(self) -> Sequence[Claim]:
         """The same for every method."""
         return [
-            Claim("sorted", "miou", label, label, "level", WITHIN, 100.0, SEGMENTATION)
+            Claim(f"{label}: the same", "miou", label, label, "level", WITHIN, 100.0, SEGMENTATION)
             for label in ("FedAvg", "FedProto", FAIR_AND_TOLERANT)
         ]
 
