@@ -46,7 +46,8 @@ def test_the_extension_example_runs_as_a_plugin(tmp_path):
 def test_an_extension_passes_the_conformance_suite(tmp_path):
     code = "\n\n".join(blocks(ROOT / "docs/extending.md", "python"))
     for name in ("conftest.py", "helpers.py", "test_strategy_contract.py"):
-        (tmp_path / name).write_text((ROOT / "tests" / name).read_text())
+        (source,) = (ROOT / "tests").rglob(name)
+        (tmp_path / name).write_text(source.read_text())
     (tmp_path / "own.py").write_text(code)
     helpers = tmp_path / "helpers.py"
     helpers.write_text(
