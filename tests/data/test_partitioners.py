@@ -174,7 +174,7 @@ def test_impossible_numbers_are_named(call, message):
 def test_holding_out_and_splitting_lose_and_repeat_nothing(sizes, seed):
     ends = np.cumsum(sizes)
     parts = [np.arange(end - size, end) for size, end in zip(sizes, ends, strict=True)]
-    kept, taken = hold_out(parts, seed, 0.1)
+    kept, taken, _ = hold_out(parts, seed, 0.1)
     clients = split_clients(kept, seed)
 
     everything = np.concatenate([taken, *[np.concatenate([c.train, c.test]) for c in clients]])
@@ -186,6 +186,6 @@ def test_holding_out_and_splitting_lose_and_repeat_nothing(sizes, seed):
 
 def test_holding_out_nothing_changes_nothing():
     parts = [np.arange(3), np.arange(3, 9)]
-    kept, taken = hold_out(parts, 0, 0.0)
+    kept, taken, _ = hold_out(parts, 0, 0.0)
     assert len(taken) == 0
     assert [part.tolist() for part in kept] == [part.tolist() for part in parts]

@@ -75,7 +75,7 @@ def test_an_extension_passes_the_conformance_suite(tmp_path):
 
 def test_the_paper_map_names_functions_and_tests_that_exist():
     text = (ROOT / "docs/paper-map.md").read_text()
-    tests = "".join(path.read_text() for path in (ROOT / "tests").glob("test_*.py"))
+    tests = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
     named = set(re.findall(r"`(test_\w+)`", text)) - {"test_equations", "test_equations_properties"}
     assert named
     for name in named:

@@ -86,13 +86,13 @@ HOSTILE = {
     "nan loss": (honest(train_loss=float("nan")), "loss is not finite"),
     "missing name": (honest(params={"weight": UPDATE.params["weight"]}), "'bias' is missing"),
     "unknown name": (honest(params=UPDATE.params | {"extra": torch.ones(1)}), "'extra' is unknown"),
-    "wrong shape": (honest(params=UPDATE.params | {"weight": torch.ones(2, 3)}), "shape (2, 3)"),
+    "wrong shape": (honest(params=UPDATE.params | {"weight": torch.ones(3, 2)}), "shape (3, 2)"),
     "wrong type": (
         honest(params=UPDATE.params | {"bias": UPDATE.params["bias"].float()}),
         "type 'float32'",
     ),
     "weights as whole numbers": (
-        honest(params=UPDATE.params | {"weight": torch.ones(3, 2, dtype=torch.int64)}),
+        honest(params=UPDATE.params | {"weight": torch.ones(2, 3, dtype=torch.int64)}),
         "type 'int64'",
     ),
     "prototypes of another dimension": (paying(sums=torch.ones(2, 7)), "shape (2, 7)"),
@@ -152,7 +152,7 @@ def changed(content: RecordDict, **fields) -> RecordDict:
     return RecordDict({**dict(content), "update": record})
 
 
-def an_array(data: bytes, dtype="float64", shape=(3,)) -> RecordDict:
+def an_array(data: bytes, dtype="float64", shape=(2,)) -> RecordDict:
     content = wire.encode_update(honest(), 1)
     content["params"]["bias"] = Array(dtype, shape, "numpy.ndarray", data)
     return content
@@ -191,16 +191,16 @@ BROKEN = {
         an_array(npy(np.array([Bomb()], dtype=object), allow_pickle=True)), "not what its"
     ),
     "a lie about the shape": (an_array(npy(np.zeros(4))), "not what its description"),
-    "a lie about the type": (an_array(npy(np.zeros(3, np.float32))), "not what its description"),
+    "a lie about the type": (an_array(npy(np.zeros(2, np.float32))), "not what its description"),
     "columns first": (
         an_array(npy(np.asfortranarray(np.zeros((3, 2)))), shape=(3, 2)), "shape (3, 2)"
     ),
     "a header that promises terabytes": (
-        an_array(npy(np.zeros(3)).replace(b"(3,), }" + b" " * 14, b"(3000000000000,), }  ")),
+        an_array(npy(np.zeros(2)).replace(b"(2,), }" + b" " * 14, b"(2000000000000,), }  ")),
         "not what its description",
     ),
-    "too few bytes": (an_array(npy(np.zeros(3))[:-1]), "23 bytes"),
-    "too many bytes": (an_array(npy(np.zeros(3)) + b"x"), "25 bytes"),
+    "too few bytes": (an_array(npy(np.zeros(2))[:-1]), "15 bytes"),
+    "too many bytes": (an_array(npy(np.zeros(2)) + b"x"), "17 bytes"),
     "no bytes": (an_array(b""), "is no array"),
     "another format": (
         RecordDict({**dict(GOOD), "buffers": ArrayRecord({"running_var": Array(
@@ -279,7 +279,7 @@ def test_a_job_arrives_as_it_was_sent():
         ({"lr": float("nan")}, "learning rate"),
         ({"lr": 1}, "'lr' is not of type float"),
         ({"extra": 1}, "'extra' is unknown"),
-        ({"run": "../../elsewhere"}, "no fingerprint"),
+        ({"run": "../../elsewhere"}, "no digest"),
         ({"last_round": 1}, "not before its round"),
         ({"last_round": -2}, "not before its round"),
     ],
@@ -293,7 +293,7 @@ def test_a_client_refuses_a_broken_job(fields, reason):
 def test_a_client_refuses_a_model_that_is_not_finite_or_not_its_own():
     content = a_job()
     state = make_state()
-    content["params"] = write_tensors(state.params | {"bias": torch.full((3,), torch.nan).double()})
+    content["params"] = write_tensors(state.params | {"bias": torch.full((2,), torch.nan).double()})
     assert "'bias' is not finite" in wire.decode_job(sent(content), CONFIG, state, SETTING).reason
     content["params"] = write_tensors({"weight": state.params["weight"]})
     assert "'bias' is missing" in wire.decode_job(sent(content), CONFIG, state, SETTING).reason

@@ -22,7 +22,7 @@ from fedproto.reproduce.library import Library, Request, fingerprint
 from fedproto.reproduce.paper import paper
 from fedproto.rounds import Watcher
 
-WITHOUT_PICTURE = {"numbers", "claims", "sorted"}
+WITHOUT_PICTURE = {"numbers", "claims", "sorted", "guidance-grid"}
 SYNTHETIC = ["accuracy", "--only=synthetic"]
 
 

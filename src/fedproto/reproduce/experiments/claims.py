@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Literal, TypeAlias
 
@@ -112,7 +112,12 @@ class Claims(Experiment):
         """The runs of all recipes and of the ablation, with what the claims are about measured."""
         wishes = {"loss", "dissimilarity", "margin", "mmd"}
         ablation = EXPERIMENTS.get("ablation")()
-        return merged([*self.runs_of_all_cases(scope, wishes=wishes), *ablation.requests(scope)])
+        # Claims about segmentation are about scores alone, which every run has.
+        asked = [
+            replace(request, wishes=frozenset()) if request.case in SEGMENTATION else request
+            for request in self.runs_of_all_cases(scope, wishes=wishes)
+        ]
+        return merged([*asked, *ablation.requests(scope)])
 
     def stated(self) -> Sequence[Claim]:
         """The claims."""
