@@ -189,10 +189,12 @@ page.sections.push({
       const cells = methods.map((method) => conditions.map((condition) => condition.groups.find((group) => group.method === method)));
       const range = extent(cells.map((row) => row.map((group) => (group ? figure(group, metric.name)?.mean ?? null : null)))) || [0, 1];
       const name = (condition) => Object.entries(condition.parts).map(([part, value]) => (value === "true" ? part : value === "false" ? `no ${part}` : `${part} ${value}`)).join(" · ") || family;
-      return make("div", { class: "matrix" }, scrolling(null, `${metric.label}, ${family}`,
+      const scroller = scrolling(null, `${metric.label}, ${family}`,
         tableOf([make("th", { scope: "col" }, page.several.families ? family : "method"), ...conditions.map(name)], methods.map((method, place) => [
           [swatch(method), " ", page.data.methods[method].title],
-          ...cells[place].map((group, column) => matrixCell(group, conditions[column].place, range))]))));
+          ...cells[place].map((group, column) => matrixCell(group, conditions[column].place, range))])));
+      scroller.classList.add("tall");
+      return make("div", { class: "matrix" }, scroller);
     }));
   },
 });
