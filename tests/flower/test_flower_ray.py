@@ -21,6 +21,7 @@ strategy = { name = "fedproto" }
 train = { epochs = 2, batch_size = 20, lr = 0.05 }
 schedule = { rounds = 3, cohort = 2, delta = 0.4 }
 engine = { name = "reference", device = "cpu" }
+flower = { defence = "none" }
 """
 
 
