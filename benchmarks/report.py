@@ -85,7 +85,7 @@ def write_page(folder: Path, page: Path, *options: str) -> dict[str, float]:
 
 def open_page(page: Path, profile: Path) -> dict[str, float]:
     """How long a browser takes to open a page of some width, and to answer clicks."""
-    sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+    sys.path.insert(0, str(Path(__file__).parent.parent / "tests/support"))
     from browser import open_browser, set_size
 
     with open_browser(profile) as session:

@@ -23,7 +23,7 @@ from typing import Any
 from PIL import Image
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path.insert(0, str(ROOT / "tests/support"))
 
 from browser import open_browser, set_size  # noqa: E402 - the tests' folder has it
 
