@@ -5,7 +5,7 @@ A model describes itself by a method ``layers(input_shape)``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -76,10 +76,10 @@ def layers_of(model: nn.Module, input_shape: tuple[int, ...]) -> Sequence[Layer]
     Returns:
         The layers; None for a model without a description.
     """
-    describe: Callable[[tuple[int, ...]], Sequence[Layer]] | None = None
-    if "layers" in vars(type(model)):
-        describe = model.layers  # type: ignore[assignment]
-    return None if describe is None else describe(input_shape)
+    if "layers" not in vars(type(model)):
+        return None
+    described: Sequence[Layer] = model.layers(input_shape)  # type: ignore[operator]
+    return described
 
 
 def dense_layer(

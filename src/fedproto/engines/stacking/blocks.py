@@ -19,7 +19,7 @@ from torch import Tensor
 from fedproto.engines.stacking import formulas
 from fedproto.engines.stacking.fusing import Fuse, unfused
 from fedproto.engines.stacking.gradients import Gradient, Product
-from fedproto.models.layers import DenseLayer
+from fedproto.models.layers import ConvLayer, DenseLayer
 
 
 class Block(abc.ABC):
@@ -125,18 +125,8 @@ class Dense(DenseLayer, Block):
 
 
 @dataclass(frozen=True)
-class Conv(Block):
-    """A convolution that keeps the size, with ReLU and 2×2 max pooling.
-
-    Attributes:
-        name: As in `ConvLayer`, and so are the others.
-    """
-
-    name: str
-    channels: tuple[int, int]
-    image: tuple[int, int]
-    taps: int
-    same: bool = False
+class Conv(ConvLayer, Block):
+    """A convolution that keeps the size, with ReLU and 2×2 max pooling; `Normed` has any norm."""
 
     @property
     def full(self) -> bool:

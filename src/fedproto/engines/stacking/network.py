@@ -325,9 +325,8 @@ def _block(layer: Layer, *, kernels: bool) -> Block:
         # Layers that no image goes into are small: batched products are as fast.
         usable = kernels and layer.image is not None and dense.kernels.usable
         return dense if usable else dense.portable
-    sizes = {**vars(layer)}
-    norm = sizes.pop("norm")
-    by_kernels = KernelConv(**sizes)
+    norm = layer.norm
+    by_kernels = KernelConv(**{**vars(layer), "norm": None})
     # The kernels that pool leave an odd last row or column out; those for norms do not pool.
     usable = kernels and by_kernels.kernels.usable and (norm is not None or not layer.same)
     conv = by_kernels if usable else by_kernels.portable
