@@ -47,17 +47,6 @@ def embed(
     Starts from the first two principal components; nothing in it is random. Neighbours further away
     than the nearest three times the perplexity count as none, and steps are as long and as heavy as
     scikit-learn's.
-
-    Args:
-        e_nd: Features ``[N, D]``, at least four.
-        perplexity: Roughly how many neighbours count; brought down to a third of few vectors.
-        on_step: Is told how far it is.
-
-    Returns:
-        Points ``[N, 2]``.
-
-    Raises:
-        ConfigError: If there are too few vectors, or they are not finite.
     """
     number = len(e_nd)
     if number < 4:

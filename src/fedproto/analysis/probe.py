@@ -38,11 +38,7 @@ GRADIENTS_AT_ONCE, GRADIENTS_AT_ONCE_CUDA = 2**24, 2**27
 
 
 class Probe:
-    """Looks into states of one architecture on one federation.
-
-    Args:
-        workload: Data, architecture, task, device and floating type.
-    """
+    """Looks into states of one architecture on one federation."""
 
     def __init__(self, workload: Workload) -> None:
         self.workload = workload
@@ -90,12 +86,7 @@ class Probe:
 
     @torch.no_grad()
     def tallies(self, state: ServerState, parts: Sequence[Indices]) -> list[Tensor | None]:
-        """What the task's scores on each of some parts are computed from; None for no samples.
-
-        Args:
-            state: The model.
-            parts: Samples; those of one part are of one client.
-        """
+        """What the task's scores are computed from, for each of some parts of a client; or None."""
         if type(self.task) is not Classification or not self._complete(state):
             return [self._tally(self.scores(state, part)) for part in parts]
         found = list(self.scores(state, np.concatenate(parts))) if parts else []
@@ -118,12 +109,7 @@ class Probe:
 
     @torch.no_grad()
     def features(self, state: ServerState, parts: Sequence[Indices]) -> list[tuple[Tensor, Tensor]]:
-        """Feature vectors ``[N, D]`` and their labels ``[N]`` for each of some parts of samples.
-
-        Args:
-            state: The model.
-            parts: Samples; those of one part are of one client.
-        """
+        """Vectors ``[N, D]`` and labels ``[N]`` for each of some parts of one client each."""
         if type(self.task) is Classification and self._complete(state):
             together = np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
             if not len(together):

@@ -36,11 +36,6 @@ ALWAYS = ("safetensors", "pt")
 def export(result: Result, folder: str | Path, formats: Iterable[str] = ALWAYS) -> list[Path]:
     """Writes a run's newest model in some formats, with a model card.
 
-    Args:
-        result: The run.
-        folder: Where the files go.
-        formats: Names out of `FORMATS`.
-
     Returns:
         The files written, the card last.
 
@@ -66,9 +61,6 @@ def state_dict(result: Result) -> dict[str, Tensor]:
     """The weights by the names that the user's own module has for them.
 
     Batch-norm statistics that were never sent are those of the module as it was built.
-
-    Raises:
-        StoreError: If the run kept no weights.
     """
     if result.build is not None:
         tensors: Mapping[str, Tensor] = result.model.state_dict()

@@ -27,15 +27,7 @@ _KIND_OF = {"strategy": "strategies", "data": "datasets", "model": "models"}
 
 
 def entries(kind: str) -> list[Entry]:
-    """All that is known of a kind, or all sections, or one section.
-
-    Args:
-        kind: A kind such as ``strategies``, ``recipes``, ``options`` for all sections, or the name
-            of a section.
-
-    Raises:
-        ConfigError: If there is no such kind.
-    """
+    """All of a kind such as ``strategies``; all sections for ``options``; or one section."""
     kind = _KIND_OF.get(kind, kind)
     if kind == RECIPES:
         return summaries(kind)

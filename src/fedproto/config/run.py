@@ -44,13 +44,8 @@ class RunConfig:
     Attributes:
         seed: Seed of initial weights, cohorts, stragglers and batch orders.
         label: What to call the run in tables; empty for the strategy's name.
-        strategy: The federated method.
         data: Data set and partition; None when the federation was given in Python.
         model: Architecture; None when the module was given in Python.
-        task: What is asked of the task beyond its data.
-        augment: How training images are varied.
-        aggregate: How updates become one.
-        server: What the server does with that.
     """
 
     strategy: Strategy
@@ -122,9 +117,6 @@ def read_config(given: Mapping[str, Any]) -> RunConfig:
     """Builds a run's configuration from plain tables.
 
     Instead of a table there may be options that were made already, or a name alone.
-
-    Raises:
-        ConfigError: If a section or option is unknown, missing, of the wrong type or out of range.
     """
     known = [item.name for item in dataclasses.fields(RunConfig)]
     for name in given:

@@ -131,11 +131,7 @@ class CelebA(HeldOut):
 
 
 def read_identities(tree: FileTree) -> tuple[list[str], NDArray[np.int64]]:
-    """The images' names and whom they show, in the official order.
-
-    Raises:
-        DataError: If the list is missing or a line is not as it should be.
-    """
+    """The images' names and whom they show, in the official order."""
     name = tree.require("identity_CelebA.txt")
     fields = tree.read(name).decode("utf-8", "replace").split()
     try:
@@ -148,11 +144,7 @@ def read_identities(tree: FileTree) -> tuple[list[str], NDArray[np.int64]]:
 
 
 def read_attribute(tree: FileTree, names: list[str], attribute: str) -> NDArray[np.bool_]:
-    """Whether each image has an attribute.
-
-    Raises:
-        DataError: If the list is missing, has no such attribute or other images.
-    """
+    """Whether each image has an attribute."""
     name = tree.require("list_attr_celeba.txt")
     where = tree.places[name]
     _, _, rest = tree.read(name).decode("utf-8", "replace").partition("\n")

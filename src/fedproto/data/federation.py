@@ -28,10 +28,7 @@ class Federation:
 
     Attributes:
         name: What it is called in records.
-        samples: The samples of all clients behind one index.
-        clients: Each client's share, by client id.
         num_classes: Number of classes over all clients.
-        input_shape: Shape of one input.
         task: Name of the task, as in `fedproto.tasks`.
         class_names: What the classes are called, in the order of their labels; may be empty.
         validation: Samples the server keeps for choosing among models; in no client's share.
@@ -191,14 +188,6 @@ def split_clients(
 
     The training part is rounded down but never empty, so that a client of one sample trains on it
     and has nothing to test.
-
-    Args:
-        parts: Each client's samples.
-        seed: For the shuffling before the cut.
-        test_fraction: Share of the test part.
-
-    Raises:
-        DataError: If the fraction is not in [0, 1), or a client is empty.
     """
     if not 0 <= test_fraction < 1:
         raise DataError(f"test_fraction must be at least 0 and below 1, not {test_fraction}")
@@ -230,11 +219,6 @@ def hold_out(
 
     What is left to a client is rounded down but never empty: of ten samples and a fraction of 0.1
     it keeps nine, of nine it keeps eight.
-
-    Args:
-        parts: Each client's samples.
-        seed: For the choice.
-        fraction: Share to take away.
 
     Returns:
         Each client's remaining samples, all that were taken away, and from whom.

@@ -63,10 +63,7 @@ class FileTree:
 
     Archives are looked into only when a file is asked for: what is prepared already needs none.
 
-    Args:
-        folder: The folder, for messages.
-        sources: The files on disk, by name relative to the folder.
-        advice: What to do where a file is missing, to go after a message.
+    `advice` says what to do where a file is missing, and goes after a message.
     """
 
     def __init__(self, folder: Path, sources: Mapping[str, Path], advice: str = "") -> None:
@@ -76,11 +73,7 @@ class FileTree:
 
     @cached_property
     def places(self) -> Mapping[str, Place]:
-        """Where each file is, by its name relative to the folder or the archive.
-
-        Raises:
-            DataError: If an archive is damaged or unsafe.
-        """
+        """Where each file is, by its name relative to the folder or the archive."""
         places: dict[str, Place] = {}
         for path in self.sources.values():
             if path.name.endswith(ARCHIVES):
@@ -112,11 +105,7 @@ class FileTree:
         return min(names, key=lambda name: (bool(self.places[name].member), name), default=None)
 
     def require(self, suffix: str) -> str:
-        """The name of the file that ends in these path parts.
-
-        Raises:
-            DataError: If there is none.
-        """
+        """The name of the file that ends in these path parts."""
         name = self.find(suffix)
         if name is None:
             raise DataError(
@@ -125,19 +114,11 @@ class FileTree:
         return name
 
     def read(self, name: str) -> bytes:
-        """A file's content; that of a compressed one when the name ends in ``.gz``.
-
-        Raises:
-            DataError: If it cannot be read.
-        """
+        """A file's content; that of a compressed one when the name ends in ``.gz``."""
         return next(iter(self.read_all([name])))[1]
 
     def read_all(self, names: Iterable[str]) -> Iterator[tuple[str, bytes]]:
-        """Files with their content, in the order in which they are stored.
-
-        Raises:
-            DataError: If one cannot be read.
-        """
+        """Files with their content, in the order in which they are stored."""
         by_archive: dict[Path, set[str]] = {}
         for name in names:
             place = self.places[name]
@@ -164,15 +145,7 @@ def has_files(folder: Path) -> bool:
 
 
 def open_tree(folder: Path, advice: str = "") -> FileTree:
-    """Looks at what is in a folder.
-
-    Args:
-        folder: The folder.
-        advice: What to do where a file is missing, to go after a message.
-
-    Raises:
-        DataError: If the folder does not exist.
-    """
+    """Looks at what is in a folder."""
     if not folder.is_dir():
         raise DataError(f"folder {folder} does not exist")
     sources: dict[str, Path] = {}
@@ -187,11 +160,7 @@ def open_tree(folder: Path, advice: str = "") -> FileTree:
 
 @contextlib.contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """Turns what reading a file can raise into one line.
-
-    Raises:
-        DataError: Instead of what was raised.
-    """
+    """Turns what reading a file can raise into one line."""
     try:
         yield
     except _DAMAGES as error:

@@ -29,18 +29,9 @@ WHITE = 255
 class Given:
     """Clients' data and test data, brought into one form.
 
-    Args:
-        clients: Per client arrays, a torch data set, rows, or ``{"train": ..., "test": ...}``.
-        test: Test data per client, as a list; or one for all, which is dealt out evenly.
-        columns: Names of the columns of inputs and targets, for rows; guessed when None.
-
     Attributes:
         parts: The clients' data, then their test data or the one for all.
-        number: How many clients.
         class_names: What the classes are called, where rows say it.
-
-    Raises:
-        DataError: If test data does not fit the clients, or columns are missing.
     """
 
     def __init__(
@@ -100,14 +91,8 @@ def scaled(
 ) -> Samples:
     """Samples whose pixels are numbers of a sensible size.
 
-    Args:
-        samples: As they were given.
-        scale: Whether to divide by 255; when None bytes of pictures are, with a warning.
-        mean: Subtracted per channel afterwards.
-        std: Divided by per channel afterwards.
-
-    Raises:
-        DataError: If samples that come one by one are to be normalised.
+    They are divided by 255 if `scale` says so; when it says nothing bytes of pictures are, with a
+    warning.
     """
     if isinstance(samples, DatasetSamples):
         if mean or std:

@@ -31,15 +31,7 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
 def open_image(content: bytes, where: object) -> Image:
-    """A decoded picture, turned as its camera says.
-
-    Args:
-        content: The file's bytes.
-        where: The file, for messages.
-
-    Raises:
-        DataError: If it does not decode, or Pillow is not installed.
-    """
+    """A decoded picture, turned as its camera says."""
     try:
         from PIL import Image, ImageOps, UnidentifiedImageError
     except ImportError:
@@ -69,13 +61,7 @@ def _decoding_errors() -> tuple[type[Exception], ...]:
 
 
 def pixels(picture: Image, channels: int, size: tuple[int, int] | None = None) -> NDArray[np.uint8]:
-    """A picture as bytes ``[channels, H, W]``.
-
-    Args:
-        picture: The decoded picture.
-        channels: 1 for grey, 3 for colour.
-        size: Width and height to bring it to; None keeps them.
-    """
+    """A picture as bytes ``[channels, H, W]``, grey or in colour; in a size if given."""
     from PIL import Image
 
     picture = picture.convert("L" if channels == 1 else "RGB")
@@ -111,14 +97,6 @@ def for_each_file(
     """Reads files one after another and works on their content in parallel.
 
     Threads are enough: Pillow decodes and resizes without holding the interpreter's lock.
-
-    Args:
-        tree: Where the files are.
-        work: What to do with each file's content.
-        on_progress: Is told how many files are done.
-
-    Raises:
-        DataError: As soon as a file cannot be read or worked on.
     """
     waiting: deque[Future[None]] = deque()
     done = 0

@@ -38,11 +38,7 @@ class Pair:
 
 
 def read_mask(content: bytes, where: object, num_classes: int) -> NDArray[np.uint8]:
-    """A label map ``[H, W]``: a grey or palette picture whose values are the classes.
-
-    Raises:
-        DataError: If it does not decode, is no label map or has a label outside the classes.
-    """
+    """A label map ``[H, W]``: a grey or palette picture whose values are the classes."""
     picture = open_image(content, where)
     if picture.mode not in ("L", "P", "1"):
         raise DataError(f"{where} is no label map: its mode is {picture.mode}, not grey or palette")
@@ -61,11 +57,7 @@ def count_labels(
     num_classes: int,
     on_progress: OnProgress | None = None,
 ) -> NDArray[np.int64]:
-    """How many pixels of each class each mask has, ``[N, classes]``.
-
-    Raises:
-        DataError: If a mask cannot be read.
-    """
+    """How many pixels of each class each mask has, ``[N, classes]``."""
     counts = np.zeros((len(masks), num_classes), dtype=np.int64)
 
     def count(place: int, where: object, content: bytes) -> None:
@@ -89,17 +81,6 @@ def put_pairs(
 
     The longer side is brought to `size`, the rest is filled up at the right and below: pictures
     with ImageNet's mean colour, masks with void, so that nothing is cut away or distorted.
-
-    Args:
-        builder: The entry to write to.
-        tree: Where the files are.
-        pairs: The pictures and masks.
-        size: Width and height in the end.
-        num_classes: Classes with the background, for the check of the masks.
-        on_progress: Is told how many files are done.
-
-    Raises:
-        DataError: If a file cannot be read, or a mask is not of its picture's size.
     """
     images = builder.array("images", (len(pairs), 3, size, size), np.uint8)
     masks = builder.array("masks", (len(pairs), size, size), np.uint8)

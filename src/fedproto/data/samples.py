@@ -45,12 +45,7 @@ def _in_words(samples: TensorSamples | MappedSamples) -> str:
 
 @dataclass(frozen=True, repr=False)
 class TensorSamples:
-    """Samples held in memory, or on the device once moved there.
-
-    Attributes:
-        inputs: ``[N, ...]``.
-        targets: ``[N]``, or a label map per sample.
-    """
+    """Samples held in memory, or on the device once moved there."""
 
     inputs: Tensor
     targets: Tensor
@@ -83,8 +78,6 @@ class MappedSamples:
         mean: Subtracted, one number per channel or one per pixel; empty for nothing.
         std: Divided by, likewise.
         relabel: The new label for each stored one ``[256]``; None keeps them.
-        device: Where batches go; None leaves them where they are.
-        dtype: Floating type of the inputs.
     """
 
     inputs: Tensor
@@ -152,14 +145,7 @@ class MappedSamples:
 
 @dataclass(frozen=True)
 class DatasetSamples:
-    """Samples of a map-style `torch` data set, fetched when asked for.
-
-    Attributes:
-        dataset: Gives ``(input, target)`` per index.
-        device: Where batches go; None leaves them where they are.
-        dtype: Floating type of the inputs.
-        divisor: What inputs are divided by.
-    """
+    """Samples of a map-style `torch` data set, fetched when asked for."""
 
     dataset: Dataset[Any]
     device: torch.device | None = None
@@ -188,16 +174,7 @@ def upload(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def held(samples: Samples, device: torch.device, dtype: torch.dtype) -> TensorSamples | None:
-    """All samples as tensors on a device, for what works on all of them at once.
-
-    Args:
-        samples: The samples.
-        device: Where to hold them.
-        dtype: Floating type of the inputs.
-
-    Returns:
-        The samples; None where they come one by one or would take up much of the memory.
-    """
+    """All samples as tensors on a device; None if they come one by one or would not fit well."""
     if isinstance(samples, TensorSamples):
         return samples.to(device, dtype)
     if not isinstance(samples, MappedSamples):
@@ -219,17 +196,7 @@ def _memory(device: torch.device) -> int:
 
 
 def join_clients(clients: Sequence[ClientData]) -> tuple[Samples, list[Indices]]:
-    """Puts the clients' own data behind one index.
-
-    Args:
-        clients: Each client's arrays, or each client's data set; one kind for all.
-
-    Returns:
-        The joint samples and each client's indices into them.
-
-    Raises:
-        DataError: If a client is empty or the parts do not fit together.
-    """
+    """Puts the clients' own data behind one index; also gives each client's indices into it."""
     if not clients:
         raise DataError("a federation needs at least one client")
     datasets = [client for client in clients if isinstance(client, Dataset)]

@@ -25,12 +25,7 @@ WORTHWHILE_STEPS = 2000
 
 @dataclass(frozen=True)
 class Demand:
-    """Roughly how much work is coming from all runs that train together; 0 when unknown.
-
-    Attributes:
-        jobs_per_round: Clients that are trained in a round.
-        steps: Local steps in all rounds.
-    """
+    """Roughly how much work is coming from all runs that train together; 0 when unknown."""
 
     jobs_per_round: int = 0
     steps: int = 0
@@ -38,13 +33,7 @@ class Demand:
 
 @dataclass(frozen=True)
 class Choice:
-    """An engine.
-
-    Attributes:
-        name: Which one.
-        reason: Why, in a few words.
-        threads: How many threads it should have.
-    """
+    """An engine."""
 
     name: str
     reason: str
@@ -61,12 +50,6 @@ def choose(
 
     Threads are left at the number that PyTorch has (``OMP_NUM_THREADS`` where that is set), but
     for the processes, which have one each, and for jobs too small to be worth more than one.
-
-    Args:
-        options: What is asked for.
-        task: What is learned.
-        demand: How much work it is.
-        before: Engines of ``run.json``, with name, device and threads.
     """
     given = torch.get_num_threads()
     if options.name != AUTO:

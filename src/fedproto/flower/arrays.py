@@ -37,11 +37,7 @@ def write_tensors(tensors: Tensors) -> ArrayRecord:
 
 
 def read_tensors(record: ArrayRecord, like: Tensors, kind: str) -> dict[str, Tensor]:
-    """A record's tensors: the names, types, shapes and device of others, and no others.
-
-    Raises:
-        UnreadableError: If a name is missing or too many, or an array is of another type or shape.
-    """
+    """A record's tensors: the names, types, shapes and device of others, and no others."""
     _check_names(record, like, kind)
     return {
         name: read_tensor(record[name], wanted.dtype, tuple(wanted.shape), name).to(wanted.device)
@@ -52,11 +48,7 @@ def read_tensors(record: ArrayRecord, like: Tensors, kind: str) -> dict[str, Ten
 def read_tensor(
     array: Array, dtype: torch.dtype, shape: tuple[int, ...] | None, name: str
 ) -> Tensor:
-    """One tensor of a type and shape; None for a vector of any length.
-
-    Raises:
-        UnreadableError: If the array is another one.
-    """
+    """One tensor of a type and shape; None for a vector of any length."""
     wanted = torch.empty(0, dtype=dtype).numpy().dtype
     if array.stype != NUMPY_FORMAT or array.dtype != str(wanted):
         raise UnreadableError(f"tensor '{name}' has type {array.dtype[:30]!r}, not {wanted}")

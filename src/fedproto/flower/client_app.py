@@ -58,7 +58,6 @@ class ThisNode:
     """What a node knows of itself.
 
     Attributes:
-        client: Its stable id in the federation.
         federation: The data set found here, of which it uses one client's share.
         state_folder: Where it keeps what it remembers between its rounds.
         noise: Longest feature and noise multiplier; None for features as they are.
@@ -183,11 +182,7 @@ def _evaluate(content: RecordDict, context: Context) -> RecordDict:
 
 
 def this_node(config: RunConfig, context: Context) -> ThisNode:
-    """This node: the data found here, with its share under its own id.
-
-    Raises:
-        FedprotoError: If the node's configuration or its data is at fault.
-    """
+    """This node: the data found here, with its share under its own id."""
     threads = _number(context, "threads", 0)
     if threads:
         torch.set_num_threads(threads)

@@ -44,11 +44,7 @@ out = {out}
 
 
 def program(name: str) -> str:
-    """A command of Flower's, of the environment that this program runs in.
-
-    Raises:
-        ConfigError: If it is not there.
-    """
+    """A command of Flower's, of the environment that this program runs in."""
     path = Path(sys.executable).parent / name
     if not path.exists():
         raise ConfigError(f"the command {name} is not there; pip install 'fedproto[flower]'")

@@ -30,18 +30,7 @@ from fedproto.types import POOLED, ClientFailure, ClientUpdate, ServerState
 
 
 class FlowerEngine(Engine):
-    """Runs jobs on the nodes of a Flower federation.
-
-    Args:
-        workload: What all jobs share; its federation may be known by its sizes only.
-        grid: Flower's connection to the nodes.
-        config: Data, model and options of the jobs.
-        nodes: Who is connected.
-        suspended: Who is left out for a while.
-
-    Raises:
-        ConfigError: If more clients are needed than a cohort has.
-    """
+    """Runs jobs on the nodes of a Flower federation."""
 
     clients_remember = True
 

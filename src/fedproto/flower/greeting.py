@@ -33,12 +33,8 @@ class Hello:
     """What a client tells of itself when it is asked who it is.
 
     Attributes:
-        client: Its stable id.
         num_train: Samples it trains on.
         num_test: Samples it tests on.
-        num_classes: Classes of its data set.
-        input_shape: Shape of one input.
-        task: Name of the task.
         num_validation: Samples of its own that were taken out for validation.
         class_names: What the classes are called; may be empty.
     """
@@ -90,11 +86,7 @@ def config_text(config: RunConfig) -> str:
 
 
 def expect_config(fields: Mapping[str, Any]) -> RunConfig:
-    """The configuration among a message's fields, with data and model.
-
-    Raises:
-        UnreadableError: If it cannot be read.
-    """
+    """The configuration among a message's fields, with data and model."""
     try:
         config = read_config(json.loads(fields["config"]))
     except (FedprotoError, ValueError, TypeError, AttributeError, RecursionError) as error:

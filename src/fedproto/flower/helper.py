@@ -111,11 +111,7 @@ def observe(
     what: frozenset[Look],
     features: Callable[[Tensor], Tensor] | None = None,
 ) -> Observation | None:
-    """What a model makes of some data; None for nothing asked.
-
-    Raises:
-        TrainingError: If there is no data, or the model gives no features.
-    """
+    """What a model makes of some data; None for nothing asked."""
     if not what:
         return None
     training = model.training

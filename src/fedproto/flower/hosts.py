@@ -53,12 +53,7 @@ WantedBy=multi-user.target
 def write_host_files(keys: Keys, host: str, port: int, clients: int, install: Path) -> None:
     """Writes start scripts and systemd units beside the keys.
 
-    Args:
-        keys: Certificates and keys, a folder per host.
-        host: Name or address under which clients reach the server.
-        port: The server's port.
-        clients: Number of clients.
-        install: Where the folder of a host will lie on it.
+    Clients reach the server under `host`; the folder of a host will lie at `install` on it.
     """
     facts = {"address": f"127.0.0.1:{port}"}
     (keys.server / SERVER_FILE).write_text(json.dumps(facts) + "\n", encoding="utf-8")

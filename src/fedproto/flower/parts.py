@@ -49,15 +49,7 @@ def expect_fields(
 ) -> dict[str, Any]:
     """The fields of a message's `ConfigRecord`, all of the right type and none too many.
 
-    Args:
-        content: The message.
-        name: The record's name.
-        wanted: Types by field.
-        optional: Types of fields that may be missing.
-        beside: Other records that the message may have.
-
-    Raises:
-        UnreadableError: If anything is missing, too many or of another type or version.
+    Fields of `optional` may be missing; the message may have other records beside.
     """
     for other in content:
         if other != name and other not in beside:
@@ -90,11 +82,7 @@ def _check_field(what: str, value: object, wanted: type | None) -> None:
 
 
 def expect_arrays(content: RecordDict, name: str) -> ArrayRecord:
-    """A message's tensors of a name.
-
-    Raises:
-        UnreadableError: If it has none.
-    """
+    """A message's tensors of a name."""
     record = content.get(name)
     if not isinstance(record, ArrayRecord):
         raise UnreadableError(f"the message has no tensors '{name}'")

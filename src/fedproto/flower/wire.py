@@ -80,23 +80,14 @@ def decode_job(
 ) -> LocalJob | Refusal:
     """A job, without what the client itself remembers.
 
-    Args:
-        content: The message.
-        config: What `decode_job_config` gave.
-        like: A state of the client's own model: what the weights must look like.
-        setting: What the strategy's declarations depend on, seen from the client.
+    What the weights must look like is said by a state of the client's own model, what else there is
+    by the strategy's declarations.
     """
     return caught(lambda: _read_job(content, config, like, setting))
 
 
 def encode_update(update: ClientUpdate, round_: int, *, began_anew: bool = False) -> RecordDict:
-    """An update as a reply; what the client remembers stays there.
-
-    Args:
-        update: The update.
-        round_: The round it is of.
-        began_anew: Whether the client had lost what it remembered.
-    """
+    """An update as a reply; what the client remembers stays there."""
     fields: dict[str, Any] = {
         "client": update.client,
         "round": round_,

@@ -71,11 +71,7 @@ MODELS: Registry[ModelOptions] = Registry("model", "fedproto.models")
 def build_model(
     options: ModelOptions, input_shape: tuple[int, ...], num_classes: int, seed: int
 ) -> nn.Module:
-    """Builds a model whose initial weights depend on the seed alone.
-
-    Raises:
-        TrainingError: If it cannot take such inputs, or does not fit into memory.
-    """
+    """Builds a model whose initial weights depend on the seed alone."""
     try:
         with seeded(seed):
             model = options.build(input_shape, num_classes)
@@ -116,9 +112,7 @@ def features_of(model: nn.Module) -> Callable[[Tensor], Tensor]:
 def layers_in_words(model: nn.Module, most: int = 30) -> str:
     """The layers that features could be taken from, and which one is usual.
 
-    Args:
-        model: Any module.
-        most: The outermost of so many layers are named, if there are more.
+    Of many layers only the outermost are named.
     """
     named = [(name, layer) for name, layer in model.named_modules() if name]
     depth = max((name.count(".") for name, _ in named), default=0)
@@ -152,11 +146,6 @@ def class_rows(model: nn.Module, x: Tensor, num_classes: int) -> tuple[str, ...]
     They are those of the layer that a batch passes last, if it is dense or a convolution: its
     rows are the classes, whatever the model calls it. A model that computes its scores in another
     way says so by a method ``last_layer()``.
-
-    Args:
-        model: Any module.
-        x: Inputs that it takes.
-        num_classes: Classes that it scores.
     """
     named = getattr(model, "last_layer", None)
     layers: list[nn.Module] = [named()] if callable(named) else _layers_passed(model, x)

@@ -32,10 +32,6 @@ class CNN4(FeatureModel):
     training and tests (with TensorFlow's ε), and pools odd sides to the larger half: 84, 42, 21,
     11 and 6 pixels, so 1,152 features. ``pooling = "valid"`` leaves odd last rows and columns out
     (800 features), ``statistics = "running"`` tests by averages.
-
-    Attributes:
-        pooling: How odd sides are pooled.
-        batch_norm: Whether there is batch normalisation.
     """
 
     def __init__(

@@ -26,12 +26,6 @@ class DeepLab(nn.Module):
     """The encoder E is MobileNet-V2 with ASPP, whose output are the features; the decoder C scores.
 
     The decoder also takes low-level features of the encoder, to find the edges of objects.
-
-    Args:
-        backbone: The encoder's first part.
-        channels: Of the features and of the decoder.
-        rates: Dilations of the ASPP's branches.
-        num_classes: Number of classes with the background.
     """
 
     def __init__(
@@ -71,13 +65,7 @@ class DeepLab(nn.Module):
 
 
 class ASPP(nn.Module):
-    """Atrous spatial pyramid pooling: what lies at, near, far from and anywhere around a position.
-
-    Args:
-        channels: Of the input.
-        out: Channels of every branch and of the output.
-        rates: Dilations of the branches.
-    """
+    """Atrous spatial pyramid pooling: what lies at, near, far from and all around a position."""
 
     def __init__(self, channels: int, out: int, rates: tuple[int, ...]) -> None:
         super().__init__()

@@ -63,16 +63,7 @@ class Options:
 
 
 def read_options(cls: type[O], given: Mapping[str, Any], where: str) -> O:
-    """Builds options from a table read from outside.
-
-    Args:
-        cls: The option class.
-        given: The table, option by option.
-        where: The table's dotted name, for messages.
-
-    Raises:
-        ConfigError: If a name is unknown, or a value has the wrong type or is out of range.
-    """
+    """Builds options from a table read from outside."""
     names = [field.name for field in dataclasses.fields(cls)]
     for name in given:
         if name not in names:

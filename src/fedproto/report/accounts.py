@@ -14,8 +14,7 @@ from fedproto.store.checking import AUDIT_FILE
 def accounts(runs: Iterable[Path]) -> dict[str, Any]:
     """A row per client and what happened beside rounds; empty where nothing was deployed.
 
-    Args:
-        runs: Run directories; a sweep's log lies in the folder above them.
+    A sweep's log lies in the folder above its runs.
     """
     folders = {folder for run in runs for folder in (run, run.parent)}
     events: list[dict[str, Any]] = []

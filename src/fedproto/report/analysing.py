@@ -50,12 +50,7 @@ class AnalysisRequest:
     Attributes:
         what: Names out of `PARTS`.
         reference: Directory of a centrally trained run, for MMD; the run's own when None.
-        samples: Feature vectors in the t-SNE at most.
-        pictures: How many held-out pictures get maps.
         measures: Names out of `MODEL_MEASURES`; all that can be had when empty.
-
-    Raises:
-        ConfigError: If a name is unknown.
     """
 
     what: tuple[str, ...]
@@ -75,15 +70,7 @@ class AnalysisRequest:
 
 
 def analyse(subject: Subject, request: AnalysisRequest, on_step: OnStep) -> dict[str, float]:
-    """Writes the parts that are asked for.
-
-    Returns:
-        What was found, by name, for a table.
-
-    Raises:
-        ConfigError: If a part cannot be had for this run.
-        StoreError: If the folder cannot be written.
-    """
+    """Writes the parts that are asked for; what was found, by name, for a table."""
     with explained(subject.folder, " cannot be written", ""):
         subject.folder.mkdir(exist_ok=True)
         for name in request.what:
@@ -214,11 +201,7 @@ def _write(subject: Subject, name: str, content: Mapping[str, Any]) -> None:
 
 
 def read_parts(path: Path, names: Sequence[str]) -> dict[str, Any]:
-    """Those of a run's analysis files that exist, by name without the ending.
-
-    Raises:
-        StoreError: If one of them is damaged.
-    """
+    """Those of a run's analysis files that exist, by name without the ending."""
     found = {}
     for name in names:
         file = path / "analysis" / f"{name}.json"

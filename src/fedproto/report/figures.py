@@ -27,19 +27,7 @@ _COLUMNS = 3
 
 
 def save_figures(arrangement: Arrangement, metric: str, folder: Path) -> list[Path]:
-    """Draws all figures that the runs have data for.
-
-    Args:
-        arrangement: The runs.
-        metric: The score for the curves.
-        folder: Where to put the PNG files.
-
-    Returns:
-        The files written.
-
-    Raises:
-        ConfigError: If matplotlib is not installed.
-    """
+    """Draws all figures that the runs have data for."""
     folder.mkdir(parents=True, exist_ok=True)
     written = [
         draw_curves(arrangement, name, folder / f"{name}.png")

@@ -34,12 +34,7 @@ _KEPT = {
 
 @dataclass(frozen=True)
 class Look:
-    """How a method is drawn.
-
-    Attributes:
-        color: As in CSS and matplotlib.
-        dash: Place in `DASHES`.
-    """
+    """How a method is drawn."""
 
     color: str
     dash: int = 0
@@ -54,9 +49,6 @@ def looks_of(titles: Sequence[str]) -> list[Look]:
     """One look per method: the well-known ones always have their own, no two are alike.
 
     With more methods than there are looks, the last ones share.
-
-    Args:
-        titles: What the methods are called, the longest known first.
     """
     kept = {title: (0, _KEPT[title.casefold()]) for title in titles if title.casefold() in _KEPT}
     free = [
@@ -70,11 +62,7 @@ def looks_of(titles: Sequence[str]) -> list[Look]:
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty picture, in inches.
-
-    Raises:
-        ConfigError: If matplotlib is not installed.
-    """
+    """An empty picture, in inches."""
     if importlib.util.find_spec("matplotlib") is None:
         raise ConfigError("figures need matplotlib: pip install 'fedproto[plots]'")
     from matplotlib.figure import Figure

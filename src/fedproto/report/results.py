@@ -67,16 +67,7 @@ def smoothing_width(rounds: int, share: float = WINDOW) -> int:
 
 
 def find_runs(paths: Iterable[Path], notify: Notify | None = None) -> list[StoredRun]:
-    """All runs in and below some directories.
-
-    Args:
-        paths: Runs, sweeps or folders of them.
-        notify: Is told of runs that cannot be read, which are then left out.
-
-    Raises:
-        StoreError: If a path does not exist or holds no run, or no run can be read; without
-            `notify` also if one of them cannot.
-    """
+    """All runs in and below some directories; without those that cannot be read if one is told."""
     found: list[StoredRun] = []
     unread: list[StoreError] = []
     for directory in found_in(paths):

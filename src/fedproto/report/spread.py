@@ -24,23 +24,14 @@ MOST_BINS = 10
 
 @dataclass(frozen=True)
 class Holdings:
-    """What each client holds.
-
-    Attributes:
-        size: Training samples, ``[K]``.
-        classes: Classes among its samples, ``[K]``.
-    """
+    """What each client holds: training samples and classes among its samples, ``[K]`` each."""
 
     size: Indices
     classes: Indices
 
 
 class DataPanels:
-    """Loads each data set once and remembers its panel.
-
-    Args:
-        own: The data of runs that were given it in Python, where it is at hand.
-    """
+    """Loads each data set once and remembers its panel."""
 
     def __init__(self, own: Federation | None = None) -> None:
         self._own = own
@@ -109,10 +100,6 @@ def binned(of: Indices, values: NDArray[np.float64]) -> list[list[float]]:
     """How a quantity of clients goes with what they hold.
 
     Clients are put together by value, or by tenths where there are many.
-
-    Args:
-        of: What they hold, ``[K]``.
-        values: The quantity, ``[K]``; NaN where a client has none.
 
     Returns:
         Per bin the mean holding, the quantity's mean and quartiles, and the number of clients.

@@ -20,7 +20,6 @@ class Experiment(abc.ABC):
 
     Attributes:
         title: What it is, and where in the paper.
-        cases: The data sets it is about.
     """
 
     title: ClassVar[str]
@@ -41,12 +40,8 @@ class Experiment(abc.ABC):
     ) -> list[Request]:
         """All runs of the data sets' recipes.
 
-        Args:
-            scope: Scale, seeds and data sets.
-            needs: Measures that must have been taken.
-            wishes: Measures that are left out where nothing is trained. The centralised run is not
-                compared with itself.
-            centralized: Whether the centralised runs are among them.
+        Measures of `needs` must have been taken; those of `wishes` are left out where nothing is
+        trained. The centralised run is not compared with itself.
         """
         return [
             Request(
@@ -98,10 +93,7 @@ class Result:
 class Results:
     """The runs that answer an experiment's requests, compared at the rounds they share.
 
-    Args:
-        requests: What was wanted.
-        library: The runs that exist.
-        modest: Whether runs without what is merely wished for will do.
+    `modest`: whether runs without what is merely wished for will do.
     """
 
     def __init__(

@@ -48,11 +48,6 @@ class Case:
     """A data set of the paper at a scale.
 
     Attributes:
-        name: As on the command line.
-        title: As in the paper.
-        recipe: The recipe of its runs.
-        overrides: What the scale and the user change in it.
-        seeds: How many seeds.
         fallback: The recipe of the centralised run where `recipe` has none; empty for none.
         stands_in: The name of the data set that is used in its place; empty for none.
         measure_every: After how many rounds its models are looked into where neither recipe nor
@@ -77,11 +72,8 @@ class Case:
     ) -> list[RunConfig]:
         """The federated runs of a recipe, for every seed.
 
-        Args:
-            keep: Which of them; all when None.
-            recipe: Another recipe than the case's own, such as the ablation's. Of its runs those
-                that the case's own has as well are the same, and measured.
-            own_seeds: The seeds of the recipe itself.
+        Of those of another recipe, such as the ablation's, the case's own are the same, and
+        measured.
         """
         own = {fingerprint(replace(config, seed=0)) for config in self._read(self.recipe)}
         configs = [
@@ -137,9 +129,7 @@ class Scope:
     """What was asked for.
 
     Attributes:
-        scale: How large.
         seeds: Seeds per configuration; None for as many as a recipe says, or one.
-        only: The data sets; empty for all.
         recipes: Recipes to use in place of the usual ones, by data set.
         settings: ``key=value`` texts that change options of all runs; ``dataset:key=value`` changes
             those of one data set.

@@ -35,13 +35,10 @@ class Comparison:
     """A figure of ours beside the paper's.
 
     Attributes:
-        case: The data set, as the paper calls it.
         trained_on: The data set that was used.
-        quantity: What is compared, with its unit.
         row: The method, or what else the row is.
         ours: As measured; None where it was not.
         paper: As printed; None where the paper has no such figure.
-        digits: After the decimal point.
     """
 
     case: str

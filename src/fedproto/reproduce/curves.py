@@ -28,12 +28,10 @@ class Spread:
     """A figure over several runs.
 
     Attributes:
-        mean: Over δ and seeds.
         over_deltas: Sample standard deviation over δ of the means over seeds, which is what the
             paper's ± is; None for a single δ.
         over_seeds: Sample standard deviation over seeds, root mean square over δ; None for a single
             seed.
-        runs: How many runs.
     """
 
     mean: float

@@ -33,14 +33,7 @@ COLUMNS = ("data_set", "trained_on", "method", "holders", "change", "std_error",
 
 @dataclass(frozen=True)
 class Change:
-    """How accuracies of classes change in rounds with so many holders.
-
-    Attributes:
-        holders: Of the class in the cohort.
-        mean: Change, in points.
-        error: Standard error of the mean; None for a single one.
-        times: How many classes and rounds.
-    """
+    """How accuracies of classes change in rounds with so many holders."""
 
     holders: int
     mean: float

@@ -36,8 +36,6 @@ class Request:
     """A run that an experiment wants.
 
     Attributes:
-        case: The data set it belongs to.
-        config: The run.
         needs: Measures that must have been taken during it.
         wishes: Measures without which a run will do where nothing is trained.
         checkpoint: Whether its final weights are needed as well.
@@ -62,12 +60,7 @@ class Request:
 
 
 class Library:
-    """The run directories below a folder.
-
-    Args:
-        root: The folder; it need not exist yet.
-        notify: Is told of directories that cannot be read.
-    """
+    """The run directories below a folder."""
 
     def __init__(self, root: Path, notify: Notify = ignore) -> None:
         self.root = root
@@ -90,12 +83,7 @@ class Library:
         self._read.pop(path, None)
 
     def find(self, request: Request, *, modest: bool = False) -> StoredRun | None:
-        """A finished run that gives what is asked for; None when there is none.
-
-        Args:
-            request: What is asked for.
-            modest: Also without its wishes, where no run grants them.
-        """
+        """A finished run that gives what is asked for, if modest also without the wishes."""
         for less in (False, True) if modest else (False,):
             for path in self._paths.get(fingerprint(request.config), []):
                 if request.is_answered_by(run := self._stored(path), modest=less):

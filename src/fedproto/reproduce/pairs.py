@@ -46,9 +46,7 @@ class Row:
     """A method on a data set, at one class mix and share of stragglers.
 
     Attributes:
-        case: The data set.
         setting: The class mix, where the data are shared out by one, and the share of stragglers.
-        label: The method.
         scores: The final score by seed, in points.
         figures: Means over seeds of what a table says of a run.
     """
@@ -110,15 +108,7 @@ def show_pairs(
     found: Sequence[tuple[Case, Sequence[Result]]],
     subject: str | None = None,
 ) -> None:
-    """Every method beside fairness + toleration, and beside the one that a study is about.
-
-    Args:
-        output: Where table and figure go.
-        name: Of the files.
-        title: Above the table.
-        found: The runs of every data set.
-        subject: The label of the method that the others are compared with as well; None for none.
-    """
+    """Every method beside fairness + toleration, and beside the `subject` that a study is about."""
     rows = [row for case, results in found for row in rows_of(case, results)]
     if not rows:
         return

@@ -23,13 +23,8 @@ class Panel:
     """A panel of curves.
 
     Attributes:
-        case: The data set.
-        metric: As in the records.
-        title: Above the panel.
-        ylabel: Beside it, with the unit.
         lines: The runs of each method.
         factor: From the records' unit to that of the label.
-        log: Whether the values are on a logarithmic scale.
         key: What tells panels of one data set apart in the CSV file.
     """
 

@@ -11,12 +11,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Printed:
-    """A figure of the paper.
-
-    Attributes:
-        mean: The figure.
-        std: What stands behind its ±; None where there is none.
-    """
+    """A figure of the paper, and what stands behind its ±."""
 
     mean: float
     std: float | None = None

@@ -30,9 +30,6 @@ class Plan:
     """What is to be done.
 
     Attributes:
-        scope: What was asked for.
-        experiments: By name, in the order asked for.
-        requests: What each of them wants.
         training: Whether missing runs are trained.
         results: What each of them gets from runs that exist.
         missing: Runs to train.
@@ -87,17 +84,7 @@ class Plan:
 def make_plan(
     names: Sequence[str], scope: Scope, library: Library, *, training: bool = True
 ) -> Plan:
-    """What has to be done for some experiments.
-
-    Args:
-        names: As on the command line; ``all`` for all of them.
-        scope: Scale, seeds and data sets.
-        library: The runs that exist.
-        training: Whether missing runs are trained.
-
-    Raises:
-        ConfigError: If a name is unknown, or no experiment is about the data sets asked for.
-    """
+    """What has to be done for some experiments."""
     known = EXPERIMENTS.names()
     for name in names:
         if name not in (*known, ALL):
@@ -120,13 +107,7 @@ def load_data(
     prepare: Callable[[Sequence[DataSource]], None],
     notify: Callable[[str], None],
 ) -> dict[DataSource, Federation]:
-    """Loads what the missing runs train on; data sets that are not there are left out.
-
-    Args:
-        plan: Loses the runs that cannot be trained.
-        prepare: Decodes what is not decoded yet.
-        notify: Is told what is left out and why.
-    """
+    """Loads what the missing runs train on; data sets that are not there are left out."""
     federations: dict[DataSource, Federation] = {}
     for case in dict.fromkeys(request.case for request in plan.missing):
         configs = [without_mmd(each.config) for each in plan.missing if each.case == case]
@@ -164,14 +145,7 @@ def train(
     federations: Mapping[DataSource, Federation],
     watch: Callable[[Sequence[RunStore]], AbstractContextManager[Watcher]],
 ) -> None:
-    """Trains the missing runs, each from where it stands, and looks again.
-
-    Args:
-        plan: Has no missing runs afterwards.
-        library: Gets to know the new runs.
-        federations: The data.
-        watch: Gives a context with the watcher of some runs.
-    """
+    """Trains the missing runs, each from where it stands, and looks again."""
     for case, stage in plan.stages():
         configs = [with_reference(request, plan.scope, library) for request in stage]
         folder = f"{plan.scope.scale}/{case}"

@@ -32,11 +32,8 @@ class ClientMemory(Protocol):
     def save(self, client: int, round_: int, tensors: Tensors, *, keep_from: int) -> None:
         """Keeps tensors, and forgets what nobody can ask for any more.
 
-        Args:
-            client: Whose they are.
-            round_: The round after which they are valid.
-            tensors: What is kept.
-            keep_from: The earliest round to which the run may go back.
+        Nobody can ask for what is older than `keep_from`, the earliest round to which the run may
+        go back.
         """
         ...
 
@@ -69,21 +66,13 @@ class MemoryInRAM:
 
 
 class MemoryOnDisk:
-    """A folder per client with a file per round.
-
-    Args:
-        folder: Where; made when there is something to keep.
-    """
+    """A folder per client with a file per round."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def load(self, client: int, round_: int, declared: Declarations) -> Tensors | None:
-        """Reads a file, whose tensors must be those declared.
-
-        Raises:
-            StoreError: If the file is damaged.
-        """
+        """Reads a file, whose tensors must be those declared."""
         path = self._path(client, round_)
         if not is_there(path):
             return None
@@ -117,11 +106,7 @@ class MemoryOnDisk:
 
 
 def read_kept(path: Path) -> Tensors:
-    """The tensors of a file, compared with its fingerprint.
-
-    Raises:
-        StoreError: If it is damaged, or of another client or round than its name says.
-    """
+    """The tensors of a file, compared with its fingerprint."""
     try:
         with safe_open(path, framework="pt") as file:
             given = (file.metadata() or {}).get(HASH)

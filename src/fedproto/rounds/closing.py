@@ -29,10 +29,7 @@ from fedproto.types import (
 class ClosedRound:
     """A round whose updates are weighed and combined, and whose model is not tested yet.
 
-    Attributes:
-        plan: Who was to do what.
-        sent: The state that the clients began from.
-        state: The next one. All else is as in the record.
+    The state that was sent is the one that clients began from; all else is as in the record.
     """
 
     plan: RoundPlan
@@ -48,14 +45,7 @@ class ClosedRound:
     def record(
         self, scores: Mapping[str, float], taken: Taken, incidents: Iterable[str], seconds: float
     ) -> RoundRecord:
-        """The line of ``rounds.jsonl``.
-
-        Args:
-            scores: Of the new model.
-            taken: What was measured of it.
-            incidents: What went wrong with how jobs were run.
-            seconds: Wall-clock time.
-        """
+        """The line of ``rounds.jsonl``."""
         plan, broadcast = self.plan, self.plan.jobs[0].broadcast if self.plan.jobs else None
         return RoundRecord(
             round=self.sent.round,
@@ -80,14 +70,7 @@ def close_round(
     results: Sequence[ClientUpdate | ClientFailure],
     setting: Setting,
 ) -> ClosedRound:
-    """Weighs and combines a round's updates, and keeps what clients remember.
-
-    Args:
-        run: The run, before the round.
-        plan: Who was to do what.
-        results: One per job of the plan, in its order.
-        setting: What the strategy's declarations depend on.
-    """
+    """Weighs and combines a round's updates, and keeps what clients remember."""
     config, state = run.config, run.state
     updates, failures = _accepted(plan, results, setting, config.aggregate.drop_beyond)
     combined = _combined(config, state, updates, setting) if updates else None

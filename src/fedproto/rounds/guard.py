@@ -34,9 +34,6 @@ class Expected:
     """What an update must look like.
 
     Attributes:
-        client: Whose it is.
-        num_examples: Training samples of the client.
-        epochs: Epochs that were asked for.
         sent: What it was trained from: names, shapes and types of parameters and buffers.
         payload: What it adds, as the strategy declares it.
     """

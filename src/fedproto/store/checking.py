@@ -26,7 +26,6 @@ class Verdict:
     """What is to be said of a run directory.
 
     Attributes:
-        path: The directory.
         found: What is whole, in a few words.
         faults: What is damaged; empty for a whole directory.
         remedy: What can be saved and how; empty where nothing is damaged.

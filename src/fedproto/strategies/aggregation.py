@@ -73,11 +73,6 @@ class AggregateOptions(Options):
     def check_fits(self, cohort: int, *, pooled: bool, weighs_tensors: bool) -> None:
         """Checks that the rule has a meaning for a strategy and a cohort.
 
-        Args:
-            cohort: Clients per round.
-            pooled: Whether the strategy trains on the pooled data.
-            weighs_tensors: Whether it weighs clients tensor by tensor.
-
         Raises:
             ConfigError: If it has none; the message says why.
         """
@@ -150,11 +145,7 @@ def as_remembered(
     the rule changes anything, every client's part becomes what the rule makes of all of them, so
     that sums and means are those of the rule.
 
-    Args:
-        options: The rule.
-        state: What clients were sent.
-        updates: The cohort's.
-        ways: Names in their payloads that are ways, from zero, like those of the weights.
+    `ways` are names in their payloads that are ways, from zero, like those of the weights.
     """
     if options.plain:
         return updates

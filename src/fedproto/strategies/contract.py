@@ -62,7 +62,6 @@ class FeatureShape:
     """What the features of a model on a federation look like.
 
     Attributes:
-        channels: Channels D of a feature vector.
         per_sample: Feature vectors that one sample gives.
     """
 
@@ -76,8 +75,6 @@ class Setting:
 
     Attributes:
         params: The model's trainable tensors, for names, shapes and types.
-        num_classes: Number of classes C.
-        num_clients: Clients of the federation.
         features: What features look like; None where the model could not tell.
         head: Names of the parameters with a row per class that give the scores; empty where the
             model could not tell.
@@ -131,8 +128,6 @@ class Looks:
 
     Attributes:
         classes: How many labels it has of each class.
-        before: Under the received model.
-        after: Under the trained model.
     """
 
     classes: bool = False
@@ -167,11 +162,6 @@ class Virtual:
     """Labelled feature vectors that the head sees beside those of a batch.
 
     Adds ``weight`` times the mean loss over the vectors to the local objective.
-
-    Attributes:
-        features: ``[V, D]``.
-        labels: ``[V]``.
-        weight: What they count.
     """
 
     features: Tensor
@@ -232,11 +222,8 @@ class Local:
     at once by `torch.vmap`.
 
     Attributes:
-        num_examples: Training samples.
         steps: Local steps to make.
-        lr: Learning rate.
         classes: Labels per class ``[C]`` if `Looks.classes` asks for them, otherwise empty.
-        params: The received parameters.
         broadcast: What the server sent beside the weights.
         memory: What the client kept.
         secret: For what a client adds at random; over a network nobody else knows it.

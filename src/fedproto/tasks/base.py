@@ -36,8 +36,6 @@ class Task(abc.ABC):
         headline: The score by which models are compared first.
         label_maps: Whether targets are maps with a label per pixel, class 0 the background.
         class_score: What a class is scored by.
-        class_names: What the classes are called, in the order of their labels; may be empty.
-        options: What is asked beyond the data.
     """
 
     headline: ClassVar[str]

@@ -45,11 +45,7 @@ class Judgement:
     """What runs say of a claim on one data set.
 
     Attributes:
-        pairs: How many were compared.
         difference: Their mean; for a spread over δ the difference of the spreads.
-        low: Lower end of its 95 % interval; None where there is none.
-        high: Its upper end.
-        verdict: In a word.
     """
 
     pairs: int
