@@ -16,10 +16,10 @@ from fedproto.data.idx import read_idx
 from fedproto.data.mnist import MNIST
 from fedproto.data.prepared import prepared
 from fedproto.data.samples import held
+from fedproto.data.tasks import Classification
 from fedproto.engines import ENGINES, EngineOptions, Workload
 from fedproto.errors import DataError
 from fedproto.models.cnn import CNNOptions
-from fedproto.tasks import Classification
 
 pytest_plugins = ["data_fixtures"]
 pytestmark = pytest.mark.usefixtures("cache")

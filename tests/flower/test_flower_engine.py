@@ -20,10 +20,11 @@ from fedproto import STRATEGIES
 from fedproto.config import read_config
 from fedproto.errors import ConfigError, DataError, StoreError, TrainingError
 from fedproto.flower import nodes, wire
-from fedproto.flower.audit import AuditLog, read_audit
+from fedproto.flower.audit import AuditLog
 from fedproto.flower.parts import Refusal
 from fedproto.flower.server_app import serve
 from fedproto.store import RunStore
+from fedproto.store.checking import read_audit
 from fedproto.store.extending import extend
 from fedproto.store.sweeps import create_sweep
 from flower_grid import LocalGrid

@@ -8,11 +8,11 @@ from flwr.app import RecordDict
 
 from fedproto import FedProto
 from fedproto.engines.job import LocalJob
+from fedproto.engines.training import TrainOptions
 from fedproto.flower import wire
 from fedproto.flower.parts import Refusal
+from fedproto.rng.schedule import BatchOrder
 from fedproto.rounds.guard import Expected, reason_to_refuse
-from fedproto.schedule import BatchOrder
-from fedproto.training import TrainOptions
 from fedproto.types import ClientUpdate
 from helpers import make_setting, make_state, make_update
 

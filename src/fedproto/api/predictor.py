@@ -21,9 +21,9 @@ from fedproto.data.own import is_picture
 from fedproto.data.samples import MappedSamples
 from fedproto.disk.atomic import explained
 from fedproto.engines.base import EngineOptions
+from fedproto.engines.training.batch_norm import estimate, statistics_names
 from fedproto.errors import ConfigError, DataError
 from fedproto.models.base import features_of
-from fedproto.training.batch_norm import estimate, statistics_names
 
 
 @dataclass(frozen=True)

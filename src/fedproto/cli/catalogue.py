@@ -12,7 +12,7 @@ from fedproto.measures.base import MEASURES
 from fedproto.options import Options, describe
 from fedproto.options.registry import Registry
 from fedproto.options.sources import Entry, summaries
-from fedproto.sinks import SINKS
+from fedproto.store.sinks import SINKS
 
 KINDS: dict[str, Registry[Any]] = {
     "strategies": CHOICES["strategy"],

@@ -21,7 +21,10 @@ from fedproto.config.options import (
 from fedproto.data.base import DATASETS, DataSource
 from fedproto.data.federation import Federation
 from fedproto.data.own import located
+from fedproto.data.tasks import TaskOptions, task_named
 from fedproto.engines.base import EngineOptions, Notify, Workload, check_engine_name, ignore
+from fedproto.engines.training import TrainOptions
+from fedproto.engines.training.augment import AugmentOptions
 from fedproto.errors import ConfigError, unknown_name
 from fedproto.measures import MEASURES, MeasureOptions
 from fedproto.models.base import MODELS, ModelOptions
@@ -30,9 +33,6 @@ from fedproto.options.registry import Registry
 from fedproto.strategies.aggregation import AggregateOptions
 from fedproto.strategies.base import STRATEGIES, Strategy
 from fedproto.strategies.server import ServerOptions
-from fedproto.tasks import TaskOptions, task_named
-from fedproto.training import TrainOptions
-from fedproto.training.augment import AugmentOptions
 
 O = TypeVar("O", bound=Options)  # noqa: E741 - the letter stands for Options
 

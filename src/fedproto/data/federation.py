@@ -12,14 +12,12 @@ import torch
 from fedproto.data.clients import Client, Clients
 from fedproto.data.given import Given, scaled
 from fedproto.data.samples import Samples, TensorSamples, join_clients
+from fedproto.data.tasks import task_named
 from fedproto.disk.limits import check_limit
 from fedproto.errors import DataError
 from fedproto.rng import Indices, Purpose, stream
 from fedproto.rng.seeding import shuffled_rows
 from fedproto.types import POOLED, VOID
-
-SEGMENTATION = "segmentation"
-"""The task whose targets are label maps."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -29,7 +27,7 @@ class Federation:
     Attributes:
         name: What it is called in records.
         num_classes: Number of classes over all clients.
-        task: Name of the task, as in `fedproto.tasks`.
+        task: Name of the task, as in `fedproto.data.tasks`.
         class_names: What the classes are called, in the order of their labels; may be empty.
         validation: Samples the server keeps for choosing among models; in no client's share.
         validation_owner: From which client's samples each of them was taken, −1 for none; None
@@ -55,7 +53,7 @@ class Federation:
     @property
     def has_label_maps(self) -> bool:
         """Whether its targets are maps with a label per pixel, class 0 the background."""
-        return self.task == SEGMENTATION
+        return task_named(self.task).label_maps
 
     @property
     def _all(self) -> Clients:
@@ -157,7 +155,7 @@ class Federation:
         labels = (
             _labels(samples) if num_classes is None or isinstance(samples, TensorSamples) else None
         )
-        if labels is not None and task == SEGMENTATION:
+        if labels is not None and task_named(task).label_maps:
             labels = labels[labels != VOID]
         if labels is not None:
             num_classes = _checked_num_classes(labels, num_classes)

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
+from fedproto.data.tasks import Task
 from fedproto.engines.base import AUTO, ENGINES, EngineOptions, available_cores
-from fedproto.tasks import Classification, Task
 
 WORTHWHILE_STEPS = 2000
 """Local steps from which on starting worker processes costs less than they save."""
@@ -80,7 +80,7 @@ TOO_LITTLE = "too little work to share out"
 def _suitable(options: EngineOptions, task: Task, demand: Demand) -> tuple[str, str]:
     device, cores = options.torch_device(), available_cores()
     if device.type == "cuda":
-        if type(task) is not Classification:
+        if not task.one_label:
             return "captured", f"one client after another on {device}"
         return "stacked", f"all clients at once on {device}"
     if cores < 2:

@@ -13,12 +13,12 @@ import torch
 from torch import nn
 
 from fedproto.data.federation import Federation
+from fedproto.data.tasks import Task
 from fedproto.engines.job import LocalJob
 from fedproto.errors import ConfigError, unknown_name
 from fedproto.options import Options, option
 from fedproto.options.registry import Registry
 from fedproto.rng import Indices
-from fedproto.tasks import Task
 from fedproto.types import ClientFailure, ClientUpdate, ServerState
 
 AUTO = "auto"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from fedproto.schedule import BatchOrder
+from fedproto.engines.training import TrainOptions
+from fedproto.engines.training.augment import AugmentOptions
+from fedproto.rng.schedule import BatchOrder
 from fedproto.strategies.base import Strategy
-from fedproto.training import TrainOptions
-from fedproto.training.augment import AugmentOptions
 from fedproto.types import ServerState, Tensors
 
 

@@ -42,11 +42,6 @@ class AuditLog:
         append(self._path, line)
 
 
-def read_audit(folder: Path) -> list[dict[str, Any]]:
-    """The events of a directory, oldest first; none where it is no deployment's."""
-    return list(read_linked(folder / AUDIT_FILE))
-
-
 class AuditedWatcher(Watcher):
     """Passes everything on to another watcher, and rounds to the audit log as well."""
 

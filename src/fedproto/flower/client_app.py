@@ -30,14 +30,15 @@ from fedproto.data.base import data_root
 from fedproto.data.clients import Client
 from fedproto.data.federation import Federation
 from fedproto.engines.reference import ReferenceEngine, read_state
+from fedproto.engines.setting import setting_of
 from fedproto.errors import ConfigError, FedprotoError
 from fedproto.flower import greeting, superexec, wire
 from fedproto.flower.parts import Refusal
 from fedproto.flower.privacy import PrivateEngine
 from fedproto.models.base import build_model
 from fedproto.options.registry import load_plugin
-from fedproto.rounds.client_memory import MemoryOnDisk, remembered
-from fedproto.rounds.setting import setting_of
+from fedproto.rounds.client_memory import remembered
+from fedproto.store.client_memory import MemoryOnDisk
 from fedproto.strategies.contract import initial_tensors
 from fedproto.types import ClientFailure, ClientUpdate, ServerState
 

@@ -19,13 +19,13 @@ from fedproto.config import RunConfig
 from fedproto.engines.base import Engine, OnDone, Workload
 from fedproto.engines.job import LocalJob
 from fedproto.engines.reference import ReferenceEngine
+from fedproto.engines.setting import setting_of
 from fedproto.errors import ConfigError, TrainingError
 from fedproto.flower import wire
 from fedproto.flower.nodes import Answer, Nodes, exchange
 from fedproto.flower.parts import Refusal
 from fedproto.flower.suspension import Suspensions
 from fedproto.rng import Indices
-from fedproto.rounds.setting import setting_of
 from fedproto.types import POOLED, ClientFailure, ClientUpdate, ServerState
 
 

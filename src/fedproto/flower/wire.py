@@ -30,7 +30,7 @@ from fedproto.flower.parts import (
     expect_fields,
     one_line,
 )
-from fedproto.schedule import BatchOrder
+from fedproto.rng.schedule import BatchOrder
 from fedproto.strategies.contract import Declarations, Setting
 from fedproto.types import ClientUpdate, ServerState, Tensors
 

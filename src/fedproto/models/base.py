@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fedproto.errors import TrainingError
 from fedproto.options import Options, option
 from fedproto.options.registry import Registry
-from fedproto.rng import seeded
+from fedproto.rng import Purpose, seeded, torch_seed
 
 
 @runtime_checkable
@@ -71,16 +71,25 @@ MODELS: Registry[ModelOptions] = Registry("model", "fedproto.models")
 def build_model(
     options: ModelOptions, input_shape: tuple[int, ...], num_classes: int, seed: int
 ) -> nn.Module:
-    """Builds a model whose initial weights depend on the seed alone."""
+    """Builds a model whose initial weights depend on a run's seed alone."""
+
+    def build() -> nn.Module:
+        model = options.build(input_shape, num_classes)
+        if options.init == "glorot":
+            draw_glorot(model)
+        return model
+
     try:
-        with seeded(seed):
-            model = options.build(input_shape, num_classes)
-            if options.init == "glorot":
-                draw_glorot(model)
-            return model
+        return under_seed(seed, build)
     except (RuntimeError, MemoryError, OverflowError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise TrainingError(f"the model cannot be built: {reason}") from None
+
+
+def under_seed(seed: int, build: Callable[[], nn.Module]) -> nn.Module:
+    """What a function builds while PyTorch's generator stands where a run's seed puts it."""
+    with seeded(torch_seed(seed, Purpose.MODEL)):
+        return build()
 
 
 def draw_glorot(model: nn.Module) -> None:

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedproto.errors import StoreError
-from fedproto.flower.audit import read_audit
-from fedproto.store.checking import AUDIT_FILE
+from fedproto.store.checking import read_audit
 
 
 def accounts(runs: Iterable[Path]) -> dict[str, Any]:
@@ -20,11 +19,10 @@ def accounts(runs: Iterable[Path]) -> dict[str, Any]:
     events: list[dict[str, Any]] = []
     problems = []
     for folder in sorted(folders):
-        if (folder / AUDIT_FILE).exists():
-            try:
-                events += read_audit(folder)
-            except StoreError as error:
-                problems.append(str(error))
+        try:
+            events += read_audit(folder)
+        except StoreError as error:
+            problems.append(str(error))
     clients: dict[int, dict[str, Any]] = {}
     incidents = []
     for event in events:

@@ -22,12 +22,15 @@ import numpy as np
 import torch
 
 from fedproto.analysis.calibration import calibration_error, reliability
-from fedproto.analysis.embedding import class_colors, embed
+from fedproto.analysis.embedding import embed
+from fedproto.analysis.runs import Correlation, pearson
 from fedproto.analysis.scores import score_classes, score_clients
+from fedproto.data.tasks import headline
 from fedproto.disk.atomic import explained, write_atomically
 from fedproto.errors import ConfigError, StoreError, unknown_name
 from fedproto.measures.base import Gauge
 from fedproto.report.analysis_figures import draw_embedding, draw_reliability, have_matplotlib
+from fedproto.report.looks import class_colors
 from fedproto.report.pictures import save_maps
 from fedproto.report.subject import Subject
 from fedproto.rng import Purpose, stream
@@ -39,6 +42,7 @@ OnStep: TypeAlias = Callable[[str, int, int], None]
 PICTURES_EMBEDDED = 100
 """Label maps give hundreds of feature vectors each; so many pictures are enough for t-SNE."""
 
+MARGIN = "aggregate_mean_margin"
 MODEL_MEASURES = ("margin", "dissimilarity", "mmd")
 """What the part ``measures`` consists of; MMD needs a reference."""
 
@@ -192,6 +196,16 @@ PARTS: Mapping[str, Callable[[Subject, AnalysisRequest, OnStep], None]] = {
     "embedding": _embedding,
     "maps": _maps,
 }
+
+
+def correlation(found: Sequence[Mapping[str, float]]) -> tuple[str, Correlation] | None:
+    """Of the margin with the main score over runs; None where fewer than three have both."""
+    metric = headline(name for facts in found for name in facts)
+    points = [(facts[MARGIN], facts[metric]) for facts in found if {MARGIN, metric} <= facts.keys()]
+    if len(points) < 3:
+        return None
+    margins, scores = zip(*points, strict=True)
+    return metric, pearson(margins, scores)
 
 
 def _write(subject: Subject, name: str, content: Mapping[str, Any]) -> None:

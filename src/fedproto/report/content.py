@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedproto.config import flatten
+from fedproto.data.tasks import loss_beside, lower_is_better
 from fedproto.errors import ConfigError, unknown_name
 from fedproto.report import groups as facts
 from fedproto.report.accounts import accounts
@@ -30,7 +31,6 @@ from fedproto.report.results import WINDOW, StoredRun, main_score
 from fedproto.report.spread import DataPanels, Holdings
 from fedproto.report.summary import by_seed, figures_of
 from fedproto.store import read_description
-from fedproto.tasks import loss_beside, lower_is_better
 
 MOST_POINTS = 2000
 MOST_NOTES = 20

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedproto.data.tasks import loss_beside
 from fedproto.report.arrangement import Arrangement
 from fedproto.report.looks import Look, add_legend, new_figure
 from fedproto.report.results import WINDOW, StoredRun
-from fedproto.tasks import loss_beside
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -17,7 +17,6 @@ from fedproto.measures.clients import PER_CLASS, PER_CLIENT
 from fedproto.report.analysed import Scores
 from fedproto.report.grids import AttentionMap
 from fedproto.report.results import StoredRun
-from fedproto.rounds.runs import reason_to_end
 from fedproto.store import RunStore
 from fedproto.store.records import RecordReader
 from fedproto.store.sweeps import run_directories
@@ -49,7 +48,7 @@ class RunFollower:
     @property
     def stop_reason(self) -> str | None:
         """Why the run is over; None while it is not."""
-        return reason_to_end(self.store.config, self.records)
+        return self.store.reason_to_end(self.records)
 
     def update(self) -> None:
         """Reads what was written since the last time."""

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import base64
 import math
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,10 +42,6 @@ class Grid:
     low: float
     high: float
     cells: str
-
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self)
 
 
 class AttentionMap:

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from fedproto.data.masks import palette
 from fedproto.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -59,6 +62,16 @@ def looks_of(titles: Sequence[str]) -> list[Look]:
     others = [title for title in dict.fromkeys(titles) if title not in kept]
     chosen = kept | {title: free[index % len(free)] for index, title in enumerate(others)}
     return [Look(COLORS[chosen[title][1]], chosen[title][0]) for title in titles]
+
+
+def class_colors(num_classes: int, *, label_maps: bool) -> list[str]:
+    """A colour per class: PASCAL VOC's for label maps and for many classes."""
+    own = (*COLORS, "#999999", "#882255")
+    if not label_maps and num_classes <= len(own):
+        return list(own[:num_classes])
+    first = 0 if label_maps else 1  # the first of VOC's colours is the background's black
+    shown = palette()[np.arange(first, first + num_classes) % 256]
+    return [f"#{bytes(color).hex()}" for color in shown]
 
 
 def new_figure(width: float, height: float) -> Figure:

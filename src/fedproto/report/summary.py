@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from fedproto.data.tasks import loss_beside, lower_is_better
 from fedproto.errors import ConfigError, unknown_name
 from fedproto.report.arrangement import Arrangement, Group
 from fedproto.report.evidence import Difference, Verdict, difference, holm, sample_deviation
 from fedproto.report.results import StoredRun
-from fedproto.tasks import loss_beside, lower_is_better
 
 
 @dataclass(frozen=True)

@@ -6,16 +6,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from fedproto import schedule
 from fedproto.config import RunConfig
 from fedproto.data.federation import Federation
 from fedproto.engines.base import Engine
 from fedproto.engines.job import LocalJob
+from fedproto.engines.setting import setting_of
 from fedproto.errors import ConfigError, StoreError
-from fedproto.rng import Purpose, torch_seed
+from fedproto.rng import Purpose, schedule, torch_seed
 from fedproto.rounds.client_memory import remembered
 from fedproto.rounds.runs import Run
-from fedproto.rounds.setting import setting_of
 from fedproto.strategies.contract import Setting, initial_tensors
 from fedproto.types import POOLED, ServerState, Tensors
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from fedproto.config import RunConfig, StopOptions
+from fedproto.data.tasks import headline, lower_is_better
 from fedproto.rounds.client_memory import ClientMemory, MemoryInRAM
-from fedproto.tasks import headline, lower_is_better
 from fedproto.types import RoundRecord, ServerState
 
 

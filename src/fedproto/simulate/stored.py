@@ -12,7 +12,6 @@ from fedproto.data.base import DataSource, data_root
 from fedproto.data.federation import Federation
 from fedproto.errors import ConfigError, DataError
 from fedproto.models.base import build_model, features_of
-from fedproto.rng import Purpose, torch_seed
 from fedproto.rounds import Watcher
 from fedproto.rounds.planning import check_fits
 from fedproto.simulate.driver import Assignment, EngineFor, carry_out
@@ -89,8 +88,7 @@ def assigned(
 def model_for(config: RunConfig, federation: Federation) -> nn.Module:
     """The model of a run, with its initial weights."""
     assert config.model is not None  # noqa: S101 - checked by `load_federations`
-    seed = torch_seed(config.seed, Purpose.MODEL)
-    return build_model(config.model, federation.input_shape, federation.num_classes, seed)
+    return build_model(config.model, federation.input_shape, federation.num_classes, config.seed)
 
 
 def initial_state(config: RunConfig, federation: Federation) -> ServerState:

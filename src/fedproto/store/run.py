@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -29,9 +29,9 @@ from fedproto.disk.atomic import append, content, explained, write_atomically
 from fedproto.disk.integrity import Chain, DamagedError, sealed
 from fedproto.disk.locking import holds_nothing, locked
 from fedproto.errors import ConfigError, StoreError
-from fedproto.rounds.client_memory import MemoryOnDisk
 from fedproto.rounds.runs import reason_to_end
 from fedproto.store.checkpoints import checkpoints_in, read_checkpoint, round_of, write_checkpoint
+from fedproto.store.client_memory import MemoryOnDisk
 from fedproto.store.description import (
     CREATION_ENDS_WITHIN,
     FORMAT,
@@ -252,11 +252,15 @@ class RunStore:
         """The checkpoints there are, oldest first."""
         return checkpoints_in(self.path / "checkpoints")
 
+    def reason_to_end(self, records: Sequence[RoundRecord]) -> str | None:
+        """Why the run is over after these rounds; None while it is not."""
+        return reason_to_end(self.config, records)
+
     @property
     def finished(self) -> bool:
         """Whether nothing is left to do."""
         records = self.records()
-        if reason_to_end(self.config, records) is None:
+        if self.reason_to_end(records) is None:
             return False
         # A kill between the last record and its checkpoint leaves that round to be done again.
         return self.config.store.checkpoint_every == 0 or self.newest_round() == len(records)

@@ -17,6 +17,7 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
+from fedproto.equations import class_sums
 from fedproto.types import Tensors
 
 Look: TypeAlias = Literal["features", "loss"]
@@ -155,6 +156,11 @@ class Observation:
     sums: Tensor
     count: Tensor
     loss: Tensor
+
+    @staticmethod
+    def of(features: Tensor | None, labels: Tensor, num_classes: int, loss: Tensor) -> Observation:
+        """What features with their labels sum up to."""
+        return Observation(*class_sums(features, labels, num_classes), loss)
 
 
 @dataclass(frozen=True)

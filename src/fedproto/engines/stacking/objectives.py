@@ -14,9 +14,9 @@ from torch.func import grad, vmap
 
 from fedproto.engines.stacking.flat import FlatLayout
 from fedproto.engines.stacking.network import Beside, Network
+from fedproto.engines.training import TrainOptions
 from fedproto.strategies.base import Strategy
 from fedproto.strategies.contract import Objective
-from fedproto.training import TrainOptions
 from fedproto.types import Tensors
 
 

@@ -16,8 +16,8 @@ from torch import Tensor
 from fedproto.data.federation import Federation
 from fedproto.engines.job import LocalJob
 from fedproto.rng import Indices
+from fedproto.rng.schedule import BatchOrder
 from fedproto.rng.seeding import permutations
-from fedproto.schedule import BatchOrder
 
 NONE = -1
 """Fills up the last batch of an epoch."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from fedproto.data.tasks import headline
 from fedproto.reproduce.base import EXPERIMENTS, Experiment, Result, Results
 from fedproto.reproduce.cases import CLASSIFICATION, Case, Scope
 from fedproto.reproduce.library import Request
 from fedproto.reproduce.output import Output
-from fedproto.tasks import headline
 
 COLUMNS = ("data_set", "trained_on", "method", "parameter", "validation_score", "best")
 SMOKE = ("Fairness + toleration", "FedRS", "Head by class")

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fedproto.analysis.entropy import feature_entropy, softmax_entropy, upsampled
 from fedproto.data.base import data_root
 from fedproto.data.federation import Federation
-from fedproto.data.masks import palette
+from fedproto.data.masks import VOID, palette
 from fedproto.errors import DataError
 from fedproto.report.looks import new_figure
 from fedproto.report.pictures import picture_of
@@ -24,7 +24,6 @@ from fedproto.reproduce.library import Request
 from fedproto.reproduce.output import Output
 from fedproto.reproduce.panels import titled
 from fedproto.rng import Indices, Purpose, stream
-from fedproto.types import VOID
 
 SHOWN = ("FedAvg", "FedProto")
 ALPHAS = (0.01, 0.1, 1.0)

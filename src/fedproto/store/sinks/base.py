@@ -48,7 +48,7 @@ class Sink(abc.ABC):
         """Ends the log for now."""
 
 
-SINKS: Registry[Sink] = Registry("sink", "fedproto.sinks")
+SINKS: Registry[Sink] = Registry("sink", "fedproto.store.sinks")
 
 
 @contextmanager

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from fedproto.data.tasks.base import Task, TaskOptions
+from fedproto.data.tasks.classification import Classification
+from fedproto.data.tasks.segmentation import Segmentation
 from fedproto.errors import ConfigError, unknown_name
-from fedproto.tasks.base import Task, TaskOptions
-from fedproto.tasks.classification import Classification
-from fedproto.tasks.segmentation import Segmentation
 
 __all__ = [
     "TASKS",

@@ -19,7 +19,7 @@ from fedproto.data.samples import upload
 from fedproto.errors import ConfigError
 from fedproto.options import Options, option
 from fedproto.rng import Purpose, stream
-from fedproto.schedule import BatchOrder
+from fedproto.rng.schedule import BatchOrder
 from fedproto.types import VOID
 
 _DRAWS = 4
