@@ -16,14 +16,27 @@ import torch
 from flwr.app import Array, ArrayRecord
 from torch import Tensor
 
+from fedproto.errors import FedprotoError
 from fedproto.types import Tensors
 
 NUMPY_FORMAT = "numpy.ndarray"
 LONGEST_HEADER = 1024
 
 
-class UnreadableError(Exception):
-    """A message that is not what it should be; turned into a `Refusal` by the wire format."""
+LONGEST_REASON = 300
+
+
+class UnreadableError(FedprotoError):
+    """A message that is not what it should be, or a refusal: why, in one printable line."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(one_line(reason))
+
+
+def one_line(text: str) -> str:
+    """A stranger's text, made fit for a record: one line, printable, not too long."""
+    words = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    return words if len(words) <= LONGEST_REASON else words[: LONGEST_REASON - 1] + "…"
 
 
 def write_tensors(tensors: Tensors) -> ArrayRecord:

@@ -23,9 +23,9 @@ from fedproto.config import RunConfig
 from fedproto.engines.base import Notify
 from fedproto.errors import FedprotoError
 from fedproto.flower import greeting, wire
+from fedproto.flower.arrays import UnreadableError, one_line
 from fedproto.flower.greeting import Hello
 from fedproto.flower.names import is_node_name, node_name
-from fedproto.flower.parts import Refusal, one_line
 
 T = TypeVar("T")
 
@@ -208,13 +208,14 @@ class Nodes:
             deadline=ASK_FOR,
         )
         for node, answer in answers.items():
-            hello = self._judge(node, answer)
-            if isinstance(hello, Refusal):
+            try:
+                hello = self._judge(node, answer)
+            except UnreadableError as error:
                 self._asked_in_vain.add(node)
-                notice = f"node {self._names.get(node) or node} turned away: {hello.reason}"
+                notice = f"node {self._names.get(node) or node} turned away: {error}"
                 if notice not in self._said:
                     self._said.add(notice)
-                    self._audit("turned away", **self._who(node), reason=hello.reason)
+                    self._audit("turned away", **self._who(node), reason=str(error))
                     self._notices.append(notice)
                     self._notify(notice)
             else:
@@ -244,20 +245,20 @@ class Nodes:
             self.refresh(ask_again=again)
         return set(clients) & self.clients().keys()
 
-    def _judge(self, node: int, answer: Answer) -> Hello | Refusal:
+    def _judge(self, node: int, answer: Answer) -> Hello:
         if answer.content is None:
-            return Refusal(answer.reason)
+            raise UnreadableError(answer.reason)
         refusal = wire.decode_refusal(answer.content)
         if refusal is not None:
-            return refusal
+            raise UnreadableError(refusal)
         hello = greeting.decode_hello(answer.content, self._config.flower.max_examples)
-        if isinstance(hello, Refusal):
-            return hello
         name = self._names.get(node, "")
         if is_node_name(name) and name != node_name(hello.client):
-            return Refusal(f"its key is registered as {name}, but it says it is {hello.client}")
+            raise UnreadableError(
+                f"its key is registered as {name}, but it says it is {hello.client}"
+            )
         if hello.client in self.clients():
-            return Refusal(f"client {hello.client} is connected already")
+            raise UnreadableError(f"client {hello.client} is connected already")
         return hello
 
 

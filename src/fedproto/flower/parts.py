@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
@@ -14,29 +13,11 @@ PROTOCOL = 3
 """Changes whenever a reader of the version before could misread a message."""
 
 LONGEST_TEXT = 100_000
-LONGEST_REASON = 300
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """What could not be used, in one line."""
-
-    reason: str
 
 
 def about(fields: Mapping[str, Any]) -> ConfigRecord:
     """Fields as a record that names the protocol's version."""
     return ConfigRecord({"protocol": PROTOCOL, **fields})
-
-
-def caught(read: Callable[[], T]) -> T | Refusal:
-    """What a reader reads, or why it cannot."""
-    try:
-        return read()
-    except UnreadableError as error:
-        return Refusal(one_line(str(error)))
 
 
 def expect_fields(
@@ -87,9 +68,3 @@ def expect_arrays(content: RecordDict, name: str) -> ArrayRecord:
     if not isinstance(record, ArrayRecord):
         raise UnreadableError(f"the message has no tensors '{name}'")
     return record
-
-
-def one_line(text: str) -> str:
-    """A stranger's text, made fit for a record: one line, printable, not too long."""
-    words = " ".join("".join(c if c.isprintable() else " " for c in text).split())
-    return words if len(words) <= LONGEST_REASON else words[: LONGEST_REASON - 1] + "…"
