@@ -47,8 +47,8 @@ def naive_distances(federation, model, state, prepare=None):
         F.cross_entropy(model(inputs.double()), targets).backward()
         gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
         sizes.append(len(targets))
-    together, share = torch.stack(gradients), torch.tensor(sizes) / sum(sizes)
-    pooled = (together * share.double().unsqueeze(1)).sum(dim=0)
+    together, share = torch.stack(gradients), torch.tensor(sizes).double() / sum(sizes)
+    pooled = (together * share.unsqueeze(1)).sum(dim=0)
     return (together - pooled).square().sum(dim=1)
 
 
