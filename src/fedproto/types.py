@@ -136,6 +136,10 @@ class ClientUpdate:
         )
 
 
+Updates: TypeAlias = Sequence[ClientUpdate]
+"""A cohort's, in ascending order of clients."""
+
+
 @dataclass(frozen=True)
 class ClientFailure:
     """A job that gave no usable update."""

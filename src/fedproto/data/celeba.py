@@ -51,9 +51,7 @@ class CelebA(HeldOut):
         ),
     )
 
-    validation: float = option(
-        0.1, "share of every client that the server keeps for validation", at_least=0, at_most=0.9
-    )
+    validation: float = 0.1
     attribute: str = option("Smiling", "the attribute to tell")
     minimum: int = option(5, "images a person must have to be a client", at_least=1)
     size: int = option(84, "width and height of the images", at_least=8)

@@ -19,7 +19,6 @@ from fedproto.data.prepared import Arrays, Builder, prepared
 from fedproto.data.samples import MappedSamples
 from fedproto.data.sharing import SharedOut
 from fedproto.errors import DataError
-from fedproto.options import option
 
 _UNSIGNED_BYTE = 0x08
 CLASSES = 10
@@ -58,9 +57,7 @@ def read_images_and_labels(
 class IdxImages(SharedOut):
     """Grey images of ten classes, 28×28 pixels, from idx files."""
 
-    validation: float = option(
-        0.1, "share of every client that the server keeps for validation", at_least=0, at_most=0.9
-    )
+    validation: float = 0.1
 
     @abc.abstractmethod
     def read(self, tree: FileTree) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:

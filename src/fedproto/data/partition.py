@@ -4,7 +4,6 @@ Every function returns one index array per client, none of them empty. No sample
 but for `by_first_samples`.
 """
 
-# Long: the ways of sharing data out are read side by side.
 from __future__ import annotations
 
 import numpy as np

@@ -47,7 +47,7 @@ class Shapes(SharedOut):
     images: int = option(200, "number of images", at_least=1)
     size: int = option(48, "width and height of the images", at_least=16)
     classes: int = option(3, "number of figures", at_least=1, at_most=len(_FIGURES))
-    alpha: float = option(1.0, "'dirichlet': concentration of the class mix", above=0)
+    alpha: float = 1.0
 
     def load(self, root: Path) -> Federation:
         """Generates the images and shares them out."""

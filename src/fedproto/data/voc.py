@@ -76,8 +76,8 @@ class Pascal(SharedOut):
     )
 
     seed: int = option(65, "seed of partition and splits", at_least=0)
-    clients: int = option(100, "number of clients", at_least=1)
-    partition: Partition = option("dirichlet", "how samples are shared out")
+    clients: int = 100
+    partition: Partition = "dirichlet"
     size: int = option(224, "width and height of the images", at_least=8)
     mean: tuple[float, ...] = option(IMAGENET_MEAN, "subtracted from pixels between 0 and 1")
     std: tuple[float, ...] = option(IMAGENET_STD, "pixels are divided by this")

@@ -144,6 +144,7 @@ class Deployment:
         return node
 
     def _start(self, name: str, command: Sequence[str]) -> Process:
+        command = [commands.program(command[0]), *command[1:]]
         return Process(name, command, self.folder, self._home(name), self._state)
 
     def _home(self, name: str) -> Path:

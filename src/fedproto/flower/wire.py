@@ -6,7 +6,6 @@ come; whatever else arrives is an `UnreadableError` with a reason in one line, a
 unpickled.
 """
 
-# Long: what is written and what is read of every message, side by side.
 from __future__ import annotations
 
 import math

@@ -150,7 +150,7 @@ class DeepLabOptions(ModelOptions):
 class SmallDeepLabOptions(DeepLabOptions):
     """DeepLab-V3+ with few channels, for small images on a CPU."""
 
-    width: float = option(0.25, "factor on the encoder's channels", above=0)
-    channels: int = option(32, "channels of the features and of the decoder", at_least=1)
-    rates: tuple[int, ...] = option((1, 2), "dilations of the ASPP's branches")
-    output_stride: Literal[8, 16, 32] = option(8, "pixels per position of the feature map")
+    width: float = 0.25
+    channels: int = 32
+    rates: tuple[int, ...] = (1, 2)
+    output_stride: Literal[8, 16, 32] = 8

@@ -21,6 +21,7 @@ from fedproto.types import (
     ClientUpdate,
     RoundRecord,
     ServerState,
+    Updates,
     num_bytes,
 )
 
@@ -65,10 +66,7 @@ class ClosedRound:
 
 
 def close_round(
-    run: Run,
-    plan: RoundPlan,
-    results: Sequence[ClientUpdate | ClientFailure],
-    setting: Setting,
+    run: Run, plan: RoundPlan, results: Sequence[ClientUpdate | ClientFailure], setting: Setting
 ) -> ClosedRound:
     """Weighs and combines a round's updates, and keeps what clients remember."""
     config, state = run.config, run.state
@@ -110,7 +108,7 @@ def close_round(
 
 
 def _combined(
-    config: RunConfig, state: ServerState, updates: Sequence[ClientUpdate], setting: Setting
+    config: RunConfig, state: ServerState, updates: Updates, setting: Setting
 ) -> tuple[ServerState, list[float]] | None:
     """The next state and each client's share; None when either is no number.
 
@@ -158,7 +156,7 @@ def _accepted(
     return sorted(kept, key=lambda update: update.client), failures
 
 
-def _update_metrics(config: RunConfig, updates: Sequence[ClientUpdate]) -> dict[str, float]:
+def _update_metrics(config: RunConfig, updates: Updates) -> dict[str, float]:
     """Means over the updates, and what the strategy adds unless a measure gives the same."""
     trained = [update for update in updates if update.train_loss is not None]
     metrics = {}

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedproto.engines.job import LocalJob
 from fedproto.strategies.contract import Declarations, Setting
-from fedproto.types import ClientUpdate, ServerState, Tensors
+from fedproto.types import ClientUpdate, ServerState, Tensors, Updates
 
 LARGEST_GROWTH = 1e4
 """No parameter grows in one round beyond this many times the largest that was sent, and one."""
@@ -49,11 +49,7 @@ class Expected:
         """What a job asks for."""
         number = job.batches.num_examples
         return Expected(
-            job.client,
-            number,
-            job.batches.epochs,
-            job.state,
-            job.strategy.payload(setting, number),
+            job.client, number, job.batches.epochs, job.state, job.strategy.payload(setting, number)
         )
 
 
@@ -113,9 +109,7 @@ def _reason_by_layout(
     return None
 
 
-def outliers(
-    updates: Sequence[ClientUpdate], sent: Tensors, times: float | None = None
-) -> dict[int, str]:
+def outliers(updates: Updates, sent: Tensors, times: float | None = None) -> dict[int, str]:
     """Why updates must not enter the average beside the others, by client.
 
     Finite numbers can still be absurd, and what is absurd the cohort tells: clients that were sent

@@ -98,12 +98,7 @@ class Setting:
         return next(floating, torch.float32)
 
     def like_params(
-        self,
-        group: str,
-        *,
-        broadcast: bool = False,
-        initial: float | None = 0.0,
-        way: bool = False,
+        self, group: str, *, broadcast: bool = False, initial: float | None = 0.0, way: bool = False
     ) -> dict[str, Declared]:
         """One tensor like each of the model's parameters, in a group."""
         return {
@@ -161,6 +156,10 @@ class Observation:
     def of(features: Tensor | None, labels: Tensor, num_classes: int, loss: Tensor) -> Observation:
         """What features with their labels sum up to."""
         return Observation(*class_sums(features, labels, num_classes), loss)
+
+
+Seen: TypeAlias = "Observation | None"
+"""What was looked up; None where nobody asked."""
 
 
 @dataclass(frozen=True)

@@ -21,12 +21,8 @@ class Guided(FedAvg):
 
     head_instead: ClassVar[bool] = True
 
-    tolerate_partial_work: bool = option(
-        True, "use the updates of clients that finish only part of their epochs"
-    )
+    tolerate_partial_work: bool = True
     weights: Literal["size", "uniform", "balanced"] = option(
         "uniform", "weigh a client by its number of samples, all alike, or for balanced classes"
     )
-    rehearsal: float = option(
-        1.0, "weight λ of the prototypes of classes that a client lacks in its loss", at_least=0
-    )
+    rehearsal: float = 1.0
