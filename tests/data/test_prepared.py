@@ -135,7 +135,7 @@ def test_mnist_from_gz_files_from_plain_ones_and_from_an_archive_is_the_same(tmp
     (tmp_path / "plain" / "MNIST").mkdir(parents=True)
     (tmp_path / "archive" / "MNIST").mkdir(parents=True)
     tree = open_tree(raw)
-    for name in tree.places:
+    for name in tree.locations:
         (tmp_path / "plain" / "MNIST" / name.removesuffix(".gz")).write_bytes(tree.read(name))
     write_zip(
         tmp_path / "archive" / "MNIST" / "all.zip",

@@ -204,10 +204,7 @@ class Results(Sequence[Result]):
         return _as_table([row for result in self for row in _rows(result)])
 
     def summary(
-        self,
-        metric: str | None = None,
-        target: float | None = None,
-        baseline: str | None = None,
+        self, metric: str | None = None, target: float | None = None, baseline: str | None = None
     ) -> list[Summary]:
         """One row per method and condition with verdicts, as in ``fedproto compare``."""
         return summarize(self._arranged(), metric or self.metric, target, baseline)

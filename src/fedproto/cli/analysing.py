@@ -52,7 +52,7 @@ COLUMNS = {
 }
 
 
-Result: TypeAlias = "tuple[int, dict[str, float]] | FedprotoError"
+Outcome: TypeAlias = "tuple[int, dict[str, float]] | FedprotoError"
 """After how many rounds a model was looked at and what was found; or why it was not."""
 
 _federations: dict[DataSource, Federation] = {}
@@ -124,7 +124,7 @@ def analyse_missing(directories: Sequence[Path]) -> None:
             typer.echo(f"not analysed: {result}", err=True)
 
 
-def _look_into(tasks: Sequence[tuple[StoredRun, AnalysisRequest]]) -> Iterator[Result]:
+def _look_into(tasks: Sequence[tuple[StoredRun, AnalysisRequest]]) -> Iterator[Outcome]:
     """What is found in each run, in their order; on a CPU they are looked into side by side."""
     _federations.clear()  # the folder of the data may be another one than before
     given = [(run.path, run.config.data, request) for run, request in tasks]
@@ -149,7 +149,7 @@ def _look_into(tasks: Sequence[tuple[StoredRun, AnalysisRequest]]) -> Iterator[R
         pool.shutdown(cancel_futures=True)
 
 
-def _look(task: tuple[Path, DataSource | None, AnalysisRequest]) -> Result:
+def _look(task: tuple[Path, DataSource | None, AnalysisRequest]) -> Outcome:
     path, source, request = task
     try:
         if source is None:
@@ -170,7 +170,7 @@ def _federation(source: DataSource) -> Federation:
     return _federations[source]
 
 
-def _counted(results: Iterable[Result], number: int) -> Iterator[Result]:
+def _counted(results: Iterable[Outcome], number: int) -> Iterator[Outcome]:
     """Shows a bar on a terminal, nothing elsewhere."""
     console = Console(stderr=True)
     with Progress(

@@ -135,16 +135,16 @@ def read_identities(tree: FileTree) -> tuple[list[str], NDArray[np.int64]]:
     try:
         identities = np.array(fields[1::2], dtype=np.int64)
     except (ValueError, OverflowError) as error:
-        raise DataError(f"{tree.places[name]}: {error}; expected lines 'image person'") from None
+        raise DataError(f"{tree.locations[name]}: {error}; expected lines 'image person'") from None
     if len(fields) != 2 * len(identities) or not fields:
-        raise DataError(f"{tree.places[name]} is incomplete; fetch it again")
+        raise DataError(f"{tree.locations[name]} is incomplete; fetch it again")
     return fields[0::2], identities
 
 
 def read_attribute(tree: FileTree, names: list[str], attribute: str) -> NDArray[np.bool_]:
     """Whether each image has an attribute."""
     name = tree.require("list_attr_celeba.txt")
-    where = tree.places[name]
+    where = tree.locations[name]
     _, _, rest = tree.read(name).decode("utf-8", "replace").partition("\n")
     header, _, body = rest.partition("\n")
     attributes = header.split()

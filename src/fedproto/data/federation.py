@@ -85,9 +85,9 @@ class Federation:
         """The union of the clients' test parts."""
         return self._all.test
 
-    def class_name(self, place: int) -> str:
+    def class_name(self, label: int) -> str:
         """What a class is called; its number where it has no name."""
-        return self.class_names[place] if place < len(self.class_names) else str(place)
+        return self.class_names[label] if label < len(self.class_names) else str(label)
 
     def about(self) -> dict[str, Any]:
         """What it is, in a few plain facts."""
@@ -238,7 +238,7 @@ def hold_out(
 def _labels(samples: Samples) -> torch.Tensor:
     if isinstance(samples, TensorSamples):
         return samples.targets
-    return torch.cat([samples.batch(np.array([place]))[1] for place in range(len(samples))])
+    return torch.cat([samples.batch(np.array([index]))[1] for index in range(len(samples))])
 
 
 def _checked_num_classes(labels: torch.Tensor, num_classes: int | None) -> int:

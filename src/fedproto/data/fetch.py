@@ -124,7 +124,7 @@ def _read_through(path: Path, published: Mapping[str, str]) -> Iterator[FileStat
     tree = FileTree(path.parent, {path.name: path})
     count = 0
     try:
-        for name, content in tree.read_all(tree.places):
+        for name, content in tree.read_all(tree.locations):
             count += 1
             last = PurePosixPath(name).name
             # The content of compressed members is expanded, that of the official ones is not.

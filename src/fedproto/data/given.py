@@ -35,10 +35,7 @@ class Given:
     """
 
     def __init__(
-        self,
-        clients: Sequence[Any],
-        test: Any = None,
-        columns: tuple[str, str] | None = None,
+        self, clients: Sequence[Any], test: Any = None, columns: tuple[str, str] | None = None
     ) -> None:
         train = list(clients)
         if train and all(isinstance(client, Mapping) and "train" in client for client in train):
@@ -74,7 +71,7 @@ class Given:
         described = getattr(part, "features", None)
         if isinstance(described, Mapping) and not self.class_names:
             self.class_names = tuple(getattr(described.get(names[1]), "names", None) or ())
-        rows = [part[place] for place in range(len(part))]
+        rows = [part[index] for index in range(len(part))]
         inputs = [_array(row[names[0]]) for row in rows]
         if len({array.shape for array in inputs}) > 1:
             raise DataError(
@@ -84,10 +81,7 @@ class Given:
 
 
 def scaled(
-    samples: Samples,
-    scale: bool | None,
-    mean: Sequence[float] = (),
-    std: Sequence[float] = (),
+    samples: Samples, scale: bool | None, mean: Sequence[float] = (), std: Sequence[float] = ()
 ) -> Samples:
     """Samples whose pixels are numbers of a sensible size.
 

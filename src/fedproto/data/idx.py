@@ -27,7 +27,7 @@ CLASSES = 10
 def read_idx(tree: FileTree, name: str, dimensions: int) -> NDArray[np.uint8]:
     """Reads an idx file of bytes, compressed or not."""
     found = tree.find(name) or tree.require(f"{name}.gz")
-    content, where = tree.read(found), tree.places[found]
+    content, where = tree.read(found), tree.locations[found]
     start = 4 + 4 * dimensions
     if len(content) < start or content[:4] != bytes([0, 0, _UNSIGNED_BYTE, dimensions]):
         raise DataError(f"{where} is no idx file of {dimensions} dimensions; fetch it again")

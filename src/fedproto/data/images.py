@@ -82,10 +82,10 @@ def put_images(
     """Decodes pictures and keeps them as the array ``images``, ``[N, channels, size, size]``."""
     images = builder.array("images", (len(names), channels, size, size), np.uint8)
 
-    def decode(place: int, where: object, content: bytes) -> None:
-        images[place] = pixels(open_image(content, where), channels, (size, size))
+    def decode(index: int, where: object, content: bytes) -> None:
+        images[index] = pixels(open_image(content, where), channels, (size, size))
 
-    work = {name: partial(decode, place, tree.places[name]) for place, name in enumerate(names)}
+    work = {name: partial(decode, index, tree.locations[name]) for index, name in enumerate(names)}
     for_each_file(tree, work, on_progress)
 
 

@@ -69,8 +69,8 @@ class OwnPictures(SharedOut):
 
         def build(builder: Builder) -> None:
             put_images(builder, listing.tree, listing.names, self.channels, self.size, on_progress)
-            place_of = {name: place for place, name in enumerate(listing.classes)}
-            builder.put("labels", np.array([place_of[label] for label in listing.labels]))
+            label_of = {name: label for label, name in enumerate(listing.classes)}
+            builder.put("labels", np.array([label_of[name] for name in listing.labels]))
 
         name = DATASETS.name_of(type(self))
         return listing, prepared(name, listing.tree.sources, options, build)

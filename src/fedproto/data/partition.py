@@ -36,8 +36,8 @@ def by_classes(
     held = _neighbouring_classes(labels, clients, classes_per_client)
     proportions = rng.lognormal(0, sigma, size=held.shape)
     parts: list[list[Indices]] = [[] for _ in range(clients)]
-    for place, label in enumerate(np.unique(labels)):
-        holders, slots = np.nonzero(held == place)
+    for index, label in enumerate(np.unique(labels)):
+        holders, slots = np.nonzero(held == index)
         if len(holders) == 0:
             continue
         samples = rng.permutation(np.flatnonzero(labels == label))
@@ -76,8 +76,8 @@ def by_classes_and_sizes(
     sizes = rng.lognormal(np.log(mean_size) - sigma**2 / 2, sigma, size=clients)
     wanted = np.maximum(np.rint(sizes / classes_per_client), minimum).astype(np.int64)
     parts: list[list[Indices]] = [[] for _ in range(clients)]
-    for place, label in enumerate(np.unique(labels)):
-        holders = np.flatnonzero((held == place).any(axis=1))
+    for index, label in enumerate(np.unique(labels)):
+        holders = np.flatnonzero((held == index).any(axis=1))
         if len(holders) == 0:
             continue
         samples = rng.permutation(np.flatnonzero(labels == label))
@@ -104,8 +104,8 @@ def by_first_samples(
 
     The rule of the script that FedProx publishes for its letters. Client u holds the classes
     ``u, u+1, …`` (modulo their number) and equally many of each. A class's samples come in one
-    random order; its running place is set back to the beginning whenever the next share would fit
-    behind it, which is nearly always: clients then share the **same first samples**, and what one
+    random order; its position is set back to the beginning whenever the next share would fit behind
+    it, which is nearly always: clients then share the **same first samples**, and what one
     of them is tested on others have trained on.
 
     Sizes are ``lognormal(μ, sigma) + 5`` with μ from the mean, before they are divided over the
@@ -117,24 +117,19 @@ def by_first_samples(
     sizes = rng.lognormal(np.log(mean_size - _ADDED) - sigma**2 / 2, sigma, size=clients) + _ADDED
     wanted = np.maximum(sizes / classes_per_client, minimum).astype(np.int64)
     pools = [rng.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)]
-    place = [0] * len(pools)
+    position = [0] * len(pools)
     parts: list[list[Indices]] = [[] for _ in range(clients)]
     for client, share in enumerate(wanted):
         for label in held[client]:
-            if place[label] + share < len(pools[label]):
-                place[label] = 0
-            parts[client].append(pools[label][place[label] : place[label] + share])
-            place[label] += int(share)
+            if position[label] + share < len(pools[label]):
+                position[label] = 0
+            parts[client].append(pools[label][position[label] : position[label] + share])
+            position[label] += int(share)
     return _checked_parts([np.concatenate(part) for part in parts])
 
 
 def by_dirichlet(
-    labels: Indices,
-    rng: np.random.RandomState,
-    *,
-    clients: int,
-    alpha: float,
-    gamma: float = 3.0,
+    labels: Indices, rng: np.random.RandomState, *, clients: int, alpha: float, gamma: float = 3.0
 ) -> list[Indices]:
     """Class mixes drawn from a Dirichlet distribution, sizes from a power law.
 
@@ -178,9 +173,9 @@ def by_key(keys: NDArray[np.generic], *, minimum: int = 1) -> list[Indices]:
 
     Clients come in the keys' sorted order; keys with fewer samples than the minimum make none.
     """
-    _, places, counts = np.unique(keys, return_inverse=True, return_counts=True)
-    by_place = np.split(np.argsort(places.ravel(), kind="stable"), np.cumsum(counts)[:-1])
-    parts = [part for part in by_place if len(part) >= max(1, minimum)]
+    _, numbers, counts = np.unique(keys, return_inverse=True, return_counts=True)
+    by_number = np.split(np.argsort(numbers.ravel(), kind="stable"), np.cumsum(counts)[:-1])
+    parts = [part for part in by_number if len(part) >= max(1, minimum)]
     if not parts:
         raise DataError(f"no client would have {minimum} samples; lower the minimum")
     return _checked_parts(parts)
@@ -246,7 +241,7 @@ def _draw_without_exceeding(
 
 
 def _neighbouring_classes(labels: Indices, clients: int, classes_per_client: int) -> Indices:
-    """Which classes each client holds, as places among the classes there are."""
+    """Which classes each client holds, as indices among the classes there are."""
     num_classes = len(np.unique(labels))
     if not 1 <= classes_per_client <= num_classes:
         raise DataError(

@@ -206,16 +206,16 @@ def join_clients(clients: Sequence[ClientData]) -> tuple[Samples, list[Indices]]
         samples: Samples = DatasetSamples(ConcatDataset(datasets))
         sizes = [len(dataset) for dataset in datasets]  # type: ignore[arg-type]
     else:
-        arrays = [_as_arrays(client, place) for place, client in enumerate(clients)]
+        arrays = [_as_arrays(one, client) for client, one in enumerate(clients)]
         if len({inputs.shape[1:] for inputs, _ in arrays}) > 1:
             raise DataError("the clients' inputs have different shapes")
         samples = TensorSamples(
             _joined([inputs for inputs, _ in arrays]), _joined([one for _, one in arrays]).long()
         )
         sizes = [len(inputs) for inputs, _ in arrays]
-    for place, size in enumerate(sizes):
+    for client, size in enumerate(sizes):
         if size == 0:
-            raise DataError(f"client {place} has no samples; leave it out")
+            raise DataError(f"client {client} has no samples; leave it out")
     if isinstance(samples, TensorSamples):
         _check_finite(samples.inputs, sizes)
     ends = np.cumsum(sizes)
@@ -224,24 +224,24 @@ def join_clients(clients: Sequence[ClientData]) -> tuple[Samples, list[Indices]]
     ]
 
 
-def _as_arrays(client: Any, place: int) -> tuple[Any, Any]:
+def _as_arrays(given: Any, client: int) -> tuple[Any, Any]:
     """A client's inputs and labels as arrays or tensors: arrays as they are, for there are many."""
     try:
         inputs, labels = (
             part if isinstance(part, np.ndarray | Tensor) else torch.as_tensor(part)
-            for part in client
+            for part in given
         )
     except (TypeError, ValueError, RuntimeError) as error:
-        raise DataError(f"client {place}: expected (inputs, labels) as arrays: {error}") from None
+        raise DataError(f"client {client}: expected (inputs, labels) as arrays: {error}") from None
     if not inputs.shape or not labels.shape:
-        raise DataError(f"client {place}: expected (inputs, labels) as arrays, not single numbers")
+        raise DataError(f"client {client}: expected (inputs, labels) as arrays, not single numbers")
     if len(inputs) != len(labels):
-        raise DataError(f"client {place}: {len(inputs)} inputs but {len(labels)} labels")
+        raise DataError(f"client {client}: {len(inputs)} inputs but {len(labels)} labels")
     whole = not (
         labels.is_floating_point() if isinstance(labels, Tensor) else labels.dtype.kind in "fc"
     )
     if not whole:
-        raise DataError(f"client {place}: labels must be whole numbers, not {labels.dtype}")
+        raise DataError(f"client {client}: labels must be whole numbers, not {labels.dtype}")
     return inputs, labels
 
 
@@ -252,8 +252,8 @@ def _check_finite(inputs: Tensor, sizes: Sequence[int]) -> None:
     wrong = ~torch.isfinite(inputs).reshape(len(inputs), -1).all(dim=1)
     if bool(wrong.any()):
         first = int(wrong.to(torch.uint8).argmax())
-        place = int(np.searchsorted(np.cumsum(sizes), first, side="right"))
-        raise DataError(f"client {place}: its inputs hold NaN or infinite numbers; mend them first")
+        client = int(np.searchsorted(np.cumsum(sizes), first, side="right"))
+        raise DataError(f"client {client}: its inputs hold NaN or infinity; mend them first")
 
 
 def _joined(parts: list[Any]) -> Tensor:

@@ -56,8 +56,8 @@ class Shapes(SharedOut):
         labels = rng.randint(self.classes, size=self.images).astype(np.int64)
         images = np.empty((self.images, 3, self.size, self.size), dtype=np.float32)
         masks = np.empty((self.images, self.size, self.size), dtype=np.int64)
-        for place, label in enumerate(labels):
-            images[place], masks[place] = self._draw(int(label), rng)
+        for index, label in enumerate(labels):
+            images[index], masks[index] = self._draw(int(label), rng)
         return self.federation(
             "shapes",
             TensorSamples(torch.from_numpy(images), torch.from_numpy(masks)),

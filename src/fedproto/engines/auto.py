@@ -41,10 +41,7 @@ class Choice:
 
 
 def choose(
-    options: EngineOptions,
-    task: Task,
-    demand: Demand,
-    before: Sequence[Mapping[str, Any]] = (),
+    options: EngineOptions, task: Task, demand: Demand, before: Sequence[Mapping[str, Any]] = ()
 ) -> Choice:
     """The engine that is asked for, the one that runs began with, or the one that suits.
 

@@ -120,7 +120,7 @@ class FedProtoStrategy(Strategy):
             self._state = replace(state, memory=initial_tensors(kept))
         if self._cohort is not None and len(nodes) > self._cohort:
             order = stream(self._seed, Purpose.COHORT, server_round).permutation(len(nodes))
-            nodes = sorted(nodes[place] for place in order[: self._cohort])
+            nodes = sorted(nodes[index] for index in order[: self._cohort])
         sent = {
             name: self._state.memory[name]
             for name, one in self.options.server_memory(self._setting).items()

@@ -73,8 +73,8 @@ class CNN4(FeatureModel):
         """Four convolutions and a dense layer."""
         convolutions, image = conv_layers(
             input_shape,
-            [(f"convolutions.{place}", one) for place, one in self.convolutions.named_children()],
-            [(f"norms.{place}", one) for place, one in self.norms.named_children()],
+            [(f"convolutions.{index}", one) for index, one in self.convolutions.named_children()],
+            [(f"norms.{index}", one) for index, one in self.norms.named_children()],
             same=self.pooling == "same",
         )
         return [*convolutions, dense_layer("classifier", self.classifier, image)]

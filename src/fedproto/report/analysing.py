@@ -122,8 +122,7 @@ def _embedding(subject: Subject, request: AnalysisRequest, on_step: OnStep) -> N
     order = torch.from_numpy(draw.permutation(len(vectors))[: request.samples]).to(vectors.device)
     vectors, labels = vectors[order], labels[order]
     points = embed(
-        vectors.float().cpu().numpy(),
-        on_step=lambda done, total: on_step("t-SNE", done, total),
+        vectors.float().cpu().numpy(), on_step=lambda done, total: on_step("t-SNE", done, total)
     )
     names = list(map(federation.class_name, range(federation.num_classes)))
     content = {

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedproto.data.tasks import loss_beside
 from fedproto.report.arrangement import Arrangement
-from fedproto.report.looks import Look, add_legend, new_figure
+from fedproto.report.looks import Look, add_legend, panel_grid
 from fedproto.report.results import WINDOW, StoredRun
 
 if TYPE_CHECKING:
@@ -47,7 +47,8 @@ def draw_curves(arrangement: Arrangement, metric: str, path: Path) -> Path:
 def curves(arrangement: Arrangement, metric: str) -> Figure:
     """Smoothed curves, a panel per condition: means over seeds within one standard deviation."""
     conditions = list(enumerate(arrangement.conditions))
-    figure, panels = _panels(len(conditions), (4.2, 2.9) if len(conditions) > 1 else (6.8, 4.0))
+    size = (4.2, 2.9) if len(conditions) > 1 else (6.8, 4.0)
+    figure, panels = panel_grid(len(conditions), _COLUMNS, size, (1.2, 0.8))
     handles: dict[str, Any] = {}
     most_seeds = max((len(group.seeds) for group in arrangement.groups), default=1)
     for axes, (index, condition) in zip(panels, conditions, strict=True):
@@ -73,7 +74,7 @@ def draw_attention(arrangement: Arrangement, path: Path) -> Path:
     shown = [
         (group, values) for group in arrangement.groups if (values := attention_values(group.runs))
     ]
-    figure, panels = _panels(len(shown), (3.2, 2.4))
+    figure, panels = panel_grid(len(shown), _COLUMNS, (3.2, 2.4), (1.2, 0.8))
     bins = np.linspace(0, max(max(values) for _, values in shown), 40)
     for (group, values), axes in zip(shown, panels, strict=True):
         axes.hist(values, bins=list(bins), color=arrangement.methods[group.method].look.color)
@@ -109,13 +110,3 @@ def _draw_group(axes: Any, runs: Iterable[StoredRun], metric: str, look: Look) -
         spread = values.std(axis=0, ddof=1)
         axes.fill_between(rounds, mean - spread, mean + spread, color=look.color, alpha=0.15, lw=0)
     return line
-
-
-def _panels(number: int, size: tuple[float, float]) -> tuple[Figure, list[Any]]:
-    columns = max(1, min(_COLUMNS, number))
-    rows = -(-max(1, number) // columns)
-    figure = new_figure(size[0] * columns + 1.2, size[1] * rows + 0.8)
-    panels = list(figure.subplots(rows, columns, squeeze=False).flat)
-    for axes in panels[number:]:
-        axes.set_visible(False)
-    return figure, panels[:number]

@@ -83,6 +83,19 @@ def new_figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), layout="constrained")
 
 
+def panel_grid(
+    number: int, columns: int, size: tuple[float, float], around: tuple[float, float]
+) -> tuple[Figure, list[Any]]:
+    """A picture of so many panels, row by row; all sizes in inches."""
+    columns = max(1, min(columns, number))
+    rows = -(-max(1, number) // columns)
+    figure = new_figure(size[0] * columns + around[0], size[1] * rows + around[1])
+    panels = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for axes in panels[number:]:
+        axes.set_visible(False)
+    return figure, panels[:number]
+
+
 def add_legend(figure: Figure, handles: Mapping[str, Any]) -> None:
     """One legend for all panels, above them, in as many lines as the width needs."""
     if handles:

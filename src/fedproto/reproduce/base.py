@@ -55,7 +55,7 @@ class Experiment(abc.ABC):
         ]
 
     @abc.abstractmethod
-    def render(self, scope: Scope, results: Results, output: Output) -> None:
+    def render(self, scope: Scope, results: FoundRuns, output: Output) -> None:
         """Prints and writes the table or figure from the runs that there are."""
 
 
@@ -63,7 +63,7 @@ EXPERIMENTS: Registry[Experiment] = Registry("experiment", "fedproto.reproduce.e
 
 
 @dataclass(frozen=True)
-class Result:
+class FoundRun:
     """A request and the run that answers it."""
 
     request: Request
@@ -90,7 +90,7 @@ class Result:
         return self.request.config.seed
 
 
-class Results:
+class FoundRuns:
     """The runs that answer an experiment's requests, compared at the rounds they share.
 
     `modest`: whether runs without what is merely wished for will do.
@@ -99,20 +99,20 @@ class Results:
     def __init__(
         self, requests: Iterable[Request], library: Library, *, modest: bool = False
     ) -> None:
-        self._results: list[Result] = []
+        self._results: list[FoundRun] = []
         self.missing: list[Request] = []
         for request in requests:
             run = library.find(request, modest=modest)
             if run is None:
                 self.missing.append(request)
             else:
-                self._results.append(Result(request, run))
+                self._results.append(FoundRun(request, run))
         runs = comparable(result.run for result in self._results)
         self._results = [
-            Result(result.request, run) for result, run in zip(self._results, runs, strict=True)
+            FoundRun(result.request, run) for result, run in zip(self._results, runs, strict=True)
         ]
 
-    def __iter__(self) -> Iterator[Result]:
+    def __iter__(self) -> Iterator[FoundRun]:
         return iter(self._results)
 
     def select(
@@ -122,7 +122,7 @@ class Results:
         *,
         delta: float | None = None,
         alpha: float | None = None,
-    ) -> list[Result]:
+    ) -> list[FoundRun]:
         """The results of a data set, of a label, of one δ or α."""
         return [
             result

@@ -63,6 +63,11 @@ class Case:
     stands_in: str = ""
     measure_every: int = 0
 
+    @property
+    def full_title(self) -> str:
+        """The data set's name, and what it was trained on where that is another."""
+        return self.title + (f" (on {self.stands_in})" if self.stands_in else "")
+
     def runs(
         self,
         keep: Callable[[RunConfig], bool] | None = None,
@@ -143,11 +148,7 @@ class Scope:
 
     def __post_init__(self) -> None:
         set_for = [name for name, _ in map(split_setting, self.settings) if name is not None]
-        for what, names in (
-            ("--only", self.only),
-            ("--recipe", self.recipes),
-            ("--set", set_for),
-        ):
+        for what, names in (("--only", self.only), ("--recipe", self.recipes), ("--set", set_for)):
             for name in names:
                 if name not in case_table():
                     raise ConfigError(f"{what}: {unknown_name('data set', name, case_table())}")

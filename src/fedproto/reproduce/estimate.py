@@ -154,8 +154,7 @@ def _cut(jobs: Sequence[LocalJob], steps: int) -> list[LocalJob]:
     """The jobs with so many steps at most; those without any stay without."""
     return [
         replace(
-            job,
-            batches=replace(job.batches, max_steps=min(steps, job.batches.max_steps or steps)),
+            job, batches=replace(job.batches, max_steps=min(steps, job.batches.max_steps or steps))
         )
         for job in jobs
     ]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedproto.report.looks import add_legend, looks_of, new_figure
-from fedproto.reproduce.base import Result, Results
+from fedproto.reproduce.base import FoundRun, FoundRuns
 from fedproto.reproduce.cases import CENTRALIZED, FAIR_AND_TOLERANT, Case
 from fedproto.reproduce.curves import Band, band
 from fedproto.reproduce.output import Output
@@ -32,7 +32,7 @@ class Panel:
     metric: str
     title: str
     ylabel: str
-    lines: dict[str, Sequence[Result]]
+    lines: dict[str, Sequence[FoundRun]]
     factor: float = 1.0
     log: bool = False
     key: str = ""
@@ -43,7 +43,7 @@ class Panel:
         return {label: curve for label, curve in found.items() if curve is not None}
 
 
-def methods_of(results: Results, case: str) -> dict[str, Sequence[Result]]:
+def methods_of(results: FoundRuns, case: str) -> dict[str, Sequence[FoundRun]]:
     """The runs of a data set by method."""
     return {label: results.select(case, label) for label in results.labels(case)}
 

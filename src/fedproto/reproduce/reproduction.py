@@ -11,7 +11,7 @@ from fedproto.config import RunConfig
 from fedproto.data.base import DataSource
 from fedproto.data.federation import Federation
 from fedproto.errors import ConfigError, DataError, unknown_name
-from fedproto.reproduce.base import EXPERIMENTS, Experiment, Result, Results
+from fedproto.reproduce.base import EXPERIMENTS, Experiment, FoundRun, FoundRuns
 from fedproto.reproduce.cases import Scope, without_mmd
 from fedproto.reproduce.estimate import Estimate, estimate
 from fedproto.reproduce.library import Library, Request, fingerprint, merged
@@ -39,13 +39,13 @@ class Plan:
     experiments: dict[str, Experiment]
     requests: dict[str, list[Request]]
     training: bool = True
-    results: dict[str, Results] = field(default_factory=dict)
+    results: dict[str, FoundRuns] = field(default_factory=dict)
     missing: list[Request] = field(default_factory=list)
 
     def look(self, library: Library) -> None:
         """Finds out which runs exist."""
         self.results = {
-            name: Results(wanted, library, modest=not self.training)
+            name: FoundRuns(wanted, library, modest=not self.training)
             for name, wanted in self.requests.items()
         }
         self.missing = merged(each for found in self.results.values() for each in found.missing)
@@ -103,9 +103,7 @@ def make_plan(
 
 
 def load_data(
-    plan: Plan,
-    prepare: Callable[[Sequence[DataSource]], None],
-    notify: Callable[[str], None],
+    plan: Plan, prepare: Callable[[Sequence[DataSource]], None], notify: Callable[[str], None]
 ) -> dict[DataSource, Federation]:
     """Loads what the missing runs train on; data sets that are not there are left out."""
     federations: dict[DataSource, Federation] = {}
@@ -202,7 +200,7 @@ def _in_words(missing: Iterable[Request]) -> list[str]:
     ]
 
 
-def _origin(result: Result) -> dict[str, Any]:
+def _origin(result: FoundRun) -> dict[str, Any]:
     environment = read_description(result.run.path).get("environment", {})
     return {
         "directory": str(result.run.path),

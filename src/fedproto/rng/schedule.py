@@ -38,7 +38,7 @@ def stragglers(seed: int, round_: int, cohort: list[int], delta: float) -> list[
     Those at a smaller δ are among those at a larger one.
     """
     order = stream(seed, Purpose.STRAGGLERS, round_).permutation(len(cohort))
-    return sorted(cohort[place] for place in order[: round(delta * len(cohort))])
+    return sorted(cohort[index] for index in order[: round(delta * len(cohort))])
 
 
 def partial_epochs(seed: int, round_: int, client: int, epochs: int, least: int = 0) -> int:

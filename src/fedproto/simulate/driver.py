@@ -94,10 +94,7 @@ def carry_out(
 
 
 def _carry_out_together(
-    group: Sequence[Assignment],
-    watcher: Watcher,
-    engine_for: EngineFor | None,
-    patience: float,
+    group: Sequence[Assignment], watcher: Watcher, engine_for: EngineFor | None, patience: float
 ) -> dict[int, Run]:
     """Carries out runs that share data, architecture and engine; gives them by assignment."""
     federation, configs = group[0].federation, [assignment.config for assignment in group]
@@ -211,10 +208,7 @@ def engine_of(
     if first.engine.name == AUTO:
         notify(f"engine: {choice.name} ({choice.reason})")
     workload = replace(workload, options=replace(first.engine, name=choice.name))
-    with (
-        threads(choice.threads),
-        contextlib.closing(ENGINES.get(choice.name)(workload)) as engine,
-    ):
+    with threads(choice.threads), contextlib.closing(ENGINES.get(choice.name)(workload)) as engine:
         yield engine
 
 
