@@ -33,7 +33,7 @@ from fedproto.reproduce.curves import (
 from fedproto.reproduce.estimate import estimate, in_words, work_of
 from fedproto.reproduce.experiments.claims import Claim, judge
 from fedproto.reproduce.experiments.margins import discrepancy
-from fedproto.reproduce.library import Library, Request, fingerprint, merged
+from fedproto.reproduce.library import Library, Request, merged, settings_digest
 from fedproto.reproduce.panels import METHODS, line_of
 from fedproto.reproduce.paper import Printed, paper, printed, printed_at_delta
 from fedproto.simulate import load_federations
@@ -201,30 +201,30 @@ def test_the_study_takes_its_variants_and_seeds_from_its_recipes():
 def test_the_studies_differ_from_the_data_sets_recipes_in_nothing_but_the_variants():
     for name in ("synthetic", "mnist", "femnist", "celeba"):
         case = Scope("paper").case(name)
-        known = {fingerprint(config) for config in case.runs()}
+        known = {settings_digest(config) for config in case.runs()}
         shared = [
             config
             for config in case.runs(recipe=f"attention-study-{name}")
             if config.title in ("FedProto", "Fairness + toleration")
         ]
         assert len(shared) == 2
-        assert {fingerprint(config) for config in shared} <= known
+        assert {settings_digest(config) for config in shared} <= known
 
 
 def test_the_fingerprint_is_about_results_alone():
     first, *_ = Case("mnist", "MNIST", "mnist").runs()
     same = replace(first, label="other", engine=EngineOptions(device="cpu", tf32=True))
     same = replace(same, evaluate=replace(first.evaluate, every=7))
-    assert fingerprint(same) == fingerprint(first)
-    assert fingerprint(replace(first, seed=1)) != fingerprint(first)
+    assert settings_digest(same) == settings_digest(first)
+    assert settings_digest(replace(first, seed=1)) != settings_digest(first)
     changed = replace(first, train=replace(first.train, lr=0.5))
-    assert fingerprint(changed) != fingerprint(first)
+    assert settings_digest(changed) != settings_digest(first)
 
 
 def test_centralised_training_has_no_stragglers_to_tell_runs_apart_by():
     (central,) = Case("mnist", "MNIST", "mnist").centralized()
     late = replace(central, schedule=replace(central.schedule, delta=0.8))
-    assert fingerprint(late) == fingerprint(central)
+    assert settings_digest(late) == settings_digest(central)
 
 
 def test_requests_for_one_run_become_one():
@@ -239,10 +239,10 @@ def test_requests_for_one_run_become_one():
 
 def test_the_ablation_shares_runs_with_the_accuracy_table():
     case = Scope("paper").case("mnist")
-    shared = {fingerprint(config): config for config in case.runs()}
+    shared = {settings_digest(config): config for config in case.runs()}
     rows = case.runs(recipe="mnist-ablation")
     assert len(rows) == 30
-    common = [config for config in rows if fingerprint(config) in shared]
+    common = [config for config in rows if settings_digest(config) in shared]
     assert {config.title for config in common} == {"FedAvg", "FedProto", "Fairness + toleration"}
     assert all(config.measure.takes("mmd") for config in common)
     assert not any(config.measure.every for config in rows if config not in common)

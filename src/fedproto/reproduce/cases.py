@@ -18,7 +18,7 @@ from fedproto.config import RunConfig
 from fedproto.config.recipe import read_recipe
 from fedproto.data.base import DATASETS, DataSource, data_root
 from fedproto.errors import ConfigError, unknown_name
-from fedproto.reproduce.library import fingerprint
+from fedproto.reproduce.library import settings_digest
 
 ScaleName = Literal["smoke", "quick", "paper"]
 SCALES: tuple[ScaleName, ...] = get_args(ScaleName)
@@ -80,9 +80,9 @@ class Case:
         Of those of another recipe, such as the ablation's, the case's own are the same, and
         measured.
         """
-        own = {fingerprint(replace(config, seed=0)) for config in self._read(self.recipe)}
+        own = {settings_digest(replace(config, seed=0)) for config in self._read(self.recipe)}
         configs = [
-            self._measured(config) if fingerprint(replace(config, seed=0)) in own else config
+            self._measured(config) if settings_digest(replace(config, seed=0)) in own else config
             for config in self._read(recipe or self.recipe)
             if not config.strategy.pooled and (keep is None or keep(config))
         ]

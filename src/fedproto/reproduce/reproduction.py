@@ -14,7 +14,7 @@ from fedproto.errors import ConfigError, DataError, unknown_name
 from fedproto.reproduce.base import EXPERIMENTS, Experiment, FoundRun, FoundRuns
 from fedproto.reproduce.cases import Scope, without_mmd
 from fedproto.reproduce.estimate import Estimate, estimate
-from fedproto.reproduce.library import Library, Request, fingerprint, merged
+from fedproto.reproduce.library import Library, Request, merged, settings_digest
 from fedproto.reproduce.output import Output
 from fedproto.rounds import Watcher
 from fedproto.simulate import load_federations, simulate
@@ -72,12 +72,12 @@ class Plan:
 
     def _add_references(self, library: Library) -> None:
         """Also plans the centralised runs that missing runs are to be compared with."""
-        planned = {fingerprint(request.config) for request in self.missing}
+        planned = {settings_digest(request.config) for request in self.missing}
         compared = {each.case for each in self.missing if each.config.measure.takes("mmd")}
         for case in sorted(compared):
             for config in self.scope.case(case).centralized():
                 reference = Request(case, config, checkpoint=True)
-                if fingerprint(config) not in planned and library.find(reference) is None:
+                if settings_digest(config) not in planned and library.find(reference) is None:
                     self.missing.append(reference)
 
 
