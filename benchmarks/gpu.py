@@ -8,6 +8,7 @@ stacked step), `growth` (cost over steps and runs), `parity` (stacked against re
 (a recipe from start to end). What has been measured is written after every part.
 """
 
+# Long: its parts measure the same workloads by the same clock, and write one file.
 from __future__ import annotations
 
 import argparse

@@ -9,8 +9,8 @@ Shape legend, used as suffixes of the names:
     N  feature vectors        D  channels of a feature vector
     C  classes                K  clients of the cohort
 
-Any number of leading dimensions ("...") is allowed in front, so that all clients, or all clients
-of all runs of a sweep, are computed at once.
+``seen_i_c`` says where ``n_i[c] > 0``. Any number of leading dimensions ("...") is allowed, so
+that all clients, or all clients of all runs of a sweep, are computed at once.
 """
 
 from __future__ import annotations
@@ -26,9 +26,6 @@ from fedproto.types import Prototypes
 def sample_shares(n_k: Tensor) -> Tensor:
     """FedAvg's weights, eq. (3), also ``a^0`` of eq. (13): ``n_k / Σ_j n_j``.
 
-    Args:
-        n_k: Number of training samples per client, ``[..., K]``.
-
     Returns:
         The shares ``[..., K]``, in float64.
     """
@@ -39,10 +36,7 @@ def sample_shares(n_k: Tensor) -> Tensor:
 def class_prototypes(e_nd: Tensor, y_n: Tensor, num_classes: int) -> Prototypes:
     """Local prototypes, eq. (4): the mean feature of every class, ``p_k[c] = Σ e / n_k[c]``.
 
-    Args:
-        e_nd: Features ``[..., N, D]``.
-        y_n: Their labels ``[..., N]``; a label outside ``0 … C-1`` (void) counts nowhere.
-        num_classes: C.
+    A label outside ``0 … C-1`` (void) counts nowhere.
 
     Returns:
         Sums ``[..., C, D]`` and counts ``[..., C]``; their quotient is ``p_k``.
@@ -53,13 +47,7 @@ def class_prototypes(e_nd: Tensor, y_n: Tensor, num_classes: int) -> Prototypes:
 def class_sums(e_nd: Tensor | None, y_n: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
     """The sums and counts behind eq. (4): ``Σ e`` and ``n_k[c]``.
 
-    Args:
-        e_nd: Features ``[..., N, D]``; None for counts alone, and sums without channels.
-        y_n: Their labels ``[..., N]``; a label outside ``0 … C-1`` (void) counts nowhere.
-        num_classes: C.
-
-    Returns:
-        Sums ``[..., C, D]`` and counts ``[..., C]``.
+    No features: counts alone, and sums without channels. Void counts nowhere.
     """
     member_nc = y_n.unsqueeze(-1) == torch.arange(num_classes, device=y_n.device)
     count_c = member_nc.sum(dim=-2)
@@ -74,9 +62,6 @@ def minmax_normalize(p_d: Tensor) -> Tensor:
 
     A prototype whose channels are all equal becomes the zero vector. Normalising twice changes
     nothing.
-
-    Args:
-        p_d: Prototypes ``[..., D]``.
     """
     low = p_d.amin(dim=-1, keepdim=True)
     span = p_d.amax(dim=-1, keepdim=True) - low
@@ -87,12 +72,6 @@ def same_class_distance(
     p_i_cd: Tensor, p_j_cd: Tensor, seen_i_c: Tensor, seen_j_c: Tensor
 ) -> Tensor:
     """``d^+`` of eq. (5): the distance between prototypes of the same class.
-
-    Args:
-        p_i_cd: Prototypes ``[..., C, D]``.
-        p_j_cd: Prototypes ``[..., C, D]``.
-        seen_i_c: Where ``n_i[c] > 0``, ``[..., C]``.
-        seen_j_c: Where ``n_j[c] > 0``, ``[..., C]``.
 
     Returns:
         Euclidean distances ``[..., C]``; 0 outside the shared classes ``C'``.
@@ -105,12 +84,6 @@ def other_class_distance(
     p_i_cd: Tensor, p_j_cd: Tensor, seen_i_c: Tensor, seen_j_c: Tensor
 ) -> Tensor:
     """``d^-`` of eq. (6): the mean distance of ``p_i[c]`` to the other shared classes of ``p_j``.
-
-    Args:
-        p_i_cd: Prototypes ``[..., C, D]``.
-        p_j_cd: Prototypes ``[..., C, D]``.
-        seen_i_c: Where ``n_i[c] > 0``, ``[..., C]``.
-        seen_j_c: Where ``n_j[c] > 0``, ``[..., C]``.
 
     Returns:
         Mean Euclidean distances ``[..., C]``; 0 outside ``C'`` and where ``C'`` has one class only.
@@ -130,12 +103,6 @@ def semantic_margin(p_i_cd: Tensor, p_j_cd: Tensor, seen_i_c: Tensor, seen_j_c: 
     The paper leaves three cases open: a class not shared, a class without any other shared one
     (``d^-`` is then a mean over nothing) and 0/0. All are taken as 0, the neutral margin.
 
-    Args:
-        p_i_cd: Prototypes ``[..., C, D]``.
-        p_j_cd: Prototypes ``[..., C, D]``.
-        seen_i_c: Where ``n_i[c] > 0``, ``[..., C]``.
-        seen_j_c: Where ``n_j[c] > 0``, ``[..., C]``.
-
     Returns:
         Margins in [−1, 1], ``[..., C]``.
     """
@@ -153,12 +120,7 @@ def local_margin(before: Prototypes, after: Prototypes) -> Tensor:
     The paper does not say what ``p_k^{t-1}`` is for a client that was not asked in the round
     before. Taken: the prototypes of the client's data under the received model, before training.
 
-    Args:
-        before: The client's prototypes under the received model, normalised here.
-        after: The client's prototypes under the trained model, normalised here.
-
-    Returns:
-        Margins ``[..., C]``.
+    Both are normalised here.
     """
     return semantic_margin(
         minmax_normalize(before.mean), minmax_normalize(after.mean), before.seen, after.seen
@@ -168,13 +130,8 @@ def local_margin(before: Prototypes, after: Prototypes) -> Tensor:
 def aggregate_margin(local: Prototypes, aggregate: Prototypes) -> Tensor:
     """Aggregate prototype margin, APM, eq. (9): ``μ_agg[c] = μ(p̂_k^t[c], p̂_agg^{t-1})``.
 
-    Args:
-        local: The clients' prototypes of this round, normalised here.
-        aggregate: What `aggregate_prototypes` gave in the round before. A mean of normalised
-            vectors is not normalised again: eq. (10) puts the hat on the terms.
-
-    Returns:
-        Margins ``[..., C]``.
+    The clients' are normalised here. What `aggregate_prototypes` gave in the round before is not
+    normalised again: eq. (10) puts the hat on the terms.
     """
     return semantic_margin(minmax_normalize(local.mean), aggregate.mean, local.seen, aggregate.seen)
 
@@ -182,8 +139,7 @@ def aggregate_margin(local: Prototypes, aggregate: Prototypes) -> Tensor:
 def aggregate_prototypes(cohort: Prototypes | Sequence[Prototypes]) -> Prototypes:
     """Aggregate prototypes, eq. (10): ``p̂_agg[c] = Σ_k n_k[c] / n_agg[c] · p̂_k[c]``.
 
-    Args:
-        cohort: The clients' prototypes, stacked ``[..., K, C, D]`` or one by one; normalised here.
+    The clients' prototypes come stacked ``[..., K, C, D]`` or one by one, and are normalised here.
 
     Returns:
         Prototypes whose mean is ``p̂_agg`` and whose count is ``n_agg``; a class that nobody held
@@ -197,9 +153,6 @@ def aggregate_prototypes(cohort: Prototypes | Sequence[Prototypes]) -> Prototype
 def client_deviation(margin_kc: Tensor) -> Tensor:
     """Client deviations, eq. (11): ``v[k] = σ(Σ_c μ_k[c])``.
 
-    Args:
-        margin_kc: Margins ``[..., K, C]``.
-
     Returns:
         Deviations ``[..., K]`` in (0, 1).
     """
@@ -210,9 +163,6 @@ def normalize_attention(v_k: Tensor) -> Tensor:
     """Local or aggregate attention, eq. (12): ``a[k] = v[k] / Σ_j v[j]``.
 
     Deviations that all underflow to 0 are equal ones and give equal attention.
-
-    Args:
-        v_k: Non-negative deviations ``[..., K]``.
     """
     total = v_k.sum(dim=-1, keepdim=True)
     return torch.where(total > 0, v_k / torch.where(total > 0, total, 1), 1 / v_k.shape[-1])
@@ -222,10 +172,6 @@ def federated_attention(a_agg_k: Tensor, a_loc_k: Tensor) -> Tensor:
     """Federated attention, eq. (13) for t > 0: ``a[k] = (a_agg[k] + a_loc[k]) / 2``.
 
     At t = 0 no aggregate prototypes exist and the equation takes `sample_shares` instead.
-
-    Args:
-        a_agg_k: Attention from the aggregate margins, ``[..., K]``.
-        a_loc_k: Attention from the local margins, ``[..., K]``.
     """
     return (a_agg_k + a_loc_k) / 2
 
@@ -235,10 +181,6 @@ def weighted_average(w_k: Sequence[Tensor], a_k: Tensor) -> Tensor:
 
     Summed client by client, in the given order, so that the result has the same bits wherever the
     updates came from.
-
-    Args:
-        w_k: One tensor per client, all of one shape and floating type.
-        a_k: The clients' weights ``[K]``.
     """
     total = w_k[0] * float(a_k[0])
     for w, a in zip(w_k[1:], a_k[1:].tolist(), strict=True):

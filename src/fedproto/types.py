@@ -31,10 +31,6 @@ class Prototypes:
     """Mean features per class, kept as sums and counts so that merging is exact.
 
     Leading dimensions are allowed in front, for instance one per client.
-
-    Attributes:
-        sum: Summed features, ``[..., C, D]``.
-        count: Number of features summed, ``[..., C]``.
     """
 
     sum: Tensor

@@ -65,7 +65,7 @@ def test_every_strategy_by_itself(strategy):
 @pytest.mark.parametrize("rule", ["momentum", "decay", "adam"])
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("engine", ["stacked", "processes"])
-def test_every_update_rule(engine, model, rule):
+def test_every_optimizer(engine, model, rule):
     found = sweep(engine, MODELS[model], train=RULES[rule])
     check_same(found, _truth(model, rule, "float64"), TOLERANCE["float64"])
 

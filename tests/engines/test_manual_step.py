@@ -176,7 +176,7 @@ class OwnPenalty(Strategy):
         TrainOptions(accumulate=2),
     ],
 )
-def test_other_update_rules_are_left_to_automatic_differentiation(train):
+def test_other_optimizers_are_left_to_automatic_differentiation(train):
     federation = small_federation()
     model = build_model(SMALL_CNN, federation.input_shape, CLASSES, seed=0)
     assert not any(can_step_manually(job) for job in jobs_of(federation, model, FedAvg(), train))

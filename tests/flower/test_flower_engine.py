@@ -37,6 +37,7 @@ def facts(store: RunStore):
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     monkeypatch.setattr(nodes, "PULL_EVERY", 0.01)
+    monkeypatch.setattr(nodes, "LOOK_EVERY", 0.01)
     monkeypatch.setattr(nodes, "ASK_FOR", 0.2)
 
 

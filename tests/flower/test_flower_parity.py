@@ -29,6 +29,7 @@ SMALL = ("shapes", "digits", "synthetic")
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     monkeypatch.setattr(nodes, "PULL_EVERY", 0.01)
+    monkeypatch.setattr(nodes, "LOOK_EVERY", 0.01)
     monkeypatch.setattr(nodes, "ASK_FOR", 20.0)
 
 

@@ -43,6 +43,7 @@ def test_it_gives_the_same_over_flower_and_after_a_stop(leaning, tmp_path, monke
     from flower_grid import LocalGrid
 
     monkeypatch.setattr(nodes, "PULL_EVERY", 0.01)
+    monkeypatch.setattr(nodes, "LOOK_EVERY", 0.01)
     config = read_config(
         {
             "seed": 3,

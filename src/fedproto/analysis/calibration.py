@@ -36,16 +36,7 @@ class Bin:
 
 
 def tally_confidence(scores: Tensor, targets: Tensor, bins: int = BINS) -> Tensor:
-    """Sums per bin: predictions, correct ones and confidences.
-
-    Args:
-        scores: Before the softmax, ``[B, C, ...]``.
-        targets: Labels ``[B]``, or label maps ``[B, ...]`` in which void counts nowhere.
-        bins: How many bins of equal width.
-
-    Returns:
-        ``[3, S]`` in float64; to be added up over batches.
-    """
+    """Sums per bin of equal width: predictions, correct ones and confidences, ``[3, S]``."""
     confidence, predicted = torch.softmax(scores.double(), dim=1).max(dim=1)
     correct = (predicted == targets).double()
     if targets.ndim > 1:

@@ -31,8 +31,7 @@ MEDIAN_SAMPLES = 2000
 def median_bandwidth(y_md: Tensor, max_samples: int = MEDIAN_SAMPLES) -> float:
     """The median heuristic: σ is the median Euclidean distance between different vectors.
 
-    Returns:
-        σ; 1 where the median distance is 0, or fewer than two vectors are given.
+    It is 1 where that is 0, or fewer than two vectors are given.
     """
     few = y_md[:max_samples]
     distances = torch.pdist(few.double() if few.device.type == "cpu" else few)
@@ -77,11 +76,7 @@ def mmd2_linear(x_nd: Tensor, y_nd: Tensor, bandwidth: float) -> float:
 
 
 def grouped_mmd2(x_nd: Tensor, y_nd: Tensor, sizes: Sequence[int], bandwidth: float) -> Tensor:
-    """`mmd2` of paired features for many groups at once.
-
-    Returns:
-        One estimate per group ``[K]``, in float64; NaN for a group of fewer than two.
-    """
+    """`mmd2` of paired features for many groups at once, ``[K]``; NaN for fewer than two."""
     _check(x_nd, y_nd, paired=True, least=0)
     if sum(sizes) != len(x_nd):
         raise ConfigError(f"groups of {sum(sizes)} rows do not fit {len(x_nd)} features")

@@ -27,11 +27,7 @@ Gradients = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class Dissimilarity:
-    """The mean of ‖∇L_k − ∇L‖² over clients.
-
-    Attributes:
-        error: Standard error of the mean as an estimate for all clients; 0 when all were.
-    """
+    """The mean of ‖∇L_k − ∇L‖² over clients, and its standard error; 0 when all were looked at."""
 
     mean: float
     error: float
@@ -114,15 +110,8 @@ def distances_together(
     The weights are the same for all, so layers see the samples of all clients as one batch; only
     the gradients of the weights are kept apart.
 
-    Args:
-        model: With its weights, in evaluation mode.
-        inputs: The clients' samples, filled up to as many for each, ``[K, N, ...]``.
-        targets: Their labels ``[K, N]``.
-        weight: ``1 / n_k`` for a client's own samples and 0 for what only fills up, ``[K, N]``.
-        reference: ``∇L`` by parameter name.
-
-    Returns:
-        Squared distances ``[K]``, in float64.
+    Samples ``[K, N, ...]`` are filled up to as many for each; `weight` is ``1 / n_k`` for a
+    client's own and 0 for what only fills up.
     """
     params = {name: tensor.detach() for name, tensor in model.named_parameters()}
     buffers = dict(model.named_buffers())

@@ -23,20 +23,6 @@ _EVERY = 50
 _BLOCK = 2**17
 """Pairs of points that are looked at together: what a core's own cache holds."""
 
-# Okabe and Ito's palette and two more that stay apart from it with all kinds of colour vision.
-CLASS_COLORS = (
-    "#0072B2",
-    "#D55E00",
-    "#009E73",
-    "#CC79A7",
-    "#E69F00",
-    "#56B4E9",
-    "#000000",
-    "#F0E442",
-    "#999999",
-    "#882255",
-)
-
 
 def embed(
     e_nd: NDArray[np.float32], *, perplexity: float = 30.0, on_step: OnStep | None = None

@@ -7,7 +7,9 @@ many channels respond. Both are in nats; the channels are dimension 1.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - the name everyone uses
 
@@ -37,3 +39,8 @@ def feature_entropy(features: Tensor) -> Tensor:
 def upsampled(maps: Tensor, size: tuple[int, int]) -> Tensor:
     """Maps ``[B, h, w]`` brought to the size of their images, ``[B, H, W]``."""
     return F.interpolate(maps.unsqueeze(1), size, mode="bilinear", align_corners=False).squeeze(1)
+
+
+def relative(entropy: Tensor, channels: int) -> NDArray[np.float64]:
+    """Entropies as shares of the largest possible one."""
+    return np.asarray(entropy.double().cpu().numpy() / np.log(max(channels, 2)))

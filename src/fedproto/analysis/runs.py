@@ -28,13 +28,7 @@ def attention_matrix(records: Sequence[RoundRecord], num_clients: int = 0) -> ND
 
 @dataclass(frozen=True)
 class AttentionSpread:
-    """How far from equal the weights are, relative to equal ones in each round.
-
-    Attributes:
-        lowest: Smallest weight times the number of clients that took part.
-        highest: Largest such product.
-        deviation: Standard deviation of these products; 0 where all weights are equal.
-    """
+    """How far from equal the weights are, relative to equal ones in each round."""
 
     lowest: float
     highest: float
@@ -56,12 +50,7 @@ def attention_spread(records: Sequence[RoundRecord]) -> AttentionSpread | None:
 
 @dataclass(frozen=True)
 class Correlation:
-    """Pearson's correlation.
-
-    Attributes:
-        p_value: Chance of at least such a correlation between unrelated normal quantities,
-            two-sided.
-    """
+    """Pearson's correlation, and the chance of at least such a one by accident."""
 
     rho: float
     p_value: float

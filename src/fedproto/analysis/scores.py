@@ -18,12 +18,7 @@ from fedproto.types import ServerState
 
 @dataclass(frozen=True)
 class Scores:
-    """One score per client, or per class, that has test samples.
-
-    Attributes:
-        of: The clients by number, or the classes by name.
-        examples: Their test samples, or test pixels.
-    """
+    """One score per client by number, or per class by name, that has test samples or pixels."""
 
     metric: str
     of: list[int] | list[str]

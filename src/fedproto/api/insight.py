@@ -52,7 +52,7 @@ def analyse(
     subject = open_subject(
         result.directory(), result.federation, None if build is None else build()
     )
-    facts = analysing.analyse(subject, request, lambda *_: None)
+    facts = analysing.analyse(subject, request)
     return {"facts": facts, **analysing.read_parts(result.directory(), request.what)}
 
 

@@ -12,7 +12,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedproto.analysis.entropy import feature_entropy, shannon_entropy, softmax_entropy, upsampled
+from fedproto.analysis.entropy import (
+    feature_entropy,
+    relative,
+    shannon_entropy,
+    softmax_entropy,
+    upsampled,
+)
 from fedproto.api.result import Result
 from fedproto.data.federation import Federation
 from fedproto.data.images import SUFFIXES, open_image, pixels
@@ -145,8 +151,8 @@ class Predictor:
                 self.class_names[int(label)]: float(count / labels.size)
                 for label, count in zip(found, counts, strict=True)
             },
-            softmax_entropy=_relative(softmax_entropy(scores.unsqueeze(0)), len(scores)),
-            feature_entropy=_relative(entropy, features.shape[1]),
+            softmax_entropy=relative(softmax_entropy(scores.unsqueeze(0))[0], len(scores)),
+            feature_entropy=relative(entropy[0], features.shape[1]),
         )
 
     def _classified(self, x: Tensor) -> list[ClassPrediction]:
@@ -174,11 +180,6 @@ class Predictor:
         mean, std = (like.mean, like.std) if isinstance(like, MappedSamples) else ((), ())
         same = MappedSamples(inputs, torch.zeros(len(inputs)), mean, std, device=self._device)
         return same.batch(np.arange(len(inputs)))[0]
-
-
-def _relative(entropy: Tensor, channels: int) -> NDArray[np.float64]:
-    """Entropies ``[1, H, W]`` as shares of the largest possible one."""
-    return np.asarray(entropy[0].double().cpu().numpy() / np.log(max(channels, 2)))
 
 
 def pictures_in(paths: Iterable[Path]) -> list[Path]:

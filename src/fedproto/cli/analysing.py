@@ -158,7 +158,7 @@ def _look(task: tuple[Path, DataSource | None, AnalysisRequest]) -> Outcome:
                 " fedproto.analyse(fedproto.load(run, model=..., data=...))"
             )
         subject = open_subject(path, _federation(source))
-        return subject.state.round, analyse(subject, request, lambda *_: None)
+        return subject.state.round, analyse(subject, request)
     except FedprotoError as error:
         return error
 

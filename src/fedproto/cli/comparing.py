@@ -41,7 +41,7 @@ def compare(
     as_csv: Annotated[bool, typer.Option("--csv", help="The table as CSV.")] = False,
 ) -> None:
     """Compare methods under each condition, seed by seed; seeds of one method share a row."""
-    runs = find_runs(directories, _say)
+    runs = find_runs(directories, lambda text: typer.echo(text, err=True))
     metric = metric or main_score(runs)
     _check_target(target, metric)
     arrangement = _arranged(runs, metric)
@@ -62,10 +62,6 @@ def compare(
     if plots is not None:
         for path in save_figures(arrangement, metric, plots):
             typer.echo(f"wrote {path}", err=True)
-
-
-def _say(text: str) -> None:
-    typer.echo(text, err=True)
 
 
 def _check_target(target: float | None, metric: str) -> None:

@@ -11,7 +11,14 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+)
 from rich.table import Table
 
 from fedproto.cli.options import AsJson, DataRoot
@@ -138,27 +145,19 @@ def prepare_all(sources: Sequence[DataSource]) -> None:
 @contextmanager
 def sample_progress() -> Iterator[OnProgress | None]:
     """A bar for preparing samples; None where there is no terminal."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield None
-        return
-    with Progress(
-        TextColumn("preparing"), BarColumn(), MofNCompleteColumn(), console=console, transient=True
-    ) as bars:
+    with _bars(TextColumn("preparing"), MofNCompleteColumn(), transient=True) as bars:
         task = bars.add_task("preparing", total=None, visible=False)
-        yield lambda done, total: bars.update(task, completed=done, total=total, visible=True)
+        yield (
+            None
+            if bars.disable
+            else lambda done, total: bars.update(task, completed=done, total=total, visible=True)
+        )
 
 
 @contextmanager
 def byte_progress() -> Iterator[OnBytes | None]:
     """A bar per download; None where there is no terminal."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield None
-        return
-    with Progress(
-        TextColumn("{task.description}"), BarColumn(), DownloadColumn(), console=console
-    ) as bars:
+    with _bars(TextColumn("{task.description}"), DownloadColumn()) as bars:
         tasks: dict[str, Any] = {}
 
         def show(file: str, done: int, total: int | None) -> None:
@@ -166,7 +165,14 @@ def byte_progress() -> Iterator[OnBytes | None]:
                 tasks[file] = bars.add_task(file)
             bars.update(tasks[file], completed=done, total=total)
 
-        yield show
+        yield None if bars.disable else show
+
+
+def _bars(before: ProgressColumn, after: ProgressColumn, *, transient: bool = False) -> Progress:
+    """Bars between two columns; none where there is no terminal."""
+    console = Console(stderr=True)
+    columns, hidden = (before, BarColumn(), after), not console.is_terminal
+    return Progress(*columns, console=console, transient=transient, disable=hidden)
 
 
 @contextmanager

@@ -118,7 +118,7 @@ def keys(
 def register(server: ServerFolder) -> None:
     """Make the clients' keys known to the server that runs on this host."""
     _need_flwr()
-    from fedproto.flower.names import node_name
+    from fedproto.flower.commands import node_name
 
     control = _control(server)
     found = sorted(

@@ -21,12 +21,7 @@ OnProgress: TypeAlias = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Download:
-    """An official file.
-
-    Attributes:
-        path: Where it goes, relative to the data root.
-        md5: Its published checksum; empty where none is known.
-    """
+    """An official file."""
 
     url: str
     path: str

@@ -15,7 +15,7 @@ from fedproto.data.files import FileTree
 from fedproto.data.images import put_images
 from fedproto.data.partition import by_key
 from fedproto.data.prepared import Arrays, Builder, prepared
-from fedproto.data.samples import MappedSamples, TensorSamples
+from fedproto.data.samples import MappedSamples, Samples, TensorSamples
 from fedproto.data.sharing import HeldOut
 from fedproto.errors import DataError, unknown_name
 from fedproto.options import option
@@ -64,13 +64,8 @@ class CelebA(HeldOut):
         rows = np.array(images["rows"])
         self._refuse_missing(index, rows, tree)
         labels = torch.from_numpy(index["labels"][rows].astype(np.int64))
-        return self.federation(
-            "celeba",
-            MappedSamples(torch.from_numpy(images["images"]), labels),
-            by_key(index["identities"][rows], minimum=self.minimum),
-            num_classes=2,
-            input_shape=(3, self.size, self.size),
-        )
+        samples = MappedSamples(torch.from_numpy(images["images"]), labels)
+        return self._of_people(samples, index["identities"][rows], (3, self.size, self.size))
 
     def arrays(self, root: Path, on_progress: OnProgress | None = None) -> Arrays:
         """Decodes the images."""
@@ -80,13 +75,14 @@ class CelebA(HeldOut):
         """The clients of the official lists, with labels alone instead of images."""
         _, index = self._index(root)
         labels = torch.from_numpy(index["labels"].astype(np.int64))
-        return self.federation(
-            "celeba",
-            TensorSamples(torch.empty(len(labels), 0), labels),
-            by_key(index["identities"], minimum=self.minimum),
-            num_classes=2,
-            input_shape=(0,),
-        )
+        samples = TensorSamples(torch.empty(len(labels), 0), labels)
+        return self._of_people(samples, index["identities"], (0,))
+
+    def _of_people(
+        self, samples: Samples, identities: NDArray[np.int64], shape: tuple[int, ...]
+    ) -> Federation:
+        parts = by_key(identities, minimum=self.minimum)
+        return self.federation("celeba", samples, parts, num_classes=2, input_shape=shape)
 
     def _index(self, root: Path) -> tuple[FileTree, Arrays]:
         tree = self.tree(root)

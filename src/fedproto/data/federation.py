@@ -158,7 +158,7 @@ class Federation:
         if labels is not None and task_named(task).label_maps:
             labels = labels[labels != VOID]
         if labels is not None:
-            num_classes = _checked_num_classes(labels, num_classes)
+            num_classes = checked_num_classes(labels, num_classes)
         samples = scaled(samples, scale, mean, std)
         first, _ = samples.batch(np.zeros(1, dtype=np.int64))
         assert num_classes is not None  # noqa: S101 - narrows the type; set above when not given
@@ -217,9 +217,6 @@ def hold_out(
 
     What is left to a client is rounded down but never empty: of ten samples and a fraction of 0.1
     it keeps nine, of nine it keeps eight.
-
-    Returns:
-        Each client's remaining samples, all that were taken away, and from whom.
     """
     if fraction == 0:
         return list(parts), np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
@@ -241,12 +238,15 @@ def _labels(samples: Samples) -> torch.Tensor:
     return torch.cat([samples.batch(np.array([index]))[1] for index in range(len(samples))])
 
 
-def _checked_num_classes(labels: torch.Tensor, num_classes: int | None) -> int:
+def checked_num_classes(
+    labels: torch.Tensor | Indices, num_classes: int | None, where: str = ""
+) -> int:
+    """The number of classes, as given or as labels have it; no label is outside of it."""
     lowest, highest = int(labels.min()), int(labels.max())
     if lowest < 0 or (num_classes is not None and highest >= num_classes):
         wrong = lowest if lowest < 0 else highest
         raise DataError(
-            f"label {wrong} is outside the classes 0 to {(num_classes or highest + 1) - 1}"
+            f"{where}label {wrong} is outside the classes 0 to {(num_classes or highest + 1) - 1}"
         )
-    check_limit("classes", highest + 1, f"label {highest}")
+    check_limit("classes", highest + 1, f"{where}label {highest}")
     return highest + 1 if num_classes is None else num_classes

@@ -44,12 +44,7 @@ _DAMAGES = (
 
 @dataclass(frozen=True)
 class Location:
-    """Where a file's bytes are.
-
-    Attributes:
-        path: The file itself, or the archive that holds it.
-        member: Its name inside the archive; empty for a plain file.
-    """
+    """Where a file's bytes are: the file itself, or an archive and its name in there."""
 
     path: Path
     member: str = ""

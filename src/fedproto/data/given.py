@@ -27,12 +27,7 @@ WHITE = 255
 
 
 class Given:
-    """Clients' data and test data, brought into one form.
-
-    Attributes:
-        parts: The clients' data, then their test data or the one for all.
-        class_names: What the classes are called, where rows say it.
-    """
+    """Clients' data, then their test data or the one for all, brought into one form."""
 
     def __init__(
         self, clients: Sequence[Any], test: Any = None, columns: tuple[str, str] | None = None

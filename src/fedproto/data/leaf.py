@@ -12,7 +12,7 @@ import torch
 
 from fedproto.data.base import DATASETS, OnProgress
 from fedproto.data.clients import Client
-from fedproto.data.federation import Federation
+from fedproto.data.federation import Federation, checked_num_classes
 from fedproto.data.files import open_tree
 from fedproto.data.own import own_path
 from fedproto.data.partition import by_key
@@ -20,10 +20,9 @@ from fedproto.data.prepared import Arrays, Builder, prepared
 from fedproto.data.samples import MappedSamples
 from fedproto.data.sharing import HeldOut
 from fedproto.disk.integrity import DamagedError, read_json
-from fedproto.disk.limits import check_limit, read_limited
+from fedproto.disk.limits import read_limited
 from fedproto.errors import DataError
 from fedproto.options import option
-from fedproto.rng import Indices
 
 
 @DATASETS.register("leaf")
@@ -49,13 +48,14 @@ class Leaf(HeldOut):
             Path(self.path).stem,
             MappedSamples(inputs.view(-1, *shape), torch.from_numpy(labels)),
             by_key(users),
-            num_classes=self._checked_classes(labels),
+            num_classes=checked_num_classes(labels, self.num_classes or None, f"{self.path}: "),
             input_shape=shape,
         )
         if not arrays["test"].any():
             return federation
         # LEAF's own split takes the place of ours; whoever has nothing to train on is no client.
-        clients = [_split_as_stored(part, arrays["test"]) for part in by_key(users)]
+        test = np.array(arrays["test"], dtype=bool)
+        clients = [Client(part[~test[part]], part[test[part]]) for part in by_key(users)]
         return replace(
             federation,
             clients=tuple(client for client in clients if len(client.train)),
@@ -66,15 +66,6 @@ class Leaf(HeldOut):
         if self.shape and np.prod(self.shape) != np.prod(stored):
             raise DataError(f"shape {list(self.shape)} does not fit inputs of shape {list(stored)}")
         return self.shape or stored
-
-    def _checked_classes(self, labels: Indices) -> int:
-        lowest, highest = int(labels.min()), int(labels.max())
-        if lowest < 0 or (self.num_classes and highest >= self.num_classes):
-            wrong = lowest if lowest < 0 else highest
-            limit = (self.num_classes or highest + 1) - 1
-            raise DataError(f"{self.path}: label {wrong} is outside the classes 0 to {limit}")
-        check_limit("classes", highest + 1, self.path)
-        return self.num_classes or highest + 1
 
     def arrays(self, root: Path, on_progress: OnProgress | None = None) -> Arrays:
         """Reads the files."""
@@ -111,11 +102,6 @@ def _whole(labels: Any) -> Any:
     """Labels that were written as 3.0 as whole numbers; others as they are."""
     written_so = labels.dtype.kind == "f" and np.array_equal(labels, np.rint(labels))
     return labels.astype(np.int64) if written_so else labels
-
-
-def _split_as_stored(part: Indices, test: Any) -> Client:
-    chosen = np.asarray(test[part], dtype=bool)
-    return Client(part[~chosen], part[chosen])
 
 
 def _read_users(path: Path) -> Iterator[tuple[str, Any, Any]]:

@@ -253,7 +253,9 @@ def _check_finite(inputs: Tensor, sizes: Sequence[int]) -> None:
     if bool(wrong.any()):
         first = int(wrong.to(torch.uint8).argmax())
         client = int(np.searchsorted(np.cumsum(sizes), first, side="right"))
-        raise DataError(f"client {client}: its inputs hold NaN or infinity; mend them first")
+        raise DataError(
+            f"client {client}: its inputs hold NaN or infinite numbers; mend them first"
+        )
 
 
 def _joined(parts: list[Any]) -> Tensor:

@@ -77,9 +77,6 @@ class Chain:
 
     The links leave out how long things took, so that equal runs have equal chains; a line's own
     fingerprint covers that as well.
-
-    Attributes:
-        begun: Whether a line had a link: once one has, all must.
     """
 
     def __init__(self) -> None:

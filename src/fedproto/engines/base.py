@@ -151,11 +151,7 @@ class Engine(abc.ABC):
     def train(
         self, jobs: Sequence[LocalJob], on_done: OnDone | None = None
     ) -> list[ClientUpdate | ClientFailure]:
-        """Runs the jobs of a round.
-
-        Returns:
-            One result per job, in the jobs' order.
-        """
+        """One result per job of a round, in the jobs' order."""
 
     @abc.abstractmethod
     def evaluate(self, states: Sequence[ServerState], indices: Indices) -> list[dict[str, float]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -30,10 +30,11 @@ from fedproto.types import ClientFailure, ClientUpdate, ServerState, part, under
 
 @dataclass(frozen=True)
 class _Train:
-    """A job whose state lies in a slot, and whose other tensors are arrays."""
+    """A job's fields but its state, which lies in a slot; tensors are arrays."""
 
     slot: int
-    job: LocalJob
+    round: int
+    fields: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class _Tally:
     """Samples on which to test the model that lies in a slot."""
 
     slot: int
+    round: int
     indices: Indices
 
 
@@ -77,12 +79,14 @@ class ProcessesEngine(Engine):
         if self._alone is not None:
             return self._alone.train(jobs, on_done)
         order = sorted(range(len(jobs)), key=lambda index: -jobs[index].batches.steps)
-        tasks = [_Train(slots[index], _for_the_pipe(jobs[index])) for index in order]
+        tasks = [
+            _Train(slots[index], jobs[index].state.round, _without(jobs[index], "state"))
+            for index in order
+        ]
         results: dict[int, ClientUpdate] = {}
 
-        def keep(task: int, worker: int, light: ClientUpdate) -> None:
-            index = order[task]
-            results[index] = self._completed(light, worker)
+        def keep(task: int, worker: int, fields: dict[str, Any]) -> None:
+            results[order[task]] = self._completed(fields, worker)
             if on_done is not None:
                 on_done()
 
@@ -101,7 +105,11 @@ class ProcessesEngine(Engine):
         # What is cut into parts must not matter: a client's samples may have to stay together.
         whole = goes_by_batch(self.workload.model)
         parts = [indices] if whole else np.split(indices, range(size, len(indices), size))
-        tasks = [_Tally(slot, part) for slot in slots for part in parts]
+        tasks = [
+            _Tally(slot, state.round, part)
+            for slot, state in zip(slots, states, strict=True)
+            for part in parts
+        ]
         tallies: dict[int, Tensor] = {}
 
         def keep(task: int, worker: int, tally: Any) -> None:
@@ -166,39 +174,25 @@ class ProcessesEngine(Engine):
 
         def work(number: int, task: _Train | _Tally) -> Any:
             content = received.view(task.slot)
-            model = part("params", content), part("buffers", content)
+            state = ServerState(task.round, part("params", content), part("buffers", content))
             if isinstance(task, _Tally):
-                tally = trainer.tally(ServerState(0, *model), task.indices)
+                tally = trainer.tally(state, task.indices)
                 return None if tally is None else tally.numpy()
-            job = replace(
-                task.job,
-                state=ServerState(task.job.state.round, *model),
-                broadcast=_tensors(task.job.broadcast),
-                memory=_tensors(task.job.memory),
-            )
-            (update,) = trainer.train([job])
-            assert isinstance(update, ClientUpdate)  # noqa: S101 - failures are raised
+            (update,) = trainer.train([LocalJob(state=state, **_with_tensors(task.fields))])
+            assert isinstance(update, ClientUpdate)  # noqa: S101 - training in process never fails
             results.write(number, _model_tensors(update))
-            return replace(
-                update,
-                params={},
-                buffers={},
-                payload=_arrays(update.payload),
-                memory=_arrays(update.memory),
-            )
+            return _without(update, "params", "buffers")
 
         return work
 
-    def _completed(self, light: ClientUpdate, worker: int) -> ClientUpdate:
-        """An update with the tensors that the worker left in its slot."""
-        assert self._results is not None  # noqa: S101 - made with the pool
+    def _completed(self, fields: dict[str, Any], worker: int) -> ClientUpdate:
+        """The update whose weights a worker left in its slot."""
+        assert self._results is not None  # noqa: S101 - there are workers
         content = self._results.read(worker)
-        return replace(
-            light,
+        return ClientUpdate(
             params=part("params", content),
             buffers=part("buffers", content),
-            payload=_tensors(light.payload),
-            memory=_tensors(light.memory),
+            **_with_tensors(fields),
         )
 
 
@@ -206,19 +200,22 @@ def _model_tensors(source: ServerState | ClientUpdate) -> dict[str, Tensor]:
     return {**under("params", source.params), **under("buffers", source.buffers)}
 
 
-def _for_the_pipe(job: LocalJob) -> LocalJob:
-    """The job without its model, and with arrays: tensors would be sent one by one."""
-    return replace(
-        job,
-        state=ServerState(job.state.round, {}, {}),
-        broadcast=_arrays(job.broadcast),
-        memory=_arrays(job.memory),
-    )
+def _without(source: LocalJob | ClientUpdate, *names: str) -> dict[str, Any]:
+    """Fields but those that lie in shared memory; arrays, as tensors would be sent one by one."""
+    return {
+        field.name: {name: tensor.cpu().numpy() for name, tensor in value.items()}
+        if isinstance(value := getattr(source, field.name), Mapping)
+        else value
+        for field in fields(source)
+        if field.name not in names
+    }
 
 
-def _arrays(tensors: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: tensor.cpu().numpy() for name, tensor in tensors.items()}
-
-
-def _tensors(arrays: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: torch.as_tensor(array) for name, array in arrays.items()}
+def _with_tensors(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The same on the other side."""
+    return {
+        name: {key: torch.as_tensor(array) for key, array in value.items()}
+        if isinstance(value, Mapping)
+        else value
+        for name, value in given.items()
+    }

@@ -40,11 +40,6 @@ Step: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 class ReferenceEngine(Engine):
     """Trains with a plain loop over batches, on CPU or CUDA.
 
-    Args:
-        workload: What all jobs share.
-        channels_last: Keep images with their channels last: the same but for rounding, and faster
-            on a CPU.
-
     Attributes:
         secret: What a client's own randomness comes from; a real client has one of its own.
     """

@@ -20,6 +20,7 @@ ENVIRONMENT = {
     "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.3",
 }
 
+_PREFIX = "client-"
 PROGRAMS = "bin"
 """Folder of our programs that Flower's find before its own, in the home of a node."""
 
@@ -41,6 +42,16 @@ clientapp = "fedproto_run.client:app"
 [tool.flwr.app.config]
 out = {out}
 """
+
+
+def node_name(client: int) -> str:
+    """The name under which a client's node is registered."""
+    return f"{_PREFIX}{client}"
+
+
+def is_node_name(name: str) -> bool:
+    """Whether a name is one of ours, and so binds a key to a client."""
+    return name.startswith(_PREFIX)
 
 
 def program(name: str) -> str:

@@ -108,7 +108,9 @@ class Control:
                     continue
                 if over and status.startswith("finished"):
                     return
-                if status.startswith("finished") and not _finish_late(stores):
+                # The last round may be done between our look at it and Flower's answer.
+                late = all(store.finished for store in stores)
+                if status.startswith("finished") and not late:
                     raise DeploymentError(
                         f"Flower ended the run ({status}) before it was done; see the log of the"
                         " SuperLink"
@@ -170,8 +172,3 @@ def _report(stores: Sequence[RunStore], seen: list[int], watcher: Watcher) -> No
         for done in range(seen[index], len(records)):
             watcher.round_done(store.config, records[: done + 1])
         seen[index] = max(seen[index], len(records))
-
-
-def _finish_late(stores: Sequence[RunStore]) -> bool:
-    """Whether the last round was done between our look at it and Flower's answer."""
-    return all(store.finished for store in stores)

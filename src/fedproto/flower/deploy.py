@@ -19,9 +19,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from fedproto.flower import commands, leash, superexec
+from fedproto.flower.commands import node_name
 from fedproto.flower.control import Control, DeploymentError, answers
 from fedproto.flower.keys import Keys
-from fedproto.flower.names import node_name
 
 START_FOR = 60.0
 END_FOR = 10.0

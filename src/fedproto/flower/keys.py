@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedproto.errors import ConfigError
-from fedproto.flower.names import node_name
+from fedproto.flower.commands import node_name
 
 DAYS = 825
 """The longest that common TLS libraries accept for a server's certificate."""

@@ -24,8 +24,8 @@ from fedproto.engines.base import Notify
 from fedproto.errors import FedprotoError
 from fedproto.flower import greeting, wire
 from fedproto.flower.arrays import UnreadableError, one_line
+from fedproto.flower.commands import is_node_name, node_name
 from fedproto.flower.greeting import Hello
-from fedproto.flower.names import is_node_name, node_name
 
 T = TypeVar("T")
 
@@ -39,6 +39,7 @@ BUSY = (httpx.HTTPError, ConnectionError, TimeoutError)
 
 PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 PULL_EVERY = 0.5
+LOOK_EVERY = 1.0
 ASK_AGAIN_AFTER = 10.0
 ASK_FOR = 120.0
 """Seconds a node has to say who it is; it has no work to do for that but to load its data."""
@@ -238,7 +239,7 @@ class Nodes:
         self.refresh()
         asked = time.monotonic()
         while not set(clients) <= self.clients().keys() and time.monotonic() < ends:
-            time.sleep(min(1.0, max(0.0, ends - time.monotonic())))
+            time.sleep(min(LOOK_EVERY, max(0.0, ends - time.monotonic())))
             again = time.monotonic() - asked > ASK_AGAIN_AFTER
             if again:
                 asked = time.monotonic()

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
-from fedproto.flower.arrays import UnreadableError
+from fedproto.flower.arrays import UnreadableError, read_tensors
+from fedproto.strategies.contract import Declarations
+from fedproto.types import Tensors
 
 PROTOCOL = 3
 """Changes whenever a reader of the version before could misread a message."""
@@ -68,3 +71,11 @@ def expect_arrays(content: RecordDict, name: str) -> ArrayRecord:
     if not isinstance(record, ArrayRecord):
         raise UnreadableError(f"the message has no tensors '{name}'")
     return record
+
+
+def expect_declared(content: RecordDict, name: str, declared: Declarations) -> Tensors:
+    """A message's tensors that a strategy declared; none where it declared none."""
+    if not declared and name not in content:
+        return {}
+    like = {key: torch.empty(one.shape, dtype=one.dtype) for key, one in declared.items()}
+    return read_tensors(expect_arrays(content, name), like, name)

@@ -33,7 +33,7 @@ from fedproto.flower.helper import (
     ROUND,
     WORK,
 )
-from fedproto.flower.parts import expect_arrays
+from fedproto.flower.parts import expect_arrays, expect_declared
 from fedproto.rng import Purpose, stream
 from fedproto.rounds.guard import Expected, reason_to_refuse
 from fedproto.strategies.aggregation import AggregateOptions
@@ -281,12 +281,7 @@ def _read_update(
 ) -> ClientUpdate:
     like = {**expected.sent.params, **expected.sent.buffers}
     params, buffers = _parted(read_tensors(expect_arrays(content, ARRAYS), like, ARRAYS))
-    payload: Tensors = {}
-    if expected.payload:
-        wanted = {
-            name: torch.empty(one.shape, dtype=one.dtype) for name, one in expected.payload.items()
-        }
-        payload = read_tensors(expect_arrays(content, PAYLOAD), wanted, PAYLOAD)
+    payload = expect_declared(content, PAYLOAD, expected.payload) if expected.payload else {}
     work = content.get(WORK)
     steps, lr = (work.get("steps"), work.get("lr")) if isinstance(work, MetricRecord) else (1, 1.0)
     if not (isinstance(steps, int) and 0 <= steps <= MOST_STEPS):

@@ -26,9 +26,9 @@ from fedproto.flower.arrays import (
     write_tensors,
 )
 from fedproto.flower.greeting import config_text, expect_config
-from fedproto.flower.parts import LONGEST_TEXT, about, expect_arrays, expect_fields
+from fedproto.flower.parts import LONGEST_TEXT, about, expect_arrays, expect_declared, expect_fields
 from fedproto.rng.schedule import BatchOrder
-from fedproto.strategies.contract import Declarations, Setting
+from fedproto.strategies.contract import Setting
 from fedproto.types import ClientUpdate, ServerState, Tensors
 
 NONE_YET = -1
@@ -110,7 +110,7 @@ def decode_job(
         for name, one in config.strategy.server_memory(setting).items()
         if one.broadcast and (one.initial is not None or "broadcast" in content)
     }
-    broadcast = _declared_tensors(content, "broadcast", sent)
+    broadcast = expect_declared(content, "broadcast", sent)
     for name, tensor in {**params, **buffers, **broadcast}.items():
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             raise UnreadableError(f"the job's tensor '{name}' is not finite")
@@ -179,7 +179,7 @@ def decode_update(
         raise UnreadableError(f"the update is not of round {job.state.round}")
     params, buffers = _model_tensors(content, job.state)
     declared = job.strategy.payload(setting, job.batches.num_examples)
-    payload = _declared_tensors(content, "payload", declared)
+    payload = expect_declared(content, "payload", declared)
     device = next(iter(params.values())).device
     update = ClientUpdate(
         client=fields["client"],
@@ -260,11 +260,3 @@ def _model_tensors(content: RecordDict, like: ServerState) -> tuple[Tensors, Ten
         read_tensors(expect_arrays(content, "params"), like.params, "params"),
         read_tensors(expect_arrays(content, "buffers"), like.buffers, "buffers"),
     )
-
-
-def _declared_tensors(content: RecordDict, name: str, declared: Declarations) -> Tensors:
-    """A message's tensors that a strategy declared; none where it declared none."""
-    if not declared and name not in content:
-        return {}
-    like = {key: torch.empty(one.shape, dtype=one.dtype) for key, one in declared.items()}
-    return read_tensors(expect_arrays(content, name), like, name)

@@ -31,8 +31,7 @@ class DenseLayer:
 class NormLayer:
     """Batch normalisation.
 
-    Attributes:
-        momentum: What a batch's statistics count in the running ones; None where there are none.
+    Without running statistics there is no momentum.
     """
 
     name: str

@@ -28,11 +28,7 @@ _COLOR = re.compile(r"#[0-9a-fA-F]{6}")
 
 @dataclass(frozen=True)
 class Scores:
-    """How good the final model is for each client and each class.
-
-    Attributes:
-        classes: The score per class name; None where the class has no test samples.
-    """
+    """How good the final model is for each client and each class."""
 
     round: int
     measure: str
@@ -42,13 +38,7 @@ class Scores:
 
 @dataclass(frozen=True)
 class Analysis:
-    """All that was computed from a run's final checkpoint.
-
-    Attributes:
-        calibration: ``ece`` and ``bins``.
-        embedding: ``x``, ``y``, ``class``, ``classes``, ``colors``.
-        maps: Pictures of the same sample together.
-    """
+    """All that was computed from a run's final checkpoint."""
 
     scores: Scores | None = None
     calibration: dict[str, Any] | None = None

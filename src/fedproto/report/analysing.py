@@ -16,7 +16,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,13 +31,10 @@ from fedproto.errors import ConfigError, StoreError, unknown_name
 from fedproto.measures.base import Gauge
 from fedproto.report.analysis_figures import draw_embedding, draw_reliability, have_matplotlib
 from fedproto.report.looks import class_colors
-from fedproto.report.pictures import save_maps
+from fedproto.report.maps import save_maps
 from fedproto.report.subject import Subject
 from fedproto.rng import Purpose, stream
 from fedproto.simulate.reference import check_reference, reference_state
-
-OnStep: TypeAlias = Callable[[str, int, int], None]
-"""Is told what is being done and how many of how many steps of it are done."""
 
 PICTURES_EMBEDDED = 100
 """Label maps give hundreds of feature vectors each; so many pictures are enough for t-SNE."""
@@ -73,22 +70,19 @@ class AnalysisRequest:
                     raise ConfigError(f"{option}: {unknown_name(kind, name, known)}")
 
 
-def analyse(subject: Subject, request: AnalysisRequest, on_step: OnStep) -> dict[str, float]:
+def analyse(subject: Subject, request: AnalysisRequest) -> dict[str, float]:
     """Writes the parts that are asked for; what was found, by name, for a table."""
     with explained(subject.folder, " cannot be written", ""):
         subject.folder.mkdir(exist_ok=True)
         for name in request.what:
-            PARTS[name](subject, request, on_step)
+            PARTS[name](subject, request)
     return subject.facts
 
 
-def _scores(subject: Subject, request: AnalysisRequest, on_step: OnStep) -> None:
+def _scores(subject: Subject, request: AnalysisRequest) -> None:
     del request
-    on_step("scores", 0, 2)
     clients = score_clients(subject.probe, subject.state)
-    on_step("scores", 1, 2)
     classes = score_classes(subject.probe, subject.state)
-    on_step("scores", 2, 2)
     tables = {"per_client": clients.table("client"), "per_class": classes.table("class")}
     _write(subject, "scores.json", tables)
     tested, task = subject.probe.federation.test_indices, subject.probe.task
@@ -100,19 +94,17 @@ def _scores(subject: Subject, request: AnalysisRequest, on_step: OnStep) -> None
         subject.facts["worst tenth of clients"] = float(np.quantile(clients.values, 0.1))
 
 
-def _calibration(subject: Subject, request: AnalysisRequest, on_step: OnStep) -> None:
+def _calibration(subject: Subject, request: AnalysisRequest) -> None:
     del request
-    on_step("calibration", 0, 1)
     tally = subject.probe.confidences(subject.state, subject.probe.federation.test_indices)
     bins, error = reliability(tally), calibration_error(tally)
     _write(subject, "calibration.json", {"ece": error, "bins": [asdict(each) for each in bins]})
     if have_matplotlib():
         draw_reliability(bins, error, subject.folder / "reliability.png")
     subject.facts["ece"] = error
-    on_step("calibration", 1, 1)
 
 
-def _embedding(subject: Subject, request: AnalysisRequest, on_step: OnStep) -> None:
+def _embedding(subject: Subject, request: AnalysisRequest) -> None:
     federation, label_maps = subject.probe.federation, subject.probe.task.label_maps
     draw = stream(subject.config.seed, Purpose.EMBEDDED)
     test = federation.test_indices
@@ -121,9 +113,7 @@ def _embedding(subject: Subject, request: AnalysisRequest, on_step: OnStep) -> N
     ((vectors, labels),) = subject.probe.features(subject.state, [chosen])
     order = torch.from_numpy(draw.permutation(len(vectors))[: request.samples]).to(vectors.device)
     vectors, labels = vectors[order], labels[order]
-    points = embed(
-        vectors.float().cpu().numpy(), on_step=lambda done, total: on_step("t-SNE", done, total)
-    )
+    points = embed(vectors.float().cpu().numpy())
     names = list(map(federation.class_name, range(federation.num_classes)))
     content = {
         "method": "tsne",
@@ -138,7 +128,7 @@ def _embedding(subject: Subject, request: AnalysisRequest, on_step: OnStep) -> N
         draw_embedding(content, subject.folder / "embedding.png")
 
 
-def _measures(subject: Subject, request: AnalysisRequest, on_step: OnStep) -> None:
+def _measures(subject: Subject, request: AnalysisRequest) -> None:
     own = subject.config.measure
     reference = request.reference or own.reference
     names = request.measures or [
@@ -146,12 +136,10 @@ def _measures(subject: Subject, request: AnalysisRequest, on_step: OnStep) -> No
     ]
     gauge = Gauge(subject.probe.workload, reference_state)
     found: dict[str, float] = {}
-    for done, name in enumerate(names):
-        on_step(f"measures: {name}", done, len(names))
+    for name in names:
         options = replace(own, every=1, what=(name,), reference=reference)
         check_reference(replace(subject.config, measure=options))
         found |= gauge.take(options, subject.config.seed, subject.state).metrics
-    on_step("measures", len(names), len(names))
     earlier = _measured_before(subject)
     if "mmd" not in found:
         reference = earlier.get("reference")
@@ -170,7 +158,7 @@ def _measured_before(subject: Subject) -> dict[str, Any]:
     return content
 
 
-def _maps(subject: Subject, request: AnalysisRequest, on_step: OnStep) -> None:
+def _maps(subject: Subject, request: AnalysisRequest) -> None:
     if not subject.probe.task.label_maps:
         return
     if importlib.util.find_spec("PIL") is None:
@@ -182,13 +170,11 @@ def _maps(subject: Subject, request: AnalysisRequest, on_step: OnStep) -> None:
     folder.mkdir(exist_ok=True)
     for old in folder.glob("*.png"):
         old.unlink()
-    for done, index in enumerate(chosen):
-        on_step("maps", done, len(chosen))
+    for index in chosen:
         save_maps(subject.probe, subject.state, index, folder)
-    on_step("maps", len(chosen), len(chosen))
 
 
-PARTS: Mapping[str, Callable[[Subject, AnalysisRequest, OnStep], None]] = {
+PARTS: Mapping[str, Callable[[Subject, AnalysisRequest], None]] = {
     "scores": _scores,
     "calibration": _calibration,
     "measures": _measures,

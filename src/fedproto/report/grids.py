@@ -29,7 +29,6 @@ class Grid:
     """A heat map.
 
     Attributes:
-        row_span: How many neighbours a row stands for.
         cells: Places on the scale row by row, as base64: 0 for an empty cell, else 1 to 255.
     """
 

@@ -66,7 +66,7 @@ def looks_of(titles: Sequence[str]) -> list[Look]:
 
 def class_colors(num_classes: int, *, label_maps: bool) -> list[str]:
     """A colour per class: PASCAL VOC's for label maps and for many classes."""
-    own = (*COLORS, "#999999", "#882255")
+    own = (*COLORS, "#999999", "#882255")  # two more that stay apart from the palette
     if not label_maps and num_classes <= len(own):
         return list(own[:num_classes])
     first = 0 if label_maps else 1  # the first of VOC's colours is the background's black

@@ -84,9 +84,6 @@ def binned(of: Indices, values: NDArray[np.float64]) -> list[list[float]]:
     """How a quantity of clients goes with what they hold.
 
     Clients are put together by value, or by tenths where there are many.
-
-    Returns:
-        Per bin the mean holding, the quantity's mean and quartiles, and the number of clients.
     """
     known = ~np.isnan(values)
     of, values = of[known], values[known]

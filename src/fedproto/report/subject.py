@@ -19,11 +19,7 @@ from fedproto.types import ServerState
 
 @dataclass
 class Subject:
-    """A run's newest model, ready to be looked at.
-
-    Attributes:
-        facts: What was found, by name, for a table.
-    """
+    """A run's newest model, ready to be looked at."""
 
     path: Path
     config: RunConfig

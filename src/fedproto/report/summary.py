@@ -21,7 +21,6 @@ class Against:
     """A group against the baseline's under the same condition, seed by seed.
 
     Attributes:
-        baseline: The method it is compared with.
         corrected_p: Its p-value, corrected by Holm for all comparisons of the table.
     """
 
@@ -66,7 +65,11 @@ def summarize(
         Summary(
             title=group.title,
             method=arrangement.methods[group.method].title,
-            condition=_condition(arrangement, group),
+            condition="; ".join(
+                title
+                for number in group.conditions
+                if (title := arrangement.conditions[number].title)
+            ),
             seeds=group.seeds,
             rounds=min(len(run.records) for run in group.runs),
             values={
@@ -134,11 +137,6 @@ def _against(
         None if pair is None else Against(chosen, pair, p, pair.verdict(lower_is_better=lower))
         for pair, p in zip(pairs, corrected, strict=True)
     ]
-
-
-def _condition(arrangement: Arrangement, group: Group) -> str:
-    titles = [arrangement.conditions[condition].title for condition in group.conditions]
-    return "; ".join(title for title in titles if title)
 
 
 def figures_of(run: StoredRun, metric: str, target: float | None = None) -> dict[str, float]:

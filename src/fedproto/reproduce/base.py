@@ -16,11 +16,7 @@ from fedproto.reproduce.output import Output
 
 
 class Experiment(abc.ABC):
-    """A table or figure.
-
-    Attributes:
-        title: What it is, and where in the paper.
-    """
+    """A table or figure."""
 
     title: ClassVar[str]
     cases: ClassVar[tuple[str, ...]]

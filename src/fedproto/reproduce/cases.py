@@ -153,10 +153,6 @@ class Scope:
                 if name not in case_table():
                     raise ConfigError(f"{what}: {unknown_name('data set', name, case_table())}")
 
-    def _settings_for(self, case: str) -> list[str]:
-        about = [split_setting(text) for text in self.settings]
-        return [setting for name, setting in about if name in (None, case)]
-
     def cases(self, names: tuple[str, ...]) -> list[Case]:
         """Those of the named data sets that were asked for."""
         return [self.case(name) for name in names if not self.only or name in self.only]
@@ -177,11 +173,13 @@ class Scope:
         if self.scale == "quick" and not stand_in:
             overrides += entry.get("quick_data", [])
         overrides += entry.get(self.scale, [])
+        about = map(split_setting, self.settings)
+        settings = [setting for whose, setting in about if whose in (None, name)]
         case = Case(
             name=name,
             title=entry["title"],
             recipe=recipe,
-            overrides=(*overrides, *self._settings_for(name)),
+            overrides=(*overrides, *settings),
             seeds=self.seeds or 1,
             fallback=entry.get("centralized", "") if self.scale == "paper" else "",
             measure_every=entry.get("measure", {}).get(self.scale, 0),

@@ -35,7 +35,6 @@ class Comparison:
     """A figure of ours beside the paper's.
 
     Attributes:
-        row: The method, or what else the row is.
         ours: As measured; None where it was not.
         paper: As printed; None where the paper has no such figure.
     """

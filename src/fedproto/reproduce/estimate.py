@@ -65,7 +65,11 @@ def estimate(
     federation = _federation(first, federations)
     together = [config for config in configs if config.data == first.data]
     with engine_of(together, federation, model_for(first, federation)) as engine:
-        runs = [_begun(config, federation) for config in _enough(together)]
+        device = first.engine.torch_device()
+        runs = [
+            Run(config, initial_state(config, federation).to(device))
+            for config in _enough(together)
+        ]
         setting = remember_all(runs, engine)
         jobs = [
             job
@@ -118,10 +122,6 @@ def _enough(together: Sequence[RunConfig]) -> Sequence[RunConfig]:
     if together[0].engine.torch_device().type == "cuda":
         return together
     return together[:: -(-len(together) // TIMED_RUNS)]
-
-
-def _begun(config: RunConfig, federation: Federation) -> Run:
-    return Run(config, initial_state(config, federation).to(config.engine.torch_device()))
 
 
 def _look(config: RunConfig, engine: Engine, job: LocalJob) -> None:

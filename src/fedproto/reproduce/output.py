@@ -46,7 +46,7 @@ class Output:
         shown = Table()
         rows = [list(group) for group in groups]
         for index, column in enumerate(columns):
-            names = all(_is_name(row[index]) for group in rows for row in group)
+            names = all(row[index][:1].isalpha() for group in rows for row in group)
             shown.add_column(column, justify="left" if names else "right", no_wrap=True)
         for group in rows:
             for row in group:
@@ -90,7 +90,3 @@ class Output:
         }
         path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
         self.written.append(path)
-
-
-def _is_name(text: str) -> bool:
-    return text[:1].isalpha()

@@ -46,9 +46,7 @@ class Row:
     """A method on a data set, at one class mix and share of stragglers.
 
     Attributes:
-        setting: The class mix, where the data are shared out by one, and the share of stragglers.
         scores: The final score by seed, in points.
-        figures: Means over seeds of what a table says of a run.
     """
 
     case: Case

@@ -23,7 +23,6 @@ class Panel:
     """A panel of curves.
 
     Attributes:
-        lines: The runs of each method.
         factor: From the records' unit to that of the label.
         key: What tells panels of one data set apart in the CSV file.
     """

@@ -30,9 +30,7 @@ class Plan:
     """What is to be done.
 
     Attributes:
-        training: Whether missing runs are trained.
         results: What each of them gets from runs that exist.
-        missing: Runs to train.
     """
 
     scope: Scope
@@ -56,10 +54,6 @@ class Plan:
     def found(self) -> int:
         """How many runs exist."""
         return len({each.run.path for found in self.results.values() for each in found})
-
-    def leave_out(self, case: str) -> None:
-        """Does without the runs of a data set that are still missing."""
-        self.missing = [request for request in self.missing if request.case != case]
 
     def stages(self) -> Iterator[tuple[str, list[Request]]]:
         """The missing runs in the order in which they can be trained, by data set."""
@@ -114,7 +108,7 @@ def load_data(
             federations |= load_federations(configs)
         except DataError as error:
             notify(f"{case} is left out: {error}")
-            plan.leave_out(case)
+            plan.missing = [request for request in plan.missing if request.case != case]
     return federations
 
 

@@ -52,9 +52,7 @@ class BatchOrder:
     """A job's mini-batches, as a value small enough to send to a client.
 
     Attributes:
-        num_examples: Number of the client's training samples.
         batch_size: Samples per step; the last batch of an epoch may be smaller.
-        epochs: How often to go through the samples, each time in a new order.
         max_steps: Stop after so many steps even inside an epoch; 0 for no limit.
     """
 

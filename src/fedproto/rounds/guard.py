@@ -31,12 +31,7 @@ FEWEST_TO_COMPARE = 3
 
 @dataclass(frozen=True)
 class Expected:
-    """What an update must look like.
-
-    Attributes:
-        sent: What it was trained from: names, shapes and types of parameters and buffers.
-        payload: What it adds, as the strategy declares it.
-    """
+    """What an update must look like."""
 
     client: int
     num_examples: int
@@ -114,11 +109,6 @@ def outliers(updates: Updates, sent: Tensors, times: float | None = None) -> dic
 
     Finite numbers can still be absurd, and what is absurd the cohort tells: clients that were sent
     the same weights do not go a thousand times as far as most of them.
-
-    Args:
-        updates: Those that each by itself may enter.
-        sent: The parameters that all of them began with.
-        times: So many times as far as most is too far; None for a thousand.
     """
     times = OUTLIER if times is None else times
     names = [name for name, tensor in sent.items() if tensor.is_floating_point()]

@@ -15,10 +15,6 @@ def extend(directory: Path | str, rounds: int) -> None:
 
     They go on as if they had been meant to take so many from the start; nothing is trained here.
 
-    Args:
-        directory: Of a run or a sweep.
-        rounds: How many rounds there are to be in all.
-
     Raises:
         ConfigError: If a run has more rounds already, or its learning rate depends on their number.
         StoreError: If there is no run, or a description cannot be written.

@@ -23,13 +23,8 @@ def sharpened_attention(margin_kc: Tensor, sharpness: float) -> Tensor:
     Here ``z_k`` is the client's sum of margins ``Σ_c μ_k[c]``, as in eq. (11), less the cohort's
     mean and in units of its standard deviation. Clients that are all alike get equal attention.
 
-    Args:
-        margin_kc: Margins ``[K, C]``.
-        sharpness: β; 0 is uniform, and a negative one favours clients with small margins, whose
-            prototypes moved further.
-
-    Returns:
-        Shares ``[K]`` that sum to one.
+    β = 0 is uniform, and a negative one favours clients with small margins, whose prototypes moved
+    further.
     """
     sum_k = margin_kc.sum(dim=-1)
     centred_k = sum_k - sum_k.mean()
@@ -60,11 +55,6 @@ def randomised_response(holds_c: Tensor, secret: int | Tensor, chance: float) ->
 
     Each answer alone is then ``ln((1 − p) / p)``-differentially private (Warner 1965). The draws
     are a hash of secret and class (Steele et al. 2014, "SplitMix"), alike on every engine.
-
-    Args:
-        holds_c: The truth, ``[C]``, boolean.
-        secret: Known to the client alone.
-        chance: p, below a half.
     """
     bits = torch.as_tensor(secret, device=holds_c.device) + _GOLDEN * (
         1 + torch.arange(holds_c.shape[-1], device=holds_c.device)

@@ -89,11 +89,7 @@ class Strategy(Options):
     def report(self, local: Local, trained: Tensors, before: Seen, after: Seen) -> Report:
         """What a client adds to its update and keeps for itself.
 
-        Args:
-            local: The client's side of the job.
-            trained: Its parameters after training.
-            before: What it looked up under the received model.
-            after: What it looked up under the trained model.
+        `before` and `after` are what it looked up under the received and the trained model.
         """
         del local, trained, before, after
         return Report()

@@ -60,11 +60,7 @@ Declarations: TypeAlias = Mapping[str, Declared]
 
 @dataclass(frozen=True)
 class FeatureShape:
-    """What the features of a model on a federation look like.
-
-    Attributes:
-        per_sample: Feature vectors that one sample gives.
-    """
+    """What the features of a model on a federation look like."""
 
     channels: int
     per_sample: int
@@ -120,11 +116,7 @@ def initial_tensors(declared: Declarations) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class Looks:
-    """What a client looks up in its own training data for a strategy; each costs a pass over it.
-
-    Attributes:
-        classes: How many labels it has of each class.
-    """
+    """What a client looks up in its own training data for a strategy; each costs a pass over it."""
 
     classes: bool = False
     before: frozenset[Look] = frozenset()
@@ -246,12 +238,7 @@ class Local:
 
 @dataclass(frozen=True)
 class Report:
-    """What a client says and keeps after training.
-
-    Attributes:
-        payload: Added to the update, as declared.
-        memory: Kept for the client's next round, as declared.
-    """
+    """What a client says and keeps after training."""
 
     payload: Tensors = field(default_factory=dict)
     memory: Tensors = field(default_factory=dict)

@@ -1,6 +1,6 @@
 """All tensors of a model in one row, so that a stack of models is one matrix ``[J, P]``.
 
-What treats all weights alike (loading, update rules, the proximal term) is then one operation,
+What treats all weights alike (loading, optimizers, the proximal term) is then one operation,
 however many tensors a model has. Small tensors lie together in front: their gradients are gathered
 and applied in one go.
 """

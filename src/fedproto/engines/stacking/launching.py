@@ -39,13 +39,7 @@ class Cut:
 
 @dataclass(frozen=True)
 class Cuts:
-    """A kernel's cuts by the number of jobs and the precision.
-
-    Attributes:
-        fast: Many jobs, tf32.
-        exact: Many jobs, float32.
-        few: Few jobs.
-    """
+    """A kernel's cuts by the number of jobs and the precision."""
 
     fast: Cut
     exact: Cut
@@ -80,9 +74,6 @@ class ConvKernels:
     """The kernels of one convolution.
 
     Attributes:
-        channels: In and out.
-        image: Height and width.
-        taps: Side of the kernel.
         filled: Rows of a weight packed by whole patches; 0 where it is packed tap by tap.
     """
 
@@ -134,11 +125,7 @@ class ConvKernels:
     ) -> Tensor:
         """The weight's gradient, packed; or the weight, less its gradient, in place.
 
-        Args:
-            x: The input.
-            dy: The output's gradient.
-            code: Where pooled cells send their gradient; None for one that is not pooled.
-            subtract_from: The weight to change.
+        `code` says where pooled cells send their gradient.
         """
         jobs, batch = dy.shape[:2]
         rows, columns = self._cells(whole=code is not None)

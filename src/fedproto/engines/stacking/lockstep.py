@@ -23,8 +23,8 @@ from fedproto.engines.stacking.fusing import Fuse, unfused
 from fedproto.engines.stacking.gradients import Gradient, as_tensor, subtract
 from fedproto.engines.stacking.network import Network
 from fedproto.engines.stacking.objectives import StackKind, StackObjectives
+from fedproto.engines.stacking.optimizers import optimizer_for
 from fedproto.engines.stacking.orders import StackOrders, end_step, next_batch
-from fedproto.engines.stacking.updates import rule_for
 from fedproto.engines.stacking.whole import MlpStep, StepState
 from fedproto.rng import Indices
 from fedproto.strategies.contract import Objective
@@ -61,7 +61,7 @@ class Lockstep:
         self.capacity = max(capacity, 2) if graphs else capacity
         self._network, self._inputs, self._targets = network, inputs, targets
         self._kind, self._fuse = kind, fuse
-        self._rule = rule_for(kind.train)
+        self._rule = optimizer_for(kind.train)
         self._device = inputs.device
 
         def numbers(kind: torch.dtype) -> Tensor:

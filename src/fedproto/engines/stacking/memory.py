@@ -8,7 +8,7 @@ import torch
 
 from fedproto.engines.stacking.network import Network
 from fedproto.engines.stacking.objectives import StackKind
-from fedproto.engines.stacking.updates import rule_for
+from fedproto.engines.stacking.optimizers import optimizer_for
 from fedproto.types import Tensors
 
 SHARE = 0.7
@@ -18,7 +18,7 @@ SHARE = 0.7
 def bytes_per_job(network: Network, example: Tensors, kind: StackKind) -> int:
     """An estimate of the memory that one job takes while it is trained."""
     weights = sum(tensor.numel() for tensor in example.values())
-    rule = rule_for(kind.train)
+    rule = optimizer_for(kind.train)
     # The weights, what is handed in and what is handed out; then what rule and objective keep.
     copies = 3 + rule.slots + kind.rows
     size = next(iter(example.values())).element_size()

@@ -41,7 +41,7 @@ class StackKind:
 
     @property
     def rows(self) -> int:
-        """Rows of a model's size per job, beside weights and the update rule's own."""
+        """Rows of a model's size per job, beside weights and the optimizer's own."""
         received = self.proximal or self.penalized_by is not None
         return received + self.linear + (not self.in_place)
 
@@ -87,10 +87,7 @@ class StackObjectives:
     def beside(self, size: int, rate: Tensor) -> Beside | None:
         """What the loss of the leading jobs sees beside a batch.
 
-        Args:
-            size: How many jobs.
-            rate: Their learning rates, which weights carry where gradients are subtracted as they
-                are computed.
+        Weights carry the rates where gradients are subtracted as they are computed.
         """
         if self._beside is None:
             return None

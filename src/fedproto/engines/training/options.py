@@ -1,4 +1,4 @@
-"""Local training: how many epochs in which batches, by which update rule, at which rate."""
+"""Local training: how many epochs in which batches, by which optimizer, at which rate."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class TrainOptions(Options):
 
     epochs: int = option(20, "local epochs F", at_least=1)
     batch_size: int = option(10, "samples per step", at_least=1)
-    optimizer: Literal["sgd", "adam"] = option("sgd", "local update rule")
+    optimizer: Literal["sgd", "adam"] = option("sgd", "optimizer of local training")
     lr: float = option(0.01, "learning rate at the start", above=0)
     lr_schedule: Literal["constant", "polynomial"] = option(
         "constant", "learning rate over the rounds"

@@ -83,11 +83,7 @@ class ManualLayer(abc.ABC):
 
     @abc.abstractmethod
     def backward(self, saved: Any, dy: Tensor, rate: float, *, first: bool) -> Tensor | None:
-        """Moves the weights against their gradient.
-
-        Returns:
-            The gradient of the input under the weights of before.
-        """
+        """Moves the weights against their gradient; the input's gradient under those of before."""
 
     def _descend_objective(self, rate: float) -> None:
         """Moves the weights against the gradient of ``μ/2 ‖w − w_t‖² + ⟨h, w⟩``."""

@@ -91,16 +91,7 @@ class SpectralConvolution:
 
 
 class _Fourier:
-    """The Fourier transform of real numbers on a rectangle, as matrix products.
-
-    Args:
-        period: Height and width after which everything repeats.
-        positions: Where the rows and the columns lie.
-        dtype: Floating type.
-
-    Attributes:
-        frequencies: V and N.
-    """
+    """The Fourier transform of real numbers on a rectangle, as matrix products."""
 
     def __init__(
         self, period: tuple[int, int], positions: tuple[Tensor, Tensor], dtype: torch.dtype

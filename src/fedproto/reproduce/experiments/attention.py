@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from fedproto.report.figures import attention_values
 from fedproto.report.looks import add_legend, new_figure
-from fedproto.reproduce.base import EXPERIMENTS, Experiment, FoundRun, FoundRuns
+from fedproto.reproduce.base import EXPERIMENTS, Experiment, FoundRuns
 from fedproto.reproduce.cases import CLASSIFICATION, Scope
 from fedproto.reproduce.library import Request
 from fedproto.reproduce.output import Output
@@ -46,8 +45,11 @@ class AttentionHistograms(Experiment):
         lines: list[tuple[Any, ...]] = []
         handles: dict[str, Any] = {}
         for case, axes in zip(cases, figure.subplots(1, len(cases), squeeze=False)[0], strict=True):
-            values = {label: _values(results.select(case.name, label)) for label in SHOWN}
-            values = {label: found for label, found in values.items() if len(found)}
+            values = {}
+            for label in SHOWN:
+                runs = (found.run for found in results.select(case.name, label))
+                if every := attention_values(runs):
+                    values[label] = np.array(every)
             if values:
                 bins = np.linspace(0, max(found.max() for found in values.values()), 41)
             for label, found in values.items():
@@ -91,7 +93,3 @@ class AttentionHistograms(Experiment):
         )
         output.csv("attention", COLUMNS, lines)
         output.figure("attention", figure)
-
-
-def _values(results: Sequence[FoundRun]) -> np.ndarray[Any, np.dtype[np.float64]]:
-    return np.array(attention_values([result.run for result in results]), dtype=np.float64)

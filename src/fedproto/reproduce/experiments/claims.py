@@ -42,11 +42,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What runs say of a claim on one data set.
-
-    Attributes:
-        difference: Their mean; for a spread over δ the difference of the spreads.
-    """
+    """What runs say of a claim on one data set."""
 
     pairs: int
     difference: float

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedproto.analysis.entropy import feature_entropy, softmax_entropy, upsampled
+from fedproto.analysis.entropy import feature_entropy, relative, softmax_entropy, upsampled
 from fedproto.data.base import data_root
 from fedproto.data.federation import Federation
 from fedproto.data.masks import VOID, palette
 from fedproto.errors import DataError
 from fedproto.report.looks import new_figure
-from fedproto.report.pictures import picture_of
+from fedproto.report.maps import picture_of
 from fedproto.report.subject import open_subject
 from fedproto.reproduce.base import EXPERIMENTS, Experiment, FoundRun, FoundRuns
 from fedproto.reproduce.cases import CENTRALIZED, Case, Scope
@@ -151,8 +151,8 @@ def _look(subject: Any, index: int) -> Seen:
     feature_map = upsampled(feature_entropy(features), size)[0]
     return Seen(
         labels,
-        softmax_entropy(scores)[0].double().cpu().numpy() / np.log(scores.shape[1]),
-        feature_map.double().cpu().numpy() / np.log(features.shape[1]),
+        relative(softmax_entropy(scores)[0], scores.shape[1]),
+        relative(feature_map, features.shape[1]),
         float((labels == truth)[counted].mean()),
     )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 from fedproto.reproduce.base import EXPERIMENTS, Experiment, FoundRuns
-from fedproto.reproduce.cases import CLASSIFICATION, Case, Scope
+from fedproto.reproduce.cases import CLASSIFICATION, Scope
 from fedproto.reproduce.library import Request
 from fedproto.reproduce.output import Output
 from fedproto.reproduce.pairs import show_pairs
@@ -27,7 +27,7 @@ class AttentionStudy(Experiment):
         return [
             Request(case.name, config)
             for case in scope.cases(self.cases)
-            for config in case.runs(recipe=recipe_of(case), own_seeds=own)
+            for config in case.runs(recipe=f"attention-study-{case.name}", own_seeds=own)
             if not own or config.seed < enough
         ]
 
@@ -35,8 +35,3 @@ class AttentionStudy(Experiment):
         """A table and a panel per data set."""
         found = [(case, results.select(case.name)) for case in scope.cases(self.cases)]
         show_pairs(output, "study", self.title, found)
-
-
-def recipe_of(case: Case) -> str:
-    """The name of a data set's recipe of the study."""
-    return f"attention-study-{case.name}"

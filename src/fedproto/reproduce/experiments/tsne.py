@@ -79,13 +79,9 @@ def _embedding(result: FoundRun, scope: Scope) -> Mapping[str, Any]:
         assert source is not None  # noqa: S101 - recipes always have a data set
         subject = open_subject(path, source.load(data_root()))
         request = AnalysisRequest(what=("embedding",), samples=SAMPLES[scope.scale])
-        analyse(subject, request, _silent)
+        analyse(subject, request)
     content: Mapping[str, Any] = read_parts(path, ["embedding"])["embedding"]
     return content
-
-
-def _silent(what: str, done: int, total: int) -> None:
-    del what, done, total
 
 
 def _draw(title: str, found: Mapping[tuple[str, float], Mapping[str, Any]]) -> Any:

@@ -7,6 +7,7 @@ that goes on after a kill, or that began without the sink, ends with the same lo
 from __future__ import annotations
 
 import abc
+import importlib.util
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import ClassVar
@@ -26,18 +27,20 @@ class Sink(abc.ABC):
     fail in any way: the run then goes on without it.
 
     Attributes:
-        install: The command that installs what it needs.
+        package: What it needs.
+        install: The command that installs it.
     """
 
+    package: ClassVar[str] = ""
     install: ClassVar[str]
 
     def __init__(self, store: RunStore) -> None:
         self.store = store
 
     @classmethod
-    @abc.abstractmethod
     def available(cls) -> bool:
         """Whether what it needs is installed."""
+        return not cls.package or importlib.util.find_spec(cls.package) is not None
 
     @abc.abstractmethod
     def write(self, record: RoundRecord) -> None:

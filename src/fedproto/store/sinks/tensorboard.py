@@ -6,7 +6,6 @@ twice and none is missing.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 
 import numpy as np
@@ -20,6 +19,7 @@ from fedproto.types import RoundRecord
 class TensorBoard(Sink):
     """Event files that `tensorboard --logdir` shows."""
 
+    package = "tensorboard"
     install = "pip install 'fedproto[tensorboard]'"
 
     def __init__(self, store: RunStore) -> None:
@@ -32,11 +32,6 @@ class TensorBoard(Sink):
         self._writer = SummaryWriter(str(folder))
         described = json.dumps(store.config.to_dict(), indent=2)
         self._writer.add_text("configuration", f"```\n{described}\n```")
-
-    @classmethod
-    def available(cls) -> bool:
-        """Whether tensorboard is installed."""
-        return importlib.util.find_spec("tensorboard") is not None
 
     def write(self, record: RoundRecord) -> None:
         """Adds a round: every metric, bytes, seconds, and how attention is spread."""

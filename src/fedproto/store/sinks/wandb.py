@@ -24,6 +24,7 @@ from fedproto.types import RoundRecord
 class WeightsAndBiases(Sink):
     """A run on W&B's site, or in its offline folder."""
 
+    package = "wandb"
     install = "pip install 'fedproto[wandb]'"
 
     def __init__(self, store: RunStore) -> None:
@@ -43,11 +44,6 @@ class WeightsAndBiases(Sink):
         # The site may know of more steps than this folder, and the other way round when offline.
         self._logged = max(int(known.get("logged", 0)), int(self._run.step) - 1)
         self._remember()
-
-    @classmethod
-    def available(cls) -> bool:
-        """Whether wandb is installed."""
-        return importlib.util.find_spec("wandb") is not None
 
     def write(self, record: RoundRecord) -> None:
         """Sends a round, unless it was sent before."""

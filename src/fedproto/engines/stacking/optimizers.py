@@ -1,6 +1,6 @@
-"""The local update rules of `fedproto.engines.training`, for stacked weights.
+"""The optimizers of local training, for stacked weights.
 
-All jobs of a stack are at the same step, so a rule that counts steps counts them once for all. A
+All jobs of a stack are at the same step, so one that counts steps counts them once for all. A
 rate of 0 leaves a job's weights as they are: that is how finished jobs sit out the remaining steps.
 Shapes: J jobs, P numbers in a model's row.
 """
@@ -16,11 +16,11 @@ from torch import Tensor
 from fedproto.engines.training import TrainOptions
 
 
-class UpdateRule(abc.ABC):
+class Optimizer(abc.ABC):
     """How weights follow gradients.
 
     Attributes:
-        slots: Rows of the weights' size that the rule keeps.
+        slots: Rows of the weights' size that it keeps.
     """
 
     slots: int
@@ -36,16 +36,11 @@ class UpdateRule(abc.ABC):
     ) -> None:
         """Moves the weights in place.
 
-        Args:
-            weight: ``[J, P]``.
-            gradient: ``[J, P]``.
-            slots: What the rule keeps, ``[J, P]`` each, zero before the first step.
-            rate: Learning rate per job, ``[J, 1]``; 0 for a finished one.
-            count: Steps made before this one.
+        Slots are zero before the first step; the rate of a finished job is 0.
         """
 
 
-class Descent(UpdateRule):
+class Descent(Optimizer):
     """`torch.optim.SGD` with momentum and weight decay."""
 
     def __init__(self, momentum: float, weight_decay: float) -> None:
@@ -69,7 +64,7 @@ class Descent(UpdateRule):
         weight.sub_(rate * gradient)
 
 
-class Adam(UpdateRule):
+class Adam(Optimizer):
     """`torch.optim.Adam` with weight decay as part of the gradient."""
 
     slots = 2
@@ -97,7 +92,7 @@ class Adam(UpdateRule):
         weight.sub_(rate / start1 * mean / (square.sqrt() / start2 + epsilon))
 
 
-def rule_for(train: TrainOptions) -> UpdateRule:
+def optimizer_for(train: TrainOptions) -> Optimizer:
     """The stacked form of `TrainOptions.optimizer_for`."""
     if train.optimizer == "adam":
         return Adam(train.weight_decay)
