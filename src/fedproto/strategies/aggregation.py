@@ -28,7 +28,7 @@ from fedproto.strategies.rules import (
     median,
     trimmed_mean,
 )
-from fedproto.types import ClientUpdate, ClientWeights, ServerState, Tensors
+from fedproto.types import ClientWeights, ServerState, Tensors, Updates
 
 
 @dataclass(frozen=True)
@@ -73,11 +73,6 @@ class AggregateOptions(Options):
     def check_fits(self, cohort: int, *, pooled: bool, weighs_tensors: bool) -> None:
         """Checks that the rule has a meaning for a strategy and a cohort.
 
-        Args:
-            cohort: Clients per round.
-            pooled: Whether the strategy trains on the pooled data.
-            weighs_tensors: Whether it weighs clients tensor by tensor.
-
         Raises:
             ConfigError: If it has none; the message says why.
         """
@@ -102,10 +97,7 @@ MEAN = AggregateOptions()
 
 
 def combine(
-    options: AggregateOptions,
-    state: ServerState,
-    updates: Sequence[ClientUpdate],
-    weights: ClientWeights,
+    options: AggregateOptions, state: ServerState, updates: Updates, weights: ClientWeights
 ) -> tuple[ServerState, Tensor]:
     """Combines updates by a strategy's weights.
 
@@ -139,22 +131,15 @@ def combine(
 
 
 def as_remembered(
-    options: AggregateOptions,
-    state: ServerState,
-    updates: Sequence[ClientUpdate],
-    ways: Sequence[str],
-) -> Sequence[ClientUpdate]:
+    options: AggregateOptions, state: ServerState, updates: Updates, ways: Sequence[str]
+) -> Updates:
     """Updates as the server's memory sees them: bounded by the same rule as the weights.
 
     Memory is made of sums over clients, and one client's part could be as long as it likes. Where
     the rule changes anything, every client's part becomes what the rule makes of all of them, so
     that sums and means are those of the rule.
 
-    Args:
-        options: The rule.
-        state: What clients were sent.
-        updates: The cohort's.
-        ways: Names in their payloads that are ways, from zero, like those of the weights.
+    `ways` are names in their payloads that are ways, from zero, like those of the weights.
     """
     if options.plain:
         return updates
@@ -173,10 +158,7 @@ def as_remembered(
 
 
 def _made_of(
-    options: AggregateOptions,
-    origin: Tensors,
-    ends: Sequence[Tensors],
-    updates: Sequence[ClientUpdate],
+    options: AggregateOptions, origin: Tensors, ends: Sequence[Tensors], updates: Updates
 ) -> Tensors:
     """Where the rule leads from an origin, all clients alike; empty where it is the plain mean."""
     start = ServerState(0, origin, {})
@@ -211,10 +193,7 @@ def _capped(weights: ClientWeights, times: float) -> ClientWeights:
 
 
 def _by_client(
-    options: AggregateOptions,
-    state: ServerState,
-    updates: Sequence[ClientUpdate],
-    weights: ClientWeights,
+    options: AggregateOptions, state: ServerState, updates: Updates, weights: ClientWeights
 ) -> tuple[Tensor | None, ClientWeights]:
     """How far clients are shortened, ``[K]``, and their weights after rules that choose clients."""
     if options.clip_norm is None and options.rule in ("mean", "median", "trimmed-mean"):
@@ -301,7 +280,7 @@ def _combined_rows(
     return combined
 
 
-def _gram(state: ServerState, updates: Sequence[ClientUpdate]) -> Tensor:
+def _gram(state: ServerState, updates: Updates) -> Tensor:
     """Inner products of the clients' ways from the sent parameters, ``[K, K]``."""
     total = torch.zeros(len(updates), len(updates), dtype=torch.float64)
     for name, old in state.params.items():

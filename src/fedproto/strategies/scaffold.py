@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
-from fedproto.options import option
 from fedproto.strategies.base import STRATEGIES, Strategy, equal_weights
-from fedproto.strategies.contract import (
-    Declarations,
-    Local,
-    Objective,
-    Observation,
-    Report,
-    Setting,
-)
-from fedproto.types import ClientUpdate, ClientWeights, ServerState, Tensors, part, under
+from fedproto.strategies.contract import Declarations, Local, Objective, Report, Seen, Setting
+from fedproto.types import ClientWeights, ServerState, Tensors, Updates, part, under
 
 CONTROL = "control"
 
@@ -37,9 +28,7 @@ class Scaffold(Strategy):
 
     plain_sgd: ClassVar[bool] = True
 
-    tolerate_partial_work: bool = option(
-        True, "use the updates of clients that finish only part of their epochs"
-    )
+    tolerate_partial_work: bool = True
 
     def server_memory(self, setting: Setting) -> Declarations:
         """The server's control variate c, which clients get."""
@@ -59,13 +48,7 @@ class Scaffold(Strategy):
         server, own = part(CONTROL, local.broadcast), part(CONTROL, local.memory)
         return Objective(linear={name: server[name] - own[name] for name in own})
 
-    def report(
-        self,
-        local: Local,
-        trained: Tensors,
-        before: Observation | None,
-        after: Observation | None,
-    ) -> Report:
+    def report(self, local: Local, trained: Tensors, before: Seen, after: Seen) -> Report:
         """The new ``c_k``, kept, and its change, sent."""
         del before, after
         steps = torch.as_tensor(local.steps)
@@ -77,14 +60,12 @@ class Scaffold(Strategy):
         kept = {name: own[name] + way for name, way in moved.items()}
         return Report(under(CONTROL, moved), under(CONTROL, kept))
 
-    def weigh(self, state: ServerState, updates: Sequence[ClientUpdate]) -> ClientWeights:
+    def weigh(self, state: ServerState, updates: Updates) -> ClientWeights:
         """All clients alike."""
         del state
         return ClientWeights(equal_weights(updates))
 
-    def remember(
-        self, state: ServerState, updates: Sequence[ClientUpdate], setting: Setting
-    ) -> Tensors:
+    def remember(self, state: ServerState, updates: Updates, setting: Setting) -> Tensors:
         """The server's control variate moves by the cohort's share of all clients."""
         return {
             name: state.memory[name]

@@ -19,15 +19,7 @@ from fedproto.rng import Indices, Purpose, stream
 def cohort(
     seed: int, round_: int, sizes: Indices, number: int, sampling: Literal["size", "uniform"]
 ) -> list[int]:
-    """The clients of a round: distinct, drawn by size or uniformly, in ascending order.
-
-    Args:
-        seed: The run's seed.
-        round_: Which round.
-        sizes: Number of training samples per client.
-        number: How many clients to draw.
-        sampling: Chance of a client: proportional to its size, or equal.
-    """
+    """The clients of a round: distinct, drawn by size or uniformly, in ascending order."""
     weight = sizes.astype(np.float64) if sampling == "size" else np.ones(len(sizes))
     # The first arrivals of independent exponential clocks are a draw without replacement in which
     # each next client is chosen in proportion to its weight among those left.
@@ -46,7 +38,7 @@ def stragglers(seed: int, round_: int, cohort: list[int], delta: float) -> list[
     Those at a smaller δ are among those at a larger one.
     """
     order = stream(seed, Purpose.STRAGGLERS, round_).permutation(len(cohort))
-    return sorted(cohort[place] for place in order[: round(delta * len(cohort))])
+    return sorted(cohort[index] for index in order[: round(delta * len(cohort))])
 
 
 def partial_epochs(seed: int, round_: int, client: int, epochs: int, least: int = 0) -> int:
@@ -60,9 +52,6 @@ class BatchOrder:
     """A job's mini-batches, as a value small enough to send to a client.
 
     Attributes:
-        seed: The run's seed.
-        round: Which round.
-        client: Which client.
         num_examples: Number of the client's training samples.
         batch_size: Samples per step; the last batch of an epoch may be smaller.
         epochs: How often to go through the samples, each time in a new order.

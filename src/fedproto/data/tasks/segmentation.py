@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - the name everyone uses
 
-from fedproto.tasks.base import Task
+from fedproto.data.tasks.base import Task
 from fedproto.types import VOID
 
 BACKGROUND = 0

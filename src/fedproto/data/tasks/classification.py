@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - the name everyone uses
 
-from fedproto.tasks.base import Task
+from fedproto.data.tasks.base import Task
 
 
 @dataclass(frozen=True)
@@ -16,6 +16,7 @@ class Classification(Task):
     """One label per sample."""
 
     headline = "accuracy"
+    one_label = True
 
     def loss(self, scores: Tensor, targets: Tensor) -> Tensor:
         """Cross-entropy."""

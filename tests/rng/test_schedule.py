@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedproto import schedule
-from fedproto.rng import Purpose, seeding, stream, torch_seed
+from fedproto.rng import Purpose, schedule, seeding, stream, torch_seed
 
 SIZES = np.array([10, 20, 30, 40, 500, 60, 70, 80, 90, 100])
 

@@ -25,9 +25,6 @@ class Sink(abc.ABC):
     A subclass says what it needs installed, begins or continues the log when it is made, and may
     fail in any way: the run then goes on without it.
 
-    Args:
-        store: The run.
-
     Attributes:
         install: The command that installs what it needs.
     """
@@ -51,7 +48,7 @@ class Sink(abc.ABC):
         """Ends the log for now."""
 
 
-SINKS: Registry[Sink] = Registry("sink", "fedproto.sinks")
+SINKS: Registry[Sink] = Registry("sink", "fedproto.store.sinks")
 
 
 @contextmanager
@@ -60,13 +57,7 @@ def logging_to(
 ) -> Iterator[Watcher]:
     """Adds sinks to a watcher while runs go on.
 
-    Args:
-        names: Of the sinks.
-        stores: All runs that take part; those that are over are logged when the others are.
-        watcher: Is told everything, and also of sinks that fail.
-
-    Raises:
-        ConfigError: If a sink is unknown or needs something that is not installed.
+    Runs that are over are logged when the others are; the watcher is also told of sinks that fail.
     """
     kinds = check_sinks(names)
     if not kinds:
@@ -81,11 +72,7 @@ def logging_to(
 
 
 def check_sinks(names: Sequence[str]) -> dict[str, type[Sink]]:
-    """The sinks of some names, if all of them can be used here.
-
-    Raises:
-        ConfigError: If one is unknown or needs something that is not installed.
-    """
+    """The sinks of some names, if all of them can be used here."""
     kinds = {name: SINKS.get(name) for name in names}
     for name, kind in kinds.items():
         if not kind.available():

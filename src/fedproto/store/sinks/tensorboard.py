@@ -11,8 +11,8 @@ import json
 
 import numpy as np
 
-from fedproto.sinks.base import SINKS, Sink, scalars
 from fedproto.store import RunStore
+from fedproto.store.sinks.base import SINKS, Sink, scalars
 from fedproto.types import RoundRecord
 
 

@@ -10,10 +10,10 @@ from fedproto import FedAvg, Federation, FedProto, run, with_features
 from fedproto.data.clients import Client
 from fedproto.data.samples import TensorSamples
 from fedproto.engines.reference import read_state
+from fedproto.engines.training.batch_norm import estimate, statistics_names, tolerate_single_values
 from fedproto.models.base import build_model
 from fedproto.models.deeplab import SmallDeepLabOptions
 from fedproto.rounds.runs import Run
-from fedproto.training.batch_norm import estimate, statistics_names, tolerate_single_values
 from fedproto.types import ServerState
 from helpers import begin, config_of, engine_for, same_tensors, train_runs
 

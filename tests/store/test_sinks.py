@@ -12,10 +12,10 @@ import pytest
 
 from fedproto.cli import main
 from fedproto.rounds import Watcher
-from fedproto.sinks import logging_to
-from fedproto.sinks.tensorboard import TensorBoard
-from fedproto.sinks.wandb import WeightsAndBiases
 from fedproto.store import RunStore
+from fedproto.store.sinks import logging_to
+from fedproto.store.sinks.tensorboard import TensorBoard
+from fedproto.store.sinks.wandb import WeightsAndBiases
 from report_runs import make_record, write_run
 
 QUICK = ["--quiet", "--set", "engine.name=reference", "--set", "schedule.rounds=2"]

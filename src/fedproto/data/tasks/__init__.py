@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from fedproto.data.tasks.base import Task, TaskOptions
+from fedproto.data.tasks.classification import Classification
+from fedproto.data.tasks.segmentation import Segmentation
 from fedproto.errors import ConfigError, unknown_name
-from fedproto.tasks.base import Task, TaskOptions
-from fedproto.tasks.classification import Classification
-from fedproto.tasks.segmentation import Segmentation
 
 __all__ = [
     "TASKS",
@@ -53,16 +53,7 @@ def loss_beside(metric: str) -> str:
 def task_named(
     name: str, class_names: Iterable[str] = (), options: TaskOptions | None = None
 ) -> Task:
-    """The task of that name.
-
-    Args:
-        name: As in `Federation.task`.
-        class_names: What the classes are called, where they have names.
-        options: What is asked beyond the data.
-
-    Raises:
-        ConfigError: If there is none.
-    """
+    """The task of that name."""
     if name not in TASKS:
         raise ConfigError(unknown_name("task", name, TASKS))
     return TASKS[name](tuple(class_names), options or TaskOptions())

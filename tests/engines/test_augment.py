@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from fedproto.data.masks import VOID
+from fedproto.engines.training.augment import AugmentOptions
 from fedproto.errors import ConfigError
-from fedproto.schedule import BatchOrder
-from fedproto.training.augment import AugmentOptions
+from fedproto.rng.schedule import BatchOrder
 
 ALL = AugmentOptions(flip=True, scale=(0.5, 2.0))
 

@@ -8,8 +8,8 @@ import torch
 from torch.nn import functional as F  # noqa: N812 - the name everyone uses
 
 from fedproto.data.masks import VOID
+from fedproto.data.tasks import TaskOptions, headline, task_named
 from fedproto.equations import class_prototypes
-from fedproto.tasks import TaskOptions, headline, task_named
 
 TASK = task_named("segmentation", ("background", "cat", "dog", "owl", "yak"))
 

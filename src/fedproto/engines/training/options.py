@@ -8,8 +8,8 @@ from typing import Literal
 import torch
 from torch import nn
 
+from fedproto.engines.training.batch_norm import BatchNormPolicy, statistics_names
 from fedproto.options import Options, option
-from fedproto.training.batch_norm import BatchNormPolicy, statistics_names
 from fedproto.types import Tensors
 
 

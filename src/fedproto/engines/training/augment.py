@@ -19,7 +19,7 @@ from fedproto.data.samples import upload
 from fedproto.errors import ConfigError
 from fedproto.options import Options, option
 from fedproto.rng import Purpose, stream
-from fedproto.schedule import BatchOrder
+from fedproto.rng.schedule import BatchOrder
 from fedproto.types import VOID
 
 _DRAWS = 4
@@ -50,11 +50,7 @@ class AugmentOptions(Options):
         return self != AugmentOptions()
 
     def check_fits(self, input_shape: tuple[int, ...]) -> None:
-        """Checks that inputs of a shape can be varied.
-
-        Raises:
-            ConfigError: If they are no images.
-        """
+        """Checks that inputs of a shape can be varied."""
         if self.active and len(input_shape) != 3:
             raise ConfigError(f"augment works on images, not on inputs of shape {input_shape}")
 
@@ -73,11 +69,7 @@ class AugmentOptions(Options):
         random. Where the image is smaller than the window it lies somewhere in it; around it are
         zeros (the mean colour of normalised images) and void.
 
-        Args:
-            inputs: Images ``[B, channels, H, W]``.
-            targets: Label maps ``[B, H, W]``, which follow their images, or labels ``[B]``, which
-                stay as they are.
-            draws: The samples' rows of `draws`.
+        Label maps ``[B, H, W]`` follow their images; labels ``[B]`` stay as they are.
         """
         crop = (self.crop, self.crop) if self.crop else tuple(inputs.shape[-2:])
         theta = torch.from_numpy(self._affine(draws, tuple(inputs.shape[-2:]), crop))

@@ -15,8 +15,8 @@ import uuid
 from typing import Any
 
 from fedproto.disk.atomic import write_atomically
-from fedproto.sinks.base import SINKS, Sink, scalars
 from fedproto.store import RunStore
+from fedproto.store.sinks.base import SINKS, Sink, scalars
 from fedproto.types import RoundRecord
 
 

@@ -15,12 +15,7 @@ from fedproto.types import Tensors
 
 
 def setting_of(workload: Workload, params: Tensors) -> Setting:
-    """Model and federation as declarations see them.
-
-    Args:
-        workload: What all jobs share.
-        params: The model's trainable tensors.
-    """
+    """Model and federation as declarations see them."""
     federation, task = workload.federation, workload.task
     features, head = _described(workload)
     return Setting(

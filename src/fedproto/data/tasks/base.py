@@ -36,13 +36,14 @@ class Task(abc.ABC):
         headline: The score by which models are compared first.
         label_maps: Whether targets are maps with a label per pixel, class 0 the background.
         class_score: What a class is scored by.
-        class_names: What the classes are called, in the order of their labels; may be empty.
-        options: What is asked beyond the data.
+        one_label: Whether a sample has one label and the loss is its plain cross-entropy, which
+            faster paths compute by themselves.
     """
 
     headline: ClassVar[str]
     label_maps: ClassVar[bool] = False
     class_score: ClassVar[str] = "accuracy"
+    one_label: ClassVar[bool] = False
 
     class_names: tuple[str, ...] = ()
     options: TaskOptions = field(default_factory=TaskOptions)
