@@ -122,11 +122,17 @@ def is_complete(run: StoredRun) -> bool:
     return len(run.records) >= run.config.schedule.rounds
 
 
+def concentration(config: RunConfig) -> float | None:
+    """The concentration α of the class mix, where the data are shared out by one."""
+    by_mix = getattr(config.data, "partition", "") == "dirichlet"
+    return getattr(config.data, "alpha", None) if by_mix else None
+
+
 def directory_name(config: RunConfig) -> str:
     """A readable name: label, then what recipes sweep over."""
     parts = [config.title]
-    alpha = getattr(config.data, "alpha", None)
-    if alpha is not None and getattr(config.data, "partition", "") == "dirichlet":
+    alpha = concentration(config)
+    if alpha is not None:
         parts.append(f"alpha{alpha:g}")
     if not config.strategy.pooled:
         parts.append(f"delta{config.schedule.delta:g}")
