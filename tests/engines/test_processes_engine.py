@@ -20,6 +20,8 @@ from engine_cases import (
 from fedproto.cli.progress import Notices
 from fedproto.config import RunConfig, ScheduleOptions
 from fedproto.data.tasks import task_named
+from fedproto.data.tasks.base import Task
+from fedproto.data.tasks.classification import Classification
 from fedproto.engines import auto, processes
 from fedproto.engines.auto import Demand
 from fedproto.engines.base import EngineOptions
@@ -254,3 +256,15 @@ def test_the_cpu_engine_refuses_another_device():
     assert EngineOptions(name="processes").torch_device().type == "cpu"
     with pytest.raises(ConfigError, match="runs on the CPU"):
         EngineOptions(name="processes", device="cuda").torch_device()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("samples", [1, 10, 57])
+def test_slopes_without_automatic_differentiation_have_its_bits(dtype, samples):
+    scores = 3 * torch.randn(samples, 10, dtype=dtype)
+    labels = torch.randint(0, 10, (samples,))
+    task = Classification()
+    for found, expected in zip(
+        task.loss_and_slope(scores, labels), Task.loss_and_slope(task, scores, labels), strict=True
+    ):
+        assert torch.equal(found, expected)

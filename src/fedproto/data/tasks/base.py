@@ -52,6 +52,14 @@ class Task(abc.ABC):
     def loss(self, scores: Tensor, targets: Tensor) -> Tensor:
         """Mean loss over a batch."""
 
+    def loss_and_slope(self, scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """The loss, and its gradient in the scores."""
+        with torch.enable_grad():
+            scores = scores.detach().requires_grad_()
+            loss = self.loss(scores, targets)
+            (slope,) = torch.autograd.grad(loss, scores)
+        return loss.detach(), slope
+
     @abc.abstractmethod
     def loss_terms(self, targets: Tensor) -> Tensor:
         """Over how many terms `loss` is the mean, as a number on the targets' device."""

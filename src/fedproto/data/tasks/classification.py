@@ -10,6 +10,10 @@ from torch.nn import functional as F  # noqa: N812 - the name everyone uses
 
 from fedproto.data.tasks.base import Task
 
+aten = torch.ops.aten
+MEAN, NO_CLASS = 1, -100
+"""How PyTorch's operators are told to average, and which label counts nowhere."""
+
 
 @dataclass(frozen=True)
 class Classification(Task):
@@ -21,6 +25,15 @@ class Classification(Task):
     def loss(self, scores: Tensor, targets: Tensor) -> Tensor:
         """Cross-entropy."""
         return F.cross_entropy(scores, targets)
+
+    def loss_and_slope(self, scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """As automatic differentiation gives them, to the last bit, without its own cost."""
+        log_p = torch.log_softmax(scores, dim=1)
+        loss, terms = aten.nll_loss_forward(log_p, targets, None, MEAN, NO_CLASS)
+        slope = aten.nll_loss_backward(
+            torch.ones_like(loss), log_p, targets, None, MEAN, NO_CLASS, terms
+        )
+        return loss, aten._log_softmax_backward_data(slope, log_p, 1, scores.dtype)
 
     def loss_terms(self, targets: Tensor) -> Tensor:
         """The samples."""

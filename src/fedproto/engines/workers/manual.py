@@ -32,7 +32,7 @@ WIDE_KERNEL, SMALL_IMAGE = 5, 32
 """Taps from which, and side of an image up to which, convolutions are products of spectra: the
 arithmetic saved grows with the taps, that of the transforms with the image."""
 
-Loss = Callable[[Tensor, Tensor], Tensor]
+Slope = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 class ManualLayer(abc.ABC):
@@ -119,8 +119,8 @@ class ManualDense(ManualLayer):
         """``w −= rate · dzᵀ x`` as one product."""
         x, y = saved
         dz = torch.ops.aten.threshold_backward(dy, y, 0) if self._relu else dy
-        own = len(dz) - (0 if self.beside is None else len(self.beside))
-        dx = None if first else dz[:own] @ self.weight
+        own = dz if self.beside is None else dz[: -len(self.beside)]
+        dx = None if first else own @ self.weight
         self._descend_objective(rate)
         self.weight.addmm_(dz.t(), x, alpha=-rate)
         self.bias.sub_(dz.sum(dim=0), alpha=rate)
@@ -257,35 +257,30 @@ class ManualNetwork:
             layer.store(params)
 
     @torch.no_grad()
-    def step(self, inputs: Tensor, targets: Tensor, loss_of: Loss, rate: float) -> Tensor:
+    def step(self, inputs: Tensor, targets: Tensor, slope_of: Slope, rate: float) -> Tensor:
         """One step of gradient descent; returns the batch's loss of before.
 
         Args:
             inputs: A batch, as the module takes it.
             targets: What the loss compares the scores to.
-            loss_of: Of scores and targets.
+            slope_of: The loss of scores and targets, and its gradient in the scores.
             rate: Learning rate.
         """
         x, saved = inputs, []
         for layer in self._layers:
             x, kept = layer.forward(x)
             saved.append(kept)
-        with torch.enable_grad():
-            scores = x.requires_grad_()
-            if self._virtual is None:
-                total = loss = loss_of(scores, targets)
-            else:
-                loss = loss_of(scores[: len(targets)], targets)
-                beside = loss_of(scores[len(targets) :], self._virtual.labels)
-                total = loss + self._virtual.weight * beside
-            (gradient,) = torch.autograd.grad(total, scores)
-        dy: Tensor | None = gradient
+        loss, slope = slope_of(x[: len(targets)] if self._virtual else x, targets)
+        if self._virtual is not None:
+            _, beside = slope_of(x[len(targets) :], self._virtual.labels)
+            slope = torch.cat((slope, self._virtual.weight * beside))
+        dy: Tensor | None = slope
         for layer in reversed(self._layers):
             assert dy is not None  # noqa: S101 - only the first layer gives no gradient
             # Taken out, so that its memory is free, and in the cache, for what comes next.
             kept = saved.pop()
             dy = layer.backward(kept, dy, rate, first=not saved)
-        return loss.detach()
+        return loss
 
 
 def manual_network(

@@ -40,11 +40,14 @@ class ManualTrainer(ReferenceEngine):
         if network is None or not can_step_manually(job):
             return super()._stepper(job, objective)
 
-        def loss_of(scores: Tensor, targets: Tensor) -> Tensor:
-            return task.loss(objective.calibrate(scores), targets)
+        def calibrated(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+            loss, slope = task.loss_and_slope(objective.calibrate(scores), targets)
+            return loss, slope if objective.scale is None else slope * objective.scale.to(slope)
+
+        slope_of = calibrated if objective.calibrated else task.loss_and_slope
 
         def step(inputs: Tensor, targets: Tensor) -> Tensor:
-            return network.step(inputs, targets, loss_of, job.lr)
+            return network.step(inputs, targets, slope_of, job.lr)
 
         return step
 
