@@ -8,13 +8,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 
 Tensors: TypeAlias = Mapping[str, Tensor]
 """Named tensors: a model's parameters or buffers."""
+
+Named = TypeVar("Named")
 
 POOLED = -1
 """The client id that stands for the pooled data of all clients (centralised training)."""
@@ -206,9 +208,9 @@ class RoundRecord:
     tables: dict[str, dict[str, float]] = field(default_factory=dict)
 
 
-def under(group: str, tensors: Tensors) -> dict[str, Tensor]:
-    """Named tensors as part of a larger map: ``weight`` becomes ``group/weight``."""
-    return {f"{group}/{name}": tensor for name, tensor in tensors.items()}
+def under(group: str, named: Mapping[str, Named]) -> dict[str, Named]:
+    """Named values as part of a larger map: ``weight`` becomes ``group/weight``."""
+    return {f"{group}/{name}": one for name, one in named.items()}
 
 
 def part(group: str, tensors: Tensors) -> dict[str, Tensor]:

@@ -214,6 +214,34 @@ def test_a_recipe_extends_another(tmp_path):
     assert (run.schedule.delta, run.seed, type(run.strategy).__name__) == (0.5, 0, "FedAvg")
 
 
+def test_options_without_a_name_hold_for_every_class():
+    runs = expand(
+        {
+            "strategy": {"sampling": "uniform"},
+            "variants": [
+                {"strategy": {"name": "fedavg"}},
+                {"strategy": {"name": "fedprox", "sampling": "size"}},
+            ],
+        }
+    )
+    assert {run.title: run.strategy.sampling for run in runs.values()} == {
+        "fedavg": "uniform",
+        "fedprox": "size",
+    }
+
+
+def test_the_papers_recipes_draw_cohorts_as_its_sources_do():
+    for name in ("mnist", "femnist", "synthetic", "celeba"):
+        assert {run.strategy.sampling for run in read_recipe(name).values()} == {"uniform"}
+        assert {run.strategy.sampling for run in read_recipe(f"earlier-{name}").values()} == {
+            "size"
+        }
+    by_size = [
+        run for run in read_recipe("mnist-ablation").values() if run.strategy.sampling == "size"
+    ]
+    assert {run.label for run in by_size} == {"Fairness"}
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

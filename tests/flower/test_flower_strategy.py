@@ -86,7 +86,7 @@ def test_a_named_head_is_averaged_class_by_class(example):
         return result.arrays.to_torch_state_dict()
 
     plain = weights_after(FedAvg(weights="uniform"))
-    by_class = Guided(rehearsal=0.0, head="by-class")
+    by_class = Guided(momentum=0)
     guided = weights_after(by_class, head=("classifier.weight", "classifier.bias"))
     for name, tensor in plain.items():
         torch.testing.assert_close(guided[name], tensor)

@@ -339,7 +339,7 @@ def test_what_feeds_the_servers_memory_is_bounded_as_the_weights_are(strategy, o
     assert moved(hostile, options) < 3 * usual
 
 
-@pytest.mark.parametrize("strategy", [FedProto(), Guided()], ids=strategy_name)
+@pytest.mark.parametrize("strategy", [FedProto(), Guided(rehearsal=0.5)], ids=strategy_name)
 def test_prototypes_are_kept_under_every_rule(strategy):
     state, updates = state_for(strategy), [update_for(strategy, one) for one in range(5)]
     for rule in RULES:

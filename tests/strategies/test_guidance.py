@@ -11,7 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from fedproto import AggregateOptions, ConfigError, FedAvg, FedProto, FedRS, Guided
+from fedproto import (
+    AggregateOptions,
+    ConfigError,
+    FedAvg,
+    FedProto,
+    FedRS,
+    Guided,
+    ServerOptions,
+)
 from fedproto.engines.base import EngineOptions, Workload
 from fedproto.errors import TrainingError
 from fedproto.models.adapter import with_features
@@ -24,7 +32,13 @@ from fedproto.rounds.guard import Expected, reason_to_refuse
 from fedproto.rounds.setting import setting_of
 from fedproto.strategies.aggregation import MEAN
 from fedproto.strategies.attention import balanced_attention, class_attention
-from fedproto.strategies.contract import FeatureShape, Local, Observation, Setting
+from fedproto.strategies.contract import (
+    FeatureShape,
+    Local,
+    Observation,
+    Setting,
+    initial_tensors,
+)
 from fedproto.strategies.fedproto import COUNT, MARGIN, SUM
 from fedproto.strategies.guidance import (
     CLASSES,
@@ -346,21 +360,27 @@ def test_no_client_makes_what_others_rehearse_absurd():
         assert found[1].tolist() == plain.mean[1].tolist()
 
 
-def test_a_model_that_cannot_rehearse_says_so_or_does_without():
+def test_a_model_that_cannot_rehearse_says_so():
     """As DeepLab, whose decoder also takes low-level features."""
-    without = replace(SETTING, scores_features=False)
     with pytest.raises(TrainingError, match="rehearsal = 0"):
-        FedAvg(rehearsal=0.5).server_memory(without)
-    guided = Guided(rehearsal=0.5)
-    assert guided.server_memory(without) == {}
-    # its head is averaged by class instead
-    updates = [update(0, 10.0, [1, 1, 0]), update(1, 20.0, [1, 0, 0])]
-    assert rows(combined(guided, updates, setting=without)) == pytest.approx([15, 10, 3])
-    assert guided.payload(without, 3).keys() == {CLASSES}
-    local = Local(3, 1, 0.1, torch.tensor([1, 0, 2]), {}, {}, {})
-    assert guided.objective(local).virtual is None
-    seen = Observation(torch.zeros(3, 2), torch.tensor([1, 0, 2]), torch.zeros(()))
-    assert guided.report(local, {}, seen, seen).payload.keys() == {CLASSES}
+        FedAvg(rehearsal=0.5).server_memory(replace(SETTING, scores_features=False))
+
+
+def test_guided_is_the_class_wise_head_with_fedavgms_step():
+    strategy, updates = Guided(), [update(0, 10.0, [1, 1, 0]), update(1, 20.0, [1, 0, 0])]
+    average = FedAvg(weights="uniform", tolerate_partial_work=True, head="by-class")
+    momentum = ServerOptions(optimizer="sgd", momentum=0.9)
+    state = replace(STATE, memory=initial_tensors(strategy.server_memory(SETTING)))
+    expected = replace(STATE, memory=initial_tensors(momentum.memory(SETTING)))
+    for _ in range(3):
+        state, counted = strategy.aggregate(state, updates, strategy.weigh(state, updates), SETTING)
+        mean, same = average.aggregate(expected, updates, average.weigh(expected, updates), SETTING)
+        expected = momentum.step(expected, mean)
+        assert counted.tolist() == same.tolist()
+        for name, tensor in expected.params.items():
+            assert torch.equal(state.params[name], tensor)
+    # a step of [server] keeps its own memory beside it
+    assert strategy.server_memory(SETTING).keys().isdisjoint(momentum.memory(SETTING))
 
 
 # What leaves a client

@@ -161,9 +161,9 @@ def _merge(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]
     result = dict(base)
     for key, value in change.items():
         old = result.get(key)
-        both = isinstance(old, Mapping) and isinstance(value, Mapping)
-        if both and value.get("name", old.get("name")) == old.get("name"):  # type: ignore[union-attr]
-            value = _merge(old, value)  # type: ignore[arg-type]
+        if isinstance(old, Mapping) and isinstance(value, Mapping):
+            names = {table["name"] for table in (old, value) if "name" in table}
+            value = _merge(old, value) if len(names) < 2 else value
         result[key] = value
     return result
 

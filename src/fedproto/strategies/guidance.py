@@ -57,11 +57,9 @@ class Guidance(Strategy):
 
     Attributes:
         has_margins: Whether there are margins per class to weigh the head's rows by.
-        head_instead: Whether models that cannot rehearse have their head averaged by class instead.
     """
 
     has_margins: ClassVar[bool] = False
-    head_instead: ClassVar[bool] = False
 
     head: Literal["average", "by-class"] = option(
         "average",
@@ -114,7 +112,7 @@ class Guidance(Strategy):
     @property
     def weighs_tensors(self) -> bool:
         """The head is weighed by itself."""
-        return self.by_class or self.head_instead
+        return self.by_class
 
     @property
     def looks(self) -> Looks:
@@ -125,9 +123,6 @@ class Guidance(Strategy):
         received = self.rehearsed == "received"
         return found | (Looks(before=FEATURES) if received else Looks(after=FEATURES))
 
-    def _goes_by_class(self, rehearses: bool) -> bool:
-        return self.by_class or (self.head_instead and self.rehearsal > 0 and not rehearses)
-
     @property
     def _tells_counts(self) -> bool:
         """Whether it matters how much a client has of a class, or only whether it has any."""
@@ -136,24 +131,23 @@ class Guidance(Strategy):
     def payload(self, setting: Setting, num_examples: int) -> Declarations:
         """The classes that the client holds, and prototypes for others to rehearse."""
         declared: dict[str, Declared] = {}
-        rehearses = self._rehearses(setting)
-        if self._goes_by_class(rehearses) or self.balances:
+        if self.by_class or self.balances:
             labels = num_examples * setting.labels
             high, total = (labels, labels) if self._tells_counts else (1, setting.num_classes)
             shape = (setting.num_classes,)
             declared[CLASSES] = Declared(shape, torch.int64, low=0, high=high, total=total)
-        if rehearses and not self._sends_prototypes:
+        if self._rehearses(setting) and not self._sends_prototypes:
             declared |= prototypes_declared(setting, num_examples, SEEN_SUM, SEEN_COUNT)
         return declared
 
     def _rehearses(self, setting: Setting) -> bool:
         """Whether heads rehearse; some models have none that could."""
-        if self.rehearsal and not setting.scores_features and not self.head_instead:
+        if self.rehearsal and not setting.scores_features:
             raise TrainingError(
                 "rehearsal needs a model whose scores are a function of its features alone, with"
                 " features(x) and head(features); this one has no such head, so set rehearsal = 0"
             )
-        return self.rehearsal > 0 and setting.scores_features
+        return self.rehearsal > 0
 
     @property
     def _sends_prototypes(self) -> bool:
@@ -172,7 +166,7 @@ class Guidance(Strategy):
 
     def objective(self, local: Local) -> Objective:
         """The known prototypes of the classes that the client lacks, for its head."""
-        if not self.rehearsal or REHEARSED not in local.broadcast:
+        if not self.rehearsal:
             return Objective()
         lacks_c = (local.classes == 0) & (local.broadcast[REHEARSED_COUNT] > 0)
         labels = lacks_c.nonzero().flatten()
@@ -192,13 +186,12 @@ class Guidance(Strategy):
         """How much the client has of each class, or only whether, and its prototypes."""
         del trained
         payload: dict[str, Tensor] = {}
-        rehearses = self.rehearsal > 0 and REHEARSED in local.broadcast
-        if self._goes_by_class(rehearses) or self.balances:
+        if self.by_class or self.balances:
             holds_c = local.classes > 0
             if self.flip:
                 holds_c = randomised_response(holds_c, local.secret, self.flip)
             payload[CLASSES] = local.classes if self._tells_counts else holds_c.long()
-        if rehearses and not self._sends_prototypes:
+        if self.rehearsal and not self._sends_prototypes:
             seen = before if self.rehearsed == "received" else after
             assert seen is not None  # noqa: S101 - asked for in `looks`
             payload |= {SEEN_SUM: seen.sums, SEEN_COUNT: seen.count}
@@ -227,7 +220,7 @@ class Guidance(Strategy):
         options: AggregateOptions = MEAN,
     ) -> tuple[ServerState, Tensor]:
         """As the strategy's weights say, but for the head's rows where they go by class."""
-        if self._goes_by_class(self._rehearses(setting)):
+        if self.by_class:
             if not setting.head:
                 raise TrainingError(
                     "head = 'by-class' needs a model whose last layer is dense or a convolution"

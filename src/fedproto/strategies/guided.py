@@ -1,25 +1,33 @@
-"""The recommended setting: equal weights, toleration, and guidance by classes."""
+"""The recommended setting: heads averaged by class, equal weights, toleration and momentum."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from torch import Tensor
 
 from fedproto.options import option
+from fedproto.strategies.aggregation import MEAN, AggregateOptions
 from fedproto.strategies.base import STRATEGIES
+from fedproto.strategies.contract import Declarations, Setting
 from fedproto.strategies.fedavg import FedAvg
+from fedproto.strategies.server import ServerOptions
+from fedproto.types import ClientUpdate, ClientWeights, ServerState, part, under
+
+OWN = "guided"
+"""Name in memory, where ``[server]`` may keep a momentum beside it."""
 
 
 @STRATEGIES.register("guided")
 @dataclass(frozen=True)
 class Guided(FedAvg):
-    """FedAvg with the options that docs/guidance.md recommends; nothing needs to be chosen.
+    """What docs/guidance.md recommends; nothing needs to be chosen.
 
-    Clients rehearse the classes that they lack. A model that cannot, because its scores are no
-    function of its features alone, has its head averaged class by class instead.
+    Row c of the last layer is averaged over the clients that hold class c, all alike, and the
+    server steps with momentum as FedAvgM does. Its own step comes before that of ``[server]``.
     """
-
-    head_instead: ClassVar[bool] = True
 
     tolerate_partial_work: bool = option(
         True, "use the updates of clients that finish only part of their epochs"
@@ -27,6 +35,32 @@ class Guided(FedAvg):
     weights: Literal["size", "uniform", "balanced"] = option(
         "uniform", "weigh a client by its number of samples, all alike, or for balanced classes"
     )
-    rehearsal: float = option(
-        1.0, "weight λ of the prototypes of classes that a client lacks in its loss", at_least=0
+    head: Literal["average", "by-class"] = option(
+        "by-class",
+        "last layer: averaged like the rest, or its row of a class over the clients that hold it",
     )
+    momentum: float = option(0.9, "m ← momentum·m + g on the server", at_least=0, at_most=1)
+
+    @property
+    def _own_step(self) -> ServerOptions:
+        return ServerOptions(optimizer="sgd", momentum=self.momentum)
+
+    def server_memory(self, setting: Setting) -> Declarations:
+        """The momentum, besides what guidance keeps."""
+        momentum = under(OWN, self._own_step.memory(setting))
+        return {**super().server_memory(setting), **momentum}
+
+    def aggregate(
+        self,
+        state: ServerState,
+        updates: Sequence[ClientUpdate],
+        weights: ClientWeights,
+        setting: Setting,
+        options: AggregateOptions = MEAN,
+    ) -> tuple[ServerState, Tensor]:
+        """The averages, and a step with momentum towards them."""
+        combined, counted = super().aggregate(state, updates, weights, setting, options)
+        before = replace(state, memory=part(OWN, state.memory))
+        after = self._own_step.step(before, replace(combined, memory={}))
+        memory = {**combined.memory, **under(OWN, after.memory)}
+        return replace(after, memory=memory), counted
