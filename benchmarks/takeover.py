@@ -78,10 +78,15 @@ def payload(job: LocalJob, update: ClientUpdate) -> ClientUpdate:
     Margins and losses are left alone: beyond their declared bounds the guard refuses them.
     """
     told = {
-        name: -1000 * one if name.startswith(("control/", "prototypes/sum")) else one
+        name: -1000 * one if name.startswith("prototypes/sum") else one
         for name, one in update.payload.items()
     }
     return replace(scaled(-1)(job, update), payload=told)
+
+
+def few_steps(job: LocalJob, update: ClientUpdate) -> ClientUpdate:
+    """The opposite way, as if in one step: who enrols with one sample makes no more."""
+    return replace(scaled(-1)(job, update), steps=1)
 
 
 def absent(job: LocalJob, update: ClientUpdate) -> ClientUpdate:
@@ -112,6 +117,7 @@ ATTACKS: dict[str, Attack | None] = {
     "10M samples": claimed,
     "10M samples, x -1": many_samples,
     "payload x -1000, x -1": payload,
+    "one step, x -1": few_steps,
     "absent": absent,
 }
 TASKS: dict[str, dict[str, Any]] = {
