@@ -23,15 +23,15 @@ import torch
 
 from fedproto import FedAvg, Federation, FedProto
 from fedproto.config import EvaluateOptions, RunConfig, ScheduleOptions
+from fedproto.data.tasks import task_named
 from fedproto.engines.base import ENGINES, EngineOptions, Workload
 from fedproto.engines.reference import read_state
+from fedproto.engines.training import TrainOptions
 from fedproto.models.base import build_model
 from fedproto.models.mlp import MLPOptions
 from fedproto.rounds import run_rounds
 from fedproto.rounds.runs import Run
 from fedproto.store.environment import describe_environment
-from fedproto.tasks import task_named
-from fedproto.training import TrainOptions
 from fedproto.types import ServerState
 
 SAMPLES, CHANNELS, CLASSES, COHORT = 5, 16, 10, 100

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from workloads import MODELS, SHAPES, federation, initial_state, work_w_sizes
 
-from fedproto.schedule import BatchOrder, cohort
+from fedproto.rng.schedule import BatchOrder, cohort
 from fedproto.store.environment import describe_environment
 
 HERE = Path(__file__).resolve().parent

@@ -201,10 +201,10 @@ def _last(store: RunStore) -> bytes:
 
 def _sizes(config: RunConfig, store: RunStore) -> dict[str, str]:
     """Sizes of the messages themselves, headers included, before TLS."""
+    from fedproto.data.tasks import task_named
     from fedproto.engines.base import Workload
     from fedproto.engines.reference import ReferenceEngine
     from fedproto.models.base import build_model
-    from fedproto.tasks import task_named
 
     (federation,) = load_federations([config]).values()
     assert config.model is not None

@@ -26,7 +26,9 @@ from torch.nn import functional as F  # noqa: N812 - the name everyone uses
 from workloads import CLASSES, MODELS, SAMPLES, SHAPES, federation, initial_state, jobs_on
 
 from fedproto.config.recipe import read_recipe
+from fedproto.data.tasks import task_named
 from fedproto.engines.base import ENGINES, EngineOptions, Workload
+from fedproto.engines.training import TrainOptions
 from fedproto.models.base import build_model
 from fedproto.rounds import run_rounds
 from fedproto.rounds.runs import Run
@@ -34,8 +36,6 @@ from fedproto.simulate import simulate
 from fedproto.store.environment import describe_environment
 from fedproto.store.sweeps import create_sweep
 from fedproto.strategies import STRATEGIES
-from fedproto.tasks import task_named
-from fedproto.training import TrainOptions
 
 BATCH = 10
 

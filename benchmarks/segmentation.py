@@ -22,19 +22,19 @@ import torch
 from fedproto.data.clients import Client
 from fedproto.data.federation import Federation
 from fedproto.data.samples import TensorSamples
+from fedproto.data.tasks import task_named
 from fedproto.engines.base import EngineOptions, Workload
 from fedproto.engines.captured import CapturedEngine
 from fedproto.engines.job import LocalJob
 from fedproto.engines.reference import ReferenceEngine, read_state
+from fedproto.engines.training import TrainOptions
+from fedproto.engines.training.augment import AugmentOptions
 from fedproto.models.base import build_model
 from fedproto.models.deeplab import DeepLabOptions
 from fedproto.rng import Indices
-from fedproto.schedule import BatchOrder
+from fedproto.rng.schedule import BatchOrder
 from fedproto.store.environment import describe_environment
 from fedproto.strategies import FedAvg, FedProto, Strategy
-from fedproto.tasks import task_named
-from fedproto.training import TrainOptions
-from fedproto.training.augment import AugmentOptions
 from fedproto.types import ServerState
 
 CLASSES = 21

@@ -10,13 +10,13 @@ from fedproto.data.federation import Federation
 from fedproto.data.samples import TensorSamples
 from fedproto.engines.job import LocalJob
 from fedproto.engines.reference import read_state
+from fedproto.engines.training import TrainOptions
 from fedproto.models.base import ModelOptions, build_model
 from fedproto.models.cnn import CNNOptions
 from fedproto.models.cnn4 import CNN4Options
 from fedproto.models.mlp import MLPOptions
-from fedproto.schedule import BatchOrder
+from fedproto.rng.schedule import BatchOrder
 from fedproto.strategies import FedAvg, Strategy
-from fedproto.training import TrainOptions
 from fedproto.types import ServerState
 
 CLASSES = 10

@@ -15,16 +15,16 @@ from fedproto.config import EvaluateOptions, RunConfig, ScheduleOptions
 from fedproto.data.clients import Client
 from fedproto.data.federation import Federation
 from fedproto.data.samples import TensorSamples
+from fedproto.data.tasks import task_named
 from fedproto.engines.base import ENGINES, EngineOptions, Workload
 from fedproto.engines.reference import read_state
+from fedproto.engines.training import TrainOptions
 from fedproto.models.base import build_model
 from fedproto.models.cnn import CNNOptions
 from fedproto.models.mlp import MLPOptions
 from fedproto.rounds import run_rounds
 from fedproto.rounds.runs import Run
 from fedproto.strategies import FedAvg
-from fedproto.tasks import task_named
-from fedproto.training import TrainOptions
 from fedproto.types import ServerState
 
 

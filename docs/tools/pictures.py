@@ -17,10 +17,10 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from training_pictures import draw_attention, draw_prototypes, held_labels, train
 
-from fedproto import schedule
 from fedproto.data.digits import Digits
 from fedproto.data.synthetic import Synthetic
 from fedproto.report.looks import COLORS
+from fedproto.rng import schedule
 
 BLUE, ORANGE = COLORS[0], COLORS[4]
 

@@ -14,8 +14,10 @@ from torch import Tensor
 from fedproto import Federation, FedProto
 from fedproto.config import RunConfig, ScheduleOptions
 from fedproto.data.digits import Digits
+from fedproto.data.tasks import Classification
 from fedproto.engines.base import EngineOptions, Workload
 from fedproto.engines.reference import ReferenceEngine, load_state, read_state
+from fedproto.engines.training import TrainOptions
 from fedproto.equations import (
     class_prototypes,
     local_margin,
@@ -30,8 +32,6 @@ from fedproto.rng import Indices
 from fedproto.rounds import run_rounds
 from fedproto.rounds.planning import plan_round
 from fedproto.rounds.runs import Run
-from fedproto.tasks import Classification
-from fedproto.training import TrainOptions
 from fedproto.types import ClientUpdate, Prototypes, RoundRecord, ServerState
 
 BLUE, VERMILION, ORANGE, SKY = (COLORS[place] for place in (0, 1, 4, 5))

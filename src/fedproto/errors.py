@@ -27,14 +27,7 @@ class TrainingError(FedprotoError):
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str], hint: str | None = None) -> str:
-    """Says that a name is unknown, with the nearest known one or all of them.
-
-    Args:
-        kind: What the name stands for, such as ``strategy``.
-        name: The name that was asked for.
-        known: The names there are.
-        hint: What to say in the place of the nearest name.
-    """
+    """Says that a name is unknown, with the nearest known one or all of them."""
     names = sorted(known)
     near = difflib.get_close_matches(name, names, n=1)
     if hint is None:

@@ -76,8 +76,6 @@ class ServerState:
 
     Attributes:
         round: The round that comes next.
-        params: The aggregate model's trainable tensors.
-        buffers: Its other tensors, such as batch-norm statistics.
         memory: What strategy and server options keep from round to round, as they declared it.
     """
 
@@ -113,10 +111,7 @@ class ClientUpdate:
     """What a job returns.
 
     Attributes:
-        client: Whose update it is.
         num_examples: Number of training samples of the client.
-        params: Trainable tensors after local training.
-        buffers: Other tensors after local training.
         train_loss: Mean loss over the last local epoch; None when no step was made.
         epochs_done: Local epochs finished.
         steps: Local steps made, known to whoever gave the job.
@@ -143,14 +138,13 @@ class ClientUpdate:
         )
 
 
+Updates: TypeAlias = Sequence[ClientUpdate]
+"""A cohort's, in ascending order of clients."""
+
+
 @dataclass(frozen=True)
 class ClientFailure:
-    """A job that gave no usable update.
-
-    Attributes:
-        client: Whose job it was.
-        reason: What went wrong, for the record.
-    """
+    """A job that gave no usable update."""
 
     client: int
     reason: str

@@ -14,13 +14,13 @@ from fedproto.analysis import probe as probing
 from fedproto.analysis.dissimilarity import gradient_dissimilarity, summarize_distances
 from fedproto.analysis.probe import Probe
 from fedproto.data.federation import Federation
+from fedproto.data.tasks import task_named
 from fedproto.engines.base import EngineOptions, Workload
 from fedproto.engines.reference import load_state, read_state
 from fedproto.errors import ConfigError
 from fedproto.models.adapter import with_features
 from fedproto.models.base import build_model
 from fedproto.models.cnn import CNNOptions
-from fedproto.tasks import task_named
 from fedproto.types import ServerState
 
 
@@ -47,8 +47,8 @@ def naive_distances(federation, model, state, prepare=None):
         F.cross_entropy(model(inputs.double()), targets).backward()
         gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
         sizes.append(len(targets))
-    together, share = torch.stack(gradients), torch.tensor(sizes) / sum(sizes)
-    pooled = (together * share.double().unsqueeze(1)).sum(dim=0)
+    together, share = torch.stack(gradients), torch.tensor(sizes).double() / sum(sizes)
+    pooled = (together * share.unsqueeze(1)).sum(dim=0)
     return (together - pooled).square().sum(dim=1)
 
 

@@ -63,6 +63,18 @@ def test_descriptions_have_type_range_and_meaning():
     assert (described["flag"].default, described["flag"].help) == (False, "a flag")
 
 
+def test_a_changed_default_keeps_range_and_meaning():
+    @dataclass(frozen=True)
+    class Other(Sample):
+        rate: float = 0.25
+
+    (rate,) = [each for each in describe(Other) if each.name == "rate"]
+    (before,) = [each for each in describe(Sample) if each.name == "rate"]
+    assert (rate.default, rate.type, rate.help) == (0.25, before.type, before.help)
+    with pytest.raises(ConfigError, match="rate must be at least 0 and at most 1"):
+        read_options(Other, {"rate": 2.0}, "here")
+
+
 def test_every_bundled_recipe_is_valid():
     recipes = bundled_recipes()
     assert {"demo", "quickstart", "synthetic", "digits", "ablation"} <= recipes.keys()

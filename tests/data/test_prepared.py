@@ -16,10 +16,10 @@ from fedproto.data.idx import read_idx
 from fedproto.data.mnist import MNIST
 from fedproto.data.prepared import prepared
 from fedproto.data.samples import held
+from fedproto.data.tasks import Classification
 from fedproto.engines import ENGINES, EngineOptions, Workload
 from fedproto.errors import DataError
 from fedproto.models.cnn import CNNOptions
-from fedproto.tasks import Classification
 
 pytest_plugins = ["data_fixtures"]
 pytestmark = pytest.mark.usefixtures("cache")
@@ -135,7 +135,7 @@ def test_mnist_from_gz_files_from_plain_ones_and_from_an_archive_is_the_same(tmp
     (tmp_path / "plain" / "MNIST").mkdir(parents=True)
     (tmp_path / "archive" / "MNIST").mkdir(parents=True)
     tree = open_tree(raw)
-    for name in tree.places:
+    for name in tree.locations:
         (tmp_path / "plain" / "MNIST" / name.removesuffix(".gz")).write_bytes(tree.read(name))
     write_zip(
         tmp_path / "archive" / "MNIST" / "all.zip",

@@ -21,6 +21,7 @@ from fedproto.data.samples import MappedSamples, TensorSamples
 from fedproto.data.statistics import statistics
 from fedproto.data.synthetic import Synthetic
 from fedproto.engines.reference import read_state
+from fedproto.engines.training import TrainOptions
 from fedproto.errors import ConfigError
 from fedproto.models.base import build_model
 from fedproto.models.cnn import CNNOptions
@@ -29,7 +30,6 @@ from fedproto.models.deeplab import DeepLabOptions
 from fedproto.models.mlp import MLPOptions
 from fedproto.reproduce.paper import paper
 from fedproto.strategies import FedAvg, FedProto
-from fedproto.training import TrainOptions
 from fedproto.types import ServerState
 
 pytest_plugins = ["data_fixtures"]

@@ -172,10 +172,10 @@ def test_damaged_archives(fuzz_folder, name, changes):
     path.write_bytes(damaged(ARCHIVES[name], changes))
     tree = FileTree(folder, {name: path})
     with contextlib.suppress(FedprotoError):
-        for member in tree.places:
+        for member in tree.locations:
             assert ".." not in Path(member).parts
             assert not Path(member).is_absolute()
-        for _, content in tree.read_all(tree.places):
+        for _, content in tree.read_all(tree.locations):
             assert len(content) <= 10**7
     assert [each.name for each in folder.iterdir()] == [name]
     path.unlink()

@@ -19,12 +19,12 @@ from engine_cases import (
 from fedproto import AggregateOptions, ServerOptions
 from fedproto.config import ScheduleOptions
 from fedproto.engines.base import ENGINES
+from fedproto.engines.training import TrainOptions
 from fedproto.models.base import build_model
 from fedproto.models.cnn import CNNOptions
 from fedproto.models.cnn4 import CNN4Options
 from fedproto.options import Options
 from fedproto.strategies import FedAvg, FedProto, FedProx, Scaffold
-from fedproto.training import TrainOptions
 
 TOLERANCE = {"float64": 1e-9, "float32": 1e-4}
 RULES = {

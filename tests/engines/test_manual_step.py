@@ -9,6 +9,8 @@ from torch.nn import functional as F  # noqa: N812 - the name everyone uses
 
 from engine_cases import CLASSES, STRATEGIES, engine_for, jobs_of, small_federation
 from fedproto.engines.reference import ReferenceEngine
+from fedproto.engines.training import TrainOptions
+from fedproto.engines.training.augment import AugmentOptions
 from fedproto.engines.workers.manual import manual_network
 from fedproto.engines.workers.spectra import SpectralConvolution
 from fedproto.engines.workers.trainer import ManualTrainer, can_step_manually
@@ -18,8 +20,6 @@ from fedproto.models.cnn4 import CNN4Options
 from fedproto.models.mlp import MLPOptions
 from fedproto.strategies import FedAvg, FedProx, Strategy
 from fedproto.strategies.contract import Objective
-from fedproto.training import TrainOptions
-from fedproto.training.augment import AugmentOptions
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
 SMALL_CNN = CNNOptions(channels1=3, channels2=5, features=7)

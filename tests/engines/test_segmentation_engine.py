@@ -11,16 +11,16 @@ from torch import nn
 
 from fedproto import Federation, FedProto, FedProx, run
 from fedproto.data.shapes import Shapes
+from fedproto.data.tasks import Segmentation, task_named
 from fedproto.engines.base import ENGINES, EngineOptions, Workload
 from fedproto.engines.job import LocalJob
 from fedproto.engines.reference import read_state
+from fedproto.engines.training.augment import AugmentOptions
 from fedproto.errors import DataError, TrainingError
 from fedproto.models.base import build_model
 from fedproto.models.deeplab import SmallDeepLabOptions
 from fedproto.rounds.planning import plan_round
 from fedproto.strategies.fedproto import COUNT, SUM
-from fedproto.tasks import Segmentation, task_named
-from fedproto.training.augment import AugmentOptions
 from fedproto.types import ClientUpdate, ServerState
 from helpers import begin, config_of, engine_for
 

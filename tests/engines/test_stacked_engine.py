@@ -22,12 +22,12 @@ from fedproto.engines.stacking.blocks import Conv, Dense
 from fedproto.engines.stacking.flat import FlatLayout
 from fedproto.engines.stacking.lockstep import Lockstep, _sizes
 from fedproto.engines.stacking.orders import NONE, stack_orders
+from fedproto.engines.training import TrainOptions
 from fedproto.errors import TrainingError
 from fedproto.models import with_features
 from fedproto.models.base import build_model
 from fedproto.models.cnn4 import CNN4Options
 from fedproto.strategies import Centralized, FedAvg, FedProto, FedProx, Strategy
-from fedproto.training import TrainOptions
 
 
 def own_module(*extra: nn.Module) -> nn.Module:

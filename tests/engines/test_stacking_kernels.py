@@ -19,10 +19,10 @@ from fedproto.engines.stacking.kernel_blocks import KernelConv, KernelDense
 from fedproto.engines.stacking.launching import CUTS, ConvKernels, Cuts, DenseKernels
 from fedproto.engines.stacking.lockstep import Lockstep
 from fedproto.engines.stacking.whole import MlpStep
+from fedproto.engines.training import TrainOptions
 from fedproto.models.cnn import CNNOptions
 from fedproto.models.mlp import MLPOptions
 from fedproto.strategies import FedProto, FedProx
-from fedproto.training import TrainOptions
 
 pytest.importorskip("triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -19,13 +19,13 @@ from documents import ROOT
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedproto[flower]'")
 
 from fedproto.config import read_config
-from fedproto.flower.audit import read_audit
 from fedproto.flower.deploy import Deployment, deployment
 from fedproto.flower.keys import make_keys
 from fedproto.options.registry import load_plugin
 from fedproto.rounds import Watcher
 from fedproto.simulate import simulate
 from fedproto.store import RunStore
+from fedproto.store.checking import read_audit
 from fedproto.store.sweeps import create_sweep
 from helpers import same_tensors
 

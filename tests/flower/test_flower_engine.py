@@ -20,10 +20,10 @@ from fedproto import STRATEGIES
 from fedproto.config import read_config
 from fedproto.errors import ConfigError, DataError, StoreError, TrainingError
 from fedproto.flower import nodes, wire
-from fedproto.flower.audit import AuditLog, read_audit
-from fedproto.flower.parts import Refusal
+from fedproto.flower.audit import AuditLog
 from fedproto.flower.server_app import serve
 from fedproto.store import RunStore
+from fedproto.store.checking import read_audit
 from fedproto.store.extending import extend
 from fedproto.store.sweeps import create_sweep
 from flower_grid import LocalGrid
@@ -167,7 +167,7 @@ def train_replies(change):
             "boom at line",
         ),
         (lambda _: None, "no answer within 0.2 s"),
-        (lambda reply: _with(reply, wire.encode_refusal(Refusal("no\x00 data"))), "no data"),
+        (lambda reply: _with(reply, wire.encode_refusal("no\x00 data")), "no data"),
     ],
     ids=["raises", "silent", "refuses"],
 )
@@ -404,7 +404,7 @@ def test_a_server_that_stays_away_ends_the_run_with_a_word(tmp_path, monkeypatch
 def test_the_audit_log_tells_who_took_part_and_what_was_refused(tmp_path):
     def tamper(client, reply):
         if client == 2 and reply.metadata.message_type == "train":
-            return _with(reply, wire.encode_refusal(Refusal("no power")))
+            return _with(reply, wire.encode_refusal("no power"))
         return reply
 
     grid = LocalGrid(range(CLIENTS), tamper)

@@ -18,6 +18,7 @@ from scipy.stats import chi2, norm
 
 from fedproto.cli import main
 from fedproto.data.federation import Federation
+from fedproto.data.tasks import task_named
 from fedproto.engines.base import EngineOptions, Workload
 from fedproto.engines.reference import read_state
 from fedproto.errors import ConfigError
@@ -25,7 +26,6 @@ from fedproto.flower.discrete_gaussian import discrete_gaussian
 from fedproto.flower.privacy import STEPS, PrivateEngine, epsilon, on_lattice, with_noise
 from fedproto.models.adapter import with_features
 from fedproto.strategies.contract import Observation
-from fedproto.tasks import task_named
 from fedproto.types import ServerState
 from flower_grid import LocalGrid
 from flower_runs import CLIENTS, everyone, over_flower, simulated

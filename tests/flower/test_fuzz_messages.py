@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from fedproto.config import read_config
 from fedproto.flower import greeting, wire
-from fedproto.flower.parts import Refusal
+from fedproto.flower.arrays import UnreadableError
 from fedproto.types import ClientUpdate
 from flower_messages import SETTING, honest, job_for, received
 from fuzzing import ODD, damaged, damages, fuzzed
@@ -83,16 +83,15 @@ def test_damaged_updates(what):
 def test_damaged_jobs(what):
     job = job_for()
     content = changed(wire.encode_job(job, CONFIG), what)
-    config = wire.decode_job_config(content)
-    if not isinstance(config, Refusal):
-        wire.decode_job(content, dataclasses.replace(config), job.state, SETTING)
+    with contextlib.suppress(UnreadableError):
+        wire.decode_job(content, wire.decode_job_config(content), job.state, SETTING)
 
 
 @fuzzed
 @given(what=changes())
 def test_damaged_greetings(what):
-    found = greeting.decode_hello(changed(greeting.encode_hello(HELLO), what), 1000)
-    if not isinstance(found, Refusal):
+    with contextlib.suppress(UnreadableError):
+        found = greeting.decode_hello(changed(greeting.encode_hello(HELLO), what), 1000)
         assert found.num_train <= 1000
         assert len(found.class_names) in (0, found.num_classes)
 
@@ -101,4 +100,5 @@ def test_damaged_greetings(what):
 @given(what=changes())
 def test_damaged_tallies(what):
     content = changed(wire.encode_tally(1, 2, torch.tensor([5.0, 4.0, 1.0])), what)
-    wire.decode_tally(content, 1, 2)
+    with contextlib.suppress(UnreadableError):
+        wire.decode_tally(content, 1, 2)

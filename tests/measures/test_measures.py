@@ -16,6 +16,7 @@ from fedproto.analysis.discrepancy import mmd2, mmd2_linear
 from fedproto.cli import main
 from fedproto.config import RunConfig, read_config
 from fedproto.config.recipe import read_recipe
+from fedproto.data.tasks import task_named
 from fedproto.disk.integrity import sealed
 from fedproto.engines.base import ENGINES, EngineOptions, Workload
 from fedproto.errors import ConfigError
@@ -29,7 +30,6 @@ from fedproto.simulate import simulate
 from fedproto.simulate.reference import check_reference, reference_state
 from fedproto.store import RunStore
 from fedproto.store.records import RecordReader
-from fedproto.tasks import task_named
 from helpers import begin, config_of, every_strategy, same_tensors, strategy_name
 
 ALL = ("dissimilarity", "margin", "ece")

@@ -6,11 +6,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from fedproto.engines.training.batch_norm import tolerate_single_values
 from fedproto.errors import ConfigError, TrainingError
 from fedproto.models.base import build_model
 from fedproto.models.deeplab import DeepLabOptions, SmallDeepLabOptions
 from fedproto.models.mobilenet import MobileNetV2
-from fedproto.training.batch_norm import tolerate_single_values
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from fedproto.analysis import embedding
-from fedproto.analysis.embedding import class_colors, embed
+from fedproto.analysis.embedding import embed
 from fedproto.analysis.runs import attention_matrix, attention_spread, pearson
 from fedproto.cli import main
 from fedproto.data.base import data_root
@@ -21,6 +21,7 @@ from fedproto.data.masks import palette
 from fedproto.errors import ConfigError, StoreError
 from fedproto.models.base import build_model
 from fedproto.report.analysing import read_parts
+from fedproto.report.looks import class_colors
 from fedproto.store import RunStore
 from fedproto.types import RoundRecord
 

@@ -18,11 +18,11 @@ from fedproto.engines.base import EngineOptions
 from fedproto.measures.options import MeasureOptions
 from fedproto.report.looks import add_legend, new_figure
 from fedproto.report.results import StoredRun
-from fedproto.reproduce.base import Result
+from fedproto.reproduce.base import FoundRun
 from fedproto.reproduce.cases import CLASSIFICATION, SCALES, Case, Scope, case_table
 from fedproto.reproduce.comparison import Comparison
 from fedproto.reproduce.curves import (
-    Spread,
+    Averaged,
     band,
     final_value,
     nominal_curve,
@@ -33,21 +33,21 @@ from fedproto.reproduce.curves import (
 from fedproto.reproduce.estimate import estimate, in_words, work_of
 from fedproto.reproduce.experiments.claims import Claim, judge
 from fedproto.reproduce.experiments.margins import discrepancy
-from fedproto.reproduce.library import Library, Request, fingerprint, merged
+from fedproto.reproduce.library import Library, Request, merged, settings_digest
 from fedproto.reproduce.panels import METHODS, line_of
 from fedproto.reproduce.paper import Printed, paper, printed, printed_at_delta
 from fedproto.simulate import load_federations
 from fedproto.types import RoundRecord
 
 
-def result(values, *, delta=0.0, seed=0, rounds=None, metric="accuracy") -> Result:
+def result(values, *, delta=0.0, seed=0, rounds=None, metric="accuracy") -> FoundRun:
     schedule = ScheduleOptions(rounds=rounds or len(values), cohort=2, delta=delta)
     config = RunConfig(FedAvg(), seed=seed, schedule=schedule)
     records = [
         RoundRecord(t, [], [], [], {}, {}, {} if v is None else {metric: v}, 0, 0, 0.0)
         for t, v in enumerate(values)
     ]
-    return Result(Request("mnist", config), StoredRun(Path("run"), config, records))
+    return FoundRun(Request("mnist", config), StoredRun(Path("run"), config, records))
 
 
 def test_spot_values_of_the_paper():
@@ -123,7 +123,7 @@ def test_spread_over_deltas_and_seeds_by_hand():
     assert found.over_deltas == pytest.approx(math.sqrt(8))
     assert found.over_seeds == pytest.approx(math.sqrt((2 + 8) / 2))
     assert found.runs == 4
-    assert spread_of([[2.0]]) == Spread(2.0, None, None, 1)
+    assert spread_of([[2.0]]) == Averaged(2.0, None, None, 1)
     assert spread_of([]) is None
     runs = [result([0.5], delta=0.0), result([0.7], delta=0.5), result([0.9], delta=0.8)]
     assert spread(runs, "accuracy").over_deltas == pytest.approx(0.2)
@@ -173,17 +173,17 @@ def test_claims_are_judged_pair_by_pair(how, values, verdict):
 
 
 def test_the_distance_is_in_the_papers_own_spread():
-    ours = Spread(90.0, None, None, 1)
-    assert Comparison("", "", "", "", ours, Printed(88.0, 4.0)).distance == pytest.approx(0.5)
-    assert Comparison("", "", "", "", ours, Printed(88.0)).distance is None
-    assert Comparison("", "", "", "", ours, Printed(88.0, 0.0)).distance is None
+    ours = Averaged(90.0, None, None, 1)
+    assert Comparison(None, "", "", ours, Printed(88.0, 4.0)).distance == pytest.approx(0.5)
+    assert Comparison(None, "", "", ours, Printed(88.0)).distance is None
+    assert Comparison(None, "", "", ours, Printed(88.0, 0.0)).distance is None
 
 
 def test_a_difference_needs_both_figures():
-    ours, theirs = Spread(90.0, None, None, 1), Printed(88.8, 3.8)
-    assert Comparison("", "", "", "", ours, theirs).difference == pytest.approx(1.2)
-    assert Comparison("", "", "", "", ours, None).difference is None
-    assert Comparison("", "", "", "", None, theirs).difference is None
+    ours, theirs = Averaged(90.0, None, None, 1), Printed(88.8, 3.8)
+    assert Comparison(None, "", "", ours, theirs).difference == pytest.approx(1.2)
+    assert Comparison(None, "", "", ours, None).difference is None
+    assert Comparison(None, "", "", None, theirs).difference is None
 
 
 def test_the_study_takes_its_variants_and_seeds_from_its_recipes():
@@ -201,30 +201,30 @@ def test_the_study_takes_its_variants_and_seeds_from_its_recipes():
 def test_the_studies_differ_from_the_data_sets_recipes_in_nothing_but_the_variants():
     for name in ("synthetic", "mnist", "femnist", "celeba"):
         case = Scope("paper").case(name)
-        known = {fingerprint(config) for config in case.runs()}
+        known = {settings_digest(config) for config in case.runs()}
         shared = [
             config
             for config in case.runs(recipe=f"attention-study-{name}")
             if config.title in ("FedProto", "Fairness + toleration")
         ]
         assert len(shared) == 2
-        assert {fingerprint(config) for config in shared} <= known
+        assert {settings_digest(config) for config in shared} <= known
 
 
 def test_the_fingerprint_is_about_results_alone():
     first, *_ = Case("mnist", "MNIST", "mnist").runs()
     same = replace(first, label="other", engine=EngineOptions(device="cpu", tf32=True))
     same = replace(same, evaluate=replace(first.evaluate, every=7))
-    assert fingerprint(same) == fingerprint(first)
-    assert fingerprint(replace(first, seed=1)) != fingerprint(first)
+    assert settings_digest(same) == settings_digest(first)
+    assert settings_digest(replace(first, seed=1)) != settings_digest(first)
     changed = replace(first, train=replace(first.train, lr=0.5))
-    assert fingerprint(changed) != fingerprint(first)
+    assert settings_digest(changed) != settings_digest(first)
 
 
 def test_centralised_training_has_no_stragglers_to_tell_runs_apart_by():
     (central,) = Case("mnist", "MNIST", "mnist").centralized()
     late = replace(central, schedule=replace(central.schedule, delta=0.8))
-    assert fingerprint(late) == fingerprint(central)
+    assert settings_digest(late) == settings_digest(central)
 
 
 def test_requests_for_one_run_become_one():
@@ -239,10 +239,10 @@ def test_requests_for_one_run_become_one():
 
 def test_the_ablation_shares_runs_with_the_accuracy_table():
     case = Scope("paper").case("mnist")
-    shared = {fingerprint(config): config for config in case.runs()}
+    shared = {settings_digest(config): config for config in case.runs()}
     rows = case.runs(recipe="mnist-ablation")
     assert len(rows) == 30
-    common = [config for config in rows if fingerprint(config) in shared]
+    common = [config for config in rows if settings_digest(config) in shared]
     assert {config.title for config in common} == {"FedAvg", "FedProto", "Fairness + toleration"}
     assert all(config.measure.takes("mmd") for config in common)
     assert not any(config.measure.every for config in rows if config not in common)

@@ -14,7 +14,7 @@ from fedproto.measures.clients import PER_CLASS
 from fedproto.measures.head import ROW_NORM
 from fedproto.report.evidence import difference, holm
 from fedproto.report.results import StoredRun
-from fedproto.reproduce.base import EXPERIMENTS, Result
+from fedproto.reproduce.base import EXPERIMENTS, FoundRun
 from fedproto.reproduce.cases import FAIR_AND_TOLERANT, Scope
 from fedproto.reproduce.experiments.guidance import GuidanceStudy
 from fedproto.reproduce.forgetting import (
@@ -55,7 +55,7 @@ def results_of(case, finals):
                 config, label=label, seed=seed, schedule=replace(config.schedule, rounds=10)
             )
             records = [record(round_, last * (round_ + 1) / 10) for round_ in range(10)]
-            found.append(Result(Request(case.name, own), StoredRun(Path(), own, records)))
+            found.append(FoundRun(Request(case.name, own), StoredRun(Path(), own, records)))
     return found
 
 
@@ -148,7 +148,7 @@ def test_forgetting_is_drawn_for_runs_that_were_looked_into():
         looked = replace(config, measure=replace(config.measure, every=1, what=(MEASURE,)))
         tables = {PER_CLASS: {"0": 0.5, "1": 0.6}, ROW_NORM: {"0": 1.0, "1": 3.0}}
         records = [replace(one, tables=tables) for one in result.run.records]
-        results.append(Result(Request(case.name, looked), StoredRun(Path(), looked, records)))
+        results.append(FoundRun(Request(case.name, looked), StoredRun(Path(), looked, records)))
     shown = Shown()
     show_forgetting(shown, [(case, results)])
     assert {row[2] for row in shown.rows} == {GUIDED, FAIR_AND_TOLERANT}

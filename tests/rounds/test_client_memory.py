@@ -12,10 +12,11 @@ from fedproto import Scaffold, ServerOptions, StoreError, run
 from fedproto.config import StoreOptions, read_config
 from fedproto.engines.reference import ReferenceEngine
 from fedproto.rounds import run_rounds
-from fedproto.rounds.client_memory import MemoryInRAM, MemoryOnDisk, remembered
+from fedproto.rounds.client_memory import MemoryInRAM, remembered
 from fedproto.rounds.runs import Run
 from fedproto.simulate import simulate
 from fedproto.store import RunStore
+from fedproto.store.client_memory import MemoryOnDisk
 from fedproto.strategies.contract import Declared
 from fedproto.types import ClientFailure
 from helpers import begin, config_of, engine_for, same_tensors
@@ -45,9 +46,9 @@ def test_earlier_rounds_are_kept_as_long_as_a_run_may_go_back_to_them(tmp_path):
     for round_ in (1, 4, 6, 9):
         memory.save(0, round_, tensors(round_), keep_from=5)
     # from round 5 on the client is as after round 4, or later
-    assert memory.load(0, 1, KEPT) is None
+    assert memory.load(0, 1) is None
     for round_ in (4, 6, 9):
-        assert same_tensors(memory.load(0, round_, KEPT), tensors(round_))
+        assert same_tensors(memory.load(0, round_), tensors(round_))
 
 
 @pytest.mark.parametrize(
@@ -66,12 +67,12 @@ def test_how_far_a_run_may_go_back_follows_from_its_checkpoints(options, expecte
 def test_a_damaged_or_foreign_file_is_named(tmp_path):
     memory = MemoryOnDisk(tmp_path)
     memory.save(0, 1, tensors(1.0), keep_from=0)
-    with pytest.raises(StoreError, match="other tensors than the strategy keeps"):
-        memory.load(0, 1, {"own/way": KEPT["own/way"]})
+    with pytest.raises(StoreError, match="other tensors of round 1 than the strategy keeps"):
+        remembered(memory, 0, 1, {"own/way": KEPT["own/way"]})
     (file,) = tmp_path.rglob("*.safetensors")
     file.write_bytes(file.read_bytes()[:20])
     with pytest.raises(StoreError, match=f"{file.name} cannot be read"):
-        memory.load(0, 1, KEPT)
+        memory.load(0, 1)
 
 
 class Refusing(ReferenceEngine):
@@ -94,12 +95,12 @@ def test_an_update_that_is_not_accepted_changes_no_memory(small_federation, smal
     kept = {}
     for going, record in run_rounds([begun], small_federation, engine):
         if record.round == 0:
-            kept = {client: going.memory.load(client, 0, {}) for client in range(6)}
+            kept = {client: going.memory.load(client, 0) for client in range(6)}
         else:
             assert set(record.failures) == {0, 1}
     assert begun.last_round == {0: 0, 1: 0, 2: 1, 3: 1, 4: 1, 5: 1}
     for client in (0, 1):
-        assert same_tensors(begun.memory.load(client, 0, {}), kept[client])
+        assert same_tensors(begun.memory.load(client, 0), kept[client])
 
 
 def configuration(**sections):

@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 from fedproto import FedAvg, FedProto
 from fedproto.config import read_config
 from fedproto.data.samples import TensorSamples
+from fedproto.data.tasks import task_named
+from fedproto.engines.setting import setting_of
 from fedproto.flower.defence import DEFENCES, defended
 from fedproto.rounds import close_round, run_rounds
 from fedproto.rounds.guard import Expected, outliers, reason_to_refuse
 from fedproto.rounds.planning import plan_round, remember_all
-from fedproto.rounds.setting import setting_of
 from fedproto.strategies.aggregation import combine
 from fedproto.strategies.contract import Declared, FeatureShape, Setting
 from fedproto.strategies.rules import cap_attention
-from fedproto.tasks import task_named
 from fedproto.types import ServerState
 from helpers import begin, config_of, engine_for, make_state, make_update, train
 

@@ -9,11 +9,11 @@ import torch
 
 from fedproto import Centralized, FedAvg, FedProto, FedProx
 from fedproto.config import EvaluateOptions, StopOptions
+from fedproto.engines.training import TrainOptions
 from fedproto.errors import ConfigError
 from fedproto.rounds import Watcher, run_rounds
 from fedproto.rounds.planning import plan_round
 from fedproto.rounds.runs import stop_reason
-from fedproto.training import TrainOptions
 from fedproto.types import RoundRecord, num_bytes
 from helpers import begin, config_of, engine_for, same_tensors, train, train_runs
 

@@ -20,6 +20,7 @@ from fedproto import (
     Guided,
 )
 from fedproto.config import RunConfig
+from fedproto.data.tasks import task_named
 from fedproto.engines.base import Workload
 from fedproto.engines.reference import ReferenceEngine
 from fedproto.rounds import run_rounds
@@ -29,7 +30,6 @@ from fedproto.simulate import initial_state, load_federations, model_for
 from fedproto.strategies.aggregation import MEAN, combine
 from fedproto.strategies.feddyn import FedDyn
 from fedproto.strategies.scaffold import Scaffold
-from fedproto.tasks import task_named
 from fedproto.types import ClientUpdate, ClientWeights, ServerState
 from helpers import (
     config_of,

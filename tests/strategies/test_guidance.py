@@ -20,7 +20,9 @@ from fedproto import (
     Guided,
     ServerOptions,
 )
+from fedproto.data.tasks import task_named
 from fedproto.engines.base import EngineOptions, Workload
+from fedproto.engines.setting import setting_of
 from fedproto.errors import TrainingError
 from fedproto.models.adapter import with_features
 from fedproto.models.base import FeatureModel, build_model, class_rows
@@ -29,7 +31,6 @@ from fedproto.models.cnn4 import CNN4Options
 from fedproto.models.deeplab import SmallDeepLabOptions
 from fedproto.models.mlp import MLPOptions
 from fedproto.rounds.guard import Expected, reason_to_refuse
-from fedproto.rounds.setting import setting_of
 from fedproto.strategies.aggregation import MEAN
 from fedproto.strategies.attention import balanced_attention, class_attention
 from fedproto.strategies.contract import (
@@ -47,7 +48,6 @@ from fedproto.strategies.guidance import (
     SEEN_COUNT,
     SEEN_SUM,
 )
-from fedproto.tasks import task_named
 from fedproto.types import ClientUpdate, ServerState
 from helpers import train
 

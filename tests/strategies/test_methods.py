@@ -241,5 +241,5 @@ def test_control_variates_sum_to_the_clients_mean(small_federation, small_model)
     """With everyone in the cohort c is the mean of the c_k after every round."""
     run = rounds(Scaffold(), small_federation, small_model, number=3)
     for name, server in run.state.memory.items():
-        own = [run.memory.load(client, 2, {})[name] for client in range(6)]
+        own = [run.memory.load(client, 2)[name] for client in range(6)]
         torch.testing.assert_close(torch.stack(own).mean(dim=0), server, rtol=0, atol=1e-12)

@@ -12,9 +12,11 @@ from torch import Tensor, nn
 
 from fedproto.config import RunConfig, ScheduleOptions
 from fedproto.data.federation import Federation
+from fedproto.data.tasks import task_named
 from fedproto.engines.base import ENGINES, Engine, EngineOptions, Workload
 from fedproto.engines.job import LocalJob
 from fedproto.engines.reference import read_state
+from fedproto.engines.training import TrainOptions
 from fedproto.models.base import ModelOptions, build_model
 from fedproto.models.cnn import CNNOptions
 from fedproto.models.mlp import MLPOptions
@@ -39,8 +41,6 @@ from fedproto.strategies import (
     Strategy,
 )
 from fedproto.strategies.contract import Declared, Looks, Objective, Report, Virtual
-from fedproto.tasks import task_named
-from fedproto.training import TrainOptions
 from fedproto.types import ClientWeights, RoundRecord, ServerState, part, under
 
 CLASSES = 4

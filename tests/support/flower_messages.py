@@ -8,11 +8,11 @@ from flwr.app import RecordDict
 
 from fedproto import FedProto
 from fedproto.engines.job import LocalJob
+from fedproto.engines.training import TrainOptions
 from fedproto.flower import wire
-from fedproto.flower.parts import Refusal
+from fedproto.flower.arrays import UnreadableError
+from fedproto.rng.schedule import BatchOrder
 from fedproto.rounds.guard import Expected, reason_to_refuse
-from fedproto.schedule import BatchOrder
-from fedproto.training import TrainOptions
 from fedproto.types import ClientUpdate
 from helpers import make_setting, make_state, make_update
 
@@ -40,8 +40,8 @@ def honest(**changes) -> ClientUpdate:
 def received(content: RecordDict, job: LocalJob | None = None) -> ClientUpdate | str:
     """The update as the server uses it, or why it does not."""
     job = job or job_for()
-    found = wire.decode_update(content, job, SETTING)
-    if isinstance(found, Refusal):
-        return found.reason
-    update, _ = found
+    try:
+        update, _ = wire.decode_update(content, job, SETTING)
+    except UnreadableError as error:
+        return str(error)
     return reason_to_refuse(update, Expected.of(job, SETTING)) or update

@@ -10,14 +10,14 @@ import torch
 from fedproto import STRATEGIES, Strategy
 from fedproto.config import RunConfig, ScheduleOptions
 from fedproto.data.federation import Federation
+from fedproto.data.tasks import task_named
 from fedproto.engines.base import EngineOptions, Workload
 from fedproto.engines.reference import ReferenceEngine, read_state
+from fedproto.engines.training import TrainOptions
 from fedproto.rounds import run_rounds
 from fedproto.rounds.runs import Run
 from fedproto.strategies.contract import FeatureShape, Setting, initial_tensors
 from fedproto.strategies.fedproto import COUNT, MARGIN, SUM
-from fedproto.tasks import task_named
-from fedproto.training import TrainOptions
 from fedproto.types import ClientUpdate, Prototypes, RoundRecord, ServerState, Tensors
 
 

@@ -24,11 +24,8 @@ class Bin:
     """Predictions of about the same confidence, in ``(low, high]``.
 
     Attributes:
-        low: Smallest confidence.
-        high: Largest confidence.
         confidence: Mean confidence; the middle of the bin when it is empty.
         accuracy: Share of correct predictions; 0 when it is empty.
-        count: Number of predictions.
     """
 
     low: float

@@ -31,10 +31,6 @@ MEDIAN_SAMPLES = 2000
 def median_bandwidth(y_md: Tensor, max_samples: int = MEDIAN_SAMPLES) -> float:
     """The median heuristic: σ is the median Euclidean distance between different vectors.
 
-    Args:
-        y_md: The reference's features ``[M, D]``, in random order.
-        max_samples: Only so many of the first vectors are looked at.
-
     Returns:
         σ; 1 where the median distance is 0, or fewer than two vectors are given.
     """
@@ -47,16 +43,9 @@ def median_bandwidth(y_md: Tensor, max_samples: int = MEDIAN_SAMPLES) -> float:
 def mmd2(x_nd: Tensor, y_md: Tensor, bandwidth: float, *, paired: bool = False) -> float:
     """The unbiased estimate of MMD² in quadratic time, in blocks of bounded memory.
 
-    Args:
-        x_nd: Features ``[N, D]``, at least two.
-        y_md: Features ``[M, D]``, at least two.
-        bandwidth: σ of the Gaussian kernel.
-        paired: Row i of both belongs to the same sample: the two are then not independent, and the
-            estimate leaves ``k(x_i, y_i)`` out, as it leaves out ``k(x_i, x_i)``. Needs N = M, and
-            gives exactly 0 for equal features.
-
-    Raises:
-        ConfigError: If the shapes do not fit or there are too few vectors.
+    With `paired`, row i of both belongs to the same sample: the two are then not independent, and
+    the estimate leaves ``k(x_i, y_i)`` out, as it leaves out ``k(x_i, x_i)``. It gives exactly 0
+    for equal features.
     """
     _check(x_nd, y_md, paired)
     n, m = len(x_nd), len(y_md)
@@ -74,14 +63,6 @@ def mmd2_linear(x_nd: Tensor, y_nd: Tensor, bandwidth: float) -> float:
 
     Far noisier than `mmd2` on the same samples. Right for paired samples too; the rows must be in
     random order. A last odd row is left out.
-
-    Args:
-        x_nd: Features ``[N, D]``, at least two.
-        y_nd: Features ``[N, D]``.
-        bandwidth: σ of the Gaussian kernel.
-
-    Raises:
-        ConfigError: If the shapes do not fit or there are too few vectors.
     """
     _check(x_nd, y_nd, paired=True)
     x, y = _scaled(x_nd, y_nd, bandwidth)
@@ -98,17 +79,8 @@ def mmd2_linear(x_nd: Tensor, y_nd: Tensor, bandwidth: float) -> float:
 def grouped_mmd2(x_nd: Tensor, y_nd: Tensor, sizes: Sequence[int], bandwidth: float) -> Tensor:
     """`mmd2` of paired features for many groups at once.
 
-    Args:
-        x_nd: The groups' features one after another, ``[N, D]``.
-        y_nd: The same samples' features under the other model, ``[N, D]``.
-        sizes: How many rows each group has.
-        bandwidth: σ of the Gaussian kernel.
-
     Returns:
         One estimate per group ``[K]``, in float64; NaN for a group of fewer than two.
-
-    Raises:
-        ConfigError: If the shapes do not fit.
     """
     _check(x_nd, y_nd, paired=True, least=0)
     if sum(sizes) != len(x_nd):
@@ -133,13 +105,8 @@ def grouped_mmd2(x_nd: Tensor, y_nd: Tensor, sizes: Sequence[int], bandwidth: fl
 def feature_discrepancy(mmd2_a: float, mmd2_b: float) -> float:
     """``FFD(A, B) = (MMD_B − MMD_A) / MMD_B × 100``: how much nearer A is than the baseline B.
 
-    Args:
-        mmd2_a: MMD² of the method in question after its last round; an estimate below 0 is as near
-            as can be told, and counts as 0.
-        mmd2_b: MMD² of the baseline.
-
-    Raises:
-        ConfigError: If the baseline's MMD² is not above 0: there is nothing to be nearer than.
+    MMD² are taken after the last round; an estimate of A below 0 is as near as can be told, and
+    counts as 0.
     """
     if not mmd2_b > 0:
         raise ConfigError(f"FFD needs a baseline whose MMD² is above 0, not {mmd2_b:g}")

@@ -30,7 +30,6 @@ class Dissimilarity:
     """The mean of ‖∇L_k − ∇L‖² over clients.
 
     Attributes:
-        mean: Over the clients that were looked at.
         error: Standard error of the mean as an estimate for all clients; 0 when all were.
     """
 
@@ -43,16 +42,7 @@ def gradient_dissimilarity(
     clients: Sequence[tuple[Tensor, Tensor]],
     loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
 ) -> Dissimilarity:
-    """The dissimilarity of clients whose data is given as tensors.
-
-    Args:
-        model: With its weights, in the mode its gradients are wanted in.
-        clients: Each client's inputs and targets.
-        loss: Mean loss of scores and targets.
-
-    Raises:
-        ConfigError: If there are no clients.
-    """
+    """The dissimilarity of clients whose data is given as tensors."""
     total = sum(len(targets) for _, targets in clients)
     pooled: dict[str, Tensor] = {}
     for inputs, targets in clients:
@@ -69,15 +59,7 @@ def gradient_dissimilarity(
 
 
 def summarize_distances(distance_k: Tensor, num_clients: int) -> Dissimilarity:
-    """Mean and standard error of squared distances of some clients, drawn without replacement.
-
-    Args:
-        distance_k: ``‖∇L_k − ∇L‖²`` of those looked at, ``[K]``.
-        num_clients: How many clients there are in all.
-
-    Raises:
-        ConfigError: If no client was looked at.
-    """
+    """Mean and standard error of squared distances of some clients, drawn without replacement."""
     number = len(distance_k)
     if number == 0:
         raise ConfigError("the dissimilarity of no clients is not defined")
@@ -108,14 +90,7 @@ def mean_gradient(
     loss_terms: Callable[[Tensor], Tensor],
     batches: Iterator[tuple[Tensor, Tensor]],
 ) -> dict[str, Tensor]:
-    """The gradient of the mean loss over all batches, as a plain sum batch by batch.
-
-    Args:
-        model: With its weights, in the mode its gradients are wanted in.
-        loss: Mean loss of scores and targets.
-        loss_terms: Over how many terms that is a mean.
-        batches: Inputs and targets.
-    """
+    """The gradient of the mean loss over all batches, as a plain sum batch by batch."""
     params = dict(model.named_parameters())
     total = {name: torch.zeros_like(tensor) for name, tensor in params.items()}
     terms = 0.0
@@ -164,11 +139,6 @@ def similar_sizes(
     sizes: Sequence[int], max_samples: int, max_clients: int
 ) -> Iterator[tuple[list[int], bool]]:
     """Parts of clients of about the same size, largest first, and whether they go together.
-
-    Args:
-        sizes: Samples per client.
-        max_samples: Samples of a part, with those that fill up.
-        max_clients: Clients of a part.
 
     Yields:
         Places of clients; large clients come alone, to be gone through batch by batch.

@@ -11,7 +11,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedproto.data.masks import palette
 from fedproto.errors import ConfigError
 
 OnStep: TypeAlias = Callable[[int, int], None]
@@ -47,17 +46,6 @@ def embed(
     Starts from the first two principal components; nothing in it is random. Neighbours further away
     than the nearest three times the perplexity count as none, and steps are as long and as heavy as
     scikit-learn's.
-
-    Args:
-        e_nd: Features ``[N, D]``, at least four.
-        perplexity: Roughly how many neighbours count; brought down to a third of few vectors.
-        on_step: Is told how far it is.
-
-    Returns:
-        Points ``[N, 2]``.
-
-    Raises:
-        ConfigError: If there are too few vectors, or they are not finite.
     """
     number = len(e_nd)
     if number < 4:
@@ -162,15 +150,6 @@ def _slope(y_n2: Tensor, near_nn: Tensor, exaggeration: float) -> Tensor:
         push_3n[:, part] = point_3n @ q_bn.square_().t()
     force_3n = exaggeration * pull_3n - push_3n / total
     return 4 * (force_3n[2:] * y_n2.t() - force_3n[:2]).t()
-
-
-def class_colors(num_classes: int, *, label_maps: bool) -> list[str]:
-    """A colour per class: PASCAL VOC's for label maps and for many classes."""
-    if not label_maps and num_classes <= len(CLASS_COLORS):
-        return list(CLASS_COLORS[:num_classes])
-    first = 0 if label_maps else 1  # the first of VOC's colours is the background's black
-    shown = palette()[np.arange(first, first + num_classes) % 256]
-    return ["#{:02x}{:02x}{:02x}".format(*(int(part) for part in colour)) for colour in shown]
 
 
 def _silent(done: int, total: int) -> None:

@@ -23,11 +23,10 @@ from fedproto.analysis.dissimilarity import (
 )
 from fedproto.engines.base import Workload
 from fedproto.engines.reference import load_state
+from fedproto.engines.training.batch_norm import estimate, goes_by_batch, statistics_names
 from fedproto.equations import class_prototypes
 from fedproto.models.base import class_rows, features_of
 from fedproto.rng import Indices
-from fedproto.tasks import Classification
-from fedproto.training.batch_norm import estimate, goes_by_batch, statistics_names
 from fedproto.types import POOLED, Prototypes, ServerState
 
 INPUTS_AT_ONCE = 2**21
@@ -38,11 +37,7 @@ GRADIENTS_AT_ONCE, GRADIENTS_AT_ONCE_CUDA = 2**24, 2**27
 
 
 class Probe:
-    """Looks into states of one architecture on one federation.
-
-    Args:
-        workload: Data, architecture, task, device and floating type.
-    """
+    """Looks into states of one architecture on one federation."""
 
     def __init__(self, workload: Workload) -> None:
         self.workload = workload
@@ -90,13 +85,8 @@ class Probe:
 
     @torch.no_grad()
     def tallies(self, state: ServerState, parts: Sequence[Indices]) -> list[Tensor | None]:
-        """What the task's scores on each of some parts are computed from; None for no samples.
-
-        Args:
-            state: The model.
-            parts: Samples; those of one part are of one client.
-        """
-        if type(self.task) is not Classification or not self._complete(state):
+        """What the task's scores are computed from, for each of some parts of a client; or None."""
+        if not self.task.one_label or not self._complete(state):
             return [self._tally(self.scores(state, part)) for part in parts]
         found = list(self.scores(state, np.concatenate(parts))) if parts else []
         if not found:
@@ -118,13 +108,8 @@ class Probe:
 
     @torch.no_grad()
     def features(self, state: ServerState, parts: Sequence[Indices]) -> list[tuple[Tensor, Tensor]]:
-        """Feature vectors ``[N, D]`` and their labels ``[N]`` for each of some parts of samples.
-
-        Args:
-            state: The model.
-            parts: Samples; those of one part are of one client.
-        """
-        if type(self.task) is Classification and self._complete(state):
+        """Vectors ``[N, D]`` and labels ``[N]`` for each of some parts of one client each."""
+        if self.task.one_label and self._complete(state):
             together = np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
             if not len(together):
                 return [self._no_features() for _ in parts]
@@ -211,7 +196,7 @@ class Probe:
 
         Convolutions of many clients side by side are slower on a CPU than one after another.
         """
-        if type(self.task) is not Classification:
+        if not self.task.one_label:
             return 1
         convolves = any(tensor.ndim > 2 for tensor in self._model.parameters())
         if convolves and self.device.type == "cpu":

@@ -15,15 +15,7 @@ from fedproto.types import POOLED, RoundRecord
 
 
 def attention_matrix(records: Sequence[RoundRecord], num_clients: int = 0) -> NDArray[np.float64]:
-    """The clients' weights in the average, clients × rounds.
-
-    Args:
-        records: The rounds, oldest first.
-        num_clients: How many clients there are; as many as were ever asked when 0.
-
-    Returns:
-        ``[K, T]``; NaN where a client took no part.
-    """
+    """The clients' weights in the average, ``[K, T]``; NaN where a client took no part."""
     asked = [client for record in records for client in (*record.cohort, *record.attention)]
     rows = max([num_clients - 1, *asked], default=-1) + 1
     matrix = np.full((rows, len(records)), math.nan)
@@ -67,10 +59,8 @@ class Correlation:
     """Pearson's correlation.
 
     Attributes:
-        rho: Between −1 and 1.
         p_value: Chance of at least such a correlation between unrelated normal quantities,
             two-sided.
-        number: Points it was computed from.
     """
 
     rho: float
@@ -79,12 +69,7 @@ class Correlation:
 
 
 def pearson(x: Sequence[float], y: Sequence[float]) -> Correlation:
-    """Pearson's ρ with its two-sided p-value, from Student's t with n − 2 degrees of freedom.
-
-    Raises:
-        ConfigError: If there are fewer than three points, one of the quantities never changes, or
-            SciPy is not installed.
-    """
+    """Pearson's ρ with its two-sided p-value, from Student's t with n − 2 degrees of freedom."""
     if len(x) != len(y) or len(x) < 3:
         raise ConfigError(f"a correlation needs at least three points, not {min(len(x), len(y))}")
     if len(set(x)) < 2 or len(set(y)) < 2:

@@ -21,10 +21,8 @@ class Scores:
     """One score per client, or per class, that has test samples.
 
     Attributes:
-        metric: Which score.
         of: The clients by number, or the classes by name.
         examples: Their test samples, or test pixels.
-        values: Their scores.
     """
 
     metric: str

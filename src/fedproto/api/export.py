@@ -21,12 +21,9 @@ from torch import Tensor, nn
 
 from fedproto.api.result import Result
 from fedproto.disk.atomic import explained
+from fedproto.engines.training.batch_norm import statistics_names
 from fedproto.errors import ConfigError, StoreError, TrainingError, unknown_name
 from fedproto.models.adapter import LayerFeatures, SequentialModel
-from fedproto.models.base import MODELS
-from fedproto.options import options_to_dict
-from fedproto.strategies.base import STRATEGIES
-from fedproto.training.batch_norm import statistics_names
 
 WEIGHTS = "model.safetensors"
 ALWAYS = ("safetensors", "pt")
@@ -35,11 +32,6 @@ ALWAYS = ("safetensors", "pt")
 
 def export(result: Result, folder: str | Path, formats: Iterable[str] = ALWAYS) -> list[Path]:
     """Writes a run's newest model in some formats, with a model card.
-
-    Args:
-        result: The run.
-        folder: Where the files go.
-        formats: Names out of `FORMATS`.
 
     Returns:
         The files written, the card last.
@@ -66,9 +58,6 @@ def state_dict(result: Result) -> dict[str, Tensor]:
     """The weights by the names that the user's own module has for them.
 
     Batch-norm statistics that were never sent are those of the module as it was built.
-
-    Raises:
-        StoreError: If the run kept no weights.
     """
     if result.build is not None:
         tensors: Mapping[str, Tensor] = result.model.state_dict()
@@ -142,7 +131,7 @@ def model_card(result: Result, files: Iterable[Path]) -> str:
         **data | {"classes": ", ".join(data["class_names"]) or f"{data['num_classes']} classes"},
         shape=tuple(data["input_shape"]),
         title=config.title,
-        strategy=STRATEGIES.name_of(type(config.strategy)),
+        strategy=config.to_dict()["strategy"]["name"],
         rounds=len(result.records),
         cohort=config.schedule.cohort,
         seed=config.seed,
@@ -165,11 +154,13 @@ def _remarks(result: Result) -> str:
 
 
 def _constructor(result: Result) -> str:
-    named, data = result.config.model, result.about_data()
-    if named is not None:
-        given = ", ".join(f"{key}={value!r}" for key, value in options_to_dict(named).items())
+    data = result.about_data()
+    if result.config.model is not None:
+        given = result.config.to_dict()["model"]
+        name = given.pop("name")
+        options = ", ".join(f"{key}={value!r}" for key, value in given.items())
         shape, classes = tuple(data["input_shape"]), data["num_classes"]
-        options = f'fedproto.MODELS.get("{MODELS.name_of(type(named))}")({given})'
+        options = f'fedproto.MODELS.get("{name}")({options})'
         return f"{options}.build({shape}, {classes})"
     if result.build is None:
         return "YourModule()  # the module that was trained"

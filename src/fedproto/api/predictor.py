@@ -21,9 +21,9 @@ from fedproto.data.own import is_picture
 from fedproto.data.samples import MappedSamples
 from fedproto.disk.atomic import explained
 from fedproto.engines.base import EngineOptions
+from fedproto.engines.training.batch_norm import estimate, statistics_names
 from fedproto.errors import ConfigError, DataError
 from fedproto.models.base import features_of
-from fedproto.training.batch_norm import estimate, statistics_names
 
 
 @dataclass(frozen=True)
@@ -59,9 +59,6 @@ class MapPrediction:
 class Predictor:
     """A run's newest model and how its inputs are prepared.
 
-    Args:
-        result: The run.
-
     Raises:
         StoreError: If no weights were kept.
         ConfigError: If the run's data or model were given in Python, and are not at hand.
@@ -87,11 +84,7 @@ class Predictor:
         return list(map(self.federation.class_name, range(self.federation.num_classes)))
 
     def inputs(self, inputs: Tensor) -> list[ClassPrediction] | list[MapPrediction]:
-        """What inputs ``[N, ...]`` show; bytes become numbers up to 1.
-
-        Raises:
-            DataError: If their shape is not that of the training inputs.
-        """
+        """What inputs ``[N, ...]`` show; bytes become numbers up to 1."""
         if tuple(inputs.shape[1:]) != self.federation.input_shape:
             raise DataError(
                 f"inputs must have the shape [N, {str(self.federation.input_shape)[1:]}, not"
@@ -108,11 +101,7 @@ class Predictor:
         ]
 
     def classify(self, path: Path) -> ClassPrediction:
-        """Probabilities of the classes of a picture.
-
-        Raises:
-            DataError: If the picture cannot be read.
-        """
+        """Probabilities of the classes of a picture."""
         channels, height, width = self._picture_shape()
         picture = open_image(_content(path), path)
         (found,) = self._classified(self._bytes(pixels(picture, channels, (width, height))))
@@ -123,9 +112,6 @@ class Predictor:
 
         The picture is prepared as the training images are: its longer side is brought to their size
         and the rest filled up with zeros.
-
-        Raises:
-            DataError: If the picture cannot be read.
         """
         channels, height, width = self._picture_shape()
         picture = open_image(_content(path), path)

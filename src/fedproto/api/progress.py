@@ -20,14 +20,7 @@ _log = logging.getLogger("fedproto")
 
 
 class Callbacks(Watcher):
-    """Tells a program of rounds, and its log of how they are run.
-
-    Args:
-        done: Rounds done already.
-        total: Rounds in all.
-        on_round: Is told of every round that is over.
-        on_progress: Is told how many of how many are.
-    """
+    """Tells a program of rounds, and its log of how they are run."""
 
     def __init__(
         self, done: int, total: int, on_round: OnRound | None, on_progress: OnProgress | None

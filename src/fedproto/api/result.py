@@ -125,19 +125,11 @@ class Result:
         return _as_table(_rows(self))
 
     def plot(self, metric: str | None = None) -> Figure:
-        """The curve of a score over the rounds; the task's main one by default.
-
-        Raises:
-            ConfigError: If matplotlib is not installed.
-        """
+        """The curve of a score over the rounds; the task's main one by default."""
         return Results([self]).plot(metric)
 
     def report(self, path: str | Path) -> Path:
-        """Writes the HTML page about the run.
-
-        Raises:
-            StoreError: If it cannot be written.
-        """
+        """Writes the HTML page about the run."""
         return Results([self]).report(path)
 
     def save(self, path: str | Path) -> Path:
@@ -212,10 +204,7 @@ class Results(Sequence[Result]):
         return _as_table([row for result in self for row in _rows(result)])
 
     def summary(
-        self,
-        metric: str | None = None,
-        target: float | None = None,
-        baseline: str | None = None,
+        self, metric: str | None = None, target: float | None = None, baseline: str | None = None
     ) -> list[Summary]:
         """One row per method and condition with verdicts, as in ``fedproto compare``."""
         return summarize(self._arranged(), metric or self.metric, target, baseline)
@@ -226,19 +215,11 @@ class Results(Sequence[Result]):
         return main_score(result.stored() for result in self)
 
     def plot(self, metric: str | None = None) -> Figure:
-        """Curves of a score over the rounds; the task's main one by default.
-
-        Raises:
-            ConfigError: If matplotlib is not installed.
-        """
+        """Curves of a score over the rounds; the task's main one by default."""
         return curves(self._arranged(), metric or self.metric)
 
     def report(self, path: str | Path) -> Path:
-        """Writes the HTML page about the runs.
-
-        Raises:
-            StoreError: If it cannot be written.
-        """
+        """Writes the HTML page about the runs."""
         panels = DataPanels(next((each.data for each in self if each.data is not None), None))
         write_page([result.directory() for result in self], Path(path), title="runs", panels=panels)
         return Path(path)

@@ -26,15 +26,13 @@ from fedproto.data.base import DATASETS, data_root
 from fedproto.data.federation import Federation
 from fedproto.data.own import located
 from fedproto.errors import ConfigError, StoreError
-from fedproto.models.base import ModelOptions
+from fedproto.models.base import ModelOptions, under_seed
 from fedproto.options import Options, read_options
-from fedproto.rng import Purpose, seeded, torch_seed
 from fedproto.rounds.runs import Run
 from fedproto.simulate import check_assignment, model_for
 from fedproto.simulate.driver import Assignment, carry_out
 from fedproto.store import RunStore, open_or_create
 from fedproto.store.sweeps import create_sweep, run_directories
-from fedproto.strategies.base import Strategy
 
 Section: TypeAlias = "Options | Mapping[str, Any] | str"
 Data: TypeAlias = "Federation | Section"
@@ -44,7 +42,7 @@ Model: TypeAlias = "nn.Module | Callable[[], nn.Module] | Section"
 def run(
     data: Data,
     model: Model,
-    strategy: Strategy | Section = "fedproto",
+    strategy: Section = "fedproto",
     *,
     out: str | os.PathLike[str] | None = None,
     on_round: OnRound | None = None,
@@ -81,7 +79,7 @@ def run(
 
 
 def sweep(
-    variants: Mapping[str, Strategy | Section],
+    variants: Mapping[str, Section],
     data: Data,
     model: Model,
     *,
@@ -213,8 +211,7 @@ def _builder(
     if not isinstance(model, ModelOptions):
 
         def build() -> nn.Module:
-            with seeded(torch_seed(config.seed, Purpose.MODEL)):
-                made = model()
+            made = under_seed(config.seed, model)
             if not isinstance(made, nn.Module):
                 raise ConfigError(f"model must make a torch module, not {type(made).__name__}")
             return made

@@ -16,24 +16,23 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from fedproto.analysis.runs import attention_spread, pearson
 from fedproto.cli.options import DataRoot, Directories
 from fedproto.cli.tables import print_table
 from fedproto.data import DataSource, Federation, data_root
 from fedproto.engines.base import available_cores
 from fedproto.errors import ConfigError, FedprotoError
 from fedproto.report.analysing import (
+    MARGIN,
     MODEL_MEASURES,
     PARTS,
     AnalysisRequest,
     analyse,
+    correlation,
 )
 from fedproto.report.arrangement import arrange
 from fedproto.report.results import StoredRun, find_runs
 from fedproto.report.subject import open_subject
-from fedproto.tasks import TASKS
 
-MARGIN = "aggregate_mean_margin"
 # The parts that the report page shows, and by what it is told whether one was made.
 PAGE_PARTS = {
     "scores": "scores.json",
@@ -41,7 +40,6 @@ PAGE_PARTS = {
     "embedding": "embedding.json",
     "maps": "maps",
 }
-HEADLINES = tuple(task.headline for task in TASKS.values())
 COLUMNS = {
     "accuracy": "accuracy %",
     "miou": "mIoU %",
@@ -54,7 +52,7 @@ COLUMNS = {
 }
 
 
-Result: TypeAlias = "tuple[int, dict[str, float]] | FedprotoError"
+Outcome: TypeAlias = "tuple[int, dict[str, float]] | FedprotoError"
 """After how many rounds a model was looked at and what was found; or why it was not."""
 
 _federations: dict[DataSource, Federation] = {}
@@ -126,7 +124,7 @@ def analyse_missing(directories: Sequence[Path]) -> None:
             typer.echo(f"not analysed: {result}", err=True)
 
 
-def _look_into(tasks: Sequence[tuple[StoredRun, AnalysisRequest]]) -> Iterator[Result]:
+def _look_into(tasks: Sequence[tuple[StoredRun, AnalysisRequest]]) -> Iterator[Outcome]:
     """What is found in each run, in their order; on a CPU they are looked into side by side."""
     _federations.clear()  # the folder of the data may be another one than before
     given = [(run.path, run.config.data, request) for run, request in tasks]
@@ -151,7 +149,7 @@ def _look_into(tasks: Sequence[tuple[StoredRun, AnalysisRequest]]) -> Iterator[R
         pool.shutdown(cancel_futures=True)
 
 
-def _look(task: tuple[Path, DataSource | None, AnalysisRequest]) -> Result:
+def _look(task: tuple[Path, DataSource | None, AnalysisRequest]) -> Outcome:
     path, source, request = task
     try:
         if source is None:
@@ -172,7 +170,7 @@ def _federation(source: DataSource) -> Federation:
     return _federations[source]
 
 
-def _counted(results: Iterable[Result], number: int) -> Iterator[Result]:
+def _counted(results: Iterable[Outcome], number: int) -> Iterator[Outcome]:
     """Shows a bar on a terminal, nothing elsewhere."""
     console = Console(stderr=True)
     with Progress(
@@ -187,7 +185,7 @@ def _counted(results: Iterable[Result], number: int) -> Iterator[Result]:
 
 
 def _attention(run: StoredRun) -> dict[str, dict[str, float]]:
-    spread = attention_spread(run.records)
+    spread = run.attention_spread()
     return {} if spread is None else {"attention": vars(spread)}
 
 
@@ -195,7 +193,7 @@ def _print_table(runs: Sequence[StoredRun], found: Sequence[dict[str, float]]) -
     cells: dict[Path, dict[str, str]] = {}
     for run, facts in zip(runs, found, strict=True):
         cells[run.path] = {name: _shown(name, value) for name, value in facts.items()}
-        spread = attention_spread(run.records)
+        spread = run.attention_spread()
         if spread is not None:
             cells[run.path]["attention"] = f"{spread.lowest:.2f} to {spread.highest:.2f}"
     groups = arrange(runs).split().groups
@@ -216,21 +214,16 @@ def _shown(name: str, value: float) -> str:
 
 def _say_correlation(found: Sequence[dict[str, float]], as_json: bool) -> None:
     """Prints the correlation of margin and score over runs, where there are enough of them."""
-    metric = next((name for name in HEADLINES if any(name in facts for facts in found)), None)
-    points = [
-        (facts[MARGIN], facts[metric])
-        for facts in found
-        if metric is not None and MARGIN in facts and metric in facts
-    ]
-    if len(points) < 3:
-        return
     try:
-        result = pearson([margin for margin, _ in points], [score for _, score in points])
+        correlated = correlation(found)
     except ConfigError as error:
-        typer.echo(f"no correlation of AMM and {metric}: {error}", err=True)
+        typer.echo(f"no correlation of margin and score: {error}", err=True)
         return
+    if correlated is None:
+        return
+    metric, result = correlated
     if as_json:
-        typer.echo(json.dumps({"correlation": ["aggregate_mean_margin", metric], **vars(result)}))
+        typer.echo(json.dumps({"correlation": [MARGIN, metric], **vars(result)}))
     else:
         typer.echo(
             f"AMM and {metric} over {result.number} runs: Pearson's ρ = {result.rho:.2f}"

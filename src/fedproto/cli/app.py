@@ -81,14 +81,7 @@ def _plugins_first(arguments: list[str]) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command.
-
-    Args:
-        arguments: The command line without the program's name; the process's own by default.
-
-    Returns:
-        The exit code: 0, 2 for a user's mistake, 130 when interrupted.
-    """
+    """Runs a command; the exit code is 0, 2 for a user's mistake, 130 when interrupted."""
     try:
         app(args=_plugins_first(list(sys.argv[1:] if arguments is None else arguments)))
     except FedprotoError as error:

@@ -12,7 +12,7 @@ from fedproto.measures.base import MEASURES
 from fedproto.options import Options, describe
 from fedproto.options.registry import Registry
 from fedproto.options.sources import Entry, summaries
-from fedproto.sinks import SINKS
+from fedproto.store.sinks import SINKS
 
 KINDS: dict[str, Registry[Any]] = {
     "strategies": CHOICES["strategy"],
@@ -27,15 +27,7 @@ _KIND_OF = {"strategy": "strategies", "data": "datasets", "model": "models"}
 
 
 def entries(kind: str) -> list[Entry]:
-    """All that is known of a kind, or all sections, or one section.
-
-    Args:
-        kind: A kind such as ``strategies``, ``recipes``, ``options`` for all sections, or the name
-            of a section.
-
-    Raises:
-        ConfigError: If there is no such kind.
-    """
+    """All of a kind such as ``strategies``; all sections for ``options``; or one section."""
     kind = _KIND_OF.get(kind, kind)
     if kind == RECIPES:
         return summaries(kind)

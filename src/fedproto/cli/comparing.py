@@ -15,13 +15,13 @@ import typer
 from fedproto.cli.options import Directories, Metric, Target
 from fedproto.cli.tables import print_table
 from fedproto.config import flatten
+from fedproto.data.tasks import is_share
 from fedproto.errors import ConfigError, unknown_name
 from fedproto.report.arrangement import Arrangement, arrange
 from fedproto.report.evidence import FEWEST_PAIRS
 from fedproto.report.figures import save_figures
 from fedproto.report.results import StoredRun, find_runs, main_score
 from fedproto.report.summary import Summary, summarize
-from fedproto.tasks import is_share
 
 Baseline = Annotated[
     str | None, typer.Option(metavar="METHOD", help="What to compare with; the first by default.")

@@ -74,10 +74,7 @@ def check(name: Name, data_root_: DataRoot = None) -> None:
 
 @group.command()
 def stats(
-    name: Name,
-    settings: Settings = None,
-    as_json: AsJson = False,
-    data_root_: DataRoot = None,
+    name: Name, settings: Settings = None, as_json: AsJson = False, data_root_: DataRoot = None
 ) -> None:
     """Show a federation's row of the paper's Table 1 beside the paper's own."""
     del data_root_

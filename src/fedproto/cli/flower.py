@@ -26,8 +26,7 @@ group = typer.Typer(name="flower", help=__doc__, no_args_is_help=True)
 
 Source = Annotated[str, typer.Argument(help="A recipe, or the directory of a run to go on with.")]
 ServerFolder = Annotated[
-    Path,
-    typer.Option("--server", help="The server's folder, made by 'fedproto flower keys'."),
+    Path, typer.Option("--server", help="The server's folder, made by 'fedproto flower keys'.")
 ]
 
 

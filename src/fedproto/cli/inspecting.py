@@ -19,9 +19,7 @@ from fedproto.options.sources import summaries
 KINDS = ("strategies", "datasets", "models", "engines", "measures", "sinks", "recipes")
 
 
-def check(
-    paths: Directories,
-) -> None:
+def check(paths: Directories) -> None:
     """Look for damage in run directories and say what can be saved."""
     from fedproto.store.checking import check_run, check_sweep
     from fedproto.store.sweeps import is_sweep
@@ -95,9 +93,7 @@ def list_known(
         )
 
 
-def info(
-    as_json: AsJson = False,
-) -> None:
+def info(as_json: AsJson = False) -> None:
     """Show versions, devices and which data sets can be loaded here."""
     from fedproto.data import DATASETS, data_root
     from fedproto.store.environment import devices, package_versions

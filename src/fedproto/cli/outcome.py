@@ -16,11 +16,7 @@ HARDLY_LEARNED = 1
 
 
 def conclude(stores: Sequence[RunStore], *, quiet: bool) -> None:
-    """Prints the comparison and what was refused.
-
-    Raises:
-        Exit: With `HARDLY_LEARNED`, where a run's model is hardly trained.
-    """
+    """Prints the comparison and what was refused; exits with `HARDLY_LEARNED` where that is so."""
     if not quiet:
         print_comparison([store.path for store in stores])
     failed = False

@@ -20,9 +20,9 @@ from rich.progress import (
 from rich.text import Text
 
 from fedproto.config import RunConfig
+from fedproto.data.tasks import headline
 from fedproto.rounds import Watcher
 from fedproto.store import RunStore
-from fedproto.tasks import headline
 from fedproto.types import RoundRecord
 
 

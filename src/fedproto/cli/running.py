@@ -19,9 +19,9 @@ from fedproto.config.recipe import read_recipe
 from fedproto.data import DataSource, Federation
 from fedproto.errors import ConfigError, unknown_name
 from fedproto.simulate import load_federations, simulate
-from fedproto.sinks import check_sinks, logging_to
 from fedproto.store import RunStore, open_or_create
 from fedproto.store.extending import extend
+from fedproto.store.sinks import check_sinks, logging_to
 from fedproto.store.sweeps import create_sweep, open_runs
 
 Recipe = Annotated[

@@ -25,13 +25,8 @@ def print_table(
 ) -> None:
     """Prints a table whose first column names the rows.
 
-    Args:
-        rows: The names.
-        columns: The cells below each heading.
-        least: Headings of columns that may be left out where there is no room, first ones first.
-        sections: One value per row; a line is drawn where it changes.
-        title: Above the table.
-        caption: Below it.
+    Columns of `least` may be left out where there is no room, first ones first. A line is drawn
+    where the value in `sections` changes.
     """
     console = Console()
     width = console.width if console.is_terminal else WIDEST

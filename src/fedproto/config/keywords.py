@@ -15,14 +15,7 @@ ROUNDS = 50
 
 
 def as_tables(keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """Keywords as the tables of a recipe.
-
-    Args:
-        keywords: Sections as tables, options or names; and single options by their own names.
-
-    Raises:
-        ConfigError: If a keyword is unknown or could be several options.
-    """
+    """Keywords, sections or single options by their own names, as the tables of a recipe."""
     known = [item.name for item in fields(RunConfig)]
     tables = {name: value for name, value in keywords.items() if name in known}
     single: dict[str, dict[str, Any]] = {"schedule": {"rounds": ROUNDS}}

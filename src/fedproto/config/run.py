@@ -21,7 +21,10 @@ from fedproto.config.options import (
 from fedproto.data.base import DATASETS, DataSource
 from fedproto.data.federation import Federation
 from fedproto.data.own import located
+from fedproto.data.tasks import TaskOptions, task_named
 from fedproto.engines.base import EngineOptions, Notify, Workload, check_engine_name, ignore
+from fedproto.engines.training import TrainOptions
+from fedproto.engines.training.augment import AugmentOptions
 from fedproto.errors import ConfigError, unknown_name
 from fedproto.measures import MEASURES, MeasureOptions
 from fedproto.models.base import MODELS, ModelOptions
@@ -30,9 +33,6 @@ from fedproto.options.registry import Registry
 from fedproto.strategies.aggregation import AggregateOptions
 from fedproto.strategies.base import STRATEGIES, Strategy
 from fedproto.strategies.server import ServerOptions
-from fedproto.tasks import TaskOptions, task_named
-from fedproto.training import TrainOptions
-from fedproto.training.augment import AugmentOptions
 
 O = TypeVar("O", bound=Options)  # noqa: E741 - the letter stands for Options
 
@@ -44,13 +44,8 @@ class RunConfig:
     Attributes:
         seed: Seed of initial weights, cohorts, stragglers and batch orders.
         label: What to call the run in tables; empty for the strategy's name.
-        strategy: The federated method.
         data: Data set and partition; None when the federation was given in Python.
         model: Architecture; None when the module was given in Python.
-        task: What is asked of the task beyond its data.
-        augment: How training images are varied.
-        aggregate: How updates become one.
-        server: What the server does with that.
     """
 
     strategy: Strategy
@@ -122,9 +117,6 @@ def read_config(given: Mapping[str, Any]) -> RunConfig:
     """Builds a run's configuration from plain tables.
 
     Instead of a table there may be options that were made already, or a name alone.
-
-    Raises:
-        ConfigError: If a section or option is unknown, missing, of the wrong type or out of range.
     """
     known = [item.name for item in dataclasses.fields(RunConfig)]
     for name in given:

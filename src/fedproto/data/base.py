@@ -24,7 +24,6 @@ class Download:
     """An official file.
 
     Attributes:
-        url: Where it is published.
         path: Where it goes, relative to the data root.
         md5: Its published checksum; empty where none is known.
     """
@@ -50,19 +49,10 @@ class DataSource(Options, abc.ABC):
 
     @abc.abstractmethod
     def load(self, root: Path) -> Federation:
-        """Builds the federation.
-
-        Args:
-            root: The folder that holds downloaded data sets.
-        """
+        """Builds the federation."""
 
     def prepare(self, root: Path, on_progress: OnProgress | None = None) -> None:
-        """Does now what `load` would have to do once, such as decoding images.
-
-        Args:
-            root: The folder that holds downloaded data sets.
-            on_progress: Is told how far it is.
-        """
+        """Does now what `load` would have to do once, such as decoding images."""
         self.arrays(root, on_progress)
 
     def arrays(self, root: Path, on_progress: OnProgress | None = None) -> Any:
@@ -99,11 +89,7 @@ class DataSource(Options, abc.ABC):
         return f"; get them with: fedproto data fetch {DATASETS.name_of(cls)}"
 
     def tree(self, root: Path) -> FileTree:
-        """Its files.
-
-        Raises:
-            DataError: If there are none.
-        """
+        """Its files."""
         if not self.is_present(root):
             raise DataError(f"there are no files in {root / self.folder}{self.how_to_get()}")
         return open_tree(root / self.folder, self.how_to_get())

@@ -51,9 +51,7 @@ class CelebA(HeldOut):
         ),
     )
 
-    validation: float = option(
-        0.1, "share of every client that the server keeps for validation", at_least=0, at_most=0.9
-    )
+    validation: float = 0.1
     attribute: str = option("Smiling", "the attribute to tell")
     minimum: int = option(5, "images a person must have to be a client", at_least=1)
     size: int = option(84, "width and height of the images", at_least=8)
@@ -131,30 +129,22 @@ class CelebA(HeldOut):
 
 
 def read_identities(tree: FileTree) -> tuple[list[str], NDArray[np.int64]]:
-    """The images' names and whom they show, in the official order.
-
-    Raises:
-        DataError: If the list is missing or a line is not as it should be.
-    """
+    """The images' names and whom they show, in the official order."""
     name = tree.require("identity_CelebA.txt")
     fields = tree.read(name).decode("utf-8", "replace").split()
     try:
         identities = np.array(fields[1::2], dtype=np.int64)
     except (ValueError, OverflowError) as error:
-        raise DataError(f"{tree.places[name]}: {error}; expected lines 'image person'") from None
+        raise DataError(f"{tree.locations[name]}: {error}; expected lines 'image person'") from None
     if len(fields) != 2 * len(identities) or not fields:
-        raise DataError(f"{tree.places[name]} is incomplete; fetch it again")
+        raise DataError(f"{tree.locations[name]} is incomplete; fetch it again")
     return fields[0::2], identities
 
 
 def read_attribute(tree: FileTree, names: list[str], attribute: str) -> NDArray[np.bool_]:
-    """Whether each image has an attribute.
-
-    Raises:
-        DataError: If the list is missing, has no such attribute or other images.
-    """
+    """Whether each image has an attribute."""
     name = tree.require("list_attr_celeba.txt")
-    where = tree.places[name]
+    where = tree.locations[name]
     _, _, rest = tree.read(name).decode("utf-8", "replace").partition("\n")
     header, _, body = rest.partition("\n")
     attributes = header.split()

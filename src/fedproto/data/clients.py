@@ -14,12 +14,7 @@ from fedproto.rng import Indices
 
 @dataclass(frozen=True, repr=False)
 class Client:
-    """One client's samples, as indices.
-
-    Attributes:
-        train: What it trains on.
-        test: What the aggregate model is tested on.
-    """
+    """One client's samples for training and for the test, as indices."""
 
     train: Indices
     test: Indices

@@ -14,7 +14,6 @@ from fedproto.data.federation import Federation
 from fedproto.data.samples import TensorSamples
 from fedproto.data.sharing import Partition, SharedOut
 from fedproto.errors import DataError
-from fedproto.options import option
 
 MISSING = "needs scikit-learn: pip install 'fedproto[digits]'"
 
@@ -24,12 +23,10 @@ MISSING = "needs scikit-learn: pip install 'fedproto[digits]'"
 class Digits(SharedOut):
     """Handwritten digits, a few classes per client unless another partition is asked for."""
 
-    clients: int = option(50, "number of clients", at_least=1)
-    partition: Partition = option("classes", "how samples are shared out")
-    sigma: float = option(1.0, "'classes', 'class-sizes': spread of the sizes", at_least=0)
-    minimum: int = option(
-        3, "'classes', 'class-sizes': samples of each of its classes at least", at_least=1
-    )
+    clients: int = 50
+    partition: Partition = "classes"
+    sigma: float = 1.0
+    minimum: int = 3
 
     def load(self, root: Path) -> Federation:
         """Reads the digits and shares them out."""

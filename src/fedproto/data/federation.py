@@ -12,14 +12,12 @@ import torch
 from fedproto.data.clients import Client, Clients
 from fedproto.data.given import Given, scaled
 from fedproto.data.samples import Samples, TensorSamples, join_clients
+from fedproto.data.tasks import task_named
 from fedproto.disk.limits import check_limit
 from fedproto.errors import DataError
 from fedproto.rng import Indices, Purpose, stream
 from fedproto.rng.seeding import shuffled_rows
 from fedproto.types import POOLED, VOID
-
-SEGMENTATION = "segmentation"
-"""The task whose targets are label maps."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -28,11 +26,8 @@ class Federation:
 
     Attributes:
         name: What it is called in records.
-        samples: The samples of all clients behind one index.
-        clients: Each client's share, by client id.
         num_classes: Number of classes over all clients.
-        input_shape: Shape of one input.
-        task: Name of the task, as in `fedproto.tasks`.
+        task: Name of the task, as in `fedproto.data.tasks`.
         class_names: What the classes are called, in the order of their labels; may be empty.
         validation: Samples the server keeps for choosing among models; in no client's share.
         validation_owner: From which client's samples each of them was taken, −1 for none; None
@@ -58,7 +53,7 @@ class Federation:
     @property
     def has_label_maps(self) -> bool:
         """Whether its targets are maps with a label per pixel, class 0 the background."""
-        return self.task == SEGMENTATION
+        return task_named(self.task).label_maps
 
     @property
     def _all(self) -> Clients:
@@ -90,9 +85,9 @@ class Federation:
         """The union of the clients' test parts."""
         return self._all.test
 
-    def class_name(self, place: int) -> str:
+    def class_name(self, label: int) -> str:
         """What a class is called; its number where it has no name."""
-        return self.class_names[place] if place < len(self.class_names) else str(place)
+        return self.class_names[label] if label < len(self.class_names) else str(label)
 
     def about(self) -> dict[str, Any]:
         """What it is, in a few plain facts."""
@@ -160,7 +155,7 @@ class Federation:
         labels = (
             _labels(samples) if num_classes is None or isinstance(samples, TensorSamples) else None
         )
-        if labels is not None and task == SEGMENTATION:
+        if labels is not None and task_named(task).label_maps:
             labels = labels[labels != VOID]
         if labels is not None:
             num_classes = _checked_num_classes(labels, num_classes)
@@ -191,14 +186,6 @@ def split_clients(
 
     The training part is rounded down but never empty, so that a client of one sample trains on it
     and has nothing to test.
-
-    Args:
-        parts: Each client's samples.
-        seed: For the shuffling before the cut.
-        test_fraction: Share of the test part.
-
-    Raises:
-        DataError: If the fraction is not in [0, 1), or a client is empty.
     """
     if not 0 <= test_fraction < 1:
         raise DataError(f"test_fraction must be at least 0 and below 1, not {test_fraction}")
@@ -231,11 +218,6 @@ def hold_out(
     What is left to a client is rounded down but never empty: of ten samples and a fraction of 0.1
     it keeps nine, of nine it keeps eight.
 
-    Args:
-        parts: Each client's samples.
-        seed: For the choice.
-        fraction: Share to take away.
-
     Returns:
         Each client's remaining samples, all that were taken away, and from whom.
     """
@@ -256,7 +238,7 @@ def hold_out(
 def _labels(samples: Samples) -> torch.Tensor:
     if isinstance(samples, TensorSamples):
         return samples.targets
-    return torch.cat([samples.batch(np.array([place]))[1] for place in range(len(samples))])
+    return torch.cat([samples.batch(np.array([index]))[1] for index in range(len(samples))])
 
 
 def _checked_num_classes(labels: torch.Tensor, num_classes: int | None) -> int:

@@ -44,17 +44,15 @@ class FEMNIST(IdxImages):
     )
 
     seed: int = option(11, "seed of partition and splits", at_least=0)
-    clients: int = option(200, "number of clients", at_least=1)
-    partition: Partition = option("class-sizes", "how samples are shared out")
-    classes_per_client: int = option(5, "'classes', 'class-sizes': classes of a client", at_least=1)
-    sigma: float = option(1.18, "'classes', 'class-sizes': spread of the sizes", at_least=0)
-    mean_size: float = option(91.7, "'class-sizes', 'first': expected samples of a client", above=0)
+    clients: int = 200
+    partition: Partition = "class-sizes"
+    classes_per_client: int = 5
+    sigma: float = 1.18
+    mean_size: float = 91.7
     images: Literal["emnist", "nist-like"] = option(
         "emnist", "white letters that fill the image, or dark small ones, much as NIST scanned them"
     )
-    minimum: int = option(
-        3, "'classes', 'class-sizes': samples of each of its classes at least", at_least=1
-    )
+    minimum: int = 3
 
     def read(self, tree: FileTree) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
         """The letters of both files; EMNIST stores images transposed."""

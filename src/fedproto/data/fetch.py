@@ -28,17 +28,6 @@ def fetch(source: type[DataSource], root: Path, on_bytes: OnBytes | None = None)
 
     A broken download stays beside its place under a name ending in ``.partial`` and goes on from
     there the next time. The final name appears only when the checksum is right.
-
-    Args:
-        source: The data set.
-        root: The data root.
-        on_bytes: Is told how far a file is.
-
-    Returns:
-        The files downloaded now.
-
-    Raises:
-        DataError: If there is nothing to download, the network fails or a checksum is wrong.
     """
     if not source.downloads:
         raise DataError("this data set has no files to download")
@@ -102,13 +91,7 @@ def _remove_empty(folder: Path, root: Path) -> None:
 
 @dataclass(frozen=True)
 class FileState:
-    """A file and what is to be said of it.
-
-    Attributes:
-        path: The file.
-        state: In a few words.
-        good: Whether it can be used.
-    """
+    """A file and what is to be said of it."""
 
     path: Path
     state: str
@@ -116,15 +99,7 @@ class FileState:
 
 
 def check(source: type[DataSource], root: Path) -> Iterator[FileState]:
-    """Looks at every file of a data set: against its published checksum, or by reading it all.
-
-    Args:
-        source: The data set.
-        root: The data root.
-
-    Raises:
-        DataError: If there is nothing to check.
-    """
+    """Looks at every file of a data set: against its published checksum, or by reading it all."""
     if not source.folder:
         raise DataError("this data set has no files to check")
     if not source.is_present(root):
@@ -149,7 +124,7 @@ def _read_through(path: Path, published: Mapping[str, str]) -> Iterator[FileStat
     tree = FileTree(path.parent, {path.name: path})
     count = 0
     try:
-        for name, content in tree.read_all(tree.places):
+        for name, content in tree.read_all(tree.locations):
             count += 1
             last = PurePosixPath(name).name
             # The content of compressed members is expanded, that of the official ones is not.
@@ -164,10 +139,6 @@ def _read_through(path: Path, published: Mapping[str, str]) -> Iterator[FileStat
 
 
 def md5_of(path: Path) -> str:
-    """A file's MD5 digest, the kind that the data sets' authors publish.
-
-    Raises:
-        DataError: If the file cannot be read.
-    """
+    """A file's MD5 digest, the kind that the data sets' authors publish."""
     with explained(path), path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()

@@ -43,7 +43,7 @@ _DAMAGES = (
 
 
 @dataclass(frozen=True)
-class Place:
+class Location:
     """Where a file's bytes are.
 
     Attributes:
@@ -63,10 +63,7 @@ class FileTree:
 
     Archives are looked into only when a file is asked for: what is prepared already needs none.
 
-    Args:
-        folder: The folder, for messages.
-        sources: The files on disk, by name relative to the folder.
-        advice: What to do where a file is missing, to go after a message.
+    `advice` says what to do where a file is missing, and goes after a message.
     """
 
     def __init__(self, folder: Path, sources: Mapping[str, Path], advice: str = "") -> None:
@@ -75,19 +72,15 @@ class FileTree:
         self.advice = advice
 
     @cached_property
-    def places(self) -> Mapping[str, Place]:
-        """Where each file is, by its name relative to the folder or the archive.
-
-        Raises:
-            DataError: If an archive is damaged or unsafe.
-        """
-        places: dict[str, Place] = {}
+    def locations(self) -> Mapping[str, Location]:
+        """Where each file is, by its name relative to the folder or the archive."""
+        locations: dict[str, Location] = {}
         for path in self.sources.values():
             if path.name.endswith(ARCHIVES):
                 with explained(path):
-                    places |= {name: Place(path, name) for name, _ in _read_members(path)}
-        return places | {
-            name: Place(path)
+                    locations |= {name: Location(path, name) for name, _ in _read_members(path)}
+        return locations | {
+            name: Location(path)
             for name, path in self.sources.items()
             if not path.name.endswith(ARCHIVES)
         }
@@ -95,7 +88,7 @@ class FileTree:
     @cached_property
     def _by_last_part(self) -> Mapping[str, list[str]]:
         names: dict[str, list[str]] = {}
-        for name in self.places:
+        for name in self.locations:
             names.setdefault(name.rpartition("/")[2], []).append(name)
         return names
 
@@ -109,14 +102,10 @@ class FileTree:
             for name in self._by_last_part.get(suffix.rpartition("/")[2], [])
             if f"/{name}".endswith(f"/{suffix}")
         ]
-        return min(names, key=lambda name: (bool(self.places[name].member), name), default=None)
+        return min(names, key=lambda name: (bool(self.locations[name].member), name), default=None)
 
     def require(self, suffix: str) -> str:
-        """The name of the file that ends in these path parts.
-
-        Raises:
-            DataError: If there is none.
-        """
+        """The name of the file that ends in these path parts."""
         name = self.find(suffix)
         if name is None:
             raise DataError(
@@ -125,35 +114,27 @@ class FileTree:
         return name
 
     def read(self, name: str) -> bytes:
-        """A file's content; that of a compressed one when the name ends in ``.gz``.
-
-        Raises:
-            DataError: If it cannot be read.
-        """
+        """A file's content; that of a compressed one when the name ends in ``.gz``."""
         return next(iter(self.read_all([name])))[1]
 
     def read_all(self, names: Iterable[str]) -> Iterator[tuple[str, bytes]]:
-        """Files with their content, in the order in which they are stored.
-
-        Raises:
-            DataError: If one cannot be read.
-        """
+        """Files with their content, in the order in which they are stored."""
         by_archive: dict[Path, set[str]] = {}
         for name in names:
-            place = self.places[name]
-            if place.member:
-                by_archive.setdefault(place.path, set()).add(name)
+            location = self.locations[name]
+            if location.member:
+                by_archive.setdefault(location.path, set()).add(name)
             else:
-                with explained(place.path):
-                    with place.path.open("rb") as file:
-                        content = read_limited(file, place)
-                    yield name, _expanded(name, content, place)
+                with explained(location.path):
+                    with location.path.open("rb") as file:
+                        content = read_limited(file, location)
+                    yield name, _expanded(name, content, location)
         for path, wanted in by_archive.items():
             with explained(path):
                 for name, read in _read_members(path):
                     if name in wanted:
                         wanted.discard(name)
-                        yield name, _expanded(name, read(), Place(path, name))
+                        yield name, _expanded(name, read(), Location(path, name))
                     if not wanted:
                         break
 
@@ -164,15 +145,7 @@ def has_files(folder: Path) -> bool:
 
 
 def open_tree(folder: Path, advice: str = "") -> FileTree:
-    """Looks at what is in a folder.
-
-    Args:
-        folder: The folder.
-        advice: What to do where a file is missing, to go after a message.
-
-    Raises:
-        DataError: If the folder does not exist.
-    """
+    """Looks at what is in a folder."""
     if not folder.is_dir():
         raise DataError(f"folder {folder} does not exist")
     sources: dict[str, Path] = {}
@@ -187,11 +160,7 @@ def open_tree(folder: Path, advice: str = "") -> FileTree:
 
 @contextlib.contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """Turns what reading a file can raise into one line.
-
-    Raises:
-        DataError: Instead of what was raised.
-    """
+    """Turns what reading a file can raise into one line."""
     try:
         yield
     except _DAMAGES as error:
@@ -213,7 +182,7 @@ def _read_members(path: Path) -> Iterator[tuple[str, Callable[[], bytes]]]:
             for info in packed.infolist():
                 if not info.is_dir():
                     name = _safe(path, info.filename)
-                    yield name, partial(_read_zip_member, packed, info, Place(path, name))
+                    yield name, partial(_read_zip_member, packed, info, Location(path, name))
         return
     with tarfile.open(path) as archive:
         for number, member in enumerate(archive, start=1):
@@ -221,16 +190,16 @@ def _read_members(path: Path) -> Iterator[tuple[str, Callable[[], bytes]]]:
             if member.isfile():
                 name = _safe(path, member.name)
                 # Already to pass over it, a compressed archive has to be unpacked.
-                check_limit("file", member.size, Place(path, name))
-                yield name, partial(_read_tar_member, archive, member, Place(path, name))
+                check_limit("file", member.size, Location(path, name))
+                yield name, partial(_read_tar_member, archive, member, Location(path, name))
 
 
-def _read_zip_member(packed: zipfile.ZipFile, info: zipfile.ZipInfo, where: Place) -> bytes:
+def _read_zip_member(packed: zipfile.ZipFile, info: zipfile.ZipInfo, where: Location) -> bytes:
     with packed.open(info) as file:
         return read_limited(cast(BinaryIO, file), where)
 
 
-def _read_tar_member(archive: tarfile.TarFile, member: tarfile.TarInfo, where: Place) -> bytes:
+def _read_tar_member(archive: tarfile.TarFile, member: tarfile.TarInfo, where: Location) -> bytes:
     file = archive.extractfile(member)
     if file is None:
         raise DataError(f"{where} is no plain file")
@@ -244,7 +213,7 @@ def _safe(path: Path, name: str) -> str:
     return parts.as_posix()
 
 
-def _expanded(name: str, content: bytes, where: Place) -> bytes:
+def _expanded(name: str, content: bytes, where: Location) -> bytes:
     if not name.endswith(".gz"):
         return content
     with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:

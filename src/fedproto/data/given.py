@@ -29,25 +29,13 @@ WHITE = 255
 class Given:
     """Clients' data and test data, brought into one form.
 
-    Args:
-        clients: Per client arrays, a torch data set, rows, or ``{"train": ..., "test": ...}``.
-        test: Test data per client, as a list; or one for all, which is dealt out evenly.
-        columns: Names of the columns of inputs and targets, for rows; guessed when None.
-
     Attributes:
         parts: The clients' data, then their test data or the one for all.
-        number: How many clients.
         class_names: What the classes are called, where rows say it.
-
-    Raises:
-        DataError: If test data does not fit the clients, or columns are missing.
     """
 
     def __init__(
-        self,
-        clients: Sequence[Any],
-        test: Any = None,
-        columns: tuple[str, str] | None = None,
+        self, clients: Sequence[Any], test: Any = None, columns: tuple[str, str] | None = None
     ) -> None:
         train = list(clients)
         if train and all(isinstance(client, Mapping) and "train" in client for client in train):
@@ -83,7 +71,7 @@ class Given:
         described = getattr(part, "features", None)
         if isinstance(described, Mapping) and not self.class_names:
             self.class_names = tuple(getattr(described.get(names[1]), "names", None) or ())
-        rows = [part[place] for place in range(len(part))]
+        rows = [part[index] for index in range(len(part))]
         inputs = [_array(row[names[0]]) for row in rows]
         if len({array.shape for array in inputs}) > 1:
             raise DataError(
@@ -93,21 +81,12 @@ class Given:
 
 
 def scaled(
-    samples: Samples,
-    scale: bool | None,
-    mean: Sequence[float] = (),
-    std: Sequence[float] = (),
+    samples: Samples, scale: bool | None, mean: Sequence[float] = (), std: Sequence[float] = ()
 ) -> Samples:
     """Samples whose pixels are numbers of a sensible size.
 
-    Args:
-        samples: As they were given.
-        scale: Whether to divide by 255; when None bytes of pictures are, with a warning.
-        mean: Subtracted per channel afterwards.
-        std: Divided by per channel afterwards.
-
-    Raises:
-        DataError: If samples that come one by one are to be normalised.
+    They are divided by 255 if `scale` says so; when it says nothing bytes of pictures are, with a
+    warning.
     """
     if isinstance(samples, DatasetSamples):
         if mean or std:

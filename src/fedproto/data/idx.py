@@ -19,25 +19,15 @@ from fedproto.data.prepared import Arrays, Builder, prepared
 from fedproto.data.samples import MappedSamples
 from fedproto.data.sharing import SharedOut
 from fedproto.errors import DataError
-from fedproto.options import option
 
 _UNSIGNED_BYTE = 0x08
 CLASSES = 10
 
 
 def read_idx(tree: FileTree, name: str, dimensions: int) -> NDArray[np.uint8]:
-    """Reads an idx file of bytes, compressed or not.
-
-    Args:
-        tree: Where to look.
-        name: The official name without ``.gz``.
-        dimensions: How many dimensions it must have.
-
-    Raises:
-        DataError: If it is missing, is no such file or has the wrong length.
-    """
+    """Reads an idx file of bytes, compressed or not."""
     found = tree.find(name) or tree.require(f"{name}.gz")
-    content, where = tree.read(found), tree.places[found]
+    content, where = tree.read(found), tree.locations[found]
     start = 4 + 4 * dimensions
     if len(content) < start or content[:4] != bytes([0, 0, _UNSIGNED_BYTE, dimensions]):
         raise DataError(f"{where} is no idx file of {dimensions} dimensions; fetch it again")
@@ -54,11 +44,7 @@ def read_idx(tree: FileTree, name: str, dimensions: int) -> NDArray[np.uint8]:
 def read_images_and_labels(
     tree: FileTree, images: str, labels: str
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """A pair of idx files: images ``[N, H, W]`` and their labels ``[N]``.
-
-    Raises:
-        DataError: If one cannot be read or they do not belong together.
-    """
+    """A pair of idx files: images ``[N, H, W]`` and their labels ``[N]``."""
     pixels, classes = read_idx(tree, images, 3), read_idx(tree, labels, 1)
     if len(pixels) != len(classes):
         raise DataError(
@@ -71,17 +57,11 @@ def read_images_and_labels(
 class IdxImages(SharedOut):
     """Grey images of ten classes, 28×28 pixels, from idx files."""
 
-    validation: float = option(
-        0.1, "share of every client that the server keeps for validation", at_least=0, at_most=0.9
-    )
+    validation: float = 0.1
 
     @abc.abstractmethod
     def read(self, tree: FileTree) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-        """Upright images ``[N, H, W]`` and labels from 0, of all official files.
-
-        Raises:
-            DataError: If a file is missing or damaged.
-        """
+        """Upright images ``[N, H, W]`` and labels from 0, of all official files."""
 
     def load(self, root: Path) -> Federation:
         """Reads the official files and shares the images out."""

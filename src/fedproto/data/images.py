@@ -31,15 +31,7 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
 def open_image(content: bytes, where: object) -> Image:
-    """A decoded picture, turned as its camera says.
-
-    Args:
-        content: The file's bytes.
-        where: The file, for messages.
-
-    Raises:
-        DataError: If it does not decode, or Pillow is not installed.
-    """
+    """A decoded picture, turned as its camera says."""
     try:
         from PIL import Image, ImageOps, UnidentifiedImageError
     except ImportError:
@@ -69,13 +61,7 @@ def _decoding_errors() -> tuple[type[Exception], ...]:
 
 
 def pixels(picture: Image, channels: int, size: tuple[int, int] | None = None) -> NDArray[np.uint8]:
-    """A picture as bytes ``[channels, H, W]``.
-
-    Args:
-        picture: The decoded picture.
-        channels: 1 for grey, 3 for colour.
-        size: Width and height to bring it to; None keeps them.
-    """
+    """A picture as bytes ``[channels, H, W]``, grey or in colour; in a size if given."""
     from PIL import Image
 
     picture = picture.convert("L" if channels == 1 else "RGB")
@@ -96,10 +82,10 @@ def put_images(
     """Decodes pictures and keeps them as the array ``images``, ``[N, channels, size, size]``."""
     images = builder.array("images", (len(names), channels, size, size), np.uint8)
 
-    def decode(place: int, where: object, content: bytes) -> None:
-        images[place] = pixels(open_image(content, where), channels, (size, size))
+    def decode(index: int, where: object, content: bytes) -> None:
+        images[index] = pixels(open_image(content, where), channels, (size, size))
 
-    work = {name: partial(decode, place, tree.places[name]) for place, name in enumerate(names)}
+    work = {name: partial(decode, index, tree.locations[name]) for index, name in enumerate(names)}
     for_each_file(tree, work, on_progress)
 
 
@@ -111,14 +97,6 @@ def for_each_file(
     """Reads files one after another and works on their content in parallel.
 
     Threads are enough: Pillow decodes and resizes without holding the interpreter's lock.
-
-    Args:
-        tree: Where the files are.
-        work: What to do with each file's content.
-        on_progress: Is told how many files are done.
-
-    Raises:
-        DataError: As soon as a file cannot be read or worked on.
     """
     waiting: deque[Future[None]] = deque()
     done = 0

@@ -38,11 +38,7 @@ class Pair:
 
 
 def read_mask(content: bytes, where: object, num_classes: int) -> NDArray[np.uint8]:
-    """A label map ``[H, W]``: a grey or palette picture whose values are the classes.
-
-    Raises:
-        DataError: If it does not decode, is no label map or has a label outside the classes.
-    """
+    """A label map ``[H, W]``: a grey or palette picture whose values are the classes."""
     picture = open_image(content, where)
     if picture.mode not in ("L", "P", "1"):
         raise DataError(f"{where} is no label map: its mode is {picture.mode}, not grey or palette")
@@ -56,23 +52,16 @@ def read_mask(content: bytes, where: object, num_classes: int) -> NDArray[np.uin
 
 
 def count_labels(
-    tree: FileTree,
-    masks: Sequence[str],
-    num_classes: int,
-    on_progress: OnProgress | None = None,
+    tree: FileTree, masks: Sequence[str], num_classes: int, on_progress: OnProgress | None = None
 ) -> NDArray[np.int64]:
-    """How many pixels of each class each mask has, ``[N, classes]``.
-
-    Raises:
-        DataError: If a mask cannot be read.
-    """
+    """How many pixels of each class each mask has, ``[N, classes]``."""
     counts = np.zeros((len(masks), num_classes), dtype=np.int64)
 
-    def count(place: int, where: object, content: bytes) -> None:
+    def count(index: int, where: object, content: bytes) -> None:
         mask = read_mask(content, where, num_classes)
-        counts[place] = np.bincount(mask.ravel(), minlength=VOID + 1)[:num_classes]
+        counts[index] = np.bincount(mask.ravel(), minlength=VOID + 1)[:num_classes]
 
-    work = {name: partial(count, place, tree.places[name]) for place, name in enumerate(masks)}
+    work = {name: partial(count, index, tree.locations[name]) for index, name in enumerate(masks)}
     for_each_file(tree, work, on_progress)
     return counts
 
@@ -89,46 +78,35 @@ def put_pairs(
 
     The longer side is brought to `size`, the rest is filled up at the right and below: pictures
     with ImageNet's mean colour, masks with void, so that nothing is cut away or distorted.
-
-    Args:
-        builder: The entry to write to.
-        tree: Where the files are.
-        pairs: The pictures and masks.
-        size: Width and height in the end.
-        num_classes: Classes with the background, for the check of the masks.
-        on_progress: Is told how many files are done.
-
-    Raises:
-        DataError: If a file cannot be read, or a mask is not of its picture's size.
     """
     images = builder.array("images", (len(pairs), 3, size, size), np.uint8)
     masks = builder.array("masks", (len(pairs), size, size), np.uint8)
     original = np.zeros((2, len(pairs), 2), dtype=np.int64)
 
-    def put_image(place: int, where: object, content: bytes) -> None:
+    def put_image(index: int, where: object, content: bytes) -> None:
         picture = open_image(content, where)
-        original[0, place] = picture.size
+        original[0, index] = picture.size
         small = pixels(picture, 3, fitted(picture.size, size))
-        images[place] = np.rint(255 * np.array(IMAGENET_MEAN))[:, None, None]
-        images[place, :, : small.shape[1], : small.shape[2]] = small
+        images[index] = np.rint(255 * np.array(IMAGENET_MEAN))[:, None, None]
+        images[index, :, : small.shape[1], : small.shape[2]] = small
 
-    def put_mask(place: int, where: object, content: bytes) -> None:
+    def put_mask(index: int, where: object, content: bytes) -> None:
         mask = read_mask(content, where, num_classes)
-        original[1, place] = mask.shape[::-1]
+        original[1, index] = mask.shape[::-1]
         small = _nearest(mask, fitted(mask.shape[::-1], size))
-        masks[place] = VOID
-        masks[place, : small.shape[0], : small.shape[1]] = small
+        masks[index] = VOID
+        masks[index, : small.shape[0], : small.shape[1]] = small
 
     work: dict[str, Callable[[bytes], None]] = {}
-    for place, pair in enumerate(pairs):
-        work[pair.image] = partial(put_image, place, tree.places[pair.image])
-        work[pair.mask] = partial(put_mask, place, tree.places[pair.mask])
+    for index, pair in enumerate(pairs):
+        work[pair.image] = partial(put_image, index, tree.locations[pair.image])
+        work[pair.mask] = partial(put_mask, index, tree.locations[pair.mask])
     for_each_file(tree, work, on_progress)
     for pair, image_size, mask_size in zip(pairs, *original.tolist(), strict=True):
         if image_size != mask_size:
             raise DataError(
-                f"{tree.places[pair.mask]} is {mask_size[0]}×{mask_size[1]} pixels but its picture"
-                f" {pair.image} is {image_size[0]}×{image_size[1]}"
+                f"{tree.locations[pair.mask]} is {mask_size[0]}×{mask_size[1]} pixels but its"
+                f" picture {pair.image} is {image_size[0]}×{image_size[1]}"
             )
 
 

@@ -40,8 +40,8 @@ class MNIST(IdxImages):
     )
 
     seed: int = option(1, "seed of partition and splits", at_least=0)
-    clients: int = option(1000, "number of clients", at_least=1)
-    partition: Partition = option("classes", "how samples are shared out")
+    clients: int = 1000
+    partition: Partition = "classes"
 
     def read(self, tree: FileTree) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
         """The training images, then the test images."""

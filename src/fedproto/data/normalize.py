@@ -26,15 +26,8 @@ def normalized(
 ) -> Samples:
     """Samples whose inputs are brought to a common scale.
 
-    Args:
-        samples: Bytes of pixels, which are taken between 0 and 1, or any other numbers.
-        how: By `mean` and `std` as they are given; not at all; or to mean 0 and standard deviation
-            1 over all samples, per channel or per pixel, as ``(x − μ) / (σ + 0.001)``.
-        mean: Subtracted per channel, for ``given``.
-        std: Divided by per channel, for ``given``.
-
-    Raises:
-        DataError: If samples that are fetched one by one are to be looked through.
+    By `mean` and `std` as they are given; not at all; or to mean 0 and standard deviation 1 over
+    all samples, per channel or per pixel, as ``(x − μ) / (σ + 0.001)``.
     """
     if how == "none" or (how == "given" and not mean and not std):
         return samples

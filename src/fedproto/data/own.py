@@ -24,15 +24,7 @@ from fedproto.options import option
 
 @dataclass(frozen=True)
 class Listing:
-    """Which pictures there are.
-
-    Attributes:
-        tree: Where the files are.
-        names: The files' names in the tree.
-        labels: The name of each picture's class.
-        clients: The name of each picture's client; None when they are to be shared out.
-        classes: The names of all classes, in the order of their labels.
-    """
+    """Which pictures there are, with the name of each one's class, and of its client if known."""
 
     tree: FileTree
     names: Sequence[str]
@@ -52,11 +44,7 @@ class OwnPictures(SharedOut):
 
     @abc.abstractmethod
     def listing(self, path: Path) -> Listing:
-        """Finds the pictures.
-
-        Raises:
-            DataError: If something is missing or contradicts itself.
-        """
+        """Finds the pictures."""
 
     def load(self, root: Path) -> Federation:
         """Decodes the pictures if that was not done before, and makes clients."""
@@ -81,19 +69,15 @@ class OwnPictures(SharedOut):
 
         def build(builder: Builder) -> None:
             put_images(builder, listing.tree, listing.names, self.channels, self.size, on_progress)
-            place_of = {name: place for place, name in enumerate(listing.classes)}
-            builder.put("labels", np.array([place_of[label] for label in listing.labels]))
+            label_of = {name: label for label, name in enumerate(listing.classes)}
+            builder.put("labels", np.array([label_of[name] for name in listing.labels]))
 
         name = DATASETS.name_of(type(self))
         return listing, prepared(name, listing.tree.sources, options, build)
 
 
 def own_path(path: str, root: Path) -> Path:
-    """A user's path: from the current folder, or else from the data root.
-
-    Raises:
-        DataError: If it was not given or does not exist.
-    """
+    """A user's path: from the current folder, or else from the data root."""
     if not path:
         raise DataError("path is missing: set data.path to where your data is")
     given = Path(path).expanduser()
@@ -124,11 +108,7 @@ def is_picture(name: str) -> bool:
 
 
 def checked_classes(found: Sequence[str], given: Sequence[str], where: object) -> list[str]:
-    """The classes in order: those given, or those found.
-
-    Raises:
-        DataError: If one was found that is not given.
-    """
+    """The classes in order: those given, or those found."""
     if not given:
         return sorted(set(found))
     for name in found:

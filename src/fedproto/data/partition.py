@@ -4,7 +4,6 @@ Every function returns one index array per client, none of them empty. No sample
 but for `by_first_samples`.
 """
 
-# Long: the ways of sharing data out are read side by side.
 from __future__ import annotations
 
 import numpy as np
@@ -31,23 +30,14 @@ def by_classes(
     Client u holds the classes ``u, u+1, …`` (modulo their number). Of every class each of its
     clients first gets a few samples; the rest is shared out in log-normal proportions.
 
-    Args:
-        labels: The class of every sample.
-        rng: The random stream.
-        clients: Number of clients.
-        classes_per_client: Classes that each client holds.
-        sigma: Spread of the proportions: ``lognormal(0, sigma)``.
-        minimum: Samples of each of its classes that a client gets first; fewer when a class is
-            too small to go round.
-
-    Raises:
-        DataError: If the numbers cannot work out.
+    The first few are `minimum`, or fewer when a class is too small to go round; the proportions are
+    ``lognormal(0, sigma)``.
     """
     held = _neighbouring_classes(labels, clients, classes_per_client)
     proportions = rng.lognormal(0, sigma, size=held.shape)
     parts: list[list[Indices]] = [[] for _ in range(clients)]
-    for place, label in enumerate(np.unique(labels)):
-        holders, slots = np.nonzero(held == place)
+    for index, label in enumerate(np.unique(labels)):
+        holders, slots = np.nonzero(held == index)
         if len(holders) == 0:
             continue
         samples = rng.permutation(np.flatnonzero(labels == label))
@@ -78,17 +68,7 @@ def by_classes_and_sizes(
     When a class runs short, its clients get fewer of it in proportion to what they want; nothing
     takes its place. What nobody wants is left over.
 
-    Args:
-        labels: The class of every sample.
-        rng: The random stream.
-        clients: Number of clients.
-        classes_per_client: Classes that each client holds.
-        mean_size: Expected number of samples per client.
-        sigma: Spread: sizes are ``lognormal(μ, sigma)`` with μ from the mean.
-        minimum: Samples of each of its classes that a client wants at least.
-
-    Raises:
-        DataError: If the numbers cannot work out.
+    Sizes are ``lognormal(μ, sigma)`` with μ from the mean.
     """
     if not mean_size > 0:
         raise DataError(f"mean_size must be above 0, not {mean_size}")
@@ -96,8 +76,8 @@ def by_classes_and_sizes(
     sizes = rng.lognormal(np.log(mean_size) - sigma**2 / 2, sigma, size=clients)
     wanted = np.maximum(np.rint(sizes / classes_per_client), minimum).astype(np.int64)
     parts: list[list[Indices]] = [[] for _ in range(clients)]
-    for place, label in enumerate(np.unique(labels)):
-        holders = np.flatnonzero((held == place).any(axis=1))
+    for index, label in enumerate(np.unique(labels)):
+        holders = np.flatnonzero((held == index).any(axis=1))
         if len(holders) == 0:
             continue
         samples = rng.permutation(np.flatnonzero(labels == label))
@@ -124,21 +104,12 @@ def by_first_samples(
 
     The rule of the script that FedProx publishes for its letters. Client u holds the classes
     ``u, u+1, …`` (modulo their number) and equally many of each. A class's samples come in one
-    random order; its running place is set back to the beginning whenever the next share would fit
-    behind it, which is nearly always: clients then share the **same first samples**, and what one
+    random order; its position is set back to the beginning whenever the next share would fit behind
+    it, which is nearly always: clients then share the **same first samples**, and what one
     of them is tested on others have trained on.
 
-    Args:
-        labels: The class of every sample.
-        rng: The random stream.
-        clients: Number of clients.
-        classes_per_client: Classes that each client holds.
-        mean_size: Expected number of samples per client, before it is divided over the classes.
-        sigma: Spread: sizes are ``lognormal(μ, sigma) + 5`` with μ from the mean.
-        minimum: Samples of each of its classes that a client takes at least.
-
-    Raises:
-        DataError: If the numbers cannot work out.
+    Sizes are ``lognormal(μ, sigma) + 5`` with μ from the mean, before they are divided over the
+    classes.
     """
     if not mean_size > _ADDED:
         raise DataError(f"mean_size must be above {_ADDED} for this partition, not {mean_size}")
@@ -146,24 +117,19 @@ def by_first_samples(
     sizes = rng.lognormal(np.log(mean_size - _ADDED) - sigma**2 / 2, sigma, size=clients) + _ADDED
     wanted = np.maximum(sizes / classes_per_client, minimum).astype(np.int64)
     pools = [rng.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)]
-    place = [0] * len(pools)
+    position = [0] * len(pools)
     parts: list[list[Indices]] = [[] for _ in range(clients)]
     for client, share in enumerate(wanted):
         for label in held[client]:
-            if place[label] + share < len(pools[label]):
-                place[label] = 0
-            parts[client].append(pools[label][place[label] : place[label] + share])
-            place[label] += int(share)
+            if position[label] + share < len(pools[label]):
+                position[label] = 0
+            parts[client].append(pools[label][position[label] : position[label] + share])
+            position[label] += int(share)
     return _checked_parts([np.concatenate(part) for part in parts])
 
 
 def by_dirichlet(
-    labels: Indices,
-    rng: np.random.RandomState,
-    *,
-    clients: int,
-    alpha: float,
-    gamma: float = 3.0,
+    labels: Indices, rng: np.random.RandomState, *, clients: int, alpha: float, gamma: float = 3.0
 ) -> list[Indices]:
     """Class mixes drawn from a Dirichlet distribution, sizes from a power law.
 
@@ -172,15 +138,8 @@ def by_dirichlet(
     are given away. The sizes are drawn first, so that they depend neither on the concentration nor
     on the classes.
 
-    Args:
-        labels: The class of every sample.
-        rng: The random stream.
-        clients: Number of clients.
-        alpha: Concentration: near 0 one class per client, large the mix of the whole data.
-        gamma: Tail exponent of the Pareto law that the sizes follow.
-
-    Raises:
-        DataError: If the numbers cannot work out.
+    With `alpha` near 0 a client has one class, with a large one the mix of the whole data; `gamma`
+    is the tail exponent of the Pareto law that the sizes follow.
     """
     if not alpha > 0:
         raise DataError(f"alpha must be above 0, not {alpha}")
@@ -212,32 +171,18 @@ def by_dirichlet(
 def by_key(keys: NDArray[np.generic], *, minimum: int = 1) -> list[Indices]:
     """One client per value of a natural key, such as the person shown or the writer.
 
-    Args:
-        keys: The key of every sample; clients come in the keys' sorted order.
-        minimum: Keys with fewer samples make no client.
-
-    Raises:
-        DataError: If no key has enough samples.
+    Clients come in the keys' sorted order; keys with fewer samples than the minimum make none.
     """
-    _, places, counts = np.unique(keys, return_inverse=True, return_counts=True)
-    by_place = np.split(np.argsort(places.ravel(), kind="stable"), np.cumsum(counts)[:-1])
-    parts = [part for part in by_place if len(part) >= max(1, minimum)]
+    _, numbers, counts = np.unique(keys, return_inverse=True, return_counts=True)
+    by_number = np.split(np.argsort(numbers.ravel(), kind="stable"), np.cumsum(counts)[:-1])
+    parts = [part for part in by_number if len(part) >= max(1, minimum)]
     if not parts:
         raise DataError(f"no client would have {minimum} samples; lower the minimum")
     return _checked_parts(parts)
 
 
 def iid(labels: Indices, rng: np.random.RandomState, *, clients: int) -> list[Indices]:
-    """The same number of samples for everyone, at random.
-
-    Args:
-        labels: The class of every sample; only their number matters.
-        rng: The random stream.
-        clients: Number of clients.
-
-    Raises:
-        DataError: If there are more clients than samples.
-    """
+    """The same number of samples for everyone, at random."""
     _check_clients(clients, len(labels))
     return _checked_parts(np.array_split(rng.permutation(len(labels)), clients))
 
@@ -245,17 +190,7 @@ def iid(labels: Indices, rng: np.random.RandomState, *, clients: int) -> list[In
 def sort_and_partition(
     labels: Indices, rng: np.random.RandomState, *, clients: int, shards_per_client: int = 1
 ) -> list[Indices]:
-    """Samples sorted by class and cut into equal shards, which are dealt out at random.
-
-    Args:
-        labels: The class of every sample.
-        rng: The random stream.
-        clients: Number of clients.
-        shards_per_client: Shards that each client gets, and so about as many classes.
-
-    Raises:
-        DataError: If there are fewer samples than shards.
-    """
+    """Samples sorted by class and cut into equal shards, which are dealt out at random."""
     _check_clients(clients, len(labels))
     shards = clients * shards_per_client
     if not clients <= shards <= len(labels):
@@ -271,13 +206,7 @@ def sort_and_partition(
 
 
 def apportion(total: int, weights: NDArray[np.float64], minimum: int) -> Indices:
-    """Shares a whole number out in proportion to weights, after a minimum for everyone.
-
-    Args:
-        total: The number to share out; all of it is given away.
-        weights: Positive weights.
-        minimum: What everyone gets first; less where the total does not suffice.
-    """
+    """Shares a whole number out in proportion to weights, after a minimum for everyone."""
     base = min(minimum, total // len(weights))
     quota = (total - base * len(weights)) * weights / weights.sum()
     shares = np.floor(quota).astype(np.int64)
@@ -312,7 +241,7 @@ def _draw_without_exceeding(
 
 
 def _neighbouring_classes(labels: Indices, clients: int, classes_per_client: int) -> Indices:
-    """Which classes each client holds, as places among the classes there are."""
+    """Which classes each client holds, as indices among the classes there are."""
     num_classes = len(np.unique(labels))
     if not 1 <= classes_per_client <= num_classes:
         raise DataError(

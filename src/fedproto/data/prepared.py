@@ -30,11 +30,7 @@ Arrays: TypeAlias = Mapping[str, NDArray[Any]]
 
 
 class Builder:
-    """An entry being built.
-
-    Args:
-        folder: Where its files go for the time being.
-    """
+    """An entry being built."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -57,17 +53,11 @@ def prepared(
 ) -> Arrays:
     """The arrays of a data set, from the cache or built now.
 
-    Args:
-        name: What it is called, for people who look into the cache.
-        sources: The files it is made from, by name; their content is part of the key.
-        options: What else the arrays depend on.
-        build: Fills a new entry; whatever it raises leaves the cache as it was.
+    The content of the sources is part of the key, and `options` are what else the arrays depend on.
+    Whatever `build` raises leaves the cache as it was.
 
     Returns:
         Memory-mapped arrays by name; what is written to them stays in this process.
-
-    Raises:
-        DataError: If the sources cannot be read or the cache cannot be written.
     """
     root = cache_root()
     with _cache_errors(root):
@@ -91,11 +81,7 @@ def prepared(
 
 
 def _open(entry: Path) -> Arrays:
-    """The arrays of an entry; their content is read only where a file was touched.
-
-    Raises:
-        DamagedError: If it is not what was built.
-    """
+    """The arrays of an entry; their content is read only where a file was touched."""
     manifest = entry / _MANIFEST
     known = read_json(manifest.read_bytes()) if manifest.exists() else {}
     for name, (size, changed, digest) in known.items():

@@ -45,12 +45,7 @@ def _in_words(samples: TensorSamples | MappedSamples) -> str:
 
 @dataclass(frozen=True, repr=False)
 class TensorSamples:
-    """Samples held in memory, or on the device once moved there.
-
-    Attributes:
-        inputs: ``[N, ...]``.
-        targets: ``[N]``, or a label map per sample.
-    """
+    """Samples held in memory, or on the device once moved there."""
 
     inputs: Tensor
     targets: Tensor
@@ -83,8 +78,6 @@ class MappedSamples:
         mean: Subtracted, one number per channel or one per pixel; empty for nothing.
         std: Divided by, likewise.
         relabel: The new label for each stored one ``[256]``; None keeps them.
-        device: Where batches go; None leaves them where they are.
-        dtype: Floating type of the inputs.
     """
 
     inputs: Tensor
@@ -152,14 +145,7 @@ class MappedSamples:
 
 @dataclass(frozen=True)
 class DatasetSamples:
-    """Samples of a map-style `torch` data set, fetched when asked for.
-
-    Attributes:
-        dataset: Gives ``(input, target)`` per index.
-        device: Where batches go; None leaves them where they are.
-        dtype: Floating type of the inputs.
-        divisor: What inputs are divided by.
-    """
+    """Samples of a map-style `torch` data set, fetched when asked for."""
 
     dataset: Dataset[Any]
     device: torch.device | None = None
@@ -188,16 +174,7 @@ def upload(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def held(samples: Samples, device: torch.device, dtype: torch.dtype) -> TensorSamples | None:
-    """All samples as tensors on a device, for what works on all of them at once.
-
-    Args:
-        samples: The samples.
-        device: Where to hold them.
-        dtype: Floating type of the inputs.
-
-    Returns:
-        The samples; None where they come one by one or would take up much of the memory.
-    """
+    """All samples as tensors on a device; None if they come one by one or would not fit well."""
     if isinstance(samples, TensorSamples):
         return samples.to(device, dtype)
     if not isinstance(samples, MappedSamples):
@@ -219,17 +196,7 @@ def _memory(device: torch.device) -> int:
 
 
 def join_clients(clients: Sequence[ClientData]) -> tuple[Samples, list[Indices]]:
-    """Puts the clients' own data behind one index.
-
-    Args:
-        clients: Each client's arrays, or each client's data set; one kind for all.
-
-    Returns:
-        The joint samples and each client's indices into them.
-
-    Raises:
-        DataError: If a client is empty or the parts do not fit together.
-    """
+    """Puts the clients' own data behind one index; also gives each client's indices into it."""
     if not clients:
         raise DataError("a federation needs at least one client")
     datasets = [client for client in clients if isinstance(client, Dataset)]
@@ -239,16 +206,16 @@ def join_clients(clients: Sequence[ClientData]) -> tuple[Samples, list[Indices]]
         samples: Samples = DatasetSamples(ConcatDataset(datasets))
         sizes = [len(dataset) for dataset in datasets]  # type: ignore[arg-type]
     else:
-        arrays = [_as_arrays(client, place) for place, client in enumerate(clients)]
+        arrays = [_as_arrays(one, client) for client, one in enumerate(clients)]
         if len({inputs.shape[1:] for inputs, _ in arrays}) > 1:
             raise DataError("the clients' inputs have different shapes")
         samples = TensorSamples(
             _joined([inputs for inputs, _ in arrays]), _joined([one for _, one in arrays]).long()
         )
         sizes = [len(inputs) for inputs, _ in arrays]
-    for place, size in enumerate(sizes):
+    for client, size in enumerate(sizes):
         if size == 0:
-            raise DataError(f"client {place} has no samples; leave it out")
+            raise DataError(f"client {client} has no samples; leave it out")
     if isinstance(samples, TensorSamples):
         _check_finite(samples.inputs, sizes)
     ends = np.cumsum(sizes)
@@ -257,24 +224,24 @@ def join_clients(clients: Sequence[ClientData]) -> tuple[Samples, list[Indices]]
     ]
 
 
-def _as_arrays(client: Any, place: int) -> tuple[Any, Any]:
+def _as_arrays(given: Any, client: int) -> tuple[Any, Any]:
     """A client's inputs and labels as arrays or tensors: arrays as they are, for there are many."""
     try:
         inputs, labels = (
             part if isinstance(part, np.ndarray | Tensor) else torch.as_tensor(part)
-            for part in client
+            for part in given
         )
     except (TypeError, ValueError, RuntimeError) as error:
-        raise DataError(f"client {place}: expected (inputs, labels) as arrays: {error}") from None
+        raise DataError(f"client {client}: expected (inputs, labels) as arrays: {error}") from None
     if not inputs.shape or not labels.shape:
-        raise DataError(f"client {place}: expected (inputs, labels) as arrays, not single numbers")
+        raise DataError(f"client {client}: expected (inputs, labels) as arrays, not single numbers")
     if len(inputs) != len(labels):
-        raise DataError(f"client {place}: {len(inputs)} inputs but {len(labels)} labels")
+        raise DataError(f"client {client}: {len(inputs)} inputs but {len(labels)} labels")
     whole = not (
         labels.is_floating_point() if isinstance(labels, Tensor) else labels.dtype.kind in "fc"
     )
     if not whole:
-        raise DataError(f"client {place}: labels must be whole numbers, not {labels.dtype}")
+        raise DataError(f"client {client}: labels must be whole numbers, not {labels.dtype}")
     return inputs, labels
 
 
@@ -285,8 +252,8 @@ def _check_finite(inputs: Tensor, sizes: Sequence[int]) -> None:
     wrong = ~torch.isfinite(inputs).reshape(len(inputs), -1).all(dim=1)
     if bool(wrong.any()):
         first = int(wrong.to(torch.uint8).argmax())
-        place = int(np.searchsorted(np.cumsum(sizes), first, side="right"))
-        raise DataError(f"client {place}: its inputs hold NaN or infinite numbers; mend them first")
+        client = int(np.searchsorted(np.cumsum(sizes), first, side="right"))
+        raise DataError(f"client {client}: its inputs hold NaN or infinity; mend them first")
 
 
 def _joined(parts: list[Any]) -> Tensor:

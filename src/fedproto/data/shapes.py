@@ -47,7 +47,7 @@ class Shapes(SharedOut):
     images: int = option(200, "number of images", at_least=1)
     size: int = option(48, "width and height of the images", at_least=16)
     classes: int = option(3, "number of figures", at_least=1, at_most=len(_FIGURES))
-    alpha: float = option(1.0, "'dirichlet': concentration of the class mix", above=0)
+    alpha: float = 1.0
 
     def load(self, root: Path) -> Federation:
         """Generates the images and shares them out."""
@@ -56,8 +56,8 @@ class Shapes(SharedOut):
         labels = rng.randint(self.classes, size=self.images).astype(np.int64)
         images = np.empty((self.images, 3, self.size, self.size), dtype=np.float32)
         masks = np.empty((self.images, self.size, self.size), dtype=np.int64)
-        for place, label in enumerate(labels):
-            images[place], masks[place] = self._draw(int(label), rng)
+        for index, label in enumerate(labels):
+            images[index], masks[index] = self._draw(int(label), rng)
         return self.federation(
             "shapes",
             TensorSamples(torch.from_numpy(images), torch.from_numpy(masks)),

@@ -62,16 +62,8 @@ class HeldOut(DataSource):
 
         The samples are normalised here, for all data sets alike.
 
-        Args:
-            name: What it is called in records.
-            samples: The samples of all clients.
-            parts: Each client's samples.
-            num_classes: Number of classes.
-            input_shape: Shape of one input.
-            task: Name of the task.
-            validation: More samples for the server's validation, in no client's part.
-            labels: The class of every sample where the targets are label maps.
-            class_names: What the classes are called.
+        `validation` are more samples for the server, in no client's part; `labels` are the classes
+        of samples whose targets are label maps.
         """
         kept, taken, owner = hold_out(parts, self.seed, self.validation)
         if validation is not None:
@@ -110,14 +102,7 @@ class SharedOut(HeldOut):
     shards_per_client: int = option(1, "'sorted': shards of a client", at_least=1)
 
     def share(self, labels: Indices) -> list[Indices]:
-        """Each client's samples.
-
-        Args:
-            labels: The class of every sample.
-
-        Raises:
-            DataError: If the numbers cannot work out.
-        """
+        """Each client's samples."""
         rng = stream(self.seed, Purpose.PARTITION)
         if self.partition == "classes":
             return by_classes(

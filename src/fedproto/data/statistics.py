@@ -16,20 +16,7 @@ from fedproto.rng import Indices
 class Statistics:
     """A federation in numbers.
 
-    Attributes:
-        classes: Number of classes, without the background.
-        clients: Number of clients.
-        samples: Samples of all clients, for training and test.
-        mean: Samples per client.
-        std: Their standard deviation.
-        smallest: Samples of the smallest client.
-        largest: Samples of the largest client.
-        fewest_classes: Classes of the client with the fewest.
-        mean_classes: Classes per client.
-        most_classes: Classes of the client with the most.
-        train: Samples for training.
-        test: Samples for the test.
-        validation: Samples that the server keeps.
+    Classes are counted without the background.
     """
 
     classes: int
@@ -80,11 +67,7 @@ def class_counts(federation: Federation) -> Indices:
 
 
 def sample_labels(federation: Federation) -> Indices:
-    """The class of every sample.
-
-    Raises:
-        DataError: If the targets are label maps and the federation does not say it.
-    """
+    """The class of every sample."""
     if federation.labels is not None:
         return federation.labels
     if federation.has_label_maps:

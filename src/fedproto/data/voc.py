@@ -76,8 +76,8 @@ class Pascal(SharedOut):
     )
 
     seed: int = option(65, "seed of partition and splits", at_least=0)
-    clients: int = option(100, "number of clients", at_least=1)
-    partition: Partition = option("dirichlet", "how samples are shared out")
+    clients: int = 100
+    partition: Partition = "dirichlet"
     size: int = option(224, "width and height of the images", at_least=8)
     mean: tuple[float, ...] = option(IMAGENET_MEAN, "subtracted from pixels between 0 and 1")
     std: tuple[float, ...] = option(IMAGENET_STD, "pixels are divided by this")
@@ -120,13 +120,12 @@ class Pascal(SharedOut):
             seen = count_labels(tree, masks, len(CLASSES), on_progress) > 0
             single = np.flatnonzero(seen[:, 1:].sum(axis=1) == 1)
             pairs = [
-                Pair(tree.require(f"JPEGImages/{stems[place]}.jpg"), masks[place])
-                for place in single
+                Pair(tree.require(f"JPEGImages/{stems[row]}.jpg"), masks[row]) for row in single
             ]
             put_pairs(builder, tree, pairs, self.size, len(CLASSES), on_progress)
             builder.put("classes", 1 + seen[single, 1:].argmax(axis=1))
             builder.put("for_clients", single < len(lists["trainaug"]))
-            builder.put("stems", np.array([stems[place] for place in single], dtype=np.bytes_))
+            builder.put("stems", np.array([stems[row] for row in single], dtype=np.bytes_))
 
         return prepared("voc2012", tree.sources, {"size": self.size}, build)
 
@@ -162,7 +161,7 @@ def _lists(tree: FileTree) -> dict[str, list[str]]:
             lists[name] = tree.read(file).decode("utf-8", "replace").split()
     validation = lists.setdefault("val", [])
     if "trainaug" not in lists:
-        masks = (Path(name) for name in tree.places if name.endswith(".png"))
+        masks = (Path(name) for name in tree.locations if name.endswith(".png"))
         found = {mask.stem for mask in masks if mask.parent.name == "SegmentationClassAug"}
         lists["trainaug"] = sorted(found.difference(validation))
     if not lists["trainaug"]:

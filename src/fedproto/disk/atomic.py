@@ -58,14 +58,7 @@ INTACT = (
 def explained(
     path: Path, what: str = "", remedy: str = INTACT, kind: type[FedprotoError] = StoreError
 ) -> Iterator[None]:
-    """Turns a failing disk into a message that names file and remedy.
-
-    Args:
-        path: The file, where the error itself names none.
-        what: What cannot be done with it.
-        remedy: What to do about it.
-        kind: The error to raise.
-    """
+    """Turns a failing disk into a message that names file and remedy."""
     try:
         yield
     except OSError as error:
@@ -74,11 +67,7 @@ def explained(
 
 
 def is_there(path: Path) -> bool:
-    """Whether a file is there; one that cannot be looked at is not taken for a missing one.
-
-    Raises:
-        StoreError: If that cannot be found out.
-    """
+    """Whether a file is there; one that cannot be looked at is not taken for a missing one."""
     with explained(path):
         try:
             path.stat()

@@ -53,11 +53,7 @@ def sealed(tables: Mapping[str, Any]) -> bytes:
 
 
 def unsealed(content: bytes) -> tuple[dict[str, Any], bool]:
-    """The tables of JSON, compared with its fingerprint, and whether it carries one.
-
-    Raises:
-        DamagedError: If they are not those that were sealed, or no tables at all.
-    """
+    """The tables of JSON, compared with its fingerprint, and whether it carries one."""
     tables = read_json(content)
     if not isinstance(tables, dict):
         raise DamagedError("it holds no tables")
@@ -68,11 +64,7 @@ def unsealed(content: bytes) -> tuple[dict[str, Any], bool]:
 
 
 def read_json(content: bytes) -> Any:
-    """JSON from outside, without the numbers that no JSON has.
-
-    Raises:
-        DamagedError: If it is none.
-    """
+    """JSON from outside, without the numbers that no JSON has."""
     try:
         return json.loads(content, parse_constant=_no_number)
     # A RecursionError is what thousands of opening brackets give.
@@ -87,7 +79,6 @@ class Chain:
     fingerprint covers that as well.
 
     Attributes:
-        head: The link of the last line; empty before the first.
         begun: Whether a line had a link: once one has, all must.
     """
 
@@ -103,11 +94,7 @@ class Chain:
         return json.dumps({**linked, HASH: fingerprint(_text(linked))}).encode() + b"\n"
 
     def check(self, data: dict[str, Any]) -> dict[str, Any]:
-        """A line's own data, after comparing it with its fingerprint and its link.
-
-        Raises:
-            DamagedError: If it was changed, or does not follow the lines before it.
-        """
+        """A line's own data, after comparing it with its fingerprint and its link."""
         given, link = data.pop(HASH, None), data.get("chain")
         if given is not None and given != fingerprint(_text(data)):
             raise DamagedError("it was changed after it was written")
@@ -127,10 +114,6 @@ class Chain:
 
 def read_linked(path: Path, chain: Chain | None = None) -> Iterator[dict[str, Any]]:
     """The data of a file of linked lines; none where there is no file.
-
-    Args:
-        path: The file.
-        chain: Stands at the last line afterwards.
 
     Raises:
         StoreError: If a line was changed or is missing.

@@ -31,20 +31,12 @@ class Limits(Options):
 
 
 def limits() -> Limits:
-    """The limits on this machine.
-
-    Raises:
-        ConfigError: If the environment says something impossible.
-    """
+    """The limits on this machine."""
     return _parsed(os.environ.get(VARIABLE, ""))
 
 
 def read_limited(file: BinaryIO, where: object) -> bytes:
-    """The whole of a file that may be larger than it looks, such as an unpacked one.
-
-    Raises:
-        DataError: If it is larger than the limit.
-    """
+    """The whole of a file that may be larger than it looks, such as an unpacked one."""
     most = limits().file
     content = file.read(most + 1)
     check_limit("file", len(content), where)
@@ -52,11 +44,7 @@ def read_limited(file: BinaryIO, where: object) -> bytes:
 
 
 def check_limit(name: str, value: int, where: object) -> None:
-    """Refuses what is over a limit.
-
-    Raises:
-        DataError: If it is.
-    """
+    """Refuses what is over a limit."""
     most = getattr(limits(), name)
     if value > most:
         raise DataError(

@@ -20,13 +20,7 @@ _LOOK_AGAIN = 0.2
 def locked(directory: Path, patience: float = 0.0) -> Iterator[None]:
     """Keeps other processes out of a directory; released even when this one is killed.
 
-    Args:
-        directory: An existing directory.
-        patience: Seconds to wait for another process that is at it.
-
-    Raises:
-        StoreError: If another process is at it.
-        OSError: If the lock's file cannot be written.
+    Waits `patience` seconds for another process that is at it.
     """
     try:
         import fcntl

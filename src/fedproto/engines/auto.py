@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
+from fedproto.data.tasks import Task
 from fedproto.engines.base import AUTO, ENGINES, EngineOptions, available_cores
-from fedproto.tasks import Classification, Task
 
 WORTHWHILE_STEPS = 2000
 """Local steps from which on starting worker processes costs less than they save."""
@@ -25,12 +25,7 @@ WORTHWHILE_STEPS = 2000
 
 @dataclass(frozen=True)
 class Demand:
-    """Roughly how much work is coming from all runs that train together; 0 when unknown.
-
-    Attributes:
-        jobs_per_round: Clients that are trained in a round.
-        steps: Local steps in all rounds.
-    """
+    """Roughly how much work is coming from all runs that train together; 0 when unknown."""
 
     jobs_per_round: int = 0
     steps: int = 0
@@ -38,13 +33,7 @@ class Demand:
 
 @dataclass(frozen=True)
 class Choice:
-    """An engine.
-
-    Attributes:
-        name: Which one.
-        reason: Why, in a few words.
-        threads: How many threads it should have.
-    """
+    """An engine."""
 
     name: str
     reason: str
@@ -52,21 +41,12 @@ class Choice:
 
 
 def choose(
-    options: EngineOptions,
-    task: Task,
-    demand: Demand,
-    before: Sequence[Mapping[str, Any]] = (),
+    options: EngineOptions, task: Task, demand: Demand, before: Sequence[Mapping[str, Any]] = ()
 ) -> Choice:
     """The engine that is asked for, the one that runs began with, or the one that suits.
 
     Threads are left at the number that PyTorch has (``OMP_NUM_THREADS`` where that is set), but
     for the processes, which have one each, and for jobs too small to be worth more than one.
-
-    Args:
-        options: What is asked for.
-        task: What is learned.
-        demand: How much work it is.
-        before: Engines of ``run.json``, with name, device and threads.
     """
     given = torch.get_num_threads()
     if options.name != AUTO:
@@ -97,7 +77,7 @@ TOO_LITTLE = "too little work to share out"
 def _suitable(options: EngineOptions, task: Task, demand: Demand) -> tuple[str, str]:
     device, cores = options.torch_device(), available_cores()
     if device.type == "cuda":
-        if type(task) is not Classification:
+        if not task.one_label:
             return "captured", f"one client after another on {device}"
         return "stacked", f"all clients at once on {device}"
     if cores < 2:

@@ -13,12 +13,12 @@ import torch
 from torch import nn
 
 from fedproto.data.federation import Federation
+from fedproto.data.tasks import Task
 from fedproto.engines.job import LocalJob
 from fedproto.errors import ConfigError, unknown_name
 from fedproto.options import Options, option
 from fedproto.options.registry import Registry
 from fedproto.rng import Indices
-from fedproto.tasks import Task
 from fedproto.types import ClientFailure, ClientUpdate, ServerState
 
 AUTO = "auto"
@@ -58,11 +58,7 @@ class EngineOptions(Options):
     )
 
     def torch_device(self) -> torch.device:
-        """The device to use.
-
-        Raises:
-            ConfigError: If there is no such device here.
-        """
+        """The device to use."""
         cpu_only = self.name == "processes"
         if self.device == "auto":
             cuda = torch.cuda.is_available() and not cpu_only
@@ -121,10 +117,7 @@ class Workload:
     """What all jobs of an engine share.
 
     Attributes:
-        federation: The clients' data.
         model: The architecture; its own weights are neither used nor changed.
-        task: Loss and scores.
-        options: Device, floating type and batch sizes.
         notify: Is told, in a sentence, what a user should know of how jobs are run.
     """
 
@@ -160,25 +153,13 @@ class Engine(abc.ABC):
     ) -> list[ClientUpdate | ClientFailure]:
         """Runs the jobs of a round.
 
-        Args:
-            jobs: The jobs of all runs; independent of each other.
-            on_done: Called after each finished job.
-
         Returns:
             One result per job, in the jobs' order.
         """
 
     @abc.abstractmethod
     def evaluate(self, states: Sequence[ServerState], indices: Indices) -> list[dict[str, float]]:
-        """Tests aggregate models.
-
-        Args:
-            states: The models, of any run.
-            indices: The samples to test on.
-
-        Returns:
-            The task's metrics per state.
-        """
+        """The task's metrics of models, of any run, on some samples."""
 
     def judged(self, usable: Collection[int], refused: Mapping[int, str]) -> None:
         """A round's updates are weighed: what became of them, over all its runs.
@@ -212,21 +193,13 @@ ENGINES: Registry[Engine] = Registry("engine", "fedproto.engines")
 
 
 def check_engine_name(name: str) -> None:
-    """Checks that there is such an engine.
-
-    Raises:
-        ConfigError: If there is none; the message names the nearest.
-    """
+    """Checks that there is such an engine."""
     if name not in (AUTO, *ENGINES.names()):
         raise ConfigError(unknown_name("engine", name, (AUTO, *ENGINES.names())))
 
 
 def _check_device(device: torch.device) -> None:
-    """Computes something there: whether a kind of device is known says little of whether it works.
-
-    Raises:
-        ConfigError: If it does not.
-    """
+    """Computes something there: that a kind of device is known says little of whether it works."""
     try:
         float(torch.ones(1, device=device).sum())
     # Every kind of device has its own way of saying that it is not there.

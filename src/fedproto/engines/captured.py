@@ -21,10 +21,10 @@ from torch.nn.modules.dropout import _DropoutNd
 from fedproto.engines.base import ENGINES, Workload
 from fedproto.engines.job import LocalJob
 from fedproto.engines.reference import ReferenceEngine, Step
+from fedproto.engines.training import TrainOptions
+from fedproto.engines.training.batch_norm import freeze
 from fedproto.strategies.base import Strategy
 from fedproto.strategies.contract import Objective
-from fedproto.training import TrainOptions
-from fedproto.training.batch_norm import freeze
 from fedproto.types import ServerState
 
 WARM_UP = 2

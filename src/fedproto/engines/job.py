@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from fedproto.schedule import BatchOrder
+from fedproto.engines.training import TrainOptions
+from fedproto.engines.training.augment import AugmentOptions
+from fedproto.rng.schedule import BatchOrder
 from fedproto.strategies.base import Strategy
-from fedproto.training import TrainOptions
-from fedproto.training.augment import AugmentOptions
 from fedproto.types import ServerState, Tensors
 
 
@@ -16,12 +16,9 @@ class LocalJob:
     """Train this client from this state with this strategy for these epochs.
 
     Attributes:
-        client: Which client's data to train on.
         state: The received state; its memory stays with the server.
         strategy: Gives the local objective and the report, nothing else.
         batches: The epochs to do and the order of the samples in each.
-        train: The local update rule.
-        lr: Learning rate of this round.
         seed: For whatever is random inside the model (dropout).
         augment: How training images are varied; None for not at all.
         broadcast: What the strategy sends beside the weights.

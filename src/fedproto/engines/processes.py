@@ -19,12 +19,12 @@ from torch import Tensor
 from fedproto.engines.base import ENGINES, Engine, OnDone, Workload, available_cores
 from fedproto.engines.job import LocalJob
 from fedproto.engines.reference import ReferenceEngine
+from fedproto.engines.training.batch_norm import goes_by_batch
 from fedproto.engines.workers.memory import keep_freed_memory
 from fedproto.engines.workers.pool import Work, WorkerPool
 from fedproto.engines.workers.shared import SharedSlots
 from fedproto.engines.workers.trainer import ManualTrainer
 from fedproto.rng import Indices
-from fedproto.training.batch_norm import goes_by_batch
 from fedproto.types import ClientFailure, ClientUpdate, ServerState, part, under
 
 

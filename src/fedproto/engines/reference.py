@@ -15,15 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from fedproto.data.federation import Federation
+from fedproto.data.tasks import Task
 from fedproto.engines.base import ENGINES, Engine, OnDone, Workload
 from fedproto.engines.job import LocalJob
-from fedproto.equations import class_sums
-from fedproto.errors import TrainingError
-from fedproto.models.base import features_of, head_of
-from fedproto.rng import Indices, seeded
-from fedproto.strategies.contract import Local, Look, Objective, Observation
-from fedproto.tasks import Task
-from fedproto.training.batch_norm import (
+from fedproto.engines.training.batch_norm import (
     estimate,
     forget,
     freeze,
@@ -31,6 +26,11 @@ from fedproto.training.batch_norm import (
     statistics_names,
     tolerate_single_values,
 )
+from fedproto.equations import class_sums
+from fedproto.errors import TrainingError
+from fedproto.models.base import features_of, head_of
+from fedproto.rng import Indices, seeded
+from fedproto.strategies.contract import Local, Look, Objective, Observation
 from fedproto.types import ClientFailure, ClientUpdate, ServerState, Tensors
 
 Step: TypeAlias = Callable[[Tensor, Tensor], Tensor]

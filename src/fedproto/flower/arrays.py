@@ -16,14 +16,27 @@ import torch
 from flwr.app import Array, ArrayRecord
 from torch import Tensor
 
+from fedproto.errors import FedprotoError
 from fedproto.types import Tensors
 
 NUMPY_FORMAT = "numpy.ndarray"
 LONGEST_HEADER = 1024
 
 
-class UnreadableError(Exception):
-    """A message that is not what it should be; turned into a `Refusal` by the wire format."""
+LONGEST_REASON = 300
+
+
+class UnreadableError(FedprotoError):
+    """A message that is not what it should be, or a refusal: why, in one printable line."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(one_line(reason))
+
+
+def one_line(text: str) -> str:
+    """A stranger's text, made fit for a record: one line, printable, not too long."""
+    words = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    return words if len(words) <= LONGEST_REASON else words[: LONGEST_REASON - 1] + "…"
 
 
 def write_tensors(tensors: Tensors) -> ArrayRecord:
@@ -37,11 +50,7 @@ def write_tensors(tensors: Tensors) -> ArrayRecord:
 
 
 def read_tensors(record: ArrayRecord, like: Tensors, kind: str) -> dict[str, Tensor]:
-    """A record's tensors: the names, types, shapes and device of others, and no others.
-
-    Raises:
-        UnreadableError: If a name is missing or too many, or an array is of another type or shape.
-    """
+    """A record's tensors: the names, types, shapes and device of others, and no others."""
     _check_names(record, like, kind)
     return {
         name: read_tensor(record[name], wanted.dtype, tuple(wanted.shape), name).to(wanted.device)
@@ -52,11 +61,7 @@ def read_tensors(record: ArrayRecord, like: Tensors, kind: str) -> dict[str, Ten
 def read_tensor(
     array: Array, dtype: torch.dtype, shape: tuple[int, ...] | None, name: str
 ) -> Tensor:
-    """One tensor of a type and shape; None for a vector of any length.
-
-    Raises:
-        UnreadableError: If the array is another one.
-    """
+    """One tensor of a type and shape; None for a vector of any length."""
     wanted = torch.empty(0, dtype=dtype).numpy().dtype
     if array.stype != NUMPY_FORMAT or array.dtype != str(wanted):
         raise UnreadableError(f"tensor '{name}' has type {array.dtype[:30]!r}, not {wanted}")

@@ -22,14 +22,7 @@ from fedproto.types import RoundRecord
 
 
 class AuditLog:
-    """Appends events, each with its time.
-
-    Args:
-        folder: The directory that was submitted.
-
-    Raises:
-        StoreError: If the file is damaged or cannot be read.
-    """
+    """Appends events, each with its time."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / AUDIT_FILE
@@ -43,32 +36,14 @@ class AuditLog:
             pass
 
     def write(self, event: str, **facts: Any) -> None:
-        """Adds an event and waits until it is on disk.
-
-        Raises:
-            StoreError: If it cannot be written.
-        """
+        """Adds an event and waits until it is on disk."""
         now = datetime.now(UTC).isoformat(timespec="seconds")
         line = self._chain.add({"time": now, "event": event, **facts})
         append(self._path, line)
 
 
-def read_audit(folder: Path) -> list[dict[str, Any]]:
-    """The events of a directory, oldest first; none where it is no deployment's.
-
-    Raises:
-        StoreError: If a line was changed or is missing.
-    """
-    return list(read_linked(folder / AUDIT_FILE))
-
-
 class AuditedWatcher(Watcher):
-    """Passes everything on to another watcher, and rounds to the audit log as well.
-
-    Args:
-        watcher: The other one.
-        log: The audit log.
-    """
+    """Passes everything on to another watcher, and rounds to the audit log as well."""
 
     def __init__(self, watcher: Watcher, log: AuditLog) -> None:
         super().__init__(watcher)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -31,16 +31,16 @@ from fedproto.data.clients import Client
 from fedproto.data.federation import Federation
 from fedproto.engines.job import LocalJob
 from fedproto.engines.reference import ReferenceEngine, read_state
-from fedproto.errors import ConfigError, FedprotoError
+from fedproto.engines.setting import setting_of
+from fedproto.errors import ConfigError, DataError, FedprotoError, TrainingError
 from fedproto.flower import greeting, superexec, wire
-from fedproto.flower.parts import Refusal
 from fedproto.flower.privacy import PrivateEngine
 from fedproto.models.base import build_model
 from fedproto.options.registry import load_plugin
-from fedproto.rounds.client_memory import MemoryOnDisk, remembered
-from fedproto.rounds.setting import setting_of
+from fedproto.rounds.client_memory import remembered
+from fedproto.store.client_memory import MemoryOnDisk
 from fedproto.strategies.contract import initial_tensors
-from fedproto.types import ClientFailure, ClientUpdate, ServerState
+from fedproto.types import ClientFailure, ServerState
 
 app = ClientApp()
 
@@ -59,7 +59,6 @@ class ThisNode:
     """What a node knows of itself.
 
     Attributes:
-        client: Its stable id in the federation.
         federation: The data set found here, of which it uses one client's share.
         state_folder: Where it keeps what it remembers between its rounds.
         noise: Longest feature and noise multiplier; None for features as they are.
@@ -95,29 +94,34 @@ def own_secret(job: LocalJob) -> int:
 @app.query("hello")
 def hello(message: Message, context: Context) -> Message:
     """Says who this client is and what it holds."""
-    return Message(_hello(message.content, context), reply_to=message)
+    return _answer(_hello, message, context)
 
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """Carries out a job."""
-    return Message(_train(message.content, context), reply_to=message)
+    return _answer(_train, message, context)
 
 
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
     """Tests a model on this client's test part."""
-    return Message(_evaluate(message.content, context), reply_to=message)
+    return _answer(_evaluate, message, context)
+
+
+def _answer(
+    work: Callable[[RecordDict, Context], RecordDict], message: Message, context: Context
+) -> Message:
+    """What is to be answered, or why there is no answer."""
+    try:
+        content = work(message.content, context)
+    except FedprotoError as error:
+        content = wire.encode_refusal(str(error))
+    return Message(content, reply_to=message)
 
 
 def _hello(content: RecordDict, context: Context) -> RecordDict:
-    config = greeting.decode_question(content)
-    if isinstance(config, Refusal):
-        return wire.encode_refusal(config)
-    try:
-        node = this_node(config, context)
-    except FedprotoError as error:
-        return wire.encode_refusal(Refusal(str(error)))
+    node = this_node(greeting.decode_question(content), context)
     federation = node.federation
     own = federation.clients[node.client]
     return greeting.encode_hello(
@@ -136,64 +140,46 @@ def _hello(content: RecordDict, context: Context) -> RecordDict:
 
 def _train(content: RecordDict, context: Context) -> RecordDict:
     config = wire.decode_job_config(content)
-    if isinstance(config, Refusal):
-        return wire.encode_refusal(config)
-    try:
-        node = this_node(config, context)
-        engine = node.engine(config)
-        layout = _layout(engine, config)
-        setting = setting_of(engine.workload, layout.params)
-        job = wire.decode_job(content, config, layout, setting)
-        if isinstance(job, Refusal):
-            return wire.encode_refusal(job)
-        own = len(node.federation.clients[node.client].train)
-        if job.client != node.client:
-            raise ConfigError(f"the job is for client {job.client}; this is client {node.client}")
-        if job.batches.num_examples != own:
-            raise ConfigError(f"the job is for {job.batches.num_examples} samples; {own} are here")
-        memory = MemoryOnDisk(node.state_folder / job.run)
-        declared = config.strategy.client_memory(setting)
-        kept = remembered(memory, node.client, job.last_round, declared)
-        state = job.state.to(config.engine.torch_device())
-        own_memory = initial_tensors(declared) if kept is None else kept
-        (result,) = engine.train([replace(job, state=state, memory=own_memory)])
-        if isinstance(result, ClientUpdate) and result.memory:
-            memory.save(node.client, job.state.round, result.memory, keep_from=job.keep_from)
-    except FedprotoError as error:
-        return wire.encode_refusal(Refusal(str(error)))
+    node = this_node(config, context)
+    engine = node.engine(config)
+    layout = _layout(engine, config)
+    setting = setting_of(engine.workload, layout.params)
+    job = wire.decode_job(content, config, layout, setting)
+    own = len(node.federation.clients[node.client].train)
+    if job.client != node.client:
+        raise ConfigError(f"the job is for client {job.client}; this is client {node.client}")
+    if job.batches.num_examples != own:
+        raise ConfigError(f"the job is for {job.batches.num_examples} samples; {own} are here")
+    memory = MemoryOnDisk(node.state_folder / job.run)
+    declared = config.strategy.client_memory(setting)
+    kept = remembered(memory, node.client, job.last_round, declared)
+    state = job.state.to(config.engine.torch_device())
+    own_memory = initial_tensors(declared) if kept is None else kept
+    (result,) = engine.train([replace(job, state=state, memory=own_memory)])
     if isinstance(result, ClientFailure):
-        return wire.encode_refusal(Refusal(result.reason))
+        raise TrainingError(result.reason)
+    if result.memory:
+        memory.save(node.client, job.state.round, result.memory, keep_from=job.keep_from)
     return wire.encode_update(result, job.state.round, began_anew=kept is None)
 
 
 def _evaluate(content: RecordDict, context: Context) -> RecordDict:
     config = wire.decode_job_config(content)
-    if isinstance(config, Refusal):
-        return wire.encode_refusal(config)
-    try:
-        node = this_node(config, context)
-        engine = node.engine(config)
-        test = wire.decode_test(content, _layout(engine, config))
-        if isinstance(test, Refusal):
-            return wire.encode_refusal(test)
-        if test.client != node.client:
-            raise ConfigError(f"the test is for client {test.client}; this is {node.client}")
-        test_part = node.federation.clients[node.client].test
-        validation_part = node.federation.validation_of(node.client)
-        tally = engine.tally(test.state, validation_part if test.validation else test_part)
-    except FedprotoError as error:
-        return wire.encode_refusal(Refusal(str(error)))
+    node = this_node(config, context)
+    engine = node.engine(config)
+    test = wire.decode_test(content, _layout(engine, config))
+    if test.client != node.client:
+        raise ConfigError(f"the test is for client {test.client}; this is {node.client}")
+    test_part = node.federation.clients[node.client].test
+    validation_part = node.federation.validation_of(node.client)
+    tally = engine.tally(test.state, validation_part if test.validation else test_part)
     if tally is None:
-        return wire.encode_refusal(Refusal("this client has no test samples"))
+        raise DataError("this client has no test samples")
     return wire.encode_tally(node.client, test.state.round, tally)
 
 
 def this_node(config: RunConfig, context: Context) -> ThisNode:
-    """This node: the data found here, with its share under its own id.
-
-    Raises:
-        FedprotoError: If the node's configuration or its data is at fault.
-    """
+    """This node: the data found here, with its share under its own id."""
     threads = _number(context, "threads", 0)
     if threads:
         torch.set_num_threads(threads)

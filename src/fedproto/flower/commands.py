@@ -44,11 +44,7 @@ out = {out}
 
 
 def program(name: str) -> str:
-    """A command of Flower's, of the environment that this program runs in.
-
-    Raises:
-        ConfigError: If it is not there.
-    """
+    """A command of Flower's, of the environment that this program runs in."""
     path = Path(sys.executable).parent / name
     if not path.exists():
         raise ConfigError(f"the command {name} is not there; pip install 'fedproto[flower]'")
@@ -75,53 +71,31 @@ def environment(home: Path) -> dict[str, str]:
 
 def superlink(server: Path | None, host: str, port: int, database: Path) -> list[str]:
     """The server's command; without its folder of certificates it is insecure."""
-    return [
-        program("flower-superlink"),
-        *(
-            ["--insecure"]
-            if server is None
-            else [
-                "--ssl-ca-certfile",
-                str(server / "ca.crt"),
-                "--ssl-certfile",
-                str(server / "server.crt"),
-                "--ssl-keyfile",
-                str(server / "server.key"),
-                "--enable-supernode-auth",
-            ]
-        ),
-        "--database",
-        str(database),
-        "--host",
-        host,
-        "--port",
-        str(port),
-    ]
+    secure = ["--insecure"]
+    if server is not None:
+        secure = [
+            *("--ssl-ca-certfile", str(server / "ca.crt")),
+            *("--ssl-certfile", str(server / "server.crt")),
+            *("--ssl-keyfile", str(server / "server.key")),
+            "--enable-supernode-auth",
+        ]
+    where = [*("--database", str(database)), *("--host", host), *("--port", str(port))]
+    return ["flower-superlink", *secure, *where]
 
 
 def supernode(
     node: Path | None, address: str, client: int, port: int, node_config: str = ""
 ) -> list[str]:
     """A node's command; without its folder of keys it is insecure."""
-    return [
-        program("flower-supernode"),
-        *(
-            ["--insecure"]
-            if node is None
-            else [
-                "--root-certificates",
-                str(node / "ca.crt"),
-                "--auth-supernode-private-key",
-                str(node / "node.key"),
-            ]
-        ),
-        "--superlink",
-        address,
-        "--port",
-        str(port),
-        "--node-config",
-        f"partition-id={client} {node_config}".strip(),
-    ]
+    secure = ["--insecure"]
+    if node is not None:
+        secure = [
+            *("--root-certificates", str(node / "ca.crt")),
+            *("--auth-supernode-private-key", str(node / "node.key")),
+        ]
+    config = f"partition-id={client} {node_config}".strip()
+    where = [*("--superlink", address), *("--port", str(port)), *("--node-config", config)]
+    return ["flower-supernode", *secure, *where]
 
 
 def write_app(folder: Path, out: Path) -> None:

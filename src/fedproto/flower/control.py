@@ -33,13 +33,7 @@ class DeploymentError(FedprotoError):
 
 
 class Control:
-    """A connection to a server through the command ``flwr``.
-
-    Args:
-        folder: For Flower's own files.
-        address: Host and port of the server.
-        trusted: The authority's certificate; None for an insecure server.
-    """
+    """A connection to a server through the command ``flwr``."""
 
     def __init__(self, folder: Path, address: str, trusted: Path | None) -> None:
         self._folder = folder.resolve()
@@ -58,19 +52,11 @@ class Control:
         )
 
     def register(self, public_key: Path, name: str) -> None:
-        """Makes a node's key known to the server under a name.
-
-        Raises:
-            DeploymentError: If the server refuses.
-        """
+        """Makes a node's key known to the server under a name."""
         self._flwr("supernode", "register", str(public_key.resolve()), "--name", name)
 
     def submit(self, out: Path) -> str:
-        """Starts the run of a directory, or goes on with it; the number that Flower gives it.
-
-        Raises:
-            DeploymentError: If the server refuses.
-        """
+        """Starts the run of a directory, or goes on with it; the number that Flower gives it."""
         (out / ERROR_FILE).unlink(missing_ok=True)
         app = self._folder / "app"
         commands.write_app(app, out)
@@ -96,15 +82,7 @@ class Control:
     ) -> None:
         """Tells a watcher of rounds as they are done, until all runs are over.
 
-        Args:
-            run: Flower's number of the run.
-            out: The directory that was submitted.
-            stores: The runs in it.
-            watcher: Is told of every round.
-            check: Called now and then; raises if there is no use in waiting.
-
-        Raises:
-            DeploymentError: If the run ends before it is finished.
+        `check` is called now and then, and raises if there is no use in waiting.
         """
         seen = [len(store.records()) for store in stores]
         asked, silent = time.monotonic(), 0

@@ -30,12 +30,8 @@ END_FOR = 10.0
 class Process:
     """One of Flower's programs with all that it starts.
 
-    Args:
-        name: What to call it in messages.
-        command: Program and arguments.
-        folder: Its working directory; a neutral one, because Python code there would be found.
-        home: Flower's folder for it.
-        state: Where a node keeps what it remembers between its rounds.
+    Its working directory is a neutral one, because Python code there would be found. In `state` a
+    node keeps what it remembers between its rounds.
     """
 
     def __init__(
@@ -93,11 +89,7 @@ class Process:
 class Deployment:
     """A server and nodes on this machine.
 
-    Args:
-        folder: For databases, logs and Flower's own files.
-        keys: Certificates and node keys; None for an insecure deployment.
-        node_config: Settings of every node beside its id.
-        state: Where nodes keep what they remember; in the same folder by default.
+    Without keys it is insecure. `node_config` are settings of every node beside its id.
     """
 
     def __init__(
@@ -120,11 +112,7 @@ class Deployment:
         self.control = Control(self.folder, self._address, trusted)
 
     def start_link(self) -> None:
-        """Starts the server, or starts it again on the same database.
-
-        Raises:
-            DeploymentError: If it does not come up.
-        """
+        """Starts the server, or starts it again on the same database."""
         ends = time.monotonic() + END_FOR
         while answers(self._address) and time.monotonic() < ends:
             time.sleep(0.2)  # one that was killed is still letting go of its port
@@ -139,11 +127,7 @@ class Deployment:
             time.sleep(0.2)
 
     def register(self, client: int) -> None:
-        """Makes a client's key known to the server.
-
-        Raises:
-            DeploymentError: If the server refuses.
-        """
+        """Makes a client's key known to the server."""
         if self.keys is not None:
             self.control.register(self.keys.public_key(client), node_name(client))
 
@@ -160,6 +144,7 @@ class Deployment:
         return node
 
     def _start(self, name: str, command: Sequence[str]) -> Process:
+        command = [commands.program(command[0]), *command[1:]]
         return Process(name, command, self.folder, self._home(name), self._state)
 
     def _home(self, name: str) -> Path:

@@ -18,8 +18,7 @@ from fractions import Fraction
 def discrete_gaussian(variance: Fraction) -> int:
     """One number with ``σ² = variance``.
 
-    Args:
-        variance: Positive; as a fraction, so that it is exactly what is accounted for.
+    The variance is a fraction, so that it is exactly what is accounted for.
     """
     above, below = variance.numerator, variance.denominator
     scale = math.isqrt(above // below) + 1

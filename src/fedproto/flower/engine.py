@@ -19,29 +19,18 @@ from fedproto.config import RunConfig
 from fedproto.engines.base import Engine, OnDone, Workload
 from fedproto.engines.job import LocalJob
 from fedproto.engines.reference import ReferenceEngine
+from fedproto.engines.setting import setting_of
 from fedproto.errors import ConfigError, TrainingError
 from fedproto.flower import wire
+from fedproto.flower.arrays import UnreadableError
 from fedproto.flower.nodes import Answer, Nodes, exchange
-from fedproto.flower.parts import Refusal
 from fedproto.flower.suspension import Suspensions
 from fedproto.rng import Indices
-from fedproto.rounds.setting import setting_of
 from fedproto.types import POOLED, ClientFailure, ClientUpdate, ServerState
 
 
 class FlowerEngine(Engine):
-    """Runs jobs on the nodes of a Flower federation.
-
-    Args:
-        workload: What all jobs share; its federation may be known by its sizes only.
-        grid: Flower's connection to the nodes.
-        config: Data, model and options of the jobs.
-        nodes: Who is connected.
-        suspended: Who is left out for a while.
-
-    Raises:
-        ConfigError: If more clients are needed than a cohort has.
-    """
+    """Runs jobs on the nodes of a Flower federation."""
 
     clients_remember = True
 
@@ -194,13 +183,10 @@ class FlowerEngine(Engine):
         return results
 
     def _read_update(self, answer: Answer, job: LocalJob) -> ClientUpdate | ClientFailure:
-        content = _content(answer)
-        if isinstance(content, Refusal):
-            return ClientFailure(job.client, content.reason)
-        found = wire.decode_update(content, job, self._setting)
-        if isinstance(found, Refusal):
-            return ClientFailure(job.client, found.reason)
-        update, began_anew = found
+        try:
+            update, began_anew = wire.decode_update(_content(answer), job, self._setting)
+        except UnreadableError as error:
+            return ClientFailure(job.client, str(error))
         if began_anew:
             self._incidents.append(f"client {job.client} had lost its memory and began anew")
         return update
@@ -243,10 +229,11 @@ class FlowerEngine(Engine):
             )
         for client, node in node_of.items():
             held = self._held(client, validation=validation)
-            tally = self._read_tally(answers[node], client, state.round, held)
-            if isinstance(tally, Refusal):
-                self._incidents.append(f"not tested on client {client}: {tally.reason}")
-                self._suspended.failed(client, tally.reason, self._options)
+            try:
+                tally = self._read_tally(answers[node], client, state.round, held)
+            except UnreadableError as error:
+                self._incidents.append(f"not tested on client {client}: {error}")
+                self._suspended.failed(client, str(error), self._options)
             else:
                 total = tally if total is None else total + tally
         return {} if total is None else self.workload.task.metrics(total)
@@ -255,29 +242,25 @@ class FlowerEngine(Engine):
         """Whether a client is worth a deadline: not one that just failed or is left out."""
         return client not in self._failing and not self._suspended.reason(client)
 
-    def _read_tally(self, answer: Answer, client: int, round_: int, held: int) -> Tensor | Refusal:
-        content = _content(answer)
-        if isinstance(content, Refusal):
-            return content
-        tally = wire.decode_tally(content, client, round_)
-        if isinstance(tally, Refusal):
-            return tally
+    def _read_tally(self, answer: Answer, client: int, round_: int, held: int) -> Tensor:
+        tally = wire.decode_tally(_content(answer), client, round_)
         federation = self.workload.federation
         reason = self.workload.task.reason_to_refuse_tally(
-            tally,
-            held,
-            federation.num_classes,
-            federation.input_shape,
+            tally, held, federation.num_classes, federation.input_shape
         )
-        return tally if reason is None else Refusal(reason)
+        if reason is not None:
+            raise UnreadableError(reason)
+        return tally
 
 
-def _content(answer: Answer) -> RecordDict | Refusal:
+def _content(answer: Answer) -> RecordDict:
     """What a client sent, unless it sent an error or a refusal of its own."""
     if answer.content is None:
-        return Refusal(answer.reason)
+        raise UnreadableError(answer.reason)
     refusal = wire.decode_refusal(answer.content)
-    return answer.content if refusal is None else Refusal(f"it refused: {refusal.reason}")
+    if refusal is not None:
+        raise UnreadableError(f"it refused: {refusal}")
+    return answer.content
 
 
 def _one_job_per_client(jobs: Sequence[LocalJob]) -> list[list[int]]:

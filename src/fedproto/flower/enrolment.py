@@ -17,13 +17,13 @@ from fedproto.config import RunConfig, digest_of
 from fedproto.data.clients import Client
 from fedproto.data.federation import Federation
 from fedproto.data.samples import Samples
+from fedproto.data.tasks import task_named
 from fedproto.disk.atomic import explained, is_there, write_atomically
 from fedproto.disk.integrity import DamagedError, read_json, sealed, unsealed
 from fedproto.errors import ConfigError, DataError, StoreError
 from fedproto.flower.greeting import Hello
 from fedproto.flower.nodes import Nodes
 from fedproto.rng import Indices
-from fedproto.tasks import task_named
 
 
 class RemoteSamples(Samples):
@@ -36,11 +36,7 @@ class RemoteSamples(Samples):
         return self._number
 
     def batch(self, indices: Indices) -> tuple[Tensor, Tensor]:
-        """There are none here.
-
-        Raises:
-            DataError: Always.
-        """
+        """There are none here."""
         del indices
         raise DataError("the samples are with the clients; the server has none of them")
 
@@ -51,16 +47,7 @@ class RemoteSamples(Samples):
 
 
 def enrol(config: RunConfig, nodes: Nodes, folder: Path) -> Federation:
-    """The federation of the clients that are connected, or of those enrolled before.
-
-    Args:
-        config: Says how many clients there are and how long to wait for them.
-        nodes: Who is connected.
-        folder: The run directory.
-
-    Raises:
-        FedprotoError: If a client is missing, or clients contradict each other.
-    """
+    """The federation of the clients that are connected, or of those enrolled before."""
     path = folder / "clients.json"
     data = digest_of({"data": config.to_dict()["data"]})
     enrolled = _read(path, data)
@@ -90,11 +77,7 @@ def enrol(config: RunConfig, nodes: Nodes, folder: Path) -> Federation:
 
 
 def federation_of(config: RunConfig, hellos: list[Hello]) -> Federation:
-    """A federation known by what its clients told of themselves, by client id.
-
-    Raises:
-        DataError: If clients disagree on classes, inputs or task.
-    """
+    """A federation known by what its clients told of themselves, by client id."""
     first = hellos[0]
     for hello in hellos:
         same = (hello.num_classes, hello.input_shape, hello.task, hello.class_names)
@@ -129,12 +112,7 @@ def federation_of(config: RunConfig, hellos: list[Hello]) -> Federation:
 def _read(path: Path, data: str) -> dict[str, list[Hello]]:
     """Who enrolled, by the digest of the data they were asked for.
 
-    Args:
-        path: The file.
-        data: What clients are meant in a file from before there were fingerprints.
-
-    Raises:
-        StoreError: If the file is damaged.
+    A file from before there were fingerprints holds the clients of `data`.
     """
     if not is_there(path):
         return {}

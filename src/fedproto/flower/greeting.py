@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from flwr.app import RecordDict
@@ -14,7 +14,7 @@ from fedproto.config import RunConfig, read_config
 from fedproto.disk.limits import limits
 from fedproto.errors import FedprotoError
 from fedproto.flower.arrays import UnreadableError
-from fedproto.flower.parts import Refusal, about, caught, expect_fields
+from fedproto.flower.parts import about, expect_fields
 from fedproto.strategies.contract import LARGEST
 
 SERVERS_OWN = frozenset(
@@ -33,12 +33,8 @@ class Hello:
     """What a client tells of itself when it is asked who it is.
 
     Attributes:
-        client: Its stable id.
         num_train: Samples it trains on.
         num_test: Samples it tests on.
-        num_classes: Classes of its data set.
-        input_shape: Shape of one input.
-        task: Name of the task.
         num_validation: Samples of its own that were taken out for validation.
         class_names: What the classes are called; may be empty.
     """
@@ -58,29 +54,15 @@ def encode_question(config: RunConfig) -> RecordDict:
     return RecordDict({"question": about({"config": config_text(config)})})
 
 
-def decode_question(content: RecordDict) -> RunConfig | Refusal:
+def decode_question(content: RecordDict) -> RunConfig:
     """Which data set the server asks about."""
-    return caught(lambda: expect_config(expect_fields(content, "question", {"config": str})))
+    return expect_config(expect_fields(content, "question", {"config": str}))
 
 
 def encode_hello(hello: Hello) -> RecordDict:
     """A client's answer to the server's question."""
-    fields = {
-        "client": hello.client,
-        "num_train": hello.num_train,
-        "num_test": hello.num_test,
-        "num_classes": hello.num_classes,
-        "input_shape": json.dumps(hello.input_shape),
-        "task": hello.task,
-        "num_validation": hello.num_validation,
-        "class_names": json.dumps(hello.class_names),
-    }
-    return RecordDict({"hello": about(fields)})
-
-
-def decode_hello(content: RecordDict, max_examples: int) -> Hello | Refusal:
-    """Who a client says it is; a number of samples beyond the bound is not believed."""
-    return caught(lambda: _read_hello(content, max_examples))
+    lists = {name: json.dumps(getattr(hello, name)) for name in ("input_shape", "class_names")}
+    return RecordDict({"hello": about(asdict(hello) | lists)})
 
 
 def config_text(config: RunConfig) -> str:
@@ -90,11 +72,7 @@ def config_text(config: RunConfig) -> str:
 
 
 def expect_config(fields: Mapping[str, Any]) -> RunConfig:
-    """The configuration among a message's fields, with data and model.
-
-    Raises:
-        UnreadableError: If it cannot be read.
-    """
+    """The configuration among a message's fields, with data and model."""
     try:
         config = read_config(json.loads(fields["config"]))
     except (FedprotoError, ValueError, TypeError, AttributeError, RecursionError) as error:
@@ -104,16 +82,11 @@ def expect_config(fields: Mapping[str, Any]) -> RunConfig:
     return config
 
 
-def _read_hello(content: RecordDict, max_examples: int) -> Hello:
-    wanted = {
-        "client": int,
-        "num_train": int,
-        "num_test": int,
-        "num_classes": int,
-        "input_shape": str,
-        "task": str,
-        "num_validation": int,
-        "class_names": str,
+def decode_hello(content: RecordDict, max_examples: int) -> Hello:
+    """Who a client says it is; a number of samples beyond the bound is not believed."""
+    wanted: dict[str, type] = {
+        **dict.fromkeys(("client", "num_train", "num_test", "num_classes", "num_validation"), int),
+        **dict.fromkeys(("input_shape", "task", "class_names"), str),
     }
     fields = expect_fields(content, "hello", wanted)
     shape, names = _list(fields["input_shape"]), _list(fields["class_names"])

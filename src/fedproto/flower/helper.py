@@ -11,7 +11,6 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedproto.equations import class_sums
 from fedproto.errors import TrainingError
 from fedproto.flower.arrays import read_tensors, write_tensors
 from fedproto.models.base import features_of
@@ -87,7 +86,7 @@ def train_locally(
         num_examples=len(labels),
         steps=steps,
         lr=lr,
-        classes=class_sums(None, labels, num_classes)[1],
+        classes=Observation.of(None, labels, num_classes, torch.zeros(())).count,
         params=received,
         broadcast=broadcast,
         memory=_recalled(context, int(str(about[LAST_ROUND])), strategy.client_memory(setting)),
@@ -111,11 +110,7 @@ def observe(
     what: frozenset[Look],
     features: Callable[[Tensor], Tensor] | None = None,
 ) -> Observation | None:
-    """What a model makes of some data; None for nothing asked.
-
-    Raises:
-        TrainingError: If there is no data, or the model gives no features.
-    """
+    """What a model makes of some data; None for nothing asked."""
     if not what:
         return None
     training = model.training
@@ -130,7 +125,7 @@ def observe(
         loss = torch.zeros((), device=device)
         if "loss" in what:
             loss = functional.cross_entropy(model(x), y, reduction="sum")
-        part = Observation(*class_sums(encoded, y, num_classes), loss)
+        part = Observation.of(encoded, y, num_classes, loss)
         number += len(y)
         total = part if total is None else _sum(total, part)
     model.train(training)

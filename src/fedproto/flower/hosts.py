@@ -6,7 +6,7 @@ import json
 import shlex
 from pathlib import Path
 
-from fedproto.flower.commands import ENVIRONMENT, PROGRAMS
+from fedproto.flower.commands import ENVIRONMENT, PROGRAMS, superlink, supernode
 from fedproto.flower.keys import Keys
 from fedproto.flower.names import node_name
 from fedproto.flower.superexec import write_program
@@ -53,29 +53,16 @@ WantedBy=multi-user.target
 def write_host_files(keys: Keys, host: str, port: int, clients: int, install: Path) -> None:
     """Writes start scripts and systemd units beside the keys.
 
-    Args:
-        keys: Certificates and keys, a folder per host.
-        host: Name or address under which clients reach the server.
-        port: The server's port.
-        clients: Number of clients.
-        install: Where the folder of a host will lie on it.
+    Clients reach the server under `host`; the folder of a host will lie at `install` on it.
     """
     facts = {"address": f"127.0.0.1:{port}"}
     (keys.server / SERVER_FILE).write_text(json.dumps(facts) + "\n", encoding="utf-8")
+    here, everywhere = Path("$here"), "0.0.0.0"  # noqa: S104 - clients are on other hosts
     _write(
         keys.server,
         "superlink",
         "The server of a fedproto federation",
-        [
-            "flower-superlink",
-            *("--ssl-ca-certfile", "$here/ca.crt"),
-            *("--ssl-certfile", "$here/server.crt"),
-            *("--ssl-keyfile", "$here/server.key"),
-            "--enable-supernode-auth",
-            *("--database", "$here/state.db"),
-            *("--host", "0.0.0.0"),  # noqa: S104 - clients are on other hosts
-            *("--port", str(port)),
-        ],
+        superlink(here, everywhere, port, here / "state.db"),
         install,
         f"{install} /var/lib/fedproto",
     )
@@ -85,14 +72,9 @@ def write_host_files(keys: Keys, host: str, port: int, clients: int, install: Pa
             keys.node(client),
             "supernode",
             f"{node_name(client)} of a fedproto federation",
-            [
-                "flower-supernode",
-                *("--root-certificates", "$here/ca.crt"),
-                *("--auth-supernode-private-key", "$here/node.key"),
-                *("--superlink", f"{host}:{port}"),
-                *("--port", str(NODE_PORT + client)),
-                *("--node-config", f"partition-id={client} ${{FEDPROTO_NODE_CONFIG:-}}"),
-            ],
+            supernode(
+                here, f"{host}:{port}", client, NODE_PORT + client, "${FEDPROTO_NODE_CONFIG:-}"
+            ),
             install,
             str(install),
         )

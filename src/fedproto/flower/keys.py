@@ -23,11 +23,7 @@ DAYS = 825
 
 @dataclass(frozen=True)
 class Keys:
-    """Where the files are: a folder per host, to be copied there, and one to be locked away.
-
-    Attributes:
-        folder: The folder that holds them all.
-    """
+    """Where the files are: a folder per host, to be copied there, and one to be locked away."""
 
     folder: Path
 
@@ -51,16 +47,7 @@ class Keys:
 
 
 def make_keys(folder: Path, hosts: Sequence[str], clients: int) -> Keys:
-    """Writes an authority, a server certificate for some host names, and a key per client.
-
-    Args:
-        folder: A new or empty folder.
-        hosts: Names and addresses under which nodes reach the server.
-        clients: Number of clients.
-
-    Raises:
-        ConfigError: If the folder holds something already, or no host is given.
-    """
+    """Writes an authority, a server certificate for some host names, and a key per client."""
     if not hosts:
         raise ConfigError("name at least one host under which clients reach the server")
     if folder.exists() and any(folder.iterdir()):
@@ -172,9 +159,7 @@ def _alternatives(hosts: Sequence[str]) -> list[x509.GeneralName]:
 
 def _secret(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
 
 

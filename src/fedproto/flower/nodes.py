@@ -23,9 +23,9 @@ from fedproto.config import RunConfig
 from fedproto.engines.base import Notify
 from fedproto.errors import FedprotoError
 from fedproto.flower import greeting, wire
+from fedproto.flower.arrays import UnreadableError, one_line
 from fedproto.flower.greeting import Hello
 from fedproto.flower.names import is_node_name, node_name
-from fedproto.flower.parts import Refusal, one_line
 
 T = TypeVar("T")
 
@@ -61,19 +61,7 @@ def exchange(
     deadline: float,
     on_answer: Callable[[], None] = lambda: None,
 ) -> dict[int, Answer]:
-    """Sends one message to each of some nodes and waits for all answers, or the deadline.
-
-    Args:
-        grid: Flower's connection to the nodes.
-        kind: Flower's message type.
-        contents: What to send, by node.
-        round_: For Flower's own bookkeeping.
-        deadline: Seconds until an answer counts as lost.
-        on_answer: Called after each answer.
-
-    Returns:
-        An answer per node.
-    """
+    """Sends one message to each of some nodes and waits for all answers, or the deadline."""
     ends = time.monotonic() + deadline
     waiting: dict[str, int] = {}
     answers: dict[int, Answer] = {}
@@ -112,11 +100,7 @@ def _push(
 
 
 def patiently(call: Callable[[], T]) -> T:
-    """Asks Flower's server again when it is too busy to answer.
-
-    Raises:
-        ServerGoneError: If it does not answer for half a minute.
-    """
+    """Asks Flower's server again when it is too busy to answer."""
     for pause in PAUSES:
         try:
             return call()
@@ -171,11 +155,7 @@ class ServerGoneError(FedprotoError):
 class Nodes:
     """The connected clients.
 
-    Args:
-        grid: Flower's connection to the nodes.
-        config: Tells clients which data set is meant.
-        notify: Is told of nodes that are turned away.
-        audit: Is told of nodes that enrol or are turned away, with their keys.
+    `audit` is told of nodes that enrol or are turned away, with their keys.
     """
 
     def __init__(
@@ -211,11 +191,7 @@ class Nodes:
         return taken
 
     def refresh(self, *, ask_again: bool = False) -> None:
-        """Looks who is connected and asks those that are new.
-
-        Args:
-            ask_again: Also ask nodes again that gave no good answer.
-        """
+        """Looks who is connected and asks the new ones, or all that gave no good answer yet."""
         nodes = list(patiently(self._grid.get_nodes))
         self._online = {node.node_id for node in nodes}
         self._keys = {node.node_id: _key(node.public_key) for node in nodes}
@@ -232,13 +208,14 @@ class Nodes:
             deadline=ASK_FOR,
         )
         for node, answer in answers.items():
-            hello = self._judge(node, answer)
-            if isinstance(hello, Refusal):
+            try:
+                hello = self._judge(node, answer)
+            except UnreadableError as error:
                 self._asked_in_vain.add(node)
-                notice = f"node {self._names.get(node) or node} turned away: {hello.reason}"
+                notice = f"node {self._names.get(node) or node} turned away: {error}"
                 if notice not in self._said:
                     self._said.add(notice)
-                    self._audit("turned away", **self._who(node), reason=hello.reason)
+                    self._audit("turned away", **self._who(node), reason=str(error))
                     self._notices.append(notice)
                     self._notify(notice)
             else:
@@ -256,11 +233,7 @@ class Nodes:
         return {"node": str(node), "name": self._names.get(node, ""), "key": self._keys.get(node)}
 
     def wait_for(self, clients: Collection[int], seconds: float) -> set[int]:
-        """Waits until some clients are connected, or the time is over.
-
-        Returns:
-            Those that are connected.
-        """
+        """Waits until some clients are connected, or the time is over; those that are."""
         ends = time.monotonic() + seconds
         self.refresh()
         asked = time.monotonic()
@@ -272,20 +245,20 @@ class Nodes:
             self.refresh(ask_again=again)
         return set(clients) & self.clients().keys()
 
-    def _judge(self, node: int, answer: Answer) -> Hello | Refusal:
+    def _judge(self, node: int, answer: Answer) -> Hello:
         if answer.content is None:
-            return Refusal(answer.reason)
+            raise UnreadableError(answer.reason)
         refusal = wire.decode_refusal(answer.content)
         if refusal is not None:
-            return refusal
+            raise UnreadableError(refusal)
         hello = greeting.decode_hello(answer.content, self._config.flower.max_examples)
-        if isinstance(hello, Refusal):
-            return hello
         name = self._names.get(node, "")
         if is_node_name(name) and name != node_name(hello.client):
-            return Refusal(f"its key is registered as {name}, but it says it is {hello.client}")
+            raise UnreadableError(
+                f"its key is registered as {name}, but it says it is {hello.client}"
+            )
         if hello.client in self.clients():
-            return Refusal(f"client {hello.client} is connected already")
+            raise UnreadableError(f"client {hello.client} is connected already")
         return hello
 
 

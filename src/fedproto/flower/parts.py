@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
@@ -14,29 +13,11 @@ PROTOCOL = 3
 """Changes whenever a reader of the version before could misread a message."""
 
 LONGEST_TEXT = 100_000
-LONGEST_REASON = 300
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """What could not be used, in one line."""
-
-    reason: str
 
 
 def about(fields: Mapping[str, Any]) -> ConfigRecord:
     """Fields as a record that names the protocol's version."""
     return ConfigRecord({"protocol": PROTOCOL, **fields})
-
-
-def caught(read: Callable[[], T]) -> T | Refusal:
-    """What a reader reads, or why it cannot."""
-    try:
-        return read()
-    except UnreadableError as error:
-        return Refusal(one_line(str(error)))
 
 
 def expect_fields(
@@ -49,15 +30,7 @@ def expect_fields(
 ) -> dict[str, Any]:
     """The fields of a message's `ConfigRecord`, all of the right type and none too many.
 
-    Args:
-        content: The message.
-        name: The record's name.
-        wanted: Types by field.
-        optional: Types of fields that may be missing.
-        beside: Other records that the message may have.
-
-    Raises:
-        UnreadableError: If anything is missing, too many or of another type or version.
+    Fields of `optional` may be missing; the message may have other records beside.
     """
     for other in content:
         if other != name and other not in beside:
@@ -90,18 +63,8 @@ def _check_field(what: str, value: object, wanted: type | None) -> None:
 
 
 def expect_arrays(content: RecordDict, name: str) -> ArrayRecord:
-    """A message's tensors of a name.
-
-    Raises:
-        UnreadableError: If it has none.
-    """
+    """A message's tensors of a name."""
     record = content.get(name)
     if not isinstance(record, ArrayRecord):
         raise UnreadableError(f"the message has no tensors '{name}'")
     return record
-
-
-def one_line(text: str) -> str:
-    """A stranger's text, made fit for a record: one line, printable, not too long."""
-    words = " ".join("".join(c if c.isprintable() else " " for c in text).split())
-    return words if len(words) <= LONGEST_REASON else words[: LONGEST_REASON - 1] + "…"

@@ -42,11 +42,6 @@ RELEASES_PER_ROUND = 2
 class PrivateEngine(ReferenceEngine):
     """Trains like the reference engine, and tells of features with noise.
 
-    Args:
-        workload: What all jobs share.
-        clip: Longest feature vector.
-        noise: Noise multiplier.
-
     Raises:
         ConfigError: If a sample gives more than one feature vector, which the sensitivity does
             not cover.
@@ -103,11 +98,6 @@ def with_noise(exact: Observation, noise: float, num_examples: int) -> Observati
     """Sums in steps of the lattice and counts with noise, brought back to what they can be.
 
     Bounding afterwards costs no privacy.
-
-    Args:
-        exact: Sums of what `on_lattice` gives, and counts.
-        noise: Noise multiplier.
-        num_examples: How many samples the client is known to have.
     """
     spread = (SENSITIVITY * Fraction(noise)) ** 2
     count = _noisy(exact.count, spread).clamp(min=0)
@@ -128,14 +118,6 @@ def epsilon(noise: float, rounds: int, delta: float) -> float:
 
     For data sets that differ in one sample, and without counting on the cohort being secret. By
     Rényi divergences, which for discrete Gaussian noise are never above those of the continuous.
-
-    Args:
-        noise: Noise multiplier.
-        rounds: Rounds that the client takes part in.
-        delta: The δ.
-
-    Raises:
-        ConfigError: If the accountant is not installed, or a number is out of range.
     """
     if noise <= 0 or rounds < 1 or not 0 < delta < 1:
         raise ConfigError("noise and rounds must be positive and delta between 0 and 1")

@@ -17,17 +17,7 @@ from fedproto.rounds import Watcher
 
 
 def simulate_on_ray(out: Path, clients: int, watcher: Watcher, cores: float = 1.0) -> None:
-    """Carries out the runs of a directory on Ray.
-
-    Args:
-        out: The directory of the runs.
-        clients: Number of clients.
-        watcher: Is told of every round.
-        cores: Cores per client.
-
-    Raises:
-        FedprotoError: If a run fails.
-    """
+    """Carries out the runs of a directory on Ray."""
     os.environ.update(ENVIRONMENT)
     # A client may be in another process, or on another host, every round.
     os.environ.setdefault("FEDPROTO_STATE", str(out.resolve() / "nodes"))

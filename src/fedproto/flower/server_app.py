@@ -56,17 +56,7 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def serve(grid: Grid, out: Path, watcher: Watcher | None = None) -> None:
-    """Carries out the runs of a directory over a grid.
-
-    Args:
-        grid: Flower's connection to the nodes.
-        out: The directory of a run or a sweep.
-        watcher: Is told how far things are; Flower's log by default.
-
-    Raises:
-        FedprotoError: If a configuration, the data, a directory or the number of clients is at
-            fault.
-    """
+    """Carries out the runs of a directory over a grid."""
     for plugin in os.environ.get("FEDPROTO_PLUGINS", "").split():
         load_plugin(plugin)
     stores = open_runs(out)

@@ -33,7 +33,7 @@ from fedproto.flower.helper import (
     ROUND,
     WORK,
 )
-from fedproto.flower.parts import Refusal, caught, expect_arrays, one_line
+from fedproto.flower.parts import expect_arrays
 from fedproto.rng import Purpose, stream
 from fedproto.rounds.guard import Expected, reason_to_refuse
 from fedproto.strategies.aggregation import AggregateOptions
@@ -120,7 +120,7 @@ class FedProtoStrategy(Strategy):
             self._state = replace(state, memory=initial_tensors(kept))
         if self._cohort is not None and len(nodes) > self._cohort:
             order = stream(self._seed, Purpose.COHORT, server_round).permutation(len(nodes))
-            nodes = sorted(nodes[place] for place in order[: self._cohort])
+            nodes = sorted(nodes[index] for index in order[: self._cohort])
         sent = {
             name: self._state.memory[name]
             for name, one in self.options.server_memory(self._setting).items()
@@ -139,10 +139,12 @@ class FedProtoStrategy(Strategy):
         updates: dict[int, ClientUpdate] = {}
         for reply in replies:
             node = reply.metadata.src_node_id
-            found = self._read(reply, state)
-            if isinstance(found, Refusal):
-                failures[node] = found.reason
-            elif node in updates:
+            try:
+                found = self._read(reply, state)
+            except UnreadableError as error:
+                failures[node] = str(error)
+                continue
+            if node in updates:
                 failures[node] = "it sent a duplicate of its update"
             else:
                 updates[node] = found
@@ -233,26 +235,21 @@ class FedProtoStrategy(Strategy):
 
         return [message(node) for node in nodes]
 
-    def _read(self, reply: Message, state: ServerState) -> ClientUpdate | Refusal:
+    def _read(self, reply: Message, state: ServerState) -> ClientUpdate:
         if reply.has_error():
-            return Refusal(f"error {reply.error.code}: {one_line(reply.error.reason or '')}")
+            raise UnreadableError(f"error {reply.error.code}: {reply.error.reason or ''}")
         scores = self._scores(reply.content)
         if scores is None:
-            return Refusal("it sends no usable metrics with num-examples")
+            raise UnreadableError("it sends no usable metrics with num-examples")
         node, number = reply.metadata.src_node_id, int(scores[NUM_EXAMPLES])
         # What the client was asked is known only as far as its own claims go.
-        expected = Expected(
-            node,
-            number,
-            1,
-            state,
-            self.options.payload(self._setting, number),
-        )
-        update = caught(lambda: _read_update(reply.content, scores, expected))
-        if isinstance(update, Refusal):
-            return update
+        payload = self.options.payload(self._setting, number)
+        expected = Expected(node, number, 1, state, payload)
+        update = _read_update(reply.content, scores, expected)
         reason = reason_to_refuse(update, expected)
-        return update if reason is None else Refusal(reason)
+        if reason is not None:
+            raise UnreadableError(reason)
+        return update
 
     def _scores(self, content: RecordDict) -> dict[str, float] | None:
         record = content.get(METRICS)

@@ -35,12 +35,7 @@ _tell: Connection | None = None
 
 
 def write_program(folder: Path, python: str) -> None:
-    """Puts this program into a folder, for a PATH on which Flower finds it before its own.
-
-    Args:
-        folder: Where to.
-        python: The interpreter to run it with, in the words of a shell.
-    """
+    """Puts this program into a folder, for a PATH on which Flower finds it before its own."""
     folder.mkdir(parents=True, exist_ok=True)
     program = folder / PROGRAM
     script = f"from {__name__} import main; main()"
@@ -49,11 +44,7 @@ def write_program(folder: Path, python: str) -> None:
 
 
 def load(source: DataSource, root: Path) -> Federation:
-    """The data of a node, kept for its next messages where there is a process that waits for them.
-
-    Raises:
-        FedprotoError: If it cannot be loaded.
-    """
+    """The data of a node, kept for its next messages where a process waits for them."""
     known = _kept.get((source, root))
     if known is not None:
         return known

@@ -29,11 +29,7 @@ class _Conduct:
 class Suspensions:
     """Who is left out for how many rounds more.
 
-    Args:
-        folder: Where it is kept, so that a server that starts again goes on with it.
-
-    Raises:
-        StoreError: If what was kept is damaged.
+    Kept in a file, so that a server that starts again goes on with it.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -52,11 +48,7 @@ class Suspensions:
             self._conduct[client].left -= 1
 
     def end_round(self) -> list[str]:
-        """Keeps how things stand; who was suspended or let back in during the round.
-
-        Raises:
-            StoreError: If it cannot be written.
-        """
+        """Keeps how things stand; who was suspended or let back in during the round."""
         tables = self._tables()
         if tables != self._kept:
             with explained(self._path):

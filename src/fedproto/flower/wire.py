@@ -2,11 +2,10 @@
 
 Every message carries the protocol's version. Numbers and texts travel in one `ConfigRecord`,
 tensors in `ArrayRecord`s. A reader knows from its own side which names, types and shapes must
-come; whatever else arrives is a `Refusal` with a reason, never an exception, and nothing is ever
+come; whatever else arrives is an `UnreadableError` with a reason in one line, and nothing is ever
 unpickled.
 """
 
-# Long: what is written and what is read of every message, side by side.
 from __future__ import annotations
 
 import math
@@ -19,18 +18,16 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from fedproto.config import RunConfig
 from fedproto.engines.job import LocalJob
-from fedproto.flower.arrays import UnreadableError, read_tensor, read_tensors, write_tensors
-from fedproto.flower.greeting import config_text, expect_config
-from fedproto.flower.parts import (
-    LONGEST_TEXT,
-    Refusal,
-    about,
-    caught,
-    expect_arrays,
-    expect_fields,
+from fedproto.flower.arrays import (
+    UnreadableError,
     one_line,
+    read_tensor,
+    read_tensors,
+    write_tensors,
 )
-from fedproto.schedule import BatchOrder
+from fedproto.flower.greeting import config_text, expect_config
+from fedproto.flower.parts import LONGEST_TEXT, about, expect_arrays, expect_fields
+from fedproto.rng.schedule import BatchOrder
 from fedproto.strategies.contract import Declarations, Setting
 from fedproto.types import ClientUpdate, ServerState, Tensors
 
@@ -70,115 +67,8 @@ def encode_job(job: LocalJob, config: RunConfig) -> RecordDict:
     return content
 
 
-def decode_job_config(content: RecordDict) -> RunConfig | Refusal:
+def decode_job_config(content: RecordDict) -> RunConfig:
     """Strategy, data, model, training and device of a job or test: what a client builds first."""
-    return caught(lambda: _job_config(content))
-
-
-def decode_job(
-    content: RecordDict, config: RunConfig, like: ServerState, setting: Setting
-) -> LocalJob | Refusal:
-    """A job, without what the client itself remembers.
-
-    Args:
-        content: The message.
-        config: What `decode_job_config` gave.
-        like: A state of the client's own model: what the weights must look like.
-        setting: What the strategy's declarations depend on, seen from the client.
-    """
-    return caught(lambda: _read_job(content, config, like, setting))
-
-
-def encode_update(update: ClientUpdate, round_: int, *, began_anew: bool = False) -> RecordDict:
-    """An update as a reply; what the client remembers stays there.
-
-    Args:
-        update: The update.
-        round_: The round it is of.
-        began_anew: Whether the client had lost what it remembered.
-    """
-    fields: dict[str, Any] = {
-        "client": update.client,
-        "round": round_,
-        "num_examples": update.num_examples,
-        "epochs_done": update.epochs_done,
-        "began_anew": began_anew,
-    }
-    if update.train_loss is not None:
-        fields["train_loss"] = update.train_loss
-    records: dict[str, ArrayRecord | MetricRecord | ConfigRecord] = {
-        "update": about(fields),
-        "params": write_tensors(update.params),
-        "buffers": write_tensors(update.buffers),
-    }
-    if update.payload:
-        records["payload"] = write_tensors(update.payload)
-    return RecordDict(records)
-
-
-def decode_update(
-    content: RecordDict, job: LocalJob, setting: Setting
-) -> tuple[ClientUpdate, bool] | Refusal:
-    """An update in the layout that the job asks for, and whether its client began anew.
-
-    The guard checks its values.
-    """
-    return caught(lambda: _read_update(content, job, setting))
-
-
-def encode_test(
-    client: int, state: ServerState, config: RunConfig, *, validation: bool = False
-) -> RecordDict:
-    """A model to be tested by a client on its own test part, or validation part."""
-    fields = {
-        "config": config_text(config),
-        "client": client,
-        "round": state.round,
-        "validation": validation,
-    }
-    return _with_model("test", fields, state)
-
-
-def decode_test(content: RecordDict, like: ServerState) -> TestJob | Refusal:
-    """A model to test, for a client whose own model tells what it must look like."""
-    return caught(lambda: _read_test(content, like))
-
-
-def encode_tally(client: int, round_: int, tally: torch.Tensor) -> RecordDict:
-    """The sums from which the scores of all clients together are computed."""
-    fields = {"client": client, "round": round_}
-    return RecordDict({"tally": about(fields), "sums": write_tensors({"tally": tally.double()})})
-
-
-def decode_tally(content: RecordDict, client: int, round_: int) -> torch.Tensor | Refusal:
-    """A client's sums, in float64; their values are for the task to check."""
-    return caught(lambda: _read_tally(content, client, round_))
-
-
-def encode_refusal(refusal: Refusal) -> RecordDict:
-    """Tells the other side why there is no answer."""
-    return RecordDict({"refusal": about({"reason": one_line(refusal.reason)})})
-
-
-def decode_refusal(content: RecordDict) -> Refusal | None:
-    """The reason why the other side gave no answer; None when it gave one."""
-    if "refusal" not in content:
-        return None
-    found = caught(lambda: str(expect_fields(content, "refusal", {"reason": str})["reason"]))
-    return found if isinstance(found, Refusal) else Refusal(one_line(found))
-
-
-def _with_model(kind: str, fields: Mapping[str, Any], state: ServerState) -> RecordDict:
-    return RecordDict(
-        {
-            kind: about(fields),
-            "params": write_tensors(state.params),
-            "buffers": write_tensors(state.buffers),
-        }
-    )
-
-
-def _job_config(content: RecordDict) -> RunConfig:
     kind = "test" if "test" in content else "job"
     record = content.get(kind)
     text = record.get("config") if isinstance(record, ConfigRecord) else None
@@ -187,38 +77,19 @@ def _job_config(content: RecordDict) -> RunConfig:
     return expect_config({"config": text})
 
 
-def _model_tensors(content: RecordDict, like: ServerState) -> tuple[Tensors, Tensors]:
-    return (
-        read_tensors(expect_arrays(content, "params"), like.params, "params"),
-        read_tensors(expect_arrays(content, "buffers"), like.buffers, "buffers"),
-    )
-
-
-def _declared_tensors(content: RecordDict, name: str, declared: Declarations) -> Tensors:
-    """A message's tensors that a strategy declared; none where it declared none."""
-    if not declared and name not in content:
-        return {}
-    like = {key: torch.empty(one.shape, dtype=one.dtype) for key, one in declared.items()}
-    return read_tensors(expect_arrays(content, name), like, name)
-
-
 # Long: every field of a message is checked in turn.
-def _read_job(
+def decode_job(
     content: RecordDict, config: RunConfig, like: ServerState, setting: Setting
 ) -> LocalJob:
+    """A job, without what the client itself remembers.
+
+    What the weights must look like is said by a state of the client's own model, what else there is
+    by the strategy's declarations.
+    """
     wanted = {
-        "config": str,
-        "client": int,
-        "round": int,
-        "lr": float,
-        "seed": int,
-        "order_seed": int,
-        "num_examples": int,
-        "epochs": int,
-        "max_steps": int,
-        "last_round": int,
-        "keep_from": int,
-        "run": str,
+        **dict.fromkeys(("client", "round", "seed", "order_seed", "num_examples"), int),
+        **dict.fromkeys(("epochs", "max_steps", "last_round", "keep_from"), int),
+        **{"config": str, "run": str, "lr": float},
     }
     fields = expect_fields(content, "job", wanted, beside=("params", "buffers", "broadcast"))
     last_round = fields.pop("last_round")
@@ -268,24 +139,39 @@ def _read_job(
     )
 
 
-def _read_test(content: RecordDict, like: ServerState) -> TestJob:
-    wanted = {"config": str, "client": int, "round": int, "validation": bool}
-    fields = expect_fields(content, "test", wanted, beside=("params", "buffers"))
-    state = ServerState(fields["round"], *_model_tensors(content, like))
-    return TestJob(fields["client"], state, fields["validation"])
+def encode_update(update: ClientUpdate, round_: int, *, began_anew: bool = False) -> RecordDict:
+    """An update as a reply; what the client remembers stays there."""
+    fields: dict[str, Any] = {
+        "client": update.client,
+        "round": round_,
+        "num_examples": update.num_examples,
+        "epochs_done": update.epochs_done,
+        "began_anew": began_anew,
+    }
+    if update.train_loss is not None:
+        fields["train_loss"] = update.train_loss
+    records: dict[str, ArrayRecord | MetricRecord | ConfigRecord] = {
+        "update": about(fields),
+        "params": write_tensors(update.params),
+        "buffers": write_tensors(update.buffers),
+    }
+    if update.payload:
+        records["payload"] = write_tensors(update.payload)
+    return RecordDict(records)
 
 
-def _read_update(content: RecordDict, job: LocalJob, setting: Setting) -> tuple[ClientUpdate, bool]:
+def decode_update(
+    content: RecordDict, job: LocalJob, setting: Setting
+) -> tuple[ClientUpdate, bool]:
+    """An update in the layout that the job asks for, and whether its client began anew.
+
+    The guard checks its values.
+    """
     fields = expect_fields(
         content,
         "update",
-        {
-            "client": int,
-            "round": int,
-            "num_examples": int,
-            "epochs_done": int,
-            "began_anew": bool,
-        },
+        dict.fromkeys(("client", "round", "num_examples", "epochs_done"), int)
+        | {"began_anew": bool},
         optional={"train_loss": float},
         beside=("params", "buffers", "payload"),
     )
@@ -309,7 +195,35 @@ def _read_update(content: RecordDict, job: LocalJob, setting: Setting) -> tuple[
     return update, fields["began_anew"]
 
 
-def _read_tally(content: RecordDict, client: int, round_: int) -> torch.Tensor:
+def encode_test(
+    client: int, state: ServerState, config: RunConfig, *, validation: bool = False
+) -> RecordDict:
+    """A model to be tested by a client on its own test part, or validation part."""
+    fields = {
+        "config": config_text(config),
+        "client": client,
+        "round": state.round,
+        "validation": validation,
+    }
+    return _with_model("test", fields, state)
+
+
+def decode_test(content: RecordDict, like: ServerState) -> TestJob:
+    """A model to test, for a client whose own model tells what it must look like."""
+    wanted = {"config": str, "client": int, "round": int, "validation": bool}
+    fields = expect_fields(content, "test", wanted, beside=("params", "buffers"))
+    state = ServerState(fields["round"], *_model_tensors(content, like))
+    return TestJob(fields["client"], state, fields["validation"])
+
+
+def encode_tally(client: int, round_: int, tally: torch.Tensor) -> RecordDict:
+    """The sums from which the scores of all clients together are computed."""
+    fields = {"client": client, "round": round_}
+    return RecordDict({"tally": about(fields), "sums": write_tensors({"tally": tally.double()})})
+
+
+def decode_tally(content: RecordDict, client: int, round_: int) -> torch.Tensor:
+    """A client's sums, in float64; their values are for the task to check."""
     fields = expect_fields(content, "tally", {"client": int, "round": int}, beside=("sums",))
     if fields != {"client": client, "round": round_}:
         raise UnreadableError(f"the test is not of client {client} in round {round_}")
@@ -317,3 +231,40 @@ def _read_tally(content: RecordDict, client: int, round_: int) -> torch.Tensor:
     if set(record) != {"tally"}:
         raise UnreadableError("the test has no sums 'tally'")
     return read_tensor(record["tally"], torch.float64, None, "tally")
+
+
+def encode_refusal(reason: str) -> RecordDict:
+    """Tells the other side why there is no answer."""
+    return RecordDict({"refusal": about({"reason": one_line(reason)})})
+
+
+def decode_refusal(content: RecordDict) -> str | None:
+    """The reason why the other side gave no answer; None when it gave one."""
+    if "refusal" not in content:
+        return None
+    return one_line(expect_fields(content, "refusal", {"reason": str})["reason"])
+
+
+def _with_model(kind: str, fields: Mapping[str, Any], state: ServerState) -> RecordDict:
+    return RecordDict(
+        {
+            kind: about(fields),
+            "params": write_tensors(state.params),
+            "buffers": write_tensors(state.buffers),
+        }
+    )
+
+
+def _model_tensors(content: RecordDict, like: ServerState) -> tuple[Tensors, Tensors]:
+    return (
+        read_tensors(expect_arrays(content, "params"), like.params, "params"),
+        read_tensors(expect_arrays(content, "buffers"), like.buffers, "buffers"),
+    )
+
+
+def _declared_tensors(content: RecordDict, name: str, declared: Declarations) -> Tensors:
+    """A message's tensors that a strategy declared; none where it declared none."""
+    if not declared and name not in content:
+        return {}
+    like = {key: torch.empty(one.shape, dtype=one.dtype) for key, one in declared.items()}
+    return read_tensors(expect_arrays(content, name), like, name)

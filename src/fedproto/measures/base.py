@@ -23,11 +23,6 @@ ReadState: TypeAlias = Callable[[str], ServerState]
 class Measure(abc.ABC):
     """Something that is measured of aggregate models.
 
-    Args:
-        probe: Looks into states.
-        options: What is asked of the measures.
-        seed: The run's seed, for the choice of samples and clients.
-
     Attributes:
         stands_for: Metrics that a strategy computes from a cohort and this measure from all
             clients: the two are not mixed in one record.
@@ -50,21 +45,12 @@ class ComparingMeasure(Measure):
 
     @abc.abstractmethod
     def compare_with(self, reference: ServerState) -> None:
-        """Is told what to compare with, before anything is taken.
-
-        Raises:
-            ConfigError: If nothing can be compared with it.
-        """
+        """Is told what to compare with, before anything is taken."""
 
 
 @dataclass(frozen=True)
 class Taken:
-    """What was measured of a state.
-
-    Attributes:
-        metrics: Numbers by name.
-        tables: Tables of numbers by name, such as the score of each client.
-    """
+    """What was measured of a state."""
 
     metrics: dict[str, float] = field(default_factory=dict)
     tables: dict[str, dict[str, float]] = field(default_factory=dict)
@@ -73,9 +59,7 @@ class Taken:
 class Gauge:
     """Takes the measures that runs ask for; made once for all runs that train together.
 
-    Args:
-        workload: Data, architecture, task and device of the runs.
-        read_state: Reads what runs name as ``measure.reference``; None where nothing is compared.
+    `read_state` reads what runs name as ``measure.reference``.
     """
 
     def __init__(self, workload: Workload, read_state: ReadState | None = None) -> None:
@@ -85,12 +69,7 @@ class Gauge:
         self._measures: dict[tuple[MeasureOptions, int], list[Measure]] = {}
 
     def take(self, options: MeasureOptions, seed: int, state: ServerState) -> Taken:
-        """All measures that are asked for; those that are not finite numbers are left out.
-
-        Raises:
-            TrainingError: If a measure cannot be computed.
-            ConfigError: If the reference cannot be used.
-        """
+        """All measures that are asked for; those that are not finite numbers are left out."""
         taken = Taken()
         for name, measure in zip(options.what, self._asked(options, seed), strict=True):
             try:

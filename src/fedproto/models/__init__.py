@@ -3,11 +3,4 @@
 from fedproto.models.adapter import with_features
 from fedproto.models.base import MODELS, FeatureModel, ModelOptions, build_model, features_of
 
-__all__ = [
-    "MODELS",
-    "FeatureModel",
-    "ModelOptions",
-    "build_model",
-    "features_of",
-    "with_features",
-]
+__all__ = ["MODELS", "FeatureModel", "ModelOptions", "build_model", "features_of", "with_features"]

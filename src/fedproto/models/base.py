@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fedproto.errors import TrainingError
 from fedproto.options import Options, option
 from fedproto.options.registry import Registry
-from fedproto.rng import seeded
+from fedproto.rng import Purpose, seeded, torch_seed
 
 
 @runtime_checkable
@@ -71,20 +71,25 @@ MODELS: Registry[ModelOptions] = Registry("model", "fedproto.models")
 def build_model(
     options: ModelOptions, input_shape: tuple[int, ...], num_classes: int, seed: int
 ) -> nn.Module:
-    """Builds a model whose initial weights depend on the seed alone.
+    """Builds a model whose initial weights depend on a run's seed alone."""
 
-    Raises:
-        TrainingError: If it cannot take such inputs, or does not fit into memory.
-    """
+    def build() -> nn.Module:
+        model = options.build(input_shape, num_classes)
+        if options.init == "glorot":
+            draw_glorot(model)
+        return model
+
     try:
-        with seeded(seed):
-            model = options.build(input_shape, num_classes)
-            if options.init == "glorot":
-                draw_glorot(model)
-            return model
+        return under_seed(seed, build)
     except (RuntimeError, MemoryError, OverflowError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise TrainingError(f"the model cannot be built: {reason}") from None
+
+
+def under_seed(seed: int, build: Callable[[], nn.Module]) -> nn.Module:
+    """What a function builds while PyTorch's generator stands where a run's seed puts it."""
+    with seeded(torch_seed(seed, Purpose.MODEL)):
+        return build()
 
 
 def draw_glorot(model: nn.Module) -> None:
@@ -116,9 +121,7 @@ def features_of(model: nn.Module) -> Callable[[Tensor], Tensor]:
 def layers_in_words(model: nn.Module, most: int = 30) -> str:
     """The layers that features could be taken from, and which one is usual.
 
-    Args:
-        model: Any module.
-        most: The outermost of so many layers are named, if there are more.
+    Of many layers only the outermost are named.
     """
     named = [(name, layer) for name, layer in model.named_modules() if name]
     depth = max((name.count(".") for name, _ in named), default=0)
@@ -152,11 +155,6 @@ def class_rows(model: nn.Module, x: Tensor, num_classes: int) -> tuple[str, ...]
     They are those of the layer that a batch passes last, if it is dense or a convolution: its
     rows are the classes, whatever the model calls it. A model that computes its scores in another
     way says so by a method ``last_layer()``.
-
-    Args:
-        model: Any module.
-        x: Inputs that it takes.
-        num_classes: Classes that it scores.
     """
     named = getattr(model, "last_layer", None)
     layers: list[nn.Module] = [named()] if callable(named) else _layers_passed(model, x)

@@ -32,10 +32,6 @@ class CNN4(FeatureModel):
     training and tests (with TensorFlow's ε), and pools odd sides to the larger half: 84, 42, 21,
     11 and 6 pixels, so 1,152 features. ``pooling = "valid"`` leaves odd last rows and columns out
     (800 features), ``statistics = "running"`` tests by averages.
-
-    Attributes:
-        pooling: How odd sides are pooled.
-        batch_norm: Whether there is batch normalisation.
     """
 
     def __init__(
@@ -77,8 +73,8 @@ class CNN4(FeatureModel):
         """Four convolutions and a dense layer."""
         convolutions, image = conv_layers(
             input_shape,
-            [(f"convolutions.{place}", one) for place, one in self.convolutions.named_children()],
-            [(f"norms.{place}", one) for place, one in self.norms.named_children()],
+            [(f"convolutions.{index}", one) for index, one in self.convolutions.named_children()],
+            [(f"norms.{index}", one) for index, one in self.norms.named_children()],
             same=self.pooling == "same",
         )
         return [*convolutions, dense_layer("classifier", self.classifier, image)]

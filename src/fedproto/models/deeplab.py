@@ -26,12 +26,6 @@ class DeepLab(nn.Module):
     """The encoder E is MobileNet-V2 with ASPP, whose output are the features; the decoder C scores.
 
     The decoder also takes low-level features of the encoder, to find the edges of objects.
-
-    Args:
-        backbone: The encoder's first part.
-        channels: Of the features and of the decoder.
-        rates: Dilations of the ASPP's branches.
-        num_classes: Number of classes with the background.
     """
 
     def __init__(
@@ -71,13 +65,7 @@ class DeepLab(nn.Module):
 
 
 class ASPP(nn.Module):
-    """Atrous spatial pyramid pooling: what lies at, near, far from and anywhere around a position.
-
-    Args:
-        channels: Of the input.
-        out: Channels of every branch and of the output.
-        rates: Dilations of the branches.
-    """
+    """Atrous spatial pyramid pooling: what lies at, near, far from and all around a position."""
 
     def __init__(self, channels: int, out: int, rates: tuple[int, ...]) -> None:
         super().__init__()
@@ -162,7 +150,7 @@ class DeepLabOptions(ModelOptions):
 class SmallDeepLabOptions(DeepLabOptions):
     """DeepLab-V3+ with few channels, for small images on a CPU."""
 
-    width: float = option(0.25, "factor on the encoder's channels", above=0)
-    channels: int = option(32, "channels of the features and of the decoder", at_least=1)
-    rates: tuple[int, ...] = option((1, 2), "dilations of the ASPP's branches")
-    output_stride: Literal[8, 16, 32] = option(8, "pixels per position of the feature map")
+    width: float = 0.25
+    channels: int = 32
+    rates: tuple[int, ...] = (1, 2)
+    output_stride: Literal[8, 16, 32] = 8

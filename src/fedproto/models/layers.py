@@ -18,8 +18,6 @@ class DenseLayer:
 
     Attributes:
         name: The layer's name in the module; its tensors are ``name.weight`` and ``name.bias``.
-        inputs: Numbers per sample that come in.
-        units: Numbers per sample that go out.
         image: Channels, height and width where the input is a flattened image.
     """
 
@@ -34,8 +32,6 @@ class NormLayer:
     """Batch normalisation.
 
     Attributes:
-        name: The layer's name in the module.
-        eps: Added to variances.
         momentum: What a batch's statistics count in the running ones; None where there are none.
     """
 
@@ -49,12 +45,8 @@ class ConvLayer:
     """A convolution that keeps the size, perhaps normalised, with ReLU and 2×2 max pooling.
 
     Attributes:
-        name: The layer's name in the module.
-        channels: Channels in and out.
-        image: Height and width.
         taps: Side of the kernel; odd.
         same: Whether an odd last row or column is pooled too, instead of left out.
-        norm: What normalises it.
     """
 
     name: str
@@ -69,12 +61,9 @@ Layer: TypeAlias = DenseLayer | ConvLayer
 
 
 def layers_of(model: nn.Module, input_shape: tuple[int, ...]) -> Sequence[Layer] | None:
-    """All layers of a model that describes itself; the last gives the scores.
+    """All layers of a model that describes itself, the last gives the scores; or None.
 
     A description holds for the very class that has it: a subclass may compute something else.
-
-    Returns:
-        The layers; None for a model without a description.
     """
     if "layers" not in vars(type(model)):
         return None
@@ -98,11 +87,7 @@ def conv_layers(
 ) -> tuple[list[ConvLayer], tuple[int, int, int]]:
     """The descriptions of convolutions one after another, and the image that comes out.
 
-    Args:
-        input_shape: Channels, height and width of a sample.
-        convolutions: The layers, by their names.
-        norms: What normalises each of them; a module that is no batch normalisation does nothing.
-        same: Whether odd last rows and columns are pooled too.
+    A module among `norms` that is no batch normalisation does nothing.
     """
     channels, height, width = input_shape
     found: list[ConvLayer] = []

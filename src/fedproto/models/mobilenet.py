@@ -27,11 +27,8 @@ FOR_CLASSIFICATION = ("features.18.", "classifier.")
 class MobileNetV2(nn.Module):
     """The encoder: images to a coarse map of features and a fine one of low-level features.
 
-    Args:
-        input_channels: Channels of the images.
-        width: Factor on the number of channels everywhere.
-        output_stride: How many pixels of the image one position of the coarse map stands for.
-            Stages that would shrink the map further are dilated instead.
+    One position of the coarse map stands for `output_stride` pixels of the image; stages that would
+    shrink the map further are dilated instead.
     """
 
     def __init__(
@@ -74,15 +71,7 @@ class MobileNetV2(nn.Module):
 
 
 class InvertedResidual(nn.Module):
-    """Widens, filters each channel by itself, and narrows again; added to its input where it fits.
-
-    Args:
-        channels: Of the input.
-        out: Channels of the output.
-        stride: Of the filters.
-        expansion: By which factor the block widens.
-        dilation: Of the filters.
-    """
+    """Widens, filters each channel by itself, narrows again; added to its input if it fits."""
 
     def __init__(self, channels: int, out: int, stride: int, expansion: int, dilation: int) -> None:
         super().__init__()

@@ -21,15 +21,8 @@ def load_pretrained(
 ) -> None:
     """Puts pretrained weights into a module.
 
-    Args:
-        module: The module, whose names are those of torchvision's model.
-        source: ``torchvision``, or a ``.safetensors`` or ``.pth`` file, looked for from the current
-            folder and then in the data root.
-        architecture: The model's name in torchvision.
-        unused: How the names of those weights begin that the module has no use for.
-
-    Raises:
-        ConfigError: If there is no such file, or its weights do not fit; the message names them.
+    `source` is ``torchvision``, or a ``.safetensors`` or ``.pth`` file, looked for from the current
+    folder and then in the data root. Names that begin as `unused` does are of no use to the module.
     """
     found = _from_torchvision(architecture) if source == "torchvision" else _from_file(source)
     given = {name: value for name, value in found.items() if not name.startswith(tuple(unused))}

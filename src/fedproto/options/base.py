@@ -20,7 +20,7 @@ from fedproto.errors import ConfigError, unknown_name
 T = TypeVar("T")
 O = TypeVar("O", bound="Options")  # noqa: E741 - the letter stands for Options
 
-_HINTS: dict[type, dict[str, Any]] = {}
+_DECLARED: dict[type, dict[str, tuple[Any, Mapping[str, Any]]]] = {}
 
 
 def option(
@@ -53,26 +53,19 @@ def option(
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """Base of all option classes: checks every field when it is built."""
+    """Base of all option classes: checks every field when it is built.
+
+    A subclass that only changes the default of an option gives the value alone.
+    """
 
     def __post_init__(self) -> None:
-        hints = _type_hints(type(self))
-        for field in dataclasses.fields(self):
-            value = _checked(getattr(self, field.name), hints[field.name], field.name, field)
-            object.__setattr__(self, field.name, value)
+        for name, (hint, told) in _declared(type(self)).items():
+            value = _checked(getattr(self, name), hint, name, told.get("limits", {}))
+            object.__setattr__(self, name, value)
 
 
 def read_options(cls: type[O], given: Mapping[str, Any], where: str) -> O:
-    """Builds options from a table read from outside.
-
-    Args:
-        cls: The option class.
-        given: The table, option by option.
-        where: The table's dotted name, for messages.
-
-    Raises:
-        ConfigError: If a name is unknown, or a value has the wrong type or is out of range.
-    """
+    """Builds options from a table read from outside."""
     names = [field.name for field in dataclasses.fields(cls)]
     for name in given:
         if name not in names:
@@ -104,29 +97,40 @@ class Description:
 
 def describe(cls: type[Options]) -> list[Description]:
     """Lists an option class's fields with type, range, default and meaning."""
-    hints = _type_hints(cls)
+    declared = _declared(cls)
     return [
         Description(
             name=field.name,
-            type=_type_name(hints[field.name]) + _range_text(field.metadata.get("limits", {})),
+            type=_type_name(hint) + _range_text(told.get("limits", {})),
             default=field.default,
-            help=field.metadata.get("help", ""),
+            help=told.get("help", ""),
         )
         for field in dataclasses.fields(cls)
+        for hint, told in [declared[field.name]]
     ]
 
 
-def _type_hints(cls: type) -> dict[str, Any]:
-    if cls not in _HINTS:
-        _HINTS[cls] = typing.get_type_hints(cls)
-    return _HINTS[cls]
+def _declared(cls: type[Options]) -> dict[str, tuple[Any, Mapping[str, Any]]]:
+    """Type and meaning of every option; the meaning as the nearest class tells it."""
+    if cls in _DECLARED:
+        return _DECLARED[cls]
+    hints = typing.get_type_hints(cls)
+    known = [vars(one).get("__dataclass_fields__", {}) for one in cls.__mro__]
+
+    def told(name: str) -> Mapping[str, Any]:
+        found = (fields[name].metadata for fields in known if name in fields)
+        return next(filter(None, found), {})
+
+    _DECLARED[cls] = {
+        one.name: (hints[one.name], told(one.name)) for one in dataclasses.fields(cls)
+    }
+    return _DECLARED[cls]
 
 
-def _checked(value: Any, hint: Any, name: str, field: dataclasses.Field[Any]) -> Any:
+def _checked(value: Any, hint: Any, name: str, limits: Mapping[str, float]) -> Any:
     converted, fits = _convert(value, hint)
     if not fits:
         raise ConfigError(f"{name} must be {_type_name(hint)}, not {value!r}")
-    limits = field.metadata.get("limits", {})
     if limits and converted is not None and not _within(converted, limits):
         raise ConfigError(f"{name} must be{_range_text(limits)}, not {value!r}")
     return converted

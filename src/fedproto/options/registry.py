@@ -28,12 +28,7 @@ _loaded: list[str] = []
 
 
 class Registry(Generic[T]):
-    """Classes of one kind, by the name users write.
-
-    Args:
-        kind: What the classes are, for messages.
-        package: The package whose modules hold them.
-    """
+    """Classes of one kind, by the name users write."""
 
     def __init__(self, kind: str, package: str) -> None:
         self.kind = kind
@@ -54,22 +49,14 @@ class Registry(Generic[T]):
         return add
 
     def get(self, name: str) -> type[T]:
-        """The class of that name.
-
-        Raises:
-            ConfigError: If there is none; the message names the nearest.
-        """
+        """The class of that name."""
         entries = self._all()
         if name not in entries:
             raise ConfigError(unknown_name(self.kind, name, entries))
         return entries[name]
 
     def name_of(self, cls: type) -> str:
-        """The name under which a class is known.
-
-        Raises:
-            ConfigError: If the class was never registered.
-        """
+        """The name under which a class is known."""
         for name, known in self._all().items():
             if known is cls:
                 return name
@@ -93,11 +80,7 @@ class Registry(Generic[T]):
 
 
 def load_plugin(source: str) -> None:
-    """Imports a module by name, or a Python file by path, so that its classes register.
-
-    Raises:
-        ConfigError: If there is no such module or file, or it fails to import.
-    """
+    """Imports a module by name, or a Python file by path, so that its classes register."""
     try:
         if source.endswith(".py"):
             _import_file(Path(source))

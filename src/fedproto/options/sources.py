@@ -14,7 +14,7 @@ from pathlib import Path
 
 from fedproto.options import Description
 
-_PACKAGES = {"datasets": "fedproto.data"}
+_PACKAGES = {"datasets": "fedproto.data", "sinks": "fedproto.store.sinks"}
 _PACKAGE = Path(__file__).resolve().parents[1]
 _RECIPES = (_PACKAGE / "recipes", _PACKAGE.parents[1] / "recipes")
 

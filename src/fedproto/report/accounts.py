@@ -7,25 +7,22 @@ from pathlib import Path
 from typing import Any
 
 from fedproto.errors import StoreError
-from fedproto.flower.audit import read_audit
-from fedproto.store.checking import AUDIT_FILE
+from fedproto.store.checking import read_audit
 
 
 def accounts(runs: Iterable[Path]) -> dict[str, Any]:
     """A row per client and what happened beside rounds; empty where nothing was deployed.
 
-    Args:
-        runs: Run directories; a sweep's log lies in the folder above them.
+    A sweep's log lies in the folder above its runs.
     """
     folders = {folder for run in runs for folder in (run, run.parent)}
     events: list[dict[str, Any]] = []
     problems = []
     for folder in sorted(folders):
-        if (folder / AUDIT_FILE).exists():
-            try:
-                events += read_audit(folder)
-            except StoreError as error:
-                problems.append(str(error))
+        try:
+            events += read_audit(folder)
+        except StoreError as error:
+            problems.append(str(error))
     clients: dict[int, dict[str, Any]] = {}
     incidents = []
     for event in events:

@@ -31,9 +31,6 @@ class Scores:
     """How good the final model is for each client and each class.
 
     Attributes:
-        round: After which round.
-        measure: ``accuracy`` or ``miou`` per client.
-        clients: The score of each client that has test samples.
         classes: The score per class name; None where the class has no test samples.
     """
 
@@ -48,11 +45,9 @@ class Analysis:
     """All that was computed from a run's final checkpoint.
 
     Attributes:
-        scores: Per client and per class.
         calibration: ``ece`` and ``bins``.
         embedding: ``x``, ``y``, ``class``, ``classes``, ``colors``.
         maps: Pictures of the same sample together.
-        problems: What could not be read.
     """
 
     scores: Scores | None = None

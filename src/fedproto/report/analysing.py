@@ -22,12 +22,15 @@ import numpy as np
 import torch
 
 from fedproto.analysis.calibration import calibration_error, reliability
-from fedproto.analysis.embedding import class_colors, embed
+from fedproto.analysis.embedding import embed
+from fedproto.analysis.runs import Correlation, pearson
 from fedproto.analysis.scores import score_classes, score_clients
+from fedproto.data.tasks import headline
 from fedproto.disk.atomic import explained, write_atomically
 from fedproto.errors import ConfigError, StoreError, unknown_name
 from fedproto.measures.base import Gauge
 from fedproto.report.analysis_figures import draw_embedding, draw_reliability, have_matplotlib
+from fedproto.report.looks import class_colors
 from fedproto.report.pictures import save_maps
 from fedproto.report.subject import Subject
 from fedproto.rng import Purpose, stream
@@ -39,6 +42,7 @@ OnStep: TypeAlias = Callable[[str, int, int], None]
 PICTURES_EMBEDDED = 100
 """Label maps give hundreds of feature vectors each; so many pictures are enough for t-SNE."""
 
+MARGIN = "aggregate_mean_margin"
 MODEL_MEASURES = ("margin", "dissimilarity", "mmd")
 """What the part ``measures`` consists of; MMD needs a reference."""
 
@@ -50,12 +54,7 @@ class AnalysisRequest:
     Attributes:
         what: Names out of `PARTS`.
         reference: Directory of a centrally trained run, for MMD; the run's own when None.
-        samples: Feature vectors in the t-SNE at most.
-        pictures: How many held-out pictures get maps.
         measures: Names out of `MODEL_MEASURES`; all that can be had when empty.
-
-    Raises:
-        ConfigError: If a name is unknown.
     """
 
     what: tuple[str, ...]
@@ -75,15 +74,7 @@ class AnalysisRequest:
 
 
 def analyse(subject: Subject, request: AnalysisRequest, on_step: OnStep) -> dict[str, float]:
-    """Writes the parts that are asked for.
-
-    Returns:
-        What was found, by name, for a table.
-
-    Raises:
-        ConfigError: If a part cannot be had for this run.
-        StoreError: If the folder cannot be written.
-    """
+    """Writes the parts that are asked for; what was found, by name, for a table."""
     with explained(subject.folder, " cannot be written", ""):
         subject.folder.mkdir(exist_ok=True)
         for name in request.what:
@@ -131,8 +122,7 @@ def _embedding(subject: Subject, request: AnalysisRequest, on_step: OnStep) -> N
     order = torch.from_numpy(draw.permutation(len(vectors))[: request.samples]).to(vectors.device)
     vectors, labels = vectors[order], labels[order]
     points = embed(
-        vectors.float().cpu().numpy(),
-        on_step=lambda done, total: on_step("t-SNE", done, total),
+        vectors.float().cpu().numpy(), on_step=lambda done, total: on_step("t-SNE", done, total)
     )
     names = list(map(federation.class_name, range(federation.num_classes)))
     content = {
@@ -207,6 +197,16 @@ PARTS: Mapping[str, Callable[[Subject, AnalysisRequest, OnStep], None]] = {
 }
 
 
+def correlation(found: Sequence[Mapping[str, float]]) -> tuple[str, Correlation] | None:
+    """Of the margin with the main score over runs; None where fewer than three have both."""
+    metric = headline(name for facts in found for name in facts)
+    points = [(facts[MARGIN], facts[metric]) for facts in found if {MARGIN, metric} <= facts.keys()]
+    if len(points) < 3:
+        return None
+    margins, scores = zip(*points, strict=True)
+    return metric, pearson(margins, scores)
+
+
 def _write(subject: Subject, name: str, content: Mapping[str, Any]) -> None:
     described = {"round": subject.state.round, **content}
     text = json.dumps(described, indent=1, allow_nan=False)
@@ -214,11 +214,7 @@ def _write(subject: Subject, name: str, content: Mapping[str, Any]) -> None:
 
 
 def read_parts(path: Path, names: Sequence[str]) -> dict[str, Any]:
-    """Those of a run's analysis files that exist, by name without the ending.
-
-    Raises:
-        StoreError: If one of them is damaged.
-    """
+    """Those of a run's analysis files that exist, by name without the ending."""
     found = {}
     for name in names:
         file = path / "analysis" / f"{name}.json"

@@ -65,12 +65,7 @@ def draw_reliability(bins: Sequence[Bin], error: float, path: Path) -> Path:
 
 
 def draw_embedding(content: Mapping[str, Any], path: Path) -> Path:
-    """Features in the plane, coloured by class.
-
-    Args:
-        content: What an ``embedding.json`` holds.
-        path: Where to put the PNG file.
-    """
+    """Features in the plane, coloured by class, from what an ``embedding.json`` holds."""
     from matplotlib.figure import Figure
 
     x, y = np.asarray(content["x"]), np.asarray(content["y"])

@@ -49,10 +49,7 @@ class Group:
     """Runs that differ in nothing but the seed and bookkeeping.
 
     Attributes:
-        title: Method and condition, as far as there are several.
-        method: Number among the arrangement's methods.
         conditions: Numbers among its conditions: one, or all that pooled training stands beside.
-        runs: By seed.
     """
 
     title: str
@@ -100,9 +97,7 @@ def arrange(runs: Iterable[StoredRun], known: Sequence[str] = ()) -> Arrangement
 
     Runs on the same data are brought to the rounds they share, see `comparable`.
 
-    Args:
-        runs: In any order.
-        known: Titles of methods that were there before, to keep their looks.
+    Titles that were `known` before keep their looks.
     """
     found = comparable(runs)
     flats = [_telling_options(run) for run in found]

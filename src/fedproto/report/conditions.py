@@ -25,8 +25,6 @@ class Condition:
     Attributes:
         family: The data set; scores of different ones are not compared.
         parts: What tells it apart from the family's other conditions, as name and value.
-        title: Both in words; empty where there is only one condition.
-        options: All options that make it up.
     """
 
     family: str

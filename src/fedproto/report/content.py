@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedproto.config import flatten
+from fedproto.data.tasks import loss_beside, lower_is_better
 from fedproto.errors import ConfigError, unknown_name
 from fedproto.report import groups as facts
 from fedproto.report.accounts import accounts
@@ -30,7 +31,6 @@ from fedproto.report.results import WINDOW, StoredRun, main_score
 from fedproto.report.spread import DataPanels, Holdings
 from fedproto.report.summary import by_seed, figures_of
 from fedproto.store import read_description
-from fedproto.tasks import loss_beside, lower_is_better
 
 MOST_POINTS = 2000
 MOST_NOTES = 20
@@ -50,17 +50,7 @@ def page_content(
 ) -> dict[str, Any]:
     """Gathers what the page shows.
 
-    Args:
-        followers: The runs, read.
-        metric: The score to compare by; the task's main one by default.
-        target: A value of it; adds the round that reaches it.
-        panels: How the data is spread; None to leave it out.
-        problems: What the reader should know about what is missing.
-        pictures: Whether to embed maps.
-        known: Titles of methods in an earlier state of the page, which keep their colours.
-
-    Raises:
-        ConfigError: If no run has such a metric.
+    Methods that were `known` in an earlier state of the page keep their colours.
     """
     arrangement = arrange((follower.run for follower in followers), known)
     metric, names = _metrics(followers, metric)
@@ -259,11 +249,7 @@ def _metric(name: str) -> dict[str, Any]:
 
 
 def _metrics(followers: Sequence[RunFollower], metric: str | None) -> tuple[str, list[str]]:
-    """The score to compare by, and all: it and its loss first, single classes last.
-
-    Raises:
-        ConfigError: If no run has such a metric.
-    """
+    """The score to compare by, and all: it and its loss first, single classes last."""
     known = {
         name for follower in followers for record in follower.records for name in record.metrics
     }

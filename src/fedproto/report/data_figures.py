@@ -33,12 +33,6 @@ def class_mix_figure(federations: Sequence[tuple[str, Federation]]) -> Any:
 
     Classes per client; clients by number of classes; the class mix of 30 clients chosen at random,
     in colours and patterns that are told apart with all common kinds of colour vision.
-
-    Args:
-        federations: Each with the title of its row.
-
-    Raises:
-        ConfigError: If matplotlib is not installed.
     """
     figure = new_figure(10, 2.4 * len(federations) + 0.4)
     rows = figure.subplots(len(federations), 3, squeeze=False)
@@ -66,17 +60,7 @@ def class_mix_figure(federations: Sequence[tuple[str, Federation]]) -> Any:
 def draw_contact_sheet(
     federation: Federation, path: Path, *, clients: int = 10, samples: int = 10
 ) -> Path:
-    """Samples of the first clients, a row per client; masks are laid over their images.
-
-    Args:
-        federation: The federation; its inputs must be images.
-        path: The PNG file to write.
-        clients: Number of rows.
-        samples: Images per row at most.
-
-    Raises:
-        ConfigError: If matplotlib is not installed or the inputs are no images.
-    """
+    """Samples of the first clients, a row per client; masks are laid over their images."""
     if len(federation.input_shape) != 3 or federation.input_shape[0] not in (1, 3):
         raise ConfigError(
             f"a contact sheet needs images, not inputs of shape {federation.input_shape}"

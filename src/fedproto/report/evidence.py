@@ -28,13 +28,8 @@ class Difference:
     """Paired differences of one method from another.
 
     Attributes:
-        pairs: How many.
-        mean: Their mean.
         low: Lower end of the interval of the mean by Student's t; None for fewer than two pairs.
-        high: Its upper end.
         p: Two-sided, of Student's t for pairs; None for fewer than two.
-        wins: Pairs with a difference above zero.
-        losses: Pairs with one below zero.
         sign_p: Two-sided, of the sign test over wins and losses; None where there are none.
     """
 
@@ -61,11 +56,7 @@ class Difference:
 
 
 def difference(values: Sequence[float]) -> Difference:
-    """What paired differences say.
-
-    Args:
-        values: One per pair, at least one.
-    """
+    """What paired differences say."""
     number, mean = len(values), float(np.mean(values))
     wins, losses = sum(value > 0 for value in values), sum(value < 0 for value in values)
     low = high = p = None
@@ -111,10 +102,6 @@ def t_within(t: float, freedom: int) -> float:
     """The chance that Student's t lies between −t and t, for whole degrees of freedom.
 
     The finite series in the angle whose tangent is ``t / sqrt(freedom)``.
-
-    Args:
-        t: At least 0.
-        freedom: At least 1.
     """
     angle = math.atan2(t, math.sqrt(freedom))
     sine, squared = math.sin(angle), math.cos(angle) ** 2

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedproto.data.tasks import loss_beside
 from fedproto.report.arrangement import Arrangement
-from fedproto.report.looks import Look, add_legend, new_figure
+from fedproto.report.looks import Look, add_legend, panel_grid
 from fedproto.report.results import WINDOW, StoredRun
-from fedproto.tasks import loss_beside
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -27,19 +27,7 @@ _COLUMNS = 3
 
 
 def save_figures(arrangement: Arrangement, metric: str, folder: Path) -> list[Path]:
-    """Draws all figures that the runs have data for.
-
-    Args:
-        arrangement: The runs.
-        metric: The score for the curves.
-        folder: Where to put the PNG files.
-
-    Returns:
-        The files written.
-
-    Raises:
-        ConfigError: If matplotlib is not installed.
-    """
+    """Draws all figures that the runs have data for."""
     folder.mkdir(parents=True, exist_ok=True)
     written = [
         draw_curves(arrangement, name, folder / f"{name}.png")
@@ -59,7 +47,8 @@ def draw_curves(arrangement: Arrangement, metric: str, path: Path) -> Path:
 def curves(arrangement: Arrangement, metric: str) -> Figure:
     """Smoothed curves, a panel per condition: means over seeds within one standard deviation."""
     conditions = list(enumerate(arrangement.conditions))
-    figure, panels = _panels(len(conditions), (4.2, 2.9) if len(conditions) > 1 else (6.8, 4.0))
+    size = (4.2, 2.9) if len(conditions) > 1 else (6.8, 4.0)
+    figure, panels = panel_grid(len(conditions), _COLUMNS, size, (1.2, 0.8))
     handles: dict[str, Any] = {}
     most_seeds = max((len(group.seeds) for group in arrangement.groups), default=1)
     for axes, (index, condition) in zip(panels, conditions, strict=True):
@@ -85,7 +74,7 @@ def draw_attention(arrangement: Arrangement, path: Path) -> Path:
     shown = [
         (group, values) for group in arrangement.groups if (values := attention_values(group.runs))
     ]
-    figure, panels = _panels(len(shown), (3.2, 2.4))
+    figure, panels = panel_grid(len(shown), _COLUMNS, (3.2, 2.4), (1.2, 0.8))
     bins = np.linspace(0, max(max(values) for _, values in shown), 40)
     for (group, values), axes in zip(shown, panels, strict=True):
         axes.hist(values, bins=list(bins), color=arrangement.methods[group.method].look.color)
@@ -121,13 +110,3 @@ def _draw_group(axes: Any, runs: Iterable[StoredRun], metric: str, look: Look) -
         spread = values.std(axis=0, ddof=1)
         axes.fill_between(rounds, mean - spread, mean + spread, color=look.color, alpha=0.15, lw=0)
     return line
-
-
-def _panels(number: int, size: tuple[float, float]) -> tuple[Figure, list[Any]]:
-    columns = max(1, min(_COLUMNS, number))
-    rows = -(-max(1, number) // columns)
-    figure = new_figure(size[0] * columns + 1.2, size[1] * rows + 0.8)
-    panels = list(figure.subplots(rows, columns, squeeze=False).flat)
-    for axes in panels[number:]:
-        axes.set_visible(False)
-    return figure, panels[:number]

@@ -17,7 +17,6 @@ from fedproto.measures.clients import PER_CLASS, PER_CLIENT
 from fedproto.report.analysed import Scores
 from fedproto.report.grids import AttentionMap
 from fedproto.report.results import StoredRun
-from fedproto.rounds.runs import reason_to_end
 from fedproto.store import RunStore
 from fedproto.store.records import RecordReader
 from fedproto.store.sweeps import run_directories
@@ -31,17 +30,9 @@ CLASS = "class: "
 class RunFollower:
     """One run directory.
 
-    Args:
-        path: The directory.
-
     Attributes:
-        store: Its description.
         records: The rounds so far, without cohorts and weights.
-        attention: What the weights were.
         scores: Of the newest model whose clients were scored in training; None where none was.
-
-    Raises:
-        StoreError: If it holds no run or its description is damaged.
     """
 
     def __init__(self, path: Path) -> None:
@@ -57,14 +48,10 @@ class RunFollower:
     @property
     def stop_reason(self) -> str | None:
         """Why the run is over; None while it is not."""
-        return reason_to_end(self.store.config, self.records)
+        return self.store.reason_to_end(self.records)
 
     def update(self) -> None:
-        """Reads what was written since the last time.
-
-        Raises:
-            StoreError: If something is damaged.
-        """
+        """Reads what was written since the last time."""
         file = self.path / "rounds.jsonl"
         # Going back to a checkpoint puts another file in the place of this one.
         replaced = self._identity != _identity(file)
@@ -118,28 +105,14 @@ class RunFollower:
 
 
 class Followers:
-    """All runs in and below some directories, those included that begin later.
-
-    Args:
-        paths: Runs, sweeps or folders of them.
-    """
+    """All runs in and below some directories, those included that begin later."""
 
     def __init__(self, paths: Iterable[Path]) -> None:
         self.paths = list(paths)
         self._known: dict[Path, RunFollower] = {}
 
     def update(self, *, forgiving: bool = False) -> tuple[list[RunFollower], list[str]]:
-        """Finds new runs and reads what is new of all.
-
-        Args:
-            forgiving: Leave out what cannot be read, and say so, in place of failing.
-
-        Returns:
-            The runs, and what was left out and why.
-
-        Raises:
-            StoreError: If a path does not exist or something is damaged.
-        """
+        """Reads what is new of all runs; a forgiving one says what it left out and why."""
         problems = []
         found: dict[Path, RunFollower] = {}
         for path in self.paths:

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import base64
 import math
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,14 +29,7 @@ class Grid:
     """A heat map.
 
     Attributes:
-        rows: Number of rows shown.
-        columns: Number of columns shown.
         row_span: How many neighbours a row stands for.
-        column_span: How many neighbours a column stands for.
-        total_rows: Rows before neighbours were joined.
-        total_columns: Columns before neighbours were joined.
-        low: The value at the lower end of the scale.
-        high: The value at its upper end.
         cells: Places on the scale row by row, as base64: 0 for an empty cell, else 1 to 255.
     """
 
@@ -51,19 +43,12 @@ class Grid:
     high: float
     cells: str
 
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self)
-
 
 class AttentionMap:
     """How much clients counted over the rounds, relative to counting alike; grows with the run.
 
     A cell holds the mean of ``log2(weight · K)`` over the rounds it stands for in which the client
     was one of the K whose updates were averaged: 0 is the uniform share, 1 twice as much.
-
-    Args:
-        rounds: How many rounds the run may have.
     """
 
     def __init__(self, rounds: int) -> None:
@@ -105,11 +90,7 @@ class AttentionMap:
         return means
 
     def grid(self, order: Indices | None = None) -> Grid | None:
-        """The heat map so far, rows are clients; None where all clients always counted alike.
-
-        Args:
-            order: The clients from top to bottom; by number when None.
-        """
+        """The heat map so far, rows are clients; None where all clients always counted alike."""
         furthest = float(np.abs(self._sum).max(initial=0.0))
         if furthest < _ALIKE:
             return None
@@ -137,9 +118,6 @@ def class_grid(counts: Indices) -> Grid:
     """How many samples of each class the clients have, rows are classes.
 
     A cell holds ``log10`` of the number of samples, of their mean where clients are joined.
-
-    Args:
-        counts: Samples per client and class, ``[K, C]``.
     """
     span = math.ceil(len(counts) / MOST_COLUMNS)
     present = _join_rows(np.ones((len(counts), 1)), span)

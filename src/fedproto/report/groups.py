@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -74,7 +75,7 @@ def attention(maps: Sequence[AttentionMap], holdings: Holdings | None) -> dict[s
         "low": min(values),
         "high": max(values),
         **held(known, holdings),
-        "maps": {name: grid.to_dict() for name, grid in orders.items() if grid is not None},
+        "maps": {name: asdict(grid) for name, grid in orders.items() if grid is not None},
     }
 
 

@@ -33,13 +33,7 @@ _SCRIPTS = (
 
 
 def render(content: Mapping[str, Any], title: str, *, live: bool = False) -> str:
-    """The page as text.
-
-    Args:
-        content: What it shows, from `page_content`.
-        title: What to call it.
-        live: Whether it asks its server for news.
-    """
+    """The page as text."""
     parts = {
         "title": escape(title),
         "connect": "'self'" if live else "'none'",
@@ -52,11 +46,7 @@ def render(content: Mapping[str, Any], title: str, *, live: bool = False) -> str
 
 
 def to_script_json(content: Mapping[str, Any]) -> str:
-    """JSON that is safe inside a script element, whatever the labels say.
-
-    Raises:
-        ValueError: If a number is not finite.
-    """
+    """JSON that is safe inside a script element, whatever the labels say."""
     text = json.dumps(content, allow_nan=False, separators=(",", ":"))
     for character in "<>&":  # elsewhere than in texts JSON has none of them
         text = text.replace(character, f"\\u{ord(character):04x}")

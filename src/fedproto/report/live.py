@@ -31,18 +31,7 @@ _WATCHED = ("run.json", "rounds.jsonl", "analysis/*.json", "analysis/maps")
 
 
 class LiveReport:
-    """What the server answers with; made anew only when a file has changed.
-
-    Args:
-        paths: Runs, sweeps or folders of them, now or later.
-        title: What to call the page.
-        metric: The score to compare by; the task's main one by default.
-        target: A value of it.
-        panels: How the data is spread; None to leave it out.
-
-    Raises:
-        StoreError: If a path does not exist.
-    """
+    """What the server answers with; made anew only when a file has changed."""
 
     def __init__(
         self,
@@ -111,15 +100,7 @@ class LiveReport:
 
 
 class LiveServer(ThreadingHTTPServer):
-    """Serves a live report on the loopback address.
-
-    Args:
-        report: What to answer with.
-        port: Where to listen; 0 for any free port.
-
-    Raises:
-        ConfigError: If the port cannot be had.
-    """
+    """Serves a live report on the loopback address."""
 
     daemon_threads = True
     block_on_close = False

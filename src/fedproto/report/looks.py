@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from fedproto.data.masks import palette
 from fedproto.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -34,12 +37,7 @@ _KEPT = {
 
 @dataclass(frozen=True)
 class Look:
-    """How a method is drawn.
-
-    Attributes:
-        color: As in CSS and matplotlib.
-        dash: Place in `DASHES`.
-    """
+    """How a method is drawn."""
 
     color: str
     dash: int = 0
@@ -54,9 +52,6 @@ def looks_of(titles: Sequence[str]) -> list[Look]:
     """One look per method: the well-known ones always have their own, no two are alike.
 
     With more methods than there are looks, the last ones share.
-
-    Args:
-        titles: What the methods are called, the longest known first.
     """
     kept = {title: (0, _KEPT[title.casefold()]) for title in titles if title.casefold() in _KEPT}
     free = [
@@ -69,17 +64,36 @@ def looks_of(titles: Sequence[str]) -> list[Look]:
     return [Look(COLORS[chosen[title][1]], chosen[title][0]) for title in titles]
 
 
-def new_figure(width: float, height: float) -> Figure:
-    """An empty picture, in inches.
+def class_colors(num_classes: int, *, label_maps: bool) -> list[str]:
+    """A colour per class: PASCAL VOC's for label maps and for many classes."""
+    own = (*COLORS, "#999999", "#882255")
+    if not label_maps and num_classes <= len(own):
+        return list(own[:num_classes])
+    first = 0 if label_maps else 1  # the first of VOC's colours is the background's black
+    shown = palette()[np.arange(first, first + num_classes) % 256]
+    return [f"#{bytes(color).hex()}" for color in shown]
 
-    Raises:
-        ConfigError: If matplotlib is not installed.
-    """
+
+def new_figure(width: float, height: float) -> Figure:
+    """An empty picture, in inches."""
     if importlib.util.find_spec("matplotlib") is None:
         raise ConfigError("figures need matplotlib: pip install 'fedproto[plots]'")
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
+
+
+def panel_grid(
+    number: int, columns: int, size: tuple[float, float], around: tuple[float, float]
+) -> tuple[Figure, list[Any]]:
+    """A picture of so many panels, row by row; all sizes in inches."""
+    columns = max(1, min(columns, number))
+    rows = -(-max(1, number) // columns)
+    figure = new_figure(size[0] * columns + around[0], size[1] * rows + around[1])
+    panels = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for axes in panels[number:]:
+        axes.set_visible(False)
+    return figure, panels[:number]
 
 
 def add_legend(figure: Figure, handles: Mapping[str, Any]) -> None:

@@ -22,11 +22,7 @@ _HEAT = np.array(
 
 
 def save_labels(labels: NDArray[np.uint8], path: Path) -> Path:
-    """Writes a label map ``[H, W]`` as PASCAL VOC does: the classes, with its palette.
-
-    Raises:
-        DataError: If the file cannot be written.
-    """
+    """Writes a label map ``[H, W]`` as PASCAL VOC does: the classes, with its palette."""
     from PIL import Image
 
     picture = Image.fromarray(labels)
@@ -35,11 +31,7 @@ def save_labels(labels: NDArray[np.uint8], path: Path) -> Path:
 
 
 def save_heat(values: NDArray[np.float64], path: Path) -> Path:
-    """Writes values between 0 (dark blue) and 1 (yellow), ``[H, W]``.
-
-    Raises:
-        DataError: If the file cannot be written.
-    """
+    """Writes values between 0 (dark blue) and 1 (yellow), ``[H, W]``."""
     from PIL import Image
 
     levels = np.linspace(0, 1, len(_HEAT))
@@ -48,11 +40,7 @@ def save_heat(values: NDArray[np.float64], path: Path) -> Path:
 
 
 def save_picture(pixels: NDArray[np.uint8], path: Path) -> Path:
-    """Writes a picture ``[H, W, channels]`` of one or three channels.
-
-    Raises:
-        DataError: If the file cannot be written.
-    """
+    """Writes a picture ``[H, W, channels]`` of one or three channels."""
     from PIL import Image
 
     return _save(Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels), path)

@@ -22,22 +22,7 @@ def write_page(
     target: float | None = None,
     panels: DataPanels | None = None,
 ) -> list[str]:
-    """Writes one self-contained page about runs.
-
-    Args:
-        directories: Runs, sweeps or folders of them.
-        file: Where it goes.
-        title: What to call it; after the directories by default.
-        metric: The score to compare by; the task's main one by default.
-        target: Also show when this score is reached.
-        panels: How the data is spread; None to leave it out.
-
-    Returns:
-        What had to be left out, and why.
-
-    Raises:
-        StoreError: If there is no run, or the page cannot be written.
-    """
+    """Writes one self-contained page about runs; what had to be left out, and why."""
     runs, unread = Followers(directories).update(forgiving=True)
     if unread and not runs:
         raise StoreError(unread[0])

@@ -19,15 +19,6 @@ def save_maps(probe: Probe, state: ServerState, index: int, folder: Path) -> lis
     """Writes the maps of one sample.
 
     Entropies are shown as shares of the largest possible one, from dark blue (0) to yellow (1).
-
-    Args:
-        probe: Looks into states.
-        state: The model.
-        index: The sample, a picture with a label map.
-        folder: Where to put the files, which begin with the sample's number.
-
-    Raises:
-        DataError: If a file cannot be written.
     """
     scores, features, target = probe.maps(state, index)
     size = (target.shape[-2], target.shape[-1])

@@ -6,19 +6,19 @@ Curves are smoothed by a moving average over a tenth of the rounds, as in the pa
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedproto.analysis.runs import AttentionSpread, attention_spread
 from fedproto.config import RunConfig
-from fedproto.engines.base import Notify
+from fedproto.data.tasks import headline
 from fedproto.errors import StoreError
 from fedproto.store import RunStore
 from fedproto.store.sweeps import found_in
-from fedproto.tasks import headline
 from fedproto.types import RoundRecord
 
 WINDOW = 0.1
@@ -52,6 +52,10 @@ class StoredRun:
         means = [values[start : end + 1].mean() for end, start in enumerate(starts)]
         return rounds, np.array(means, dtype=np.float64)
 
+    def attention_spread(self) -> AttentionSpread | None:
+        """How far from equal the clients' weights were."""
+        return attention_spread(self.records)
+
     def final(self, metric: str) -> float | None:
         """The end of the smoothed curve, which is what tables show; None without a test."""
         rounds, values = self.curve(metric)
@@ -66,17 +70,10 @@ def smoothing_width(rounds: int, share: float = WINDOW) -> int:
     return max(1, math.floor(share * rounds + 0.5))
 
 
-def find_runs(paths: Iterable[Path], notify: Notify | None = None) -> list[StoredRun]:
-    """All runs in and below some directories.
-
-    Args:
-        paths: Runs, sweeps or folders of them.
-        notify: Is told of runs that cannot be read, which are then left out.
-
-    Raises:
-        StoreError: If a path does not exist or holds no run, or no run can be read; without
-            `notify` also if one of them cannot.
-    """
+def find_runs(
+    paths: Iterable[Path], notify: Callable[[str], None] | None = None
+) -> list[StoredRun]:
+    """All runs in and below some directories; without the unreadable if one is told."""
     found: list[StoredRun] = []
     unread: list[StoreError] = []
     for directory in found_in(paths):

@@ -22,10 +22,6 @@ class Subject:
     """A run's newest model, ready to be looked at.
 
     Attributes:
-        path: The run's directory.
-        config: Its configuration.
-        state: The newest checkpoint.
-        probe: Looks into states; knows data, architecture, task and device.
         facts: What was found, by name, for a table.
     """
 
@@ -43,11 +39,6 @@ class Subject:
 
 def open_subject(path: Path, federation: Federation, model: nn.Module | None = None) -> Subject:
     """Makes a run's newest model ready.
-
-    Args:
-        path: The run's directory.
-        federation: Its data.
-        model: Its architecture, where that was given in Python.
 
     Raises:
         StoreError: If it is no run, has no checkpoint, or was trained on other data.

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from fedproto.data.tasks import loss_beside, lower_is_better
 from fedproto.errors import ConfigError, unknown_name
 from fedproto.report.arrangement import Arrangement, Group
 from fedproto.report.evidence import Difference, Verdict, difference, holm, sample_deviation
 from fedproto.report.results import StoredRun
-from fedproto.tasks import loss_beside, lower_is_better
 
 
 @dataclass(frozen=True)
@@ -22,9 +22,7 @@ class Against:
 
     Attributes:
         baseline: The method it is compared with.
-        difference: Of the score by which the table compares.
         corrected_p: Its p-value, corrected by Holm for all comparisons of the table.
-        verdict: In a word.
     """
 
     baseline: str
@@ -38,16 +36,12 @@ class Summary:
     """One row of a comparison.
 
     Attributes:
-        title: What the runs are called.
-        method: Their method.
         condition: What it was run under; empty where all runs share one.
         seeds: What the figures are the mean over.
-        rounds: Rounds done.
         values: Mean and sample standard deviation over seeds per figure; None as the deviation for
             one seed. A figure that some run does not have is left out.
         against: What became of it beside the baseline; None for the baseline itself, where that was
             not run, and for pooled training beside several conditions.
-        directories: Where the runs are.
     """
 
     title: str
@@ -63,17 +57,7 @@ class Summary:
 def summarize(
     arrangement: Arrangement, metric: str, target: float | None = None, baseline: str | None = None
 ) -> list[Summary]:
-    """One row per group.
-
-    Args:
-        arrangement: The runs.
-        metric: The score to compare by, such as accuracy.
-        target: A value of it; adds the first round whose smoothed score reaches it.
-        baseline: The method that others are compared with; the first by default.
-
-    Raises:
-        ConfigError: If there is no such method.
-    """
+    """One row per group."""
     figures = [
         by_seed(group, lambda run: figures_of(run, metric, target)) for group in arrangement.groups
     ]
@@ -100,12 +84,7 @@ def summarize(
 def by_seed(
     group: Group, figures: Callable[[StoredRun], Mapping[str, float]]
 ) -> dict[str, dict[int, float]]:
-    """Each figure of a group per seed that has it; a seed that was run twice counts once.
-
-    Args:
-        group: The runs.
-        figures: What is asked of each.
-    """
+    """Each figure of a group per seed that has it; a seed that was run twice counts once."""
     found: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for run in group.runs:
         for name, value in figures(run).items():

@@ -11,7 +11,7 @@ from fedproto.options.registry import Registry
 from fedproto.report.comparable import comparable
 from fedproto.report.results import StoredRun
 from fedproto.reproduce.cases import Scope
-from fedproto.reproduce.library import Library, Request
+from fedproto.reproduce.library import Library, Request, concentration
 from fedproto.reproduce.output import Output
 
 
@@ -20,7 +20,6 @@ class Experiment(abc.ABC):
 
     Attributes:
         title: What it is, and where in the paper.
-        cases: The data sets it is about.
     """
 
     title: ClassVar[str]
@@ -41,12 +40,8 @@ class Experiment(abc.ABC):
     ) -> list[Request]:
         """All runs of the data sets' recipes.
 
-        Args:
-            scope: Scale, seeds and data sets.
-            needs: Measures that must have been taken.
-            wishes: Measures that are left out where nothing is trained. The centralised run is not
-                compared with itself.
-            centralized: Whether the centralised runs are among them.
+        Measures of `needs` must have been taken; those of `wishes` are left out where nothing is
+        trained. The centralised run is not compared with itself.
         """
         return [
             Request(
@@ -60,7 +55,7 @@ class Experiment(abc.ABC):
         ]
 
     @abc.abstractmethod
-    def render(self, scope: Scope, results: Results, output: Output) -> None:
+    def render(self, scope: Scope, results: FoundRuns, output: Output) -> None:
         """Prints and writes the table or figure from the runs that there are."""
 
 
@@ -68,7 +63,7 @@ EXPERIMENTS: Registry[Experiment] = Registry("experiment", "fedproto.reproduce.e
 
 
 @dataclass(frozen=True)
-class Result:
+class FoundRun:
     """A request and the run that answers it."""
 
     request: Request
@@ -87,7 +82,7 @@ class Result:
     @property
     def alpha(self) -> float | None:
         """The concentration of the class mix, where the data are shared out by one."""
-        return getattr(self.request.config.data, "alpha", None)
+        return concentration(self.request.config)
 
     @property
     def seed(self) -> int:
@@ -95,32 +90,29 @@ class Result:
         return self.request.config.seed
 
 
-class Results:
+class FoundRuns:
     """The runs that answer an experiment's requests, compared at the rounds they share.
 
-    Args:
-        requests: What was wanted.
-        library: The runs that exist.
-        modest: Whether runs without what is merely wished for will do.
+    `modest`: whether runs without what is merely wished for will do.
     """
 
     def __init__(
         self, requests: Iterable[Request], library: Library, *, modest: bool = False
     ) -> None:
-        self._results: list[Result] = []
+        self._results: list[FoundRun] = []
         self.missing: list[Request] = []
         for request in requests:
             run = library.find(request, modest=modest)
             if run is None:
                 self.missing.append(request)
             else:
-                self._results.append(Result(request, run))
+                self._results.append(FoundRun(request, run))
         runs = comparable(result.run for result in self._results)
         self._results = [
-            Result(result.request, run) for result, run in zip(self._results, runs, strict=True)
+            FoundRun(result.request, run) for result, run in zip(self._results, runs, strict=True)
         ]
 
-    def __iter__(self) -> Iterator[Result]:
+    def __iter__(self) -> Iterator[FoundRun]:
         return iter(self._results)
 
     def select(
@@ -130,7 +122,7 @@ class Results:
         *,
         delta: float | None = None,
         alpha: float | None = None,
-    ) -> list[Result]:
+    ) -> list[FoundRun]:
         """The results of a data set, of a label, of one δ or α."""
         return [
             result

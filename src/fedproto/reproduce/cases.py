@@ -18,7 +18,7 @@ from fedproto.config import RunConfig
 from fedproto.config.recipe import read_recipe
 from fedproto.data.base import DATASETS, DataSource, data_root
 from fedproto.errors import ConfigError, unknown_name
-from fedproto.reproduce.library import fingerprint
+from fedproto.reproduce.library import settings_digest
 
 ScaleName = Literal["smoke", "quick", "paper"]
 SCALES: tuple[ScaleName, ...] = get_args(ScaleName)
@@ -48,11 +48,6 @@ class Case:
     """A data set of the paper at a scale.
 
     Attributes:
-        name: As on the command line.
-        title: As in the paper.
-        recipe: The recipe of its runs.
-        overrides: What the scale and the user change in it.
-        seeds: How many seeds.
         fallback: The recipe of the centralised run where `recipe` has none; empty for none.
         stands_in: The name of the data set that is used in its place; empty for none.
         measure_every: After how many rounds its models are looked into where neither recipe nor
@@ -68,6 +63,11 @@ class Case:
     stands_in: str = ""
     measure_every: int = 0
 
+    @property
+    def full_title(self) -> str:
+        """The data set's name, and what it was trained on where that is another."""
+        return self.title + (f" (on {self.stands_in})" if self.stands_in else "")
+
     def runs(
         self,
         keep: Callable[[RunConfig], bool] | None = None,
@@ -77,15 +77,12 @@ class Case:
     ) -> list[RunConfig]:
         """The federated runs of a recipe, for every seed.
 
-        Args:
-            keep: Which of them; all when None.
-            recipe: Another recipe than the case's own, such as the ablation's. Of its runs those
-                that the case's own has as well are the same, and measured.
-            own_seeds: The seeds of the recipe itself.
+        Of those of another recipe, such as the ablation's, the case's own are the same, and
+        measured.
         """
-        own = {fingerprint(replace(config, seed=0)) for config in self._read(self.recipe)}
+        own = {settings_digest(replace(config, seed=0)) for config in self._read(self.recipe)}
         configs = [
-            self._measured(config) if fingerprint(replace(config, seed=0)) in own else config
+            self._measured(config) if settings_digest(replace(config, seed=0)) in own else config
             for config in self._read(recipe or self.recipe)
             if not config.strategy.pooled and (keep is None or keep(config))
         ]
@@ -137,9 +134,7 @@ class Scope:
     """What was asked for.
 
     Attributes:
-        scale: How large.
         seeds: Seeds per configuration; None for as many as a recipe says, or one.
-        only: The data sets; empty for all.
         recipes: Recipes to use in place of the usual ones, by data set.
         settings: ``key=value`` texts that change options of all runs; ``dataset:key=value`` changes
             those of one data set.
@@ -153,11 +148,7 @@ class Scope:
 
     def __post_init__(self) -> None:
         set_for = [name for name, _ in map(split_setting, self.settings) if name is not None]
-        for what, names in (
-            ("--only", self.only),
-            ("--recipe", self.recipes),
-            ("--set", set_for),
-        ):
+        for what, names in (("--only", self.only), ("--recipe", self.recipes), ("--set", set_for)):
             for name in names:
                 if name not in case_table():
                     raise ConfigError(f"{what}: {unknown_name('data set', name, case_table())}")

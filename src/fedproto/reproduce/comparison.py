@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedproto.report.looks import COLORS, add_legend, new_figure
-from fedproto.reproduce.base import EXPERIMENTS, Experiment, Results
-from fedproto.reproduce.cases import Scope
-from fedproto.reproduce.curves import Spread
+from fedproto.report.looks import COLORS, add_legend, panel_grid
+from fedproto.reproduce.base import EXPERIMENTS, Experiment, FoundRuns
+from fedproto.reproduce.cases import Case, Scope
+from fedproto.reproduce.curves import Averaged
 from fedproto.reproduce.output import Output
 from fedproto.reproduce.paper import Printed
 
@@ -35,20 +35,15 @@ class Comparison:
     """A figure of ours beside the paper's.
 
     Attributes:
-        case: The data set, as the paper calls it.
-        trained_on: The data set that was used.
-        quantity: What is compared, with its unit.
         row: The method, or what else the row is.
         ours: As measured; None where it was not.
         paper: As printed; None where the paper has no such figure.
-        digits: After the decimal point.
     """
 
-    case: str
-    trained_on: str
+    case: Case
     quantity: str
     row: str
-    ours: Spread | None
+    ours: Averaged | None
     paper: Printed | None
     digits: int = 1
 
@@ -71,8 +66,8 @@ class Comparison:
         """The fields of the CSV file."""
         ours, paper = self.ours, self.paper
         return (
-            self.case,
-            self.trained_on,
+            self.case.title,
+            self.case.stands_in,
             self.quantity,
             self.row,
             ours and ours.mean,
@@ -90,10 +85,10 @@ class ComparisonTable(Experiment):
     """A table of our figures beside the paper's."""
 
     @abc.abstractmethod
-    def rows(self, scope: Scope, results: Results, output: Output) -> list[Comparison]:
+    def rows(self, scope: Scope, results: FoundRuns, output: Output) -> list[Comparison]:
         """Its figures, from the runs that there are."""
 
-    def render(self, scope: Scope, results: Results, output: Output) -> None:
+    def render(self, scope: Scope, results: FoundRuns, output: Output) -> None:
         """The table, and the same as a picture."""
         rows, name = self.rows(scope, results, output), EXPERIMENTS.name_of(type(self))
         show(output, name, self.title, rows)
@@ -118,16 +113,11 @@ def show(output: Output, name: str, title: str, rows: Sequence[Comparison]) -> N
 def draw(output: Output, name: str, rows: Sequence[Comparison], columns: int = 4) -> None:
     """A panel per quantity and data set: ours as dots with spread, the paper's as diamonds."""
     keys = list(dict.fromkeys((row.quantity, row.case) for row in rows))
-    columns = min(columns, len(keys))
-    lines = -(-len(keys) // columns)
     tallest = max(sum((r.quantity, r.case) == key for r in rows) for key in keys)
-    figure = new_figure(3.4 * columns + 0.6, lines * (0.26 * tallest + 1.1) + 0.5)
-    panels = list(figure.subplots(lines, columns, squeeze=False).flat)
+    figure, panels = panel_grid(len(keys), columns, (3.4, 0.26 * tallest + 1.1), (0.6, 0.5))
     handles: dict[str, Any] = {}
-    for key, axes in zip(keys, panels, strict=False):
+    for key, axes in zip(keys, panels, strict=True):
         _draw_panel(axes, [row for row in rows if (row.quantity, row.case) == key], handles)
-    for axes in panels[len(keys) :]:
-        axes.set_visible(False)
     add_legend(figure, handles)
     output.figure(name, figure)
 
@@ -156,8 +146,7 @@ def _draw_panel(axes: Any, rows: Sequence[Comparison], handles: dict[str, Any]) 
                 capsize=2,
                 markersize=5,
             )
-    used = f" (on {rows[0].trained_on})" if rows[0].trained_on else ""
-    axes.set_title(rows[0].case + used, fontsize="medium")
+    axes.set_title(rows[0].case.full_title, fontsize="medium")
     axes.set_yticks(list(indices), [row.row for row in rows], fontsize="small")
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.set_xlabel(rows[0].quantity, fontsize="small")
@@ -167,9 +156,8 @@ def _draw_panel(axes: Any, rows: Sequence[Comparison], handles: dict[str, Any]) 
 def _line(row: Comparison, seeds: bool) -> list[str]:
     digits, ours = row.digits, row.ours
     difference = row.difference
-    used = f" (on {row.trained_on})" if row.trained_on else ""
     return [
-        row.case + used,
+        row.case.full_title,
         row.row,
         "–" if ours is None else _shown(ours.mean, ours.over_deltas, digits),
         *([_shown(ours.over_seeds if ours else None, None, digits)] if seeds else []),

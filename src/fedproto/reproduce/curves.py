@@ -17,23 +17,21 @@ from numpy.typing import NDArray
 from fedproto.report.analysing import read_parts
 from fedproto.report.evidence import sample_deviation
 from fedproto.report.results import StoredRun
-from fedproto.reproduce.base import Result
+from fedproto.reproduce.base import FoundRun
 
 EXTRA = 0.1
 """What is run on top of the nominal rounds, as a share of them."""
 
 
 @dataclass(frozen=True)
-class Spread:
+class Averaged:
     """A figure over several runs.
 
     Attributes:
-        mean: Over δ and seeds.
         over_deltas: Sample standard deviation over δ of the means over seeds, which is what the
             paper's ± is; None for a single δ.
         over_seeds: Sample standard deviation over seeds, root mean square over δ; None for a single
             seed.
-        runs: How many runs.
     """
 
     mean: float
@@ -41,9 +39,9 @@ class Spread:
     over_seeds: float | None
     runs: int
 
-    def scaled(self, factor: float) -> Spread:
+    def scaled(self, factor: float) -> Averaged:
         """The same in another unit."""
-        return Spread(
+        return Averaged(
             self.mean * factor,
             None if self.over_deltas is None else self.over_deltas * factor,
             None if self.over_seeds is None else self.over_seeds * factor,
@@ -91,7 +89,7 @@ def final_value(run: StoredRun, metric: str) -> float | None:
     return None if value is None else float(value)
 
 
-def spread(results: Iterable[Result], metric: str) -> Spread | None:
+def spread(results: Iterable[FoundRun], metric: str) -> Averaged | None:
     """The final value over δ and seeds; None where no run has it."""
     by_delta: dict[float, list[float]] = defaultdict(list)
     for result in results:
@@ -101,13 +99,13 @@ def spread(results: Iterable[Result], metric: str) -> Spread | None:
     return spread_of(list(by_delta.values()))
 
 
-def spread_of(groups: Sequence[Sequence[float]]) -> Spread | None:
+def spread_of(groups: Sequence[Sequence[float]]) -> Averaged | None:
     """Mean and spreads of values, one group of seeds per δ."""
     if not groups:
         return None
     means = [float(np.mean(values)) for values in groups]
     variances = [float(np.var(values, ddof=1)) for values in groups if len(values) > 1]
-    return Spread(
+    return Averaged(
         mean=float(np.mean(means)),
         over_deltas=sample_deviation(means),
         over_seeds=float(np.sqrt(np.mean(variances))) if variances else None,
@@ -116,7 +114,7 @@ def spread_of(groups: Sequence[Sequence[float]]) -> Spread | None:
 
 
 def paired(
-    of: Iterable[Result], than: Iterable[Result], metric: str, factor: float = 1.0
+    of: Iterable[FoundRun], than: Iterable[FoundRun], metric: str, factor: float = 1.0
 ) -> list[float]:
     """Differences of the final values of runs that share data, δ and seed."""
     others = {(each.alpha, each.delta, each.seed): final_value(each.run, metric) for each in than}
@@ -128,7 +126,7 @@ def paired(
     ]
 
 
-def band(results: Sequence[Result], metric: str) -> Band | None:
+def band(results: Sequence[FoundRun], metric: str) -> Band | None:
     """A metric's curve over δ and seeds, at rounds that all runs have; None where there is none."""
     curves = [nominal_curve(result.run, metric) for result in results]
     curves = [(rounds, values) for rounds, values in curves if len(rounds)]

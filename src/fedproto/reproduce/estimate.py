@@ -34,14 +34,7 @@ TIMED_RUNS = 3
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a group of runs will take.
-
-    Attributes:
-        runs: How many runs.
-        steps: Local steps of all their rounds.
-        seconds: Expected, for training and tests.
-        step_seconds: Of one local step, as measured.
-    """
+    """What a group of runs will take."""
 
     runs: int
     steps: int
@@ -66,11 +59,7 @@ def estimate(
 ) -> Estimate:
     """Times a few steps and extrapolates.
 
-    Args:
-        configs: Runs that share data set, model and engine; the partitions may differ.
-        federations: The data of all of them.
-        budget: Seconds that a timed pass should last at least, unless the round is over before.
-        clock: What time it is.
+    A timed pass lasts at least `budget` seconds, unless the round is over before.
     """
     first = configs[0]
     federation = _federation(first, federations)
@@ -165,8 +154,7 @@ def _cut(jobs: Sequence[LocalJob], steps: int) -> list[LocalJob]:
     """The jobs with so many steps at most; those without any stay without."""
     return [
         replace(
-            job,
-            batches=replace(job.batches, max_steps=min(steps, job.batches.max_steps or steps)),
+            job, batches=replace(job.batches, max_steps=min(steps, job.batches.max_steps or steps))
         )
         for job in jobs
     ]

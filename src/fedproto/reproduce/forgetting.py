@@ -21,7 +21,7 @@ from fedproto.measures.clients import PER_CLASS
 from fedproto.measures.head import ROW_NORM
 from fedproto.report.looks import add_legend, new_figure
 from fedproto.report.results import StoredRun
-from fedproto.reproduce.base import Result
+from fedproto.reproduce.base import FoundRun
 from fedproto.reproduce.cases import Case
 from fedproto.reproduce.output import Output
 from fedproto.reproduce.panels import line_of, titled
@@ -33,14 +33,7 @@ COLUMNS = ("data_set", "trained_on", "method", "holders", "change", "std_error",
 
 @dataclass(frozen=True)
 class Change:
-    """How accuracies of classes change in rounds with so many holders.
-
-    Attributes:
-        holders: Of the class in the cohort.
-        mean: Change, in points.
-        error: Standard error of the mean; None for a single one.
-        times: How many classes and rounds.
-    """
+    """How accuracies of classes change in rounds with so many holders."""
 
     holders: int
     mean: float
@@ -48,7 +41,7 @@ class Change:
     times: int
 
 
-def show_forgetting(output: Output, found: Sequence[tuple[Case, Sequence[Result]]]) -> None:
+def show_forgetting(output: Output, found: Sequence[tuple[Case, Sequence[FoundRun]]]) -> None:
     """A panel of changes and one of rows per data set; nothing where no run was looked into."""
     looked = [
         (case, shown)
@@ -69,10 +62,10 @@ def show_forgetting(output: Output, found: Sequence[tuple[Case, Sequence[Result]
                 (case.title, case.stands_in, label, c.holders, c.mean, c.error, c.times)
                 for c in changes
             ]
-            place = [change.holders for change in changes]
+            holders = [change.holders for change in changes]
             error = [change.error or 0.0 for change in changes]
             handles[label] = above.errorbar(
-                place, [c.mean for c in changes], yerr=error, marker="o", ms=3, **line_of(label)
+                holders, [c.mean for c in changes], yerr=error, marker="o", ms=3, **line_of(label)
             )
             below.plot(*row_spread(run), **line_of(label))
         above.axhline(0, color="grey", lw=0.8)
@@ -92,14 +85,14 @@ def show_forgetting(output: Output, found: Sequence[tuple[Case, Sequence[Result]
 def changes_by_holders(run: StoredRun, federation: Federation) -> list[Change]:
     """The change of every class's accuracy in every round, by holders that took part."""
     holds_kc = class_counts(federation) > 0
-    names = [federation.class_name(place) for place in range(holds_kc.shape[1])]
+    names = [federation.class_name(label) for label in range(holds_kc.shape[1])]
     changes: dict[int, list[float]] = {}
     for before, after in zip(run.records, run.records[1:], strict=False):
         old, new = (record.tables.get(PER_CLASS, {}) for record in (before, after))
         took_part = list(after.attention)
-        for place, name in enumerate(names):
+        for label, name in enumerate(names):
             if name in old and name in new:
-                holders = int(holds_kc[took_part, place].sum())
+                holders = int(holds_kc[took_part, label].sum())
                 changes.setdefault(holders, []).append(100 * (new[name] - old[name]))
     return [
         Change(

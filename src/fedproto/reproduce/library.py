@@ -1,6 +1,6 @@
 """Which runs exist: run directories by what their results depend on.
 
-Two configurations have the same *fingerprint* when they describe the same experiment. What only
+Two configurations have the same *settings digest* when they describe the same experiment. What only
 says where and how often to look (engine, tests, measures, checkpoints, label) is left out of it, so
 that a run made on another machine, by `fedproto sweep` or by another table, is found and reused.
 """
@@ -21,7 +21,7 @@ from fedproto.store import RunStore, is_run
 _NO_RESULT = ("label", "engine", "evaluate", "measure", "stop")
 
 
-def fingerprint(config: RunConfig) -> str:
+def settings_digest(config: RunConfig) -> str:
     """A digest of what a run's results depend on."""
     tables = {name: part for name, part in config.to_dict().items() if name not in _NO_RESULT}
     if "data" in tables:
@@ -36,8 +36,6 @@ class Request:
     """A run that an experiment wants.
 
     Attributes:
-        case: The data set it belongs to.
-        config: The run.
         needs: Measures that must have been taken during it.
         wishes: Measures without which a run will do where nothing is trained.
         checkpoint: Whether its final weights are needed as well.
@@ -52,7 +50,7 @@ class Request:
     instead: str = ""
 
     def is_answered_by(self, run: StoredRun, *, modest: bool = False) -> bool:
-        """Whether a run of the same fingerprint gives what is asked for; modestly, what it must."""
+        """Whether a run of the same settings gives what is asked for; modestly, what it must."""
         measured = self.needs if modest else self.needs | self.wishes
         if not is_complete(run) or not all(run.config.measure.takes(name) for name in measured):
             return False
@@ -62,12 +60,7 @@ class Request:
 
 
 class Library:
-    """The run directories below a folder.
-
-    Args:
-        root: The folder; it need not exist yet.
-        notify: Is told of directories that cannot be read.
-    """
+    """The run directories below a folder."""
 
     def __init__(self, root: Path, notify: Notify = ignore) -> None:
         self.root = root
@@ -84,27 +77,22 @@ class Library:
         except FedprotoError as error:
             self._notify(f"{path} is left out: {error}")
             return
-        paths = self._paths.setdefault(fingerprint(store.config), [])
+        paths = self._paths.setdefault(settings_digest(store.config), [])
         if path not in paths:
             paths.append(path)
         self._read.pop(path, None)
 
     def find(self, request: Request, *, modest: bool = False) -> StoredRun | None:
-        """A finished run that gives what is asked for; None when there is none.
-
-        Args:
-            request: What is asked for.
-            modest: Also without its wishes, where no run grants them.
-        """
+        """A finished run that gives what is asked for, if modest also without the wishes."""
         for less in (False, True) if modest else (False,):
-            for path in self._paths.get(fingerprint(request.config), []):
+            for path in self._paths.get(settings_digest(request.config), []):
                 if request.is_answered_by(run := self._stored(path), modest=less):
                     return run
         return None
 
     def rounds_done(self, config: RunConfig) -> int:
         """How far the furthest unfinished run of a configuration is."""
-        runs = [self._stored(path) for path in self._paths.get(fingerprint(config), [])]
+        runs = [self._stored(path) for path in self._paths.get(settings_digest(config), [])]
         return max((len(run.records) for run in runs if not is_complete(run)), default=0)
 
     def place_for(self, config: RunConfig, folder: str) -> Path:
@@ -112,7 +100,7 @@ class Library:
 
         A finished run is never written to again, even when it lacks something.
         """
-        for path in self._paths.get(fingerprint(config), []):
+        for path in self._paths.get(settings_digest(config), []):
             run = self._stored(path)
             if run.config.digest() == config.digest() and not is_complete(run):
                 return path
@@ -134,11 +122,17 @@ def is_complete(run: StoredRun) -> bool:
     return len(run.records) >= run.config.schedule.rounds
 
 
+def concentration(config: RunConfig) -> float | None:
+    """The concentration α of the class mix, where the data are shared out by one."""
+    by_mix = getattr(config.data, "partition", "") == "dirichlet"
+    return getattr(config.data, "alpha", None) if by_mix else None
+
+
 def directory_name(config: RunConfig) -> str:
     """A readable name: label, then what recipes sweep over."""
     parts = [config.title]
-    alpha = getattr(config.data, "alpha", None)
-    if alpha is not None and getattr(config.data, "partition", "") == "dirichlet":
+    alpha = concentration(config)
+    if alpha is not None:
         parts.append(f"alpha{alpha:g}")
     if not config.strategy.pooled:
         parts.append(f"delta{config.schedule.delta:g}")
@@ -150,7 +144,7 @@ def merged(requests: Iterable[Request]) -> list[Request]:
     """Requests for the same run as one that covers all of them, in order of first appearance."""
     by_run: dict[str, Request] = {}
     for request in requests:
-        key = fingerprint(request.config)
+        key = settings_digest(request.config)
         known = by_run.get(key)
         if known is None:
             by_run[key] = request

@@ -22,13 +22,7 @@ T = TypeVar("T")
 
 
 class Output:
-    """Takes what an experiment has to show.
-
-    Args:
-        folder: Where files go.
-        console: Where tables go.
-        remark: What every picture says of itself; nothing by default.
-    """
+    """Takes what an experiment has to show."""
 
     def __init__(self, folder: Path, console: Console, remark: str = "") -> None:
         self.folder = folder

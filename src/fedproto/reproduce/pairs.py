@@ -17,7 +17,7 @@ from fedproto.report.evidence import Difference, holm, sample_deviation
 from fedproto.report.looks import COLORS, new_figure
 from fedproto.report.results import main_score
 from fedproto.report.summary import differences, figures_of
-from fedproto.reproduce.base import Result
+from fedproto.reproduce.base import FoundRun
 from fedproto.reproduce.cases import FAIR_AND_TOLERANT, Case
 from fedproto.reproduce.output import Output
 from fedproto.reproduce.panels import titled
@@ -46,9 +46,7 @@ class Row:
     """A method on a data set, at one class mix and share of stragglers.
 
     Attributes:
-        case: The data set.
         setting: The class mix, where the data are shared out by one, and the share of stragglers.
-        label: The method.
         scores: The final score by seed, in points.
         figures: Means over seeds of what a table says of a run.
     """
@@ -58,11 +56,6 @@ class Row:
     label: str
     scores: Mapping[int, float]
     figures: Mapping[str, float]
-
-    @property
-    def title(self) -> str:
-        """The data set, and what stood in for it."""
-        return self.case.title + (f" (on {self.case.stands_in})" if self.case.stands_in else "")
 
     @property
     def setting_in_words(self) -> str:
@@ -77,9 +70,9 @@ class Row:
         return differences(self.scores, other.scores)
 
 
-def rows_of(case: Case, results: Sequence[Result]) -> list[Row]:
+def rows_of(case: Case, results: Sequence[FoundRun]) -> list[Row]:
     """A row per method, class mix and share of stragglers, in the order of the runs."""
-    groups: dict[tuple[tuple[float | None, float], str], list[Result]] = {}
+    groups: dict[tuple[tuple[float | None, float], str], list[FoundRun]] = {}
     for result in results:
         groups.setdefault(((result.alpha, result.delta), result.label), []).append(result)
     rows: list[Row] = []
@@ -107,18 +100,10 @@ def show_pairs(
     output: Output,
     name: str,
     title: str,
-    found: Sequence[tuple[Case, Sequence[Result]]],
+    found: Sequence[tuple[Case, Sequence[FoundRun]]],
     subject: str | None = None,
 ) -> None:
-    """Every method beside fairness + toleration, and beside the one that a study is about.
-
-    Args:
-        output: Where table and figure go.
-        name: Of the files.
-        title: Above the table.
-        found: The runs of every data set.
-        subject: The label of the method that the others are compared with as well; None for none.
-    """
+    """Every method beside fairness + toleration, and beside the `subject` that a study is about."""
     rows = [row for case, results in found for row in rows_of(case, results)]
     if not rows:
         return
@@ -148,7 +133,7 @@ def show_pairs(
         runs, score, std, area, reached, to_target, up, down, seconds = own[5:]
         deviation = "" if std is None else f" ± {std:.2f}"
         intervals = [cell for against in others for cell in _interval(against)]
-        about = [row.title, row.setting_in_words, row.label]
+        about = [row.case.full_title, row.setting_in_words, row.label]
         scores.setdefault(row.case.name, []).append(
             [*about, str(runs), _shown(score, 2) + deviation, *intervals]
         )
@@ -224,13 +209,13 @@ def _draw(rows: Sequence[Row], subject: str | None) -> Any:
         pair = against and (against.minus(row) if subject else row.minus(against))
         if not pair:
             continue
-        place = settings.index(setting)
+        index = settings.index(setting)
         panels[cases.index(case)].errorbar(
             pair.mean,
-            labels.index(label) + 0.12 * place,
+            labels.index(label) + 0.12 * index,
             xerr=None if pair.high is None else pair.high - pair.mean,
-            fmt="os^Dv<>"[place % 7],
-            color=COLORS[place % len(COLORS)],
+            fmt="os^Dv<>"[index % 7],
+            color=COLORS[index % len(COLORS)],
             markersize=4,
             capsize=2,
             label=row.setting_in_words,

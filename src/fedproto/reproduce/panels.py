@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedproto.report.looks import add_legend, looks_of, new_figure
-from fedproto.reproduce.base import Result, Results
+from fedproto.reproduce.base import FoundRun, FoundRuns
 from fedproto.reproduce.cases import CENTRALIZED, FAIR_AND_TOLERANT, Case
 from fedproto.reproduce.curves import Band, band
 from fedproto.reproduce.output import Output
@@ -23,13 +23,8 @@ class Panel:
     """A panel of curves.
 
     Attributes:
-        case: The data set.
-        metric: As in the records.
-        title: Above the panel.
-        ylabel: Beside it, with the unit.
         lines: The runs of each method.
         factor: From the records' unit to that of the label.
-        log: Whether the values are on a logarithmic scale.
         key: What tells panels of one data set apart in the CSV file.
     """
 
@@ -37,7 +32,7 @@ class Panel:
     metric: str
     title: str
     ylabel: str
-    lines: dict[str, Sequence[Result]]
+    lines: dict[str, Sequence[FoundRun]]
     factor: float = 1.0
     log: bool = False
     key: str = ""
@@ -48,7 +43,7 @@ class Panel:
         return {label: curve for label, curve in found.items() if curve is not None}
 
 
-def methods_of(results: Results, case: str) -> dict[str, Sequence[Result]]:
+def methods_of(results: FoundRuns, case: str) -> dict[str, Sequence[FoundRun]]:
     """The runs of a data set by method."""
     return {label: results.select(case, label) for label in results.labels(case)}
 

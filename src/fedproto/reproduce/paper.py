@@ -11,12 +11,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Printed:
-    """A figure of the paper.
-
-    Attributes:
-        mean: The figure.
-        std: What stands behind its ±; None where there is none.
-    """
+    """A figure of the paper, and what stands behind its ±."""
 
     mean: float
     std: float | None = None
@@ -30,15 +25,15 @@ def paper() -> dict[str, Any]:
 
 
 def printed(*keys: str) -> Printed | None:
-    """A figure by its place, such as ``printed("accuracy", "mnist", "FedAvg")``."""
-    place: Any = paper()
+    """A figure by its keys, such as ``printed("accuracy", "mnist", "FedAvg")``."""
+    found: Any = paper()
     for key in keys:
-        if not isinstance(place, dict) or key not in place:
+        if not isinstance(found, dict) or key not in found:
             return None
-        place = place[key]
-    if isinstance(place, dict):
-        return Printed(float(place["mean"]), place.get("std"))
-    return Printed(float(place))
+        found = found[key]
+    if isinstance(found, dict):
+        return Printed(float(found["mean"]), found.get("std"))
+    return Printed(float(found))
 
 
 def printed_at_delta(label: str, delta: float) -> Printed | None:

@@ -11,10 +11,10 @@ from fedproto.config import RunConfig
 from fedproto.data.base import DataSource
 from fedproto.data.federation import Federation
 from fedproto.errors import ConfigError, DataError, unknown_name
-from fedproto.reproduce.base import EXPERIMENTS, Experiment, Result, Results
+from fedproto.reproduce.base import EXPERIMENTS, Experiment, FoundRun, FoundRuns
 from fedproto.reproduce.cases import Scope, without_mmd
 from fedproto.reproduce.estimate import Estimate, estimate
-from fedproto.reproduce.library import Library, Request, fingerprint, merged
+from fedproto.reproduce.library import Library, Request, merged, settings_digest
 from fedproto.reproduce.output import Output
 from fedproto.rounds import Watcher
 from fedproto.simulate import load_federations, simulate
@@ -30,9 +30,6 @@ class Plan:
     """What is to be done.
 
     Attributes:
-        scope: What was asked for.
-        experiments: By name, in the order asked for.
-        requests: What each of them wants.
         training: Whether missing runs are trained.
         results: What each of them gets from runs that exist.
         missing: Runs to train.
@@ -42,13 +39,13 @@ class Plan:
     experiments: dict[str, Experiment]
     requests: dict[str, list[Request]]
     training: bool = True
-    results: dict[str, Results] = field(default_factory=dict)
+    results: dict[str, FoundRuns] = field(default_factory=dict)
     missing: list[Request] = field(default_factory=list)
 
     def look(self, library: Library) -> None:
         """Finds out which runs exist."""
         self.results = {
-            name: Results(wanted, library, modest=not self.training)
+            name: FoundRuns(wanted, library, modest=not self.training)
             for name, wanted in self.requests.items()
         }
         self.missing = merged(each for found in self.results.values() for each in found.missing)
@@ -75,29 +72,19 @@ class Plan:
 
     def _add_references(self, library: Library) -> None:
         """Also plans the centralised runs that missing runs are to be compared with."""
-        planned = {fingerprint(request.config) for request in self.missing}
+        planned = {settings_digest(request.config) for request in self.missing}
         compared = {each.case for each in self.missing if each.config.measure.takes("mmd")}
         for case in sorted(compared):
             for config in self.scope.case(case).centralized():
                 reference = Request(case, config, checkpoint=True)
-                if fingerprint(config) not in planned and library.find(reference) is None:
+                if settings_digest(config) not in planned and library.find(reference) is None:
                     self.missing.append(reference)
 
 
 def make_plan(
     names: Sequence[str], scope: Scope, library: Library, *, training: bool = True
 ) -> Plan:
-    """What has to be done for some experiments.
-
-    Args:
-        names: As on the command line; ``all`` for all of them.
-        scope: Scale, seeds and data sets.
-        library: The runs that exist.
-        training: Whether missing runs are trained.
-
-    Raises:
-        ConfigError: If a name is unknown, or no experiment is about the data sets asked for.
-    """
+    """What has to be done for some experiments."""
     known = EXPERIMENTS.names()
     for name in names:
         if name not in (*known, ALL):
@@ -116,17 +103,9 @@ def make_plan(
 
 
 def load_data(
-    plan: Plan,
-    prepare: Callable[[Sequence[DataSource]], None],
-    notify: Callable[[str], None],
+    plan: Plan, prepare: Callable[[Sequence[DataSource]], None], notify: Callable[[str], None]
 ) -> dict[DataSource, Federation]:
-    """Loads what the missing runs train on; data sets that are not there are left out.
-
-    Args:
-        plan: Loses the runs that cannot be trained.
-        prepare: Decodes what is not decoded yet.
-        notify: Is told what is left out and why.
-    """
+    """Loads what the missing runs train on; data sets that are not there are left out."""
     federations: dict[DataSource, Federation] = {}
     for case in dict.fromkeys(request.case for request in plan.missing):
         configs = [without_mmd(each.config) for each in plan.missing if each.case == case]
@@ -164,14 +143,7 @@ def train(
     federations: Mapping[DataSource, Federation],
     watch: Callable[[Sequence[RunStore]], AbstractContextManager[Watcher]],
 ) -> None:
-    """Trains the missing runs, each from where it stands, and looks again.
-
-    Args:
-        plan: Has no missing runs afterwards.
-        library: Gets to know the new runs.
-        federations: The data.
-        watch: Gives a context with the watcher of some runs.
-    """
+    """Trains the missing runs, each from where it stands, and looks again."""
     for case, stage in plan.stages():
         configs = [with_reference(request, plan.scope, library) for request in stage]
         folder = f"{plan.scope.scale}/{case}"
@@ -228,7 +200,7 @@ def _in_words(missing: Iterable[Request]) -> list[str]:
     ]
 
 
-def _origin(result: Result) -> dict[str, Any]:
+def _origin(result: FoundRun) -> dict[str, Any]:
     environment = read_description(result.run.path).get("environment", {})
     return {
         "directory": str(result.run.path),

@@ -1,4 +1,4 @@
-"""Randomness: streams by purpose and place, and many of them at once."""
+"""Randomness: streams by purpose, round and client, and many of them at once."""
 
 from fedproto.rng.streams import Indices, Purpose, entropy, seeded, stream, torch_seed
 

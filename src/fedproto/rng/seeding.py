@@ -50,24 +50,24 @@ def permutations(
             yield _shuffled(key, size)
 
 
-def shuffled_rows(seed: int, purpose: Purpose, places: Indices, size: int) -> Indices:
-    """``stream(seed, purpose, place).permutation(size)`` for every place, one per row."""
-    rows = np.empty((len(places), size), dtype=np.int64)
-    single = len(places) and places.min() >= -1 and places.max() < 2**32 - 1
+def shuffled_rows(seed: int, purpose: Purpose, numbers: Indices, size: int) -> Indices:
+    """``stream(seed, purpose, number).permutation(size)`` for every number, one per row."""
+    rows = np.empty((len(numbers), size), dtype=np.int64)
+    single = len(numbers) and numbers.min() >= -1 and numbers.max() < 2**32 - 1
     if size > SMALL or not single or not _works():
-        origins = [(seed, purpose, place) for place in places.tolist()]
+        origins = [(seed, purpose, number) for number in numbers.tolist()]
         for row, order in enumerate(permutations(origins, [size] * len(origins))):
             rows[row] = order
         return rows
     common = _words([seed, int(purpose)])
-    for first in range(0, len(places), ROWS):
-        part = places[first : first + ROWS]
+    for first in range(0, len(numbers), ROWS):
+        part = numbers[first : first + ROWS]
         words = np.empty((len(part), len(common) + 1), dtype=np.uint32)
         words[:, :-1] = common
         words[:, -1] = part + 1
         rows[first : first + ROWS], short = _shuffled_together(_pools(words), size)
         for row in first + short:
-            rows[row] = stream(seed, purpose, int(places[row])).permutation(size)
+            rows[row] = stream(seed, purpose, int(numbers[row])).permutation(size)
     return rows
 
 
@@ -151,10 +151,10 @@ def _keys(words: Words) -> Words:
     return keys
 
 
-def _key(pools: Words, places: Indices) -> Words:
-    """Numbers of a state at some places, but for the first, which is always the same."""
+def _key(pools: Words, positions: Indices) -> Words:
+    """Numbers of a state at some positions, but for the first, which is always the same."""
     rounds = _constants(0x8B51F9DD, 0x58F38DED, _KEY + 1)
-    return _hashed(pools[:, places % _POOL], rounds[places], rounds[places + 1])
+    return _hashed(pools[:, positions % _POOL], rounds[positions], rounds[positions + 1])
 
 
 def _pools(words: Words) -> Words:
@@ -173,14 +173,14 @@ def _pools(words: Words) -> Words:
         return found ^ (found >> np.uint32(16))
 
     none = np.zeros(len(words), dtype=np.uint32)
-    pool = [hashed(words[:, place] if place < number else none) for place in range(_POOL)]
+    pool = [hashed(words[:, index] if index < number else none) for index in range(_POOL)]
     for source in range(_POOL):
         for target in range(_POOL):
             if source != target:
                 pool[target] = mixed(pool[target], hashed(pool[source]))
-    for place in range(_POOL, number):
+    for index in range(_POOL, number):
         for target in range(_POOL):
-            pool[target] = mixed(pool[target], hashed(words[:, place]))
+            pool[target] = mixed(pool[target], hashed(words[:, index]))
     return np.stack(pool, axis=1)
 
 
@@ -211,5 +211,5 @@ def _works() -> bool:
         return False
     address = fresh.ctypes.state_address
     held = np.ctypeslib.as_array((ctypes.c_uint32 * _KEY).from_address(address))
-    place = ctypes.c_int.from_address(address + 4 * _KEY).value
-    return np.array_equal(held, keys[0]) and place == _KEY - 1
+    position = ctypes.c_int.from_address(address + 4 * _KEY).value
+    return np.array_equal(held, keys[0]) and position == _KEY - 1

@@ -1,4 +1,4 @@
-"""Everything random is a function of seed, purpose and place (round, client, epoch).
+"""Everything random is a function of seed, purpose and numbers such as round, client and epoch.
 
 NumPy promises that the streams of its legacy `RandomState` never change, which it does not promise
 for the newer generators; a schedule must not depend on the version a client happens to have.
@@ -38,21 +38,21 @@ class Purpose(enum.IntEnum):
     MAPPED = 15
 
 
-def stream(seed: int, purpose: Purpose, *place: int) -> np.random.RandomState:
-    """The random stream of one purpose at one place (round, client, epoch)."""
-    numbers = entropy(seed, purpose, *place)
-    return np.random.RandomState(np.random.MT19937(np.random.SeedSequence(numbers)))
+def stream(seed: int, purpose: Purpose, *numbers: int) -> np.random.RandomState:
+    """The random stream of one purpose, by numbers such as round, client and epoch."""
+    words = entropy(seed, purpose, *numbers)
+    return np.random.RandomState(np.random.MT19937(np.random.SeedSequence(words)))
 
 
-def entropy(seed: int, purpose: Purpose, *place: int) -> list[int]:
-    """What the stream of one purpose at one place is made from."""
+def entropy(seed: int, purpose: Purpose, *numbers: int) -> list[int]:
+    """What the stream of one purpose is made from."""
     # The pooled data's client id is -1, and seed sequences take no negative numbers.
-    return [seed, int(purpose), *(number + 1 for number in place)]
+    return [seed, int(purpose), *(number + 1 for number in numbers)]
 
 
-def torch_seed(seed: int, purpose: Purpose, *place: int) -> int:
-    """A seed for PyTorch's generator, from the stream of one purpose at one place."""
-    return int(stream(seed, purpose, *place).randint(0, 2**31 - 1))
+def torch_seed(seed: int, purpose: Purpose, *numbers: int) -> int:
+    """A seed for PyTorch's generator, from the stream of one purpose."""
+    return int(stream(seed, purpose, *numbers).randint(0, 2**31 - 1))
 
 
 @contextmanager

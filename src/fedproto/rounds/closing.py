@@ -21,6 +21,7 @@ from fedproto.types import (
     ClientUpdate,
     RoundRecord,
     ServerState,
+    Updates,
     num_bytes,
 )
 
@@ -29,10 +30,7 @@ from fedproto.types import (
 class ClosedRound:
     """A round whose updates are weighed and combined, and whose model is not tested yet.
 
-    Attributes:
-        plan: Who was to do what.
-        sent: The state that the clients began from.
-        state: The next one. All else is as in the record.
+    The state that was sent is the one that clients began from; all else is as in the record.
     """
 
     plan: RoundPlan
@@ -48,14 +46,7 @@ class ClosedRound:
     def record(
         self, scores: Mapping[str, float], taken: Taken, incidents: Iterable[str], seconds: float
     ) -> RoundRecord:
-        """The line of ``rounds.jsonl``.
-
-        Args:
-            scores: Of the new model.
-            taken: What was measured of it.
-            incidents: What went wrong with how jobs were run.
-            seconds: Wall-clock time.
-        """
+        """The line of ``rounds.jsonl``."""
         plan, broadcast = self.plan, self.plan.jobs[0].broadcast if self.plan.jobs else None
         return RoundRecord(
             round=self.sent.round,
@@ -75,19 +66,9 @@ class ClosedRound:
 
 
 def close_round(
-    run: Run,
-    plan: RoundPlan,
-    results: Sequence[ClientUpdate | ClientFailure],
-    setting: Setting,
+    run: Run, plan: RoundPlan, results: Sequence[ClientUpdate | ClientFailure], setting: Setting
 ) -> ClosedRound:
-    """Weighs and combines a round's updates, and keeps what clients remember.
-
-    Args:
-        run: The run, before the round.
-        plan: Who was to do what.
-        results: One per job of the plan, in its order.
-        setting: What the strategy's declarations depend on.
-    """
+    """Weighs and combines a round's updates, and keeps what clients remember."""
     config, state = run.config, run.state
     updates, failures = _accepted(plan, results, setting, config.aggregate.drop_beyond)
     combined = _combined(config, state, updates, setting) if updates else None
@@ -127,7 +108,7 @@ def close_round(
 
 
 def _combined(
-    config: RunConfig, state: ServerState, updates: Sequence[ClientUpdate], setting: Setting
+    config: RunConfig, state: ServerState, updates: Updates, setting: Setting
 ) -> tuple[ServerState, list[float]] | None:
     """The next state and each client's share; None when either is no number.
 
@@ -175,7 +156,7 @@ def _accepted(
     return sorted(kept, key=lambda update: update.client), failures
 
 
-def _update_metrics(config: RunConfig, updates: Sequence[ClientUpdate]) -> dict[str, float]:
+def _update_metrics(config: RunConfig, updates: Updates) -> dict[str, float]:
     """Means over the updates, and what the strategy adds unless a measure gives the same."""
     trained = [update for update in updates if update.train_loss is not None]
     metrics = {}

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedproto.engines.job import LocalJob
 from fedproto.strategies.contract import Declarations, Setting
-from fedproto.types import ClientUpdate, ServerState, Tensors
+from fedproto.types import ClientUpdate, ServerState, Tensors, Updates
 
 LARGEST_GROWTH = 1e4
 """No parameter grows in one round beyond this many times the largest that was sent, and one."""
@@ -34,9 +34,6 @@ class Expected:
     """What an update must look like.
 
     Attributes:
-        client: Whose it is.
-        num_examples: Training samples of the client.
-        epochs: Epochs that were asked for.
         sent: What it was trained from: names, shapes and types of parameters and buffers.
         payload: What it adds, as the strategy declares it.
     """
@@ -52,11 +49,7 @@ class Expected:
         """What a job asks for."""
         number = job.batches.num_examples
         return Expected(
-            job.client,
-            number,
-            job.batches.epochs,
-            job.state,
-            job.strategy.payload(setting, number),
+            job.client, number, job.batches.epochs, job.state, job.strategy.payload(setting, number)
         )
 
 
@@ -116,9 +109,7 @@ def _reason_by_layout(
     return None
 
 
-def outliers(
-    updates: Sequence[ClientUpdate], sent: Tensors, times: float | None = None
-) -> dict[int, str]:
+def outliers(updates: Updates, sent: Tensors, times: float | None = None) -> dict[int, str]:
     """Why updates must not enter the average beside the others, by client.
 
     Finite numbers can still be absurd, and what is absurd the cohort tells: clients that were sent

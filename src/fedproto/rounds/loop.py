@@ -21,11 +21,7 @@ from fedproto.types import RoundRecord, ServerState
 
 
 class Watcher:
-    """Is told how far things are, and passes it on to another watcher if there is one.
-
-    Args:
-        then: The other one.
-    """
+    """Is told how far things are, and passes it on to another watcher if there is one."""
 
     _then: Watcher | None = None
 
@@ -48,12 +44,7 @@ class Watcher:
             self._then.notice(text)
 
     def round_done(self, config: RunConfig, records: Sequence[RoundRecord]) -> None:
-        """A run's round is finished and, where it is kept, safely on disk.
-
-        Args:
-            config: What the run does.
-            records: Its rounds so far, the new one last.
-        """
+        """A run's round is finished and, where it is kept, safely on disk."""
         if self._then is not None:
             self._then.round_done(config, records)
 
@@ -66,13 +57,6 @@ def run_rounds(
     gauge: Gauge | None = None,
 ) -> Iterator[tuple[Run, RoundRecord]]:
     """Goes on with all runs until each is over.
-
-    Args:
-        runs: The runs of a sweep; updated in place before each yield.
-        federation: The clients' data, shared by all runs.
-        engine: Trains and tests.
-        watcher: Is told of rounds begun and jobs done.
-        gauge: Takes the measures; one that compares with no other run by default.
 
     Yields:
         A run and its new record, round by round.

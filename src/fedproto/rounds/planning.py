@@ -6,16 +6,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from fedproto import schedule
 from fedproto.config import RunConfig
 from fedproto.data.federation import Federation
 from fedproto.engines.base import Engine
 from fedproto.engines.job import LocalJob
+from fedproto.engines.setting import setting_of
 from fedproto.errors import ConfigError, StoreError
-from fedproto.rng import Purpose, torch_seed
+from fedproto.rng import Purpose, schedule, torch_seed
 from fedproto.rounds.client_memory import remembered
 from fedproto.rounds.runs import Run
-from fedproto.rounds.setting import setting_of
 from fedproto.strategies.contract import Setting, initial_tensors
 from fedproto.types import POOLED, ServerState, Tensors
 
@@ -41,11 +40,7 @@ class RoundPlan:
 
 
 def check_fits(config: RunConfig, federation: Federation) -> None:
-    """Checks that a configuration can run on a federation.
-
-    Raises:
-        ConfigError: If the cohort is larger than the federation.
-    """
+    """Checks that a configuration can run on a federation."""
     if config.schedule.cohort > len(federation.clients):
         raise ConfigError(
             f"schedule.cohort must be at most {len(federation.clients)}, the number of clients in"
@@ -63,14 +58,7 @@ def check_fits(config: RunConfig, federation: Federation) -> None:
 
 
 def remember_all(runs: Sequence[Run], engine: Engine) -> Setting:
-    """Gives runs that begin their memory, and checks that of those that go on.
-
-    Returns:
-        What all their declarations depend on.
-
-    Raises:
-        StoreError: If a run that goes on lacks something.
-    """
+    """Gives runs that begin their memory, and checks that of others; what all depend on."""
     setting = setting_of(engine.workload, runs[0].state.params if runs else {})
     for run in runs:
         run.state = with_memory(run.config, run.state, setting)

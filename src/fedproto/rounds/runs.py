@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from fedproto.config import RunConfig, StopOptions
+from fedproto.data.tasks import headline, lower_is_better
 from fedproto.rounds.client_memory import ClientMemory, MemoryInRAM
-from fedproto.tasks import headline, lower_is_better
 from fedproto.types import RoundRecord, ServerState
 
 
@@ -17,9 +17,6 @@ class Run:
     """A run in progress.
 
     Attributes:
-        config: What it does.
-        state: Where it stands.
-        records: The rounds done, oldest first.
         memory: What its clients keep between their rounds.
         last_round: The last round in which a client's update was accepted, by client.
         began_as: The configuration's digest when the run began; None for the present one.

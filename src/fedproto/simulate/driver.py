@@ -37,8 +37,6 @@ class Assignment:
     """A run to be carried out, with what its configuration only names.
 
     Attributes:
-        config: What it does.
-        federation: The clients' data.
         build: Makes the module with its initial weights.
         architecture: Equal for runs whose modules are alike but for their weights.
         store: Where it is kept; None for nowhere.
@@ -79,17 +77,11 @@ def carry_out(
 
     Runs that share data, architecture and engine train together.
 
-    Args:
-        assignments: The runs.
-        watcher: Is told how far things are.
-        engine_for: Makes the engine, in place of the one that the configuration names.
-        patience: Seconds to wait for another process that is at the same directories.
+    `engine_for` makes the engine, in place of the one that the configuration names; `patience` are
+    seconds to wait for another process that is at the same directories.
 
     Returns:
         The runs, in the order given; None for one that was over before.
-
-    Raises:
-        FedprotoError: If a configuration, the data or a directory is at fault.
     """
     watcher = watcher or Watcher()
     groups: dict[Hashable, list[Assignment]] = {}
@@ -102,10 +94,7 @@ def carry_out(
 
 
 def _carry_out_together(
-    group: Sequence[Assignment],
-    watcher: Watcher,
-    engine_for: EngineFor | None,
-    patience: float,
+    group: Sequence[Assignment], watcher: Watcher, engine_for: EngineFor | None, patience: float
 ) -> dict[int, Run]:
     """Carries out runs that share data, architecture and engine; gives them by assignment."""
     federation, configs = group[0].federation, [assignment.config for assignment in group]
@@ -211,12 +200,7 @@ def engine_of(
 ) -> Iterator[Engine]:
     """The engine of runs that train together, with the threads that suit it.
 
-    Args:
-        configs: All of these runs; they agree in task and engine.
-        federation: Their data.
-        model: Their architecture.
-        notify: Is told what a user should know.
-        before: The engines that the runs began with; where the choice is free, they go on with it.
+    Where the choice is free, runs go on with the engines they began with.
     """
     first = configs[0]
     workload = first.workload(federation, model, notify)
@@ -224,10 +208,7 @@ def engine_of(
     if first.engine.name == AUTO:
         notify(f"engine: {choice.name} ({choice.reason})")
     workload = replace(workload, options=replace(first.engine, name=choice.name))
-    with (
-        threads(choice.threads),
-        contextlib.closing(ENGINES.get(choice.name)(workload)) as engine,
-    ):
+    with threads(choice.threads), contextlib.closing(ENGINES.get(choice.name)(workload)) as engine:
         yield engine
 
 

@@ -45,9 +45,7 @@ SEEDED = "; an own module starts from the same weights when it is built under th
 def data_identity(federation: Federation, *, exact: bool = False) -> dict[str, str]:
     """Fingerprints of a federation's samples, of who has them, and of what they are.
 
-    Args:
-        federation: The clients' data; none of it is looked at where it lies elsewhere.
-        exact: Also read all samples, however many.
+    None of it is looked at where it lies elsewhere; `exact` reads all samples, however many.
     """
     facts = (federation.num_classes, federation.input_shape, federation.task)
     found = {"classes": _digest([repr(facts).encode()])}
@@ -83,16 +81,7 @@ def model_identity(model: nn.Module, initial: ServerState) -> dict[str, str]:
 
 
 def check_same(was: Mapping[str, str], now: Mapping[str, str], where: object) -> None:
-    """Checks that what a run was trained on is what it is to go on with, or to be judged on.
-
-    Args:
-        was: The fingerprints that the run keeps.
-        now: Those of what is there now; only those in both are compared.
-        where: The run, for the message.
-
-    Raises:
-        StoreError: If some differ; the message says which.
-    """
+    """Checks that what a run was trained on is what it is to go on with, or to be judged on."""
     changed = [name for name in PARTS if name in was and name in now and was[name] != now[name]]
     if changed:
         different = dict.fromkeys(PARTS[name] for name in changed)
@@ -104,11 +93,7 @@ def check_same(was: Mapping[str, str], now: Mapping[str, str], where: object) ->
 
 
 def _content(samples: Samples, limit: int | None) -> Iterator[bytes]:
-    """The bytes of samples: all, or as many as the limit says, evenly spread.
-
-    Raises:
-        DataError: If they cannot be read here.
-    """
+    """The bytes of samples: all, or as many as the limit says, evenly spread."""
     if not isinstance(samples, TensorSamples | MappedSamples):
         yield from _items(samples, len(samples) if limit is None else ITEMS)
         return

@@ -11,12 +11,7 @@ from fedproto.types import ServerState
 
 
 def reference_state(directory: str) -> ServerState:
-    """The last state of a run.
-
-    Raises:
-        StoreError: If the run's checkpoint is damaged.
-        ConfigError: If it has none.
-    """
+    """The last state of a run."""
     state = RunStore.open(Path(directory)).load_checkpoint()
     if state is None:
         raise ConfigError(
@@ -28,9 +23,6 @@ def reference_state(directory: str) -> ServerState:
 
 def check_reference(config: RunConfig) -> str | None:
     """Checks that a run's reference, where it needs one, is a model to compare with.
-
-    Returns:
-        What a user should know of it, in a sentence; None for nothing.
 
     Raises:
         ConfigError: If it is missing, unfinished, not centrally trained, or of other data or model.

@@ -12,7 +12,6 @@ from fedproto.data.base import DataSource, data_root
 from fedproto.data.federation import Federation
 from fedproto.errors import ConfigError, DataError
 from fedproto.models.base import build_model, features_of
-from fedproto.rng import Purpose, torch_seed
 from fedproto.rounds import Watcher
 from fedproto.rounds.planning import check_fits
 from fedproto.simulate.driver import Assignment, EngineFor, carry_out
@@ -25,9 +24,6 @@ def check_assignment(config: RunConfig, federation: Federation, model: nn.Module
     """Checks that a configuration, data and a module go together.
 
     Called before anything is written, so that a mistake leaves no half-made directory behind.
-
-    Raises:
-        FedprotoError: If model, cohort or device do not fit.
     """
     check_fits(config, federation)
     check_reference(config)
@@ -38,11 +34,7 @@ def check_assignment(config: RunConfig, federation: Federation, model: nn.Module
 
 
 def load_federations(configs: Iterable[RunConfig]) -> dict[DataSource, Federation]:
-    """Loads the data of some runs and checks that all of them can run on it.
-
-    Raises:
-        FedprotoError: If data cannot be loaded, or model, cohort or device do not fit.
-    """
+    """Loads the data of some runs and checks that all of them can run on it."""
     federations: dict[DataSource, Federation] = {}
     for config in configs:
         if config.data is None or config.model is None:
@@ -69,16 +61,8 @@ def simulate(
 ) -> None:
     """Carries out the runs of a sweep, each from where it stands, until all are over.
 
-    Args:
-        stores: The runs' directories.
-        watcher: Is told how far things are.
-        federations: The data, if it was loaded already with `load_federations`. Runs that are over
-            are compared with it too.
-        engine_for: Makes the engine, in place of the one that the configuration names.
-        patience: Seconds to wait for another process that is at the same directories.
-
-    Raises:
-        FedprotoError: If a configuration, the data or a directory is at fault.
+    Data that was loaded already with `load_federations` is used; runs that are over are compared
+    with it too.
     """
     if federations is None:
         federations = load_federations(store.config for store in stores if not store.finished)
@@ -104,8 +88,7 @@ def assigned(
 def model_for(config: RunConfig, federation: Federation) -> nn.Module:
     """The model of a run, with its initial weights."""
     assert config.model is not None  # noqa: S101 - checked by `load_federations`
-    seed = torch_seed(config.seed, Purpose.MODEL)
-    return build_model(config.model, federation.input_shape, federation.num_classes, seed)
+    return build_model(config.model, federation.input_shape, federation.num_classes, config.seed)
 
 
 def initial_state(config: RunConfig, federation: Federation) -> ServerState:

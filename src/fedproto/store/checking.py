@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from fedproto.disk.atomic import explained, is_there
 from fedproto.disk.integrity import DamagedError, read_linked, unsealed
 from fedproto.errors import StoreError
-from fedproto.rounds.client_memory import read_kept
 from fedproto.store import RunStore
+from fedproto.store.client_memory import read_kept
 from fedproto.store.records import RecordReader
 from fedproto.store.sweeps import run_directories
 
@@ -26,7 +27,6 @@ class Verdict:
     """What is to be said of a run directory.
 
     Attributes:
-        path: The directory.
         found: What is whole, in a few words.
         faults: What is damaged; empty for a whole directory.
         remedy: What can be saved and how; empty where nothing is damaged.
@@ -36,6 +36,11 @@ class Verdict:
     found: str = ""
     faults: list[str] = field(default_factory=list)
     remedy: str = ""
+
+
+def read_audit(folder: Path) -> list[dict[str, Any]]:
+    """The events of a deployment's log, oldest first; none where there is none."""
+    return list(read_linked(folder / AUDIT_FILE))
 
 
 def check_run(path: Path) -> Verdict:
@@ -83,7 +88,7 @@ def _read_beside(path: Path) -> list[str]:
     """What is wrong with the audit log of a directory and with what its clients kept."""
     faults = []
     try:
-        list(read_linked(path / AUDIT_FILE))
+        read_audit(path)
     except StoreError as error:
         faults.append(str(error))
     for name in SEALED:

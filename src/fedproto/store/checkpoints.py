@@ -41,11 +41,6 @@ def read_checkpoint(
 ) -> tuple[ServerState, str | None]:
     """A checkpoint's state, and the link of the last record it follows where it names one.
 
-    Args:
-        path: The file.
-        digests: The configurations that it may belong to.
-        run_format: The layout with which its run began; the first had no fingerprints.
-
     Raises:
         DamagedError: If it is damaged or belongs to another configuration.
     """
@@ -68,11 +63,7 @@ def read_checkpoint(
 
 
 def checkpoints_in(folder: Path) -> list[Path]:
-    """The checkpoints there are, oldest first.
-
-    Raises:
-        StoreError: If their folder cannot be read.
-    """
+    """The checkpoints there are, oldest first."""
     with explained(folder):
         try:
             names = [path.name for path in folder.iterdir()]

@@ -19,20 +19,12 @@ _READABLE = (1, FORMAT)
 
 
 def is_run(path: Path) -> bool:
-    """Whether a directory holds a run.
-
-    Raises:
-        StoreError: If that cannot be found out.
-    """
+    """Whether a directory holds a run."""
     return is_there(path / "run.json")
 
 
 def read_description(path: Path) -> dict[str, Any]:
-    """What ``run.json`` says.
-
-    Raises:
-        StoreError: If it is missing or damaged.
-    """
+    """What ``run.json`` says."""
     file = path / "run.json"
     if not is_there(file):
         raise StoreError(f"{path} is no run directory: it has no run.json")

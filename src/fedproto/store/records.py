@@ -18,15 +18,7 @@ _BY_CLIENT = ("epochs", "attention", "failures")
 
 
 class RecordReader:
-    """Reads records in order, piece by piece.
-
-    Args:
-        path: The file, for messages.
-
-    Attributes:
-        count: Records read so far.
-        chain: The links up to the last of them.
-    """
+    """Reads records in order, piece by piece."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -34,11 +26,7 @@ class RecordReader:
         self.chain = Chain()
 
     def read(self, content: bytes) -> list[RoundRecord]:
-        """The records in whole lines; what follows the last line's end is left out.
-
-        Raises:
-            StoreError: If a line is damaged, out of order or does not follow those before it.
-        """
+        """The records in whole lines; what follows the last line's end is left out."""
         return [self._read(line) for line in content.split(b"\n")[:-1]]
 
     def _read(self, line: bytes) -> RoundRecord:

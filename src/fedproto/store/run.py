@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -29,9 +29,9 @@ from fedproto.disk.atomic import append, content, explained, write_atomically
 from fedproto.disk.integrity import Chain, DamagedError, sealed
 from fedproto.disk.locking import holds_nothing, locked
 from fedproto.errors import ConfigError, StoreError
-from fedproto.rounds.client_memory import MemoryOnDisk
 from fedproto.rounds.runs import reason_to_end
 from fedproto.store.checkpoints import checkpoints_in, read_checkpoint, round_of, write_checkpoint
+from fedproto.store.client_memory import MemoryOnDisk
 from fedproto.store.description import (
     CREATION_ENDS_WITHIN,
     FORMAT,
@@ -79,11 +79,7 @@ class RunStore:
 
     @staticmethod
     def create(path: Path, config: RunConfig) -> RunStore:
-        """Starts a new run directory.
-
-        Raises:
-            StoreError: If the directory holds something already or cannot be written.
-        """
+        """Starts a new run directory."""
         with explained(path):
             path.mkdir(parents=True, exist_ok=True)
             # Locked before looking: of two processes that start here at once, one finds a run.
@@ -108,11 +104,7 @@ class RunStore:
 
     @staticmethod
     def open(path: Path) -> RunStore:
-        """Opens a run directory.
-
-        Raises:
-            StoreError: If there is none, or its description is damaged.
-        """
+        """Opens a run directory."""
         description = read_description(path)
         try:
             config, digest = read_config(description["config"]), digest_of(description["config"])
@@ -133,21 +125,13 @@ class RunStore:
         return read_description(self.path)
 
     def describe(self, **facts: Any) -> None:
-        """Adds to ``run.json`` what is known only when a run begins.
-
-        Raises:
-            StoreError: If it cannot be written.
-        """
+        """Adds to ``run.json`` what is known only when a run begins."""
         path = self.path / "run.json"
         with explained(path):
             write_atomically(path, sealed(self.description() | facts))
 
     def reconfigure(self, config: RunConfig) -> None:
-        """Goes on under another configuration, which must not change what is done already.
-
-        Raises:
-            StoreError: If the description cannot be written.
-        """
+        """Goes on under another configuration, which must not change what is done already."""
         self.earlier = (*self.earlier, self.digest)
         self.config, self.digest = config, config.digest()
         self.describe(config=config.to_dict(), digest=self.digest, earlier=list(self.earlier))
@@ -191,10 +175,6 @@ class RunStore:
     def save_checkpoint(self, state: ServerState, *, last: bool = False) -> None:
         """Writes a checkpoint if one is due, and removes old ones.
 
-        Args:
-            state: The state after a round.
-            last: Whether the run is over.
-
         Raises:
             StoreError: If it cannot be written; the checkpoints before are untouched.
         """
@@ -234,15 +214,7 @@ class RunStore:
         return read_checkpoint(path, (self.digest, *self.earlier), self.format)
 
     def go_back_to(self, round_: int) -> list[RoundRecord]:
-        """Drops records of rounds from a number on and leftovers of broken writes.
-
-        Returns:
-            The records kept.
-
-        Raises:
-            StoreError: If a record before that round is missing, or they are not those that the
-                checkpoint which was loaded follows.
-        """
+        """Drops records from a round on and leftovers of broken writes; the records kept."""
         kept, reader = self._read_records(round_)
         path = self.path / "rounds.jsonl"
         if len(kept) < round_:
@@ -265,14 +237,7 @@ class RunStore:
 
     @contextlib.contextmanager
     def locked(self, patience: float = 0.0) -> Iterator[None]:
-        """Keeps other processes from writing here; released even when this one is killed.
-
-        Args:
-            patience: Seconds to wait for another process that is at it.
-
-        Raises:
-            StoreError: If another process is at it.
-        """
+        """Keeps other processes from writing here; released even when this one is killed."""
         with contextlib.ExitStack() as stack:
             with explained(self.path):
                 stack.enter_context(locked(self.path, patience))
@@ -287,11 +252,15 @@ class RunStore:
         """The checkpoints there are, oldest first."""
         return checkpoints_in(self.path / "checkpoints")
 
+    def reason_to_end(self, records: Sequence[RoundRecord]) -> str | None:
+        """Why the run is over after these rounds; None while it is not."""
+        return reason_to_end(self.config, records)
+
     @property
     def finished(self) -> bool:
         """Whether nothing is left to do."""
         records = self.records()
-        if reason_to_end(self.config, records) is None:
+        if self.reason_to_end(records) is None:
             return False
         # A kill between the last record and its checkpoint leaves that round to be done again.
         return self.config.store.checkpoint_every == 0 or self.newest_round() == len(records)

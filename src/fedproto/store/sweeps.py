@@ -28,13 +28,7 @@ def create_sweep(
     The list of runs is written before any of them begins, so that a sweep stopped at any moment
     can be continued as a whole.
 
-    Args:
-        path: The sweep's directory.
-        configs: The runs by name.
-        reuse: Go on with the same sweep if the directory holds it.
-
-    Raises:
-        StoreError: If the directory holds something else, or the same without `reuse`.
+    The same sweep can be gone on with, if `reuse` says so.
     """
     for name in configs:
         _check_name(name)
@@ -67,11 +61,7 @@ def _begin(path: Path, configs: Mapping[str, RunConfig], *, reuse: bool) -> None
 
 
 def open_or_create(path: Path, config: RunConfig) -> RunStore:
-    """The run directory of a configuration: the one that is there, or a new one.
-
-    Raises:
-        StoreError: If the directory holds a run of another configuration.
-    """
+    """The run directory of a configuration: the one that is there, or a new one."""
     if not is_run(path):
         try:
             return RunStore.create(path, config)
@@ -90,20 +80,12 @@ def open_or_create(path: Path, config: RunConfig) -> RunStore:
 
 
 def open_sweep(path: Path) -> list[RunStore]:
-    """The run directories of a sweep, begun or not.
-
-    Raises:
-        StoreError: If the list of runs is damaged or a directory does not belong to it.
-    """
+    """The run directories of a sweep, begun or not."""
     return [open_or_create(path / name, config) for name, config in _read(path).items()]
 
 
 def open_runs(path: Path) -> list[RunStore]:
-    """The run of a directory, or the runs of a sweep.
-
-    Raises:
-        StoreError: If it holds neither, or something is damaged.
-    """
+    """The run of a directory, or the runs of a sweep."""
     if is_sweep(path):
         return open_sweep(path)
     if not is_run(path):
@@ -112,11 +94,7 @@ def open_runs(path: Path) -> list[RunStore]:
 
 
 def found_in(paths: Iterable[Path]) -> Iterator[Path]:
-    """The run directories in and below some paths.
-
-    Raises:
-        StoreError: If a path does not exist or holds no run.
-    """
+    """The run directories in and below some paths."""
     for path in paths:
         if not path.exists():
             raise StoreError(f"{path} does not exist")
@@ -127,11 +105,7 @@ def found_in(paths: Iterable[Path]) -> Iterator[Path]:
 
 
 def run_directories(path: Path) -> list[Path]:
-    """Where the runs in and below a directory are; a sweep's in its recipe's order.
-
-    Raises:
-        StoreError: If a sweep's list of runs is damaged.
-    """
+    """Where the runs in and below a directory are; a sweep's in its recipe's order."""
     if is_run(path):
         return [path]
     if is_sweep(path):
@@ -140,15 +114,7 @@ def run_directories(path: Path) -> list[Path]:
 
 
 def rewrite_sweep(path: Path, changes: Mapping[str, Any]) -> None:
-    """Changes options of all runs in the list of a sweep.
-
-    Args:
-        path: The sweep's directory.
-        changes: Values by dotted names.
-
-    Raises:
-        StoreError: If the list is damaged or cannot be written.
-    """
+    """Changes options of all runs in the list of a sweep, values by dotted names."""
     tables = _tables(path)
     for table in tables.values():
         for name, value in changes.items():

@@ -28,7 +28,7 @@ from fedproto.strategies.rules import (
     median,
     trimmed_mean,
 )
-from fedproto.types import ClientUpdate, ClientWeights, ServerState, Tensors
+from fedproto.types import ClientWeights, ServerState, Tensors, Updates
 
 
 @dataclass(frozen=True)
@@ -73,11 +73,6 @@ class AggregateOptions(Options):
     def check_fits(self, cohort: int, *, pooled: bool, weighs_tensors: bool) -> None:
         """Checks that the rule has a meaning for a strategy and a cohort.
 
-        Args:
-            cohort: Clients per round.
-            pooled: Whether the strategy trains on the pooled data.
-            weighs_tensors: Whether it weighs clients tensor by tensor.
-
         Raises:
             ConfigError: If it has none; the message says why.
         """
@@ -102,10 +97,7 @@ MEAN = AggregateOptions()
 
 
 def combine(
-    options: AggregateOptions,
-    state: ServerState,
-    updates: Sequence[ClientUpdate],
-    weights: ClientWeights,
+    options: AggregateOptions, state: ServerState, updates: Updates, weights: ClientWeights
 ) -> tuple[ServerState, Tensor]:
     """Combines updates by a strategy's weights.
 
@@ -138,9 +130,7 @@ def combine(
     return ServerState(state.round + 1, params, buffers, state.memory), weights.client
 
 
-def as_remembered(
-    options: AggregateOptions, state: ServerState, updates: Sequence[ClientUpdate]
-) -> Sequence[ClientUpdate]:
+def as_remembered(options: AggregateOptions, state: ServerState, updates: Updates) -> Updates:
     """Updates as the server's memory sees them: where the rule leads, all clients alike.
 
     Memory is made of sums and means over clients, which are then those of the rule, and one
@@ -151,9 +141,7 @@ def as_remembered(
     return updates if made is None else [replace(update, params=made) for update in updates]
 
 
-def summed(
-    options: AggregateOptions, updates: Sequence[ClientUpdate], parts: Sequence[Tensors]
-) -> Tensors:
+def summed(options: AggregateOptions, updates: Updates, parts: Sequence[Tensors]) -> Tensors:
     """The sum of what clients add to memory, as the rule bounds the way of the weights."""
     zeros = {name: torch.zeros_like(one) for name, one in parts[0].items()}
     made = _made_of(options, zeros, parts, updates) if zeros else None
@@ -163,10 +151,7 @@ def summed(
 
 
 def _made_of(
-    options: AggregateOptions,
-    origin: Tensors,
-    ends: Sequence[Tensors],
-    updates: Sequence[ClientUpdate],
+    options: AggregateOptions, origin: Tensors, ends: Sequence[Tensors], updates: Updates
 ) -> Tensors | None:
     """Where the rule leads from an origin, all clients alike; None where it is the plain mean."""
     if options.drop_beyond is not None:
@@ -205,10 +190,7 @@ def _capped(weights: ClientWeights, times: float) -> ClientWeights:
 
 
 def _by_client(
-    options: AggregateOptions,
-    state: ServerState,
-    updates: Sequence[ClientUpdate],
-    weights: ClientWeights,
+    options: AggregateOptions, state: ServerState, updates: Updates, weights: ClientWeights
 ) -> tuple[Tensor | None, ClientWeights]:
     """How far clients are shortened, ``[K]``, and their weights after rules that choose clients."""
     if options.clip_norm is None and options.rule in ("mean", "median", "trimmed-mean"):
@@ -295,7 +277,7 @@ def _combined_rows(
     return combined
 
 
-def _gram(state: ServerState, updates: Sequence[ClientUpdate]) -> Tensor:
+def _gram(state: ServerState, updates: Updates) -> Tensor:
     """Inner products of the clients' ways from the sent parameters, ``[K, K]``."""
     total = torch.zeros(len(updates), len(updates), dtype=torch.float64)
     for name, old in state.params.items():

@@ -46,10 +46,6 @@ def class_attention(score_kc: Tensor, holds_kc: Tensor) -> Tensor:
     weights, with ``n_k[c]`` by their samples of the class, with ``σ(μ_k[c])`` by their margins.
     Holders of whom none has a score count alike.
 
-    Args:
-        score_kc: Non-negative scores ``[K, C]``.
-        holds_kc: Which client holds which class, ``[K, C]``, boolean.
-
     Returns:
         Shares ``[K, C]``, of which a column sums to one; to zero for a class that nobody holds.
     """
@@ -88,13 +84,6 @@ def balanced_attention(count_kc: Tensor, strength: float) -> Tensor:
     Solved exactly, by an active set: for λ > 0 the function is strictly convex, so every pass that
     sets a weight free lowers it, and there are finitely many sets. (The passes are limited all the
     same, because counts come from clients; the weights are shares after every one of them.)
-
-    Args:
-        count_kc: How much each client has of each class, ``[K, C]``.
-        strength: λ, above 0.
-
-    Returns:
-        Shares ``[K]`` that sum to one.
     """
     count_kc = count_kc.double()
     q_kc = count_kc / count_kc.sum(dim=1, keepdim=True).clamp(min=1)

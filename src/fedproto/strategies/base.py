@@ -7,7 +7,6 @@ which it differs, and declares what it keeps and sends: `fedproto.strategies.con
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
@@ -23,11 +22,11 @@ from fedproto.strategies.contract import (
     Local,
     Looks,
     Objective,
-    Observation,
     Report,
+    Seen,
     Setting,
 )
-from fedproto.types import ClientUpdate, ClientWeights, ServerState, Tensors
+from fedproto.types import ClientUpdate, ClientWeights, ServerState, Tensors, Updates
 
 
 @dataclass(frozen=True)
@@ -87,13 +86,7 @@ class Strategy(Options):
         del params, received
         return None
 
-    def report(
-        self,
-        local: Local,
-        trained: Tensors,
-        before: Observation | None,
-        after: Observation | None,
-    ) -> Report:
+    def report(self, local: Local, trained: Tensors, before: Seen, after: Seen) -> Report:
         """What a client adds to its update and keeps for itself.
 
         Args:
@@ -105,14 +98,12 @@ class Strategy(Options):
         del local, trained, before, after
         return Report()
 
-    def weigh(self, state: ServerState, updates: Sequence[ClientUpdate]) -> ClientWeights:
+    def weigh(self, state: ServerState, updates: Updates) -> ClientWeights:
         """How much each update counts: by number of samples, unless overridden."""
         del state
         return ClientWeights(size_weights(updates))
 
-    def remember(
-        self, state: ServerState, updates: Sequence[ClientUpdate], setting: Setting
-    ) -> Tensors:
+    def remember(self, state: ServerState, updates: Updates, setting: Setting) -> Tensors:
         """The new values of server memory; what is not named stays as it is.
 
         Parameters come as the rule of aggregation leaves them.
@@ -131,7 +122,7 @@ class Strategy(Options):
     def aggregate(
         self,
         state: ServerState,
-        updates: Sequence[ClientUpdate],
+        updates: Updates,
         weights: ClientWeights,
         setting: Setting,
         options: AggregateOptions = MEAN,
@@ -151,7 +142,7 @@ class Strategy(Options):
         }
         return replace(combined, memory=memory), counted
 
-    def metrics(self, updates: Sequence[ClientUpdate]) -> dict[str, float]:
+    def metrics(self, updates: Updates) -> dict[str, float]:
         """Numbers for the round's record."""
         del updates
         return {}
@@ -160,11 +151,11 @@ class Strategy(Options):
 STRATEGIES: Registry[Strategy] = Registry("strategy", "fedproto.strategies")
 
 
-def size_weights(updates: Sequence[ClientUpdate]) -> Tensor:
+def size_weights(updates: Updates) -> Tensor:
     """Weights by number of samples, ``[K]``."""
     return sample_shares(torch.tensor([update.num_examples for update in updates]))
 
 
-def equal_weights(updates: Sequence[ClientUpdate]) -> Tensor:
+def equal_weights(updates: Updates) -> Tensor:
     """The same weight for every client, ``[K]``."""
     return torch.full((len(updates),), 1 / len(updates), dtype=torch.float64)

@@ -17,6 +17,7 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
+from fedproto.equations import class_sums
 from fedproto.types import Tensors
 
 Look: TypeAlias = Literal["features", "loss"]
@@ -59,7 +60,6 @@ class FeatureShape:
     """What the features of a model on a federation look like.
 
     Attributes:
-        channels: Channels D of a feature vector.
         per_sample: Feature vectors that one sample gives.
     """
 
@@ -73,8 +73,6 @@ class Setting:
 
     Attributes:
         params: The model's trainable tensors, for names, shapes and types.
-        num_classes: Number of classes C.
-        num_clients: Clients of the federation.
         features: What features look like; None where the model could not tell.
         head: Names of the parameters with a row per class that give the scores; empty where the
             model could not tell.
@@ -97,11 +95,7 @@ class Setting:
         return next(floating, torch.float32)
 
     def like_params(
-        self,
-        group: str,
-        *,
-        broadcast: bool = False,
-        initial: float | None = 0.0,
+        self, group: str, *, broadcast: bool = False, initial: float | None = 0.0
     ) -> dict[str, Declared]:
         """One tensor like each of the model's parameters, in a group."""
         return {
@@ -127,8 +121,6 @@ class Looks:
 
     Attributes:
         classes: How many labels it has of each class.
-        before: Under the received model.
-        after: Under the trained model.
     """
 
     classes: bool = False
@@ -157,17 +149,21 @@ class Observation:
     count: Tensor
     loss: Tensor
 
+    @staticmethod
+    def of(features: Tensor | None, labels: Tensor, num_classes: int, loss: Tensor) -> Observation:
+        """What features with their labels sum up to."""
+        return Observation(*class_sums(features, labels, num_classes), loss)
+
+
+Seen: TypeAlias = "Observation | None"
+"""What was looked up; None where nobody asked."""
+
 
 @dataclass(frozen=True)
 class Virtual:
     """Labelled feature vectors that the head sees beside those of a batch.
 
     Adds ``weight`` times the mean loss over the vectors to the local objective.
-
-    Attributes:
-        features: ``[V, D]``.
-        labels: ``[V]``.
-        weight: What they count.
     """
 
     features: Tensor
@@ -228,11 +224,8 @@ class Local:
     at once by `torch.vmap`.
 
     Attributes:
-        num_examples: Training samples.
         steps: Local steps to make.
-        lr: Learning rate.
         classes: Labels per class ``[C]`` if `Looks.classes` asks for them, otherwise empty.
-        params: The received parameters.
         broadcast: What the server sent beside the weights.
         memory: What the client kept.
         secret: For what a client adds at random; over a network nobody else knows it.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,7 +9,7 @@ import torch
 
 from fedproto.options import option
 from fedproto.strategies.base import STRATEGIES, Strategy
-from fedproto.types import ClientUpdate, ClientWeights, ServerState
+from fedproto.types import ClientWeights, ServerState, Updates
 
 
 @STRATEGIES.register("fedatt")
@@ -27,7 +26,7 @@ class FedAtt(Strategy):
 
     epsilon: float = option(1.2, "server step ε", above=0)
 
-    def weigh(self, state: ServerState, updates: Sequence[ClientUpdate]) -> ClientWeights:
+    def weigh(self, state: ServerState, updates: Updates) -> ClientWeights:
         """Attention per tensor; a client's own weight is its mean over the tensors."""
         attention = {}
         for name, old in state.params.items():

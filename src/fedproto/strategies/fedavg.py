@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from fedproto.options import option
 from fedproto.strategies.base import STRATEGIES, equal_weights, size_weights
 from fedproto.strategies.guidance import Guidance
-from fedproto.types import ClientUpdate, ClientWeights, ServerState
+from fedproto.types import ClientWeights, ServerState, Updates
 
 
 @STRATEGIES.register("fedavg")
@@ -28,7 +27,7 @@ class FedAvg(Guidance):
         """Whether clients are weighed so that classes are balanced."""
         return self.weights == "balanced"
 
-    def weigh(self, state: ServerState, updates: Sequence[ClientUpdate]) -> ClientWeights:
+    def weigh(self, state: ServerState, updates: Updates) -> ClientWeights:
         """Shares of the samples, 1/K for everyone, or those that balance the classes."""
         del state
         if self.weights == "size":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,16 +9,8 @@ import torch
 
 from fedproto.options import option
 from fedproto.strategies.base import STRATEGIES, Strategy, size_weights
-from fedproto.strategies.contract import (
-    Declarations,
-    Declared,
-    Local,
-    Looks,
-    Observation,
-    Report,
-    Setting,
-)
-from fedproto.types import ClientUpdate, ClientWeights, ServerState, Tensors
+from fedproto.strategies.contract import Declarations, Declared, Local, Looks, Report, Seen, Setting
+from fedproto.types import ClientWeights, ServerState, Tensors, Updates
 
 DISCREPANCY = "classes/discrepancy"
 
@@ -45,19 +36,13 @@ class FedDisco(Strategy):
         farthest = (1 - 1 / setting.num_classes) ** 0.5
         return {DISCREPANCY: Declared((), torch.float64, low=0.0, high=farthest + 1e-9)}
 
-    def report(
-        self,
-        local: Local,
-        trained: Tensors,
-        before: Observation | None,
-        after: Observation | None,
-    ) -> Report:
+    def report(self, local: Local, trained: Tensors, before: Seen, after: Seen) -> Report:
         """How far the client's classes are from balanced."""
         del trained, before, after
         share_c = local.classes / local.classes.sum().clamp(min=1).double()
         return Report({DISCREPANCY: (share_c - 1 / len(share_c)).square().sum().sqrt()})
 
-    def weigh(self, state: ServerState, updates: Sequence[ClientUpdate]) -> ClientWeights:
+    def weigh(self, state: ServerState, updates: Updates) -> ClientWeights:
         """By samples alone where nobody would have any weight."""
         del state
         size_k = size_weights(updates)

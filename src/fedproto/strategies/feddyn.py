@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor
@@ -10,15 +9,8 @@ from torch import Tensor
 from fedproto.options import option
 from fedproto.strategies.aggregation import MEAN, AggregateOptions
 from fedproto.strategies.base import STRATEGIES, Strategy, equal_weights
-from fedproto.strategies.contract import (
-    Declarations,
-    Local,
-    Objective,
-    Observation,
-    Report,
-    Setting,
-)
-from fedproto.types import ClientUpdate, ClientWeights, ServerState, Tensors, part, under
+from fedproto.strategies.contract import Declarations, Local, Objective, Report, Seen, Setting
+from fedproto.types import ClientUpdate, ClientWeights, ServerState, Tensors, Updates, part, under
 
 SLOPE, DRIFT = "slope", "drift"
 
@@ -34,9 +26,7 @@ class FedDyn(Strategy):
     those that a straggler finishes.
     """
 
-    tolerate_partial_work: bool = option(
-        True, "use the updates of clients that finish only part of their epochs"
-    )
+    tolerate_partial_work: bool = True
     alpha: float = option(0.1, "strength α of the regularisation", above=0)
 
     def server_memory(self, setting: Setting) -> Declarations:
@@ -52,13 +42,7 @@ class FedDyn(Strategy):
         slope = part(SLOPE, local.memory)
         return Objective(self.alpha, linear={name: -one for name, one in slope.items()})
 
-    def report(
-        self,
-        local: Local,
-        trained: Tensors,
-        before: Observation | None,
-        after: Observation | None,
-    ) -> Report:
+    def report(self, local: Local, trained: Tensors, before: Seen, after: Seen) -> Report:
         """Sends nothing, and keeps the new slope."""
         del before, after
         slope = {
@@ -67,7 +51,7 @@ class FedDyn(Strategy):
         }
         return Report(memory=under(SLOPE, slope))
 
-    def weigh(self, state: ServerState, updates: Sequence[ClientUpdate]) -> ClientWeights:
+    def weigh(self, state: ServerState, updates: Updates) -> ClientWeights:
         """All clients alike."""
         del state
         return ClientWeights(equal_weights(updates))
@@ -81,7 +65,7 @@ class FedDyn(Strategy):
     def aggregate(
         self,
         state: ServerState,
-        updates: Sequence[ClientUpdate],
+        updates: Updates,
         weights: ClientWeights,
         setting: Setting,
         options: AggregateOptions = MEAN,

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
-from fedproto.options import option
 from fedproto.strategies.base import STRATEGIES
 from fedproto.strategies.fedavg import FedAvg
-from fedproto.types import ClientUpdate, ClientWeights, ServerState
+from fedproto.types import ClientWeights, ServerState, Updates
 
 
 @STRATEGIES.register("fednova")
@@ -26,11 +24,9 @@ class FedNova(FedAvg):
 
     plain_sgd: ClassVar[bool] = True
 
-    tolerate_partial_work: bool = option(
-        True, "use the updates of clients that finish only part of their epochs"
-    )
+    tolerate_partial_work: bool = True
 
-    def weigh(self, state: ServerState, updates: Sequence[ClientUpdate]) -> ClientWeights:
+    def weigh(self, state: ServerState, updates: Updates) -> ClientWeights:
         """FedAvg's weights; each client's way is scaled by τ_eff / τ_k."""
         share_k = super().weigh(state, updates).client
         steps_k = torch.tensor([update.steps for update in updates], dtype=torch.float64)

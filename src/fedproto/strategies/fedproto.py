@@ -8,7 +8,6 @@ Algorithm 1 of the paper is spread over three places: a client's part is `report
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -29,15 +28,7 @@ from fedproto.equations import (
 from fedproto.options import option
 from fedproto.strategies.attention import sharpened_attention
 from fedproto.strategies.base import STRATEGIES, size_weights
-from fedproto.strategies.contract import (
-    Declarations,
-    Declared,
-    Local,
-    Looks,
-    Observation,
-    Report,
-    Setting,
-)
+from fedproto.strategies.contract import Declarations, Declared, Local, Looks, Report, Seen, Setting
 from fedproto.strategies.guidance import (
     FEATURES,
     Guidance,
@@ -46,7 +37,7 @@ from fedproto.strategies.guidance import (
     prototypes_declared,
 )
 from fedproto.strategies.rules import cap_attention
-from fedproto.types import ClientUpdate, ClientWeights, Prototypes, ServerState, Tensors
+from fedproto.types import ClientUpdate, ClientWeights, Prototypes, ServerState, Tensors, Updates
 
 SUM, COUNT, MARGIN = "prototypes/sum", "prototypes/count", "margins/local"
 """Names in payload and memory."""
@@ -59,9 +50,7 @@ class FedProto(Guidance):
 
     has_margins: ClassVar[bool] = True
 
-    tolerate_partial_work: bool = option(
-        True, "use the updates of clients that finish only part of their epochs"
-    )
+    tolerate_partial_work: bool = True
     weights: Literal["margins", "balanced"] = option(
         "margins", "attention from the margins, or so that the cohort's classes are balanced"
     )
@@ -121,13 +110,7 @@ class FedProto(Guidance):
             COUNT: Declared((classes,), torch.int64, initial=None),
         }
 
-    def report(
-        self,
-        local: Local,
-        trained: Tensors,
-        before: Observation | None,
-        after: Observation | None,
-    ) -> Report:
+    def report(self, local: Local, trained: Tensors, before: Seen, after: Seen) -> Report:
         """The client's prototypes, eq. (4), and its LPM, eq. (8)."""
         told = super().report(local, trained, before, after).payload
         assert before is not None  # noqa: S101 - asked for in `looks`
@@ -139,23 +122,21 @@ class FedProto(Guidance):
             margin_c = _same_class_only(old, minmax_normalize(new.mean), new.seen)
         return Report({**told, SUM: new.sum, COUNT: new.count, MARGIN: margin_c})
 
-    def weigh(self, state: ServerState, updates: Sequence[ClientUpdate]) -> ClientWeights:
+    def weigh(self, state: ServerState, updates: Updates) -> ClientWeights:
         """The federated attention, eq. (13); by number of samples while there is no reference."""
         attention_k = self.balanced(updates) if self.balances else self._attention(state, updates)
         if self.max_attention is not None:
             attention_k = cap_attention(attention_k, self.max_attention)
         return ClientWeights(attention_k)
 
-    def _attention(self, state: ServerState, updates: Sequence[ClientUpdate]) -> Tensor:
+    def _attention(self, state: ServerState, updates: Updates) -> Tensor:
         margins = self._margins(state, updates)
         if margins is None:
             return size_weights(updates)
         attention = [self._attention_from(margin_kc) for margin_kc in margins]
         return federated_attention(*attention) if len(attention) == 2 else attention[0]
 
-    def class_scores(
-        self, state: ServerState, updates: Sequence[ClientUpdate], weights: ClientWeights
-    ) -> Tensor:
+    def class_scores(self, state: ServerState, updates: Updates, weights: ClientWeights) -> Tensor:
         """Also by margins: what eq. (11) makes of a client's sum of them, ``σ(μ_k[c])``.
 
         The mean of two where both are used; by the clients' weights while there is no reference.
@@ -165,15 +146,13 @@ class FedProto(Guidance):
             return super().class_scores(state, updates, weights)
         return torch.stack(margins).sigmoid().mean(dim=0)
 
-    def rehearsable(self, updates: Sequence[ClientUpdate]) -> Prototypes:
+    def rehearsable(self, updates: Updates) -> Prototypes:
         """The cohort's prototypes to rehearse, merged; not normalised as those of eq. (10) are."""
         if self._sends_prototypes:
             return merged_prototypes(updates, SUM, COUNT)
         return super().rehearsable(updates)
 
-    def remember(
-        self, state: ServerState, updates: Sequence[ClientUpdate], setting: Setting
-    ) -> Tensors:
+    def remember(self, state: ServerState, updates: Updates, setting: Setting) -> Tensors:
         """The aggregate prototypes of this round, eq. (10)."""
         rehearsed = super().remember(state, updates, setting)
         aggregate, known = aggregate_prototypes(_stacked_prototypes(updates)), _remembered(state)
@@ -185,12 +164,12 @@ class FedProto(Guidance):
             )
         return {**rehearsed, SUM: aggregate.sum, COUNT: aggregate.count}
 
-    def metrics(self, updates: Sequence[ClientUpdate]) -> dict[str, float]:
+    def metrics(self, updates: Updates) -> dict[str, float]:
         """The cohort's AMM, eq. (15)."""
         merged = Prototypes.stack([_prototypes_of(update) for update in updates]).merged()
         return {"aggregate_mean_margin": float(aggregate_mean_margin(merged))}
 
-    def _margins(self, state: ServerState, updates: Sequence[ClientUpdate]) -> list[Tensor] | None:
+    def _margins(self, state: ServerState, updates: Updates) -> list[Tensor] | None:
         """The margins that guide, each ``[K, C]``; None while there are no aggregate prototypes."""
         aggregate, local = _remembered(state), _stacked_prototypes(updates)
         if aggregate is None:
@@ -232,7 +211,7 @@ def _prototypes_of(update: ClientUpdate) -> Prototypes:
     return Prototypes(update.payload[SUM], update.payload[COUNT])
 
 
-def _stacked_prototypes(updates: Sequence[ClientUpdate]) -> Prototypes:
+def _stacked_prototypes(updates: Updates) -> Prototypes:
     return _in_float64(Prototypes.stack([_prototypes_of(update) for update in updates]))
 
 

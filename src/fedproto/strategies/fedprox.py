@@ -14,9 +14,7 @@ from fedproto.strategies.contract import Local, Objective
 class FedProx(Strategy):
     """Keeps clients near the received weights: adds μ/2 ‖w − w^t‖² to the local loss."""
 
-    tolerate_partial_work: bool = option(
-        True, "use the updates of clients that finish only part of their epochs"
-    )
+    tolerate_partial_work: bool = True
     mu: float = option(0.1, "strength μ of the proximal term", at_least=0)
 
     def objective(self, local: Local) -> Objective:

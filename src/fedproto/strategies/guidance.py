@@ -11,7 +11,6 @@ Shapes: K clients of the cohort, C classes, D feature channels.
 # Long: one strategy whose hooks share their declarations.
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
@@ -21,11 +20,7 @@ from torch import Tensor
 from fedproto.errors import ConfigError, TrainingError
 from fedproto.options import option
 from fedproto.strategies.aggregation import MEAN, AggregateOptions
-from fedproto.strategies.attention import (
-    balanced_attention,
-    class_attention,
-    randomised_response,
-)
+from fedproto.strategies.attention import balanced_attention, class_attention, randomised_response
 from fedproto.strategies.base import Strategy
 from fedproto.strategies.contract import (
     Declarations,
@@ -34,12 +29,12 @@ from fedproto.strategies.contract import (
     Look,
     Looks,
     Objective,
-    Observation,
     Report,
+    Seen,
     Setting,
     Virtual,
 )
-from fedproto.types import ClientUpdate, ClientWeights, Prototypes, ServerState, Tensors
+from fedproto.types import ClientWeights, Prototypes, ServerState, Tensors, Updates
 
 CLASSES = "classes/count"
 REHEARSED, REHEARSED_COUNT = "rehearsal/mean", "rehearsal/count"
@@ -176,13 +171,7 @@ class Guidance(Strategy):
             virtual=Virtual(local.broadcast[REHEARSED][labels], labels, self.rehearsal)
         )
 
-    def report(
-        self,
-        local: Local,
-        trained: Tensors,
-        before: Observation | None,
-        after: Observation | None,
-    ) -> Report:
+    def report(self, local: Local, trained: Tensors, before: Seen, after: Seen) -> Report:
         """How much the client has of each class, or only whether, and its prototypes."""
         del trained
         payload: dict[str, Tensor] = {}
@@ -197,13 +186,11 @@ class Guidance(Strategy):
             payload |= {SEEN_SUM: seen.sums, SEEN_COUNT: seen.count}
         return Report(payload)
 
-    def balanced(self, updates: Sequence[ClientUpdate]) -> Tensor:
+    def balanced(self, updates: Updates) -> Tensor:
         """The weights under which the cohort's classes are balanced, ``[K]``."""
         return balanced_attention(_classes_of(updates), self.balance)
 
-    def class_scores(
-        self, state: ServerState, updates: Sequence[ClientUpdate], weights: ClientWeights
-    ) -> Tensor:
+    def class_scores(self, state: ServerState, updates: Updates, weights: ClientWeights) -> Tensor:
         """What clients count for the head's row of a class that they hold, ``[K, C]``."""
         del state
         count_kc = _classes_of(updates)
@@ -214,7 +201,7 @@ class Guidance(Strategy):
     def aggregate(
         self,
         state: ServerState,
-        updates: Sequence[ClientUpdate],
+        updates: Updates,
         weights: ClientWeights,
         setting: Setting,
         options: AggregateOptions = MEAN,
@@ -232,13 +219,11 @@ class Guidance(Strategy):
             weights = replace(weights, tensor=dict.fromkeys(setting.head, share_kc))
         return super().aggregate(state, updates, weights, setting, options)
 
-    def rehearsable(self, updates: Sequence[ClientUpdate]) -> Prototypes:
+    def rehearsable(self, updates: Updates) -> Prototypes:
         """The cohort's prototypes to rehearse, merged, as clients sent them."""
         return merged_prototypes(updates, SEEN_SUM, SEEN_COUNT)
 
-    def remember(
-        self, state: ServerState, updates: Sequence[ClientUpdate], setting: Setting
-    ) -> Tensors:
+    def remember(self, state: ServerState, updates: Updates, setting: Setting) -> Tensors:
         """The prototypes to rehearse next; those of a class that nobody held stay."""
         if not self._rehearses(setting):
             return {}
@@ -278,9 +263,7 @@ def prototypes_declared(
     }
 
 
-def merged_prototypes(
-    updates: Sequence[ClientUpdate], sum_name: str, count_name: str
-) -> Prototypes:
+def merged_prototypes(updates: Updates, sum_name: str, count_name: str) -> Prototypes:
     """Prototypes of the clients' pooled data, in double precision, where the updates lie.
 
     They go to all clients, so no client may make them absurd: one that is longer than `LONGEST`
@@ -298,6 +281,6 @@ def merged_prototypes(
     return Prototypes(told.sum * shorter_kc.unsqueeze(-1), told.count).merged()
 
 
-def _classes_of(updates: Sequence[ClientUpdate]) -> Tensor:
+def _classes_of(updates: Updates) -> Tensor:
     """What clients tell of their classes, ``[K, C]``, where the server computes."""
     return torch.stack([update.payload[CLASSES] for update in updates]).cpu()

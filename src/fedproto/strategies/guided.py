@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -14,7 +13,7 @@ from fedproto.strategies.base import STRATEGIES
 from fedproto.strategies.contract import Declarations, Setting
 from fedproto.strategies.fedavg import FedAvg
 from fedproto.strategies.server import ServerOptions
-from fedproto.types import ClientUpdate, ClientWeights, ServerState, part, under
+from fedproto.types import ClientWeights, ServerState, Updates, part, under
 
 OWN = "guided"
 """Name in memory, where ``[server]`` may keep a momentum beside it."""
@@ -29,16 +28,11 @@ class Guided(FedAvg):
     server steps with momentum as FedAvgM does. Its own step comes before that of ``[server]``.
     """
 
-    tolerate_partial_work: bool = option(
-        True, "use the updates of clients that finish only part of their epochs"
-    )
+    tolerate_partial_work: bool = True
     weights: Literal["size", "uniform", "balanced"] = option(
         "uniform", "weigh a client by its number of samples, all alike, or for balanced classes"
     )
-    head: Literal["average", "by-class"] = option(
-        "by-class",
-        "last layer: averaged like the rest, or its row of a class over the clients that hold it",
-    )
+    head: Literal["average", "by-class"] = "by-class"
     momentum: float = option(0.9, "m ← momentum·m + g on the server", at_least=0, at_most=1)
 
     @property
@@ -53,7 +47,7 @@ class Guided(FedAvg):
     def aggregate(
         self,
         state: ServerState,
-        updates: Sequence[ClientUpdate],
+        updates: Updates,
         weights: ClientWeights,
         setting: Setting,
         options: AggregateOptions = MEAN,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,16 +9,8 @@ import torch
 
 from fedproto.options import option
 from fedproto.strategies.base import STRATEGIES, Strategy
-from fedproto.strategies.contract import (
-    Declarations,
-    Declared,
-    Local,
-    Looks,
-    Observation,
-    Report,
-    Setting,
-)
-from fedproto.types import ClientUpdate, ClientWeights, ServerState, Tensors
+from fedproto.strategies.contract import Declarations, Declared, Local, Looks, Report, Seen, Setting
+from fedproto.types import ClientWeights, ServerState, Tensors, Updates
 
 LOSS = "loss/received"
 
@@ -42,19 +33,13 @@ class QFedAvg(Strategy):
         del num_examples
         return {LOSS: Declared((), setting.float_type, low=0.0)}
 
-    def report(
-        self,
-        local: Local,
-        trained: Tensors,
-        before: Observation | None,
-        after: Observation | None,
-    ) -> Report:
+    def report(self, local: Local, trained: Tensors, before: Seen, after: Seen) -> Report:
         """As it was looked up."""
         del local, trained, after
         assert before is not None  # noqa: S101 - asked for in `looks`
         return Report({LOSS: before.loss})
 
-    def weigh(self, state: ServerState, updates: Sequence[ClientUpdate]) -> ClientWeights:
+    def weigh(self, state: ServerState, updates: Updates) -> ClientWeights:
         """Shares of ``F_k^q``, and the length of the common way."""
         loss_k = torch.stack([update.payload[LOSS].double().cpu() for update in updates])
         # No client is perfect: a loss of 0 would have no power below 0.

@@ -104,9 +104,7 @@ def cap_attention(a_k: Tensor, cap: float) -> Tensor:
 
     It bounds what a client that lies about its margins can gain.
 
-    Args:
-        a_k: Shares ``[K]`` that sum to one.
-        cap: The largest share; where K of them do not reach one, all shares become equal.
+    Where K times the cap does not reach one, all shares become equal.
     """
     cap = max(cap, 1 / len(a_k))
     capped_k = torch.zeros_like(a_k, dtype=torch.bool)

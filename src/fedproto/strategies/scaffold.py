@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from fedproto.options import option
 from fedproto.strategies.base import STRATEGIES, Strategy, equal_weights
-from fedproto.strategies.contract import (
-    Declarations,
-    Local,
-    Objective,
-    Observation,
-    Report,
-    Setting,
-)
-from fedproto.types import ClientUpdate, ClientWeights, ServerState, Tensors, part, under
+from fedproto.strategies.contract import Declarations, Local, Objective, Report, Seen, Setting
+from fedproto.types import ClientUpdate, ClientWeights, ServerState, Tensors, Updates, part, under
 
 CONTROL = "control"
 
@@ -39,9 +30,7 @@ class Scaffold(Strategy):
 
     plain_sgd: ClassVar[bool] = True
 
-    tolerate_partial_work: bool = option(
-        True, "use the updates of clients that finish only part of their epochs"
-    )
+    tolerate_partial_work: bool = True
 
     def server_memory(self, setting: Setting) -> Declarations:
         """The server's control variate c, which clients get."""
@@ -56,13 +45,7 @@ class Scaffold(Strategy):
         server, own = part(CONTROL, local.broadcast), part(CONTROL, local.memory)
         return Objective(linear={name: server[name] - own[name] for name in own})
 
-    def report(
-        self,
-        local: Local,
-        trained: Tensors,
-        before: Observation | None,
-        after: Observation | None,
-    ) -> Report:
+    def report(self, local: Local, trained: Tensors, before: Seen, after: Seen) -> Report:
         """The new ``c_k``, kept; its change the server knows from the weights."""
         del before, after
         server, own = part(CONTROL, local.broadcast), part(CONTROL, local.memory)
@@ -70,7 +53,7 @@ class Scaffold(Strategy):
         moved = _moved(local.params, trained, server, steps, local.lr)
         return Report(memory=under(CONTROL, {name: own[name] + way for name, way in moved.items()}))
 
-    def weigh(self, state: ServerState, updates: Sequence[ClientUpdate]) -> ClientWeights:
+    def weigh(self, state: ServerState, updates: Updates) -> ClientWeights:
         """All clients alike."""
         del state
         return ClientWeights(equal_weights(updates))

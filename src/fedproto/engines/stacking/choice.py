@@ -10,7 +10,6 @@ from fedproto.data.samples import TensorSamples
 from fedproto.engines.base import Workload
 from fedproto.engines.stacking.functional import FunctionalNetwork, reason_not_to_stack
 from fedproto.engines.stacking.network import Network, block_network
-from fedproto.tasks import Classification
 
 
 def network_for(workload: Workload, samples: TensorSamples | None) -> tuple[Network | None, str]:
@@ -18,7 +17,7 @@ def network_for(workload: Workload, samples: TensorSamples | None) -> tuple[Netw
     federation, model = workload.federation, workload.model
     if samples is None:
         return None, "its samples are fetched batch by batch, not held on the device"
-    if type(workload.task) is not Classification:
+    if not workload.task.one_label:
         return None, f"{type(workload.task).__name__} is no classification"
     kernels = (
         workload.options.compile

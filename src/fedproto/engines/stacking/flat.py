@@ -21,14 +21,9 @@ SMALL = 4096
 class FlatLayout:
     """Where each of a model's tensors lies in its row.
 
-    Args:
-        example: One model's tensors.
-
     Attributes:
         starts: Where each tensor begins in a row.
         small: Names of the tensors in front, in their order, without gaps.
-        small_size: Numbers in the part in front.
-        size: Numbers in a row.
     """
 
     def __init__(self, example: Tensors) -> None:

@@ -130,12 +130,7 @@ def live_sum(dy: Tensor, code: Tensor) -> Tensor:
 def moments(z: Tensor, live: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Mean and variance of every channel over the samples that count, ``[J, O]`` each.
 
-    Args:
-        z: ``[J, B, H, W, O]``.
-        live: Which samples count, ``[J, B]``.
-
-    Returns:
-        Mean, variance and the number of values that they are of, ``[J, 1]``.
+    Also the number of values that they are of, ``[J, 1]``.
     """
     weight = live.to(z.dtype)[:, :, None, None, None]
     count = (live.sum(dim=1, keepdim=True) * (z.shape[2] * z.shape[3])).clamp(min=1).to(z.dtype)

@@ -39,11 +39,7 @@ class _Head(nn.Module):
 
 
 class FunctionalNetwork(Network):
-    """Stacked copies of one module.
-
-    Args:
-        model: The module; used for its architecture alone.
-    """
+    """Stacked copies of one module."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -115,12 +111,7 @@ class FunctionalNetwork(Network):
 
 
 def reason_not_to_stack(model: nn.Module, inputs: Tensor) -> str | None:
-    """Why a module cannot be trained in a stack; None when it can.
-
-    Args:
-        model: The module.
-        inputs: Two different inputs of the kind it takes.
-    """
+    """Why a module cannot be trained in a stack; None when it can."""
     for name, module in model.named_modules():
         if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
             return f"'{name}' ({type(module).__name__}) draws random numbers"

@@ -29,7 +29,6 @@ class Cut:
 
     Attributes:
         block: Cells per program, or per turn of its loop.
-        warps: Groups of 32 threads per program.
         stages: Turns of the loop whose loads are under way at once.
     """
 
@@ -195,12 +194,7 @@ LARGEST_BATCH = 64
 
 @dataclass(frozen=True)
 class DenseKernels:
-    """The kernels of one dense layer, made for small batches: each pass reads the weight once.
-
-    Attributes:
-        inputs: Numbers per sample that come in.
-        units: Numbers per sample that go out.
-    """
+    """The kernels of one dense layer, made for small batches: each pass reads the weight once."""
 
     inputs: int
     units: int

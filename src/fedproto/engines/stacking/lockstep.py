@@ -41,19 +41,7 @@ TABLE_ROOM = 2**20
 
 
 class Lockstep:
-    """Trains stacks of jobs of one kind; its buffers serve one stack after another.
-
-    Args:
-        network: The models.
-        inputs: All samples' inputs on the device, as the network wants them.
-        targets: All samples' labels.
-        kind: What the jobs have in common.
-        capacity: Jobs in a stack at most.
-        example: One model's packed tensors, for names and shapes.
-        classes: Number of classes.
-        fuse: Makes element-wise parts faster.
-        graphs: Whether to capture CUDA graphs.
-    """
+    """Trains stacks of jobs of one kind; its buffers serve one stack after another."""
 
     # Long: every buffer is made once, here.
     def __init__(

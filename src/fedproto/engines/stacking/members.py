@@ -34,13 +34,7 @@ class Member:
 
 
 class Members:
-    """Makes members of jobs.
-
-    Args:
-        workload: What all jobs share.
-        network: The models.
-        targets: All samples' labels on the device.
-    """
+    """Makes members of jobs."""
 
     def __init__(self, workload: Workload, network: Network, targets: Tensor) -> None:
         self._workload, self._network, self._targets = workload, network, targets

@@ -16,13 +16,7 @@ SHARE = 0.7
 
 
 def bytes_per_job(network: Network, example: Tensors, kind: StackKind) -> int:
-    """An estimate of the memory that one job takes while it is trained.
-
-    Args:
-        network: The models.
-        example: One model's packed tensors.
-        kind: What the jobs have in common.
-    """
+    """An estimate of the memory that one job takes while it is trained."""
     weights = sum(tensor.numel() for tensor in example.values())
     rule = rule_for(kind.train)
     # The weights, what is handed in and what is handed out; then what rule and objective keep.

@@ -149,15 +149,7 @@ class Network(abc.ABC):
 class BlockNetwork(Network):
     """Blocks one after another, then a dense layer that gives the scores.
 
-    Args:
-        blocks: All layers but the last; the last of them gives the features.
-        head: The last layer; nothing follows it.
-        kernels: Whether kernels may be used.
-
-    Attributes:
-        blocks: As given.
-        head: As given.
-        kernels: As given.
+    The last block gives the features, the head the scores; nothing follows it.
     """
 
     def __init__(self, blocks: Sequence[Block], head: Dense, *, kernels: bool = False) -> None:
@@ -302,13 +294,7 @@ def _changed(block: Block, **options: Any) -> Block:
 def block_network(
     model: nn.Module, input_shape: tuple[int, ...], *, kernels: bool = False
 ) -> BlockNetwork | None:
-    """The stacked form of a model that describes its layers; None for any other.
-
-    Args:
-        model: The architecture.
-        input_shape: Of one sample.
-        kernels: Whether to use the kernels of `fedproto.engines.stacking.kernels` where they can.
-    """
+    """The stacked form of a model that describes its layers; None for any other."""
     layers = layers_of(model, input_shape)
     if layers is None:
         return None

@@ -25,10 +25,8 @@ class Normed(Block):
     Where the layer keeps no statistics, every batch is normalised by its own, also in tests.
 
     Attributes:
-        conv: The convolution.
         norm: The normalising layer's name; its running statistics lie among the tensors that a
             block is given, and are changed there.
-        eps: Added to variances.
         momentum: What a batch's statistics count in the running ones; None where there are none.
         frozen: Normalise by the running statistics, also in training, and leave them as they are.
     """

@@ -14,9 +14,9 @@ from torch.func import grad, vmap
 
 from fedproto.engines.stacking.flat import FlatLayout
 from fedproto.engines.stacking.network import Beside, Network
+from fedproto.engines.training import TrainOptions
 from fedproto.strategies.base import Strategy
 from fedproto.strategies.contract import Objective
-from fedproto.training import TrainOptions
 from fedproto.types import Tensors
 
 
@@ -25,7 +25,6 @@ class StackKind:
     """What the jobs of a stack have in common.
 
     Attributes:
-        train: Batch size and update rule; rates and epochs are each job's own.
         penalized_by: The strategy, where it has a penalty of its own making.
         proximal: Whether any of them is drawn to the received weights.
         linear: Whether any of them has a term that is linear in the weights.
@@ -59,13 +58,6 @@ class StackKind:
 
 class StackObjectives:
     """Room for the objectives of a stack's jobs, and their gradients.
-
-    Args:
-        kind: What the jobs have in common.
-        network: The models.
-        layout: How a model's weights lie in a row.
-        weights: The stack's weights, one row per job.
-        classes: Number of classes.
 
     Attributes:
         received: The weights that jobs started from, where anything needs them.

@@ -27,14 +27,7 @@ FILLS = -1
 
 
 class Observer:
-    """Looks at all samples of many jobs at once.
-
-    Args:
-        workload: What all jobs share.
-        network: The models.
-        inputs: All samples' inputs on the device, as the network wants them.
-        targets: All samples' labels.
-    """
+    """Looks at all samples of many jobs at once."""
 
     def __init__(
         self, workload: Workload, network: Network, inputs: Tensor, targets: Tensor
@@ -82,12 +75,7 @@ class Observer:
         }
 
     def tallies(self, packed: Tensors, own: Sequence[Indices]) -> Tensor:
-        """Each model's test sums, every client's samples in batches of their own.
-
-        Args:
-            packed: The models.
-            own: Each client's samples.
-        """
+        """Each model's test sums, every client's samples in batches of their own."""
         where, _ = self._rows(own)
         width, task, total = self._workload.options.eval_batch_size, self._workload.task, []
         for state in range(len(next(iter(packed.values())))):

@@ -16,8 +16,8 @@ from torch import Tensor
 from fedproto.data.federation import Federation
 from fedproto.engines.job import LocalJob
 from fedproto.rng import Indices
+from fedproto.rng.schedule import BatchOrder
 from fedproto.rng.seeding import permutations
-from fedproto.schedule import BatchOrder
 
 NONE = -1
 """Fills up the last batch of an epoch."""
@@ -40,10 +40,7 @@ class StackOrders:
     Attributes:
         samples: Indices of samples; a job's batches lie one after another, all of full length.
             What has not been drawn yet is `NONE`.
-        start: Where each job's begin.
-        steps: Each job's number of steps.
         last_epoch: The step at which each job's last epoch begins.
-        last_samples: Samples each job sees from there on.
         waiting: What is to be drawn, by the step at which it begins; the last first.
     """
 

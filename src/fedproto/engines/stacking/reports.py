@@ -37,15 +37,7 @@ class StackReports:
         before: Observations,
         after: Observations,
     ) -> dict[int, Report]:
-        """Reports by place, of those jobs whose strategy gives any.
-
-        Args:
-            jobs: The jobs of a stack.
-            locals_: Their clients' sides, where the strategy gives reports.
-            trained: Their parameters after training, ``[J, …]``.
-            before: What was looked up before training.
-            after: And after it.
-        """
+        """Reports by place, of those jobs whose strategy gives any."""
         groups: dict[Strategy, list[int]] = {}
         for index, job in enumerate(jobs):
             if type(job.strategy).report is not Strategy.report:

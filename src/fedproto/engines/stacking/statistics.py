@@ -48,13 +48,8 @@ def estimated(
 ) -> dict[str, Tensor]:
     """The mean over a job's batches of their statistics, ``[J, …]``.
 
-    Args:
-        network: The models.
-        params: Packed.
-        inputs: All samples' inputs.
-        index: Each job's samples ``[J, N]``, longer ones first; -1 fills the rows up.
-        batch: Samples of a batch.
-        room: Samples that fit into memory at once.
+    The samples ``[J, N]`` of each job come longer ones first; -1 fills the rows up. At once fit
+    `room` samples.
     """
     sizes = (index >= 0).sum(dim=1)
     number = torch.div(sizes + batch - 1, batch, rounding_mode="floor").to(inputs.dtype)

@@ -1,4 +1,4 @@
-"""The local update rules of `fedproto.training`, for stacked weights.
+"""The local update rules of `fedproto.engines.training`, for stacked weights.
 
 All jobs of a stack are at the same step, so a rule that counts steps counts them once for all. A
 rate of 0 leaves a job's weights as they are: that is how finished jobs sit out the remaining steps.
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fedproto.training import TrainOptions
+from fedproto.engines.training import TrainOptions
 
 
 class UpdateRule(abc.ABC):

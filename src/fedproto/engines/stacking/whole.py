@@ -22,18 +22,10 @@ class StepState:
     """What a step of all jobs reads and changes, ``[J, …]`` where nothing else is said.
 
     Attributes:
-        inputs: All samples' inputs.
-        targets: All samples' labels.
-        samples: The table of samples.
-        rows: The weights.
         received: Where they are drawn to; the weights themselves where none is.
-        start: Where each job's samples begin in the table.
-        steps: Each job's number of steps.
         last_epoch: The step at which each job's last epoch begins.
-        rate: Learning rates.
         proximal: Strength of the pull.
         count: Steps made so far; one number.
-        loss: Summed over the last epoch.
     """
 
     inputs: Tensor
@@ -55,7 +47,6 @@ class MlpStep:
     """A step of plain gradient descent of two dense layers with ReLU and a head.
 
     Attributes:
-        batch: Samples per step.
         sides: Numbers per sample that go in, of the two layers, and classes.
         layers: The layers' names, in order.
     """
@@ -73,13 +64,7 @@ class MlpStep:
         )
 
     def __call__(self, jobs: int, state: StepState, starts: Mapping[str, int]) -> None:
-        """Makes the next step of the leading jobs; the count is left to the caller.
-
-        Args:
-            jobs: How many.
-            state: What the step reads and changes.
-            starts: Where each tensor lies in a job's row.
-        """
+        """Makes the next step of the leading jobs; the count is left to the caller."""
         channels, hidden, _, classes = self.sides
         offsets = [starts[f"{name}.{part}"] for name in self.layers for part in ("weight", "bias")]
         launching.kernels.mlp_step[(jobs,)](

@@ -52,12 +52,7 @@ class ManualLayer(abc.ABC):
         self._linear: tuple[Tensor, Tensor] | None = None
 
     def load(self, params: Tensors, objective: Objective) -> None:
-        """Takes over weights, in place where their layout suits.
-
-        Args:
-            params: The module's tensors.
-            objective: What `backward` adds to the gradient.
-        """
+        """Takes over weights, in place where their layout suits."""
         self.weight, self.bias = self._pair(params)
         self._proximal = objective.proximal
         self._received = (self.weight.clone(), self.bias.clone()) if self._proximal else None
@@ -90,12 +85,6 @@ class ManualLayer(abc.ABC):
     def backward(self, saved: Any, dy: Tensor, rate: float, *, first: bool) -> Tensor | None:
         """Moves the weights against their gradient.
 
-        Args:
-            saved: What `forward` gave.
-            dy: Gradient of the output.
-            rate: Learning rate.
-            first: Whether nobody needs the input's gradient.
-
         Returns:
             The gradient of the input under the weights of before.
         """
@@ -112,10 +101,6 @@ class ManualLayer(abc.ABC):
 
 class ManualDense(ManualLayer):
     """A dense layer, with ReLU unless it is the last.
-
-    Args:
-        block: The layer's sizes.
-        relu: Whether ReLU follows.
 
     Attributes:
         beside: Inputs ``[V, …]`` that come from nowhere and are added to every batch.

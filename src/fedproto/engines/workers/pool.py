@@ -52,11 +52,6 @@ class _Worker:
 class WorkerPool:
     """Single-threaded processes, one per core.
 
-    Args:
-        make_work: Called in every new worker; gives what it does with tasks.
-        workers: How many.
-        notify: Is told of workers that were replaced.
-
     Raises:
         OSError: If processes cannot be started here.
         ValueError: If this system has no fork.
@@ -85,10 +80,6 @@ class WorkerPool:
 
     def run(self, tasks: Sequence[Any], on_result: OnResult) -> None:
         """Carries out tasks, the first ones first.
-
-        Args:
-            tasks: Whatever the work takes; must be picklable.
-            on_result: Called as results arrive; the worker waits until it returns.
 
         Raises:
             TrainingError: If a task fails, or kills every worker that tries it.

@@ -17,12 +17,7 @@ _ALIGNMENT = 64
 
 
 class SharedSlots:
-    """Several places for the tensors of a model.
-
-    Args:
-        example: Tensors of the names, shapes and types that every slot holds.
-        slots: How many places.
-    """
+    """Several places for the tensors of a model."""
 
     def __init__(self, example: Tensors, slots: int) -> None:
         self.slots = slots

@@ -37,13 +37,7 @@ class Spectra(NamedTuple):
 
 
 class SpectralConvolution:
-    """Convolutions of one size that keep the image's size, forward and backward.
-
-    Args:
-        image: Height and width.
-        taps: Side of the kernel; odd.
-        dtype: Floating type.
-    """
+    """Convolutions of one size that keep the image's size, forward and backward."""
 
     def __init__(self, image: tuple[int, int], taps: int, dtype: torch.dtype) -> None:
         reach = taps // 2

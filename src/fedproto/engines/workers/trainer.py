@@ -17,9 +17,6 @@ class ManualTrainer(ReferenceEngine):
     """Trains one job after another on a CPU, images channels last.
 
     Which step a job takes depends on its options and the model alone, never on time or machine.
-
-    Args:
-        workload: What all jobs share.
     """
 
     def __init__(self, workload: Workload) -> None:

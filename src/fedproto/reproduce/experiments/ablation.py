@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedproto.reproduce.base import EXPERIMENTS, Results
+from fedproto.reproduce.base import EXPERIMENTS, FoundRuns
 from fedproto.reproduce.cases import Scope
 from fedproto.reproduce.comparison import Comparison, ComparisonTable
 from fedproto.reproduce.curves import spread
@@ -28,7 +28,7 @@ class AblationTable(ComparisonTable):
             for config in case.runs(recipe=RECIPE)
         ]
 
-    def rows(self, scope: Scope, results: Results, output: Output) -> list[Comparison]:
+    def rows(self, scope: Scope, results: FoundRuns, output: Output) -> list[Comparison]:
         """A quantity per δ, and the mean with its spread."""
         del output
         rows = []
@@ -37,16 +37,8 @@ class AblationTable(ComparisonTable):
                 for label in results.labels(case.name):
                     ours = spread(results.select(case.name, label, delta=delta), "accuracy")
                     at = "mean over δ" if delta is None else f"δ = {100 * delta:g} %"
-                    rows.append(
-                        Comparison(
-                            case.title,
-                            case.stands_in,
-                            f"test accuracy (%), {at}",
-                            label,
-                            ours and ours.scaled(100),
-                            printed("ablation", label)
-                            if delta is None
-                            else printed_at_delta(label, delta),
-                        )
-                    )
+                    mean = printed("ablation", label)
+                    paper = mean if delta is None else printed_at_delta(label, delta)
+                    quantity, ours = f"test accuracy (%), {at}", ours and ours.scaled(100)
+                    rows.append(Comparison(case, quantity, label, ours, paper))
         return rows

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedproto.measures.loss import TRAINING_LOSS
-from fedproto.reproduce.base import EXPERIMENTS, Results
+from fedproto.reproduce.base import EXPERIMENTS, FoundRuns
 from fedproto.reproduce.cases import CLASSIFICATION, Scope
 from fedproto.reproduce.comparison import Comparison, ComparisonTable
 from fedproto.reproduce.curves import spread
@@ -23,7 +23,7 @@ class AccuracyTable(ComparisonTable):
         """All runs of the four recipes, with the training loss measured."""
         return self.runs_of_all_cases(scope, wishes={"loss"})
 
-    def rows(self, scope: Scope, results: Results, output: Output) -> list[Comparison]:
+    def rows(self, scope: Scope, results: FoundRuns, output: Output) -> list[Comparison]:
         """Four methods, fairness + toleration and centralised training."""
         del output
         rows = []
@@ -35,15 +35,6 @@ class AccuracyTable(ComparisonTable):
             for case in scope.cases(self.cases):
                 for label in results.labels(case.name):
                     ours = spread(results.select(case.name, label), metric)
-                    rows.append(
-                        Comparison(
-                            case.title,
-                            case.stands_in,
-                            quantity,
-                            label,
-                            ours and ours.scaled(factor),
-                            printed(table, case.name, label),
-                            digits,
-                        )
-                    )
+                    ours, paper = ours and ours.scaled(factor), printed(table, case.name, label)
+                    rows.append(Comparison(case, quantity, label, ours, paper, digits))
         return rows

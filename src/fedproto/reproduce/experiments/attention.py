@@ -9,7 +9,7 @@ import numpy as np
 
 from fedproto.report.figures import attention_values
 from fedproto.report.looks import add_legend, new_figure
-from fedproto.reproduce.base import EXPERIMENTS, Experiment, Result, Results
+from fedproto.reproduce.base import EXPERIMENTS, Experiment, FoundRun, FoundRuns
 from fedproto.reproduce.cases import CLASSIFICATION, Scope
 from fedproto.reproduce.library import Request
 from fedproto.reproduce.output import Output
@@ -35,7 +35,7 @@ class AttentionHistograms(Experiment):
         ]
 
     # Long: a table and its figure, from top to bottom.
-    def render(self, scope: Scope, results: Results, output: Output) -> None:
+    def render(self, scope: Scope, results: FoundRuns, output: Output) -> None:
         """A panel per data set, and how wide each distribution is."""
         output.say(
             "The paper gives no figures for these histograms, only the picture. A client of a"
@@ -93,5 +93,5 @@ class AttentionHistograms(Experiment):
         output.figure("attention", figure)
 
 
-def _values(results: Sequence[Result]) -> np.ndarray[Any, np.dtype[np.float64]]:
+def _values(results: Sequence[FoundRun]) -> np.ndarray[Any, np.dtype[np.float64]]:
     return np.array(attention_values([result.run for result in results]), dtype=np.float64)

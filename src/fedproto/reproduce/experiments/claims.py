@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import ClassVar, Literal, TypeAlias
 
 from fedproto.report.evidence import FEWEST_PAIRS, difference
-from fedproto.reproduce.base import EXPERIMENTS, Experiment, Result, Results
+from fedproto.reproduce.base import EXPERIMENTS, Experiment, FoundRun, FoundRuns
 from fedproto.reproduce.cases import CLASSIFICATION, SEGMENTATION, Case, Scope
 from fedproto.reproduce.curves import paired, spread
 from fedproto.reproduce.library import Request, merged
@@ -45,11 +45,7 @@ class Judgement:
     """What runs say of a claim on one data set.
 
     Attributes:
-        pairs: How many were compared.
         difference: Their mean; for a spread over δ the difference of the spreads.
-        low: Lower end of its 95 % interval; None where there is none.
-        high: Its upper end.
-        verdict: In a word.
     """
 
     pairs: int
@@ -69,7 +65,7 @@ def claims() -> tuple[Claim, ...]:
     )
 
 
-def judge(claim: Claim, of: Sequence[Result], than: Sequence[Result]) -> Judgement | None:
+def judge(claim: Claim, of: Sequence[FoundRun], than: Sequence[FoundRun]) -> Judgement | None:
     """What runs say of a claim; None where they cannot be compared."""
     if claim.how == "steadier":
         ours, others = spread(of, claim.metric), spread(than, claim.metric)
@@ -124,12 +120,12 @@ class Claims(Experiment):
         return claims()
 
     def sides(
-        self, claim: Claim, case: Case, results: Results
-    ) -> tuple[Sequence[Result], Sequence[Result]]:
+        self, claim: Claim, case: Case, results: FoundRuns
+    ) -> tuple[Sequence[FoundRun], Sequence[FoundRun]]:
         """The runs that a claim is of, and those that it compares them with."""
         return results.select(case.name, claim.of), results.select(case.name, claim.than)
 
-    def render(self, scope: Scope, results: Results, output: Output) -> None:
+    def render(self, scope: Scope, results: FoundRuns, output: Output) -> None:
         """A line per claim and data set."""
         groups = []
         for claim in self.stated():

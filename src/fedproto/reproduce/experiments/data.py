@@ -11,11 +11,11 @@ from fedproto.data.base import data_root
 from fedproto.data.federation import Federation
 from fedproto.data.statistics import class_counts, statistics
 from fedproto.errors import DataError
-from fedproto.report.looks import COLORS, new_figure
-from fedproto.reproduce.base import EXPERIMENTS, Results
+from fedproto.report.looks import COLORS, panel_grid
+from fedproto.reproduce.base import EXPERIMENTS, FoundRuns
 from fedproto.reproduce.cases import CLASSIFICATION, SEGMENTATION, Case, Scope
 from fedproto.reproduce.comparison import Comparison, ComparisonTable, show
-from fedproto.reproduce.curves import Spread
+from fedproto.reproduce.curves import Averaged
 from fedproto.reproduce.output import Output
 from fedproto.reproduce.paper import printed
 
@@ -30,12 +30,12 @@ class DataTable(ComparisonTable):
     title = "Table 1: the data sets"
     cases = CLASSIFICATION + SEGMENTATION
 
-    def rows(self, scope: Scope, results: Results, output: Output) -> list[Comparison]:
+    def rows(self, scope: Scope, results: FoundRuns, output: Output) -> list[Comparison]:
         """Counts."""
         del results
         return [row for case, found in _loaded(scope, output) for row in _counts(case, found)]
 
-    def render(self, scope: Scope, results: Results, output: Output) -> None:
+    def render(self, scope: Scope, results: FoundRuns, output: Output) -> None:
         """Counts, and how the sizes of the clients are spread."""
         del results
         loaded = list(_loaded(scope, output))
@@ -62,9 +62,9 @@ def _loaded(scope: Scope, output: Output) -> Iterator[tuple[Case, Federation]]:
 def _counts(case: Case, federation: Federation) -> Iterator[Comparison]:
     counted = statistics(federation)
     for name, digits in COUNTS.items():
-        ours = Spread(float(getattr(counted, name)), None, None, 0)
+        ours = Averaged(float(getattr(counted, name)), None, None, 0)
         paper, row = printed("data", case.name, name), QUANTITIES.get(name, name)
-        yield Comparison(case.title, case.stands_in, "", row, ours, paper, digits)
+        yield Comparison(case, "", row, ours, paper, digits)
 
 
 def _load(case: Case) -> tuple[Federation, str]:
@@ -83,9 +83,8 @@ def _load(case: Case) -> tuple[Federation, str]:
 
 
 def _draw(sizes: list[tuple[Case, Any]]) -> Any:
-    figure = new_figure(3.2 * min(3, len(sizes)), 2.5 * -(-len(sizes) // 3))
-    panels = list(figure.subplots(-(-len(sizes) // 3), min(3, len(sizes)), squeeze=False).flat)
-    for axes, (case, counts) in zip(panels, sizes, strict=False):
+    figure, panels = panel_grid(len(sizes), 3, (3.2, 2.5), (0.0, 0.0))
+    for axes, (case, counts) in zip(panels, sizes, strict=True):
         ranked = np.sort(counts)[::-1]
         axes.plot(np.arange(1, len(ranked) + 1), ranked, color=COLORS[0], label="clients")
         axes.axhline(ranked.mean(), color=COLORS[1], ls="--", label=f"mean {ranked.mean():.1f}")
@@ -94,12 +93,9 @@ def _draw(sizes: list[tuple[Case, Any]]) -> Any:
             axes.yaxis.set_major_formatter("{x:,g}")
             axes.yaxis.set_minor_formatter("")
         axes.xaxis.get_major_locator().set_params(integer=True)
-        used = f" (on {case.stands_in})" if case.stands_in else ""
-        axes.set_title(case.title + used, fontsize="medium")
+        axes.set_title(case.full_title, fontsize="medium")
         axes.set_xlabel("clients, largest first")
         axes.set_ylabel("samples")
         axes.grid(alpha=0.3)
         axes.legend(frameon=False, fontsize="small")
-    for axes in panels[len(sizes) :]:
-        axes.set_visible(False)
     return figure

@@ -6,7 +6,7 @@ from fedproto.data.base import data_root
 from fedproto.data.statistics import class_counts
 from fedproto.errors import DataError
 from fedproto.report.data_figures import class_mix_figure
-from fedproto.reproduce.base import EXPERIMENTS, Experiment, Results
+from fedproto.reproduce.base import EXPERIMENTS, Experiment, FoundRuns
 from fedproto.reproduce.cases import Scope
 from fedproto.reproduce.output import Output
 
@@ -20,7 +20,7 @@ class DistributionPanels(Experiment):
     title = "Figure S1: classes of the clients, for every α"
     cases = ("fpascal",)
 
-    def render(self, scope: Scope, results: Results, output: Output) -> None:
+    def render(self, scope: Scope, results: FoundRuns, output: Output) -> None:
         """A row of three panels per α."""
         del results
         output.say("The paper gives no figures for these panels, only the picture.")

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fedproto.config import RunConfig
-from fedproto.reproduce.base import EXPERIMENTS, Experiment, Results
+from fedproto.reproduce.base import EXPERIMENTS, Experiment, FoundRuns
 from fedproto.reproduce.cases import CLASSIFICATION, FAIR_AND_TOLERANT, Case, Scope
 from fedproto.reproduce.forgetting import GUIDED, MEASURE, show_forgetting
 from fedproto.reproduce.library import Request
@@ -40,7 +40,7 @@ class GuidanceStudy(Experiment):
             if scope.scale != "smoke" or _is_little(case, recipe, config)
         ]
 
-    def render(self, scope: Scope, results: Results, output: Output) -> None:
+    def render(self, scope: Scope, results: FoundRuns, output: Output) -> None:
         """The table of differences, their figure, and what becomes of classes."""
         found = [(case, results.select(case.name)) for case in scope.cases(self.cases)]
         show_pairs(output, "guidance", self.title, found, GUIDED)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedproto.reproduce.base import EXPERIMENTS, Experiment, Result, Results
+from fedproto.data.tasks import headline
+from fedproto.reproduce.base import EXPERIMENTS, Experiment, FoundRun, FoundRuns
 from fedproto.reproduce.cases import CLASSIFICATION, Case, Scope
 from fedproto.reproduce.library import Request
 from fedproto.reproduce.output import Output
-from fedproto.tasks import headline
 
 COLUMNS = ("data_set", "trained_on", "method", "parameter", "validation_score", "best")
 SMOKE = ("Fairness + toleration", "FedRS", "Head by class")
@@ -33,7 +33,7 @@ class GuidanceGrid(Experiment):
             or (case.name == "synthetic" and _split(config.title)[0] in SMOKE)
         ]
 
-    def render(self, scope: Scope, results: Results, output: Output) -> None:
+    def render(self, scope: Scope, results: FoundRuns, output: Output) -> None:
         """The values of every method's parameter with their scores; the best is marked."""
         lines = [
             line
@@ -50,7 +50,7 @@ class GuidanceGrid(Experiment):
         output.csv("guidance-grid", COLUMNS, lines)
 
 
-def _lines(case: Case, results: list[Result]) -> list[tuple[Any, ...]]:
+def _lines(case: Case, results: list[FoundRun]) -> list[tuple[Any, ...]]:
     """What was tried on a data set; runs without a score on the validation part are left out."""
     found = []
     for result in results:

@@ -12,19 +12,18 @@ from numpy.typing import NDArray
 from fedproto.analysis.entropy import feature_entropy, softmax_entropy, upsampled
 from fedproto.data.base import data_root
 from fedproto.data.federation import Federation
-from fedproto.data.masks import palette
+from fedproto.data.masks import VOID, palette
 from fedproto.errors import DataError
 from fedproto.report.looks import new_figure
 from fedproto.report.pictures import picture_of
 from fedproto.report.subject import open_subject
-from fedproto.reproduce.base import EXPERIMENTS, Experiment, Result, Results
+from fedproto.reproduce.base import EXPERIMENTS, Experiment, FoundRun, FoundRuns
 from fedproto.reproduce.cases import CENTRALIZED, Case, Scope
 from fedproto.reproduce.experiments.tsne import first_of_each
 from fedproto.reproduce.library import Request
 from fedproto.reproduce.output import Output
 from fedproto.reproduce.panels import titled
 from fedproto.rng import Indices, Purpose, stream
-from fedproto.types import VOID
 
 SHOWN = ("FedAvg", "FedProto")
 ALPHAS = (0.01, 0.1, 1.0)
@@ -74,7 +73,7 @@ class QualitativeMaps(Experiment):
             ]
         return wanted
 
-    def render(self, scope: Scope, results: Results, output: Output) -> None:
+    def render(self, scope: Scope, results: FoundRuns, output: Output) -> None:
         """Three rows per picture, a column per model."""
         output.say("The paper gives no figures for these maps, only the pictures.")
         for case in scope.cases(self.cases):
@@ -83,7 +82,7 @@ class QualitativeMaps(Experiment):
             except DataError as error:
                 output.say(f"{case.name} is left out: {error}")
 
-    def _render(self, case: Case, results: Sequence[Result], output: Output) -> None:
+    def _render(self, case: Case, results: Sequence[FoundRun], output: Output) -> None:
         order = {label: position for position, label in enumerate((*SHOWN, CENTRALIZED))}
         models = sorted(
             results,
@@ -121,7 +120,7 @@ class QualitativeMaps(Experiment):
         output.figure("maps", _draw(titled(case), any_federation, chosen, heads, seen))
 
 
-def _load(result: Result) -> Federation:
+def _load(result: FoundRun) -> Federation:
     source = result.run.config.data
     assert source is not None  # noqa: S101 - recipes always have a data set
     return source.load(data_root())

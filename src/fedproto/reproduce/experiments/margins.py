@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from fedproto.analysis.discrepancy import feature_discrepancy
 from fedproto.analysis.runs import pearson
 from fedproto.measures.margin import PER_CHANNEL
-from fedproto.reproduce.base import EXPERIMENTS, Result, Results
-from fedproto.reproduce.cases import CENTRALIZED, CLASSIFICATION, Case, Scope
+from fedproto.reproduce.base import EXPERIMENTS, FoundRun, FoundRuns
+from fedproto.reproduce.cases import CENTRALIZED, CLASSIFICATION, Scope
 from fedproto.reproduce.comparison import Comparison, ComparisonTable
-from fedproto.reproduce.curves import Spread, final_value, spread, spread_of
+from fedproto.reproduce.curves import Averaged, final_value, spread, spread_of
 from fedproto.reproduce.library import Request
 from fedproto.reproduce.output import Output
 from fedproto.reproduce.paper import paper, printed
@@ -35,7 +35,7 @@ class MarginTable(ComparisonTable):
         """All runs of the four recipes, with margin and MMD measured."""
         return self.runs_of_all_cases(scope, wishes={"margin", "mmd"})
 
-    def rows(self, scope: Scope, results: Results, output: Output) -> list[Comparison]:
+    def rows(self, scope: Scope, results: FoundRuns, output: Output) -> list[Comparison]:
         """Margins, as they are and divided by √D, then FFD against FedAvg."""
         del output
         rows = []
@@ -43,22 +43,24 @@ class MarginTable(ComparisonTable):
             for case in scope.cases(self.cases):
                 for label in results.labels(case.name):
                     ours = spread(results.select(case.name, label), metric)
-                    rows.append(_row(case, quantity, "margin", label, ours, 2))
+                    paper = printed("margin", case.name, label)
+                    rows.append(Comparison(case, quantity, label, ours, paper, 2))
         for case in scope.cases(self.cases):
             for label in results.labels(case.name):
                 if label not in (BASELINE, CENTRALIZED):
                     ours = discrepancy(
                         results.select(case.name, label), results.select(case.name, BASELINE)
                     )
-                    rows.append(_row(case, "FFD (%)", "ffd", label, ours, 1))
+                    paper = printed("ffd", case.name, label)
+                    rows.append(Comparison(case, "FFD (%)", label, ours, paper))
         return rows
 
-    def render(self, scope: Scope, results: Results, output: Output) -> None:
+    def render(self, scope: Scope, results: FoundRuns, output: Output) -> None:
         """The table, the same as a picture, then the correlation."""
         super().render(scope, results, output)
         self._correlate(scope, results, output)
 
-    def _correlate(self, scope: Scope, results: Results, output: Output) -> None:
+    def _correlate(self, scope: Scope, results: FoundRuns, output: Output) -> None:
         """Pearson's ρ of margin and accuracy over data sets and methods, ours and the paper's."""
         pairs = []
         for case in scope.cases(self.cases):
@@ -92,7 +94,7 @@ class MarginTable(ComparisonTable):
         output.csv("margins-correlation", ("row", "rho", "p", "points"), lines)
 
 
-def discrepancy(of: Sequence[Result], baseline: Sequence[Result]) -> Spread | None:
+def discrepancy(of: Sequence[FoundRun], baseline: Sequence[FoundRun]) -> Averaged | None:
     """FFD in per cent: how much nearer to centralised training than the baseline of the same δ.
 
     One value per δ and seed, from the MMD at the last nominal round. A baseline whose unbiased
@@ -106,20 +108,6 @@ def discrepancy(of: Sequence[Result], baseline: Sequence[Result]) -> Spread | No
         if value is not None and other is not None and other > 0:
             by_delta[result.delta].append(feature_discrepancy(value, other))
     return spread_of(list(by_delta.values()))
-
-
-def _row(
-    case: Case, quantity: str, table: str, label: str, ours: Spread | None, digits: int
-) -> Comparison:
-    return Comparison(
-        case.title,
-        case.stands_in,
-        quantity,
-        label,
-        ours,
-        printed(table, case.name, label),
-        digits,
-    )
 
 
 def _pearson(pairs: Sequence[tuple[float, float]]) -> tuple[float | None, float | None, int]:

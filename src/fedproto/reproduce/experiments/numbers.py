@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fedproto.reproduce.base import EXPERIMENTS, Results
+from fedproto.reproduce.base import EXPERIMENTS, FoundRuns
 from fedproto.reproduce.cases import CLASSIFICATION, SEGMENTATION, Scope
 from fedproto.reproduce.comparison import Comparison, ComparisonTable, show
 from fedproto.reproduce.library import Request, merged
@@ -24,7 +24,7 @@ class Numbers(ComparisonTable):
         """What all tables want."""
         return merged(each for table in _tables(scope) for each in table.requests(scope))
 
-    def rows(self, scope: Scope, results: Results, output: Output) -> list[Comparison]:
+    def rows(self, scope: Scope, results: FoundRuns, output: Output) -> list[Comparison]:
         """Those of all tables that the paper has a figure for."""
         return [
             row
@@ -33,7 +33,7 @@ class Numbers(ComparisonTable):
             if row.paper is not None
         ]
 
-    def render(self, scope: Scope, results: Results, output: Output) -> None:
+    def render(self, scope: Scope, results: FoundRuns, output: Output) -> None:
         """The table, and how near it comes on the whole."""
         rows = self.rows(scope, results, output)
         show(output, "numbers", self.title, rows)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from fedproto.report.looks import add_legend, new_figure
-from fedproto.reproduce.base import EXPERIMENTS, Results
+from fedproto.reproduce.base import EXPERIMENTS, FoundRuns
 from fedproto.reproduce.cases import CENTRALIZED, SEGMENTATION, Case, Scope
 from fedproto.reproduce.comparison import Comparison, ComparisonTable, show
-from fedproto.reproduce.curves import Spread, spread
+from fedproto.reproduce.curves import Averaged, spread
 from fedproto.reproduce.library import Request
 from fedproto.reproduce.output import Output
 from fedproto.reproduce.panels import Panel, line_of, show_panels, titled
@@ -28,7 +28,7 @@ class SegmentationCurves(ComparisonTable):
         """All α and δ of the two recipes, and the centralised run."""
         return self.runs_of_all_cases(scope)
 
-    def rows(self, scope: Scope, results: Results, output: Output) -> list[Comparison]:
+    def rows(self, scope: Scope, results: FoundRuns, output: Output) -> list[Comparison]:
         """The final mIoU of every α and of centralised training."""
         del output
         rows: list[Comparison] = []
@@ -45,7 +45,7 @@ class SegmentationCurves(ComparisonTable):
                     rows.append(_row(case, name, ours, printed("data", case.name, "centralized")))
         return rows
 
-    def render(self, scope: Scope, results: Results, output: Output) -> None:
+    def render(self, scope: Scope, results: FoundRuns, output: Output) -> None:
         """A panel of curves per α, and the final mIoU against α."""
         output.say(
             "The paper gives no figures for these curves, only the picture; of centralised training"
@@ -60,7 +60,7 @@ class SegmentationCurves(ComparisonTable):
             )
             output.figure("segmentation", _against_alpha(shown, results))
 
-    def _panels(self, case: Case, results: Results) -> list[Panel]:
+    def _panels(self, case: Case, results: FoundRuns) -> list[Panel]:
         return [
             Panel(
                 case,
@@ -78,20 +78,20 @@ class SegmentationCurves(ComparisonTable):
         ]
 
 
-def _alphas(results: Results, case: str) -> list[float]:
+def _alphas(results: FoundRuns, case: str) -> list[float]:
     return sorted({r.alpha for r in results.select(case) if r.label != CENTRALIZED and r.alpha})
 
 
-def _labels(results: Results, case: str) -> list[str]:
+def _labels(results: FoundRuns, case: str) -> list[str]:
     return [label for label in results.labels(case) if label != CENTRALIZED]
 
 
-def _row(case: Case, name: str, ours: Spread | None, paper: Printed | None = None) -> Comparison:
+def _row(case: Case, name: str, ours: Averaged | None, paper: Printed | None = None) -> Comparison:
     scaled = ours and ours.scaled(100)
-    return Comparison(case.title, case.stands_in, "test mIoU (%)", name, scaled, paper)
+    return Comparison(case, "test mIoU (%)", name, scaled, paper)
 
 
-def _against_alpha(cases: list[Case], results: Results) -> Any:
+def _against_alpha(cases: list[Case], results: FoundRuns) -> Any:
     figure = new_figure(4.2 * len(cases) + 0.4, 3.4)
     handles: dict[str, Any] = {}
     for case, axes in zip(cases, figure.subplots(1, len(cases), squeeze=False)[0], strict=True):

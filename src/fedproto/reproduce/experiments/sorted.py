@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fedproto.config import RunConfig
-from fedproto.reproduce.base import EXPERIMENTS, Result, Results
+from fedproto.reproduce.base import EXPERIMENTS, FoundRun, FoundRuns
 from fedproto.reproduce.cases import FAIR_AND_TOLERANT, SEGMENTATION, Case, Scope
 from fedproto.reproduce.experiments.claims import Claim, Claims
 from fedproto.reproduce.library import Request
@@ -41,13 +41,13 @@ class SortedAgainstDirichlet(Claims):
         ]
 
     def sides(
-        self, claim: Claim, case: Case, results: Results
-    ) -> tuple[Sequence[Result], Sequence[Result]]:
+        self, claim: Claim, case: Case, results: FoundRuns
+    ) -> tuple[Sequence[FoundRun], Sequence[FoundRun]]:
         """Runs of one method under both partitions."""
         runs = results.select(case.name, claim.of)
         other = [each for each in runs if not _is_sorted(each)]
         return [each for each in runs if _is_sorted(each)], other
 
 
-def _is_sorted(result: Result) -> bool:
+def _is_sorted(result: FoundRun) -> bool:
     return getattr(result.request.config.data, "partition", "") == "sorted"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 
-from fedproto.reproduce.base import EXPERIMENTS, Experiment, Results
+from fedproto.reproduce.base import EXPERIMENTS, Experiment, FoundRuns
 from fedproto.reproduce.cases import CLASSIFICATION, Case, Scope
 from fedproto.reproduce.library import Request
 from fedproto.reproduce.output import Output
@@ -31,7 +31,7 @@ class AttentionStudy(Experiment):
             if not own or config.seed < enough
         ]
 
-    def render(self, scope: Scope, results: Results, output: Output) -> None:
+    def render(self, scope: Scope, results: FoundRuns, output: Output) -> None:
         """A table and a panel per data set."""
         found = [(case, results.select(case.name)) for case in scope.cases(self.cases)]
         show_pairs(output, "study", self.title, found)

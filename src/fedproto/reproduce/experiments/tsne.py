@@ -12,7 +12,7 @@ from fedproto.errors import DataError
 from fedproto.report.analysing import AnalysisRequest, analyse, read_parts
 from fedproto.report.looks import new_figure
 from fedproto.report.subject import open_subject
-from fedproto.reproduce.base import EXPERIMENTS, Experiment, Result, Results
+from fedproto.reproduce.base import EXPERIMENTS, Experiment, FoundRun, FoundRuns
 from fedproto.reproduce.cases import Scope
 from fedproto.reproduce.library import Request
 from fedproto.reproduce.output import Output
@@ -38,7 +38,7 @@ class EmbeddingGrid(Experiment):
             for config in first_of_each(case.runs(lambda config: config.title in SHOWN))
         ]
 
-    def render(self, scope: Scope, results: Results, output: Output) -> None:
+    def render(self, scope: Scope, results: FoundRuns, output: Output) -> None:
         """A row per method, a column per α."""
         output.say("The paper gives no figures for these plots, only the picture.")
         for case in scope.cases(self.cases):
@@ -71,7 +71,7 @@ def first_of_each(configs: list[Any]) -> list[Any]:
     return list(chosen.values())
 
 
-def _embedding(result: Result, scope: Scope) -> Mapping[str, Any]:
+def _embedding(result: FoundRun, scope: Scope) -> Mapping[str, Any]:
     """The run's own embedding where it has one, else a new one that it keeps."""
     path = result.run.path
     if "embedding" not in read_parts(path, ["embedding"]):

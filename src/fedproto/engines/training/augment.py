@@ -1,0 +1,105 @@
+"""Augmentation: random scale, crop and flip of training images and their label maps.
+
+What happens to an image is a pure function of seed, round, client, epoch and the image's place
+among the client's own, so it is the same in every engine and for every strategy. A whole batch is
+transformed at once, on whatever device it lies.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812 - the name everyone uses
+
+from fedproto.data.samples import upload
+from fedproto.errors import ConfigError
+from fedproto.options import Options, option
+from fedproto.rng import Purpose, stream
+from fedproto.rng.schedule import BatchOrder
+from fedproto.types import VOID
+
+_DRAWS = 4
+
+
+@dataclass(frozen=True)
+class AugmentOptions(Options):
+    """How training images are varied; not at all by default."""
+
+    flip: bool = option(False, "mirror every second image, at random")
+    scale: tuple[float, ...] = option(
+        (1.0, 1.0), "smallest and largest factor by which an image is resized"
+    )
+    crop: int = option(
+        0, "width and height of the part that is cut out; 0 for the image's own", at_least=0
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.scale) != 2 or not 0 < self.scale[0] <= self.scale[1]:
+            raise ConfigError(
+                f"scale must be a smallest and a largest factor above 0, not {list(self.scale)}"
+            )
+
+    @property
+    def active(self) -> bool:
+        """Whether anything is varied at all."""
+        return self != AugmentOptions()
+
+    def check_fits(self, input_shape: tuple[int, ...]) -> None:
+        """Checks that inputs of a shape can be varied."""
+        if self.active and len(input_shape) != 3:
+            raise ConfigError(f"augment works on images, not on inputs of shape {input_shape}")
+
+    def draws(self, order: BatchOrder, epoch: int) -> NDArray[np.float64]:
+        """Numbers between 0 and 1 for every sample of a client in one epoch, ``[n, 4]``."""
+        rng = stream(order.seed, Purpose.AUGMENT, order.round, order.client, epoch)
+        return rng.random_sample((order.num_examples, _DRAWS))
+
+    def apply(
+        self, inputs: Tensor, targets: Tensor, draws: NDArray[np.float64]
+    ) -> tuple[Tensor, Tensor]:
+        """Varies a batch.
+
+        An image is resized by a factor between the two of `scale`, the larger ones as rarely as the
+        smaller ones (uniform in the logarithm), and a window of the size of the crop is cut out at
+        random. Where the image is smaller than the window it lies somewhere in it; around it are
+        zeros (the mean colour of normalised images) and void.
+
+        Label maps ``[B, H, W]`` follow their images; labels ``[B]`` stay as they are.
+        """
+        crop = (self.crop, self.crop) if self.crop else tuple(inputs.shape[-2:])
+        theta = torch.from_numpy(self._affine(draws, tuple(inputs.shape[-2:]), crop))
+        theta = upload(theta.to(inputs.dtype), inputs.device)
+        grid = F.affine_grid(theta, [len(inputs), 1, *crop], align_corners=False)
+        varied = F.grid_sample(inputs, grid, mode="bilinear", align_corners=False)
+        if targets.dim() == 1:
+            return varied, targets
+        # Outside of the image lie zeros: shifted by it, void is zero.
+        shifted = (targets - VOID).unsqueeze(1).to(inputs.dtype)
+        moved = F.grid_sample(shifted, grid, mode="nearest", align_corners=False)
+        return varied, moved.squeeze(1).to(targets.dtype) + VOID
+
+    def _affine(
+        self, draws: NDArray[np.float64], size: tuple[int, ...], crop: tuple[int, ...]
+    ) -> NDArray[np.float64]:
+        """The maps ``[B, 2, 3]`` from places in the window to places in the image, both in [-1, 1].
+
+        In pixels along one side: the window's start lies at ``u·(s·size − crop)`` of the image
+        resized by s, which is left of the image or inside of it as the difference is negative or
+        not.
+        """
+        low, high = self.scale
+        scale = low * (high / low) ** draws[:, 0]
+        theta = np.zeros((len(draws), 2, 3))
+        # The map's first row is about x (width), its second about y (height).
+        for row, side in ((0, 1), (1, 0)):
+            start = draws[:, 1 + row] * (scale * size[side] - crop[side])
+            theta[:, row, row] = crop[side] / (scale * size[side])
+            theta[:, row, 2] = (2 * start + crop[side]) / (scale * size[side]) - 1
+        if self.flip:
+            theta[:, 0, 0] *= np.where(draws[:, 3] < 0.5, -1.0, 1.0)
+        return theta

@@ -1,0 +1,64 @@
+"""Local training: how many epochs in which batches, by which update rule, at which rate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import nn
+
+from fedproto.engines.training.batch_norm import BatchNormPolicy, statistics_names
+from fedproto.options import Options, option
+from fedproto.types import Tensors
+
+
+@dataclass(frozen=True)
+class TrainOptions(Options):
+    """What a client does with a received model. Optimizers are made anew for every job."""
+
+    epochs: int = option(20, "local epochs F", at_least=1)
+    batch_size: int = option(10, "samples per step", at_least=1)
+    optimizer: Literal["sgd", "adam"] = option("sgd", "local update rule")
+    lr: float = option(0.01, "learning rate at the start", above=0)
+    lr_schedule: Literal["constant", "polynomial"] = option(
+        "constant", "learning rate over the rounds"
+    )
+    lr_power: float = option(0.9, "for 'polynomial': lr·(1 − round/rounds)^power", above=0)
+    momentum: float = option(0.0, "momentum of sgd", at_least=0, at_most=1)
+    weight_decay: float = option(0.0, "weight decay (L2)", at_least=0)
+    accumulate: int = option(
+        1, "compute a step's gradient in so many parts, to save memory", at_least=1
+    )
+    batch_norm: BatchNormPolicy = option(
+        "average", "batch-norm statistics: averaged like weights, never changed, or never sent"
+    )
+
+    @property
+    def plain(self) -> bool:
+        """Whether the rule is ``w −= lr · g`` and nothing else."""
+        return self.optimizer == "sgd" and not self.momentum and not self.weight_decay
+
+    def lr_at(self, round_: int, rounds: int) -> float:
+        """The learning rate of a round; constant within it."""
+        if self.lr_schedule == "constant":
+            return self.lr
+        return float(self.lr * (1 - round_ / rounds) ** self.lr_power)
+
+    def shared_buffers(self, model: nn.Module, buffers: Tensors) -> Tensors:
+        """Those of a model's buffers that are sent: all, but for statistics that stay local."""
+        if self.batch_norm != "local":
+            return buffers
+        kept = statistics_names(model)
+        return {name: tensor for name, tensor in buffers.items() if name not in kept}
+
+    def optimizer_for(self, model: nn.Module, lr: float) -> torch.optim.Optimizer:
+        """The optimizer of one job."""
+        if self.optimizer == "adam":
+            fused = all(parameter.is_cuda for parameter in model.parameters())
+            return torch.optim.Adam(
+                model.parameters(), lr=lr, weight_decay=self.weight_decay, fused=fused
+            )
+        return torch.optim.SGD(
+            model.parameters(), lr=lr, momentum=self.momentum, weight_decay=self.weight_decay
+        )
