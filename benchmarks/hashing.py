@@ -1,10 +1,12 @@
 """What fingerprints cost: their share of a quickstart round, and seconds per gigabyte of model.
 
-python benchmarks/hashing.py
+python benchmarks/hashing.py --out results/hashing.json
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import tempfile
 import time
 from dataclasses import replace
@@ -16,6 +18,7 @@ from fedproto.config.recipe import read_recipe
 from fedproto.disk import integrity
 from fedproto.simulate import simulate
 from fedproto.store import RunStore, checkpoints
+from fedproto.store.environment import describe_environment
 
 spent = {"hashing": 0.0}
 
@@ -35,6 +38,9 @@ def timed(function):  # noqa: ANN001, ANN201 - wraps whatever is given
 
 def main() -> None:
     """Prints the figures."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
     checkpoints.tensors_fingerprint = timed(integrity.tensors_fingerprint)
     integrity.Chain.add = timed(integrity.Chain.add)
     (config,) = read_recipe("quickstart").values()
@@ -44,12 +50,22 @@ def main() -> None:
         simulate([run])
         seconds = sum(record.seconds for record in run.records())
         rounds = len(run.records())
-    print(f"quickstart: {seconds / rounds * 1e3:.1f} ms a round, of which fingerprints")
-    print(f"{spent['hashing'] / rounds * 1e3:.3f} ms: {spent['hashing'] / seconds:.3%}")
     tensors = {"params/weight": torch.rand(2**28 // 4)}
     started = time.perf_counter()
     integrity.tensors_fingerprint(tensors, {})
-    print(f"{(time.perf_counter() - started) * 4:.2f} s per GiB of model")
+    figures = {
+        "environment": describe_environment(),
+        "date": time.strftime("%Y-%m-%d"),
+        "quickstart, ms a round": seconds / rounds * 1e3,
+        "fingerprints, ms a round": spent["hashing"] / rounds * 1e3,
+        "share of a round": spent["hashing"] / seconds,
+        "seconds per GiB of model": (time.perf_counter() - started) * 4,
+    }
+    for name, figure in figures.items():
+        if isinstance(figure, float):
+            print(f"{name}: {figure:.4g}")
+    if given.out is not None:
+        given.out.write_text(json.dumps(figures, indent=2) + "\n")
 
 
 if __name__ == "__main__":

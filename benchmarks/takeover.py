@@ -1,19 +1,21 @@
 """One hostile client in every cohort of ten: what each defence leaves of the accuracy.
 
-    python benchmarks/takeover.py --data digits --seeds 0 1 2 --out runs/bench/takeover.json
+    python benchmarks/takeover.py --data digits --seeds 0 1 2 --out runs/takeover.json
 
-The first client of every cohort is hostile. It sees what it is sent and what it would honestly
-answer, and nothing of the others. "absent" is no attack: that client sends nothing usable, which
-shows what the federation is worth without it. A seed decides partition, initial weights, cohorts
-and batch orders.
+All attacks and defences of a strategy and a seed train together, as one sweep. The first client of
+every cohort is hostile. It sees what it is sent and what it would honestly answer, and nothing of
+the others. "absent" is no attack: that client sends nothing usable, which shows what the federation
+is worth without it. A seed decides partition, initial weights, cohorts and batch orders.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import tempfile
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,12 +23,13 @@ from typing import Any
 import torch
 
 from fedproto.config import RunConfig, read_config
+from fedproto.engines.base import ENGINES
 from fedproto.engines.job import LocalJob
-from fedproto.engines.reference import ReferenceEngine
 from fedproto.flower.defence import DEFENCES
 from fedproto.rounds import closing, guard
 from fedproto.simulate import simulate
 from fedproto.store import RunStore
+from fedproto.store.environment import describe_environment
 from fedproto.types import ClientUpdate
 
 Attack = Callable[[LocalJob, ClientUpdate], ClientUpdate]
@@ -75,10 +78,15 @@ def payload(job: LocalJob, update: ClientUpdate) -> ClientUpdate:
     Margins and losses are left alone: beyond their declared bounds the guard refuses them.
     """
     told = {
-        name: -1000 * one if name.startswith(("control/", "prototypes/sum")) else one
+        name: -1000 * one if name.startswith("prototypes/sum") else one
         for name, one in update.payload.items()
     }
     return replace(scaled(-1)(job, update), payload=told)
+
+
+def few_steps(job: LocalJob, update: ClientUpdate) -> ClientUpdate:
+    """The opposite way, as if in one step: who enrols with one sample makes no more."""
+    return replace(scaled(-1)(job, update), steps=1)
 
 
 def absent(job: LocalJob, update: ClientUpdate) -> ClientUpdate:
@@ -86,9 +94,15 @@ def absent(job: LocalJob, update: ClientUpdate) -> ClientUpdate:
     return absurd(float("nan"))(job, update)
 
 
+def claimed(job: LocalJob, update: ClientUpdate) -> ClientUpdate:
+    """The honest way, with the weight of ten million samples."""
+    del job
+    return replace(update, num_examples=CLAIMED)
+
+
 def many_samples(job: LocalJob, update: ClientUpdate) -> ClientUpdate:
     """The opposite way, with the weight of ten million samples."""
-    return replace(scaled(-1)(job, update), num_examples=CLAIMED)
+    return claimed(job, scaled(-1)(job, update))
 
 
 ATTACKS: dict[str, Attack | None] = {
@@ -100,8 +114,10 @@ ATTACKS: dict[str, Attack | None] = {
     "noise": noise,
     "1e3": absurd(1e3),
     "1e29": absurd(1e29),
+    "10M samples": claimed,
     "10M samples, x -1": many_samples,
     "payload x -1000, x -1": payload,
+    "one step, x -1": few_steps,
     "absent": absent,
 }
 TASKS: dict[str, dict[str, Any]] = {
@@ -127,7 +143,9 @@ TASKS: dict[str, dict[str, Any]] = {
 }
 
 
-def config_of(task: str, strategy: str, defence: str, seed: int, rounds_: int) -> RunConfig:
+def config_of(
+    task: str, strategy: str, defence: str, seed: int, rounds_: int, engine: str
+) -> RunConfig:
     """A run of ten clients a round."""
     about = TASKS[task]
     config = read_config(
@@ -141,30 +159,32 @@ def config_of(task: str, strategy: str, defence: str, seed: int, rounds_: int) -
             "schedule": {"rounds": rounds_, "cohort": 10},
             "evaluate": {"every": 5},
             "store": {"checkpoint_every": 0},
-            "engine": {"name": "reference"},
+            "engine": {"name": engine},
         }
     )
     return replace(config, aggregate=DEFENCES[defence])
 
 
-def carry_out(configs: list[RunConfig], attack: Attack | None) -> list[float]:
-    """Accuracies in per cent, the mean over the last three tests."""
+def carry_out(configs: Sequence[RunConfig], attacks: Sequence[Attack | None]) -> list[float]:
+    """Accuracies in per cent, the mean over the last three tests, of runs that train together."""
 
     def engine_for(config, federation, model, notify):  # noqa: ANN001, ANN202
-        engine = ReferenceEngine(config.workload(federation, model, notify))
+        engine = ENGINES.get(config.engine.name)(config.workload(federation, model, notify))
         train = engine.train
 
         def attacked(jobs, on_done=None):  # noqa: ANN001, ANN202
-            hostile = {}
+            # All runs have as many rounds, so that their jobs always come in the runs' order.
+            first = {}
             for job in jobs:
-                hostile.setdefault(id(job.state), job.client)
-            return [
-                attack(job, result) if job.client == hostile[id(job.state)] else result
-                for job, result in zip(jobs, train(jobs, on_done), strict=True)
-            ]
+                first.setdefault(id(job.state), (len(first), job.client))
+            updates = []
+            for job, update in zip(jobs, train(jobs, on_done), strict=True):
+                run, hostile = first[id(job.state)]
+                attack = attacks[run] if job.client == hostile else None
+                updates.append(update if attack is None else attack(job, update))
+            return updates
 
-        if attack is not None:
-            engine.train = attacked
+        engine.train = attacked
         return engine
 
     with tempfile.TemporaryDirectory() as folder:
@@ -173,15 +193,11 @@ def carry_out(configs: list[RunConfig], attack: Attack | None) -> list[float]:
             for place, config in enumerate(configs)
         ]
         simulate(stores, engine_for=engine_for)
-        scores = []
-        for store in stores:
-            tests = [
-                record.metrics["accuracy"]
-                for record in store.records()
-                if "accuracy" in record.metrics
-            ]
-            scores.append(100 * sum(tests[-3:]) / 3)
-    return scores
+        tests = [
+            [one.metrics["accuracy"] for one in store.records() if "accuracy" in one.metrics]
+            for store in stores
+        ]
+    return [100 * sum(each[-3:]) / 3 for each in tests]
 
 
 def believe_claims() -> None:
@@ -205,32 +221,47 @@ def main() -> None:
     parser.add_argument("--strategies", nargs="+", default=["fedavg", "fedproto"])
     parser.add_argument("--attacks", nargs="+", default=list(ATTACKS), choices=list(ATTACKS))
     parser.add_argument("--defences", nargs="+", default=list(DEFENCES), choices=list(DEFENCES))
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--engine", default="stacked", choices=["stacked", "reference"])
+    parser.add_argument("--out", type=Path, help="takes up what is there, cell by cell")
     given = parser.parse_args()
     believe_claims()
-    table: dict[str, dict[str, dict[str, list[float]]]] = {}
+    known = given.out is not None and given.out.exists()
+    figures = json.loads(given.out.read_text()) if known else {}
+    figures |= {"environment": describe_environment(), "date": time.strftime("%Y-%m-%d")}
+    cells = [(attack, defence) for attack in given.attacks for defence in given.defences]
     for strategy in given.strategies:
-        rows = table.setdefault(strategy, {})
-        print(f"{strategy:22}" + "".join(f"{defence:>20}" for defence in given.defences))
-        for name in given.attacks:
+        rows = (
+            figures.setdefault("accuracy", {}).setdefault(given.data, {}).setdefault(strategy, {})
+        )
+        for seed in given.seeds:
             configs = [
-                config_of(given.data, strategy, defence, seed, given.rounds)
-                for defence in given.defences
-                for seed in given.seeds
+                config_of(given.data, strategy, defence, seed, given.rounds, given.engine)
+                for _, defence in cells
             ]
-            scores = carry_out(configs, ATTACKS[name])
-            row = rows[name] = {
-                defence: scores[place * len(given.seeds) : (place + 1) * len(given.seeds)]
-                for place, defence in enumerate(given.defences)
-            }
-            cells = [
-                f"{sum(values) / len(values):.1f} ({min(values):.0f}–{max(values):.0f})"
-                for values in row.values()
-            ]
-            print(f"{name:22}" + "".join(f"{cell:>20}" for cell in cells), flush=True)
-    if given.out is not None:
-        given.out.parent.mkdir(parents=True, exist_ok=True)
-        given.out.write_text(json.dumps(table, indent=2) + "\n")
+            scores = carry_out(configs, [ATTACKS[attack] for attack, _ in cells])
+            for (attack, defence), score in zip(cells, scores, strict=True):
+                rows.setdefault(attack, {}).setdefault(defence, {})[str(seed)] = round(score, 2)
+            if given.out is not None:
+                given.out.write_text(json.dumps(figures, indent=2) + "\n")
+        print_rows(strategy, rows, given.defences)
+
+
+def print_rows(
+    strategy: str, rows: dict[str, dict[str, dict[str, float]]], defences: list[str]
+) -> None:
+    """Means over seeds; beside no attack and the same defence, the mean change and the worst."""
+    print(f"{strategy:22}" + "".join(f"{defence:>26}" for defence in defences))
+    for attack, row in rows.items():
+        line = f"{attack:22}"
+        for defence in defences:
+            values = row.get(defence, {})
+            honest = rows.get("none", {}).get(defence, {})
+            change = [values[seed] - honest[seed] for seed in values if seed in honest]
+            cell = f"{statistics.mean(values.values()):.1f}" if values else ""
+            if change:
+                cell += f" {statistics.mean(change):+.1f} (worst {min(change):+.0f})"
+            line += f"{cell:>26}"
+        print(line, flush=True)
 
 
 if __name__ == "__main__":

@@ -75,15 +75,15 @@ def test_images_are_built_from_what_is_there(name):
     known = {"FROM", "RUN", "WORKDIR", "COPY", "USER", "ENV", "VOLUME", "ENTRYPOINT", "CMD"}
     assert {line.split()[0] for line in lines} <= known
     assert lines[0].startswith("FROM python:3.")
-    for line in lines:
-        if line.startswith("COPY"):
-            *sources, _ = line.split()[1:]
-            assert all((ROOT / source).exists() for source in sources), line
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
-        "optional-dependencies"
-    ]
+    copied = {source for line in lines if line.startswith("COPY") for source in line.split()[1:-1]}
+    assert all((ROOT / source).exists() for source in copied)
+    about = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    wheel, project = about["tool"]["hatch"]["build"]["targets"]["wheel"], about["project"]
+    needed = {"pyproject.toml", project["readme"], *project["license-files"]}
+    needed |= {path.split("/")[0] for path in (*wheel["packages"], *wheel["force-include"])}
+    assert needed <= copied
     (asked,) = re.findall(r"'\.\[([\w,]+)\]'", text)
-    assert set(asked.split(",")) <= extras.keys()
+    assert set(asked.split(",")) <= project["optional-dependencies"].keys()
     users = [line.split()[1] for line in lines if line.startswith("USER")]
     assert users, "nothing runs as root"
     assert "root" not in users

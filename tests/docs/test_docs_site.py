@@ -142,10 +142,11 @@ def test_a_module_that_is_gone_is_an_error(project):
 
 
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="needs the browser chromium")
-def test_search_works_from_a_file(project):
+def test_search_works_from_a_file(project, tmp_path):
     assert build(project).returncode == 0
     page = f"file://{project}/build/docs/api.html?q=needle"
     options = ["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr"]
+    options += [f"--user-data-dir={tmp_path / 'profile'}"]  # HOME may not be writable
     offline = ["--host-resolver-rules=MAP * ~NOTFOUND", "--virtual-time-budget=10000"]
     result = subprocess.run(
         ["chromium", *options, *offline, "--dump-dom", page], capture_output=True, text=True

@@ -324,69 +324,6 @@ def test_an_answer_in_anothers_place_is_refused(tmp_path):
     assert store.records()[0].failures == {2: "another node answered in its place"}
 
 
-def test_a_mute_client_costs_few_deadlines_is_suspended_and_let_back_in(tmp_path):
-    """Client 2 never answers in the first four rounds; asked twice, then left alone for three."""
-    asked = []
-
-    def tamper(client, reply):
-        if client != 2 or reply.metadata.message_type == "query.hello":
-            return reply
-        content = reply.content
-        round_ = next(content[name]["round"] for name in ("update", "tally") if name in content)
-        asked.append((reply.metadata.message_type, round_))
-        return None if round_ < 4 else reply
-
-    schedule = {"cohort": CLIENTS, "delta": 0.0, "rounds": 8}
-    flower = {"evaluate_on": "clients", "suspend_after": 2, "suspend_rounds": 3}
-    grid = LocalGrid(range(CLIENTS), tamper)
-    store = over_flower(tmp_path / "flower", grid, schedule=schedule, flower=flower)
-    records = store.records()
-    assert [kind for kind, round_ in asked if round_ < 4] == ["train", "train"]
-    assert [2 in record.attention for record in records] == [False] * 5 + [True] * 3
-    assert records[3].failures[2] == (
-        "suspended until round 6 after 2 failures, the last: no answer within 0.2 s"
-    )
-    assert "client 2 is suspended until round 6" in records[1].note
-    assert "client 2 answers again" in records[5].note
-    assert "accuracy" in records[-1].metrics
-
-
-def test_suspensions_outlast_a_server_that_starts_again(tmp_path):
-    """Client 2 is mute; the server stops in the middle of its suspension, and asks it no sooner."""
-    asked = []
-
-    def mute(client, reply):
-        if client != 2 or reply.metadata.message_type != "train":
-            return reply
-        asked.append(reply.content["update"]["round"])
-        return None
-
-    class Stops(LocalGrid):
-        def push_messages(self, messages):
-            if any("4" in m.metadata.group_id for m in messages):
-                raise KeyboardInterrupt
-            return super().push_messages(messages)
-
-    schedule = {"cohort": CLIENTS, "delta": 0.0, "rounds": 8}
-    flower = {"suspend_after": 2, "suspend_rounds": 4}
-    config = read_config(tables(schedule=schedule, flower=flower))
-    store = RunStore.create(tmp_path / "flower", config)
-    with pytest.raises(KeyboardInterrupt):
-        serve(Stops(range(CLIENTS), mute), store.path)
-    assert len(store.records()) == 4
-    assert asked == [0, 1]
-    serve(LocalGrid(range(CLIENTS), mute), store.path)
-    assert asked == [0, 1, 6]
-    records = store.records()
-    assert all("suspended until round 7" in records[round_].failures[2] for round_ in (2, 3, 4, 5))
-    assert "client 2 is suspended until round 16 after 3 failures" in records[6].note
-    kept = store.path / "suspensions.json"
-    kept.write_text(kept.read_text().replace('"left": 7', '"left": 0'))
-    store.reconfigure(read_config(tables(schedule=schedule | {"rounds": 9}, flower=flower)))
-    with pytest.raises(StoreError, match=r"suspensions.json is damaged.*delete it"):
-        serve(LocalGrid(range(CLIENTS)), store.path)
-
-
 def test_clients_keep_their_memory_when_a_run_is_given_more_rounds(tmp_path):
     short = {**SCAFFOLD, "schedule": {**SCAFFOLD["schedule"], "rounds": 2}}
     ours = over_flower(tmp_path / "flower", **short)

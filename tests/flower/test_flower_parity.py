@@ -12,7 +12,7 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedproto
 
 from fedproto.config import RunConfig, read_config
 from fedproto.config.recipe import bundled_recipes, read_recipe
-from fedproto.flower import nodes
+from fedproto.flower import client_app, nodes
 from fedproto.flower.greeting import SERVERS_OWN, config_text
 from fedproto.flower.server_app import serve
 from fedproto.simulate import simulate
@@ -24,6 +24,7 @@ from helpers import same_tensors
 CLIENTS = 4
 SMALL = ("shapes", "digits", "synthetic")
 """Data that comes along; other data sets are stood in for by those of their task."""
+OWN_SECRET = client_app.own_secret
 
 
 @pytest.fixture(autouse=True)
@@ -31,6 +32,8 @@ def quick(monkeypatch):
     monkeypatch.setattr(nodes, "PULL_EVERY", 0.01)
     monkeypatch.setattr(nodes, "LOOK_EVERY", 0.01)
     monkeypatch.setattr(nodes, "ASK_FOR", 20.0)
+    # What clients draw by themselves is their own; a simulation draws it from a job's seed.
+    monkeypatch.setattr(client_app, "own_secret", lambda job: job.seed)
 
 
 def scaled_down(config: RunConfig) -> RunConfig:
@@ -110,6 +113,7 @@ SECTIONS = {
     "server": {"server": {"optimizer": "adam", "lr": 0.01}},
     "scaffold": {"strategy": {"name": "scaffold"}},
     "feddyn": {"strategy": {"name": "feddyn"}},
+    "turned-answers": {"strategy": {"name": "fedavg", "head": "by-class", "flip": 0.3}},
     "guided": {"strategy": {"name": "guided", "rehearsal": 0.5}},
     "guided-segmentation": {"data": SHAPES, "model": DEEPLAB, "strategy": {"name": "guided"}},
     "guided-by-margins": {
@@ -152,6 +156,12 @@ def test_a_section_that_is_not_the_servers_own_is_sent():
     """Whatever section is added to configurations reaches clients, unless it is named here."""
     config = with_sections({"augment": {"flip": True}})
     assert json.loads(config_text(config)).keys() == config.to_dict().keys() - SERVERS_OWN
+
+
+def test_what_clients_draw_by_themselves_the_server_cannot_repeat(tmp_path, monkeypatch):
+    monkeypatch.setattr(client_app, "own_secret", OWN_SECRET)
+    with pytest.raises(AssertionError):
+        check_parity(tmp_path, with_sections(SECTIONS["turned-answers"]))
 
 
 def test_clients_tell_class_names_and_score_their_validation_parts(tmp_path):

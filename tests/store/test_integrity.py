@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shutil
 import threading
@@ -297,15 +296,19 @@ def test_missing_permissions_are_named_and_nothing_is_lost(unfinished, blocked, 
 
 
 def test_of_two_processes_that_start_at_once_one_is_turned_away(tmp_path, monkeypatch):
-    """Both are held where the directory was looked at and nothing was written yet."""
-    both = threading.Barrier(2)
+    """The first is held where it looked at the directory and wrote nothing; the second overtakes.
 
-    def wait_for_the_other():
-        with contextlib.suppress(threading.BrokenBarrierError):
-            both.wait(timeout=1)
+    It would both begin and end, were there nothing of the first one's to see.
+    """
+    looked, overtaken = threading.Event(), threading.Event()
+
+    def hold_the_first():
+        if not looked.is_set():
+            looked.set()
+            overtaken.wait(timeout=1)
         return {}
 
-    monkeypatch.setattr(fedproto.store.run, "describe_environment", wait_for_the_other)
+    monkeypatch.setattr(fedproto.store.run, "describe_environment", hold_the_first)
     outcomes = []
 
     def create():
@@ -315,11 +318,14 @@ def test_of_two_processes_that_start_at_once_one_is_turned_away(tmp_path, monkey
         except StoreError as error:
             outcomes.append(str(error))
 
-    threads = [threading.Thread(target=create) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    first, second = (threading.Thread(target=create) for _ in range(2))
+    first.start()
+    assert looked.wait(timeout=30)
+    second.start()
+    second.join(timeout=0.5)
+    overtaken.set()
+    first.join()
+    second.join()
     assert sorted(outcome == "created" for outcome in outcomes) == [False, True]
     assert any("holds a run already" in outcome for outcome in outcomes)
 

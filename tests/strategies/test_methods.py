@@ -68,12 +68,12 @@ def test_scaffold_by_hand():
     report = Scaffold().report(job, {"w": number(1.0)}, None, None)
     # c_k⁺ = c_k − c + (w_t − w_k)/(steps·lr) = −1 − 0.5 + 2/1
     assert report.memory["control/w"].tolist() == [0.5]
-    assert report.payload["control/w"].tolist() == [1.5]
+    assert report.payload == {}
     state = ServerState(0, {"w": number(3.0)}, {}, control)
-    updates = [update(0, 1.0, **{"control/w": [1.5]}), update(1, 2.0, **{"control/w": [2.5]})]
-    # c ← c + |S|/N · mean Δ = 0.5 + 2/8 · 2
-    kept = Scaffold().remember(state, updates, SETTING)
-    assert kept["control/w"].tolist() == [1.0]
+    updates = [update(0, 1.0, steps=4, lr=0.25), update(1, 2.0, steps=1, lr=0.25)]
+    # Δ_0 = 2/1 − 0.5, as the client reckons, and Δ_1 = 1/0.25 − 0.5; c ← c + (1.5 + 3.5)/8
+    kept = Scaffold().aggregate(state, updates, Scaffold().weigh(state, updates), SETTING)[0]
+    assert kept.memory["control/w"].tolist() == [1.125]
     assert combined(Scaffold(), state, updates) == 1.5
 
 
@@ -82,7 +82,8 @@ def test_scaffold_keeps_its_control_without_a_step():
     job = local(3.0, steps=0, broadcast=control, memory={"control/w": number(-1.0)})
     report = Scaffold().report(job, {"w": number(3.0)}, None, None)
     assert report.memory["control/w"].tolist() == [-1.0]
-    assert report.payload["control/w"].tolist() == [0.0]
+    state = ServerState(0, {"w": number(3.0)}, {}, control)
+    assert Scaffold().adds(state, update(0, 3.0, steps=0), SETTING)["control/w"].tolist() == [0.0]
 
 
 def test_feddyn_by_hand():
@@ -97,7 +98,8 @@ def test_feddyn_by_hand():
     state = ServerState(0, {"w": number(1.0)}, {}, {"drift/w": number(0.2)})
     updates = [update(0, 4.0), update(1, 2.0)]
     # h ← 0.2 − 0.5/8 · (3 + 1) = −0.05; w = 3 − h/α = 3.1
-    assert float(strategy.remember(state, updates, SETTING)["drift/w"]) == pytest.approx(-0.05)
+    kept = strategy.aggregate(state, updates, strategy.weigh(state, updates), SETTING)[0]
+    assert float(kept.memory["drift/w"]) == pytest.approx(-0.05)
     assert combined(strategy, state, updates) == pytest.approx(3.1)
 
 

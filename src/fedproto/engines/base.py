@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -156,6 +156,15 @@ class Engine(abc.ABC):
     @abc.abstractmethod
     def evaluate(self, states: Sequence[ServerState], indices: Indices) -> list[dict[str, float]]:
         """The task's metrics of models, of any run, on some samples."""
+
+    def judged(self, usable: Collection[int], refused: Mapping[int, str]) -> None:
+        """A round's updates are weighed: what became of them, over all its runs.
+
+        Args:
+            usable: Clients of whom an update entered an average.
+            refused: Why none did, by client.
+        """
+        del usable, refused
 
     def take_incidents(self) -> list[str]:
         """What went wrong since the last call and belongs in the round's record, in sentences.

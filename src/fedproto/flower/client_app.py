@@ -29,6 +29,7 @@ from fedproto.config import RunConfig
 from fedproto.data.base import data_root
 from fedproto.data.clients import Client
 from fedproto.data.federation import Federation
+from fedproto.engines.job import LocalJob
 from fedproto.engines.reference import ReferenceEngine, read_state
 from fedproto.engines.setting import setting_of
 from fedproto.errors import ConfigError, DataError, FedprotoError, TrainingError
@@ -80,9 +81,14 @@ class ThisNode:
             if self.noise is None
             else PrivateEngine(workload, *self.noise)
         )
-        # A job's seed comes from the server, from which the client's own randomness must hide.
-        engine.secret = lambda _: secrets.randbits(62)
+        engine.secret = own_secret
         return engine
+
+
+def own_secret(job: LocalJob) -> int:
+    """What a client's own draws come from: never the job's seed, which the server knows."""
+    del job
+    return secrets.randbits(62)
 
 
 @app.query("hello")

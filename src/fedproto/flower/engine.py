@@ -7,7 +7,7 @@ incident for the round's record; only too few clients can end a run, where that 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -58,6 +58,7 @@ class FlowerEngine(Engine):
         self._given_up: set[int] = set()
         self._suspended = suspended
         self._failing: set[int] = set()
+        self._asked: set[int] = set()
         self._incidents: list[str] = []
         on_server = self._options.evaluate_on == "server"
         self._local = ReferenceEngine(workload) if on_server else None
@@ -82,7 +83,10 @@ class FlowerEngine(Engine):
         }
         ready = self._gather({job.client for place, job in enumerate(jobs) if place not in results})
         if isinstance(ready, str):
-            return [ClientFailure(job.client, ready) for job in jobs]
+            return [
+                results.get(place, ClientFailure(job.client, ready))
+                for place, job in enumerate(jobs)
+            ]
         for places in _one_job_per_client(jobs):
             asked = [place for place in places if place not in results]
             results |= self._send(jobs, asked, on_done) if asked else {}
@@ -96,6 +100,15 @@ class FlowerEngine(Engine):
         kept = self.workload.federation.validation
         validation = len(kept) > 0 and np.array_equal(indices, kept)
         return [self._evaluate(state, validation=validation) for state in states]
+
+    def judged(self, usable: Collection[int], refused: Mapping[int, str]) -> None:
+        """Who was asked and gave nothing usable, in whatever way, has failed once more."""
+        for client in sorted(self._asked):
+            if client in usable:
+                self._suspended.answered(client)
+            elif client in refused:
+                self._suspended.failed(client, refused[client], self._options)
+        self._asked.clear()
 
     def take_incidents(self) -> list[str]:
         """Clients turned away and tests that failed."""
@@ -129,6 +142,7 @@ class FlowerEngine(Engine):
         if len(usable) >= self._options.min_clients:
             return results
         reason = self._too_few(f"{len(usable)} clients gave a usable update")
+        self._asked -= usable  # whatever becomes of the round, they did their part
         return [
             result if isinstance(result, ClientFailure) else ClientFailure(result.client, reason)
             for result in results
@@ -150,6 +164,7 @@ class FlowerEngine(Engine):
             config = replace(self._config, strategy=job.strategy, train=job.train)
             contents[node] = wire.encode_job(job, config)
             place_of[node] = place
+            self._asked.add(job.client)
         answers = exchange(
             self._grid,
             "train",
@@ -162,10 +177,8 @@ class FlowerEngine(Engine):
             place = place_of[node]
             result = results[place] = self._read_update(answer, jobs[place])
             if isinstance(result, ClientFailure):
-                self._suspended.failed(result.client, result.reason, self._options)
                 self._failing.add(result.client)
             else:
-                self._suspended.answered(result.client)
                 self._failing.discard(result.client)
         return results
 

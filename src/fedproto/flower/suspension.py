@@ -1,7 +1,8 @@
 """Clients that fail again and again are left out for a while, and let back in.
 
-A mute client costs a deadline whenever it is asked. After some failures in a row it is not asked
-for some rounds; then it is tried again, and a single failure more suspends it for twice as long.
+A mute client costs a deadline whenever it is asked, and one whose updates are always refused costs
+work for nothing. After some failures in a row, of whatever kind, a client is not asked for some
+rounds; then it is tried again, and a single failure more suspends it for twice as long.
 """
 
 from __future__ import annotations

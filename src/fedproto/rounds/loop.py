@@ -78,6 +78,9 @@ def run_rounds(
             close_round(run, plan, [next(results) for _ in plan.jobs], setting)
             for run, plan in zip(active, plans, strict=True)
         ]
+        usable = {client for each in closed for client in each.epochs}
+        failed = {client: why for each in closed for client, why in each.failures.items()}
+        engine.judged(usable, {one: why for one, why in failed.items() if one not in usable})
         states = [each.state for each in closed]
         scores = _evaluate(active, states, federation, engine)
         measured = [

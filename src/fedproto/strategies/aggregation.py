@@ -130,37 +130,34 @@ def combine(
     return ServerState(state.round + 1, params, buffers, state.memory), weights.client
 
 
-def as_remembered(
-    options: AggregateOptions, state: ServerState, updates: Updates, ways: Sequence[str]
-) -> Updates:
-    """Updates as the server's memory sees them: bounded by the same rule as the weights.
+def as_remembered(options: AggregateOptions, state: ServerState, updates: Updates) -> Updates:
+    """Updates as the server's memory sees them: where the rule leads, all clients alike.
 
-    Memory is made of sums over clients, and one client's part could be as long as it likes. Where
-    the rule changes anything, every client's part becomes what the rule makes of all of them, so
-    that sums and means are those of the rule.
-
-    `ways` are names in their payloads that are ways, from zero, like those of the weights.
+    Memory is made of sums and means over clients, which are then those of the rule, and one
+    client's part cannot be as long as it likes.
     """
-    if options.plain:
-        return updates
-    if options.drop_beyond is not None:
-        # Clients keep what they sent: to shorten an honest one's sets its memory and the server's
-        # apart. So only that is shortened which would not be used at all among the weights.
-        options = replace(options, clip_times=max(options.clip_times, options.drop_beyond))
-    sent = {name: torch.zeros_like(updates[0].payload[name]) for name in ways}
-    told = [{name: update.payload[name] for name in ways} for update in updates]
-    params = _made_of(options, state.params, [update.params for update in updates], updates)
-    payload = _made_of(options, sent, told, updates)
-    return [
-        replace(update, params=params or update.params, payload={**update.payload, **payload})
-        for update in updates
-    ]
+    ends = [update.params for update in updates]
+    made = _made_of(options, state.params, ends, updates)
+    return updates if made is None else [replace(update, params=made) for update in updates]
+
+
+def summed(options: AggregateOptions, updates: Updates, parts: Sequence[Tensors]) -> Tensors:
+    """The sum of what clients add to memory, as the rule bounds the way of the weights."""
+    zeros = {name: torch.zeros_like(one) for name, one in parts[0].items()}
+    made = _made_of(options, zeros, parts, updates) if zeros else None
+    if made is not None:
+        return {name: len(parts) * one for name, one in made.items()}
+    return {name: torch.stack([part[name] for part in parts]).sum(dim=0) for name in zeros}
 
 
 def _made_of(
     options: AggregateOptions, origin: Tensors, ends: Sequence[Tensors], updates: Updates
-) -> Tensors:
-    """Where the rule leads from an origin, all clients alike; empty where it is the plain mean."""
+) -> Tensors | None:
+    """Where the rule leads from an origin, all clients alike; None where it is the plain mean."""
+    if options.drop_beyond is not None:
+        # Clients keep what they made: to shorten an honest one's sets its memory and the server's
+        # apart. So only that is shortened which would not be used at all among the weights.
+        options = replace(options, clip_times=max(options.clip_times, options.drop_beyond))
     start = ServerState(0, origin, {})
     moved = [
         replace(update, params=end, buffers={}) for update, end in zip(updates, ends, strict=True)
@@ -168,7 +165,7 @@ def _made_of(
     equal = torch.full((len(updates),), 1 / len(updates), dtype=torch.float64)
     clip, _ = _by_client(options, start, moved, ClientWeights(equal))
     if clip is None and options.rule == "mean":
-        return {}
+        return None
     return combine(options, start, moved, ClientWeights(equal))[0].params
 
 

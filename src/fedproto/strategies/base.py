@@ -16,7 +16,7 @@ from torch import Tensor
 from fedproto.equations import sample_shares
 from fedproto.options import Options, option
 from fedproto.options.registry import Registry
-from fedproto.strategies.aggregation import MEAN, AggregateOptions, as_remembered, combine
+from fedproto.strategies.aggregation import MEAN, AggregateOptions, as_remembered, combine, summed
 from fedproto.strategies.contract import (
     Declarations,
     Local,
@@ -26,7 +26,7 @@ from fedproto.strategies.contract import (
     Seen,
     Setting,
 )
-from fedproto.types import ClientWeights, ServerState, Tensors, Updates
+from fedproto.types import ClientUpdate, ClientWeights, ServerState, Tensors, Updates
 
 
 @dataclass(frozen=True)
@@ -102,9 +102,17 @@ class Strategy(Options):
     def remember(self, state: ServerState, updates: Updates, setting: Setting) -> Tensors:
         """The new values of server memory; what is not named stays as it is.
 
-        Parameters, and what is declared as a way, come as the rule of aggregation leaves them.
+        Parameters come as the rule of aggregation leaves them.
         """
         del state, updates, setting
+        return {}
+
+    def adds(self, state: ServerState, update: ClientUpdate, setting: Setting) -> Tensors:
+        """What an update adds to server memory; the rule of aggregation bounds it.
+
+        For memory that is a sum over clients, in place of `remember`.
+        """
+        del state, update, setting
         return {}
 
     def aggregate(
@@ -120,9 +128,14 @@ class Strategy(Options):
         Override only for rules that are no weighting at all.
         """
         combined, counted = combine(options, state, updates, weights)
-        ways = [name for name, one in self.payload(setting, 0).items() if one.way]
-        seen = as_remembered(options, state, updates, ways)
+        if not self.server_memory(setting):
+            return combined, counted
+        seen = as_remembered(options, state, updates)
         memory = {**state.memory, **self.remember(state, seen, setting)}
+        parts = [self.adds(state, update, setting) for update in updates]
+        memory |= {
+            name: memory[name] + one for name, one in summed(options, updates, parts).items()
+        }
         return replace(combined, memory=memory), counted
 
     def metrics(self, updates: Updates) -> dict[str, float]:

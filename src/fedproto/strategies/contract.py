@@ -40,8 +40,6 @@ class Declared:
         zero_where: Name of another tensor of the same map; where that is zero, so is this one.
         initial: Value before the first round, in memory; None for no tensor until there is one.
         broadcast: Server memory alone: whether clients get it beside the weights.
-        way: Payload alone: whether it is a way from zero that memory adds up, to be bounded by the
-            rule of aggregation as the way of the weights is.
     """
 
     shape: tuple[int, ...]
@@ -52,7 +50,6 @@ class Declared:
     zero_where: str | None = None
     initial: float | None = 0.0
     broadcast: bool = False
-    way: bool = False
 
 
 Declarations: TypeAlias = Mapping[str, Declared]
@@ -94,12 +91,12 @@ class Setting:
         return next(floating, torch.float32)
 
     def like_params(
-        self, group: str, *, broadcast: bool = False, initial: float | None = 0.0, way: bool = False
+        self, group: str, *, broadcast: bool = False, initial: float | None = 0.0
     ) -> dict[str, Declared]:
         """One tensor like each of the model's parameters, in a group."""
         return {
             f"{group}/{name}": Declared(
-                tuple(one.shape), one.dtype, broadcast=broadcast, initial=initial, way=way
+                tuple(one.shape), one.dtype, broadcast=broadcast, initial=initial
             )
             for name, one in self.params.items()
         }

@@ -10,7 +10,7 @@ from fedproto.options import option
 from fedproto.strategies.aggregation import MEAN, AggregateOptions
 from fedproto.strategies.base import STRATEGIES, Strategy, equal_weights
 from fedproto.strategies.contract import Declarations, Local, Objective, Report, Seen, Setting
-from fedproto.types import ClientWeights, ServerState, Tensors, Updates, part, under
+from fedproto.types import ClientUpdate, ClientWeights, ServerState, Tensors, Updates, part, under
 
 SLOPE, DRIFT = "slope", "drift"
 
@@ -56,14 +56,11 @@ class FedDyn(Strategy):
         del state
         return ClientWeights(equal_weights(updates))
 
-    def remember(self, state: ServerState, updates: Updates, setting: Setting) -> Tensors:
-        """The new h."""
-        drift = {}
-        for name, old in state.params.items():
-            way: Tensor | int = sum(update.params[name] - old for update in updates)
-            kept = state.memory[f"{DRIFT}/{name}"]
-            drift[name] = kept - self.alpha / setting.num_clients * way
-        return under(DRIFT, drift)
+    def adds(self, state: ServerState, update: ClientUpdate, setting: Setting) -> Tensors:
+        """The client's part of h."""
+        much = self.alpha / setting.num_clients
+        way = {name: much * (old - update.params[name]) for name, old in state.params.items()}
+        return under(DRIFT, way)
 
     def aggregate(
         self,

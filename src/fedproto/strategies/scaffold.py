@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from fedproto.strategies.base import STRATEGIES, Strategy, equal_weights
 from fedproto.strategies.contract import Declarations, Local, Objective, Report, Seen, Setting
-from fedproto.types import ClientWeights, ServerState, Tensors, Updates, part, under
+from fedproto.types import ClientUpdate, ClientWeights, ServerState, Tensors, Updates, part, under
 
 CONTROL = "control"
 
@@ -23,7 +24,8 @@ class Scaffold(Strategy):
     ``c_k⁺ = c_k − c + (w_t − w_k) / (steps · lr)``, eq. (4); the server averages the weights of the
     cohort alike and takes ``c ← c + |S|/N · mean_k (c_k⁺ − c_k)``, eq. (5), with a global step of
     1 (others by the server's optimizer). The paper has all clients make the same number of steps;
-    taken for stragglers: each its own. A client that made none keeps its ``c_k``.
+    taken for stragglers: each its own. A client that made none keeps its ``c_k``. ``c_k⁺ − c_k`` is
+    not sent: the server has the weights, the steps and c, so no client can tell another one.
     """
 
     plain_sgd: ClassVar[bool] = True
@@ -38,37 +40,36 @@ class Scaffold(Strategy):
         """The client's own, c_k."""
         return setting.like_params(CONTROL)
 
-    def payload(self, setting: Setting, num_examples: int) -> Declarations:
-        """How far c_k moved."""
-        del num_examples
-        return setting.like_params(CONTROL, way=True)
-
     def objective(self, local: Local) -> Objective:
         """``⟨c − c_k, w⟩``, whose gradient is the correction."""
         server, own = part(CONTROL, local.broadcast), part(CONTROL, local.memory)
         return Objective(linear={name: server[name] - own[name] for name in own})
 
     def report(self, local: Local, trained: Tensors, before: Seen, after: Seen) -> Report:
-        """The new ``c_k``, kept, and its change, sent."""
+        """The new ``c_k``, kept; its change the server knows from the weights."""
         del before, after
+        server, own = part(CONTROL, local.broadcast), part(CONTROL, local.memory)
         steps = torch.as_tensor(local.steps)
-        moved = {}
-        for name, server in part(CONTROL, local.broadcast).items():
-            drift = (local.params[name] - trained[name]) / steps.clamp(min=1) / local.lr
-            moved[name] = torch.where(steps > 0, drift - server, 0)
-        own = part(CONTROL, local.memory)
-        kept = {name: own[name] + way for name, way in moved.items()}
-        return Report(under(CONTROL, moved), under(CONTROL, kept))
+        moved = _moved(local.params, trained, server, steps, local.lr)
+        return Report(memory=under(CONTROL, {name: own[name] + way for name, way in moved.items()}))
 
     def weigh(self, state: ServerState, updates: Updates) -> ClientWeights:
         """All clients alike."""
         del state
         return ClientWeights(equal_weights(updates))
 
-    def remember(self, state: ServerState, updates: Updates, setting: Setting) -> Tensors:
-        """The server's control variate moves by the cohort's share of all clients."""
-        return {
-            name: state.memory[name]
-            + sum(update.payload[name] for update in updates) / setting.num_clients
-            for name in setting.like_params(CONTROL)
-        }
+    def adds(self, state: ServerState, update: ClientUpdate, setting: Setting) -> Tensors:
+        """The change of the client's ``c_k``, as one of all clients."""
+        server, steps = part(CONTROL, state.memory), torch.as_tensor(update.steps)
+        moved = _moved(state.params, update.params, server, steps, update.lr)
+        return under(CONTROL, {name: way / setting.num_clients for name, way in moved.items()})
+
+
+def _moved(
+    sent: Tensors, trained: Tensors, server: Tensors, steps: Tensor, lr: float | Tensor
+) -> dict[str, Tensor]:
+    """``c_k⁺ − c_k``; nothing where no step was made."""
+    return {
+        name: torch.where(steps > 0, (sent[name] - trained[name]) / steps.clamp(min=1) / lr - c, 0)
+        for name, c in server.items()
+    }

@@ -1,0 +1,154 @@
+"""Clients that give nothing usable again and again are left out for a while, and let back in."""
+
+from __future__ import annotations
+
+import pytest
+
+from flower_runs import CLIENTS, over_flower, tables
+
+pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedproto[flower]'")
+
+from fedproto.config import read_config
+from fedproto.errors import StoreError
+from fedproto.flower import nodes
+from fedproto.flower.arrays import write_tensors
+from fedproto.flower.server_app import serve
+from fedproto.store import RunStore
+from fedproto.store.sweeps import create_sweep
+from flower_grid import LocalGrid
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(nodes, "PULL_EVERY", 0.01)
+    monkeypatch.setattr(nodes, "ASK_FOR", 0.2)
+
+
+def test_a_mute_client_costs_few_deadlines_is_suspended_and_let_back_in(tmp_path):
+    """Client 2 never answers in the first four rounds; asked twice, then left alone for three."""
+    asked = []
+
+    def tamper(client, reply):
+        if client != 2 or reply.metadata.message_type == "query.hello":
+            return reply
+        content = reply.content
+        round_ = next(content[name]["round"] for name in ("update", "tally") if name in content)
+        asked.append((reply.metadata.message_type, round_))
+        return None if round_ < 4 else reply
+
+    schedule = {"cohort": CLIENTS, "delta": 0.0, "rounds": 8}
+    flower = {"evaluate_on": "clients", "suspend_after": 2, "suspend_rounds": 3}
+    grid = LocalGrid(range(CLIENTS), tamper)
+    store = over_flower(tmp_path / "flower", grid, schedule=schedule, flower=flower)
+    records = store.records()
+    assert [kind for kind, round_ in asked if round_ < 4] == ["train", "train"]
+    assert [2 in record.attention for record in records] == [False] * 5 + [True] * 3
+    assert records[3].failures[2] == (
+        "suspended until round 6 after 2 failures, the last: no answer within 0.2 s"
+    )
+    assert "client 2 is suspended until round 6" in records[1].note
+    assert "client 2 answers again" in records[5].note
+    assert "accuracy" in records[-1].metrics
+
+
+def test_suspensions_outlast_a_server_that_starts_again(tmp_path):
+    """Client 2 is mute; the server stops in the middle of its suspension, and asks it no sooner."""
+    asked = []
+
+    def mute(client, reply):
+        if client != 2 or reply.metadata.message_type != "train":
+            return reply
+        asked.append(reply.content["update"]["round"])
+        return None
+
+    class Stops(LocalGrid):
+        def push_messages(self, messages):
+            if any("4" in m.metadata.group_id for m in messages):
+                raise KeyboardInterrupt
+            return super().push_messages(messages)
+
+    schedule = {"cohort": CLIENTS, "delta": 0.0, "rounds": 8}
+    flower = {"suspend_after": 2, "suspend_rounds": 4}
+    config = read_config(tables(schedule=schedule, flower=flower))
+    store = RunStore.create(tmp_path / "flower", config)
+    with pytest.raises(KeyboardInterrupt):
+        serve(Stops(range(CLIENTS), mute), store.path)
+    assert len(store.records()) == 4
+    assert asked == [0, 1]
+    serve(LocalGrid(range(CLIENTS), mute), store.path)
+    assert asked == [0, 1, 6]
+    records = store.records()
+    assert all("suspended until round 7" in records[round_].failures[2] for round_ in (2, 3, 4, 5))
+    assert "client 2 is suspended until round 16 after 3 failures" in records[6].note
+    kept = store.path / "suspensions.json"
+    kept.write_text(kept.read_text().replace('"left": 7', '"left": 0'))
+    store.reconfigure(read_config(tables(schedule=schedule | {"rounds": 9}, flower=flower)))
+    with pytest.raises(StoreError, match=r"suspensions.json is damaged.*delete it"):
+        serve(LocalGrid(range(CLIENTS)), store.path)
+
+
+def times(factor):
+    """Client 2 sends its weights so many times as large, and answers in every other respect."""
+    asked = []
+
+    def tamper(client, reply):
+        if client == 2 and reply.metadata.message_type == "train":
+            asked.append(reply.content["update"]["round"])
+            trained = reply.content["params"].to_torch_state_dict()
+            larger = {name: factor * one for name, one in trained.items()}
+            reply.content["params"] = write_tensors(larger)
+        return reply
+
+    return asked, tamper
+
+
+@pytest.mark.parametrize(
+    ("factor", "reason"),
+    [(float("nan"), "is not finite"), (100.0, "times as far as most of its cohort")],
+)
+def test_a_client_that_is_always_refused_is_suspended(tmp_path, factor, reason):
+    """By itself or beside the others: its answer arrives in time and is of no use."""
+    asked, tamper = times(factor)
+    store = over_flower(
+        tmp_path / "flower",
+        LocalGrid(range(CLIENTS), tamper),
+        schedule={"cohort": CLIENTS, "delta": 0.0, "rounds": 7},
+        aggregate={"drop_beyond": 3.0},
+        flower={"suspend_after": 2, "suspend_rounds": 3},
+    )
+    records = store.records()
+    assert asked == [0, 1, 5]
+    assert all(reason in records[round_].failures[2] for round_ in (0, 1, 5))
+    assert all(
+        records[round_].failures[2].startswith("suspended until round 6 after 2 failures")
+        for round_ in (2, 3, 4)
+    )
+    assert "client 2 is suspended until round 13 after 3 failures" in records[5].note
+
+
+def test_a_run_whose_every_update_is_refused_suspends_nobody_from_another(tmp_path):
+    """A rate too high is no client's fault, and one usable update a round is an answer."""
+    schedule = {"cohort": CLIENTS, "delta": 0.0, "rounds": 4}
+    configs = {
+        str(lr): read_config(tables(schedule=schedule, train={"lr": lr})) for lr in (1e30, 0.05)
+    }
+    diverging, sound = create_sweep(tmp_path / "sweep", configs)
+    serve(LocalGrid(range(CLIENTS)), tmp_path / "sweep")
+    assert all(len(record.failures) == CLIENTS for record in diverging.records())
+    assert all(record.failures == {} for record in sound.records())
+    assert not any("suspended" in (record.note or "") for record in sound.records())
+
+
+def test_rounds_with_too_few_clients_are_nobodys_failure_who_answered(tmp_path):
+    def mute(client, reply):
+        return reply if client == 2 or reply.metadata.message_type != "train" else None
+
+    store = over_flower(
+        tmp_path / "flower",
+        LocalGrid(range(CLIENTS), mute),
+        schedule={"cohort": CLIENTS, "delta": 0.0, "rounds": 4},
+        flower={"min_clients": 2, "suspend_after": 2},
+    )
+    told = [record.failures[2] for record in store.records()]
+    assert all(text.startswith("round skipped") for text in told)
+    assert "suspended until" in store.records()[-1].failures[0]
