@@ -18,7 +18,7 @@ from fedproto.reproduce import reproduction
 from fedproto.reproduce.base import EXPERIMENTS
 from fedproto.reproduce.cases import Scope, split_setting
 from fedproto.reproduce.experiments.claims import claims
-from fedproto.reproduce.library import Library, Request, fingerprint
+from fedproto.reproduce.library import Library, Request, settings_digest
 from fedproto.reproduce.paper import paper
 from fedproto.rounds import Watcher
 
@@ -168,7 +168,7 @@ def test_models_are_compared_with_the_centralised_run_of_their_data(reproduced):
 
 def test_runs_are_shared_and_a_second_call_trains_nothing(reproduced, tmp_path):
     runs = find_runs([reproduced / "runs"])
-    assert len({fingerprint(run.config) for run in runs}) == len(runs)
+    assert len({settings_digest(run.config) for run in runs}) == len(runs)
     before = {path: path.stat().st_mtime_ns for path in reproduced.rglob("rounds.jsonl")}
     code, said = call("accuracy", "curves", f"--runs={reproduced / 'runs'}", f"--out={tmp_path}")
     assert code == 0

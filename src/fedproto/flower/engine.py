@@ -77,20 +77,20 @@ class FlowerEngine(Engine):
             return []
         self._suspended.begin_round(jobs[0].state.round)
         results: dict[int, ClientUpdate | ClientFailure] = {
-            place: ClientFailure(job.client, reason)
-            for place, job in enumerate(jobs)
+            index: ClientFailure(job.client, reason)
+            for index, job in enumerate(jobs)
             if (reason := self._suspended.reason(job.client)) is not None
         }
-        ready = self._gather({job.client for place, job in enumerate(jobs) if place not in results})
+        ready = self._gather({job.client for index, job in enumerate(jobs) if index not in results})
         if isinstance(ready, str):
             return [
-                results.get(place, ClientFailure(job.client, ready))
-                for place, job in enumerate(jobs)
+                results.get(index, ClientFailure(job.client, ready))
+                for index, job in enumerate(jobs)
             ]
-        for places in _one_job_per_client(jobs):
-            asked = [place for place in places if place not in results]
+        for indices in _one_job_per_client(jobs):
+            asked = [index for index in indices if index not in results]
             results |= self._send(jobs, asked, on_done) if asked else {}
-        ordered = [results[place] for place in range(len(jobs))]
+        ordered = [results[index] for index in range(len(jobs))]
         return self._enough(ordered)
 
     def evaluate(self, states: Sequence[ServerState], indices: Indices) -> list[dict[str, float]]:
@@ -149,21 +149,21 @@ class FlowerEngine(Engine):
         ]
 
     def _send(
-        self, jobs: Sequence[LocalJob], places: Sequence[int], on_done: OnDone | None
+        self, jobs: Sequence[LocalJob], indices: Sequence[int], on_done: OnDone | None
     ) -> dict[int, ClientUpdate | ClientFailure]:
         node_of = self._nodes.clients()
         contents: dict[int, RecordDict] = {}
-        place_of: dict[int, int] = {}
+        index_of: dict[int, int] = {}
         results: dict[int, ClientUpdate | ClientFailure] = {}
-        for place in places:
-            job = jobs[place]
+        for index in indices:
+            job = jobs[index]
             node = node_of.get(job.client)
             if node is None:
-                results[place] = ClientFailure(job.client, "not connected")
+                results[index] = ClientFailure(job.client, "not connected")
                 continue
             config = replace(self._config, strategy=job.strategy, train=job.train)
             contents[node] = wire.encode_job(job, config)
-            place_of[node] = place
+            index_of[node] = index
             self._asked.add(job.client)
         answers = exchange(
             self._grid,
@@ -174,8 +174,8 @@ class FlowerEngine(Engine):
             on_answer=on_done or (lambda: None),
         )
         for node, answer in answers.items():
-            place = place_of[node]
-            result = results[place] = self._read_update(answer, jobs[place])
+            index = index_of[node]
+            result = results[index] = self._read_update(answer, jobs[index])
             if isinstance(result, ClientFailure):
                 self._failing.add(result.client)
             else:
@@ -267,10 +267,10 @@ def _one_job_per_client(jobs: Sequence[LocalJob]) -> list[list[int]]:
     """Places of jobs in batches without two of one client: a node does one thing at a time."""
     batches: list[list[int]] = []
     seen: dict[int, int] = defaultdict(int)
-    for place, job in enumerate(jobs):
+    for index, job in enumerate(jobs):
         turn = seen[job.client]
         seen[job.client] += 1
         if turn == len(batches):
             batches.append([])
-        batches[turn].append(place)
+        batches[turn].append(index)
     return batches

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from fedproto.analysis.runs import AttentionSpread, attention_spread
 from fedproto.config import RunConfig
+from fedproto.data import Federation, data_root
 from fedproto.data.tasks import headline
 from fedproto.errors import StoreError
 from fedproto.store import RunStore
@@ -51,6 +52,11 @@ class StoredRun:
         starts = np.searchsorted(rounds, rounds - width, side="right")
         means = [values[start : end + 1].mean() for end, start in enumerate(starts)]
         return rounds, np.array(means, dtype=np.float64)
+
+    def federation(self) -> Federation:
+        """Its data, loaded now."""
+        assert self.config.data is not None  # noqa: S101 - recipes name their data
+        return self.config.data.load(data_root())
 
     def attention_spread(self) -> AttentionSpread | None:
         """How far from equal the clients' weights were."""

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from fedproto.data.base import data_root
 from fedproto.data.federation import Federation
 from fedproto.data.statistics import class_counts
 from fedproto.measures.clients import PER_CLASS
@@ -55,7 +54,7 @@ def show_forgetting(output: Output, found: Sequence[tuple[Case, Sequence[FoundRu
     handles: dict[str, Any] = {}
     lines: list[tuple[Any, ...]] = []
     for (case, shown), (above, below) in zip(looked, grid.T, strict=True):
-        federation = _federation(next(iter(shown.values())))
+        federation = next(iter(shown.values())).federation()
         for label, run in shown.items():
             changes = changes_by_holders(run, federation)
             lines += [
@@ -114,8 +113,3 @@ def row_spread(run: StoredRun) -> tuple[list[int], list[float]]:
             rounds.append(record.round + 1)
             spread.append(float(np.std(norms) / np.mean(norms)))
     return rounds, spread
-
-
-def _federation(run: StoredRun) -> Federation:
-    assert run.config.data is not None  # noqa: S101 - recipes name their data
-    return run.config.data.load(data_root())

@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedproto.analysis.entropy import feature_entropy, relative, softmax_entropy, upsampled
-from fedproto.data.base import data_root
 from fedproto.data.federation import Federation
 from fedproto.data.masks import VOID, palette
 from fedproto.errors import DataError
@@ -88,7 +87,7 @@ class QualitativeMaps(Experiment):
             results,
             key=lambda each: (each.label == CENTRALIZED, each.alpha or 0, order[each.label]),
         )
-        federations = {each.run.path: _load(each) for each in models}
+        federations = {each.run.path: each.run.federation() for each in models}
         chosen = _held_out(list(federations.values()))
         any_federation = next(iter(federations.values()))
         seen: dict[tuple[int, int], Seen] = {}
@@ -118,12 +117,6 @@ class QualitativeMaps(Experiment):
             for each in models
         ]
         output.figure("maps", _draw(titled(case), any_federation, chosen, heads, seen))
-
-
-def _load(result: FoundRun) -> Federation:
-    source = result.run.config.data
-    assert source is not None  # noqa: S101 - recipes always have a data set
-    return source.load(data_root())
 
 
 def _held_out(federations: Sequence[Federation]) -> list[int]:

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from fedproto.data.base import data_root
 from fedproto.errors import DataError
 from fedproto.report.analysing import AnalysisRequest, analyse, read_parts
 from fedproto.report.looks import new_figure
@@ -75,9 +74,7 @@ def _embedding(result: FoundRun, scope: Scope) -> Mapping[str, Any]:
     """The run's own embedding where it has one, else a new one that it keeps."""
     path = result.run.path
     if "embedding" not in read_parts(path, ["embedding"]):
-        source = result.request.config.data
-        assert source is not None  # noqa: S101 - recipes always have a data set
-        subject = open_subject(path, source.load(data_root()))
+        subject = open_subject(path, result.run.federation())
         request = AnalysisRequest(what=("embedding",), samples=SAMPLES[scope.scale])
         analyse(subject, request)
     content: Mapping[str, Any] = read_parts(path, ["embedding"])["embedding"]
