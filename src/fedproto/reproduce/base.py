@@ -11,7 +11,7 @@ from fedproto.options.registry import Registry
 from fedproto.report.comparable import comparable
 from fedproto.report.results import StoredRun
 from fedproto.reproduce.cases import Scope
-from fedproto.reproduce.library import Library, Request, concentration
+from fedproto.reproduce.library import Library, Request
 from fedproto.reproduce.output import Output
 
 
@@ -77,8 +77,8 @@ class FoundRun:
 
     @property
     def alpha(self) -> float | None:
-        """The concentration of the class mix, where the data are shared out by one."""
-        return concentration(self.request.config)
+        """The concentration of the class mix, whether or not the data are shared out by one."""
+        return getattr(self.request.config.data, "alpha", None)
 
     @property
     def seed(self) -> int:

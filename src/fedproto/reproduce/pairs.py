@@ -19,6 +19,7 @@ from fedproto.report.results import main_score
 from fedproto.report.summary import differences, figures_of
 from fedproto.reproduce.base import FoundRun
 from fedproto.reproduce.cases import FAIR_AND_TOLERANT, Case
+from fedproto.reproduce.library import concentration
 from fedproto.reproduce.output import Output
 from fedproto.reproduce.panels import titled
 
@@ -72,7 +73,8 @@ def rows_of(case: Case, results: Sequence[FoundRun]) -> list[Row]:
     """A row per method, class mix and share of stragglers, in the order of the runs."""
     groups: dict[tuple[tuple[float | None, float], str], list[FoundRun]] = {}
     for result in results:
-        groups.setdefault(((result.alpha, result.delta), result.label), []).append(result)
+        mix = concentration(result.request.config)
+        groups.setdefault(((mix, result.delta), result.label), []).append(result)
     rows: list[Row] = []
     for (setting, label), group in groups.items():
         metric = main_score(result.run for result in group)
