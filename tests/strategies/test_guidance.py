@@ -105,6 +105,12 @@ def test_class_attention_by_hand():
         # sizes 4, 3 and 0 weigh the holders
         (replace(BY_CLASS, weights="size"), [(4 * 10 + 3 * 20) / 7, 10, 3]),
         (FedAvg(weights="uniform"), [20, 20, 20]),
+        # half a weight for client 2 in class 0, for 1 and 2 in class 1
+        (
+            replace(BY_CLASS, head_others=0.5),
+            [(10 + 20 + 30 / 2) / 2.5, (10 + 20 / 2 + 30 / 2) / 2, 3],
+        ),
+        (replace(BY_CLASS, head_others=1.0), [20, 20, 3]),
     ],
 )
 def test_rows_of_the_head_by_hand(strategy, expected):

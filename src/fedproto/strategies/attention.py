@@ -34,17 +34,20 @@ def sharpened_attention(margin_kc: Tensor, sharpness: float) -> Tensor:
     return torch.softmax(sharpness * centred_k / spread, dim=-1)
 
 
-def class_attention(score_kc: Tensor, holds_kc: Tensor) -> Tensor:
+def class_attention(score_kc: Tensor, holds_kc: Tensor, others: float = 0.0) -> Tensor:
     """Attention class by class, among those who hold it: ``A[k, c] = s_k[c] / Σ_j s_j[c]``.
 
-    The sum goes over the clients j that hold class c. With ``s_k[c] = a[k]`` holders count by their
-    weights, with ``n_k[c]`` by their samples of the class, with ``σ(μ_k[c])`` by their margins.
-    Holders of whom none has a score count alike.
+    The sum goes over the clients j that hold class c; the others count too if they are given a
+    part ρ of their score, so that ρ = 1 tells no classes apart. With ``s_k[c] = a[k]`` holders
+    count by their weights, with ``n_k[c]`` by their samples of the class, with ``σ(μ_k[c])`` by
+    their margins. Holders of whom none has a score count alike.
 
     Returns:
         Shares ``[K, C]``, of which a column sums to one; to zero for a class that nobody holds.
     """
-    score_kc = torch.where(holds_kc, score_kc.double(), 0)
+    score_kc = score_kc.double()
+    rest_kc = others * score_kc * holds_kc.any(dim=0) if others else 0
+    score_kc = torch.where(holds_kc, score_kc, rest_kc)
     total_c = score_kc.sum(dim=0)
     alike_kc = holds_kc.double() / holds_kc.sum(dim=0).clamp(min=1)
     return torch.where(total_c > 0, score_kc / torch.where(total_c > 0, total_c, 1), alike_kc)

@@ -65,6 +65,12 @@ class Guidance(Strategy):
         "head by class: holders count by their weights, by their samples of the class, or by their"
         " margins of it (fedproto)",
     )
+    head_others: float = option(
+        0.0,
+        "head by class: part ρ of its weight that a client without the class has in its row",
+        at_least=0,
+        at_most=1,
+    )
     flip: float = option(
         0.0,
         "head by class: chance that a client says the opposite of each class, held or not",
@@ -87,6 +93,8 @@ class Guidance(Strategy):
         super().__post_init__()
         if self.by_class and self.head_weights == "margins" and not self.has_margins:
             raise ConfigError("head_weights 'margins' needs prototypes; use strategy 'fedproto'")
+        if self.head_others and self.head_weights != "holders":
+            raise ConfigError("head_others is for head_weights = 'holders'")
         tells_more = self._tells_counts or self.rehearsal > 0 or self.has_margins
         if self.flip and (tells_more or not self.by_class):
             raise ConfigError(
@@ -215,7 +223,7 @@ class Guidance(Strategy):
                     " the model a method last_layer()"
                 )
             score_kc = self.class_scores(state, updates, weights)
-            share_kc = class_attention(score_kc, _classes_of(updates) > 0)
+            share_kc = class_attention(score_kc, _classes_of(updates) > 0, self.head_others)
             weights = replace(weights, tensor=dict.fromkeys(setting.head, share_kc))
         return super().aggregate(state, updates, weights, setting, options)
 
