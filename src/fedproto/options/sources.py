@@ -14,7 +14,7 @@ from pathlib import Path
 
 from fedproto.options import Description
 
-_PACKAGES = {"datasets": "fedproto.data", "sinks": "fedproto.store.sinks"}
+_FOLDERS = {"datasets": "data", "sinks": "store/sinks"}
 _PACKAGE = Path(__file__).resolve().parents[1]
 _RECIPES = (_PACKAGE / "recipes", _PACKAGE.parents[1] / "recipes")
 
@@ -44,7 +44,7 @@ def summaries(kind: str) -> list[Entry]:
     if kind == "recipes":
         found = {name: recipe_summary(path) for name, path in bundled_recipes().items()}
     else:
-        found = registered(_PACKAGES.get(kind, f"fedproto.{kind}"))
+        found = registered(_PACKAGE / _FOLDERS.get(kind, kind))
     if kind == "engines":
         found = {"auto": "The one that suits the device and the work.", **found}
     return [Entry(name, text) for name, text in found.items()]
@@ -61,10 +61,10 @@ def docstring(module: str, function: str = "") -> str:
     return ""
 
 
-def registered(package: str) -> dict[str, str]:
-    """The first sentence of every class in a package's modules that registers itself, by name."""
+def registered(folder: Path) -> dict[str, str]:
+    """The first sentence of every class in a folder's modules that registers itself, by name."""
     found: dict[str, str] = {}
-    for path in sorted(_path(package).parent.glob("*.py")):
+    for path in sorted(folder.glob("*.py")):
         for node in ast.walk(_tree(path)):
             if isinstance(node, ast.ClassDef):
                 summary = (ast.get_docstring(node) or "").split("\n")[0]
