@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 - the name everyone uses
 
 from engine_cases import CLASSES, STRATEGIES, engine_for, jobs_of, small_federation
+from fedproto.data.tasks.classification import Classification
 from fedproto.engines.reference import ReferenceEngine
 from fedproto.engines.training import TrainOptions
 from fedproto.engines.training.augment import AugmentOptions
@@ -97,7 +98,7 @@ def test_a_step_is_that_of_automatic_differentiation(options, shape, batch, dtyp
         x = torch.randn(batch, *shape, generator=generator, dtype=dtype)
         targets = torch.randint(0, CLASSES, (batch,), generator=generator)
         expected, loss = stepped(model, x, targets, received, mu=0.7)
-        found = network.step(x, targets, F.cross_entropy, rate=0.1)
+        found = network.step(x, targets, Classification().loss_and_slope, rate=0.1)
         assert float(found) == pytest.approx(loss, abs=TOLERANCE[dtype])
         model.load_state_dict(expected)
     network.store(ours)
@@ -115,7 +116,7 @@ def test_equal_values_in_a_pooled_cell_pass_the_gradient_once():
     network = manual_for(model, (1, 28, 28), torch.float64)
     expected, _ = stepped(model, x, targets)
     network.load(dict(model.named_parameters()), Objective())
-    network.step(x, targets, F.cross_entropy, rate=0.1)
+    network.step(x, targets, Classification().loss_and_slope, rate=0.1)
     network.store(dict(model.named_parameters()))
     for name, tensor in model.named_parameters():
         torch.testing.assert_close(tensor.detach(), expected[name], rtol=0, atol=1e-9)

@@ -147,7 +147,7 @@ def test_a_method_has_one_colour_everywhere(browser, synthetic):
     visit(browser, synthetic)
     colors = browser.execute_script(
         "return page.conditions.map((condition) => [...document.querySelectorAll("
-        "'#curves-panels svg')][condition.place].querySelectorAll('path.curve').length)"
+        "'#curves-panels svg')][condition.index].querySelectorAll('path.curve').length)"
     )
     assert colors == [6, 10, 6]
     from fedproto.report.looks import looks_of

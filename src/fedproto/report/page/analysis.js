@@ -21,7 +21,7 @@ page.sections.push({
         const total = bins.reduce((sum, bin) => sum + bin.count, 0);
         return {
           label: methodTitle(group), method: group.method, dots: true, x: bins.map((bin) => bin.confidence), y: bins.map((bin) => bin.accuracy),
-          say: (place) => `${formatPercent(bins[place].accuracy, 0)} of ${bins[place].count} (${formatPercent(bins[place].count / total, 0)})`,
+          say: (index) => `${formatPercent(bins[index].accuracy, 0)} of ${bins[index].count} (${formatPercent(bins[index].count / total, 0)})`,
         };
       }),
       x: { name: "confidence", range: [0, 1], mark: markAs({ percent: true }), say: (value) => formatPercent(value, 0) },
@@ -62,7 +62,7 @@ page.sections.push({
     return { having, group: having.find((one) => one.title === page.state.features) || having[0] };
   },
   rows() {
-    return [["run", "x", "y", "class"], ...page.shown.filter((group) => group.embedding).flatMap(({ title, embedding }) => embedding.x.map((x, place) => [title, x, embedding.y[place], embedding.classes[embedding.class[place]]]))];
+    return [["run", "x", "y", "class"], ...page.shown.filter((group) => group.embedding).flatMap(({ title, embedding }) => embedding.x.map((x, index) => [title, x, embedding.y[index], embedding.classes[embedding.class[index]]]))];
   },
   drawings() {
     return page.shown.filter((group) => group.embedding).map((group) => ({ title: group.title, draw: (width) => scatter(group, width) }));
@@ -84,8 +84,8 @@ function scatter({ embedding, title }, width) {
   const plot = Math.round(width * 0.7);
   const height = plot + 20 + 18 * Math.ceil(used.length / columns);
   const svg = svgOf(width, height, `t-SNE of ${embedding.x.length} samples of ${used.length} classes, ${title}`);
-  const place = (values, size) => scaleOf(extent([values]), [10, size - 10], false);
-  const [x, y] = [place(embedding.x, width), place(embedding.y, plot)];
+  const scaled = (values, size) => scaleOf(extent([values]), [10, size - 10], false);
+  const [x, y] = [scaled(embedding.x, width), scaled(embedding.y, plot)];
   const small = (label, at, down, text) => makeSvg("path", { d: SHAPES[label % SHAPES.length](0, 0), transform: `translate(${at.toFixed(1)} ${down.toFixed(1)}) scale(0.6)`, fill: embedding.colors[label], stroke: variable("--faint"), "stroke-width": 0.5 }, makeSvg("title", {}, text));
   embedding.class.forEach((label, index) => svg.append(small(label, x(embedding.x[index]), y(embedding.y[index]), `class ${embedding.classes[label]}`)));
   used.forEach((label, index) => {
@@ -110,7 +110,7 @@ page.sections.push({
   },
   draw(host) {
     const body = host.querySelector(".body");
-    const shown = page.data.maps.filter((one) => page.shown.some((group) => group.place === one.group));
+    const shown = page.data.maps.filter((one) => page.shown.some((group) => group.index === one.group));
     const split = (name) => { const at = name.indexOf("-"); return at < 0 ? [name, ""] : [name.slice(0, at), name.slice(at + 1)]; };
     const names = [...new Set(shown.flatMap((one) => Object.keys(one.pictures).map((name) => split(name)[0])))];
     const tile = (source, caption) => make("figure", {}, make("img", { src: source, alt: caption }), make("figcaption", {}, caption));
@@ -129,7 +129,7 @@ function mapKeys(shown) {
   const bar = make("span", { class: "bar", "aria-hidden": "true" });
   bar.style.background = `linear-gradient(to right, ${heat.join(", ")})`;
   const families = new Set(shown.map((one) => page.data.conditions[page.data.groups[one.group].conditions[0]].family));
-  const known = new Map(page.data.data.filter((panel) => panel.colors && families.has(panel.name)).flatMap(({ classes, colors }) => classes.map((name, place) => [name, colors[place]])));
+  const known = new Map(page.data.data.filter((panel) => panel.colors && families.has(panel.name)).flatMap(({ classes, colors }) => classes.map((name, index) => [name, colors[index]])));
   return make("ul", { class: "legend", id: "map-keys" }, make("li", {}, "entropy: none ", bar, " largest"), [...known].map(([name, color]) => make("li", {}, colorBox(color), ` ${name}`)));
 }
 

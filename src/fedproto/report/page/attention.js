@@ -18,7 +18,7 @@ function holdingSpec(condition, bins, y, label) {
     const found = bins(group)[by];
     return {
       label: methodTitle(group), method: group.method, dots: true, x: found.map((bin) => bin[0]), y: found.map((bin) => bin[1]),
-      say: (place) => `${y.say(found[place][1])} (middle half ${y.say(found[place][2])} to ${y.say(found[place][3])}, ${found[place][4]} clients)`,
+      say: (index) => `${y.say(found[index][1])} (middle half ${y.say(found[index][2])} to ${y.say(found[index][3])}, ${found[index][4]} clients)`,
     };
   });
   const [low, high] = extent(lines.map((line) => line.x));

@@ -133,7 +133,7 @@ function formatSeconds(seconds) {
 function bytesOf(text) {
   const characters = atob(text);
   const bytes = new Uint8Array(characters.length);
-  for (let place = 0; place < bytes.length; place++) bytes[place] = characters.charCodeAt(place);
+  for (let index = 0; index < bytes.length; index++) bytes[index] = characters.charCodeAt(index);
   return bytes;
 }
 

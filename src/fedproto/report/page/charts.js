@@ -39,7 +39,7 @@ function marks(low, high, count, whole = false) {
   const power = 10 ** Math.floor(Math.log10(rough));
   const step = Math.max(whole ? 1 : 0, (whole && power < 10 ? [1, 2, 5, 10] : [1, 2, 2.5, 5, 10]).map((factor) => factor * power).find((each) => each >= rough));
   const found = [];
-  for (let place = Math.ceil(low / step - 1e-9); place * step <= high + 1e-9 * step; place++) found.push(place * step);
+  for (let index = Math.ceil(low / step - 1e-9); index * step <= high + 1e-9 * step; index++) found.push(index * step);
   return found;
 }
 
@@ -57,9 +57,9 @@ function logMarks(low, high, base) {
 
 // A scale from values to pixels; `log` is the base or false.
 function scaleOf([low, high], [from, to], log) {
-  const place = log ? (value) => Math.log(value) : (value) => value;
-  const [start, end] = [place(low), place(high)];
-  const scale = (value) => from + (place(value) - start) / (end - start || 1) * (to - from);
+  const along = log ? (value) => Math.log(value) : (value) => value;
+  const [start, end] = [along(low), along(high)];
+  const scale = (value) => from + (along(value) - start) / (end - start || 1) * (to - from);
   scale.invert = (pixel) => {
     const at = start + (pixel - from) / (to - from) * (end - start);
     return log ? Math.exp(at) : at;
@@ -117,7 +117,7 @@ function chart(spec, width, height) {
   const inside = makeSvg("g", { "clip-path": `url(#${clip})` });
   svg.append(
     makeSvg("clipPath", { id: clip }, makeSvg("rect", { x: area.left - 4, y: area.top - 4, width: Math.max(1, area.right - area.left + 8), height: Math.max(1, area.bottom - area.top + 8) })),
-    ...yMarks.flatMap((mark, place) => [lineAt(area.left, y(mark), area.right, y(mark)), textAt(area.left - 6, y(mark) + 4, texts[place], { "text-anchor": "end" })]),
+    ...yMarks.flatMap((mark, index) => [lineAt(area.left, y(mark), area.right, y(mark)), textAt(area.left - 6, y(mark) + 4, texts[index], { "text-anchor": "end" })]),
     ...xMarks.flatMap((mark) => [lineAt(x(mark), area.top, x(mark), area.bottom), textAt(x(mark), area.bottom + 16, (spec.x.mark || formatNumber)(mark), { "text-anchor": "middle" })]),
     textAt((area.left + area.right) / 2, height - 6, spec.x.name, { "text-anchor": "middle" }),
     textAt(0, 0, spec.y.name, { "text-anchor": "middle", transform: `translate(13 ${(area.top + area.bottom) / 2}) rotate(-90)` }),
@@ -165,28 +165,28 @@ function drawLine(host, line, x, y, spec) {
   host.append(makeSvg("path", { class: "curve", d: line.step ? stepsOf(line.x, line.y, x, y) : pathOf(line.x, line.y.map(positive), x, y), fill: "none", stroke, "stroke-width": line.thin ? 1 : 2, "stroke-dasharray": dash, "stroke-linejoin": "round" }));
   const drawn = line.y.filter((value) => positive(value) !== null);
   if (line.dots || drawn.length === 1) {
-    line.y.forEach((value, place) => { if (positive(value) !== null) host.append(makeSvg("circle", { cx: x(line.x[place]), cy: y(value), r: 3, fill: stroke })); });
+    line.y.forEach((value, index) => { if (positive(value) !== null) host.append(makeSvg("circle", { cx: x(line.x[index]), cy: y(value), r: 3, fill: stroke })); });
   }
 }
 
 function pathOf(xs, ys, x, y) {
   let path = "";
   let pen = false;
-  for (let place = 0; place < xs.length; place++) {
-    if (ys[place] === null) continue;
-    path += `${pen ? "L" : "M"}${x(xs[place]).toFixed(1)},${y(ys[place]).toFixed(1)}`;
+  for (let index = 0; index < xs.length; index++) {
+    if (ys[index] === null) continue;
+    path += `${pen ? "L" : "M"}${x(xs[index]).toFixed(1)},${y(ys[index]).toFixed(1)}`;
     pen = true;
   }
   return path;
 }
 
 function stepsOf(xs, ys, x, y) {
-  return xs.map((value, place) => (place ? `H${x(value).toFixed(1)}V${y(ys[place]).toFixed(1)}` : `M${x(value).toFixed(1)},${y(ys[place]).toFixed(1)}`)).join("");
+  return xs.map((value, index) => (index ? `H${x(value).toFixed(1)}V${y(ys[index]).toFixed(1)}` : `M${x(value).toFixed(1)},${y(ys[index]).toFixed(1)}`)).join("");
 }
 
 // A share of one, centred: below it cool, above it warm; the uniform share is grey.
 function between(colors, share) {
-  const place = Math.min(Math.max(share, 0), 1) * (colors.length - 1);
-  const low = Math.min(Math.floor(place), colors.length - 2);
-  return colors[low].map((value, channel) => Math.round(value + (colors[low + 1][channel] - value) * (place - low)));
+  const position = Math.min(Math.max(share, 0), 1) * (colors.length - 1);
+  const low = Math.min(Math.floor(position), colors.length - 2);
+  return colors[low].map((value, channel) => Math.round(value + (colors[low + 1][channel] - value) * (position - low)));
 }

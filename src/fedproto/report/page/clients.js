@@ -25,7 +25,7 @@ page.sections.push({
     return {
       key: "clients", label: `Score of clients from worst to best, ${titleOf(condition)}`,
       lines: condition.groups.map((group) => ({
-        label: methodTitle(group), method: group.method, y: group.fairness.quantiles, x: group.fairness.quantiles.map((_, place, all) => place / (all.length - 1)),
+        label: methodTitle(group), method: group.method, y: group.fairness.quantiles, x: group.fairness.quantiles.map((_, index, all) => index / (all.length - 1)),
       })),
       x: { name: "clients, worst to best", mark: (value) => `${Math.round(100 * value)} %`, say: (value) => formatPercent(value, 0) },
       y: { name: "score of a client", share: true, mark: markAs({ percent: true }), say: formatPercent },
@@ -95,8 +95,8 @@ function dotPlot(names, groups, width) {
   for (const share of [0, 0.25, 0.5, 0.75, 1]) {
     svg.append(lineAt(x(share), 0, x(share), names.length * row), textAt(x(share), height - 14, `${100 * share} %`, { "text-anchor": "middle" }));
   }
-  names.forEach((name, place) => {
-    const y = (place + 0.5) * row;
+  names.forEach((name, index) => {
+    const y = (index + 0.5) * row;
     svg.append(lineAt(left, y, width - 20, y), textAt(left - 8, y + 4, shortened(name, 20), { "text-anchor": "end", fill: variable("--ink") }));
     for (const group of groups.filter((one) => name in one.classes)) {
       const mark = markOf(group.method, x(group.classes[name]), y);

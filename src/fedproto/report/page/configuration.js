@@ -21,7 +21,7 @@ page.sections.push({
   },
   rows() {
     const { common, differing, groups } = page.data;
-    return [["run", ...Object.keys(differing), ...Object.keys(common)], ...page.shown.map(({ place }) => [groups[place].title, ...Object.values(differing).map((values) => valueText(values[place])), ...Object.values(common).map(valueText)])];
+    return [["run", ...Object.keys(differing), ...Object.keys(common)], ...page.shown.map(({ index }) => [groups[index].title, ...Object.values(differing).map((values) => valueText(values[index])), ...Object.values(common).map(valueText)])];
   },
   draw(host) {
     const { common, differing, groups } = page.data;
@@ -30,13 +30,13 @@ page.sections.push({
     drawAudit(host.querySelector("#audit"));
     if (host.querySelector("#options").open) {
       const names = [...Object.keys(differing).filter((name) => name !== "label"), ...(page.state.only && groups.length > 1 ? [] : Object.keys(common))];
-      const rows = page.shown.map((group) => [[swatch(group.method), " ", group.title], ...names.map((name) => valueText(differing[name] ? differing[name][group.place] : common[name]))]);
+      const rows = page.shown.map((group) => [[swatch(group.method), " ", group.title], ...names.map((name) => valueText(differing[name] ? differing[name][group.index] : common[name]))]);
       host.querySelector("table").replaceChildren(...tableOf(["run", ...names.map((name) => make("th", { scope: "col" }, make("code", {}, name)))], rows).children);
     }
     if (host.querySelector("#runs-list").open) {
       const list = host.querySelector("#run-list");
       const open = new Set([...list.querySelectorAll("details[open]")].map((one) => one.dataset.path));
-      const places = new Set(page.shown.map((group) => group.place));
+      const places = new Set(page.shown.map((group) => group.index));
       list.replaceChildren(...page.data.runs.filter((run) => places.has(run.group)).map((run) => runDetails(run, open.has(run.path))));
     }
   },

@@ -7,7 +7,7 @@ function curveOf(run, name) {
   if (!curve) return null;
   if (!decoded.has(curve)) {
     const y = floatsOf(curve.y);
-    const x = curve.even ? y.map((_, place) => curve.x[0] + place * curve.x[1]) : curve.x;
+    const x = curve.even ? y.map((_, index) => curve.x[0] + index * curve.x[1]) : curve.x;
     decoded.set(curve, { x, y });
   }
   return decoded.get(curve);
@@ -39,11 +39,11 @@ function spentAt(run, kind, rounds) {
   if (!decoded.has(clock)) decoded.set(clock, floatsOf(clock.spent));
   const spent = decoded.get(clock);
   return rounds.map((round) => {
-    const place = round / clock.step - 1;
-    const low = Math.min(Math.max(Math.floor(place), -1), spent.length - 1);
+    const position = round / clock.step - 1;
+    const low = Math.min(Math.max(Math.floor(position), -1), spent.length - 1);
     const before = low < 0 ? 0 : spent[low];
     const after = low + 1 < spent.length ? spent[low + 1] : clock.total;
-    return place <= low ? before : before + (after - before) * (place - low);
+    return position <= low ? before : before + (after - before) * (position - low);
   });
 }
 
@@ -55,8 +55,8 @@ const X_AXES = {
 
 function meanOf(curves) {
   if (curves.length === 1) return { ...curves[0], deviation: null };
-  const same = curves.every((curve) => curve.x.length === curves[0].x.length && curve.x.every((value, place) => value === curves[0].x[place]));
-  const tables = same ? null : curves.map(({ x }) => new Map(x.map((value, place) => [value, place])));
+  const same = curves.every((curve) => curve.x.length === curves[0].x.length && curve.x.every((value, index) => value === curves[0].x[index]));
+  const tables = same ? null : curves.map(({ x }) => new Map(x.map((value, index) => [value, index])));
   const kept = same ? curves[0].x : curves[0].x.filter((value) => tables.every((table) => table.has(value)));
   const found = { x: kept, y: [], spent: [], deviation: [] };
   kept.forEach((value, index) => {
@@ -73,20 +73,20 @@ function meanOf(curves) {
 function curveLines(condition, name, share, everySeed, axis) {
   const lines = [];
   for (const group of condition.groups) {
-    const runs = page.runsOf.get(group.place).filter((run) => run.curves[name]);
+    const runs = page.runsOf.get(group.index).filter((run) => run.curves[name]);
     const curves = runs.map((run) => {
       const curve = smoothed(curveOf(run, name), share, run.planned);
       return { ...curve, spent: axis === "round" ? curve.x : spentAt(run, axis, curve.x) };
     });
     if (!curves.length) continue;
     const title = methodTitle(group);
-    const drawn = everySeed ? curves.map((curve, place) => ({ ...curve, deviation: null, label: runs.length > 1 ? `${title}, seed ${runs[place].seed}` : title }))
+    const drawn = everySeed ? curves.map((curve, index) => ({ ...curve, deviation: null, label: runs.length > 1 ? `${title}, seed ${runs[index].seed}` : title }))
       : [{ ...meanOf(curves), label: title }];
     for (const line of drawn) {
       lines.push({
         label: line.label, method: group.method, thin: drawn.length > 1, x: line.spent, y: line.y,
-        low: line.deviation && line.y.map((value, place) => value - line.deviation[place]),
-        high: line.deviation && line.y.map((value, place) => value + line.deviation[place]),
+        low: line.deviation && line.y.map((value, index) => value - line.deviation[index]),
+        high: line.deviation && line.y.map((value, index) => value + line.deviation[index]),
       });
     }
   }
@@ -121,7 +121,7 @@ page.sections.push({
   panels(all) {
     const { state, metric } = page;
     const axis = X_AXES[state.x] ? state.x : "round";
-    const { total, shown } = having((group) => page.runsOf.get(group.place).some((run) => run.curves[metric.name]), all);
+    const { total, shown } = having((group) => page.runsOf.get(group.index).some((run) => run.curves[metric.name]), all);
     const drawings = shown.map((condition) => ({ title: titleOf(condition), family: condition.family, height: total === 1 ? 340 : 240, spec: {
       key: `curves ${axis} ${condition.family}`, label: `${metric.label} over ${X_AXES[axis].name}, ${titleOf(condition)}`,
       lines: curveLines(condition, metric.name, state.smooth / 100, state.seeds, axis),
@@ -133,7 +133,7 @@ page.sections.push({
   },
   rows() {
     return [["condition", "method", X_AXES[page.state.x].name, page.metric.name, "low", "high"],
-      ...this.panels(true).drawings.flatMap(({ title, spec }) => spec.lines.flatMap((line) => line.x.map((x, place) => [title, line.label, x, line.y[place], line.low?.[place], line.high?.[place]])))];
+      ...this.panels(true).drawings.flatMap(({ title, spec }) => spec.lines.flatMap((line) => line.x.map((x, index) => [title, line.label, x, line.y[index], line.low?.[index], line.high?.[index]])))];
   },
   drawings() { return forFile(this.panels(true).drawings); },
   draw(host) {

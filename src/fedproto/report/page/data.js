@@ -23,13 +23,13 @@ page.sections.push({
     const wanted = JSON.stringify(page.data.data.map(spreadTitle));
     if (spreads.dataset.wanted !== wanted) {
       spreads.dataset.wanted = wanted;
-      spreads.replaceChildren(...page.data.data.map((panel, place) => {
+      spreads.replaceChildren(...page.data.data.map((panel, index) => {
         const body = make("div", { class: "body" });
-        return make("details", { open: page.data.data.length === 1 || undefined, "data-place": place, ontoggle: (event) => { if (event.target.open) drawSpread(body, panel); } },
+        return make("details", { open: page.data.data.length === 1 || undefined, "data-index": index, ontoggle: (event) => { if (event.target.open) drawSpread(body, panel); } },
           make("summary", {}, shortSpread(panel)), body);
       }));
     }
-    for (const panel of spreads.children) if (panel.open) drawSpread(panel.lastChild, page.data.data[Number(panel.dataset.place)]);
+    for (const panel of spreads.children) if (panel.open) drawSpread(panel.lastChild, page.data.data[Number(panel.dataset.index)]);
   },
 });
 

@@ -82,7 +82,7 @@ function heatMap(host, grid, spec) {
     const column = Math.floor((x - svg.area.left) / svg.area.width * grid.columns);
     const row = Math.floor((y - svg.area.top) / svg.area.height * grid.rows);
     if (row >= 0 && row < grid.rows && column >= 0 && column < grid.columns) {
-      host.place = [row, column];
+      host.cell = [row, column];
       say(row, column);
     }
   };
@@ -91,10 +91,10 @@ function heatMap(host, grid, spec) {
     const step = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
     if (!step) return;
     event.preventDefault();
-    const from = host.place || [0, -1];
+    const from = host.cell || [0, -1];
     const clamp = (value, most) => Math.min(Math.max(value, 0), most - 1);
-    host.place = [clamp(from[0] + step[0], grid.rows), clamp(from[1] + step[1], grid.columns)];
-    say(...host.place);
+    host.cell = [clamp(from[0] + step[0], grid.rows), clamp(from[1] + step[1], grid.columns)];
+    say(...host.cell);
   };
 }
 
@@ -104,17 +104,17 @@ function cellPicture(grid, color) {
   const context = picture.getContext("2d");
   const image = context.createImageData(grid.columns, grid.rows);
   const colors = Array.from({ length: 256 }, (_, code) => color((code - 1) / 254));
-  for (let place = 0; place < cells.length; place++) {
-    if (cells[place] === 0) continue;
-    image.data.set(colors[cells[place]], 4 * place);
-    image.data[4 * place + 3] = 255;
+  for (let index = 0; index < cells.length; index++) {
+    if (cells[index] === 0) continue;
+    image.data.set(colors[cells[index]], 4 * index);
+    image.data[4 * index + 3] = 255;
   }
   context.putImageData(image, 0, 0);
   return picture.toDataURL();
 }
 
-function spanText(place, span, total, first) {
-  const from = place * span + first;
-  const to = Math.min((place + 1) * span, total) - 1 + first;
+function spanText(index, span, total, first) {
+  const from = index * span + first;
+  const to = Math.min((index + 1) * span, total) - 1 + first;
   return from === to ? String(from) : `${from}–${to}`;
 }

@@ -21,7 +21,7 @@ function drawPage(everything = false) {
   for (const id of ["contents", "runs", "main"]) document.getElementById(id).hidden = waiting;
   document.getElementById("waiting").hidden = !waiting;
   if (waiting) return;
-  page.runsOf = new Map(page.data.groups.map((_, place) => [place, []]));
+  page.runsOf = new Map(page.data.groups.map((_, index) => [index, []]));
   for (const run of page.data.runs) page.runsOf.get(run.group).push(run);
   applyFilters();
   drawBar();

@@ -12,12 +12,12 @@ function showPanels(host, shown, total) {
   }
   // All widths first: reading one after changing another would lay out the page each time.
   const widths = [...host.children].map((panel) => widthOf(panel.lastChild));
-  shown.forEach((drawing, place) => {
-    const [caption, body] = host.children[place].children;
+  shown.forEach((drawing, index) => {
+    const [caption, body] = host.children[index].children;
     caption.textContent = drawing.title;
     caption.hidden = !drawing.title || total === 1;
-    if (drawing.spec) showChart(body, drawing.spec, widths[place], drawing.height);
-    else body.replaceChildren(drawing.draw(widths[place]));
+    if (drawing.spec) showChart(body, drawing.spec, widths[index], drawing.height);
+    else body.replaceChildren(drawing.draw(widths[index]));
   });
   showMore(host, total - shown.length);
 }

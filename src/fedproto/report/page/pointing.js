@@ -43,13 +43,13 @@ function placesOf(spec) {
   return spec.places;
 }
 
-// What is at a place of the x axis: the nearest value of every line, the points there.
-function readingsAt(spec, place, width) {
-  const readings = (spec.points || []).filter((point) => point.x === place).map((point) => ({ ...point, said: point.text }));
+// What is at a position of the x axis: the nearest value of every line, the points there.
+function readingsAt(spec, position, width) {
+  const readings = (spec.points || []).filter((point) => point.x === position).map((point) => ({ ...point, said: point.text }));
   for (const line of spec.lines || []) {
     if (line.silent || !line.x.length) continue;
-    const index = nearest(line.x, place);
-    if (line.y[index] === null || Math.abs(line.x[index] - place) > width) continue;
+    const index = nearest(line.x, position);
+    if (line.y[index] === null || Math.abs(line.x[index] - position) > width) continue;
     readings.push({ ...line, value: line.y[index], said: line.say ? line.say(index) : spec.y.say(line.y[index]) });
   }
   return readings.sort((one, other) => (other.value ?? 0) - (one.value ?? 0));
@@ -64,21 +64,21 @@ function byPointer(event, host, svg, spec) {
   }
   const places = placesOf(spec);
   if (!places.length || px < svg.area.left - 8 || px > svg.area.right + 8) return hideReading(host, svg);
-  host.place = nearest(places, x.invert(px));
-  showReading(host, svg, spec, places[host.place], py);
+  host.reading = nearest(places, x.invert(px));
+  showReading(host, svg, spec, places[host.reading], py);
 }
 
-function showReading(host, svg, spec, place, py) {
+function showReading(host, svg, spec, position, py) {
   const { x } = svg.scales;
-  const readings = readingsAt(spec, place, (x.range[1] - x.range[0]) / 20);
+  const readings = readingsAt(spec, position, (x.range[1] - x.range[0]) / 20);
   hideReading(host, svg);
-  if (!readings.length || x(place) < svg.area.left - 1 || x(place) > svg.area.right + 1) return readings;
-  svg.append(lineAt(x(place), svg.area.top, x(place), svg.area.bottom, { class: "cursor", stroke: variable("--faint") }));
+  if (!readings.length || x(position) < svg.area.left - 1 || x(position) > svg.area.right + 1) return readings;
+  svg.append(lineAt(x(position), svg.area.top, x(position), svg.area.bottom, { class: "cursor", stroke: variable("--faint") }));
   const rows = readings.slice(0, 12).map((one) => make("div", {}, one.method === undefined ? null : swatch(one.method), one.label, make("b", {}, one.said)));
   if (readings.length > 12) rows.push(make("div", {}, `and ${readings.length - 12} more`));
-  host.tip.replaceChildren(make("strong", {}, `${spec.x.name} ${(spec.x.say || formatNumber)(place)}`), ...rows);
+  host.tip.replaceChildren(make("strong", {}, `${spec.x.name} ${(spec.x.say || formatNumber)(position)}`), ...rows);
   host.tip.hidden = false;
-  const left = x(place) * host.clientWidth / svg.viewBox.baseVal.width;
+  const left = x(position) * host.clientWidth / svg.viewBox.baseVal.width;
   const right = left + 16 + host.tip.offsetWidth < host.clientWidth;
   host.tip.style.left = `${Math.max(0, right ? left + 16 : left - 16 - host.tip.offsetWidth)}px`;
   host.tip.style.top = `${Math.max(0, Math.min(py, host.clientHeight - host.tip.offsetHeight))}px`;
@@ -96,14 +96,14 @@ function byKey(event, host, svg, spec) {
   if (["+", "-", "0"].includes(event.key) && spec.key && !event.ctrlKey && !event.metaKey) {
     event.preventDefault();
     const [low, high] = svg.scales.x.range;
-    const middle = places[host.place] ?? (low + high) / 2;
+    const middle = places[host.reading] ?? (low + high) / 2;
     const half = (high - low) * (event.key === "+" ? 0.25 : 1);
     zoomTo(spec, event.key === "0" ? null : [middle - half, middle + half]);
   } else if (event.key in steps && places.length) {
     event.preventDefault();
-    host.place = Math.min(places.length - 1, Math.max(0, (host.place ?? -1) + steps[event.key]));
-    const readings = showReading(host, svg, spec, places[host.place], svg.area.top) || [];
-    host.said.textContent = `${spec.x.name} ${(spec.x.say || formatNumber)(places[host.place])}: ${readings.map((one) => `${one.label} ${one.said}`).join("; ") || "nothing"}`;
+    host.reading = Math.min(places.length - 1, Math.max(0, (host.reading ?? -1) + steps[event.key]));
+    const readings = showReading(host, svg, spec, places[host.reading], svg.area.top) || [];
+    host.said.textContent = `${spec.x.name} ${(spec.x.say || formatNumber)(places[host.reading])}: ${readings.map((one) => `${one.label} ${one.said}`).join("; ") || "nothing"}`;
   }
 }
 

@@ -37,8 +37,8 @@ function sheet(section) {
   let y = 56 + 20 * legend.length;
   const sheetSvg = svgOf(width, y, section.title);
   const rest = [];
-  for (let place = 0; place < drawings.length; place += columns) {
-    const row = drawings.slice(place, place + columns).map((drawing) => ({ title: drawing.title, svg: drawing.draw(cell - 20) }));
+  for (let index = 0; index < drawings.length; index += columns) {
+    const row = drawings.slice(index, index + columns).map((drawing) => ({ title: drawing.title, svg: drawing.draw(cell - 20) }));
     row.forEach(({ title, svg }, column) => {
       svg.setAttribute("x", 10 + column * cell);
       svg.setAttribute("y", y + 22);

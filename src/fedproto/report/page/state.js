@@ -57,13 +57,13 @@ function applyFilters() {
   };
   const words = state.find.toLowerCase().split(/\s+/).filter(Boolean);
   const open = data.conditions.map((condition) => !partsOf(condition).some((part) => state.without.has(part)));
-  page.shown = data.groups.map((group, place) => ({ ...group, place })).filter((group) => {
-    const under = group.conditions.filter((place) => open[place]);
-    const text = [methodTitle(group), ...under.map((place) => `${data.conditions[place].family} ${data.conditions[place].title}`)].join(" ").toLowerCase();
+  page.shown = data.groups.map((group, index) => ({ ...group, index })).filter((group) => {
+    const under = group.conditions.filter((index) => open[index]);
+    const text = [methodTitle(group), ...under.map((index) => `${data.conditions[index].family} ${data.conditions[index].title}`)].join(" ").toLowerCase();
     return under.length > 0 && !state.hide.has(methodTitle(group)) && words.every((word) => text.includes(word));
   });
-  page.conditions = data.conditions.map((condition, place) => ({ ...condition, place, groups: page.shown.filter((group) => group.conditions.includes(place)) }))
-    .filter((condition) => open[condition.place] && condition.groups.length);
+  page.conditions = data.conditions.map((condition, index) => ({ ...condition, index, groups: page.shown.filter((group) => group.conditions.includes(index)) }))
+    .filter((condition) => open[condition.index] && condition.groups.length);
   page.methods = [...new Set(page.shown.map((group) => group.method))].sort((one, other) => one - other);
   if (!data.metrics.some((metric) => metric.name === state.metric)) state.metric = null;
   if (!data.methods.some((method) => method.title === state.base)) state.base = null;
@@ -90,7 +90,7 @@ function drawBar() {
           make("input", { id: "find", type: "search", placeholder: "Search methods, conditions", oninput: (event) => change({ find: event.target.value }) })),
         make("span", { id: "count", role: "status" }),
         make("button", { type: "button", id: "reset", onclick: () => change({ hide: new Set(), without: new Set(), find: "" }) }, "show all")),
-      make("div", { class: "chips", role: "group", "aria-label": "Methods" }, data.methods.map((method, place) => chip(method.title, "hide", method.title, place))),
+      make("div", { class: "chips", role: "group", "aria-label": "Methods" }, data.methods.map((method, index) => chip(method.title, "hide", method.title, index))),
       make("div", { class: "facets" }, names.map((name) => make("div", { class: "chips", role: "group", "aria-label": name }, make("span", { class: "name" }, name),
         parts.filter((part) => part.split(": ")[0] === name)
           .sort((one, other) => one.localeCompare(other, "en", { numeric: true }))

@@ -60,7 +60,7 @@ page.sections.push({
   rows() {
     const columns = summaryColumns(true);
     return [["method", "condition", "seed", ...columns.slice(1).map((column) => column.label)], ...page.shown.map((group) => [
-      methodTitle(group), group.conditions.map((place) => page.data.conditions[place].title).join("; "), group.seeds.join(" "),
+      methodTitle(group), group.conditions.map((index) => page.data.conditions[index].title).join("; "), group.seeds.join(" "),
       ...columns.slice(1).map((column) => column.value(group))])];
   },
   draw(host) {

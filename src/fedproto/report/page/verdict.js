@@ -4,7 +4,7 @@ const WORDS = { better: "▲", worse: "▼", level: "=", "too few seeds": "?" };
 
 function scoresOf(group, name) {
   const found = new Map();
-  (group.figures[name] || []).forEach((value, place) => { if (value !== null) found.set(group.seeds[place], value); });
+  (group.figures[name] || []).forEach((value, index) => { if (value !== null) found.set(group.seeds[index], value); });
   return found;
 }
 
@@ -25,12 +25,12 @@ function judge(differences, lower) {
   return found;
 }
 
-function baseUnder(place) {
-  return page.data.groups.find((group) => group.method === page.base && group.conditions.includes(place));
+function baseUnder(index) {
+  return page.data.groups.find((group) => group.method === page.base && group.conditions.includes(index));
 }
 
-function verdictOf(group, place) {
-  const base = baseUnder(place);
+function verdictOf(group, index) {
+  const base = baseUnder(index);
   if (!base || group.method === page.base) return null;
   return judge(differencesOf(scoresOf(group, page.metric.name), scoresOf(base, page.metric.name)), page.metric.lower);
 }
@@ -40,7 +40,7 @@ function overallOf(method, conditions) {
   const lists = [];
   for (const condition of conditions) {
     const group = condition.groups.find((one) => one.method === method);
-    const base = baseUnder(condition.place);
+    const base = baseUnder(condition.index);
     if (!group || !base) continue;
     const [ours, theirs] = [scoresOf(group, page.metric.name), scoresOf(base, page.metric.name)];
     lists.push(new Map([...ours].filter(([seed]) => theirs.has(seed)).map(([seed, value]) => [seed, value - theirs.get(seed)])));
@@ -60,7 +60,7 @@ function verdictRows() {
       .map((method) => ({ method, found: overallOf(method, conditions) })).filter(({ found }) => found);
     if (overall.length) rows.push({ title: `${page.several.families ? `${family}: ` : ""}mean over conditions`, overall: true, entries: overall });
     for (const condition of conditions) {
-      const entries = condition.groups.map((group) => ({ method: group.method, found: verdictOf(group, condition.place) })).filter(({ found }) => found);
+      const entries = condition.groups.map((group) => ({ method: group.method, found: verdictOf(group, condition.index) })).filter(({ found }) => found);
       if (entries.length) rows.push({ title: titleOf(condition), entries });
     }
   }
@@ -82,8 +82,8 @@ function forest(panel, width, range) {
   }
   svg.append(lineAt(x(0), 0, x(0), height - 40, { stroke: variable("--ink"), "stroke-width": 1.5 }),
     textAt((left + right) / 2, height - 8, `${metric.label}, difference${metric.percent ? " in points" : ""}`, { "text-anchor": "middle" }));
-  panel.entries.forEach(({ method, found }, place) => {
-    const y = (place + (stacked ? 0.7 : 0.5)) * row;
+  panel.entries.forEach(({ method, found }, index) => {
+    const y = (index + (stacked ? 0.7 : 0.5)) * row;
     const color = colorOf(method);
     const { title } = page.data.methods[method];
     svg.append(stacked ? textAt(left, y - 14, shortened(title, Math.floor(width / 7)), { fill: variable("--ink") })
@@ -146,7 +146,7 @@ page.sections.push({
     nothing.hidden = rows.length > 0;
     nothing.textContent = `Nothing in view was run under the same condition as ${data.methods[page.base].title}; choose another to compare with.`;
     showPanels(host.querySelector("#verdict-panels"), this.panels(page.state.all ? rows : rows.slice(0, MOST_PANELS)), rows.length);
-    const without = page.conditions.filter((condition) => !baseUnder(condition.place)).length;
+    const without = page.conditions.filter((condition) => !baseUnder(condition.index)).length;
     host.querySelector(".hint").textContent =
       `Each method minus ${data.methods[page.base].title} on the same seeds${metric.percent ? ", in points" : ""}: mean and ${Math.round(100 * data.sure)} % interval by Student's t. ` +
       `“Level” means that the interval holds zero: these seeds show no difference. Fewer than ${data.fewest} pairs decide nothing.` +
@@ -190,21 +190,21 @@ page.sections.push({
       const range = extent(cells.map((row) => row.map((group) => (group ? figure(group, metric.name)?.mean ?? null : null)))) || [0, 1];
       const name = (condition) => Object.entries(condition.parts).map(([part, value]) => (value === "true" ? part : value === "false" ? `no ${part}` : `${part} ${value}`)).join(" · ") || family;
       const scroller = scrolling(null, `${metric.label}, ${family}`,
-        tableOf([make("th", { scope: "col" }, page.several.families ? family : "method"), ...conditions.map(name)], methods.map((method, place) => [
+        tableOf([make("th", { scope: "col" }, page.several.families ? family : "method"), ...conditions.map(name)], methods.map((method, index) => [
           [swatch(method), " ", page.data.methods[method].title],
-          ...cells[place].map((group, column) => matrixCell(group, conditions[column].place, range))])));
+          ...cells[index].map((group, column) => matrixCell(group, conditions[column].index, range))])));
       scroller.classList.add("tall");
       return make("div", { class: "matrix" }, scroller);
     }));
   },
 });
 
-function matrixCell(group, place, [low, high]) {
+function matrixCell(group, index, [low, high]) {
   const found = group && figure(group, page.metric.name);
   if (!found) return make("td", { class: "none" }, "–");
   const share = high > low ? (found.mean - low) / (high - low) : 0.5;
   const [red, green, blue] = shade(page.metric.lower ? 1 - share : share);
-  const verdict = verdictOf(group, place);
+  const verdict = verdictOf(group, index);
   const cell = make("td", { class: "shaded" }, withDeviation(page.metric, found), verdict ? make("span", { class: "sign", title: verdict.word, role: "img", "aria-label": verdict.word }, WORDS[verdict.word]) : null);
   cell.style.background = `rgb(${red} ${green} ${blue})`;
   cell.style.color = luminance(red, green, blue) > 0.179 ? "#000" : "#fff";
