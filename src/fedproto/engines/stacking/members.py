@@ -112,9 +112,12 @@ class Members:
     def _penalty(self, job: LocalJob) -> str:
         """How a job's penalty is computed; a hook that `torch.func` cannot run asks for `ALONE`.
 
-        So does augmentation, which is done batch by batch.
+        So does augmentation, which is done batch by batch; and so do parts of a batch, where what
+        becomes of a sample depends on which part it is in.
         """
-        if job.augment is not None:
+        network = self._network
+        whole = network.statistics or network.by_batch or network.draws
+        if job.augment is not None or (whole and job.train.accumulate > 1):
             return ALONE
         strategy = job.strategy
         if type(strategy).penalty is Strategy.penalty:
