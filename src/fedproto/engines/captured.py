@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from fedproto.engines.base import ENGINES, Workload
 from fedproto.engines.job import LocalJob
 from fedproto.engines.reference import ReferenceEngine, Step
+from fedproto.engines.spaced import take_over
 from fedproto.engines.training import TrainOptions
 from fedproto.engines.training.batch_norm import freeze
 from fedproto.rng import Indices, seeded
@@ -53,6 +54,7 @@ class CapturedEngine(ReferenceEngine):
 
     def __init__(self, workload: Workload, *, channels_last: bool = False) -> None:
         super().__init__(workload, channels_last=channels_last)
+        take_over(self._model)
         self._kinds: dict[tuple[TrainOptions, float], _Kind] = {}
         self._pool = None if self._device.type != "cuda" else torch.cuda.graph_pool_handle()
         self._held = self._model.state_dict()
@@ -113,10 +115,9 @@ class CapturedEngine(ReferenceEngine):
         exact = self.workload.options.torch_dtype() == torch.float64
         if self._pool is None or exact or more or own or _draws(self._model):
             return super()._stepper(job, objective)
-        common = replace(job.train, lr=1.0, epochs=1, lr_schedule="constant", lr_power=1.0)
-        key = common, objective.proximal
+        key = job.train.kind, objective.proximal
         if key not in self._kinds:
-            self._kinds[key] = _Kind(self, common, objective)
+            self._kinds[key] = _Kind(self, job.train.kind, objective)
         return self._kinds[key].begin(job)
 
 
