@@ -9,12 +9,10 @@ from fedproto.engines.training.dropout import VIRTUAL, Masks
 from fedproto.models import with_features
 from fedproto.strategies import FedAvg
 
-CPU = torch.device("cpu")
-
 
 def masks_of(layer: nn.Module) -> Masks:
-    masks = Masks(layer)
-    masks.begin_job(2**40 + 7, CPU)
+    masks = Masks(layer, torch.device("cpu"))
+    masks.begin_job(2**40 + 7)
     masks.begin_step()
     masks.begin_pass()
     return masks
@@ -41,7 +39,7 @@ def test_every_job_step_part_and_place_has_its_own_mask():
     masks.begin_step()
     masks.begin_pass()
     found.append(layer(ones))
-    masks.begin_job(2**41 + 7, CPU)
+    masks.begin_job(2**41 + 7)
     masks.begin_step()
     masks.begin_pass()
     found.append(layer(ones))

@@ -54,7 +54,7 @@ class ReferenceEngine(Engine):
             self._model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         features_of(self._model)
         tolerate_single_values(self._model)
-        self._masks = Masks(self._model)
+        self._masks = Masks(self._model, self._device)
         self._samples = workload.federation.samples.to(self._device, dtype)
         self._statistics = statistics_names(self._model)
         self._class_counts: dict[int, Tensor] = {}
@@ -177,7 +177,7 @@ class ReferenceEngine(Engine):
             freeze(model)
         params = dict(model.named_parameters())
         optimizer = job.train.optimizer_for(model, job.lr)
-        self._masks.begin_job(job.seed, self._device)
+        self._masks.begin_job(job.seed)
 
         def step(inputs: Tensor, targets: Tensor) -> Tensor:
             self._masks.begin_step()

@@ -24,7 +24,7 @@ from fedproto.engines.stacking.fusing import Fuse
 from fedproto.engines.stacking.gradients import Gradient
 from fedproto.engines.stacking.network import Beside, Network
 from fedproto.engines.training.batch_norm import freeze, goes_by_batch, layers, statistics_names
-from fedproto.engines.training.dropout import KINDS, VIRTUAL, Masks
+from fedproto.engines.training.dropout import VIRTUAL, Masks, layer_that_draws
 from fedproto.models.base import features_of, head_of
 from fedproto.types import Tensors
 
@@ -95,7 +95,8 @@ class FunctionalNetwork(Network):
     def __init__(self, model: nn.Module) -> None:
         self._model = model = copy.deepcopy(model)
         self._features, self._head = _Part(model, features_of), _Part(model, head_of)
-        self._norms, self._masks = _Norms(model), Masks(model)
+        self._norms = _Norms(model)
+        self._masks = Masks(model, next(model.parameters()).device)
         self._frozen, self._drawn_by = False, (torch.zeros(0), torch.zeros(()))
         self.statistics = {name: tuple(one.shape) for name, one in read_state(model)[1].items()}
         self.by_batch, self.draws = goes_by_batch(model), self._masks.drawn
@@ -264,9 +265,9 @@ def reason_not_to_stack(model: nn.Module, inputs: Tensor) -> str | None:
 
 
 def _unknown_layer(model: nn.Module, buffers: Tensors) -> str | None:
-    for name, module in model.named_modules():
-        if isinstance(module, _DropoutNd) and module.p > 0 and type(module) not in KINDS:
-            return f"'{name}' ({type(module).__name__}) draws random numbers"
+    drawing = layer_that_draws(model)
+    if drawing is not None:
+        return f"{drawing} draws random numbers"
     for name, tensor in buffers.items():
         if not tensor.is_floating_point():
             return f"its buffer '{name}' holds whole numbers"

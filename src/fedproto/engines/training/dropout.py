@@ -30,10 +30,10 @@ class Masks:
         step: The step's number within the job, likewise.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, device: torch.device) -> None:
         """Takes over the model's dropout layers."""
         self.drawn = False
-        self.seed = self.step = torch.zeros((), dtype=torch.int64)
+        self.seed, self.step = torch.zeros((2, 1), dtype=torch.int64, device=device)
         self._part = self._place = 0
         for layer in model.modules():
             if isinstance(layer, _DropoutNd) and type(layer) in KINDS:
@@ -41,14 +41,16 @@ class Masks:
                 layer.forward = functools.partial(self._applied, layer)
                 self.drawn = True
 
-    def begin_job(self, seed: int, device: torch.device) -> None:
-        """The next step is a job's first."""
-        self.seed = torch.full((), seed, dtype=torch.int64, device=device)
-        self.step = torch.full_like(self.seed, -1)
+    def begin_job(self, seed: int) -> None:
+        """The next step is a job's first; in place, where a captured step finds it."""
+        if self.drawn:
+            self.seed.fill_(seed)
+            self.step.fill_(-1)
 
     def begin_step(self) -> None:
         """The next step."""
-        self.step = self.step + 1
+        if self.drawn:
+            self.step += 1
 
     def begin_pass(self, part: int = 0) -> None:
         """A pass through the model, of which a step may make several."""
@@ -59,14 +61,22 @@ class Masks:
             return x
         whole = isinstance(layer, nn.Dropout2d)
         shape = (*x.shape[:2], *[1] * (x.dim() - 2)) if whole else x.shape
-        key = self.seed.to(x.device)
-        for number in (self.step.to(x.device), self._part, self._place):
+        key = self.seed
+        for number in (self.step, self._part, self._place):
             key = _hashed(key + _GOLDEN + number)
         self._place += 1
-        index = torch.arange(torch.Size(shape).numel(), device=x.device).view(shape)
+        index = torch.arange(torch.Size(shape).numel(), device=x.device)
         bits = _shifted(_hashed(key + index * _GOLDEN), 64 - _BITS)
-        keep = (bits >= int(layer.p * 2**_BITS)).to(x.dtype)
+        keep = (bits >= int(layer.p * 2**_BITS)).view(shape).to(x.dtype)
         return x * (keep * (1 / (1 - layer.p) if layer.p < 1 else 0.0))
+
+
+def layer_that_draws(model: nn.Module) -> str | None:
+    """The first layer that draws from a generator all the same, in words; None without any."""
+    for name, layer in model.named_modules():
+        if isinstance(layer, _DropoutNd) and layer.p > 0 and type(layer) not in KINDS:
+            return f"'{name}' ({type(layer).__name__})"
+    return None
 
 
 def _hashed(x: Tensor) -> Tensor:
