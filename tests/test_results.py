@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import json
+import shlex
+from collections import defaultdict
+from pathlib import Path
 
+import pytest
+
+from archives import ARCHIVES, unpacked
 from documents import ROOT
+from fedproto.cli import main
+from fedproto.reproduce.output import Output
 
-ARCHIVES = ROOT / "results/runs"
 ROOM = 10_000_000
 """Bytes; every refresh of an archive stays in everybody's clone for good."""
+TABLES = {
+    "study": ("study", "synthetic", "celeba"),
+    "paper": ("synthetic", "mnist", "femnist", "celeba"),
+    "sources": ("mnist-sources", "guidance"),
+    "guidance": ("mnist-sources", "guidance"),
+}
+"""Folders of tables, and the archives that they come from."""
 
 
 def test_archives_are_those_that_were_published():
@@ -22,3 +37,38 @@ def test_archives_are_those_that_were_published():
 
 def test_archives_do_not_grow_the_history():
     assert sum(path.stat().st_size for path in ARCHIVES.iterdir()) < ROOM
+
+
+def rows(path: Path) -> list[dict[str, str | float]]:
+    """A table, its numbers as such; without what comes from no run but from the data's files."""
+
+    def read(cell: str) -> str | float:
+        try:
+            return float(cell)
+        except ValueError:
+            return cell
+
+    with path.open(newline="", encoding="utf-8") as file:
+        table = [{name: read(cell) for name, cell in row.items()} for row in csv.DictReader(file)]
+    return [row for row in table if row.get("runs") != 0]
+
+
+@pytest.mark.parametrize("folder", TABLES)
+def test_archives_give_the_tables_beside_them(folder, tmp_path, monkeypatch):
+    unpacked(tmp_path / "runs/reproduce", *TABLES[folder])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Output, "figure", lambda *_: None)
+    tables = sorted((ROOT / "results" / folder).glob("*.csv"))
+    by_command = defaultdict(dict)
+    for path in (ROOT / "results" / folder).glob("*.json"):
+        origin = json.loads(path.read_text())
+        renamed = {name: name.replace(origin["experiment"], path.stem) for name in origin["files"]}
+        known = {path.with_name(name): made for made, name in renamed.items()}
+        by_command[origin["command"]] |= {table: known[table] for table in tables if table in known}
+    assert sorted(path for known in by_command.values() for path in known) == tables
+    for number, (command, known) in enumerate(by_command.items()):
+        assert main([*shlex.split(command)[1:], "--existing", f"--out=made{number}"]) == 0
+        for published, name in known.items():
+            (made,) = Path(f"made{number}").rglob(name)
+            for ours, expected in zip(rows(made), rows(published), strict=True):
+                assert ours == pytest.approx(expected), published.stem

@@ -3,30 +3,17 @@
 from __future__ import annotations
 
 import json
-import tarfile
 from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from archives import unpacked
 from browser import axe_violations, console, open_browser, set_size
-from documents import ROOT
 from fedproto.cli import main
 
-ARCHIVES = ROOT / "results" / "runs"
 stats = pytest.importorskip("scipy.stats")
-
-
-def unpacked(folder: Path, *names: str) -> Path:
-    if not ARCHIVES.is_dir():
-        pytest.skip("the archives of results/runs are not part of this copy")
-    for archive in sorted(ARCHIVES.glob("*.tar.gz")):
-        name = archive.name.removesuffix(".tar.gz")
-        if not names or name in names:
-            with tarfile.open(archive) as file:
-                file.extractall(folder / name, filter="data")
-    return folder
 
 
 @pytest.fixture(scope="module")

@@ -195,6 +195,8 @@ def test_records_alone_are_enough_for_tables(reproduced, tmp_path):
     ours = [row for row in table(tmp_path / "smoke/synthetic", "accuracy") if row["ours"]]
     expected = table(reproduced / "out/smoke", "accuracy")
     assert ours == [row for row in expected if row["data_set"] == "Synthetic"]
+    origin = json.loads((tmp_path / "smoke/synthetic/study.json").read_text())
+    assert "--scale smoke --existing --only synthetic" in origin["command"]
 
 
 def test_what_cannot_be_shown_is_said(tmp_path):

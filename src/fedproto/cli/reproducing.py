@@ -101,7 +101,7 @@ def reproduce(
             if dry_run:
                 _show_runs(plan)
             else:
-                _render(plan, out, _command(what, scope))
+                _render(plan, out, _command(what, plan))
         except KeyboardInterrupt:
             _notice("stopped; what is done is safe: the same command goes on from there")
             raise typer.Exit(130) from None
@@ -186,8 +186,10 @@ def _recipes(texts: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _command(what: Sequence[str], scope: Scope) -> str:
+def _command(what: Sequence[str], plan: Plan) -> str:
+    scope = plan.scope
     parts = ["fedproto reproduce", *what, f"--scale {scope.scale}"]
+    parts += [] if plan.training else ["--existing"]
     parts += [f"--seeds {scope.seeds}"] if scope.seeds else []
     parts += [f"--only {name}" for name in scope.only]
     parts += [f"--recipe {name}={recipe}" for name, recipe in scope.recipes.items()]

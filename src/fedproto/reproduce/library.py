@@ -83,12 +83,14 @@ class Library:
         self._read.pop(path, None)
 
     def find(self, request: Request, *, modest: bool = False) -> StoredRun | None:
-        """A finished run that gives what is asked for, if modest also without the wishes."""
-        for less in (False, True) if modest else (False,):
-            for path in self._paths.get(settings_digest(request.config), []):
-                if request.is_answered_by(run := self._stored(path), modest=less):
-                    return run
-        return None
+        """A finished run that gives what is asked for; modestly, that with most of the wishes."""
+        runs = map(self._stored, self._paths.get(settings_digest(request.config), []))
+        answers = (run for run in runs if request.is_answered_by(run, modest=modest))
+        return max(
+            answers,
+            key=lambda run: sum(map(run.config.measure.takes, request.wishes)),
+            default=None,
+        )
 
     def rounds_done(self, config: RunConfig) -> int:
         """How far the furthest unfinished run of a configuration is."""

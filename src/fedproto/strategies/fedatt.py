@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
+from torch import Tensor
 
 from fedproto.options import option
 from fedproto.strategies.base import STRATEGIES, Strategy
@@ -25,12 +26,21 @@ class FedAtt(Strategy):
     weighs_tensors: ClassVar[bool] = True
 
     epsilon: float = option(1.2, "server step ε", above=0)
+    norm: Literal["frobenius", "spectral"] = option(
+        "frobenius", "length of a way: of all its entries, or its largest singular value"
+    )
 
     def weigh(self, state: ServerState, updates: Updates) -> ClientWeights:
         """Attention per tensor; a client's own weight is its mean over the tensors."""
         attention = {}
         for name, old in state.params.items():
-            distance_k = torch.stack([(update.params[name] - old).norm() for update in updates])
+            distance_k = torch.stack([self._length(update.params[name] - old) for update in updates])
             attention[name] = torch.softmax(distance_k.double(), dim=0).cpu()
         mean = torch.stack(list(attention.values())).mean(dim=0)
         return ClientWeights(mean, attention, scale=self.epsilon)
+
+    def _length(self, way: Tensor) -> Tensor:
+        """A kernel is a matrix with a row per output, as its product with patches makes it."""
+        if self.norm == "spectral" and way.ndim > 1:
+            return torch.linalg.matrix_norm(way.flatten(1), ord=2)
+        return way.norm()
