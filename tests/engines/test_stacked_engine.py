@@ -1,9 +1,7 @@
 """The stacked engine's own promises: any module, any penalty, any amount of memory."""
 
 import itertools
-from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -20,7 +18,6 @@ from engine_cases import (
     small_federation,
     sweep,
 )
-from fedproto.engines.captured import CapturedEngine
 from fedproto.engines.stacking import formulas, memory
 from fedproto.engines.stacking.blocks import Conv, Dense
 from fedproto.engines.stacking.flat import FlatLayout
@@ -148,43 +145,6 @@ def test_parts_of_a_batch_that_are_not_the_whole_are_trained_one_by_one(layer):
     options = {"strategies": [FedAvg()], "train": train}
     truth = sweep("reference", own_module(layer()), **options)
     check_same(sweep("stacked", own_module(layer()), **options), truth, 1e-12)
-
-
-class FakeStream:
-    """Stands for a CUDA stream: what is asked of it is done at once."""
-
-    waits: ClassVar[list[str]] = []
-
-    def __init__(self, name: str = "ahead") -> None:
-        self.name = name
-
-    def wait_stream(self, other: "FakeStream") -> None:
-        self.waits.append(f"{self.name} for {other.name}")
-
-
-def test_a_look_beside_the_training_sees_the_received_weights(monkeypatch):
-    monkeypatch.setattr(FakeStream, "waits", [])
-    monkeypatch.setattr(torch.cuda, "Stream", lambda *_, **__: FakeStream())
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: FakeStream("here"))
-    monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
-    begin = CapturedEngine.__init__
-
-    def begun(self, *args, **options):
-        begin(self, *args, **options)
-        self._pool = "as on a device"  # in float64, no step is captured there
-
-    monkeypatch.setattr(CapturedEngine, "__init__", begun)
-    model = CNN4Options(channels=3, batch_norm=True)
-    options = {
-        "federation": small_federation(shape=(3, 16, 18)),
-        "strategies": [Everything(), FedProto()],
-        "train": TrainOptions(epochs=2, batch_size=5, lr=0.01, batch_norm="average"),
-    }
-    found = sweep("captured", model, **options)
-    check_same(found, sweep("reference", model, **options), 0.0)
-    assert FakeStream.waits
-    assert set(FakeStream.waits[::2]) == {"ahead for here"}
-    assert set(FakeStream.waits[1::2]) == {"here for ahead"}
 
 
 @pytest.mark.parametrize("policy", ["average", "frozen", "local"])

@@ -5,9 +5,6 @@ them. A step of a given batch shape is captured once and then replayed, for one 
 weights are loaded in place, the optimizer's state is set to zero where a fresh one is due, and the
 rate lies on the device. Meanwhile the host prepares the next batch.
 
-A step of a small batch leaves room on the device. What a strategy looks up with the received
-weights takes it: a copy of the model looks, while the model is trained on a stream that goes first.
-
 What is not captured (float64, models that draw from a generator, strategies that add more to the
 loss than a pull to the received weights, shapes seen for the first time) is done step by step as in
 the reference engine; so is everything on a CPU.
@@ -15,8 +12,6 @@ the reference engine; so is everything on a CPU.
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -29,9 +24,8 @@ from fedproto.engines.spaced import take_over
 from fedproto.engines.training import TrainOptions
 from fedproto.engines.training.batch_norm import freeze
 from fedproto.engines.training.dropout import layer_that_draws
-from fedproto.rng import Indices, seeded
 from fedproto.strategies.base import Strategy
-from fedproto.strategies.contract import Local, Objective, Observation
+from fedproto.strategies.contract import Objective
 from fedproto.types import ServerState
 
 WARM_UP = 2
@@ -59,15 +53,13 @@ class CapturedEngine(ReferenceEngine):
         self._pool = None if self._device.type != "cuda" else torch.cuda.graph_pool_handle()
         self._held = self._model.state_dict()
         self._draws = layer_that_draws(self._model) is not None
-        self._looker: nn.Module | None = None
-        self._looked_at: set[int] = set()
 
     def close(self) -> None:
         """Frees the graphs with their memory."""
         self._kinds.clear()
-        self._looker = None
 
     def _load(self, state: ServerState) -> None:
+        """In one go: hundreds of small copies keep the host longer than the device."""
         given = {**state.params, **state.buffers}
         fits = given.keys() == self._held.keys() and all(
             tensor.shape == self._held[name].shape for name, tensor in given.items()
@@ -75,39 +67,12 @@ class CapturedEngine(ReferenceEngine):
         if not fits:
             super()._load(state)
             return
-        _copy(given, self._held)
-
-    def _look_and_fit(
-        self, job: LocalJob, indices: Indices, local: Local
-    ) -> tuple[Observation | None, Tensor, int]:
-        """Looks with a copy of the model while the model is trained.
-
-        The steps are handed to the device before the look, on a stream of higher priority: the look
-        takes what they leave. Neither stream touches what the other one writes before they join:
-        a step's memory is its stream's own, and what both find there (samples, received weights) is
-        only read. Data of a new size is looked at by itself, since kernels may then be chosen by
-        their times.
-        """
-        what, size = job.strategy.looks.before, len(indices)
-        alone = size not in self._looked_at or self._lacks_statistics(job.state)
-        if self._pool is None or not what or alone:
-            self._looked_at |= {size} if what else set()
-            return super()._look_and_fit(job, indices, local)
-        if self._looker is None:
-            self._looker = copy.deepcopy(self._model).eval()
-            self._looker_held = self._looker.state_dict()
-            self._ahead = torch.cuda.Stream(self._device, priority=-1)
-        _copy(self._held, self._looker_held)
-        here = torch.cuda.current_stream(self._device)
-        try:
-            with seeded(job.seed, self._device):
-                objective = job.strategy.objective(local)
-                self._ahead.wait_stream(here)
-                with torch.cuda.stream(self._ahead):
-                    loss, seen = self._fit(job, indices, objective)
-            return self._look(self._looker, indices, what), loss, seen
-        finally:
-            here.wait_stream(self._ahead)
+        for floating in (True, False):  # tensors of one type are copied together
+            names = [name for name, one in given.items() if one.is_floating_point() == floating]
+            if names:
+                torch._foreach_copy_(
+                    [self._held[name] for name in names], [given[name] for name in names]
+                )
 
     def _stepper(self, job: LocalJob, objective: Objective) -> Step:
         more = objective.linear is not None or objective.virtual is not None or objective.calibrated
@@ -208,15 +173,6 @@ class _Kind:
                 for tensor, value in zip(kept, before, strict=True):
                     tensor.copy_(value)
         return _Captured(graph, inputs, targets, loss)
-
-
-@torch.no_grad()
-def _copy(given: Mapping[str, Tensor], held: Mapping[str, Tensor]) -> None:
-    """In one go: hundreds of small copies keep the host longer than the device."""
-    for floating in (True, False):  # tensors of one type are copied together
-        names = [name for name, one in given.items() if one.is_floating_point() == floating]
-        if names:
-            torch._foreach_copy_([held[name] for name in names], [given[name] for name in names])
 
 
 def _capturable(train: TrainOptions, model: nn.Module, rate: Tensor) -> torch.optim.Optimizer:

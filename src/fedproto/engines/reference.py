@@ -88,14 +88,17 @@ class ReferenceEngine(Engine):
     def train_client(self, job: LocalJob) -> ClientUpdate:
         """A client's part of a round: look, train, look again, report."""
         indices = self.workload.federation.train_indices(job.client)
+        strategy, looks = job.strategy, job.strategy.looks
         self._load(job.state)
         if self._lacks_statistics(job.state):
             forget(self._model)
         local = self.local(job, indices)
-        before, loss, seen = self._look_and_fit(job, indices, local)
-        after = self._observe(indices, job.state, job.strategy.looks.after)
+        before = self._observe(indices, job.state, looks.before)
+        with seeded(job.seed, self._device):
+            loss, seen = self._fit(job, indices, strategy.objective(local))
+        after = self._observe(indices, job.state, looks.after)
         params, buffers = read_state(self._model)
-        report = job.strategy.report(local, params, before, after)
+        report = strategy.report(local, params, before, after)
         return ClientUpdate(
             client=job.client,
             num_examples=len(indices),
@@ -109,14 +112,6 @@ class ReferenceEngine(Engine):
             payload=report.payload,
             memory=report.memory,
         )
-
-    def _look_and_fit(
-        self, job: LocalJob, indices: Indices, local: Local
-    ) -> tuple[Observation | None, Tensor, int]:
-        """What the received weights make of the client's data; then what `_fit` returns."""
-        before = self._observe(indices, job.state, job.strategy.looks.before)
-        with seeded(job.seed, self._device):
-            return before, *self._fit(job, indices, job.strategy.objective(local))
 
     def local(self, job: LocalJob, indices: Indices) -> Local:
         """A client's side of a job, as its strategy sees it."""
@@ -237,11 +232,7 @@ class ReferenceEngine(Engine):
             return None
         if self._lacks_statistics(state):
             self._estimate(indices)
-        return self._look(self._model.eval(), indices, what)
-
-    @torch.no_grad()
-    def _look(self, model: nn.Module, indices: Indices, what: frozenset[Look]) -> Observation:
-        task = self.workload.task
+        model, task = self._model.eval(), self.workload.task
         encode, number = features_of(model), self.workload.federation.num_classes
         sums: list[Tensor] = []
         counts: list[Tensor] = []

@@ -14,7 +14,10 @@ from torch.nn import functional as F  # noqa: N812 - the name everyone uses
 
 
 def take_over(model: nn.Module) -> None:
-    """Lets such layers of a model go by phases on CUDA, where channels lie last."""
+    """Lets such layers of a model go by phases on CUDA, where channels lie last.
+
+    Only where nothing is trained: for small batches and the way back it was not measured.
+    """
     for layer in model.modules():
         if type(layer) is nn.Conv2d and _spaced(layer):
             layer.forward = functools.partial(_filtered, layer)  # type: ignore[method-assign]
@@ -29,7 +32,8 @@ def _spaced(layer: nn.Conv2d) -> bool:
 
 
 def _filtered(layer: nn.Conv2d, x: Tensor) -> Tensor:
-    if x.is_cuda and x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last):
+    last = x.is_cuda and x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
+    if last and not torch.is_grad_enabled():
         return by_phases(x, layer.weight, layer.bias, layer.dilation[0])
     return nn.Conv2d.forward(layer, x)
 
