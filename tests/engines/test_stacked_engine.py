@@ -11,6 +11,7 @@ from torch import nn
 from engine_cases import (
     CLASSES,
     MODELS,
+    Everything,
     check_same,
     engine_for,
     jobs_of,
@@ -53,11 +54,38 @@ class MeanOfBatch(nn.Module):
         return x - x.mean(dim=0)
 
 
+class Counting(nn.Module):
+    def __init__(self, begin):
+        super().__init__()
+        self.register_buffer("calls", begin)
+
+    def forward(self, x):
+        self.calls += self.training
+        return x
+
+
+class Tied(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Linear(126, 126), nn.Linear(126, 126))
+        self[1].weight = self[0].weight
+
+
+class Shifted(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("shift", torch.linspace(-1, 1, 126))
+
+    def forward(self, x):
+        return x + self.shift
+
+
 @pytest.mark.parametrize(
     ("layer", "reason"),
     [
-        (lambda: nn.Dropout(0.5), "draws random numbers"),
-        (lambda: nn.BatchNorm1d(126), "buffers"),
+        (lambda: nn.AlphaDropout(0.5), "draws random numbers"),
+        (lambda: Counting(torch.zeros(())), "changes its buffers"),
+        (lambda: Counting(torch.tensor(0)), "whole numbers"),
+        (Tied, "another name"),
         (MeanOfBatch, "influence each other"),
     ],
 )
@@ -73,6 +101,50 @@ def test_without_cuda_captured_steps_are_those_of_the_reference():
     strategies = [FedProx(mu=0.5), FedProto()]
     truth = sweep("reference", MODELS["cnn"], strategies=strategies)
     check_same(sweep("captured", MODELS["cnn"], strategies=strategies), truth, 0.0)
+
+
+def on_images(layer: nn.Module) -> tuple[nn.Module, ...]:
+    return nn.Unflatten(1, (3, 6, 7)), layer, nn.Flatten()
+
+
+LAYERS = {
+    "batch norm": lambda: (nn.BatchNorm1d(126),),
+    "batch norm that averages": lambda: (nn.BatchNorm1d(126, momentum=None, affine=False),),
+    "batch norm without statistics": lambda: on_images(
+        nn.BatchNorm2d(3, track_running_stats=False)
+    ),
+    "dropout": lambda: (nn.Dropout(0.3),),
+    "dropout of channels": lambda: on_images(nn.Dropout2d(0.4)),
+    "a constant buffer": lambda: (Shifted(),),
+    "all of them": lambda: (nn.BatchNorm1d(126), nn.Dropout(0.3), Shifted()),
+}
+
+
+@pytest.mark.parametrize("policy", ["average", "frozen", "local"])
+@pytest.mark.parametrize("layers", LAYERS)
+def test_a_users_batch_norm_and_dropout_are_stacked(layers, policy):
+    strategies = [FedProx(mu=0.5), FedProto(), Everything()]
+    train = TrainOptions(epochs=2, batch_size=5, lr=0.02, batch_norm=policy)
+    # Clients whose last batch is one sample, which has no variance.
+    options = {"federation": small_federation(sizes=(4, 9, 31, 16, 11)), "eval_batch_size": 6}
+    options |= {"strategies": strategies, "train": train}
+    truth = sweep("reference", own_module(*LAYERS[layers]()), **options)
+    found = sweep("stacked", own_module(*LAYERS[layers]()), **options)
+    assert found.notices == []
+    check_same(found, truth, 1e-9)
+    for ours, theirs in zip(found.states, truth.states, strict=True):
+        assert ours.buffers.keys() == theirs.buffers.keys()
+        for name, tensor in theirs.buffers.items():
+            assert ours.buffers[name].dtype == tensor.dtype
+            assert torch.allclose(ours.buffers[name].double(), tensor.double(), atol=1e-9), name
+
+
+@pytest.mark.parametrize("layer", [lambda: nn.BatchNorm1d(126), lambda: nn.Dropout(0.3)])
+def test_parts_of_a_batch_that_are_not_the_whole_are_trained_one_by_one(layer):
+    train = TrainOptions(epochs=1, batch_size=6, lr=0.02, accumulate=2)
+    options = {"strategies": [FedAvg()], "train": train}
+    truth = sweep("reference", own_module(layer()), **options)
+    check_same(sweep("stacked", own_module(layer()), **options), truth, 1e-12)
 
 
 @pytest.mark.parametrize("policy", ["average", "frozen", "local"])

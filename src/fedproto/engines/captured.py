@@ -5,24 +5,25 @@ them. A step of a given batch shape is captured once and then replayed, for one 
 weights are loaded in place, the optimizer's state is set to zero where a fresh one is due, and the
 rate lies on the device. Meanwhile the host prepares the next batch.
 
-What is not captured (float64, models that draw random numbers, strategies that add more to the loss
-than a pull to the received weights, shapes seen for the first time) is done step by step as in the
-reference engine; so is everything on a CPU.
+What is not captured (float64, models that draw from a generator, strategies that add more to the
+loss than a pull to the received weights, shapes seen for the first time) is done step by step as in
+the reference engine; so is everything on a CPU.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.dropout import _DropoutNd
 
 from fedproto.engines.base import ENGINES, Workload
 from fedproto.engines.job import LocalJob
 from fedproto.engines.reference import ReferenceEngine, Step
+from fedproto.engines.spaced import take_over
 from fedproto.engines.training import TrainOptions
 from fedproto.engines.training.batch_norm import freeze
+from fedproto.engines.training.dropout import layer_that_draws
 from fedproto.strategies.base import Strategy
 from fedproto.strategies.contract import Objective
 from fedproto.types import ServerState
@@ -47,9 +48,11 @@ class CapturedEngine(ReferenceEngine):
 
     def __init__(self, workload: Workload, *, channels_last: bool = False) -> None:
         super().__init__(workload, channels_last=channels_last)
+        take_over(self._model)
         self._kinds: dict[tuple[TrainOptions, float], _Kind] = {}
         self._pool = None if self._device.type != "cuda" else torch.cuda.graph_pool_handle()
         self._held = self._model.state_dict()
+        self._draws = layer_that_draws(self._model) is not None
 
     def close(self) -> None:
         """Frees the graphs with their memory."""
@@ -76,12 +79,11 @@ class CapturedEngine(ReferenceEngine):
         own = type(job.strategy).penalty is not Strategy.penalty
         # Optimizers take a rate that lies on the device as float32: too coarse for float64.
         exact = self.workload.options.torch_dtype() == torch.float64
-        if self._pool is None or exact or more or own or _draws(self._model):
+        if self._pool is None or exact or more or own or self._draws:
             return super()._stepper(job, objective)
-        common = replace(job.train, lr=1.0, epochs=1, lr_schedule="constant", lr_power=1.0)
-        key = common, objective.proximal
+        key = job.train.kind, objective.proximal
         if key not in self._kinds:
-            self._kinds[key] = _Kind(self, common, objective)
+            self._kinds[key] = _Kind(self, job.train.kind, objective)
         return self._kinds[key].begin(job)
 
 
@@ -107,6 +109,7 @@ class _Kind:
         if job.train.batch_norm == "frozen":
             freeze(model)
         self._rate.fill_(job.lr)
+        self._engine._masks.begin_job(job.seed)
         if remembered := _tensors(self._optimizer):
             torch._foreach_zero_(remembered)
         if self._received:
@@ -135,6 +138,7 @@ class _Kind:
         return captured.loss
 
     def _eager(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        self._engine._masks.begin_step()
         self._optimizer.zero_grad(set_to_none=True)
         term = self._objective.closed_form(self._params, self._received)
         added = [] if term is None else [term]
@@ -145,7 +149,12 @@ class _Kind:
 
     def _capture(self, inputs: Tensor, targets: Tensor) -> _Captured:
         """Captures a step; weights, statistics and optimizer are left as they were."""
-        kept = [*self._engine._model.state_dict().values(), *_tensors(self._optimizer)]
+        engine = self._engine
+        kept = [
+            *engine._model.state_dict().values(),
+            *_tensors(self._optimizer),
+            engine._masks.step,
+        ]
         before = [tensor.clone() for tensor in kept]
         inputs, targets = inputs.clone(), targets.clone()
         aside = torch.cuda.Stream()
@@ -157,7 +166,7 @@ class _Kind:
             torch.cuda.current_stream().wait_stream(aside)
             self._optimizer.zero_grad(set_to_none=True)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._engine._pool):
+            with torch.cuda.graph(graph, pool=engine._pool):
                 loss = self._eager(inputs, targets)
         finally:
             with torch.no_grad():
@@ -186,8 +195,3 @@ def _tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:
         for value in state.values()
         if isinstance(value, Tensor)
     ]
-
-
-def _draws(model: nn.Module) -> bool:
-    """Whether a model draws random numbers while it is trained."""
-    return any(isinstance(module, _DropoutNd) and module.p > 0 for module in model.modules())

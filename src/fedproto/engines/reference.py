@@ -26,6 +26,7 @@ from fedproto.engines.training.batch_norm import (
     statistics_names,
     tolerate_single_values,
 )
+from fedproto.engines.training.dropout import VIRTUAL, Masks
 from fedproto.equations import class_sums
 from fedproto.errors import TrainingError
 from fedproto.models.base import features_of, head_of
@@ -53,6 +54,7 @@ class ReferenceEngine(Engine):
             self._model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         features_of(self._model)
         tolerate_single_values(self._model)
+        self._masks = Masks(self._model, self._device)
         self._samples = workload.federation.samples.to(self._device, dtype)
         self._statistics = statistics_names(self._model)
         self._class_counts: dict[int, Tensor] = {}
@@ -170,8 +172,10 @@ class ReferenceEngine(Engine):
             freeze(model)
         params = dict(model.named_parameters())
         optimizer = job.train.optimizer_for(model, job.lr)
+        self._masks.begin_job(job.seed)
 
         def step(inputs: Tensor, targets: Tensor) -> Tensor:
+            self._masks.begin_step()
             added = [
                 term
                 for term in (
@@ -193,6 +197,7 @@ class ReferenceEngine(Engine):
         virtual = objective.virtual
         if virtual is None or not len(virtual.labels):
             return None
+        self._masks.begin_pass(VIRTUAL)
         scores = objective.calibrate(head_of(self._model)(virtual.features))
         return virtual.weight * self.workload.task.loss(scores, virtual.labels)
 
@@ -206,7 +211,8 @@ class ReferenceEngine(Engine):
     ) -> Tensor:
         """Computes the gradient of a batch's loss and the added terms; returns the loss alone."""
         task, total = self.workload.task, None
-        for x, y, share in _split(task, inputs, targets, parts):
+        for part, (x, y, share) in enumerate(_split(task, inputs, targets, parts)):
+            self._masks.begin_pass(part)
             with self.workload.options.autocast(self._device):
                 loss = task.loss(objective.calibrate(self._model(x)), y)
             if share is not None:

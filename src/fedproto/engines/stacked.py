@@ -192,6 +192,7 @@ class StackedEngine(Engine):
             orders,
             torch.tensor([job.lr for job in jobs], dtype=self._dtype),
             [member.objective for member in members],
+            torch.tensor([job.seed for job in jobs]),
         )
         del packed
         trained = {name: tensor[: len(jobs)] for name, tensor in lockstep.params.items()}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import TypeAlias
 
 import numpy as np
@@ -50,8 +51,9 @@ def entropy(seed: int, purpose: Purpose, *numbers: int) -> list[int]:
     return [seed, int(purpose), *(number + 1 for number in numbers)]
 
 
+@lru_cache(maxsize=2**14)
 def torch_seed(seed: int, purpose: Purpose, *numbers: int) -> int:
-    """A seed for PyTorch's generator, from the stream of one purpose."""
+    """A seed for PyTorch's generator, from the stream of one purpose; a sweep's runs share it."""
     return int(stream(seed, purpose, *numbers).randint(0, 2**31 - 1))
 
 

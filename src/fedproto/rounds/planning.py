@@ -125,6 +125,7 @@ def plan_round(run: Run, federation: Federation) -> RoundPlan:
     """Cohort, stragglers and jobs of a run's next round."""
     config, round_ = run.config, run.state.round
     roster = roster_of(config, round_, federation)
+    augment, lr = config.augmentation, config.train.lr_at(round_, config.schedule.rounds)
     jobs = [
         LocalJob(
             client=batches.client,
@@ -132,8 +133,8 @@ def plan_round(run: Run, federation: Federation) -> RoundPlan:
             strategy=config.strategy,
             batches=batches,
             train=config.train,
-            augment=config.augmentation,
-            lr=config.train.lr_at(round_, config.schedule.rounds),
+            augment=augment,
+            lr=lr,
             seed=torch_seed(config.seed, Purpose.INSIDE_MODEL, round_, batches.client),
         )
         for batches in roster.batches

@@ -34,7 +34,9 @@ class FedAtt(Strategy):
         """Attention per tensor; a client's own weight is its mean over the tensors."""
         attention = {}
         for name, old in state.params.items():
-            distance_k = torch.stack([self._length(update.params[name] - old) for update in updates])
+            distance_k = torch.stack(
+                [self._length(update.params[name] - old) for update in updates]
+            )
             attention[name] = torch.softmax(distance_k.double(), dim=0).cpu()
         mean = torch.stack(list(attention.values())).mean(dim=0)
         return ClientWeights(mean, attention, scale=self.epsilon)

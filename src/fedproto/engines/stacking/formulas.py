@@ -140,7 +140,11 @@ def moments(z: Tensor, live: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def moved_statistics(
-    running: Tensor, variance: Tensor, found: tuple[Tensor, ...], live: Tensor, momentum: float
+    running: Tensor,
+    variance: Tensor,
+    found: tuple[Tensor, ...],
+    live: Tensor,
+    momentum: float | Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Running mean and variance after a batch; those of a job without samples stay."""
     mean, biased, count = found

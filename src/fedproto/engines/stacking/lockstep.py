@@ -87,6 +87,7 @@ class Lockstep:
         self._slots = [rows() for _ in range(self._rule.slots)]
         self._rate, self.loss = numbers(dtype), numbers(dtype)
         self._start, self._steps = numbers(torch.int64), numbers(torch.int64)
+        self._seed = numbers(torch.int64)
         self._last_epoch = numbers(torch.int64)
         self._count = torch.zeros((), dtype=torch.int64, device=self._device)
         # Room for most rounds on a GPU, where a larger table means capturing all graphs again.
@@ -103,6 +104,7 @@ class Lockstep:
         orders: StackOrders,
         rate: Tensor,
         objectives: Sequence[Objective],
+        seed: Tensor,
     ) -> Tensor:
         """Trains a stack; what was trained is the leading part of `params` and `statistics`.
 
@@ -111,12 +113,13 @@ class Lockstep:
             orders: The jobs' samples.
             rate: Learning rate per job, ``[J]``.
             objectives: What is added to the loss, per job.
+            seed: What a job draws by where models draw, ``[J]``.
 
         Returns:
             The summed loss over each job's last epoch, ``[J]``.
         """
         jobs = len(orders.steps)
-        self._load(packed, orders, rate, objectives)
+        self._load(packed, orders, rate, objectives, seed)
         longest = int(orders.steps[0])
         waiting = -orders.steps
         done = drawn = 0
@@ -140,6 +143,7 @@ class Lockstep:
         orders: StackOrders,
         rate: Tensor,
         objectives: Sequence[Objective],
+        seed: Tensor,
     ) -> None:
         jobs = len(objectives)
         for name, tensor in packed.items():
@@ -149,6 +153,7 @@ class Lockstep:
             slot.zero_()
         for target, values in (
             (self._rate, rate),
+            (self._seed, seed),
             (self._start, torch.from_numpy(orders.start)),
             (self._steps, torch.from_numpy(orders.steps)),
             (self._last_epoch, torch.from_numpy(orders.last_epoch)),
@@ -210,6 +215,7 @@ class Lockstep:
         )
         beside = self._objectives.beside(size, rate)
         seen = {**params, **{name: rows[:size] for name, rows in self.statistics.items()}}
+        self._network.draw_by(self._seed[:size], self._count)
         loss, gradients = self._network.gradients(seen, x, targets, weight, self._fuse, beside)
         if self._in_place:
             self._descend(flat, params, gradients, rate)

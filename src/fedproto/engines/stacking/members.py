@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -70,7 +70,7 @@ class Members:
         # As much room as there are classes, so that a few more or less do not need another stack.
         most = max((max(len(one.labels), classes) for one in virtual), default=0)
         return StackKind(
-            train=replace(job.train, lr=1.0, epochs=1, lr_schedule="constant", lr_power=1.0),
+            train=job.train.kind,
             penalized_by=job.strategy if self._penalty(job) == OWN else None,
             proximal=any(one.proximal for one in objectives),
             linear=any(one.linear is not None for one in objectives),
@@ -112,9 +112,12 @@ class Members:
     def _penalty(self, job: LocalJob) -> str:
         """How a job's penalty is computed; a hook that `torch.func` cannot run asks for `ALONE`.
 
-        So does augmentation, which is done batch by batch.
+        So does augmentation, which is done batch by batch; and so do parts of a batch, where what
+        becomes of a sample depends on which part it is in.
         """
-        if job.augment is not None:
+        network = self._network
+        whole = network.statistics or network.by_batch or network.draws
+        if job.augment is not None or (whole and job.train.accumulate > 1):
             return ALONE
         strategy = job.strategy
         if type(strategy).penalty is Strategy.penalty:

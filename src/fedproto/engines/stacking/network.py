@@ -70,10 +70,16 @@ class Network(abc.ABC):
             with their shapes. They lie among the tensors that a network is given; training changes
             them there.
         by_batch: Whether a sample's features depend on which others it is tested with.
+        draws: Whether training draws random numbers.
     """
 
     statistics: Mapping[str, tuple[int, ...]] = MappingProxyType({})
     by_batch: bool = False
+    draws: bool = False
+
+    def draw_by(self, seed: Tensor, step: Tensor) -> None:
+        """What the next gradients draw by: the jobs' seeds ``[J]`` and the number of the step."""
+        del seed, step
 
     def portable(self) -> Network | None:
         """The same without kernels of its own; None where there are none."""
@@ -88,9 +94,9 @@ class Network(abc.ABC):
         """The same with statistics that training neither follows nor changes."""
         return self
 
-    def measured(self, params: Tensors, x: Tensor, live: Tensor) -> Tensors:
-        """The statistics of inputs ``[J, B, …]`` of which some count; nothing is changed."""
-        del params, x, live
+    def measured(self, params: Tensors, x: Tensor, live: Tensor, share: float) -> Tensors:
+        """The statistics after inputs ``[J, B, …]`` that count so much; nothing is changed."""
+        del params, x, live, share
         return {}
 
     @abc.abstractmethod
@@ -187,11 +193,11 @@ class BlockNetwork(Network):
         """The same with statistics that training neither follows nor changes."""
         return BlockNetwork([_changed(block, frozen=True) for block in self.blocks], self.head)
 
-    def measured(self, params: Tensors, x: Tensor, live: Tensor) -> Tensors:
+    def measured(self, params: Tensors, x: Tensor, live: Tensor, share: float) -> Tensors:
         """Those that training would have found."""
         own = {**params, **{name: params[name].clone() for name in self.statistics}}
         for block in self.blocks:
-            x, _ = _changed(block, momentum=1.0).forward(own, x, unfused, live)
+            x, _ = _changed(block, momentum=share).forward(own, x, unfused, live)
         return {name: own[name] for name in self.statistics}
 
     def lay_out(self, inputs: Tensor) -> Tensor:

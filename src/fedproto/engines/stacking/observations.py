@@ -55,10 +55,10 @@ class Observer:
         indices = [indices[row] for row in order]
         batch = self._workload.options.eval_batch_size
         params = {name: tensor[indices] for name, tensor in packed.items()}
-        if lacking(self._network, [jobs[index].state for index in indices]):
-            params |= estimated(
-                self._network, params, self._inputs, where, batch, self._room_for_samples()
-            )
+        unknown = lacking(self._network, [jobs[index].state for index in indices])
+        if unknown:
+            room = self._room_for_samples()
+            params |= estimated(self._network, params, unknown, self._inputs, where, batch, room)
         total: list[Tensor] = []
         width = batch if self._network.by_batch else self.samples_at_once(len(indices))
         for rows, columns in self._parts(where, width):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -33,6 +34,11 @@ class TrainOptions(Options):
     batch_norm: BatchNormPolicy = option(
         "average", "batch-norm statistics: averaged like weights, never changed, or never sent"
     )
+
+    @cached_property
+    def kind(self) -> TrainOptions:
+        """What jobs have in common whose steps differ in their rate and number alone."""
+        return replace(self, lr=1.0, epochs=1, lr_schedule="constant", lr_power=1.0)
 
     @property
     def plain(self) -> bool:
