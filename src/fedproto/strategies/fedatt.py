@@ -43,6 +43,6 @@ class FedAtt(Strategy):
 
     def _length(self, way: Tensor) -> Tensor:
         """A kernel is a matrix with a row per output, as its product with patches makes it."""
-        if self.norm == "spectral" and way.ndim > 1:
-            return torch.linalg.matrix_norm(way.flatten(1), ord=2)
-        return way.norm()
+        spectral = self.norm == "spectral" and way.ndim > 1
+        length: Tensor = torch.linalg.matrix_norm(way.flatten(1), ord=2) if spectral else way.norm()
+        return length
