@@ -106,6 +106,26 @@ def test_the_table_says_who_is_ahead_and_by_how_much():
     assert [label.get_text() for label in panel.get_yticklabels()] == list(finals)[1:]
 
 
+def test_p_values_are_corrected_within_the_part_of_the_study():
+    case = Scope("smoke").case("mnist")
+    finals = {
+        FAIR_AND_TOLERANT: [0.70, 0.73, 0.73],
+        "Deciding": [0.81, 0.82, 0.83],
+        "Field": [0.71, 0.75, 0.74],
+    }
+    found = [(case, results_of(case, finals))]
+    alone = [difference([11.0, 9.0, 10.0]).p, difference([1.0, 2.0, 1.0]).p]
+    for part_of, expected in (
+        (lambda _: None, holm(alone)),
+        (lambda row: row.label == "Field", alone),
+    ):
+        shown = Shown()
+        show_pairs(shown, "name", "title", found, part_of=part_of)
+        rows = {row[4]: dict(zip(shown.columns, row, strict=True)) for row in shown.rows}
+        corrected = [rows[label]["corrected_p_from_fair"] for label in ("Deciding", "Field")]
+        assert corrected == pytest.approx(expected)
+
+
 def test_a_study_without_a_subject_compares_with_fairness_and_toleration_alone():
     case = Scope("smoke").case("mnist")
     shown = Shown()

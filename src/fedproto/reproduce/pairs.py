@@ -2,12 +2,12 @@
 
 Runs of the same data, δ and seed share cohorts, stragglers and batches, so methods are compared
 pair by pair: the mean difference, its 95 % interval by Student's t, and p-values corrected by Holm
-for all comparisons of the table.
+for all comparisons of the table, or of the part of a study that they belong to.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -102,8 +102,13 @@ def show_pairs(
     title: str,
     found: Sequence[tuple[Case, Sequence[FoundRun]]],
     subject: str | None = None,
+    part_of: Callable[[Row], Hashable] = lambda _: None,
 ) -> None:
-    """Every method beside fairness + toleration, and beside the `subject` that a study is about."""
+    """Every method beside fairness + toleration, and beside the `subject` that a study is about.
+
+    p-values are corrected within each part of a study, so that one made with few seeds to look
+    around does not drown the comparison that decides.
+    """
     rows = [row for case, results in found for row in rows_of(case, results)]
     if not rows:
         return
@@ -112,11 +117,12 @@ def show_pairs(
     def beside(row: Row, label: str | None) -> Row | None:
         return known.get((row.case.name, row.setting, label or ""))
 
-    compared = [_compared([row.minus(beside(row, FAIR_AND_TOLERANT)) for row in rows])]
+    parts = [part_of(row) for row in rows]
+    compared = [_compared([row.minus(beside(row, FAIR_AND_TOLERANT)) for row in rows], parts)]
     columns = [f"{column}_from_fair" for column in AGAINST]
     if subject is not None:
         pairs = [one.minus(row) if (one := beside(row, subject)) else None for row in rows]
-        compared.append(_compared(pairs))
+        compared.append(_compared(pairs, parts))
         columns += [f"{column}_of_{subject.lower()}" for column in AGAINST]
     cells = [_about(row) for row in rows]
     lines = [
@@ -147,9 +153,16 @@ def show_pairs(
     output.figure(name, _draw(rows, subject))
 
 
-def _compared(pairs: Sequence[Difference | None]) -> list[tuple[Any, ...]]:
-    """Cells of differences, with p-values corrected for how many there are."""
-    corrected = holm([None if pair is None else pair.p for pair in pairs])
+def _compared(
+    pairs: Sequence[Difference | None], parts: Sequence[Hashable]
+) -> list[tuple[Any, ...]]:
+    """Cells of differences, with p-values corrected for how many there are in their part."""
+    corrected: list[float | None] = [None] * len(pairs)
+    for part in set(parts):
+        places = [place for place, one in enumerate(parts) if one == part]
+        found = [None if (pair := pairs[place]) is None else pair.p for place in places]
+        for place, p in zip(places, holm(found), strict=True):
+            corrected[place] = p
     return [
         (None,) * len(AGAINST)
         if pair is None

@@ -3,7 +3,7 @@
 The recipes ``guidance-DATASET`` are the deciding comparison, ``guidance-field-DATASET`` the other
 opponents and every ingredient by itself; ``guidance-grid`` is what their parameters were chosen
 from. Runs of the same data, δ and seed share cohorts, stragglers and batches, so methods are
-compared pair by pair, and p-values are corrected for all comparisons of a table.
+compared pair by pair, and p-values are corrected for all comparisons of the one or of the other.
 """
 
 from __future__ import annotations
@@ -43,7 +43,19 @@ class GuidanceStudy(Experiment):
     def render(self, scope: Scope, results: FoundRuns, output: Output) -> None:
         """The table of differences, their figure, and what becomes of classes."""
         found = [(case, results.select(case.name)) for case in scope.cases(self.cases)]
-        show_pairs(output, "guidance", self.title, found, GUIDED)
+        deciding = {
+            (case.name, config.title)
+            for case, _ in found
+            for config in case.runs(recipe=f"guidance-{case.name}")
+        }
+        show_pairs(
+            output,
+            "guidance",
+            self.title,
+            found,
+            GUIDED,
+            part_of=lambda row: (row.case.name, row.label) in deciding,
+        )
         show_forgetting(output, found)
 
 
