@@ -56,7 +56,7 @@ def show_forgetting(output: Output, found: Sequence[tuple[Case, Sequence[FoundRu
     for (case, shown), (above, below) in zip(looked, grid.T, strict=True):
         federation = next(iter(shown.values())).federation()
         for label, run in shown.items():
-            changes = changes_by_holders(run, federation)
+            changes, line = changes_by_holders(run, federation), line_of(label, shown)
             lines += [
                 (case.title, case.stands_in, label, c.holders, c.mean, c.error, c.times)
                 for c in changes
@@ -64,9 +64,9 @@ def show_forgetting(output: Output, found: Sequence[tuple[Case, Sequence[FoundRu
             holders = [change.holders for change in changes]
             error = [change.error or 0.0 for change in changes]
             handles[label] = above.errorbar(
-                holders, [c.mean for c in changes], yerr=error, marker="o", ms=3, **line_of(label)
+                holders, [c.mean for c in changes], yerr=error, marker="o", ms=3, **line
             )
-            below.plot(*row_spread(run), **line_of(label))
+            below.plot(*row_spread(run), **line)
         above.axhline(0, color="grey", lw=0.8)
         above.set_title(titled(case), fontsize="medium")
         above.set_xlabel("clients of the cohort that hold the class")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,11 +73,15 @@ def show_panels(output: Output, name: str, rows: Sequence[Sequence[Panel]]) -> N
     output.figure(name, figure)
 
 
-def line_of(label: str) -> dict[str, Any]:
-    """Colour and dashes of a method; on paper dashes tell even the well-known ones apart."""
-    position = METHODS.index(label) if label in METHODS else len(METHODS)
+def line_of(label: str, beside: Iterable[str] = ()) -> dict[str, Any]:
+    """Colour and dashes of a method; on paper dashes tell even the well-known ones apart.
+
+    Methods that are not the paper's are told apart from those they are shown `beside`.
+    """
+    known = list(dict.fromkeys((*METHODS, *beside, label)))
+    position = known.index(label)
     style = STYLES[position % len(STYLES)] if label != CENTRALIZED else (0, (1, 1))
-    return {"color": looks_of([*METHODS, label])[-1].color, "linestyle": style}
+    return {"color": looks_of(known)[position].color, "linestyle": style}
 
 
 def _draw(axes: Any, panel: Panel, bands: dict[str, Band], handles: dict[str, Any]) -> None:

@@ -21,6 +21,8 @@ from fedproto.reproduce.pairs import show_pairs
 SEGMENTED = "fpascal"
 DELTA = 0.5
 """The share of stragglers at which all methods are compared."""
+FOLLOWED = (GUIDED, FAIR_AND_TOLERANT, "FedAvgM")
+"""Methods that are shown class by class: what is the head's, and what the momentum's."""
 
 
 @EXPERIMENTS.register("guidance")
@@ -72,7 +74,7 @@ def _looked_into(request: Request) -> Request:
     """The runs that are shown class by class are looked into after every round."""
     config = request.config
     if (
-        config.title not in (GUIDED, FAIR_AND_TOLERANT)
+        config.title not in FOLLOWED
         or (config.seed, config.schedule.delta) != (0, DELTA)
         or request.case == SEGMENTED
     ):
