@@ -43,6 +43,12 @@ class FedAtt(Strategy):
 
     def _length(self, way: Tensor) -> Tensor:
         """A kernel is a matrix with a row per output, as its product with patches makes it."""
-        spectral = self.norm == "spectral" and way.ndim > 1
-        length: Tensor = torch.linalg.matrix_norm(way.flatten(1), ord=2) if spectral else way.norm()
+        length: Tensor
+        if self.norm == "frobenius" or way.ndim < 2:
+            length = way.norm()
+        else:
+            matrix = way.flatten(1)
+            # The largest singular value's square: by the smaller product, sooner than all of them.
+            square = matrix @ matrix.T if len(matrix) < matrix.shape[1] else matrix.T @ matrix
+            length = torch.linalg.eigvalsh(square)[-1].clamp(min=0).sqrt()
         return length
