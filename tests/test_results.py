@@ -68,7 +68,7 @@ def test_archives_give_the_tables_beside_them(folder, tmp_path, monkeypatch):
         by_command[origin["command"]] |= {table: known[table] for table in tables if table in known}
     assert sorted(path for known in by_command.values() for path in known) == tables
     for number, (command, known) in enumerate(by_command.items()):
-        assert main([*shlex.split(command)[1:], "--existing", f"--out=made{number}"]) == 0
+        assert main([*shlex.split(command)[1:], f"--out=made{number}"]) == 0
         for published, name in known.items():
             (made,) = Path(f"made{number}").rglob(name)
             for ours, expected in zip(rows(made), rows(published), strict=True):
