@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from fedproto.engines.base import ENGINES, Workload
 from fedproto.engines.job import LocalJob
 from fedproto.engines.reference import ReferenceEngine, Step
+from fedproto.engines.spaced import take_over
 from fedproto.engines.training import TrainOptions
 from fedproto.engines.training.batch_norm import freeze
 from fedproto.engines.training.dropout import layer_that_draws
@@ -47,6 +48,7 @@ class CapturedEngine(ReferenceEngine):
 
     def __init__(self, workload: Workload, *, channels_last: bool = False) -> None:
         super().__init__(workload, channels_last=channels_last)
+        take_over(self._model)
         self._kinds: dict[tuple[TrainOptions, float], _Kind] = {}
         self._pool = None if self._device.type != "cuda" else torch.cuda.graph_pool_handle()
         self._held = self._model.state_dict()
