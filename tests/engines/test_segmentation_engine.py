@@ -15,7 +15,7 @@ from fedproto.data.tasks import Segmentation, task_named
 from fedproto.engines.base import ENGINES, EngineOptions, Workload
 from fedproto.engines.job import LocalJob
 from fedproto.engines.reference import read_state
-from fedproto.engines.spaced import by_phases, take_over
+from fedproto.engines.spaced import _pays, by_phases, take_over
 from fedproto.engines.training.augment import AugmentOptions
 from fedproto.errors import DataError, TrainingError
 from fedproto.models.base import build_model
@@ -86,6 +86,13 @@ def test_taps_that_are_apart_are_side_by_side_in_smaller_images(apart, size, bia
         assert ours.shape == theirs.shape
         assert torch.allclose(ours, theirs, atol=1e-12)
     assert found[1][0].is_contiguous(memory_format=torch.channels_last)
+
+
+def test_phases_of_two_pixels_a_side_are_left_to_the_library():
+    assert [_pays(apart, 14, 14) for apart in (2, 6, 12, 13, 14, 18)] == [
+        True, True, False, False, True, True,
+    ]  # fmt: skip
+    assert not _pays(6, 14, 12)
 
 
 def test_only_layers_whose_taps_are_apart_are_taken_over(model):

@@ -33,9 +33,14 @@ def _spaced(layer: nn.Conv2d) -> bool:
 
 def _filtered(layer: nn.Conv2d, x: Tensor) -> Tensor:
     last = x.is_cuda and x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
-    if last and not torch.is_grad_enabled():
+    if last and not torch.is_grad_enabled() and _pays(layer.dilation[0], *x.shape[2:]):
         return by_phases(x, layer.weight, layer.bias, layer.dilation[0])
     return nn.Conv2d.forward(layer, x)
+
+
+def _pays(apart: int, height: int, width: int) -> bool:
+    """Not for phases of two pixels a side, where most of a filter lies outside of the image."""
+    return apart >= max(height, width) or 2 * apart < min(height, width)
 
 
 def by_phases(x: Tensor, weight: Tensor, bias: Tensor | None, apart: int) -> Tensor:
