@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import torch
@@ -76,10 +77,7 @@ def close_round(
         next_state, shares = combined
         attention = dict(zip((update.client for update in updates), shares, strict=True))
         note = None
-        keep_from = plan.jobs[0].keep_from
-        for update in updates:
-            if update.memory:
-                run.memory.save(update.client, state.round, update.memory, keep_from=keep_from)
+        _remember(run, updates, plan.jobs[0].keep_from)
     else:
         next_state = replace(state, round=state.round + 1)
         attention = {}
@@ -105,6 +103,18 @@ def close_round(
         ),
         note=note,
     )
+
+
+def _remember(run: Run, updates: Sequence[ClientUpdate], keep_from: int) -> None:
+    """Keeps what clients remember; side by side, because a disk answers late."""
+
+    def keep(update: ClientUpdate) -> None:
+        run.memory.save(update.client, run.state.round, update.memory, keep_from=keep_from)
+
+    kept = [update for update in updates if update.memory]
+    if kept:
+        with ThreadPoolExecutor(min(len(kept), 8)) as pool:
+            list(pool.map(keep, kept))
 
 
 def _combined(
