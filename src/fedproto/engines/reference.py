@@ -234,23 +234,20 @@ class ReferenceEngine(Engine):
             self._estimate(indices)
         model, task = self._model.eval(), self.workload.task
         encode, number = features_of(model), self.workload.federation.num_classes
-        sums: list[Tensor] = []
-        counts: list[Tensor] = []
-        losses: list[Tensor] = []
+        parts: list[Observation] = []
         for inputs, targets in self._eval_batches(indices):
             with self.workload.options.autocast(self._device):
                 scores = model(inputs) if "loss" in what else None
                 found = encode(inputs) if "features" in what else None
+            loss = torch.zeros((), device=self._device)
             if scores is not None:
-                losses.append(task.loss(scores, targets) * (len(targets) / len(indices)))
+                loss = task.loss(scores, targets) * (len(targets) / len(indices))
             features, labels = None, targets.flatten()
             if found is not None:
                 features, labels = task.labelled_features(found.to(inputs.dtype), targets)
                 features = self._bounded(features)
-            part_sums, part_count = class_sums(features, labels, number)
-            sums.append(part_sums)
-            counts.append(part_count)
-        return Observation(_total(sums), _total(counts), _total(losses or [torch.zeros(())]))
+            parts.append(Observation.of(what, features, labels, number, loss))
+        return _total(parts)
 
     def _bounded(self, features: Tensor) -> Tensor:
         """Feature vectors as they enter an observation; private engines limit their length."""
@@ -314,7 +311,7 @@ def by_client(federation: Federation, indices: Indices) -> Iterator[tuple[Indice
         yield federation.validation if len(federation.validation) else left, left
 
 
-def _total(parts: Sequence[Tensor]) -> Tensor:
+def _total(parts: Sequence[Observation]) -> Observation:
     """Parts added up one after another: a fixed order gives fixed bits."""
     total = parts[0]
     for one in parts[1:]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import TypeVar
 
 import torch
@@ -11,6 +12,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedproto.equations import class_sums
 from fedproto.errors import TrainingError
 from fedproto.flower.arrays import read_tensors, write_tensors
 from fedproto.models.base import features_of
@@ -86,7 +88,7 @@ def train_locally(
         num_examples=len(labels),
         steps=steps,
         lr=lr,
-        classes=Observation.of(None, labels, num_classes, torch.zeros(())).count,
+        classes=class_sums(None, labels, num_classes)[1],
         params=received,
         broadcast=broadcast,
         memory=_recalled(context, int(str(about[LAST_ROUND])), strategy.client_memory(setting)),
@@ -125,22 +127,18 @@ def observe(
         loss = torch.zeros((), device=device)
         if "loss" in what:
             loss = functional.cross_entropy(model(x), y, reduction="sum")
-        part = Observation.of(encoded, y, num_classes, loss)
+        part = Observation.of(what, encoded, y, num_classes, loss)
         number += len(y)
-        total = part if total is None else _sum(total, part)
+        total = part if total is None else total + part
     model.train(training)
     if total is None:
         raise TrainingError("there is no data to look at")
-    return Observation(total.sums, total.count, total.loss / number)
+    return replace(total, loss=total.loss / number)
 
 
 def floating(tensors: Tensors) -> dict[str, Tensor]:
     """Copies of what is averaged; a state of Flower's does not say what is trained."""
     return {name: one.clone() for name, one in tensors.items() if one.is_floating_point()}
-
-
-def _sum(one: Observation, other: Observation) -> Observation:
-    return Observation(one.sums + other.sums, one.count + other.count, one.loss + other.loss)
 
 
 @torch.no_grad()

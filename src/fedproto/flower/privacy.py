@@ -57,13 +57,13 @@ class PrivateEngine(ReferenceEngine):
     def train_client(self, job: LocalJob) -> ClientUpdate:
         """Refuses a job whose payload would tell what the noise does not cover."""
         looks = job.strategy.looks
-        uncovered = looks.classes or "loss" in looks.before | looks.after
+        uncovered = looks.classes or {"loss", "squares"} & (looks.before | looks.after)
         update = super().train_client(job)
         if update.payload and uncovered:
             raise ConfigError(
-                f"{type(job.strategy).__name__} has clients tell of their classes or losses, which"
-                " this node's noise does not cover; take clip and noise out of --node-config, or"
-                " leave this run"
+                f"{type(job.strategy).__name__} has clients tell of their classes, their losses or"
+                " how features vary, which this node's noise does not cover; take clip and noise"
+                " out of --node-config, or leave this run"
             )
         return update
 

@@ -127,6 +127,9 @@ class FedProtoStrategy(Strategy):
             if one.broadcast and name in self._state.memory
         }
         parts = {BROADCAST: write_tensors(sent)} if sent else {}
+        going_on = self.options.sent(self._state)
+        if going_on is not self._state:
+            arrays = write_tensors({**going_on.params, **going_on.buffers})
         return self._messages("train", server_round, arrays, config, nodes, parts)
 
     def aggregate_train(
@@ -134,7 +137,7 @@ class FedProtoStrategy(Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Checks the replies, weighs and averages those that can be used."""
         assert self._state is not None  # noqa: S101 - set by `configure_train`
-        state = replace(self._state, round=server_round)
+        state = self.options.sent(replace(self._state, round=server_round))
         failures: dict[int, str] = {}
         updates: dict[int, ClientUpdate] = {}
         for reply in replies:
@@ -161,7 +164,8 @@ class FedProtoStrategy(Strategy):
         combined, counted = self.options.aggregate(
             state, usable, weights, self._setting, self.aggregate
         )
-        self._state = self.server.step(state, combined)
+        following = self.server.step(state, combined)
+        self._state = self.options.served(following, self._setting)
         self._last_round |= dict.fromkeys(nodes, server_round)
         self.attention[server_round] = dict(zip(nodes, counted.tolist(), strict=True))
         metrics: dict[str, float] = {"clients": float(len(nodes))}

@@ -70,7 +70,7 @@ def close_round(
     run: Run, plan: RoundPlan, results: Sequence[ClientUpdate | ClientFailure], setting: Setting
 ) -> ClosedRound:
     """Weighs and combines a round's updates, and keeps what clients remember."""
-    config, state = run.config, run.state
+    config, state = run.config, run.sent
     updates, failures = _accepted(plan, results, setting, config.aggregate.drop_beyond)
     combined = _combined(config, state, updates, setting) if updates else None
     if combined is not None:
@@ -79,7 +79,7 @@ def close_round(
         note = None
         _remember(run, updates, plan.jobs[0].keep_from)
     else:
-        next_state = replace(state, round=state.round + 1)
+        next_state = replace(run.state, round=state.round + 1)
         attention = {}
         note = "the model did not move: " + (
             "every client was dropped as a straggler"
@@ -129,7 +129,7 @@ def _combined(
     combined, counted = config.strategy.aggregate(
         state, updates, weights, setting, config.aggregate
     )
-    following = config.server.step(state, combined)
+    following = config.strategy.served(config.server.step(state, combined), setting)
     tensors = {**following.params, **following.buffers, **following.memory}
     # All verdicts at once and in one place: memory may lie elsewhere than the model.
     device = next(iter(tensors.values())).device if tensors else torch.device("cpu")

@@ -129,7 +129,7 @@ def plan_round(run: Run, federation: Federation) -> RoundPlan:
     jobs = [
         LocalJob(
             client=batches.client,
-            state=run.state,
+            state=run.sent,
             strategy=config.strategy,
             batches=batches,
             train=config.train,

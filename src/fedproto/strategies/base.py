@@ -138,6 +138,18 @@ class Strategy(Options):
         }
         return replace(combined, memory=memory), counted
 
+    def sent(self, state: ServerState) -> ServerState:
+        """The state that clients go on with, made of the one that is `served`."""
+        return state
+
+    def served(self, state: ServerState, setting: Setting) -> ServerState:
+        """The state after a round and the server's step, as it is tested, kept and given away.
+
+        Where training goes on with other weights, these are kept in memory for `sent`.
+        """
+        del setting
+        return state
+
     def metrics(self, updates: Updates) -> dict[str, float]:
         """Numbers for the round's record."""
         del updates

@@ -10,17 +10,17 @@ Shapes: C classes, D feature channels, V virtual feature vectors.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
-from fedproto.equations import class_sums
+from fedproto.equations import class_sums, summed_squares
 from fedproto.types import Tensors
 
-Look: TypeAlias = Literal["features", "loss"]
+Look: TypeAlias = Literal["features", "squares", "loss"]
 """What a client can look up of its training data under a model."""
 
 LARGEST = 1e30
@@ -134,17 +134,32 @@ class Observation:
     Attributes:
         sums: Summed features per class, ``[..., C, D]``; no channels where nobody asked for them.
         count: Feature vectors per class, ``[..., C]``.
+        squares: Summed products of features ``[..., D, D]``; no channels where nobody asked.
         loss: Mean loss, ``[...]``; 0 where nobody asked for it.
     """
 
     sums: Tensor
     count: Tensor
+    squares: Tensor
     loss: Tensor
 
     @staticmethod
-    def of(features: Tensor | None, labels: Tensor, num_classes: int, loss: Tensor) -> Observation:
+    def of(
+        what: frozenset[Look],
+        features: Tensor | None,
+        labels: Tensor,
+        num_classes: int,
+        loss: Tensor,
+    ) -> Observation:
         """What features with their labels sum up to."""
-        return Observation(*class_sums(features, labels, num_classes), loss)
+        squares = summed_squares(features if "squares" in what else None, labels)
+        return Observation(*class_sums(features, labels, num_classes), squares, loss)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter((self.sums, self.count, self.squares, self.loss))
+
+    def __add__(self, other: Observation) -> Observation:
+        return Observation(*(one + another for one, another in zip(self, other, strict=True)))
 
 
 Seen: TypeAlias = "Observation | None"

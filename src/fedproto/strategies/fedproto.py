@@ -29,13 +29,8 @@ from fedproto.options import option
 from fedproto.strategies.attention import sharpened_attention
 from fedproto.strategies.base import STRATEGIES, size_weights
 from fedproto.strategies.contract import Declarations, Declared, Local, Looks, Report, Seen, Setting
-from fedproto.strategies.guidance import (
-    FEATURES,
-    Guidance,
-    feature_sizes,
-    merged_prototypes,
-    prototypes_declared,
-)
+from fedproto.strategies.guidance import FEATURES, Guidance
+from fedproto.strategies.prototypes import feature_sizes, merged_prototypes, prototypes_declared
 from fedproto.strategies.rules import cap_attention
 from fedproto.types import ClientUpdate, ClientWeights, Prototypes, ServerState, Tensors, Updates
 

@@ -21,7 +21,6 @@ from fedproto.errors import ConfigError, TrainingError
 from fedproto.options import option
 from fedproto.strategies.aggregation import MEAN, AggregateOptions
 from fedproto.strategies.attention import balanced_attention, class_attention, randomised_response
-from fedproto.strategies.base import Strategy
 from fedproto.strategies.contract import (
     Declarations,
     Declared,
@@ -34,6 +33,8 @@ from fedproto.strategies.contract import (
     Setting,
     Virtual,
 )
+from fedproto.strategies.prototypes import feature_sizes, merged_prototypes, prototypes_declared
+from fedproto.strategies.served import Served
 from fedproto.types import ClientWeights, Prototypes, ServerState, Tensors, Updates
 
 CLASSES = "classes/count"
@@ -41,13 +42,11 @@ REHEARSED, REHEARSED_COUNT = "rehearsal/mean", "rehearsal/count"
 SEEN_SUM, SEEN_COUNT = "rehearsal/sum", "rehearsal/seen"
 """Names in payload and memory."""
 
-LONGEST = 3.0
-
 FEATURES: frozenset[Look] = frozenset({"features"})
 
 
 @dataclass(frozen=True)
-class Guidance(Strategy):
+class Guidance(Served):
     """Options that use which classes clients hold; all of them off unless asked for.
 
     Attributes:
@@ -120,7 +119,7 @@ class Guidance(Strategy):
     @property
     def looks(self) -> Looks:
         """The classes for every rule; features for prototypes."""
-        found = Looks(classes=self.by_class or self.balances or self.rehearsal > 0)
+        found = super().looks | Looks(classes=self.by_class or self.balances or self.rehearsal > 0)
         if not self.rehearsal:
             return found
         received = self.rehearsed == "received"
@@ -133,7 +132,7 @@ class Guidance(Strategy):
 
     def payload(self, setting: Setting, num_examples: int) -> Declarations:
         """The classes that the client holds, and prototypes for others to rehearse."""
-        declared: dict[str, Declared] = {}
+        declared = dict(super().payload(setting, num_examples))
         if self.by_class or self.balances:
             labels = num_examples * setting.labels
             high, total = (labels, labels) if self._tells_counts else (1, setting.num_classes)
@@ -159,10 +158,12 @@ class Guidance(Strategy):
 
     def server_memory(self, setting: Setting) -> Declarations:
         """The prototypes to rehearse, which clients get."""
+        kept = super().server_memory(setting)
         if not self._rehearses(setting):
-            return {}
+            return kept
         classes, channels, _ = feature_sizes(setting, 0)
         return {
+            **kept,
             REHEARSED: Declared((classes, channels), setting.float_type, broadcast=True),
             REHEARSED_COUNT: Declared((classes,), torch.int64, broadcast=True),
         }
@@ -181,8 +182,8 @@ class Guidance(Strategy):
 
     def report(self, local: Local, trained: Tensors, before: Seen, after: Seen) -> Report:
         """How much the client has of each class, or only whether, and its prototypes."""
-        del trained
-        payload: dict[str, Tensor] = {}
+        told = super().report(local, trained, before, after)
+        payload = dict(told.payload)
         if self.by_class or self.balances:
             holds_c = local.classes > 0
             if self.flip:
@@ -192,7 +193,7 @@ class Guidance(Strategy):
             seen = before if self.rehearsed == "received" else after
             assert seen is not None  # noqa: S101 - asked for in `looks`
             payload |= {SEEN_SUM: seen.sums, SEEN_COUNT: seen.count}
-        return Report(payload)
+        return replace(told, payload=payload)
 
     def balanced(self, updates: Updates) -> Tensor:
         """The weights under which the cohort's classes are balanced, ``[K]``."""
@@ -233,8 +234,9 @@ class Guidance(Strategy):
 
     def remember(self, state: ServerState, updates: Updates, setting: Setting) -> Tensors:
         """The prototypes to rehearse next; those of a class that nobody held stay."""
+        kept = super().remember(state, updates, setting)
         if not self._rehearses(setting):
-            return {}
+            return kept
         new, old_cd = self.rehearsable(updates), state.memory[REHEARSED]
         known_c = (state.memory[REHEARSED_COUNT] > 0).to(new.count.device)
         mean_cd = new.mean.to(setting.float_type)
@@ -242,51 +244,12 @@ class Guidance(Strategy):
         if self.rehearsed == "running":
             mean_cd = torch.where(known_c.unsqueeze(1), (mean_cd + old_cd) / 2, mean_cd)
         return {
+            **kept,
             REHEARSED: torch.where(new.seen.unsqueeze(1), mean_cd, old_cd),
             REHEARSED_COUNT: torch.where(
                 new.seen, new.count, state.memory[REHEARSED_COUNT].to(new.count.device)
             ),
         }
-
-
-def feature_sizes(setting: Setting, num_examples: int) -> tuple[int, int, int]:
-    """Classes, channels, and feature vectors that so many samples give."""
-    features = setting.features
-    if features is None:
-        raise TrainingError(
-            "prototypes need the shape of the model's features, and the model could not tell: its"
-            " features(x) must take a batch of one input"
-        )
-    return setting.num_classes, features.channels, num_examples * features.per_sample
-
-
-def prototypes_declared(
-    setting: Setting, num_examples: int, sum_name: str, count_name: str
-) -> dict[str, Declared]:
-    """Prototypes as sums and counts, of no more feature vectors than so many samples give."""
-    classes, channels, vectors = feature_sizes(setting, num_examples)
-    return {
-        sum_name: Declared((classes, channels), setting.float_type, zero_where=count_name),
-        count_name: Declared((classes,), torch.int64, low=0, high=vectors, total=vectors),
-    }
-
-
-def merged_prototypes(updates: Updates, sum_name: str, count_name: str) -> Prototypes:
-    """Prototypes of the clients' pooled data, in double precision, where the updates lie.
-
-    They go to all clients, so no client may make them absurd: one that is longer than `LONGEST`
-    times the cohort's median is shortened to that.
-    """
-    told = Prototypes.stack(
-        [
-            Prototypes(update.payload[sum_name].double(), update.payload[count_name])
-            for update in updates
-        ]
-    )
-    length_kc = told.mean.norm(dim=-1)
-    usual = torch.where(told.seen, length_kc, torch.nan).nanmedian().nan_to_num(0)
-    shorter_kc = (LONGEST * usual / length_kc.clamp(min=1e-300)).clamp(max=1)
-    return Prototypes(told.sum * shorter_kc.unsqueeze(-1), told.count).merged()
 
 
 def _classes_of(updates: Updates) -> Tensor:

@@ -17,7 +17,6 @@ from fedproto.engines.job import LocalJob
 from fedproto.engines.stacking.memory import free_bytes
 from fedproto.engines.stacking.network import Network
 from fedproto.engines.stacking.statistics import estimated, lacking
-from fedproto.equations import class_sums
 from fedproto.rng import Indices
 from fedproto.strategies.contract import Look, Observation
 from fedproto.types import Tensors
@@ -64,9 +63,8 @@ class Observer:
         for rows, columns in self._parts(where, width):
             own = {name: tensor[rows] for name, tensor in params.items()}
             seen = self._look(own, where[rows, columns], what)
-            parts = (seen.sums, seen.count, seen.loss)
-            total = total or [part.new_zeros((len(indices), *part.shape[1:])) for part in parts]
-            for sum_, part in zip(total, parts, strict=True):
+            total = total or [part.new_zeros((len(indices), *part.shape[1:])) for part in seen]
+            for sum_, part in zip(total, seen, strict=True):
                 sum_[rows] += part
         total[-1] /= (where != FILLS).sum(dim=1)
         return {
@@ -114,14 +112,14 @@ class Observer:
         x, live = self._inputs[part.clamp(min=0)], part != FILLS
         labels = torch.where(live, self._targets[part.clamp(min=0)], FILLS)
         features = self._network.features(params, x, live) if "features" in what else None
-        sums, count = class_sums(features, labels, self._workload.federation.num_classes)
         loss = torch.zeros(len(part), dtype=self._dtype, device=self._device)
         if "loss" in what:
             scores = self._network.scores(params, x, live).transpose(1, 2)
             loss = functional.cross_entropy(
                 scores, labels, ignore_index=FILLS, reduction="none"
             ).sum(dim=1)
-        return Observation(sums, count, loss)
+        number = self._workload.federation.num_classes
+        return Observation.of(what, features, labels, number, loss)
 
     def samples_at_once(self, models: int) -> int:
         """Samples per model where nothing is trained: as many as the memory plan allows."""

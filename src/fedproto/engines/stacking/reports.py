@@ -167,8 +167,4 @@ def _observations(observations: Observations, indices: Sequence[int]) -> tuple[T
     found = [observations[index] for index in indices if index in observations]
     if not found:
         return None
-    return (
-        torch.stack([one.sums for one in found]),
-        torch.stack([one.count for one in found]),
-        torch.stack([one.loss for one in found]),
-    )
+    return tuple(torch.stack(parts) for parts in zip(*found, strict=True))

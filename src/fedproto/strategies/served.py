@@ -1,0 +1,221 @@
+"""The last layer that prototypes give, for the model that is tested, kept and given away.
+
+Clients that hold few classes train good features and a poor last layer: each pushes down the
+scores of the classes that it lacks. What the layer should be follows from where the features of
+the classes lie, which needs no training. Clients tell the sums, counts and summed products of
+their features under the model that they received; the server keeps them, forgets slowly, and
+computes the layer after each round. Training goes on with the trained one.
+
+Shapes: K clients of the cohort, C classes, D feature channels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedproto.errors import TrainingError
+from fedproto.options import option
+from fedproto.strategies.base import Strategy
+from fedproto.strategies.contract import (
+    Declarations,
+    Declared,
+    Local,
+    Looks,
+    Report,
+    Seen,
+    Setting,
+)
+from fedproto.strategies.prototypes import (
+    LONGEST,
+    feature_sizes,
+    merged_prototypes,
+    prototypes_declared,
+)
+from fedproto.types import ServerState, Tensors, Updates, part, under
+
+SUM, COUNT, SQUARES, TRAINED = "served/sum", "served/count", "served/squares", "served/trained"
+"""Names in payload and memory."""
+
+FLOOR = 0.01
+"""No direction of the features varies less than this part of the mean over the channels."""
+
+
+@dataclass(frozen=True)
+class Served(Strategy):
+    """The option to serve a last layer that was computed from prototypes."""
+
+    serve: Literal["trained", "prototypes"] = option(
+        "trained",
+        "last layer of the model that is tested and kept: as trained, or computed from where"
+        " features of the classes lie",
+    )
+    forget: float = option(
+        0.3,
+        "serve 'prototypes': part of what is known of the features that a round makes forgotten",
+        above=0,
+        at_most=1,
+    )
+
+    @property
+    def computes_head(self) -> bool:
+        """Whether the model that is served has a last layer of its own."""
+        return self.serve == "prototypes"
+
+    @property
+    def looks(self) -> Looks:
+        """Features and their products under the received model."""
+        found = super().looks
+        if self.computes_head:
+            found |= Looks(before=frozenset({"features", "squares"}))
+        return found
+
+    def payload(self, setting: Setting, num_examples: int) -> Declarations:
+        """Prototypes as sums and counts, and the upper half of the summed products."""
+        declared = dict(super().payload(setting, num_examples))
+        if self.computes_head:
+            channels = feature_sizes(setting, 0)[1]
+            declared |= prototypes_declared(setting, num_examples, SUM, COUNT)
+            declared[SQUARES] = Declared((channels * (channels + 1) // 2,), setting.float_type)
+        return declared
+
+    def server_memory(self, setting: Setting) -> Declarations:
+        """What is known of the features, and the last layer that clients train."""
+        declared = dict(super().server_memory(setting))
+        if self.computes_head:
+            classes, channels, _ = feature_sizes(setting, 0)
+            declared |= {
+                SUM: Declared((classes, channels), torch.float64),
+                COUNT: Declared((classes,), torch.float64),
+                SQUARES: Declared((channels, channels), torch.float64),
+            }
+            declared |= under(
+                TRAINED,
+                {
+                    name: Declared(
+                        tuple(setting.params[name].shape), setting.params[name].dtype, initial=None
+                    )
+                    for name in setting.head
+                },
+            )
+        return declared
+
+    def report(self, local: Local, trained: Tensors, before: Seen, after: Seen) -> Report:
+        """What the client's features sum up to under the received model."""
+        report = super().report(local, trained, before, after)
+        if not self.computes_head:
+            return report
+        assert before is not None  # noqa: S101 - asked for in `looks`
+        rows, columns = _upper_half(before.squares.shape[-1], before.squares.device)
+        half = before.squares[rows, columns].to(before.sums.dtype)
+        own = {SUM: before.sums, COUNT: before.count, SQUARES: half}
+        return replace(report, payload={**report.payload, **own})
+
+    def remember(self, state: ServerState, updates: Updates, setting: Setting) -> Tensors:
+        """What was known, a part of it forgotten, and what the cohort tells."""
+        kept = dict(super().remember(state, updates, setting))
+        if self.computes_head:
+            told = merged_prototypes(updates, SUM, COUNT)
+            new = {SUM: told.sum, COUNT: told.count.double(), SQUARES: _merged_squares(updates)}
+            kept |= {
+                name: (1 - self.forget) * state.memory[name].to(one.device) + one
+                for name, one in new.items()
+            }
+        return kept
+
+    def sent(self, state: ServerState) -> ServerState:
+        """With the last layer that clients train."""
+        state = super().sent(state)
+        trained = part(TRAINED, state.memory)
+        return replace(state, params={**state.params, **trained}) if trained else state
+
+    def served(self, state: ServerState, setting: Setting) -> ServerState:
+        """With the last layer that prototypes give; the trained one goes into memory."""
+        state = super().served(state, setting)
+        if not self.computes_head or not bool((state.memory[COUNT] > 0).any()):
+            return state
+        _check_head(setting)
+        weight_cd, bias_c = gaussian_head(*(state.memory[one] for one in (COUNT, SUM, SQUARES)))
+        trained = {name: state.params[name] for name in setting.head}
+        computed = {
+            name: (bias_c if one.dim() == 1 else weight_cd).reshape(one.shape).to(one)
+            for name, one in trained.items()
+        }
+        return replace(
+            state,
+            params={**state.params, **computed},
+            memory={**state.memory, **under(TRAINED, trained)},
+        )
+
+
+def gaussian_head(count_c: Tensor, sum_cd: Tensor, square_dd: Tensor) -> tuple[Tensor, Tensor]:
+    """Weights ``[C, D]`` and biases ``[C]`` of the best linear scores for Gaussian classes.
+
+    With ``μ_c`` the classes' means, ``m`` that of all, ``π_c`` their shares and ``Σ`` the
+    covariance within classes, ``W_c = Σ⁻¹(μ_c − m)`` and
+    ``b_c = ln π_c − ½ W_c·(μ_c − m) − W_c·m``: linear discriminant analysis. A class without
+    features lies at the mean of all, with the share of half a feature vector.
+    """
+    total = count_c.sum()
+    mean_d = sum_cd.sum(dim=0) / total
+    known_c1 = (count_c > 0).unsqueeze(1)
+    mean_cd = torch.where(known_c1, sum_cd / count_c.clamp(min=1e-300).unsqueeze(1), mean_d)
+    within_dd = (square_dd - mean_cd.t() @ torch.where(known_c1, sum_cd, 0)) / total
+    apart_cd = mean_cd - mean_d
+    weight_cd = _divided(apart_cd, within_dd)
+    share_c = count_c.clamp(min=0.5) / total
+    bias_c = share_c.log() - (weight_cd * (apart_cd / 2 + mean_d)).sum(dim=1)
+    return weight_cd, bias_c
+
+
+def _divided(apart_cd: Tensor, within_dd: Tensor) -> Tensor:
+    """``x Σ⁻¹``, with no direction of Σ below the floor; a lie may have made it indefinite."""
+    within_dd = (within_dd + within_dd.t()) / 2
+    floor = FLOOR * within_dd.diagonal().clamp(min=0).mean().clamp(min=1e-30)
+    raised_dd = within_dd + floor * torch.eye(len(within_dd)).to(within_dd)
+    factor, failed = torch.linalg.cholesky_ex(raised_dd)
+    if not bool(failed):
+        solved_dc: Tensor = torch.cholesky_solve(apart_cd.t(), factor)
+        return solved_dc.t()
+    value_d, vector_dd = torch.linalg.eigh(within_dd)
+    turned_cd: Tensor = (apart_cd @ vector_dd) / (value_d.clamp(min=0) + floor)
+    back_cd: Tensor = turned_cd @ vector_dd.t()
+    return back_cd
+
+
+def _merged_squares(updates: Updates) -> Tensor:
+    """The cohort's summed products ``[D, D]``.
+
+    No client makes them absurd: where its features would be longer than `LONGEST` times the
+    cohort's median, what it tells is scaled down to that.
+    """
+    half_kh = torch.stack([update.payload[SQUARES].double() for update in updates])
+    count_k = torch.stack([update.payload[COUNT].sum() for update in updates]).double()
+    channels = round((8 * half_kh.shape[1] + 1) ** 0.5) // 2
+    rows, columns = _upper_half(channels, half_kh.device)
+    square_k = half_kh[:, rows == columns].sum(dim=1).clamp(min=0) / count_k.clamp(min=1)
+    usual = torch.where(count_k > 0, square_k, torch.nan).nanmedian().nan_to_num(0)
+    smaller_k = (LONGEST**2 * usual / square_k.clamp(min=1e-300)).clamp(max=1)
+    half_h = (half_kh * smaller_k.unsqueeze(1)).sum(dim=0)
+    upper_dd = half_h.new_zeros(channels, channels).index_put((rows, columns), half_h)
+    return upper_dd + upper_dd.t() - upper_dd.diagonal().diag()
+
+
+def _upper_half(channels: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    rows, columns = torch.triu_indices(channels, channels, device=device)
+    return rows, columns
+
+
+def _check_head(setting: Setting) -> None:
+    """Whether scores are one linear function of the features."""
+    weights = [setting.params[name] for name in setting.head if setting.params[name].dim() > 1]
+    channels = feature_sizes(setting, 0)[1]
+    numbers = setting.num_classes * channels
+    if not setting.scores_features or [one.numel() for one in weights] != [numbers]:
+        raise TrainingError(
+            "serve = 'prototypes' needs a model whose scores are one dense layer of its features;"
+            " this one's are not, so set serve = 'trained'"
+        )
