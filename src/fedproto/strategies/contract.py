@@ -134,14 +134,14 @@ class Observation:
     Attributes:
         sums: Summed features per class, ``[..., C, D]``; no channels where nobody asked for them.
         count: Feature vectors per class, ``[..., C]``.
-        squares: Summed products of features ``[..., D, D]``; no channels where nobody asked.
         loss: Mean loss, ``[...]``; 0 where nobody asked for it.
+        squares: Summed products of features ``[..., D, D]``; no channels where nobody asked.
     """
 
     sums: Tensor
     count: Tensor
-    squares: Tensor
     loss: Tensor
+    squares: Tensor = field(default_factory=lambda: torch.empty(0, 0))
 
     @staticmethod
     def of(
@@ -153,10 +153,10 @@ class Observation:
     ) -> Observation:
         """What features with their labels sum up to."""
         squares = summed_squares(features if "squares" in what else None, labels)
-        return Observation(*class_sums(features, labels, num_classes), squares, loss)
+        return Observation(*class_sums(features, labels, num_classes), loss, squares)
 
     def __iter__(self) -> Iterator[Tensor]:
-        return iter((self.sums, self.count, self.squares, self.loss))
+        return iter((self.sums, self.count, self.loss, self.squares))
 
     def __add__(self, other: Observation) -> Observation:
         return Observation(*(one + another for one, another in zip(self, other, strict=True)))

@@ -35,7 +35,7 @@ from fedproto.strategies.prototypes import (
     merged_prototypes,
     prototypes_declared,
 )
-from fedproto.types import ServerState, Tensors, Updates, part, under
+from fedproto.types import ClientUpdate, ServerState, Tensors, Updates, part, under
 
 SUM, COUNT, SQUARES, TRAINED = "served/sum", "served/count", "served/squares", "served/trained"
 """Names in payload and memory."""
@@ -117,9 +117,10 @@ class Served(Strategy):
     def remember(self, state: ServerState, updates: Updates, setting: Setting) -> Tensors:
         """What was known, a part of it forgotten, and what the cohort tells."""
         kept = dict(super().remember(state, updates, setting))
-        if self.computes_head:
-            told = merged_prototypes(updates, SUM, COUNT)
-            new = {SUM: told.sum, COUNT: told.count.double(), SQUARES: _merged_squares(updates)}
+        believed = _believable(updates) if self.computes_head else []
+        if believed:
+            told = merged_prototypes(believed, SUM, COUNT)
+            new = {SUM: told.sum, COUNT: told.count.double(), SQUARES: _merged_squares(believed)}
             kept |= {
                 name: (1 - self.forget) * state.memory[name].to(one.device) + one
                 for name, one in new.items()
@@ -186,20 +187,43 @@ def _divided(apart_cd: Tensor, within_dd: Tensor) -> Tensor:
     return back_cd
 
 
+def _believable(updates: Updates) -> list[ClientUpdate]:
+    """Those whose products can be those of features that sum up to what they tell.
+
+    The square of a channel is at least what its sums need, and no product beats its squares.
+    """
+    found = []
+    for update in updates:
+        sum_cd, count_c = update.payload[SUM].double(), update.payload[COUNT].double()
+        square_dd = _square(update.payload[SQUARES].double())
+        square_d = square_dd.diagonal()
+        least_d = (sum_cd.square() / count_c.clamp(min=1).unsqueeze(1)).sum(dim=0)
+        loose = 1e-3 * square_d.abs().max() + 1e-30
+        most_dd = (square_d.clamp(min=0).unsqueeze(0) * square_d.clamp(min=0).unsqueeze(1)).sqrt()
+        enough = bool((square_d >= least_d - loose).all())
+        if enough and bool((square_dd.abs() <= most_dd + loose).all()):
+            found.append(update)
+    return found
+
+
 def _merged_squares(updates: Updates) -> Tensor:
     """The cohort's summed products ``[D, D]``.
 
     No client makes them absurd: where its features would be longer than `LONGEST` times the
     cohort's median, what it tells is scaled down to that.
     """
-    half_kh = torch.stack([update.payload[SQUARES].double() for update in updates])
+    square_kdd = torch.stack([_square(update.payload[SQUARES].double()) for update in updates])
     count_k = torch.stack([update.payload[COUNT].sum() for update in updates]).double()
-    channels = round((8 * half_kh.shape[1] + 1) ** 0.5) // 2
-    rows, columns = _upper_half(channels, half_kh.device)
-    square_k = half_kh[:, rows == columns].sum(dim=1).clamp(min=0) / count_k.clamp(min=1)
-    usual = torch.where(count_k > 0, square_k, torch.nan).nanmedian().nan_to_num(0)
-    smaller_k = (LONGEST**2 * usual / square_k.clamp(min=1e-300)).clamp(max=1)
-    half_h = (half_kh * smaller_k.unsqueeze(1)).sum(dim=0)
+    length_k = square_kdd.diagonal(dim1=1, dim2=2).sum(dim=1) / count_k.clamp(min=1)
+    usual = torch.where(count_k > 0, length_k, torch.nan).nanmedian().nan_to_num(0)
+    smaller_k = (LONGEST**2 * usual / length_k.clamp(min=1e-300)).clamp(max=1)
+    return (square_kdd * smaller_k.view(-1, 1, 1)).sum(dim=0)
+
+
+def _square(half_h: Tensor) -> Tensor:
+    """A symmetric matrix of its upper half."""
+    channels = round((8 * len(half_h) + 1) ** 0.5) // 2
+    rows, columns = _upper_half(channels, half_h.device)
     upper_dd = half_h.new_zeros(channels, channels).index_put((rows, columns), half_h)
     return upper_dd + upper_dd.t() - upper_dd.diagonal().diag()
 

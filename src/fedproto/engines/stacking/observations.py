@@ -58,15 +58,18 @@ class Observer:
         if unknown:
             room = self._room_for_samples()
             params |= estimated(self._network, params, unknown, self._inputs, where, batch, room)
-        total: list[Tensor] = []
+        total: Observation | None = None
         width = batch if self._network.by_batch else self.samples_at_once(len(indices))
         for rows, columns in self._parts(where, width):
             own = {name: tensor[rows] for name, tensor in params.items()}
             seen = self._look(own, where[rows, columns], what)
-            total = total or [part.new_zeros((len(indices), *part.shape[1:])) for part in seen]
+            total = total or Observation(
+                *(part.new_zeros((len(indices), *part.shape[1:])) for part in seen)
+            )
             for sum_, part in zip(total, seen, strict=True):
                 sum_[rows] += part
-        total[-1] /= (where != FILLS).sum(dim=1)
+        assert total is not None  # noqa: S101 - no client is without samples
+        total.loss.div_((where != FILLS).sum(dim=1))
         return {
             index: Observation(*one)
             for index, one in zip(indices, zip(*total, strict=True), strict=True)
