@@ -12,7 +12,6 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedproto.equations import class_sums
 from fedproto.errors import TrainingError
 from fedproto.flower.arrays import read_tensors, write_tensors
 from fedproto.models.base import features_of
@@ -88,7 +87,7 @@ def train_locally(
         num_examples=len(labels),
         steps=steps,
         lr=lr,
-        classes=class_sums(None, labels, num_classes)[1],
+        classes=Observation.of(frozenset(), None, labels, num_classes, torch.zeros(())).count,
         params=received,
         broadcast=broadcast,
         memory=_recalled(context, int(str(about[LAST_ROUND])), strategy.client_memory(setting)),
