@@ -23,7 +23,7 @@ TABLES = {
     "study": ("study", "synthetic", "celeba"),
     "paper": ("synthetic", "mnist", "femnist", "celeba"),
     "sources": SOURCES,
-    "guidance": (*SOURCES, "guidance"),
+    "guidance": (*SOURCES, "guidance", "guidance-field"),
 }
 """Folders of tables, and the archives that they come from."""
 
