@@ -57,18 +57,6 @@ def class_sums(e_nd: Tensor | None, y_n: Tensor, num_classes: int) -> tuple[Tens
     return member_nc.to(e_nd.dtype).transpose(-1, -2) @ e_nd, count_c
 
 
-def summed_squares(e_nd: Tensor | None, y_n: Tensor) -> Tensor:
-    """``Σ e eᵀ`` over feature vectors of all classes, ``[D, D]``; void counts nowhere.
-
-    No features: no channels.
-    """
-    if e_nd is None:
-        return torch.empty((*y_n.shape[:-1], 0, 0), device=y_n.device)
-    # In double precision: what is left of them when the means are taken off can be small.
-    known_nd = (e_nd * (y_n >= 0).unsqueeze(-1)).double()
-    return known_nd.transpose(-1, -2) @ known_nd
-
-
 def minmax_normalize(p_d: Tensor) -> Tensor:
     """Min-max normalisation over the channels, the hat in ``p̂`` (text below eq. (4)).
 

@@ -17,7 +17,7 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from fedproto.equations import class_sums, summed_squares
+from fedproto.equations import class_sums
 from fedproto.types import Tensors
 
 Look: TypeAlias = Literal["features", "squares", "loss"]
@@ -152,7 +152,7 @@ class Observation:
         loss: Tensor,
     ) -> Observation:
         """What features with their labels sum up to."""
-        squares = summed_squares(features if "squares" in what else None, labels)
+        squares = _summed_squares(features if "squares" in what else None, labels)
         return Observation(*class_sums(features, labels, num_classes), loss, squares)
 
     def __iter__(self) -> Iterator[Tensor]:
@@ -160,6 +160,18 @@ class Observation:
 
     def __add__(self, other: Observation) -> Observation:
         return Observation(*(one + another for one, another in zip(self, other, strict=True)))
+
+
+def _summed_squares(e_nd: Tensor | None, y_n: Tensor) -> Tensor:
+    """``Σ e eᵀ`` over feature vectors of all classes, ``[D, D]``; void counts nowhere.
+
+    No features: no channels.
+    """
+    if e_nd is None:
+        return torch.empty((*y_n.shape[:-1], 0, 0), device=y_n.device)
+    # In double precision: what is left of them when the means are taken off can be small.
+    known_nd = (e_nd * (y_n >= 0).unsqueeze(-1)).double()
+    return known_nd.transpose(-1, -2) @ known_nd
 
 
 Seen: TypeAlias = "Observation | None"
