@@ -11,6 +11,7 @@ Shapes: K clients of the cohort, C classes, D feature channels.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -117,10 +118,11 @@ class Served(Strategy):
     def remember(self, state: ServerState, updates: Updates, setting: Setting) -> Tensors:
         """What was known, a part of it forgotten, and what the cohort tells."""
         kept = dict(super().remember(state, updates, setting))
-        believed = _believable(updates) if self.computes_head else []
+        squares = [(one, _square(one.payload[SQUARES])) for one in updates if self.computes_head]
+        believed = [(one, square_dd) for one, square_dd in squares if _possible(one, square_dd)]
         if believed:
-            told = merged_prototypes(believed, SUM, COUNT)
-            new = {SUM: told.sum, COUNT: told.count.double(), SQUARES: _merged_squares(believed)}
+            told = merged_prototypes([one for one, _ in believed], SUM, COUNT)
+            new = {SUM: told.sum, COUNT: told.count.double(), SQUARES: _merged(believed)}
             kept |= {
                 name: (1 - self.forget) * state.memory[name].to(one.device) + one
                 for name, one in new.items()
@@ -187,33 +189,28 @@ def _divided(apart_cd: Tensor, within_dd: Tensor) -> Tensor:
     return back_cd
 
 
-def _believable(updates: Updates) -> list[ClientUpdate]:
-    """Those whose products can be those of features that sum up to what they tell.
+def _possible(update: ClientUpdate, square_dd: Tensor) -> bool:
+    """Whether products can be those of features that sum up to what the client tells.
 
     The square of a channel is at least what its sums need, and no product beats its squares.
     """
-    found = []
-    for update in updates:
-        sum_cd, count_c = update.payload[SUM].double(), update.payload[COUNT].double()
-        square_dd = _square(update.payload[SQUARES].double())
-        square_d = square_dd.diagonal()
-        least_d = (sum_cd.square() / count_c.clamp(min=1).unsqueeze(1)).sum(dim=0)
-        loose = 1e-3 * square_d.abs().max() + 1e-30
-        most_dd = (square_d.clamp(min=0).unsqueeze(0) * square_d.clamp(min=0).unsqueeze(1)).sqrt()
-        enough = bool((square_d >= least_d - loose).all())
-        if enough and bool((square_dd.abs() <= most_dd + loose).all()):
-            found.append(update)
-    return found
+    sum_cd, count_c = update.payload[SUM].double(), update.payload[COUNT].double()
+    square_d = square_dd.diagonal()
+    least_d = (sum_cd.square() / count_c.clamp(min=1).unsqueeze(1)).sum(dim=0)
+    loose = 1e-3 * square_d.abs().max() + 1e-30
+    root_d = square_d.clamp(min=0).sqrt()
+    enough = (square_d >= least_d - loose).all()
+    return bool(enough & (square_dd.abs() <= torch.outer(root_d, root_d) + loose).all())
 
 
-def _merged_squares(updates: Updates) -> Tensor:
+def _merged(believed: Sequence[tuple[ClientUpdate, Tensor]]) -> Tensor:
     """The cohort's summed products ``[D, D]``.
 
     No client makes them absurd: where its features would be longer than `LONGEST` times the
     cohort's median, what it tells is scaled down to that.
     """
-    square_kdd = torch.stack([_square(update.payload[SQUARES].double()) for update in updates])
-    count_k = torch.stack([update.payload[COUNT].sum() for update in updates]).double()
+    square_kdd = torch.stack([square_dd for _, square_dd in believed])
+    count_k = torch.stack([update.payload[COUNT].sum() for update, _ in believed]).double()
     length_k = square_kdd.diagonal(dim1=1, dim2=2).sum(dim=1) / count_k.clamp(min=1)
     usual = torch.where(count_k > 0, length_k, torch.nan).nanmedian().nan_to_num(0)
     smaller_k = (LONGEST**2 * usual / length_k.clamp(min=1e-300)).clamp(max=1)
@@ -221,7 +218,8 @@ def _merged_squares(updates: Updates) -> Tensor:
 
 
 def _square(half_h: Tensor) -> Tensor:
-    """A symmetric matrix of its upper half."""
+    """A symmetric matrix of its upper half, in double precision."""
+    half_h = half_h.double()
     channels = round((8 * len(half_h) + 1) ** 0.5) // 2
     rows, columns = _upper_half(channels, half_h.device)
     upper_dd = half_h.new_zeros(channels, channels).index_put((rows, columns), half_h)
