@@ -7,6 +7,7 @@ import fcntl
 import json
 import shutil
 from contextlib import nullcontext, redirect_stderr, redirect_stdout
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
@@ -351,6 +352,31 @@ def test_a_run_that_was_not_measured_will_do_where_nothing_is_trained(reproduced
     assert library.find(request, modest=True) is not None
     needy = Request("mnist", plain, needs=frozenset({"dissimilarity"}))
     assert library.find(needy, modest=True) is None
+
+
+def test_a_longer_run_answers_for_the_rounds_it_begins_with(reproduced, tmp_path):
+    """Even one that was stopped; its weights are those of a later round and answer nothing."""
+    source = find_runs([reproduced / "runs/smoke/synthetic"])[0]
+    copied = tmp_path / "stopped"
+    shutil.copytree(source.path, copied)
+    lines = (copied / "rounds.jsonl").read_text().splitlines(keepends=True)
+    (copied / "rounds.jsonl").write_text("".join(lines[:4]))
+    library = Library(tmp_path)
+
+    def asking(rounds: int, *, checkpoint: bool = False) -> Request:
+        schedule = replace(source.config.schedule, rounds=rounds)
+        config = replace(source.config, schedule=schedule)
+        return Request("synthetic", config, checkpoint=checkpoint)
+
+    for rounds in (3, 4):
+        found = library.find(asking(rounds))
+        assert found is not None
+        assert found.records == source.records[:rounds]
+        assert found.config == asking(rounds).config
+    assert library.find(asking(5)) is None
+    assert library.find(asking(4, checkpoint=True)) is None
+    assert library.rounds_done(source.config) == 4
+    assert library.place_for(source.config, "smoke/synthetic") == copied
 
 
 def test_how_often_to_measure_is_the_users_choice():

@@ -251,7 +251,7 @@ def check_same(found: Outcome, truth: Outcome, tolerance: float) -> None:
         assert ours.metrics == pytest.approx(theirs.metrics, abs=max(tolerance, 1e-6))
     for ours, theirs in zip(found.states, truth.states, strict=True):
         assert list(ours.params) == list(theirs.params)
-        computed = part(TRAINED, theirs.memory)
+        computed = list(theirs.params)[-2:] if part(TRAINED, theirs.memory) else []
         for name, tensor in theirs.params.items():
             assert ours.params[name].dtype == tensor.dtype
             # A layer that was computed is as exact as the inverse of a covariance can be.

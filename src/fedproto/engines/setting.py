@@ -26,6 +26,7 @@ def setting_of(workload: Workload, params: Tensors) -> Setting:
         head,
         task.labels_per_sample(federation.input_shape),
         callable(getattr(workload.model, "head", None)),
+        dict(workload.model.named_buffers()),
     )
 
 

@@ -111,7 +111,12 @@ class FedProtoStrategy(Strategy):
         if self._state is None:
             state = _state_of(arrays)
             self._setting = Setting(
-                state.params, self._num_classes, len(nodes), self._features, self._head
+                state.params,
+                self._num_classes,
+                len(nodes),
+                self._features,
+                self._head,
+                buffers=state.buffers,
             )
             kept = {
                 **self.options.server_memory(self._setting),
@@ -165,7 +170,7 @@ class FedProtoStrategy(Strategy):
             state, usable, weights, self._setting, self.aggregate
         )
         following = self.server.step(state, combined)
-        self._state = self.options.served(following, self._setting)
+        self._state = self.options.served(following, state, self._setting)
         self._last_round |= dict.fromkeys(nodes, server_round)
         self.attention[server_round] = dict(zip(nodes, counted.tolist(), strict=True))
         metrics: dict[str, float] = {"clients": float(len(nodes))}

@@ -3,13 +3,15 @@
 Two configurations have the same *settings digest* when they describe the same experiment. What only
 says where and how often to look (engine, tests, measures, checkpoints, label) is left out of it, so
 that a run made on another machine, by `fedproto sweep` or by another table, is found and reused.
+A run of more rounds than are asked for begins with them, so it is taken up to there, even one that
+was stopped on its way.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedproto.config import RunConfig, digest_of
@@ -52,11 +54,14 @@ class Request:
     def is_answered_by(self, run: StoredRun, *, modest: bool = False) -> bool:
         """Whether a run of the same settings gives what is asked for; modestly, what it must."""
         measured = self.needs if modest else self.needs | self.wishes
-        if not is_complete(run) or not all(run.config.measure.takes(name) for name in measured):
+        rounds = self.config.schedule.rounds
+        if len(run.records) < rounds or not all(map(run.config.measure.takes, measured)):
             return False
-        if not self.checkpoint or (self.instead and (run.path / self.instead).exists()):
+        if not self.checkpoint:
             return True
-        return RunStore(run.path, run.config, "").newest_round() == len(run.records)
+        if self.instead and (run.path / self.instead).exists():
+            return len(run.records) == rounds
+        return RunStore(run.path, run.config, "").newest_round() == rounds
 
 
 class Library:
@@ -77,40 +82,48 @@ class Library:
         except FedprotoError as error:
             self._notify(f"{path} is left out: {error}")
             return
-        paths = self._paths.setdefault(settings_digest(store.config), [])
+        paths = self._paths.setdefault(_whatever_rounds(store.config), [])
         if path not in paths:
             paths.append(path)
         self._read.pop(path, None)
 
     def find(self, request: Request, *, modest: bool = False) -> StoredRun | None:
-        """A finished run that gives what is asked for; modestly, that with most of the wishes."""
-        runs = map(self._stored, self._paths.get(settings_digest(request.config), []))
-        answers = (run for run in runs if request.is_answered_by(run, modest=modest))
-        return max(
+        """A run that gives what is asked for, up to there; modestly, with most of the wishes."""
+        answers = (
+            run for run in self._runs(request.config) if request.is_answered_by(run, modest=modest)
+        )
+        found = max(
             answers,
-            key=lambda run: sum(map(run.config.measure.takes, request.wishes)),
+            key=lambda run: (
+                sum(map(run.config.measure.takes, request.wishes)),
+                -len(run.records),
+            ),
             default=None,
         )
+        return found and _up_to(request.config.schedule.rounds, found)
 
     def rounds_done(self, config: RunConfig) -> int:
         """How far the furthest unfinished run of a configuration is."""
-        runs = [self._stored(path) for path in self._paths.get(settings_digest(config), [])]
-        return max((len(run.records) for run in runs if not is_complete(run)), default=0)
+        done = [len(run.records) for run in self._runs(config) if not is_complete(run)]
+        return max((rounds for rounds in done if rounds < config.schedule.rounds), default=0)
 
     def place_for(self, config: RunConfig, folder: str) -> Path:
         """Where to train a run: the directory of one that was stopped, or a new one.
 
         A finished run is never written to again, even when it lacks something.
         """
-        for path in self._paths.get(settings_digest(config), []):
-            run = self._stored(path)
+        for run in self._runs(config):
             if run.config.digest() == config.digest() and not is_complete(run):
-                return path
+                return run.path
         name = f"{directory_name(config)}-{config.digest()[:8]}"
         path, number = self.root / folder / name, 2
         while is_run(path):
             path, number = path.with_name(f"{name}-{number}"), number + 1
         return path
+
+    def _runs(self, config: RunConfig) -> list[StoredRun]:
+        """The runs of the same settings, of any number of rounds."""
+        return [self._stored(path) for path in self._paths.get(_whatever_rounds(config), [])]
 
     def _stored(self, path: Path) -> StoredRun:
         if path not in self._read:
@@ -122,6 +135,17 @@ class Library:
 def is_complete(run: StoredRun) -> bool:
     """Whether all rounds of a run are on record, with or without checkpoints beside them."""
     return len(run.records) >= run.config.schedule.rounds
+
+
+def _whatever_rounds(config: RunConfig) -> str:
+    return settings_digest(replace(config, schedule=replace(config.schedule, rounds=1)))
+
+
+def _up_to(rounds: int, run: StoredRun) -> StoredRun:
+    if rounds == run.config.schedule.rounds:
+        return run
+    schedule = replace(run.config.schedule, rounds=rounds)
+    return replace(run, config=replace(run.config, schedule=schedule), records=run.records[:rounds])
 
 
 def concentration(config: RunConfig) -> float | None:

@@ -129,7 +129,7 @@ def _combined(
     combined, counted = config.strategy.aggregate(
         state, updates, weights, setting, config.aggregate
     )
-    following = config.strategy.served(config.server.step(state, combined), setting)
+    following = config.strategy.served(config.server.step(state, combined), state, setting)
     tensors = {**following.params, **following.buffers, **following.memory}
     # All verdicts at once and in one place: memory may lie elsewhere than the model.
     device = next(iter(tensors.values())).device if tensors else torch.device("cpu")

@@ -142,13 +142,16 @@ class Strategy(Options):
         """The state that clients go on with, made of the one that is `served`."""
         return state
 
-    def served(self, state: ServerState, setting: Setting) -> ServerState:
+    def served(
+        self, following: ServerState, received: ServerState, setting: Setting
+    ) -> ServerState:
         """The state after a round and the server's step, as it is tested, kept and given away.
 
-        Where training goes on with other weights, these are kept in memory for `sent`.
+        `received` is what clients began the round with. Where training goes on with other weights
+        than those served, they are kept in memory for `sent`.
         """
-        del setting
-        return state
+        del received, setting
+        return following
 
     def metrics(self, updates: Updates) -> dict[str, float]:
         """Numbers for the round's record."""

@@ -74,6 +74,7 @@ class Setting:
             model could not tell.
         labels: Labels that one sample has.
         scores_features: Whether scores are a function of the features alone.
+        buffers: The model's other tensors.
     """
 
     params: Tensors
@@ -83,6 +84,7 @@ class Setting:
     head: tuple[str, ...] = ()
     labels: int = 1
     scores_features: bool = True
+    buffers: Tensors = field(default_factory=dict)
 
     @property
     def float_type(self) -> torch.dtype:

@@ -4,7 +4,7 @@ Clients that hold few classes train good features and a poor last layer: each pu
 scores of the classes that it lacks. What the layer should be follows from where the features of
 the classes lie, which needs no training. Clients tell the sums, counts and summed products of
 their features under the model that they received; the server keeps them, forgets slowly, and
-computes the layer after each round. Training goes on with the trained one.
+computes the layer for that model after each round. Training goes on with what was trained.
 
 Shapes: K clients of the cohort, C classes, D feature channels.
 """
@@ -51,8 +51,8 @@ class Served(Strategy):
 
     serve: Literal["trained", "prototypes"] = option(
         "trained",
-        "last layer of the model that is tested and kept: as trained, or computed from where"
-        " features of the classes lie",
+        "the model that is tested and kept: as trained, or as clients received it, its last layer"
+        " computed from where they saw features of the classes lie",
     )
     forget: float = option(
         0.3,
@@ -84,7 +84,7 @@ class Served(Strategy):
         return declared
 
     def server_memory(self, setting: Setting) -> Declarations:
-        """What is known of the features, and the last layer that clients train."""
+        """What is known of the features, and the model that clients go on with."""
         declared = dict(super().server_memory(setting))
         if self.computes_head:
             classes, channels, _ = feature_sizes(setting, 0)
@@ -93,15 +93,11 @@ class Served(Strategy):
                 COUNT: Declared((classes,), torch.float64),
                 SQUARES: Declared((channels, channels), torch.float64),
             }
-            declared |= under(
-                TRAINED,
-                {
-                    name: Declared(
-                        tuple(setting.params[name].shape), setting.params[name].dtype, initial=None
-                    )
-                    for name in setting.head
-                },
-            )
+            trained = {**setting.params, **setting.buffers}
+            declared |= {
+                name: Declared(tuple(one.shape), one.dtype, initial=None)
+                for name, one in under(TRAINED, trained).items()
+            }
         return declared
 
     def report(self, local: Local, trained: Tensors, before: Seen, after: Seen) -> Report:
@@ -130,27 +126,39 @@ class Served(Strategy):
         return kept
 
     def sent(self, state: ServerState) -> ServerState:
-        """With the last layer that clients train."""
+        """With the model that clients trained last."""
         state = super().sent(state)
         trained = part(TRAINED, state.memory)
-        return replace(state, params={**state.params, **trained}) if trained else state
+        if not trained:
+            return state
+        return replace(
+            state,
+            params={name: trained[name] for name in state.params},
+            buffers={name: trained[name] for name in state.buffers},
+        )
 
-    def served(self, state: ServerState, setting: Setting) -> ServerState:
-        """With the last layer that prototypes give; the trained one goes into memory."""
-        state = super().served(state, setting)
+    def served(
+        self, following: ServerState, received: ServerState, setting: Setting
+    ) -> ServerState:
+        """The model that clients looked at with the last layer that they told.
+
+        What they trained since goes into memory: its features were seen by nobody yet.
+        """
+        state = super().served(following, received, setting)
         if not self.computes_head or not bool((state.memory[COUNT] > 0).any()):
             return state
         _check_head(setting)
         weight_cd, bias_c = gaussian_head(*(state.memory[one] for one in (COUNT, SUM, SQUARES)))
-        trained = {name: state.params[name] for name in setting.head}
         computed = {
             name: (bias_c if one.dim() == 1 else weight_cd).reshape(one.shape).to(one)
-            for name, one in trained.items()
+            for name, one in ((name, received.params[name]) for name in setting.head)
         }
+        trained = under(TRAINED, {**state.params, **state.buffers})
         return replace(
             state,
-            params={**state.params, **computed},
-            memory={**state.memory, **under(TRAINED, trained)},
+            params={**received.params, **computed},
+            buffers=received.buffers,
+            memory={**state.memory, **trained},
         )
 
 
