@@ -22,8 +22,8 @@ SOURCES = ("synthetic-sources", "mnist-sources", "femnist-sources")
 TABLES = {
     "study": ("study", "synthetic", "celeba"),
     "paper": ("synthetic", "mnist", "femnist", "celeba"),
-    "sources": SOURCES,
-    "guidance": (*SOURCES, "guidance", "guidance-field"),
+    "sources": (*SOURCES, "celeba-sources"),
+    "guidance": (*SOURCES, "guidance", "guidance-field", "guidance-celeba"),
 }
 """Folders of tables, and the archives that they come from."""
 
