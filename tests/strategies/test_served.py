@@ -185,6 +185,19 @@ def test_a_state_that_was_served_holds_what_training_needs():
     assert torch.equal(SERVED.sent(state).params["head.weight"], PARAMS["head.weight"])
 
 
+def test_what_a_model_keeps_beside_its_weights_goes_with_them():
+    """Statistics of batch normalisation are those of the model that is served, or goes on."""
+    setting = replace(SETTING, buffers={"running": torch.zeros(2)})
+    memory = initial_tensors(SERVED.server_memory(setting))
+    received = ServerState(0, PARAMS, {"running": torch.zeros(2)}, memory)
+    updates = [replace(told(0, *drawn(4)), buffers={"running": torch.ones(2)})]
+    combined, _ = SERVED.aggregate(received, updates, SERVED.weigh(received, updates), setting)
+    state = SERVED.served(combined, received, setting)
+    assert torch.equal(state.buffers["running"], torch.zeros(2))
+    assert torch.equal(SERVED.sent(state).buffers["running"], torch.ones(2))
+    assert state.memory.keys() == SERVED.server_memory(setting).keys()
+
+
 def test_a_model_with_another_head_is_told_so():
     for setting in (replace(SETTING, head=()), replace(SETTING, scores_features=False)):
         state = after([told(0, *drawn(4))])
