@@ -185,6 +185,19 @@ def test_a_state_that_was_served_holds_what_training_needs():
     assert torch.equal(SERVED.sent(state).params["head.weight"], PARAMS["head.weight"])
 
 
+def test_both_adds_the_scores_of_the_layer_that_was_received():
+    updates, params = [told(0, *drawn(4))], {**PARAMS, "head.weight": torch.ones(3, 2)}
+    memory = initial_tensors(SERVED.server_memory(SETTING))
+    served = {
+        serve: after(updates, ServerState(0, params, {}, memory), replace(SERVED, serve=serve))
+        for serve in ("prototypes", "both")
+    }
+    for name in HEAD:
+        expected = served["prototypes"].params[name] + params[name]
+        assert torch.equal(served["both"].params[name], expected)
+    assert served["both"].memory.keys() == served["prototypes"].memory.keys()
+
+
 def test_what_a_model_keeps_beside_its_weights_goes_with_them():
     """Statistics of batch normalisation are those of the model that is served, or goes on."""
     setting = replace(SETTING, buffers={"running": torch.zeros(2)})

@@ -49,14 +49,14 @@ FLOOR = 0.01
 class Served(Strategy):
     """The option to serve a last layer that was computed from prototypes."""
 
-    serve: Literal["trained", "prototypes"] = option(
+    serve: Literal["trained", "prototypes", "both"] = option(
         "trained",
         "the model that is tested and kept: as trained, or as clients received it, its last layer"
-        " computed from where they saw features of the classes lie",
+        " computed from where they saw features of the classes lie, or the sum of that and its own",
     )
     forget: float = option(
         0.3,
-        "serve 'prototypes': part of what is known of the features that a round makes forgotten",
+        "serve 'prototypes' or 'both': part of what is known of the features that a round makes forgotten",
         above=0,
         at_most=1,
     )
@@ -64,7 +64,7 @@ class Served(Strategy):
     @property
     def computes_head(self) -> bool:
         """Whether the model that is served has a last layer of its own."""
-        return self.serve == "prototypes"
+        return self.serve != "trained"
 
     @property
     def looks(self) -> Looks:
@@ -147,12 +147,15 @@ class Served(Strategy):
         state = super().served(following, received, setting)
         if not self.computes_head or not bool((state.memory[COUNT] > 0).any()):
             return state
-        _check_head(setting)
+        _check_head(setting, self.serve)
         weight_cd, bias_c = gaussian_head(*(state.memory[one] for one in (COUNT, SUM, SQUARES)))
+        own = {name: received.params[name] for name in setting.head}
         computed = {
             name: (bias_c if one.dim() == 1 else weight_cd).reshape(one.shape).to(one)
-            for name, one in ((name, received.params[name]) for name in setting.head)
+            for name, one in own.items()
         }
+        if self.serve == "both":
+            computed = {name: computed[name] + one for name, one in own.items()}
         trained = under(TRAINED, {**state.params, **state.buffers})
         return replace(
             state,
@@ -239,13 +242,13 @@ def _upper_half(channels: int, device: torch.device) -> tuple[Tensor, Tensor]:
     return rows, columns
 
 
-def _check_head(setting: Setting) -> None:
+def _check_head(setting: Setting, serve: str) -> None:
     """Whether scores are one linear function of the features."""
     weights = [setting.params[name] for name in setting.head if setting.params[name].dim() > 1]
     channels = feature_sizes(setting, 0)[1]
     numbers = setting.num_classes * channels
     if not setting.scores_features or [one.numel() for one in weights] != [numbers]:
         raise TrainingError(
-            "serve = 'prototypes' needs a model whose scores are one dense layer of its features;"
+            f"serve = '{serve}' needs a model whose scores are one dense layer of its features;"
             " this one's are not, so set serve = 'trained'"
         )
