@@ -47,7 +47,7 @@ FLOOR = 0.01
 
 @dataclass(frozen=True)
 class Served(Strategy):
-    """The option to serve a last layer that was computed from prototypes."""
+    """The option to serve a last layer that was computed from prototypes, alone or added."""
 
     serve: Literal["trained", "prototypes", "both"] = option(
         "trained",
@@ -56,7 +56,8 @@ class Served(Strategy):
     )
     forget: float = option(
         0.3,
-        "serve 'prototypes' or 'both': part of what is known of the features that a round makes forgotten",
+        "serve 'prototypes' or 'both': part of what is known of the features that a round makes"
+        " forgotten",
         above=0,
         at_most=1,
     )
