@@ -93,14 +93,20 @@ class Setting:
         return next(floating, torch.float32)
 
     def like_params(
-        self, group: str, *, broadcast: bool = False, initial: float | None = 0.0
+        self,
+        group: str,
+        *,
+        broadcast: bool = False,
+        initial: float | None = 0.0,
+        buffers: bool = False,
     ) -> dict[str, Declared]:
-        """One tensor like each of the model's parameters, in a group."""
+        """One tensor like each of the model's parameters, or all its tensors, in a group."""
+        like = {**self.params, **self.buffers} if buffers else self.params
         return {
             f"{group}/{name}": Declared(
                 tuple(one.shape), one.dtype, broadcast=broadcast, initial=initial
             )
-            for name, one in self.params.items()
+            for name, one in like.items()
         }
 
 

@@ -94,11 +94,7 @@ class Served(Strategy):
                 COUNT: Declared((classes,), torch.float64),
                 SQUARES: Declared((channels, channels), torch.float64),
             }
-            trained = {**setting.params, **setting.buffers}
-            declared |= {
-                name: Declared(tuple(one.shape), one.dtype, initial=None)
-                for name, one in under(TRAINED, trained).items()
-            }
+            declared |= setting.like_params(TRAINED, initial=None, buffers=True)
         return declared
 
     def report(self, local: Local, trained: Tensors, before: Seen, after: Seen) -> Report:
