@@ -103,6 +103,22 @@ def test_without_cuda_captured_steps_are_those_of_the_reference():
     check_same(sweep("captured", MODELS["cnn"], strategies=strategies), truth, 0.0)
 
 
+def test_batches_that_are_not_trained_on_are_filled_up_to_few_sizes():
+    federation, model = small_federation(), own_module()
+    truth, filled = (
+        engine_for(name, federation, model, [], device="cpu") for name in ("reference", "captured")
+    )
+    sizes = set()
+    filled._pool = (0, 0)
+    filled._model.register_forward_pre_hook(lambda _, inputs: sizes.add(len(inputs[0])))
+    states = [jobs_of(federation, model, FedProto())[0].state]
+    expected = truth.evaluate(states, federation.test_indices)
+    assert filled.evaluate(states, federation.test_indices) == [
+        {name: pytest.approx(value, rel=1e-12) for name, value in expected[0].items()}
+    ]
+    assert sizes == {32}
+
+
 def on_images(layer: nn.Module) -> tuple[nn.Module, ...]:
     return nn.Unflatten(1, (3, 6, 7)), layer, nn.Flatten()
 

@@ -86,16 +86,9 @@ class EngineOptions(Options):
         """Full float32 products, or tf32 where it was asked for; puts back what was set."""
         if self.torch_device().type != "cuda":
             yield
-            return
-        cudnn = torch.backends.cudnn
-        before = torch.get_float32_matmul_precision(), cudnn.allow_tf32, cudnn.benchmark
-        torch.set_float32_matmul_precision("high" if self.tf32 else "highest")
-        cudnn.allow_tf32, cudnn.benchmark = self.tf32, self.tune
-        try:
-            yield
-        finally:
-            torch.set_float32_matmul_precision(before[0])
-            cudnn.allow_tf32, cudnn.benchmark = before[1:]
+        else:
+            with products(tf32=self.tf32, tune=self.tune):
+                yield
 
     def autocast(self, device: torch.device) -> contextlib.AbstractContextManager[object]:
         """Mixed precision where it was asked for and the device is a GPU.
@@ -176,6 +169,20 @@ class Engine(abc.ABC):
     def close(self) -> None:
         """Frees what the engine holds."""
         return
+
+
+@contextlib.contextmanager
+def products(*, tf32: bool, tune: bool) -> Iterator[None]:
+    """CUDA's float32 products in full or as tf32, cuDNN's ways tried out or not; then as before."""
+    cudnn = torch.backends.cudnn
+    before = torch.get_float32_matmul_precision(), cudnn.allow_tf32, cudnn.benchmark
+    torch.set_float32_matmul_precision("high" if tf32 else "highest")
+    cudnn.allow_tf32, cudnn.benchmark = tf32, tune
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        cudnn.allow_tf32, cudnn.benchmark = before[1:]
 
 
 def available_cores() -> int:

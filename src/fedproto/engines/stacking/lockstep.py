@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedproto.engines.base import products
 from fedproto.engines.stacking.flat import FlatLayout
 from fedproto.engines.stacking.fusing import Fuse, unfused
 from fedproto.engines.stacking.gradients import Gradient, as_tensor, subtract
@@ -97,6 +98,7 @@ class Lockstep:
         self._sizes = _sizes(self.capacity)
         self._graphs: dict[int, torch.cuda.CUDAGraph] | None = {} if graphs else None
         self._pool = torch.cuda.graph_pool_handle() if graphs else None
+        self._checked: set[int] = set()
 
     def train(
         self,
@@ -227,9 +229,10 @@ class Lockstep:
         """Makes a step; where kernels do it, also without them, and goes on so if they differ.
 
         They are chosen by size and compiled for whatever device is there: what one of them gets
-        wrong would otherwise be found in no result.
+        wrong would otherwise be found in no result. A size is checked once.
         """
-        plain = self._network.portable()
+        plain = None if size in self._checked else self._network.portable()
+        self._checked.add(size)
         if plain is None:
             self._step(size)
             return
@@ -258,6 +261,13 @@ class Lockstep:
         found = made(self._network, self._whole, self._fuse)
         # With tf32 a cell's maximum may be another one, and its gradient go to another pixel.
         wrong = expected is not None and (found - expected).norm() > 0.1 * expected.norm()
+        if expected is not None and wrong and torch.get_float32_matmul_precision() != "highest":
+            # Of models that fit all samples, rounding is most of the gradient: then kernels are
+            # wrong if they are further off than the portable way is by rounding alone.
+            with products(tf32=False, tune=torch.backends.cudnn.benchmark):
+                exact = made(plain, None, unfused)
+            wrong = (found - exact).norm() > 3 * (expected - exact).norm()
+            made(self._network, self._whole, self._fuse)
         if bool(wrong):
             warnings.warn(
                 "kernels disagree with the portable way on this device and are not used to train;"
