@@ -21,9 +21,14 @@ ROOM = 15_000_000
 SOURCES = ("synthetic-sources", "mnist-sources", "femnist-sources")
 TABLES = {
     "study": ("study", "synthetic", "celeba"),
-    "paper": ("synthetic", "mnist", "femnist", "celeba"),
     "sources": (*SOURCES, "celeba-sources"),
-    "guidance": (*SOURCES, "guidance", "guidance-field", "guidance-celeba"),
+    "guidance": (
+        *SOURCES,
+        "guidance",
+        "guidance-field",
+        "guidance-field-mnist",
+        "guidance-celeba",
+    ),
 }
 """Folders of tables, and the archives that they come from."""
 
