@@ -21,7 +21,7 @@ ROOM = 15_000_000
 SOURCES = ("synthetic-sources", "mnist-sources", "femnist-sources")
 TABLES = {
     "study": ("study", "synthetic", "celeba"),
-    "sources": (*SOURCES, "celeba-sources"),
+    "sources": (*SOURCES, "celeba-sources", "celeba-centralized"),
     "guidance": (
         *SOURCES,
         "guidance",
