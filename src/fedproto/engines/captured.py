@@ -12,7 +12,6 @@ the reference engine; so is everything on a CPU.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -31,10 +30,6 @@ from fedproto.types import ServerState
 
 WARM_UP = 2
 """Steps before a capture: kernels are chosen and work space is taken by the first ones."""
-
-FILLED_TO = 16
-"""Batches that are not trained on are filled up to a multiple of so many samples: every client has
-another number of them, and cuDNN plans every layer anew for every number."""
 
 
 @dataclass
@@ -78,12 +73,6 @@ class CapturedEngine(ReferenceEngine):
                 torch._foreach_copy_(
                     [self._held[name] for name in names], [given[name] for name in names]
                 )
-
-    def _apply(self, function: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
-        missing = -len(inputs) % min(FILLED_TO, self.workload.options.eval_batch_size)
-        if self._pool is None or self._by_batch or not missing:
-            return function(inputs)
-        return function(torch.cat([inputs, *[inputs[-1:]] * missing]))[: len(inputs)]
 
     def _stepper(self, job: LocalJob, objective: Objective) -> Step:
         more = objective.linear is not None or objective.virtual is not None or objective.calibrated

@@ -237,8 +237,8 @@ class ReferenceEngine(Engine):
         parts: list[Observation] = []
         for inputs, targets in self._eval_batches(indices):
             with self.workload.options.autocast(self._device):
-                scores = self._apply(model, inputs) if "loss" in what else None
-                found = self._apply(encode, inputs) if "features" in what else None
+                scores = model(inputs) if "loss" in what else None
+                found = encode(inputs) if "features" in what else None
             loss = torch.zeros((), device=self._device)
             if scores is not None:
                 loss = task.loss(scores, targets) * (len(targets) / len(indices))
@@ -273,13 +273,9 @@ class ReferenceEngine(Engine):
         tallies = []
         for inputs, targets in self._eval_batches(indices):
             with self.workload.options.autocast(self._device):
-                scores = self._apply(model, inputs)
+                scores = model(inputs)
             tallies.append(task.tally(scores, targets))
         return torch.stack(tallies).sum(dim=0) if tallies else None
-
-    def _apply(self, function: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
-        """What a model, or its encoder, makes of a batch that is not trained on."""
-        return function(inputs)
 
     def _lacks_statistics(self, state: ServerState) -> bool:
         """Whether batch-norm statistics are to be estimated from the data at hand."""
