@@ -262,8 +262,8 @@ class Lockstep:
         # With tf32 a cell's maximum may be another one, and its gradient go to another pixel.
         wrong = expected is not None and (found - expected).norm() > 0.1 * expected.norm()
         if expected is not None and wrong and torch.get_float32_matmul_precision() != "highest":
-            # Of models that fit all samples, rounding is most of the gradient: then kernels are
-            # wrong if they are further off than the portable way is by rounding alone.
+            # Rounding can be most of a small gradient: then kernels are wrong if they are further
+            # off than the portable way is by rounding alone.
             with products(tf32=False, tune=torch.backends.cudnn.benchmark):
                 exact = made(plain, None, unfused)
             wrong = (found - exact).norm() > 3 * (expected - exact).norm()
