@@ -142,7 +142,9 @@ def test_batch_norm_uses_the_states_statistics(image_federation, monkeypatch, to
     assert torch.allclose(found, expected, rtol=1e-9)
 
 
-def test_local_batch_norm_uses_each_clients_own_statistics(image_federation):
+@pytest.mark.parametrize("kept", [0, 3, 8])
+def test_local_batch_norm_uses_each_clients_own_statistics(image_federation, monkeypatch, kept):
+    monkeypatch.setattr(Probe, "_gradients_that_fit", lambda _: kept)
     model = Normalised()
     state = state_of(model, statistics=False)
 
@@ -153,8 +155,9 @@ def test_local_batch_norm_uses_each_clients_own_statistics(image_federation):
         model.norm.running_var.copy_(hidden.var(dim=(0, 2, 3), unbiased=True))
 
     expected = naive_distances(image_federation, model, state, own_statistics)
-    found = probe_of(image_federation, model).gradient_distances(state, range(8))
-    assert torch.allclose(found, expected, rtol=1e-6)
+    probe = probe_of(image_federation, model)
+    assert torch.allclose(probe.gradient_distances(state, range(8)), expected, rtol=1e-6)
+    assert torch.allclose(probe.gradient_distances(state, [5, 2]), expected[[5, 2]], rtol=1e-6)
 
 
 def test_a_sample_of_clients_has_a_standard_error():

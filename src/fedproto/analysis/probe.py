@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -174,12 +175,20 @@ class Probe:
         """One client after another, since each has batch-norm statistics of its own."""
         sizes = self.federation.train_sizes
         load_state(self._model, state)
+        kept: dict[int, dict[str, Tensor]] = {}
+        wanted = set(sorted(clients)[: self._gradients_that_fit()])
         reference: dict[str, Tensor] = {}
         for client, size in enumerate(sizes):
-            for name, part in self._own_gradient(client).items():
+            own = self._own_gradient(client)
+            if client in wanted:
+                kept[client] = own
+            for name, part in own.items():
                 share = part * (size / sizes.sum())
                 reference[name] = reference[name] + share if name in reference else share
-        found = [squared_distance(self._own_gradient(client), reference) for client in clients]
+        found = [
+            squared_distance(kept.get(client) or self._own_gradient(client), reference)
+            for client in clients
+        ]
         return torch.stack(found).cpu()
 
     def _own_gradient(self, client: int) -> dict[str, Tensor]:
@@ -201,9 +210,12 @@ class Probe:
         convolves = any(tensor.ndim > 2 for tensor in self._model.parameters())
         if convolves and self.device.type == "cpu":
             return 1
+        return max(1, self._gradients_that_fit())
+
+    def _gradients_that_fit(self) -> int:
         numbers = sum(tensor.numel() for tensor in self._model.parameters())
         fit = GRADIENTS_AT_ONCE_CUDA if self.device.type == "cuda" else GRADIENTS_AT_ONCE
-        return max(1, fit // max(1, numbers))
+        return fit // max(1, numbers)
 
     def _complete(self, state: ServerState) -> bool:
         """Whether a state brings its batch-norm statistics with it, whatever the samples."""
@@ -216,16 +228,22 @@ class Probe:
         if self._complete(state):
             yield indices
             return
-        left = indices
-        for client in self.federation.clients:
-            mine = np.isin(left, np.concatenate([client.train, client.test]))
-            if mine.any():
-                own, left = left[mine], left[~mine]
-                estimate(self._model, (inputs for inputs, _ in self._batches(client.train)))
-                yield own
-        if len(left):
-            estimate(self._model, (inputs for inputs, _ in self._batches(left)))
-            yield left
+        holders = self._holders[indices]
+        for holder in np.unique(holders):
+            own = indices[holders == holder]
+            nobodys = holder == len(self.federation.clients)
+            basis = own if nobodys else self.federation.clients[holder].train
+            estimate(self._model, (inputs for inputs, _ in self._batches(basis)))
+            yield own
+
+    @cached_property
+    def _holders(self) -> Indices:
+        """Of every sample the first client that has it; as many as there are where nobody does."""
+        clients = self.federation.clients
+        found = np.full(len(self._samples), len(clients), dtype=np.int64)
+        for index in reversed(range(len(clients))):
+            found[clients[index].train] = found[clients[index].test] = index
+        return found
 
     def _vectors(self, state: ServerState, indices: Indices) -> Iterator[tuple[Tensor, Tensor]]:
         for part in self._ready(state, indices):
