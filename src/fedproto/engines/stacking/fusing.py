@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -24,6 +25,8 @@ class Compiled:
 
     def __init__(self) -> None:
         self._known: dict[Function, Function] = {}
+        # Which of two ways the compiler takes for the softmax is nothing that a user could change.
+        warnings.filterwarnings("ignore", message=r"\s*Online softmax is disabled")
 
     def __call__(self, function: Function) -> Function:
         """The compiled form; the first dimension of tensors may vary from call to call."""
