@@ -25,7 +25,8 @@ from fedproto.reproduce.forgetting import (
     show_forgetting,
 )
 from fedproto.reproduce.library import Request
-from fedproto.reproduce.pairs import show_pairs
+from fedproto.reproduce.pairs import AREA, FINAL, show_pairs
+from fedproto.reproduce.panels import Panel, show_panels
 from fedproto.types import RoundRecord
 
 
@@ -62,16 +63,26 @@ def results_of(case, finals):
 class Shown:
     """Keeps what would be printed and written."""
 
+    def __init__(self):
+        self.tables, self.printed = {}, {}
+
     def csv(self, name, columns, rows):
-        self.name, self.columns, self.rows = name, columns, rows
+        self.tables[name] = [dict(zip(columns, row, strict=True)) for row in rows]
+
+    def pairs(self, minus, quantity=FINAL):
+        """Methods' differences from another."""
+        chosen = {"minus": minus, "quantity": quantity}
+        return {
+            row["method"]: row for row in self.tables["name-pairs"] if chosen.items() <= row.items()
+        }
 
     def figure(self, name, figure):
         assert name
         self.panels = figure.axes
 
     def table(self, title, columns, groups):
-        assert title
         assert all(len(row) == len(columns) for group in groups for row in group)
+        self.printed[title] = [row for group in groups for row in group]
 
 
 def test_the_table_says_who_is_ahead_and_by_how_much():
@@ -82,20 +93,28 @@ def test_the_table_says_who_is_ahead_and_by_how_much():
         "FedAvgM": [0.81, 0.80, 0.83],
     }
     shown = Shown()
-    show_pairs(shown, "name", "title", [(case, results_of(case, finals))], GUIDED)
-    rows = {row[4]: dict(zip(shown.columns, row, strict=True)) for row in shown.rows}
-    guided, fair, momentum = (rows[label] for label in finals)
+    show_pairs(shown, "name", "title", [(case, results_of(case, finals))], [GUIDED])
+    guided, fair, _ = shown.tables["name"]
     assert guided["score"] == pytest.approx(82)
     assert guided["std"] == pytest.approx(1)
+    # scores grow in a straight line: from a tenth of the last one, 55 % of it on average
+    assert guided["area"] == pytest.approx(0.55 * 82)
     pairs = difference([11.0, 9.0, 10.0]), difference([11.0, 7.0, 10.0])
-    assert guided["difference_from_fair"] == pytest.approx(10)
-    assert guided["low_from_fair"] == pytest.approx(pairs[0].low)
-    assert guided["corrected_p_from_fair"] == pytest.approx(holm([one.p for one in pairs])[0])
-    assert (guided["wins_from_fair"], guided["losses_from_fair"]) == (3, 0)
-    assert guided["difference_of_guided"] is None
-    assert fair["difference_from_fair"] is None
-    assert fair["difference_of_guided"] == pytest.approx(10)
-    assert momentum["difference_of_guided"] == pytest.approx((0 + 2 + 0) / 3)
+    ahead = shown.pairs(FAIR_AND_TOLERANT)
+    assert ahead.keys() == {GUIDED, "FedAvgM"}
+    assert ahead[GUIDED]["difference"] == pytest.approx(10)
+    assert ahead[GUIDED]["low"] == pytest.approx(pairs[0].low)
+    assert ahead[GUIDED]["corrected_p"] == pytest.approx(holm([one.p for one in pairs])[0])
+    assert (ahead[GUIDED]["wins"], ahead[GUIDED]["losses"]) == (3, 0)
+    on_the_way = shown.pairs(FAIR_AND_TOLERANT, AREA)[GUIDED]
+    assert on_the_way["difference"] == pytest.approx(5.5)
+    assert on_the_way["high"] == pytest.approx(0.55 * pairs[0].high)
+    behind = shown.pairs(GUIDED)
+    assert behind.keys() == {FAIR_AND_TOLERANT, "FedAvgM"}
+    assert behind[FAIR_AND_TOLERANT]["difference"] == pytest.approx(-10)
+    assert behind["FedAvgM"]["difference"] == pytest.approx(-(0 + 2 + 0) / 3)
+    printed = shown.printed[f"{GUIDED} ahead by"]
+    assert [row[3][:6] for row in printed] == ["–", "+10.00", "+0.67 "]
     # the target is where fairness + toleration ends on average, 72 %: Guided is there in round 9
     assert (guided["rounds_to_target"], guided["reached_target"]) == (9, 3)
     # of fairness + toleration the two better seeds get there, at their ends
@@ -121,8 +140,8 @@ def test_p_values_are_corrected_within_the_part_of_the_study():
     ):
         shown = Shown()
         show_pairs(shown, "name", "title", found, part_of=part_of)
-        rows = {row[4]: dict(zip(shown.columns, row, strict=True)) for row in shown.rows}
-        corrected = [rows[label]["corrected_p_from_fair"] for label in ("Deciding", "Field")]
+        rows = shown.pairs(FAIR_AND_TOLERANT)
+        corrected = [rows[label]["corrected_p"] for label in ("Deciding", "Field")]
         assert corrected == pytest.approx(expected)
 
 
@@ -131,9 +150,23 @@ def test_a_study_without_a_subject_compares_with_fairness_and_toleration_alone()
     shown = Shown()
     finals = {FAIR_AND_TOLERANT: [0.70, 0.73], "Other": [0.71, 0.73]}
     show_pairs(shown, "name", "title", [(case, results_of(case, finals))])
-    rows = {row[4]: dict(zip(shown.columns, row, strict=True)) for row in shown.rows}
-    assert rows["Other"]["difference_from_fair"] == pytest.approx(0.5)
-    assert not [column for column in shown.columns if "_of_" in column]
+    assert shown.pairs(FAIR_AND_TOLERANT)["Other"]["difference"] == pytest.approx(0.5)
+    assert {row["minus"] for row in shown.tables["name-pairs"]} == {FAIR_AND_TOLERANT}
+
+
+def test_methods_that_are_not_the_papers_have_lines_of_their_own():
+    case = Scope("smoke").case("mnist")
+    labels = ("Guided, both heads", GUIDED, "FedAvgM", FAIR_AND_TOLERANT)
+    runs = results_of(case, {label: [0.8, 0.9] for label in labels})
+    lines = {label: [run for run in runs if run.label == label] for label in labels}
+    shown = Shown()
+    show_panels(shown, "name", [[Panel(case, "accuracy", "title", "%", lines, 100.0)]])
+    (panel,) = shown.panels
+    looks = {(line.get_color(), line.get_linestyle()) for line in panel.get_lines()}
+    assert len(looks) == len(labels)
+    last = [row for row in shown.tables["name"] if row["round"] == 9]
+    # the value at nominal round t is that of the round on top of it
+    assert [row["mean"] for row in last] == pytest.approx([85] * len(labels))
 
 
 def test_a_class_is_followed_by_how_many_hold_it():
@@ -171,12 +204,13 @@ def test_forgetting_is_drawn_for_runs_that_were_looked_into():
         results.append(FoundRun(Request(case.name, looked), StoredRun(Path(), looked, records)))
     shown = Shown()
     show_forgetting(shown, [(case, results)])
-    assert {row[2] for row in shown.rows} == {GUIDED, FAIR_AND_TOLERANT}
-    assert all(row[4] == 0 for row in shown.rows), "nothing changed"
+    (rows,) = shown.tables.values()
+    assert {row["method"] for row in rows} == {GUIDED, FAIR_AND_TOLERANT}
+    assert all(row["change"] == 0 for row in rows), "nothing changed"
     assert len(shown.panels) == 2
     nothing = Shown()
     show_forgetting(nothing, [(case, results_of(case, {GUIDED: [0.8]}))])
-    assert not hasattr(nothing, "rows")
+    assert not nothing.tables
 
 
 def test_what_is_asked_for_at_each_scale():
@@ -184,7 +218,7 @@ def test_what_is_asked_for_at_each_scale():
     assert isinstance(study, GuidanceStudy)
     smoke = study.requests(Scope("smoke"))
     assert {request.case for request in smoke} == set(GuidanceStudy.cases)
-    assert len(smoke) < 70
+    assert len(smoke) < 80
     paper = study.requests(Scope("paper", only=("mnist",)))
     seeds = {request.config.seed for request in paper if request.config.title == FAIR_AND_TOLERANT}
     assert seeds == {0, 1, 2, 3, 4}

@@ -1,14 +1,16 @@
-"""Methods compared seed by seed: a table of differences and a figure of them.
+"""Methods compared seed by seed: tables of scores and differences, and a figure of them.
 
 Runs of the same data, δ and seed share cohorts, stragglers and batches, so methods are compared
-pair by pair: the mean difference, its 95 % interval by Student's t, and p-values corrected by Holm
-for all comparisons of the table, or of the part of a study that they belong to.
+pair by pair, by their final scores and by their means over all rounds: the mean difference, its
+95 % interval by Student's t, and p-values corrected by Holm for all comparisons with the same
+method by the same quantity, or of the part of a study that they belong to.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,12 +25,9 @@ from fedproto.reproduce.library import concentration
 from fedproto.reproduce.output import Output
 from fedproto.reproduce.panels import titled
 
+WHICH = ("data_set", "trained_on", "alpha", "delta", "method")
 ALONE = (
-    "data_set",
-    "trained_on",
-    "alpha",
-    "delta",
-    "method",
+    *WHICH,
     "runs",
     "score",
     "std",
@@ -39,7 +38,20 @@ ALONE = (
     "megabytes_down_a_round",
     "seconds_a_round",
 )
-AGAINST = ("pairs", "difference", "low", "high", "corrected_p", "wins", "losses")
+PAIRED = (
+    *WHICH,
+    "minus",
+    "quantity",
+    "pairs",
+    "difference",
+    "low",
+    "high",
+    "corrected_p",
+    "wins",
+    "losses",
+)
+FINAL, AREA = "final", "mean over rounds"
+"""What methods are compared by: the score in the end, and the area under its curve."""
 
 
 @dataclass(frozen=True)
@@ -47,13 +59,13 @@ class Row:
     """A method on a data set, at one class mix and share of stragglers.
 
     Attributes:
-        scores: The final score by seed, in points.
+        by_seed: What it is compared by, of each seed, in points.
     """
 
     case: Case
     setting: tuple[float | None, float]
     label: str
-    scores: Mapping[int, float]
+    by_seed: Mapping[str, Mapping[int, float]]
     figures: Mapping[str, float]
 
     @property
@@ -62,11 +74,41 @@ class Row:
         known = zip("αδ", self.setting, strict=True)
         return ", ".join(f"{name} = {value:g}" for name, value in known if value is not None)
 
-    def minus(self, other: Row | None) -> Difference | None:
-        """Its score minus another's, over the seeds that both have."""
+    @property
+    def which(self) -> tuple[Any, ...]:
+        """The cells that name it."""
+        return self.case.title, self.case.stands_in, *self.setting, self.label
+
+    def minus(self, other: Row | None, quantity: str) -> Difference | None:
+        """A quantity of it minus another's, over the seeds that both have."""
         if other is None or other.label == self.label:
             return None
-        return differences(self.scores, other.scores)
+        return differences(self.by_seed[quantity], other.by_seed[quantity])
+
+
+@dataclass(frozen=True)
+class Pair:
+    """How far a row is ahead of another method on the same data, and the p-value corrected."""
+
+    row: Row
+    minus: str
+    quantity: str
+    found: Difference
+    p: float | None
+
+    @property
+    def cells(self) -> tuple[Any, ...]:
+        """A line of the table of pairs."""
+        one = self.found
+        numbers = one.pairs, one.mean, one.low, one.high, self.p, one.wins, one.losses
+        return *self.row.which, self.minus, self.quantity, *numbers
+
+    def shown(self, sign: int = 1) -> tuple[str, str]:
+        """The difference with its interval, seen from the row or (−1) from the other, and p."""
+        ends = [] if self.found.low is None else [self.found.low, self.found.high]
+        low_to_high = sorted(sign * end for end in ends if end is not None)
+        around = f" [{', '.join(f'{end:+.2f}' for end in low_to_high)}]" if low_to_high else ""
+        return f"{sign * self.found.mean:+.2f}{around}", _shown(self.p, 4)
 
 
 def rows_of(case: Case, results: Sequence[FoundRun]) -> list[Row]:
@@ -90,9 +132,12 @@ def rows_of(case: Case, results: Sequence[FoundRun]) -> list[Row]:
                 for name in names
             }
             figures["reached"] = sum("rounds to target" in one for one in found.values())
-            rounds = float(np.mean([len(result.run.records) for result in group]))
-            scores = {seed: 100 * one[metric] for seed, one in found.items()}
-            rows.append(Row(case, setting, label, scores, figures | {"rounds": rounds}))
+            figures["rounds"] = float(np.mean([len(result.run.records) for result in group]))
+            by_seed = {
+                quantity: {seed: 100 * one[name] for seed, one in found.items()}
+                for quantity, name in ((FINAL, metric), (AREA, "area"))
+            }
+            rows.append(Row(case, setting, label, by_seed, figures))
     return rows
 
 
@@ -101,10 +146,10 @@ def show_pairs(
     name: str,
     title: str,
     found: Sequence[tuple[Case, Sequence[FoundRun]]],
-    subject: str | None = None,
+    subjects: Sequence[str] = (),
     part_of: Callable[[Row], Hashable] = lambda _: None,
 ) -> None:
-    """Every method beside fairness + toleration, and beside the `subject` that a study is about.
+    """Every method beside fairness + toleration, and beside the `subjects` that a study is about.
 
     p-values are corrected within each part of a study, so that one made with few seeds to look
     around does not drown the comparison that decides.
@@ -113,77 +158,85 @@ def show_pairs(
     if not rows:
         return
     known = {(row.case.name, row.setting, row.label): row for row in rows}
-
-    def beside(row: Row, label: str | None) -> Row | None:
-        return known.get((row.case.name, row.setting, label or ""))
-
-    parts = [part_of(row) for row in rows]
-    compared = [_compared([row.minus(beside(row, FAIR_AND_TOLERANT)) for row in rows], parts)]
-    columns = [f"{column}_from_fair" for column in AGAINST]
-    if subject is not None:
-        pairs = [one.minus(row) if (one := beside(row, subject)) else None for row in rows]
-        compared.append(_compared(pairs, parts))
-        columns += [f"{column}_of_{subject.lower()}" for column in AGAINST]
-    cells = [_about(row) for row in rows]
-    lines = [
-        (*own, *(cell for against in beside_others for cell in against))
-        for own, *beside_others in zip(cells, *compared, strict=True)
+    pairs = [
+        pair
+        for other in (FAIR_AND_TOLERANT, *subjects)
+        for quantity in (FINAL, AREA)
+        for part in dict.fromkeys(part_of(row) for row in rows)
+        for pair in _corrected(
+            [
+                (row, row.minus(known.get((row.case.name, row.setting, other)), quantity))
+                for row in rows
+                if part_of(row) == part
+            ],
+            other,
+            quantity,
+        )
     ]
-    output.csv(name, (*ALONE, *columns), lines)
-    first = ["data set", "", "method"]
-    headings = [*first, "runs", "score", "from fair + tolerant", "p"]
-    headings += [f"{subject} ahead by", "p"] if subject else []
-    scores: dict[str, list[list[str]]] = {}
-    costs: dict[str, list[list[str]]] = {}
-    for row, own, *others in zip(rows, cells, *compared, strict=True):
-        runs, score, std, area, reached, to_target, up, down, seconds = own[5:]
-        deviation = "" if std is None else f" ± {std:.2f}"
-        intervals = [cell for against in others for cell in _interval(against)]
-        about = [row.case.full_title, row.setting_in_words, row.label]
-        scores.setdefault(row.case.name, []).append(
-            [*about, str(runs), _shown(score, 2) + deviation, *intervals]
-        )
-        in_time = f"{_shown(to_target, 0)} ({reached} of {runs})"
-        costs.setdefault(row.case.name, []).append(
-            [*about, _shown(area, 2), in_time, *(_shown(cost, 2) for cost in (up, down, seconds))]
-        )
-    output.table(title, headings, scores.values())
-    headings = [*first, "mean over rounds", "rounds to target", "MB up", "MB down", "s a round"]
-    output.table("On the way, and at what cost", headings, costs.values())
-    output.figure(name, _draw(rows, subject))
+    output.csv(name, ALONE, [_about(row) for row in rows])
+    output.csv(f"{name}-pairs", PAIRED, [pair.cells for pair in pairs])
+    _print(output, title, rows, pairs, subjects)
+    output.figure(name, _draw(rows, subjects[0] if subjects else None))
 
 
-def _compared(
-    pairs: Sequence[Difference | None], parts: Sequence[Hashable]
-) -> list[tuple[Any, ...]]:
-    """Cells of differences, with p-values corrected for how many there are in their part."""
-    corrected: list[float | None] = [None] * len(pairs)
-    for part in set(parts):
-        places = [place for place, one in enumerate(parts) if one == part]
-        found = [None if (pair := pairs[place]) is None else pair.p for place in places]
-        for place, p in zip(places, holm(found), strict=True):
-            corrected[place] = p
+def _corrected(
+    compared: Sequence[tuple[Row, Difference | None]], other: str, quantity: str
+) -> list[Pair]:
+    """Pairs with p-values corrected for how many there are."""
+    found = [(row, pair) for row, pair in compared if pair is not None]
+    corrected = holm([pair.p for _, pair in found])
     return [
-        (None,) * len(AGAINST)
-        if pair is None
-        else (pair.pairs, pair.mean, pair.low, pair.high, p, pair.wins, pair.losses)
-        for pair, p in zip(pairs, corrected, strict=True)
+        Pair(row, other, quantity, pair, p) for (row, pair), p in zip(found, corrected, strict=True)
     ]
+
+
+def _print(
+    output: Output, title: str, rows: Sequence[Row], pairs: Sequence[Pair], subjects: Sequence[str]
+) -> None:
+    """Scores beside fairness + toleration, a table for each subject, and what it all costs."""
+    known = {(pair.row.which, pair.minus, pair.quantity): pair for pair in pairs}
+
+    def beside(row: Row, other: str, sign: int = 1) -> list[str]:
+        found = [known.get((row.which, other, quantity)) for quantity in (FINAL, AREA)]
+        return [cell for pair in found for cell in (pair.shown(sign) if pair else ("–", "–"))]
+
+    def table(heading: str, columns: Sequence[str], cells: Callable[[Row], list[str]]) -> None:
+        shown: dict[str, list[list[str]]] = {}
+        for row in rows:
+            about = [row.case.full_title, row.setting_in_words, row.label]
+            shown.setdefault(row.case.name, []).append([*about, *cells(row)])
+        output.table(heading, ["data set", "", "method", *columns], shown.values())
+
+    def in_the_end(row: Row) -> list[str]:
+        runs, score, std, *_ = _about(row)[len(WHICH) :]
+        deviation = "" if std is None else f" ± {std:.2f}"
+        return [str(runs), _shown(score, 2) + deviation, *beside(row, FAIR_AND_TOLERANT)[:2]]
+
+    def on_the_way(row: Row) -> list[str]:
+        runs, _, _, area, reached, to_target, *costs = _about(row)[len(WHICH) :]
+        in_time = f"{_shown(to_target, 0)} ({reached} of {runs})"
+        _, _, ahead, _ = beside(row, FAIR_AND_TOLERANT)
+        return [_shown(area, 2), ahead, in_time, *(_shown(cost, 2) for cost in costs)]
+
+    against = "from fair + tolerant"
+    table(title, ["runs", "score", against, "p"], in_the_end)
+    for subject in subjects:
+        ahead = partial(beside, other=subject, sign=-1)
+        table(f"{subject} ahead by", ["in the end", "p", AREA, "p"], ahead)
+    costs = ["to target", "MB up", "MB down", "s a round"]
+    table("On the way, and at what cost", ["mean", against, *costs], on_the_way)
 
 
 def _about(row: Row) -> tuple[Any, ...]:
     """The cells of a method by itself."""
-    scores, figures, rounds = list(row.scores.values()), row.figures, row.figures["rounds"]
-    area = figures.get("area")
+    figures, rounds = row.figures, row.figures["rounds"]
+    scores, areas = (list(row.by_seed[quantity].values()) for quantity in (FINAL, AREA))
     return (
-        row.case.title,
-        row.case.stands_in,
-        *row.setting,
-        row.label,
+        *row.which,
         len(scores),
         float(np.mean(scores)),
         sample_deviation(scores),
-        None if area is None else 100 * area,
+        float(np.mean(areas)),
         int(figures["reached"]),
         figures.get("rounds to target"),
         figures["bytes up"] / rounds / 1e6,
@@ -194,14 +247,6 @@ def _about(row: Row) -> tuple[Any, ...]:
 
 def _shown(number: float | None, digits: int) -> str:
     return "–" if number is None else f"{number:.{digits}f}"
-
-
-def _interval(cells: tuple[Any, ...]) -> tuple[str, str]:
-    _, mean, low, high, p, _, _ = cells
-    if mean is None:
-        return "–", "–"
-    around = "" if low is None else f" [{low:+.2f}, {high:+.2f}]"
-    return f"{mean:+.2f}{around}", _shown(p, 4)
 
 
 def _draw(rows: Sequence[Row], subject: str | None) -> Any:
@@ -219,7 +264,7 @@ def _draw(rows: Sequence[Row], subject: str | None) -> Any:
     known = {(row.case, row.setting, row.label): row for row in rows}
     for (case, setting, label), row in known.items():
         against = known.get((case, setting, other))
-        pair = against and (against.minus(row) if subject else row.minus(against))
+        pair = against and (against.minus(row, FINAL) if subject else row.minus(against, FINAL))
         if not pair:
             continue
         index = settings.index(setting)

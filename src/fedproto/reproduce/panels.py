@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +31,7 @@ class Panel:
     metric: str
     title: str
     ylabel: str
-    lines: dict[str, Sequence[FoundRun]]
+    lines: Mapping[str, Sequence[FoundRun]]
     factor: float = 1.0
     log: bool = False
     key: str = ""
@@ -59,12 +59,14 @@ def show_panels(output: Output, name: str, rows: Sequence[Sequence[Panel]]) -> N
     figure = new_figure(3.0 * most + 0.4, 2.4 * len(rows) + 0.5 + 1.2 / most)
     grid = figure.subplots(len(rows), most, squeeze=False, sharex="col")
     handles: dict[str, Any] = {}
+    shown = [label for row in rows for panel in row for label in panel.lines]
+    looks = {label: line_of(label, shown) for label in shown}
     for row, cells in zip(rows, grid, strict=True):
         for axes in cells[len(row) :]:
             axes.set_visible(False)
         for panel, axes in zip(row, cells, strict=False):
             bands = panel.bands()
-            _draw(axes, panel, bands, handles)
+            handles |= _draw(axes, panel, bands, looks)
             lines += _rows(panel, bands)
     known = [label for label in METHODS if label in handles]
     known += [label for label in handles if label not in known]
@@ -84,9 +86,13 @@ def line_of(label: str, beside: Iterable[str] = ()) -> dict[str, Any]:
     return {"color": looks_of(known)[position].color, "linestyle": style}
 
 
-def _draw(axes: Any, panel: Panel, bands: dict[str, Band], handles: dict[str, Any]) -> None:
+def _draw(
+    axes: Any, panel: Panel, bands: dict[str, Band], looks: dict[str, dict[str, Any]]
+) -> dict[str, Any]:
+    """Draws a panel; returns its lines by label."""
+    handles: dict[str, Any] = {}
     for label, curve in bands.items():
-        look, mean, std = line_of(label), curve.mean * panel.factor, curve.std * panel.factor
+        look, mean, std = looks[label], curve.mean * panel.factor, curve.std * panel.factor
         (handles[label],) = axes.plot(curve.rounds, mean, **look)
         if curve.runs > 1:
             axes.fill_between(
@@ -102,6 +108,7 @@ def _draw(axes: Any, panel: Panel, bands: dict[str, Band], handles: dict[str, An
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_ylabel(panel.ylabel)
     axes.grid(alpha=0.3)
+    return handles
 
 
 def _rows(panel: Panel, bands: dict[str, Band]) -> list[tuple[Any, ...]]:

@@ -11,14 +11,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fedproto.config import RunConfig
+from fedproto.report.results import main_score
 from fedproto.reproduce.base import EXPERIMENTS, Experiment, FoundRuns
 from fedproto.reproduce.cases import CLASSIFICATION, FAIR_AND_TOLERANT, Case, Scope
 from fedproto.reproduce.forgetting import GUIDED, MEASURE, show_forgetting
-from fedproto.reproduce.library import Request
+from fedproto.reproduce.library import Request, concentration
 from fedproto.reproduce.output import Output
 from fedproto.reproduce.pairs import show_pairs
+from fedproto.reproduce.panels import Panel, show_panels, titled
 
 SEGMENTED = "fpascal"
+SERVED = "Guided, both heads"
 DELTA = 0.5
 """The share of stragglers at which all methods are compared."""
 FOLLOWED = (GUIDED, FAIR_AND_TOLERANT, "FedAvgM")
@@ -43,7 +46,7 @@ class GuidanceStudy(Experiment):
         ]
 
     def render(self, scope: Scope, results: FoundRuns, output: Output) -> None:
-        """The table of differences, their figure, and what becomes of classes."""
+        """Tables of differences, their figure, curves, and what becomes of classes."""
         found = [(case, results.select(case.name)) for case in scope.cases(self.cases)]
         deciding = {
             (case.name, config.title)
@@ -55,10 +58,34 @@ class GuidanceStudy(Experiment):
             "guidance",
             self.title,
             found,
-            GUIDED,
+            (GUIDED, SERVED),
             part_of=lambda row: (row.case.name, row.label) in deciding,
         )
+        curves = [panel for case, _ in found for panel in _panels(case, results)]
+        if curves:
+            show_panels(output, "guidance-rounds", [curves])
         show_forgetting(output, found)
+
+
+def _panels(case: Case, results: FoundRuns) -> list[Panel]:
+    """A panel of curves for a data set, or for each of its class mixes."""
+    found = results.select(case.name, delta=DELTA)
+    metric = main_score(result.run for result in found) if found else ""
+    panels = []
+    for mix in dict.fromkeys(concentration(result.request.config) for result in found):
+        lines = {
+            label: [
+                result
+                for result in results.select(case.name, label, delta=DELTA)
+                if concentration(result.request.config) == mix
+            ]
+            for label in (SERVED, *FOLLOWED)
+        }
+        name = "" if mix is None else f"α = {mix:g}"
+        title = titled(case) + (f", {name}" if name else "")
+        shown = {label: runs for label, runs in lines.items() if runs}
+        panels.append(Panel(case, metric, title, f"test {metric} (%)", shown, 100.0, key=name))
+    return panels
 
 
 def _is_little(case: Case, recipe: str, config: RunConfig) -> bool:
