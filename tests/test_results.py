@@ -21,12 +21,15 @@ ROOM = 15_000_000
 SOURCES = ("synthetic-sources", "mnist-sources", "femnist-sources")
 TABLES = {
     "study": ("study", "synthetic", "celeba"),
-    "sources": (*SOURCES, "celeba-sources", "celeba-centralized"),
+    "sources": (*SOURCES, "celeba-sources", "segmentation"),
     "guidance": (
         *SOURCES,
         "guidance",
         "guidance-field",
         "guidance-field-mnist",
+        "guidance-field-femnist",
+        "guidance-more",
+        "guidance-served",
         "guidance-celeba",
     ),
 }
