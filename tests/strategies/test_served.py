@@ -198,6 +198,22 @@ def test_both_adds_the_scores_of_the_layer_that_was_received():
     assert served["both"].memory.keys() == served["prototypes"].memory.keys()
 
 
+@pytest.mark.parametrize(("round_", "share"), [(0, 1.0), (20, 0.5), (60, 0.25)])
+def test_computed_scores_fade_as_the_trained_ones_grow_up(round_, share):
+    updates = [told(client, *drawn(client)) for client in range(3)]
+    begun = initial_tensors(SERVED.server_memory(SETTING))
+    state = ServerState(round_, {**PARAMS, "head.weight": torch.ones(3, 2)}, {}, begun)
+    alone, full, fading = (
+        after(updates, state, replace(SERVED, serve=serve, fade=fade))
+        for serve, fade in (("prototypes", 0.0), ("both", 0.0), ("both", 20.0))
+    )
+    for name in HEAD:
+        computed = alone.params[name]
+        torch.testing.assert_close(fading.params[name], share * computed + state.params[name])
+        torch.testing.assert_close(full.params[name], computed + state.params[name])
+    assert torch.equal(fading.params["body"], full.params["body"])
+
+
 def test_what_a_model_keeps_beside_its_weights_goes_with_them():
     """Statistics of batch normalisation are those of the model that is served, or goes on."""
     setting = replace(SETTING, buffers={"running": torch.zeros(2)})

@@ -131,7 +131,7 @@ STRATEGIES: list[Strategy] = [
     FedProto(weights="balanced", rehearsal=0.2, rehearsed="received"),
     Guided(),
     Guided(rehearsal=0.0, head="by-class", flip=0.3),
-    Guided(serve="both"),
+    Guided(serve="both", fade=2.0),
     FedProto(serve="prototypes", forget=1.0),
     Everything(),
 ]

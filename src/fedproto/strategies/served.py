@@ -61,6 +61,12 @@ class Served(Strategy):
         above=0,
         at_most=1,
     )
+    fade: float = option(
+        0.0,
+        "serve 'both': rounds after which the computed layer's scores count half, after three times"
+        " as many a quarter, and so on; 0: they always count in full",
+        at_least=0,
+    )
 
     @property
     def computes_head(self) -> bool:
@@ -152,7 +158,8 @@ class Served(Strategy):
             for name, one in own.items()
         }
         if self.serve == "both":
-            computed = {name: computed[name] + one for name, one in own.items()}
+            share = self.fade / (self.fade + received.round) if self.fade else 1.0
+            computed = {name: share * computed[name] + one for name, one in own.items()}
         trained = under(TRAINED, {**state.params, **state.buffers})
         return replace(
             state,
