@@ -76,8 +76,8 @@ def _panels(case: Case, results: FoundRuns) -> list[Panel]:
         lines = {
             label: [
                 result
-                for result in results.select(case.name, label, delta=DELTA)
-                if concentration(result.request.config) == mix
+                for result in found
+                if result.label == label and concentration(result.request.config) == mix
             ]
             for label in (SERVED, *FOLLOWED)
         }
