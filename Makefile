@@ -28,7 +28,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
-demo: $(STAMP) ## FedProto and Guided beside FedAvg, FedProx and FedAtt: a table, two pictures, a run directory
+demo: $(STAMP) ## FedProto, Guided and ProtoHead beside FedAvg, FedProx and FedAtt: a table, pictures, a run directory
 	$(BIN)/fedproto sweep demo --out runs/demo --reuse --quiet
 	$(BIN)/fedproto compare runs/demo --target 0.75 --plots runs/demo/figures
 	$(BIN)/fedproto report runs/demo --target 0.75

@@ -31,6 +31,9 @@ TABLES = {
         "guidance-more",
         "guidance-served",
         "guidance-celeba",
+        "guidance-protohead",
+        "guidance-fpascal",
+        "guidance-fpascal-more",
     ),
 }
 """Folders of tables, and the archives that they come from."""

@@ -103,7 +103,7 @@ HOSTILE = {
         "'prototypes/sum' is not within",
     ),
     "prototype of an empty class": (
-        paying(sums=filled(UPDATE.payload[SUM], 1.0, 11)),
+        paying(sums=filled(UPDATE.payload[SUM], 1.0, -1)),
         "'prototypes/sum' is not zero where 'prototypes/count' is",
     ),
     "no payload": (honest(payload={}), "no tensors 'payload'"),

@@ -115,6 +115,7 @@ SECTIONS = {
     "feddyn": {"strategy": {"name": "feddyn"}},
     "turned-answers": {"strategy": {"name": "fedavg", "head": "by-class", "flip": 0.3}},
     "guided": {"strategy": {"name": "guided", "rehearsal": 0.5}},
+    "protohead": {"strategy": {"name": "protohead"}},
     "guided-segmentation": {"data": SHAPES, "model": DEEPLAB, "strategy": {"name": "guided"}},
     "guided-by-margins": {
         "strategy": {

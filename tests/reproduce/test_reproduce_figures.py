@@ -235,6 +235,10 @@ def test_requests_for_one_run_become_one():
     (both,) = merged([one, other])
     assert both.config.measure.every == 5
     assert (both.needs, both.wishes, both.checkpoint) == ({"mmd"}, {"margin"}, True)
+    assert not both.config.evaluate.validation
+    (both,) = merged([both, Request("mnist", first, validated=True)])
+    assert both.validated
+    assert (both.config.evaluate.validation, both.config.measure.every) == (True, 5)
 
 
 def test_the_ablation_shares_runs_with_the_accuracy_table():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,7 +15,7 @@ from fedproto.measures.clients import PER_CLASS
 from fedproto.measures.head import ROW_NORM
 from fedproto.report.evidence import difference, holm
 from fedproto.report.results import StoredRun
-from fedproto.reproduce.base import EXPERIMENTS, FoundRun
+from fedproto.reproduce.base import EXPERIMENTS, FoundRun, FoundRuns
 from fedproto.reproduce.cases import FAIR_AND_TOLERANT, Scope
 from fedproto.reproduce.experiments.guidance import GuidanceStudy
 from fedproto.reproduce.forgetting import (
@@ -156,7 +157,7 @@ def test_a_study_without_a_subject_compares_with_fairness_and_toleration_alone()
 
 def test_methods_that_are_not_the_papers_have_lines_of_their_own():
     case = Scope("smoke").case("mnist")
-    labels = ("Guided, both heads", GUIDED, "FedAvgM", FAIR_AND_TOLERANT)
+    labels = ("ProtoHead", GUIDED, "FedAvgM", FAIR_AND_TOLERANT)
     runs = results_of(case, {label: [0.8, 0.9] for label in labels})
     lines = {label: [run for run in runs if run.label == label] for label in labels}
     shown = Shown()
@@ -225,6 +226,28 @@ def test_what_is_asked_for_at_each_scale():
     looked = [request for request in paper if MEASURE in request.wishes]
     assert {request.config.title for request in looked} == {GUIDED, FAIR_AND_TOLERANT, "FedAvgM"}
     assert all(request.config.measure.takes(MEASURE) for request in looked)
+
+
+def test_what_was_tested_on_the_test_part_alone_is_not_in_the_grid():
+    (config, *_) = read_recipe("guidance-grid-digits").values()
+    config = replace(config, label="Method: λ 1", schedule=replace(config.schedule, rounds=10))
+    tested = [record(place, 0.9) for place in range(10)]
+    judged = [
+        replace(one, metrics={**one.metrics, "validation_accuracy": 0.05 * place})
+        for place, one in enumerate(tested)
+    ]
+    request = Request("mnist", config, validated=True)
+    answers = [StoredRun(Path(), config, records) for records in (tested, judged)]
+    assert [request.is_answered_by(run) for run in answers] == [False, True]
+    shown, scope = Shown(), Scope("smoke", only=("mnist",))
+    given = iter(answers)
+    library = SimpleNamespace(find=lambda *_, **__: next(given))
+    results = FoundRuns([request] * len(answers), library)
+    EXPERIMENTS.get("guidance-grid")().render(scope, results, shown)
+    (row,) = shown.tables["guidance-grid"]
+    assert (row["method"], row["parameter"], row["best"]) == ("Method", "λ 1", True)
+    assert row["validation_score"] == pytest.approx(45)
+    assert row["validation_area"] == pytest.approx(22.5)
 
 
 @pytest.mark.parametrize("kind", ["guidance", "guidance-field", "guidance-grid"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributions import MultivariateNormal
 
-from fedproto import FedAvg, FedProto, Guided, ServerOptions
+from fedproto import FedAvg, FedProto, Guided, ProtoHead, ServerOptions
 from fedproto.errors import TrainingError
 from fedproto.rounds import run_rounds
 from fedproto.strategies.contract import (
@@ -20,7 +21,15 @@ from fedproto.strategies.contract import (
     Setting,
     initial_tensors,
 )
-from fedproto.strategies.served import COUNT, FLOOR, SQUARES, SUM, TRAINED, gaussian_head
+from fedproto.strategies.served import (
+    COUNT,
+    FLOOR,
+    SQUARES,
+    SUM,
+    TRAINED,
+    gaussian_head,
+    modesty,
+)
 from fedproto.types import ClientUpdate, ServerState, part
 from helpers import begin, config_of, engine_for, train
 
@@ -133,6 +142,18 @@ def test_serving_changes_nothing_of_the_training(small_federation, small_model):
         assert len(other) == 2
 
 
+def test_protohead_is_momentum_with_a_computed_layer_that_fades(small_federation, small_model):
+    plain = config_of(FedAvg(weights="uniform", tolerate_partial_work=True), rounds=4)
+    parts = replace(plain.strategy, serve="both", fade=50.0)
+    momentum = replace(plain, strategy=parts, server=ServerOptions(optimizer="sgd", momentum=0.9))
+    runs = [begin(one, small_model) for one in (momentum, config_of(ProtoHead(), rounds=4))]
+    for run in runs:
+        list(run_rounds([run], small_federation, engine_for(small_federation, small_model)))
+    for name, one in runs[0].state.params.items():
+        assert torch.equal(runs[1].state.params[name], one)
+        assert torch.equal(runs[1].sent.params[name], runs[0].sent.params[name])
+
+
 def test_it_works_with_a_step_of_the_server(small_federation, small_model):
     plain = config_of(FedAvg(tolerate_partial_work=True), rounds=3)
     plain = replace(plain, server=ServerOptions(optimizer="sgd", momentum=0.9))
@@ -185,21 +206,9 @@ def test_a_state_that_was_served_holds_what_training_needs():
     assert torch.equal(SERVED.sent(state).params["head.weight"], PARAMS["head.weight"])
 
 
-def test_both_adds_the_scores_of_the_layer_that_was_received():
-    updates, params = [told(0, *drawn(4))], {**PARAMS, "head.weight": torch.ones(3, 2)}
-    memory = initial_tensors(SERVED.server_memory(SETTING))
-    served = {
-        serve: after(updates, ServerState(0, params, {}, memory), replace(SERVED, serve=serve))
-        for serve in ("prototypes", "both")
-    }
-    for name in HEAD:
-        expected = served["prototypes"].params[name] + params[name]
-        assert torch.equal(served["both"].params[name], expected)
-    assert served["both"].memory.keys() == served["prototypes"].memory.keys()
-
-
 @pytest.mark.parametrize(("round_", "share"), [(0, 1.0), (20, 0.5), (60, 0.25)])
-def test_computed_scores_fade_as_the_trained_ones_grow_up(round_, share):
+def test_both_adds_the_scores_of_the_layer_that_was_received(round_, share):
+    """The computed ones fade where that is asked for; a factor for all of them decides nothing."""
     updates = [told(client, *drawn(client)) for client in range(3)]
     begun = initial_tensors(SERVED.server_memory(SETTING))
     state = ServerState(round_, {**PARAMS, "head.weight": torch.ones(3, 2)}, {}, begun)
@@ -207,11 +216,34 @@ def test_computed_scores_fade_as_the_trained_ones_grow_up(round_, share):
         after(updates, state, replace(SERVED, serve=serve, fade=fade))
         for serve, fade in (("prototypes", 0.0), ("both", 0.0), ("both", 20.0))
     )
-    for name in HEAD:
-        computed = alone.params[name]
-        torch.testing.assert_close(fading.params[name], share * computed + state.params[name])
-        torch.testing.assert_close(full.params[name], computed + state.params[name])
+    known = [alone.memory[name] for name in (COUNT, SUM, SQUARES)]
+    for found, counted, own in ((alone, 1.0, 0.0), (full, 1.0, 1.0), (fading, share, 1.0)):
+        layer = {
+            name: counted * computed + own * state.params[name].double()
+            for name, computed in zip(HEAD, gaussian_head(*known), strict=True)
+        }
+        factor = modesty(*layer.values(), *known[:2])
+        for name, one in layer.items():
+            torch.testing.assert_close(found.params[name], (factor * one).float())
     assert torch.equal(fading.params["body"], full.params["body"])
+    assert full.memory.keys() == alone.memory.keys()
+
+
+@pytest.mark.parametrize(("weight", "factor"), [(0.1, 1.0), (10.0, math.log(5) / 2 / 20)])
+def test_a_layer_is_no_surer_than_what_is_known_allows(weight, factor):
+    """Two vectors of each class, at ±1: ahead by twice the weight, at most by ln √5."""
+    count_c, sum_cd = torch.tensor([2.0, 2.0, 0.0]), torch.tensor([[2.0], [-2.0], [0.0]])
+    weight_cd = torch.tensor([[weight], [-weight], [0.0]])
+    bias_c = torch.tensor([0.0, 0.0, -100.0])
+    assert float(modesty(weight_cd, bias_c, count_c, sum_cd)) == pytest.approx(factor)
+
+
+def test_a_layer_that_is_wrong_or_has_one_class_stays_as_it_is():
+    count_c, sum_cd = torch.tensor([2.0, 2.0]), torch.tensor([[2.0], [-2.0]])
+    upside_down = torch.tensor([[-10.0], [10.0]])
+    assert float(modesty(upside_down, torch.zeros(2), count_c, sum_cd)) == 1
+    one = modesty(torch.ones(1, 1), torch.zeros(1), torch.ones(1), torch.ones(1, 1))
+    assert float(one) == 1
 
 
 def test_what_a_model_keeps_beside_its_weights_goes_with_them():
@@ -228,7 +260,7 @@ def test_what_a_model_keeps_beside_its_weights_goes_with_them():
 
 
 def test_a_model_with_another_head_is_told_so():
+    """Before anything is trained."""
     for setting in (replace(SETTING, head=()), replace(SETTING, scores_features=False)):
-        state = after([told(0, *drawn(4))])
         with pytest.raises(TrainingError, match="serve = 'trained'"):
-            SERVED.served(SERVED.sent(state), SERVED.sent(state), setting)
+            SERVED.server_memory(setting)

@@ -36,6 +36,7 @@ from fedproto.strategies import (
     FedProx,
     FedRS,
     Guided,
+    ProtoHead,
     QFedAvg,
     Scaffold,
     Strategy,
@@ -131,7 +132,7 @@ STRATEGIES: list[Strategy] = [
     FedProto(weights="balanced", rehearsal=0.2, rehearsed="received"),
     Guided(),
     Guided(rehearsal=0.0, head="by-class", flip=0.3),
-    Guided(serve="both", fade=2.0),
+    ProtoHead(fade=2.0),
     FedProto(serve="prototypes", forget=1.0),
     Everything(),
 ]

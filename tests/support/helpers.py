@@ -85,7 +85,7 @@ def make_update(
     """A random update of a model with one weight matrix, a batch norm and its counter."""
     generator = torch.Generator().manual_seed(seed + client)
     count = torch.tensor(counts)
-    mean = torch.rand(len(counts), 6, generator=generator)
+    mean = torch.rand(len(counts), 3, generator=generator)
     return ClientUpdate(
         client=client,
         num_examples=num_examples,
@@ -119,7 +119,7 @@ def make_state(round_: int = 1, seed: int = 100, counts: Sequence[int] = (5, 5))
 def make_setting(counts: Sequence[int] = (5, 5), clients: int = 20) -> Setting:
     """What declarations depend on, for that model."""
     params = make_update(0, counts=counts).params
-    features = FeatureShape(6, per_sample=1)
+    features = FeatureShape(3, per_sample=1)
     return Setting(params, len(counts), clients, features, head=tuple(params))
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedproto.config import RunConfig, digest_of
+from fedproto.data.tasks import headline
 from fedproto.engines.base import Notify, ignore
 from fedproto.errors import FedprotoError
 from fedproto.report.results import StoredRun
@@ -40,6 +41,7 @@ class Request:
     Attributes:
         needs: Measures that must have been taken during it.
         wishes: Measures without which a run will do where nothing is trained.
+        validated: Whether it must have been tested on the validation part.
         checkpoint: Whether its final weights are needed as well.
         instead: A file in the run directory that makes the weights unnecessary.
     """
@@ -48,6 +50,7 @@ class Request:
     config: RunConfig
     needs: frozenset[str] = frozenset()
     wishes: frozenset[str] = frozenset()
+    validated: bool = False
     checkpoint: bool = False
     instead: str = ""
 
@@ -56,6 +59,8 @@ class Request:
         measured = self.needs if modest else self.needs | self.wishes
         rounds = self.config.schedule.rounds
         if len(run.records) < rounds or not all(map(run.config.measure.takes, measured)):
+            return False
+        if self.validated and not validation_score(run):
             return False
         if not self.checkpoint:
             return True
@@ -137,6 +142,13 @@ def is_complete(run: StoredRun) -> bool:
     return len(run.records) >= run.config.schedule.rounds
 
 
+def validation_score(run: StoredRun) -> str:
+    """The name of a run's main score on the validation part; empty where there is none."""
+    names = {name for record in run.records for name in record.metrics}
+    known = [name for name in names if name.startswith("validation_")]
+    return headline(known) if known else ""
+
+
 def _whatever_rounds(config: RunConfig) -> str:
     return settings_digest(replace(config, schedule=replace(config.schedule, rounds=1)))
 
@@ -175,11 +187,16 @@ def merged(requests: Iterable[Request]) -> list[Request]:
         if known is None:
             by_run[key] = request
             continue
+        config = known.config if known.config.measure.every else request.config
+        validated = known.validated or request.validated
+        if validated:
+            config = replace(config, evaluate=replace(config.evaluate, validation=True))
         by_run[key] = Request(
             known.case,
-            known.config if known.config.measure.every else request.config,
+            config,
             known.needs | request.needs,
             known.wishes | request.wishes,
+            validated,
             known.checkpoint or request.checkpoint,
             known.instead if known.instead == request.instead or not request.checkpoint else "",
         )

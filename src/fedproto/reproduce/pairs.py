@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -250,10 +251,10 @@ def _shown(number: float | None, digits: int) -> str:
 
 
 def _draw(rows: Sequence[Row], subject: str | None) -> Any:
-    """Differences, a panel per data set and a marker per class mix and share of stragglers.
+    """Differences, a panel per data set, a marker per class mix and share of stragglers.
 
     Of the subject from every method where there is one, of every method from fairness + toleration
-    otherwise.
+    otherwise; a colour for the score in the end, another for the mean over rounds.
     """
     other = subject or FAIR_AND_TOLERANT
     cases = list(dict.fromkeys(row.case for row in rows))
@@ -262,21 +263,23 @@ def _draw(rows: Sequence[Row], subject: str | None) -> Any:
     figure = new_figure(2.6 * len(cases) + 2.2, 0.26 * len(labels) + 1.3)
     panels = figure.subplots(1, len(cases), squeeze=False, sharey=True)[0]
     known = {(row.case, row.setting, row.label): row for row in rows}
-    for (case, setting, label), row in known.items():
+    marks = list(product((FINAL, AREA), settings))
+    for ((case, setting, label), row), quantity in product(known.items(), (FINAL, AREA)):
         against = known.get((case, setting, other))
-        pair = against and (against.minus(row, FINAL) if subject else row.minus(against, FINAL))
+        pair = against and (
+            against.minus(row, quantity) if subject else row.minus(against, quantity)
+        )
         if not pair:
             continue
-        index = settings.index(setting)
         panels[cases.index(case)].errorbar(
             pair.mean,
-            labels.index(label) + 0.12 * index,
+            labels.index(label) + 0.6 * marks.index((quantity, setting)) / len(marks) - 0.25,
             xerr=None if pair.high is None else pair.high - pair.mean,
-            fmt="os^Dv<>"[index % 7],
-            color=COLORS[index % len(COLORS)],
-            markersize=4,
+            fmt="os^Dv<>"[settings.index(setting) % 7],
+            color=COLORS[(FINAL, AREA).index(quantity)],
+            markersize=3,
             capsize=2,
-            label=row.setting_in_words,
+            label=f"{row.setting_in_words}, {quantity}",
         )
     for axes, case in zip(panels, cases, strict=True):
         axes.axvline(0, color=COLORS[6], lw=1)

@@ -82,8 +82,10 @@ def line_of(label: str, beside: Iterable[str] = ()) -> dict[str, Any]:
     """
     known = list(dict.fromkeys((*METHODS, *beside, label)))
     position = known.index(label)
-    style = STYLES[position % len(STYLES)] if label != CENTRALIZED else (0, (1, 1))
-    return {"color": looks_of(known)[position].color, "linestyle": style}
+    look = looks_of(known)[position]
+    # where colours come round again, dashes shift
+    style = STYLES[(position + look.dash) % len(STYLES)] if label != CENTRALIZED else (0, (1, 1))
+    return {"color": look.color, "linestyle": style}
 
 
 def _draw(

@@ -11,7 +11,7 @@ from fedproto.strategies.fednova import FedNova
 from fedproto.strategies.fedproto import FedProto
 from fedproto.strategies.fedprox import FedProx
 from fedproto.strategies.fedrs import FedRS
-from fedproto.strategies.guided import Guided
+from fedproto.strategies.guided import Guided, ProtoHead
 from fedproto.strategies.qfedavg import QFedAvg
 from fedproto.strategies.scaffold import Scaffold
 
@@ -28,6 +28,7 @@ __all__ = [
     "FedProx",
     "FedRS",
     "Guided",
+    "ProtoHead",
     "QFedAvg",
     "Scaffold",
     "Strategy",

@@ -1,4 +1,4 @@
-"""The recommended setting: heads averaged by class, equal weights, toleration and momentum."""
+"""The recommended settings: equal weights, toleration and momentum, and what classes tell."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OWN = "guided"
 @STRATEGIES.register("guided")
 @dataclass(frozen=True)
 class Guided(FedAvg):
-    """What docs/guidance.md recommends; nothing needs to be chosen.
+    """What docs/guidance.md recommends for any model; nothing needs to be chosen.
 
     Row c of the last layer is averaged over the clients that hold class c, all alike, and the
     server steps with momentum as FedAvgM does. Its own step comes before that of ``[server]``.
@@ -58,3 +58,17 @@ class Guided(FedAvg):
         after = self._own_step.step(before, replace(combined, memory={}))
         memory = {**combined.memory, **under(OWN, after.memory)}
         return replace(after, memory=memory), counted
+
+
+@STRATEGIES.register("protohead")
+@dataclass(frozen=True)
+class ProtoHead(Guided):
+    """What docs/guidance.md recommends to classify; nothing needs to be chosen.
+
+    Clients train as with FedAvgM. The model that is tested and kept adds to its own last layer the
+    one that prototypes give, which counts less and less as the trained one grows up.
+    """
+
+    head: Literal["average", "by-class"] = "average"
+    serve: Literal["trained", "prototypes", "both"] = "both"
+    fade: float = 50.0

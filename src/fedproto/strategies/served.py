@@ -94,6 +94,7 @@ class Served(Strategy):
         """What is known of the features, and the model that clients go on with."""
         declared = dict(super().server_memory(setting))
         if self.computes_head:
+            _check_head(setting, self.serve)
             classes, channels, _ = feature_sizes(setting, 0)
             declared |= {
                 SUM: Declared((classes, channels), torch.float64),
@@ -150,16 +151,22 @@ class Served(Strategy):
         state = super().served(following, received, setting)
         if not self.computes_head or not bool((state.memory[COUNT] > 0).any()):
             return state
-        _check_head(setting, self.serve)
-        weight_cd, bias_c = gaussian_head(*(state.memory[one] for one in (COUNT, SUM, SQUARES)))
+        count_c, sum_cd, square_dd = (state.memory[one] for one in (COUNT, SUM, SQUARES))
+        weight_cd, bias_c = gaussian_head(count_c, sum_cd, square_dd)
         own = {name: received.params[name] for name in setting.head}
-        computed = {
-            name: (bias_c if one.dim() == 1 else weight_cd).reshape(one.shape).to(one)
-            for name, one in own.items()
-        }
         if self.serve == "both":
             share = self.fade / (self.fade + received.round) if self.fade else 1.0
-            computed = {name: share * computed[name] + one for name, one in own.items()}
+            weight_cd, bias_c = share * weight_cd, share * bias_c
+            for one in own.values():
+                if one.dim() == 1:
+                    bias_c = bias_c + one
+                else:
+                    weight_cd = weight_cd + one.reshape(weight_cd.shape)
+        modest = modesty(weight_cd, bias_c, count_c, sum_cd)
+        computed = {
+            name: (modest * (bias_c if one.dim() == 1 else weight_cd)).reshape(one.shape).to(one)
+            for name, one in own.items()
+        }
         trained = under(TRAINED, {**state.params, **state.buffers})
         return replace(
             state,
@@ -187,6 +194,25 @@ def gaussian_head(count_c: Tensor, sum_cd: Tensor, square_dd: Tensor) -> tuple[T
     share_c = count_c.clamp(min=0.5) / total
     bias_c = share_c.log() - (weight_cd * (apart_cd / 2 + mean_d)).sum(dim=1)
     return weight_cd, bias_c
+
+
+def modesty(weight_cd: Tensor, bias_c: Tensor, count_c: Tensor, sum_cd: Tensor) -> Tensor:
+    """Factor on all scores that keeps a layer from being surer than what is known allows.
+
+    Features are not Gaussian, and computed scores far too large for the probabilities that softmax
+    makes of them. With n feature vectors an error rate is known to about 1/√n; so at the classes'
+    means the class itself is to be ahead of the next by ``ln √(1 + n)`` at most, in the mean. No
+    decision depends on a factor.
+    """
+    held = count_c > 0
+    mean_hd = sum_cd[held] / count_c[held].unsqueeze(1)
+    score_hc = mean_hd @ weight_cd.to(mean_hd).t() + bias_c.to(mean_hd)
+    place_h1 = held.nonzero()
+    next_h = score_hc.scatter(1, place_h1, -torch.inf).amax(dim=1)
+    ahead_h = score_hc.gather(1, place_h1).squeeze(1) - next_h
+    ahead = (ahead_h * count_c[held]).sum() / count_c.sum()
+    most = count_c.sum().log1p() / 2
+    return torch.where((ahead > most) & ahead.isfinite(), most / ahead, torch.ones_like(ahead))
 
 
 def _divided(apart_cd: Tensor, within_dd: Tensor) -> Tensor:
@@ -254,5 +280,5 @@ def _check_head(setting: Setting, serve: str) -> None:
     if not setting.scores_features or [one.numel() for one in weights] != [numbers]:
         raise TrainingError(
             f"serve = '{serve}' needs a model whose scores are one dense layer of its features;"
-            " this one's are not, so set serve = 'trained'"
+            " this one's are not, so set serve = 'trained', or take strategy 'guided' as it is"
         )

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fedproto.config import RunConfig
+from fedproto.report.figures import NAMES
 from fedproto.report.results import main_score
 from fedproto.reproduce.base import EXPERIMENTS, Experiment, FoundRuns
 from fedproto.reproduce.cases import CLASSIFICATION, FAIR_AND_TOLERANT, Case, Scope
@@ -21,7 +22,7 @@ from fedproto.reproduce.pairs import show_pairs
 from fedproto.reproduce.panels import Panel, show_panels, titled
 
 SEGMENTED = "fpascal"
-SERVED = "Guided, both heads"
+SERVED = "ProtoHead"
 DELTA = 0.5
 """The share of stragglers at which all methods are compared."""
 FOLLOWED = (GUIDED, FAIR_AND_TOLERANT, "FedAvgM")
@@ -58,7 +59,7 @@ class GuidanceStudy(Experiment):
             "guidance",
             self.title,
             found,
-            (GUIDED, SERVED),
+            (SERVED, GUIDED),
             part_of=lambda row: (row.case.name, row.label) in deciding,
         )
         curves = [panel for case, _ in found for panel in _panels(case, results)]
@@ -79,12 +80,13 @@ def _panels(case: Case, results: FoundRuns) -> list[Panel]:
                 for result in found
                 if result.label == label and concentration(result.request.config) == mix
             ]
-            for label in (SERVED, *FOLLOWED)
+            for label in (SERVED, *FOLLOWED, "FedAvg")
         }
         name = "" if mix is None else f"α = {mix:g}"
         title = titled(case) + (f", {name}" if name else "")
         shown = {label: runs for label, runs in lines.items() if runs}
-        panels.append(Panel(case, metric, title, f"test {metric} (%)", shown, 100.0, key=name))
+        axis = f"{NAMES.get(metric, metric)} (%)"
+        panels.append(Panel(case, metric, title, axis, shown, 100.0, key=name))
     return panels
 
 

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedproto.data.tasks import headline
+from fedproto.report.summary import figures_of
 from fedproto.reproduce.base import EXPERIMENTS, Experiment, FoundRun, FoundRuns
 from fedproto.reproduce.cases import CLASSIFICATION, Case, Scope
-from fedproto.reproduce.library import Request
+from fedproto.reproduce.library import Request, validation_score
 from fedproto.reproduce.output import Output
 
-COLUMNS = ("data_set", "trained_on", "method", "parameter", "validation_score", "best")
+COLUMNS = (
+    "data_set",
+    "trained_on",
+    "method",
+    "parameter",
+    "validation_score",
+    "validation_area",
+    "best",
+)
 SMOKE = ("Fairness + toleration", "FedRS", "Head by class")
 
 
@@ -24,7 +32,7 @@ class GuidanceGrid(Experiment):
     def requests(self, scope: Scope) -> list[Request]:
         """All runs of the recipes ``guidance-grid-DATASET``; at smoke scale a few of one."""
         return [
-            Request(case.name, config)
+            Request(case.name, config, validated=True)
             for case in scope.cases(self.cases)
             for config in case.runs(
                 recipe=f"guidance-grid-{case.name}", own_seeds=scope.seeds is None
@@ -41,28 +49,29 @@ class GuidanceGrid(Experiment):
             for line in _lines(case, results.select(case.name))
         ]
         shown: dict[str, list[list[str]]] = {}
-        for title, used, method, parameter, score, best in lines:
+        for title, used, method, parameter, score, area, best in lines:
             name = title + (f" (on {used})" if used else "")
-            cells = [name, method, parameter, f"{score:.2f}", "best" if best else ""]
+            figures = [f"{score:.2f}", f"{area:.2f}"]
+            cells = [name, method, parameter, *figures, "best" if best else ""]
             shown.setdefault(title, []).append(cells)
-        columns = ["data set", "method", "parameter", "validation score", ""]
+        columns = ["data set", "method", "parameter", "validation score", "mean over rounds", ""]
         output.table(self.title, columns, shown.values())
         output.csv("guidance-grid", COLUMNS, lines)
 
 
 def _lines(case: Case, results: list[FoundRun]) -> list[tuple[Any, ...]]:
-    """What was tried on a data set; runs without a score on the validation part are left out."""
+    """What was tried on a data set; the best is that with the best score at the end."""
     found = []
     for result in results:
-        names = {name for record in result.run.records for name in record.metrics}
-        metric = headline(name for name in names if name.startswith("validation_"))
-        score = result.run.final(metric)
-        if score is not None:
-            found.append((*_split(result.label), 100 * score))
-    best = {method: max(s for m, _, s in found if m == method) for method, _, _ in found}
+        metric = validation_score(result.run)
+        figures = figures_of(result.run, metric)
+        if metric in figures:
+            scores = (100 * figures[metric], 100 * figures["area"])
+            found.append((*_split(result.label), *scores))
+    best = {method: max(s for m, _, s, _ in found if m == method) for method, *_ in found}
     return [
-        (case.title, case.stands_in, method, parameter, score, score == best[method])
-        for method, parameter, score in found
+        (case.title, case.stands_in, method, parameter, score, area, score == best[method])
+        for method, parameter, score, area in found
     ]
 
 
