@@ -236,9 +236,11 @@ def test_requests_for_one_run_become_one():
     assert both.config.measure.every == 5
     assert (both.needs, both.wishes, both.checkpoint) == ({"mmd"}, {"margin"}, True)
     assert not both.config.evaluate.validation
-    (both,) = merged([both, Request("mnist", first, validated=True)])
-    assert both.validated
-    assert (both.config.evaluate.validation, both.config.measure.every) == (True, 5)
+    judged = Request("mnist", first, validated=True)
+    for asked, every in (([both, judged], 5), ([judged], first.measure.every)):
+        (one,) = merged(asked)
+        assert one.validated
+        assert (one.config.evaluate.validation, one.config.measure.every) == (True, every)
 
 
 def test_the_ablation_shares_runs_with_the_accuracy_table():

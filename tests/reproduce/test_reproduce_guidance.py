@@ -239,6 +239,9 @@ def test_what_was_tested_on_the_test_part_alone_is_not_in_the_grid():
     request = Request("mnist", config, validated=True)
     answers = [StoredRun(Path(), config, records) for records in (tested, judged)]
     assert [request.is_answered_by(run) for run in answers] == [False, True]
+    longer = replace(config, schedule=replace(config.schedule, rounds=20))
+    late = StoredRun(Path(), longer, [*tested, *judged])
+    assert not request.is_answered_by(late)
     shown, scope = Shown(), Scope("smoke", only=("mnist",))
     given = iter(answers)
     library = SimpleNamespace(find=lambda *_, **__: next(given))

@@ -246,6 +246,20 @@ def test_a_layer_that_is_wrong_or_has_one_class_stays_as_it_is():
     assert float(one) == 1
 
 
+def test_a_layer_without_biases_is_judged_without_them():
+    setting = replace(SETTING, head=HEAD[:1])
+    begun = initial_tensors(SERVED.server_memory(setting))
+    received = ServerState(0, PARAMS, {}, begun)
+    updates = [told(client, *drawn(client)) for client in range(3)]
+    combined, _ = SERVED.aggregate(received, updates, SERVED.weigh(received, updates), setting)
+    found = SERVED.served(combined, received, setting)
+    known = [found.memory[name] for name in (COUNT, SUM, SQUARES)]
+    weight_cd, bias_c = gaussian_head(*known)
+    expected = modesty(weight_cd, torch.zeros_like(bias_c), *known[:2]) * weight_cd
+    torch.testing.assert_close(found.params["head.weight"], expected.float())
+    assert torch.equal(found.params["head.bias"], PARAMS["head.bias"])
+
+
 def test_what_a_model_keeps_beside_its_weights_goes_with_them():
     """Statistics of batch normalisation are those of the model that is served, or goes on."""
     setting = replace(SETTING, buffers={"running": torch.zeros(2)})

@@ -60,7 +60,7 @@ class Request:
         rounds = self.config.schedule.rounds
         if len(run.records) < rounds or not all(map(run.config.measure.takes, measured)):
             return False
-        if self.validated and not validation_score(run):
+        if self.validated and not validation_score(_up_to(rounds, run)):
             return False
         if not self.checkpoint:
             return True
@@ -183,10 +183,7 @@ def merged(requests: Iterable[Request]) -> list[Request]:
     by_run: dict[str, Request] = {}
     for request in requests:
         key = settings_digest(request.config)
-        known = by_run.get(key)
-        if known is None:
-            by_run[key] = request
-            continue
+        known = by_run.get(key, request)
         config = known.config if known.config.measure.every else request.config
         validated = known.validated or request.validated
         if validated:

@@ -154,14 +154,16 @@ class Served(Strategy):
         count_c, sum_cd, square_dd = (state.memory[one] for one in (COUNT, SUM, SQUARES))
         weight_cd, bias_c = gaussian_head(count_c, sum_cd, square_dd)
         own = {name: received.params[name] for name in setting.head}
+        if not any(one.dim() == 1 for one in own.values()):
+            bias_c = torch.zeros_like(bias_c)
         if self.serve == "both":
             share = self.fade / (self.fade + received.round) if self.fade else 1.0
             weight_cd, bias_c = share * weight_cd, share * bias_c
             for one in own.values():
                 if one.dim() == 1:
-                    bias_c = bias_c + one
+                    bias_c = bias_c + one.to(bias_c)
                 else:
-                    weight_cd = weight_cd + one.reshape(weight_cd.shape)
+                    weight_cd = weight_cd + one.reshape(weight_cd.shape).to(weight_cd)
         modest = modesty(weight_cd, bias_c, count_c, sum_cd)
         computed = {
             name: (modest * (bias_c if one.dim() == 1 else weight_cd)).reshape(one.shape).to(one)
@@ -201,8 +203,8 @@ def modesty(weight_cd: Tensor, bias_c: Tensor, count_c: Tensor, sum_cd: Tensor) 
 
     Features are not Gaussian, and computed scores far too large for the probabilities that softmax
     makes of them. With n feature vectors an error rate is known to about 1/√n; so at the classes'
-    means the class itself is to be ahead of the next by ``ln √(1 + n)`` at most, in the mean. No
-    decision depends on a factor.
+    means the class itself is to be ahead of the next by ``ln √(1 + n)`` at most, in the mean over
+    the vectors. No decision depends on a factor; trained scores that were added shrink as well.
     """
     held = count_c > 0
     mean_hd = sum_cd[held] / count_c[held].unsqueeze(1)
