@@ -22,7 +22,7 @@ from fedproto.reproduce.pairs import show_pairs
 from fedproto.reproduce.panels import Panel, show_panels, titled
 
 SEGMENTED = "fpascal"
-SERVED = "ProtoHead"
+PROTOHEAD = "ProtoHead"
 DELTA = 0.5
 """The share of stragglers at which all methods are compared."""
 FOLLOWED = (GUIDED, FAIR_AND_TOLERANT, "FedAvgM")
@@ -59,7 +59,7 @@ class GuidanceStudy(Experiment):
             "guidance",
             self.title,
             found,
-            (SERVED, GUIDED),
+            (PROTOHEAD, GUIDED),
             part_of=lambda row: (row.case.name, row.label) in deciding,
         )
         curves = [panel for case, _ in found for panel in _panels(case, results)]
@@ -80,7 +80,7 @@ def _panels(case: Case, results: FoundRuns) -> list[Panel]:
                 for result in found
                 if result.label == label and concentration(result.request.config) == mix
             ]
-            for label in (SERVED, *FOLLOWED, "FedAvg")
+            for label in (PROTOHEAD, *FOLLOWED, "FedAvg")
         }
         name = "" if mix is None else f"α = {mix:g}"
         title = titled(case) + (f", {name}" if name else "")
