@@ -23,12 +23,12 @@ from fedproto.config import RunConfig
 from fedproto.data.base import data_root
 from fedproto.data.federation import Federation
 from fedproto.measures.options import MeasureOptions
-from fedproto.reproduce.cases import Scope
 from fedproto.rounds import run_rounds
 from fedproto.rounds.runs import Run
 from fedproto.simulate import initial_state, model_for
 from fedproto.simulate.driver import engine_of
 from fedproto.store.environment import describe_environment
+from paper.cases import Scope
 
 ENGINES = ("auto", "processes", "reference")
 HOPELESS = 1.5

@@ -24,7 +24,7 @@ LAYERS = (
     {"simulate"},
     {"flower"},
     {"report"},
-    {"api", "reproduce"},
+    {"api"},
     {"", "cli"},
     {"__main__"},
 )
@@ -71,6 +71,14 @@ def test_imports_point_downwards():
     assert [(own, other) for own, other in sorted(edges()) if height[own] <= height[other]] == []
 
 
+def test_nothing_installed_imports_the_reproduction():
+    for name, path in modules().items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [node.module] if isinstance(node, ast.ImportFrom) else []
+            names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            assert not [one for one in names if (one or "").partition(".")[0] == "paper"], name
+
+
 def test_a_configuration_knows_neither_flower_nor_analysis():
     assert not {("config", "flower"), ("config", "analysis")} & edges()
 
@@ -85,7 +93,7 @@ TESTS = Path(__file__).parent
 
 def test_tests_stand_in_the_rooms_they_are_about():
     folders = {path.name for path in TESTS.iterdir() if any(path.glob("test_*.py"))}
-    assert folders - {"docs"} <= set().union(*LAYERS)
+    assert folders - {"docs", "paper"} <= set().union(*LAYERS)
 
 
 def test_no_test_imports_another():

@@ -14,7 +14,7 @@ import pytest
 from archives import ARCHIVES, unpacked
 from documents import ROOT
 from fedproto.cli import main
-from fedproto.reproduce.output import Output
+from paper.output import Output
 
 ROOM = 15_000_000
 """Bytes; every refresh of an archive stays in everybody's clone for good."""

@@ -25,8 +25,8 @@ from fedproto.disk.integrity import sealed, unsealed
 from fedproto.errors import ConfigError, DataError, StoreError
 from fedproto.options import describe, registry
 from fedproto.report.data_figures import _pictures
-from fedproto.reproduce.output import Output
 from fedproto.store import RunStore
+from paper.output import Output
 
 TINY = [
     "--set=data.name=digits",

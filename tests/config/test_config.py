@@ -14,6 +14,7 @@ from fedproto.config.recipe import apply_overrides, expand, read_recipe
 from fedproto.errors import ConfigError
 from fedproto.options import Options, describe, option, options_to_dict, read_options
 from fedproto.options.sources import bundled_recipes, recipe_summary
+from paper.cases import configs_of
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,7 @@ def test_a_changed_default_keeps_range_and_meaning():
 def test_every_bundled_recipe_is_valid():
     recipes = bundled_recipes()
     assert {"demo", "quickstart", "synthetic", "digits", "ablation"} <= recipes.keys()
+    assert len(recipes) <= 15, "those of studies are in paper/recipes"
     for name, path in recipes.items():
         assert read_recipe(name)
         assert recipe_summary(path)
@@ -245,12 +247,8 @@ def test_options_without_a_name_hold_for_every_class():
 def test_the_papers_recipes_draw_cohorts_as_its_sources_do():
     for name in ("mnist", "femnist", "synthetic", "celeba"):
         assert {run.strategy.sampling for run in read_recipe(name).values()} == {"uniform"}
-        assert {run.strategy.sampling for run in read_recipe(f"earlier-{name}").values()} == {
-            "size"
-        }
-    by_size = [
-        run for run in read_recipe("mnist-ablation").values() if run.strategy.sampling == "size"
-    ]
+        assert {run.strategy.sampling for run in configs_of(f"earlier-{name}")} == {"size"}
+    by_size = [run for run in configs_of("mnist-ablation") if run.strategy.sampling == "size"]
     assert {run.label for run in by_size} == {"Fairness"}
 
 
@@ -271,8 +269,8 @@ def test_a_recipe_that_cannot_extend_says_why(tmp_path, text, message):
 
 @pytest.mark.parametrize("data", ["digits", "synthetic", "mnist", "femnist"])
 def test_the_methods_recipes_hold_the_same_methods(data):
-    runs = read_recipe(f"methods-{data}")
-    names = {run.label for run in runs.values()}
+    runs = configs_of(f"methods-{data}")
+    names = {run.label for run in runs}
     assert len(names) == 14
     assert {"FedAvg", "Fairness + toleration", "FedProto", "SCAFFOLD", "FedAdam"} <= names
-    assert {run.data for run in runs.values()} == {next(iter(read_recipe(data).values())).data}
+    assert {run.data for run in runs} == {next(iter(read_recipe(data).values())).data}

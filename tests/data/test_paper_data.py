@@ -23,8 +23,8 @@ from fedproto.data.statistics import class_counts, statistics
 from fedproto.data.synthetic import Synthetic
 from fedproto.data.voc import CLASSES, MACRO_CLASSES, FPascal, FPascalMacro
 from fedproto.errors import DataError
-from fedproto.reproduce.paper import paper
 from fedproto.rng import Purpose, stream
+from paper.printed import paper
 
 pytest.importorskip("PIL", reason="needs Pillow (fedproto[images])")
 pytest_plugins = ["data_fixtures"]

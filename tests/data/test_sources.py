@@ -28,9 +28,9 @@ from fedproto.models.cnn import CNNOptions
 from fedproto.models.cnn4 import CNN4Options
 from fedproto.models.deeplab import DeepLabOptions
 from fedproto.models.mlp import MLPOptions
-from fedproto.reproduce.paper import paper
 from fedproto.strategies import FedAvg, FedProto
 from fedproto.types import ServerState
+from paper.printed import paper
 
 pytest_plugins = ["data_fixtures"]
 

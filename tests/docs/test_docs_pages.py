@@ -8,6 +8,7 @@ import pkgutil
 import re
 import shlex
 import tomllib
+from pathlib import Path
 
 import pytest
 import typer
@@ -43,6 +44,11 @@ def parse(arguments):
     return names, context.params
 
 
+def known_recipe(given: str) -> Path | None:
+    """The file of a recipe that the documents name, or of a bundled one."""
+    return ROOT / given if given.endswith(".toml") else bundled_recipes().get(given)
+
+
 @EACH_DOCUMENT
 def test_links_and_anchors_lead_somewhere(path):
     for target in re.findall(r"\]\(([^)\s]+)\)", prose(path)):
@@ -68,8 +74,8 @@ def test_commands_exist_with_their_options(path, capsys):
         if output and output[0].startswith("error: "):
             assert main(arguments) == 2
             assert capsys.readouterr().err.strip() == output[0]
-        elif given.get("recipe") in bundled_recipes():
-            runs = read_recipe(given["recipe"], given["overrides"] or [])
+        elif recipe := known_recipe(given.get("recipe", "")):
+            runs = read_recipe(str(recipe), given["overrides"] or [])
             assert len(runs) == 1 or names != ["run"], arguments
 
 

@@ -1,4 +1,4 @@
-"""A deployment is the same recipe: every section and every bundled recipe, to the same records."""
+"""A deployment is the same recipe: every section and every recipe, to the same records."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedproto[flower]'")
 
+from documents import ROOT
 from fedproto.config import RunConfig, read_config
 from fedproto.config.recipe import bundled_recipes, read_recipe
 from fedproto.flower import client_app, nodes
@@ -57,14 +58,15 @@ def scaled_down(config: RunConfig) -> RunConfig:
 
 
 def federated() -> dict[str, RunConfig]:
-    """Of every bundled recipe a run, of a kind that no recipe before it has if it has one.
+    """Of every recipe a run, of a kind that no recipe before it has if it has one.
 
     Many differ only in what is scaled down. With ``FEDPROTO_FUZZ`` it is all kinds of all.
     """
     found: dict[str, tuple[str, RunConfig]] = {}
-    for name in sorted(bundled_recipes()):
+    studies = {path.stem: path for path in (ROOT / "paper/recipes").glob("*.toml")}
+    for name, path in sorted((bundled_recipes() | studies).items()):
         kinds = {}
-        for key, config in read_recipe(name).items():
+        for key, config in read_recipe(str(path)).items():
             if not config.strategy.pooled:
                 small = scaled_down(config)
                 kind = replace(small, schedule=replace(small.schedule, delta=0.5))

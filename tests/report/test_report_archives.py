@@ -138,7 +138,7 @@ def test_a_method_has_one_colour_everywhere(browser, synthetic):
     )
     assert colors == [6, 10, 6]
     from fedproto.report.looks import looks_of
-    from fedproto.reproduce.panels import line_of
+    from paper.panels import line_of
 
     for method in browser.execute_script("return page.data.methods"):
         if method["title"] in ("FedAvg", "FedProto", "FedProx", "FedAtt", "Centralized"):

@@ -33,7 +33,6 @@ from fedproto.data.statistics import Statistics, statistics
 from fedproto.errors import ConfigError, DataError
 from fedproto.options import read_options
 from fedproto.report.data_figures import draw_class_mixes, draw_contact_sheet
-from fedproto.reproduce.paper import paper
 
 group = typer.Typer(name="data", help=__doc__, no_args_is_help=True)
 
@@ -83,7 +82,7 @@ def check(name: Name, data_root_: DataRoot = None) -> None:
 def stats(
     name: Name, settings: Settings = None, as_json: AsJson = False, data_root_: DataRoot = None
 ) -> None:
-    """Show a federation's row of the paper's Table 1 beside the paper's own."""
+    """Show how many classes, clients and samples a federation has."""
     del data_root_
     source = _configured(name, settings)
     federations = {"here": _load(source)}
@@ -91,15 +90,11 @@ def stats(
     if listed is not None:
         federations["by the official lists"] = listed
     rows = {title: statistics(federation) for title, federation in federations.items()}
-    printed = paper()["data"].get(name)
     if as_json:
-        facts: dict[str, Any] = {title: asdict(row) for title, row in rows.items()}
-        if printed is not None:
-            facts["paper"] = {column: printed[column] for column in COLUMNS}
-        typer.echo(json.dumps(facts, indent=2))
+        typer.echo(json.dumps({title: asdict(row) for title, row in rows.items()}, indent=2))
         return
     console = Console()
-    console.print(_table(name, rows, printed))
+    console.print(_table(name, rows))
     for title, row in rows.items():
         console.print(
             f"{title}: clients of {row.smallest:,} to {row.largest:,} samples;"
@@ -205,14 +200,11 @@ def _rows(
     ]
 
 
-def _table(name: str, rows: dict[str, Statistics], printed: dict[str, Any] | None) -> Table:
+def _table(name: str, rows: dict[str, Statistics]) -> Table:
     table = Table(title=name, title_justify="left")
     for column in ("", *COLUMNS):
         table.add_column(column, justify="right" if column else "left")
-    both = {title: asdict(row) for title, row in rows.items()}
-    if printed is not None:
-        both["paper"] = printed
-    for title, row in both.items():
+    for title, row in rows.items():
         formats = (",.1f" if column in DECIMAL else "," for column in COLUMNS)
-        table.add_row(title, *map(format, map(row.get, COLUMNS), formats))
+        table.add_row(title, *map(format, map(asdict(row).get, COLUMNS), formats))
     return table

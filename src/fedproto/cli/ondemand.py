@@ -64,7 +64,8 @@ def command(name: str) -> Command:
     module, function = COMMANDS[name]
     home, gathered = importlib.import_module(f"fedproto.cli.{module}"), typer.Typer()
     if function:
-        gathered.command(name)(getattr(home, function))
+        settings = getattr(home, "SETTINGS", None)
+        gathered.command(name, context_settings=settings)(getattr(home, function))
     else:
         gathered.add_typer(home.group)
     return typer.main.get_group(gathered).commands[name]

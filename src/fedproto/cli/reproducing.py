@@ -1,207 +1,29 @@
-"""The command that reproduces the paper's tables and figures."""
+"""`fedproto reproduce`: a command of the package `paper`, which a checkout has beside `src`."""
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Sequence
+import importlib
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Any
 
-import torch
-import typer
-from rich.console import Console
-from rich.table import Table
-
-from fedproto.cli.data import prepare_all
-from fedproto.cli.options import DataRoot
-from fedproto.cli.progress import progress_for
-from fedproto.data.base import DataSource
-from fedproto.data.federation import Federation
-from fedproto.engines.auto import threads
 from fedproto.errors import ConfigError
-from fedproto.reproduce import reproduction
-from fedproto.reproduce.base import EXPERIMENTS
-from fedproto.reproduce.cases import SCALES, Scope
-from fedproto.reproduce.estimate import in_words
-from fedproto.reproduce.library import Library, directory_name
-from fedproto.reproduce.output import Output
-from fedproto.reproduce.reproduction import ALL, Plan
 
-Scale = enum.Enum("Scale", {name: name for name in SCALES}, type=str)  # type: ignore[misc]
-_SMOKE = Scale("smoke")
+_CHECKOUT = Path(__file__).resolve().parents[3]
 
 
-# Long: its options are the command's documentation.
-def reproduce(
-    what: Annotated[
-        list[str] | None, typer.Argument(help="Tables and figures (see --list), or 'all'.")
-    ] = None,
-    scale: Annotated[
-        Scale, typer.Option(help="smoke: seconds; quick: minutes on a CPU; paper: as printed.")
-    ] = _SMOKE,
-    only: Annotated[
-        list[str] | None,
-        typer.Option(metavar="DATASET", help="Only this data set; may be given several times."),
-    ] = None,
-    seeds: Annotated[
-        int | None, typer.Option(min=1, help="Runs per configuration; 1, in the study its own.")
-    ] = None,
-    runs: Annotated[
-        Path, typer.Option(help="Folder of the runs; those that exist in it are reused.")
-    ] = Path("runs/reproduce"),
-    out: Annotated[
-        Path,
-        typer.Option(help="Folder for tables and figures, in one of its scale (and of --only)."),
-    ] = Path("reproduced"),
-    recipe: Annotated[
-        list[str] | None,
-        typer.Option(metavar="DATASET=RECIPE", help="Use this recipe for a data set."),
-    ] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="[DATASET:]KEY=VALUE",
-            help="Change an option of all runs, or of those of a data set.",
-        ),
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="List the runs and the time they will take.")
-    ] = False,
-    existing: Annotated[
-        bool, typer.Option("--existing", help="Train nothing; show what the runs allow.")
-    ] = False,
-    list_all: Annotated[bool, typer.Option("--list", help="List the tables and figures.")] = False,
-    data_root: DataRoot = None,
-) -> None:
-    """Reproduce tables and figures of the paper, ours beside the paper's."""
-    del data_root
-    if list_all:
-        _list()
-        return
-    if not what:
-        raise ConfigError(f"name what to reproduce: {', '.join(EXPERIMENTS.names())} or {ALL}")
-    scope = Scope(
-        scale=scale.value,
-        seeds=seeds,
-        only=tuple(only or ()),
-        recipes=_recipes(recipe or []),
-        settings=tuple(overrides or ()),
+def reproduce() -> None:
+    """Reproduce tables and figures of the paper, from a checkout of the repository."""
+    raise ConfigError(
+        "fedproto reproduce runs from a checkout of the repository: clone it, install it with"
+        " pip install -e '.[paper]' in its folder, and try again"
     )
-    library = Library(runs, _notice)
-    plan = reproduction.make_plan(what, scope, library, training=not existing)
-    _announce(plan)
-    with threads(1 if scope.scale == "smoke" else torch.get_num_threads()):
-        try:
-            if plan.missing and not existing:
-                federations = reproduction.load_data(plan, prepare_all, _notice)
-                _show_estimate(plan, federations, library)
-                if not dry_run:
-                    reproduction.train(plan, library, federations, progress_for)
-            if dry_run:
-                _show_runs(plan)
-            else:
-                _render(plan, out, _command(what, plan))
-        except KeyboardInterrupt:
-            _notice("stopped; what is done is safe: the same command goes on from there")
-            raise typer.Exit(130) from None
 
 
-def _render(plan: Plan, out: Path, command: str) -> None:
-    scope = plan.scope
-    facts = {"command": command, "scale": scope.scale, "seeds": scope.seeds}
-    for name in plan.experiments:
-        # The tables of some data sets replace no others.
-        folder = out / scope.scale / "-".join(scope.only)
-        output = Output(folder, _console(), _remark(scope))
-        reproduction.render(plan, name, output, facts)
-        for path in output.written:
-            _notice(f"wrote {path}")
+SETTINGS: dict[str, Any] = {"allow_extra_args": True, "ignore_unknown_options": True}
+"""How its arguments are read; without the package `paper` they are not."""
 
-
-def _list() -> None:
-    table = Table()
-    table.add_column("name", no_wrap=True)
-    table.add_column("what it is", no_wrap=True)
-    table.add_column("data sets")
-    for name in EXPERIMENTS.names():
-        experiment = EXPERIMENTS.get(name)
-        table.add_row(name, experiment.title, ", ".join(experiment.cases))
-    _console().print(table)
-
-
-def _announce(plan: Plan) -> None:
-    """Says what the figures can be compared with, before anything is computed."""
-    names = dict.fromkeys(name for each in plan.experiments.values() for name in each.cases)
-    stand_ins = [
-        f"{case.stands_in} stands in for {case.title}"
-        for case in plan.scope.cases(tuple(names))
-        if case.stands_in
-    ]
-    if remark := _remark(plan.scope):
-        _notice(f"{remark}, so a difference from its figures says nothing about the methods")
-    for remark in stand_ins:
-        _notice(remark)
-    fate = "are to be trained" if plan.training else "are missing"
-    _notice(f"{plan.found} runs exist, {len(plan.missing)} {fate}")
-
-
-def _remark(scope: Scope) -> str:
-    return "" if scope.scale == "paper" else f"scale {scope.scale}: not the paper's settings"
-
-
-def _show_estimate(plan: Plan, federations: dict[DataSource, Federation], library: Library) -> None:
-    table = Table("data set", "runs", "local steps", "ms a step", "time", title_justify="left")
-    total = 0.0
-    for case, found in reproduction.estimates(plan, federations, library):
-        total += found.seconds
-        table.add_row(
-            case,
-            str(found.runs),
-            f"{found.steps:,}",
-            f"{1000 * found.step_seconds:.2f}",
-            in_words(found.seconds),
-        )
-    if table.row_count:
-        _console(stderr=True).print(table)
-        _notice(f"training will take about {in_words(total)} on this machine, as timed just now")
-
-
-def _show_runs(plan: Plan) -> None:
-    table = Table("data set", "run", "where")
-    for result in (each for found in plan.results.values() for each in found):
-        table.add_row(result.request.case, directory_name(result.run.config), str(result.run.path))
-    for request in plan.missing:
-        table.add_row(request.case, directory_name(request.config), "to train")
-    _console().print(table)
-
-
-def _recipes(texts: Sequence[str]) -> dict[str, str]:
-    found = {}
-    for text in texts:
-        name, separator, recipe = text.partition("=")
-        if not separator or not recipe:
-            raise ConfigError(f"--recipe {text}: write it as DATASET=RECIPE")
-        found[name] = recipe
-    return found
-
-
-def _command(what: Sequence[str], plan: Plan) -> str:
-    scope = plan.scope
-    parts = ["fedproto reproduce", *what, f"--scale {scope.scale}"]
-    parts += [] if plan.training else ["--existing"]
-    parts += [f"--seeds {scope.seeds}"] if scope.seeds else []
-    parts += [f"--only {name}" for name in scope.only]
-    parts += [f"--recipe {name}={recipe}" for name, recipe in scope.recipes.items()]
-    parts += [f"--set {text}" for text in scope.settings]
-    return " ".join(parts)
-
-
-def _console(*, stderr: bool = False) -> Console:
-    console = Console(stderr=stderr)
-    # A pipe or a file has no width of its own; rows are then never cut.
-    return console if console.is_terminal else Console(stderr=stderr, width=140)
-
-
-def _notice(text: str) -> None:
-    typer.echo(text, err=True)
+if "paper" in sys.modules or (_CHECKOUT / "paper/command.py").is_file():
+    sys.path.insert(0, str(_CHECKOUT))
+    reproduce = importlib.import_module("paper.command").reproduce
+    SETTINGS = {}

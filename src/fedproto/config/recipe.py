@@ -6,7 +6,8 @@ runs are all variants with all combinations of the listed values.
 
 ``extends = "mnist"`` starts from another recipe, of which only what differs is written; its
 variants and its sweep are taken over or replaced as a whole. ``variants = "methods-digits"`` takes
-those of another recipe.
+those of another recipe. The other recipe is a bundled one or one in the same folder, by name, or a
+file.
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ def _load(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
         if not isinstance(name, str):
             raise ConfigError(f"recipe {path.name}: {key} must name a recipe, not {name!r}")
         beside = path.parent / name
-        return _load(beside if beside.is_file() else _find(name), (*above, path))
+        found = beside if beside.is_file() else _find(name, path.parent)
+        return _load(found, (*above, path))
 
     base = other("extends") if "extends" in recipe else {}
     if isinstance(recipe.get("variants"), str):
@@ -126,11 +128,13 @@ def directory_name(title: str) -> str:
     return name.encode()[: _LONGEST_NAME - 9].decode(errors="ignore") + f"-{mark}"
 
 
-def _find(source: str) -> Path:
+def _find(source: str, folder: Path | None = None) -> Path:
+    """A file, or a recipe by name: a bundled one, or one in `folder`."""
     path = Path(source)
     if path.is_file():
         return path
-    recipes = bundled_recipes()
+    beside = folder.glob("*.toml") if folder else ()
+    recipes = {one.stem: one for one in beside} | bundled_recipes()
     if source in recipes:
         return recipes[source]
     if path.suffix == ".toml" or len(path.parts) > 1:

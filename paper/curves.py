@@ -1,0 +1,141 @@
+"""Curves over nominal rounds, and means and spreads over δ and seeds.
+
+The paper runs 10 % more rounds than it shows and smooths over 10 % of them. Taken here: of 220
+rounds 200 are nominal, and the value at nominal round t is the mean over rounds t + 1 to t + 20. So
+every nominal round has a whole window, and the last one is the mean over the rounds on top.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedproto.report.analysing import read_parts
+from fedproto.report.evidence import sample_deviation
+from fedproto.report.results import StoredRun
+from paper.base import FoundRun
+
+EXTRA = 0.1
+"""What is run on top of the nominal rounds, as a share of them."""
+
+
+@dataclass(frozen=True)
+class Averaged:
+    """A figure over several runs.
+
+    Attributes:
+        over_deltas: Sample standard deviation over δ of the means over seeds, which is what the
+            paper's ± is; None for a single δ.
+        over_seeds: Sample standard deviation over seeds, root mean square over δ; None for a single
+            seed.
+    """
+
+    mean: float
+    over_deltas: float | None
+    over_seeds: float | None
+    runs: int
+
+    def scaled(self, factor: float) -> Averaged:
+        """The same in another unit."""
+        return Averaged(
+            self.mean * factor,
+            None if self.over_deltas is None else self.over_deltas * factor,
+            None if self.over_seeds is None else self.over_seeds * factor,
+            self.runs,
+        )
+
+
+@dataclass(frozen=True)
+class Band:
+    """A curve with what is around it: mean and population standard deviation over runs."""
+
+    rounds: NDArray[np.int64]
+    mean: NDArray[np.float64]
+    std: NDArray[np.float64]
+    runs: int
+
+
+def nominal_rounds(rounds: int) -> int:
+    """The rounds that count, of those that were run."""
+    return round(rounds / (1 + EXTRA))
+
+
+def nominal_curve(run: StoredRun, metric: str) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """A metric over nominal rounds, smoothed over the rounds on top."""
+    rounds = run.config.schedule.rounds
+    on_top = rounds - nominal_rounds(rounds)
+    ends, values = run.smoothed(metric, max(1, on_top))
+    whole = ends > on_top
+    return ends[whole] - on_top, values[whole]
+
+
+def final_value(run: StoredRun, metric: str) -> float | None:
+    """A metric at the last nominal round; None where it was not taken.
+
+    What was not measured during training is taken from the run's analysis, if that is of the final
+    model. The margin that FedProto records by itself is of its cohort's prototypes and cannot be
+    compared with that of other methods, which is measured over all clients.
+    """
+    _, values = nominal_curve(run, metric)
+    of_cohort = metric == "aggregate_mean_margin" and not run.config.measure.takes("margin")
+    if len(values) and not of_cohort:
+        return float(values[-1])
+    measures = read_parts(run.path, ["measures"]).get("measures", {})
+    value = measures.get(metric) if measures.get("round") == len(run.records) else None
+    return None if value is None else float(value)
+
+
+def spread(results: Iterable[FoundRun], metric: str) -> Averaged | None:
+    """The final value over δ and seeds; None where no run has it."""
+    by_delta: dict[float, list[float]] = defaultdict(list)
+    for result in results:
+        value = final_value(result.run, metric)
+        if value is not None:
+            by_delta[result.delta].append(value)
+    return spread_of(list(by_delta.values()))
+
+
+def spread_of(groups: Sequence[Sequence[float]]) -> Averaged | None:
+    """Mean and spreads of values, one group of seeds per δ."""
+    if not groups:
+        return None
+    means = [float(np.mean(values)) for values in groups]
+    variances = [float(np.var(values, ddof=1)) for values in groups if len(values) > 1]
+    return Averaged(
+        mean=float(np.mean(means)),
+        over_deltas=sample_deviation(means),
+        over_seeds=float(np.sqrt(np.mean(variances))) if variances else None,
+        runs=sum(len(values) for values in groups),
+    )
+
+
+def paired(
+    of: Iterable[FoundRun], than: Iterable[FoundRun], metric: str, factor: float = 1.0
+) -> list[float]:
+    """Differences of the final values of runs that share data, δ and seed."""
+    others = {(each.alpha, each.delta, each.seed): final_value(each.run, metric) for each in than}
+    return [
+        factor * (ours - other)
+        for each in of
+        if (ours := final_value(each.run, metric)) is not None
+        and (other := others.get((each.alpha, each.delta, each.seed))) is not None
+    ]
+
+
+def band(results: Sequence[FoundRun], metric: str) -> Band | None:
+    """A metric's curve over δ and seeds, at rounds that all runs have; None where there is none."""
+    curves = [nominal_curve(result.run, metric) for result in results]
+    curves = [(rounds, values) for rounds, values in curves if len(rounds)]
+    if not curves:
+        return None
+    common = sorted(set.intersection(*(set(rounds.tolist()) for rounds, _ in curves)))
+    if not common:
+        return None
+    values = np.array([values[np.isin(rounds, common)] for rounds, values in curves])
+    return Band(
+        np.array(common, dtype=np.int64), values.mean(axis=0), values.std(axis=0), len(curves)
+    )

@@ -1,0 +1,44 @@
+"""The ablation table: ten rows on MNIST, each at three δ and on average."""
+
+from __future__ import annotations
+
+from paper.base import EXPERIMENTS, FoundRuns
+from paper.cases import Scope
+from paper.comparison import Comparison, ComparisonTable
+from paper.curves import spread
+from paper.library import Request
+from paper.output import Output
+from paper.printed import printed, printed_at_delta
+
+RECIPE = "mnist-ablation"
+
+
+@EXPERIMENTS.register("ablation")
+class AblationTable(ComparisonTable):
+    """What weighting, sampling, toleration and each margin contribute on MNIST."""
+
+    title = "Table 3: ablation on MNIST"
+    cases = ("mnist",)
+
+    def requests(self, scope: Scope) -> list[Request]:
+        """All runs of the ablation's recipe."""
+        return [
+            Request(case.name, config)
+            for case in scope.cases(self.cases)
+            for config in case.runs(recipe=RECIPE)
+        ]
+
+    def rows(self, scope: Scope, results: FoundRuns, output: Output) -> list[Comparison]:
+        """A quantity per δ, and the mean with its spread."""
+        del output
+        rows = []
+        for case in scope.cases(self.cases):
+            for delta in [*results.deltas(case.name), None]:
+                for label in results.labels(case.name):
+                    ours = spread(results.select(case.name, label, delta=delta), "accuracy")
+                    at = "mean over δ" if delta is None else f"δ = {100 * delta:g} %"
+                    mean = printed("ablation", label)
+                    paper = mean if delta is None else printed_at_delta(label, delta)
+                    quantity, ours = f"test accuracy (%), {at}", ours and ours.scaled(100)
+                    rows.append(Comparison(case, quantity, label, ours, paper))
+        return rows

@@ -1,0 +1,115 @@
+"""Figure S3: features of the final models in the plane, FedAvg above FedProto, for every α."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from fedproto.errors import DataError
+from fedproto.report.analysing import AnalysisRequest, analyse, read_parts
+from fedproto.report.looks import new_figure
+from fedproto.report.subject import open_subject
+from paper.base import EXPERIMENTS, Experiment, FoundRun, FoundRuns
+from paper.cases import Scope
+from paper.library import Request
+from paper.output import Output
+from paper.panels import titled
+
+SHOWN = ("FedAvg", "FedProto")
+SAMPLES = {"smoke": 150, "quick": 600, "paper": 2000}
+COLUMNS = ("data_set", "trained_on", "alpha", "method", "class", "x", "y")
+
+
+@EXPERIMENTS.register("tsne")
+class EmbeddingGrid(Experiment):
+    """t-SNE of the features of held-out pixels, in the colours of PASCAL VOC."""
+
+    title = "Figure S3: t-SNE of the features, for every α"
+    cases = ("fpascal",)
+
+    def requests(self, scope: Scope) -> list[Request]:
+        """FedAvg and FedProto of the first seed at the smallest δ, for every α."""
+        return [
+            Request(case.name, config, checkpoint=True, instead="analysis/embedding.json")
+            for case in scope.cases(self.cases)
+            for config in first_of_each(case.runs(lambda config: config.title in SHOWN))
+        ]
+
+    def render(self, scope: Scope, results: FoundRuns, output: Output) -> None:
+        """A row per method, a column per α."""
+        output.say("The paper gives no figures for these plots, only the picture.")
+        for case in scope.cases(self.cases):
+            wanted = [result for result in results.select(case.name) if result.label in SHOWN]
+            found: dict[tuple[str, float], Mapping[str, Any]] = {}
+            for result in output.track(wanted, "t-SNE"):
+                try:
+                    found[result.label, result.alpha or 0.0] = _embedding(result, scope)
+                except DataError as error:
+                    output.say(f"{case.name} {result.label}: {error}")
+            if not found:
+                continue
+            output.csv(
+                "tsne",
+                COLUMNS,
+                [
+                    (case.title, case.stands_in, alpha, label, content["classes"][kind], x, y)
+                    for (label, alpha), content in found.items()
+                    for kind, x, y in zip(content["class"], content["x"], content["y"], strict=True)
+                ],
+            )
+            output.figure("tsne", _draw(titled(case), found))
+
+
+def first_of_each(configs: list[Any]) -> list[Any]:
+    """Of runs that differ in δ and seed alone the one with the smallest of both."""
+    chosen: dict[Any, Any] = {}
+    for config in sorted(configs, key=lambda config: (config.schedule.delta, config.seed)):
+        chosen.setdefault((config.title, config.data), config)
+    return list(chosen.values())
+
+
+def _embedding(result: FoundRun, scope: Scope) -> Mapping[str, Any]:
+    """The run's own embedding where it has one, else a new one that it keeps."""
+    path = result.run.path
+    if "embedding" not in read_parts(path, ["embedding"]):
+        subject = open_subject(path, result.run.federation())
+        request = AnalysisRequest(what=("embedding",), samples=SAMPLES[scope.scale])
+        analyse(subject, request)
+    content: Mapping[str, Any] = read_parts(path, ["embedding"])["embedding"]
+    return content
+
+
+def _draw(title: str, found: Mapping[tuple[str, float], Mapping[str, Any]]) -> Any:
+    alphas = sorted({alpha for _, alpha in found})
+    figure = new_figure(1.9 * len(alphas) + 1.6, 4.6)
+    grid = figure.subplots(len(SHOWN), len(alphas), squeeze=False)
+    handles: dict[str, Any] = {}
+    for row, label in zip(grid, SHOWN, strict=True):
+        row[0].set_ylabel(label)
+        for axes, alpha in zip(row, alphas, strict=True):
+            axes.set_xticks([])
+            axes.set_yticks([])
+            if label == SHOWN[0]:
+                axes.set_title(f"α = {alpha:g}", fontsize="medium")
+            if (label, alpha) not in found:
+                axes.text(0.5, 0.5, "no run", ha="center", transform=axes.transAxes)
+                continue
+            content = found[label, alpha]
+            x, y, kinds = (np.asarray(content[name]) for name in ("x", "y", "class"))
+            for kind in np.unique(kinds):
+                inside = kinds == kind
+                handles[content["classes"][kind]] = axes.scatter(
+                    x[inside], y[inside], s=5, color=content["colors"][kind], linewidths=0
+                )
+    figure.suptitle(title.replace("\n", " "), fontsize="medium")
+    figure.legend(
+        handles.values(),
+        handles.keys(),
+        loc="outside right center",
+        frameon=False,
+        markerscale=3,
+        fontsize="small",
+    )
+    return figure

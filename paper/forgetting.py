@@ -1,0 +1,115 @@
+"""What becomes of a class in rounds in which few of the cohort hold it.
+
+A client that lacks a class still trains the head's row of it: every sample of another class pushes
+its score down. So in rounds with few holders plain averaging forgets the class. Shown here: how the
+accuracy of a class changes in a round against the number of its holders in the cohort, and how
+unequal the rows of the head become.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedproto.data.federation import Federation
+from fedproto.data.statistics import class_counts
+from fedproto.measures.clients import PER_CLASS
+from fedproto.measures.head import ROW_NORM
+from fedproto.report.looks import add_legend, new_figure
+from fedproto.report.results import StoredRun
+from paper.base import FoundRun
+from paper.cases import Case
+from paper.output import Output
+from paper.panels import line_of, titled
+
+GUIDED = "Guided"
+MEASURE = "head"
+COLUMNS = ("data_set", "trained_on", "method", "holders", "change", "std_error", "times")
+
+
+@dataclass(frozen=True)
+class Change:
+    """How accuracies of classes change in rounds with so many holders."""
+
+    holders: int
+    mean: float
+    error: float | None
+    times: int
+
+
+def show_forgetting(output: Output, found: Sequence[tuple[Case, Sequence[FoundRun]]]) -> None:
+    """A panel of changes and one of rows per data set; nothing where no run was looked into."""
+    looked = [
+        (case, shown)
+        for case, results in found
+        if (shown := {r.label: r.run for r in results if r.run.config.measure.takes(MEASURE)})
+    ]
+    if not looked:
+        return
+    figure = new_figure(3.2 * len(looked) + 0.6, 5.0)
+    grid = figure.subplots(2, len(looked), squeeze=False)
+    handles: dict[str, Any] = {}
+    lines: list[tuple[Any, ...]] = []
+    for (case, shown), (above, below) in zip(looked, grid.T, strict=True):
+        federation = next(iter(shown.values())).federation()
+        for label, run in shown.items():
+            changes, line = changes_by_holders(run, federation), line_of(label, shown)
+            lines += [
+                (case.title, case.stands_in, label, c.holders, c.mean, c.error, c.times)
+                for c in changes
+            ]
+            holders = [change.holders for change in changes]
+            error = [change.error or 0.0 for change in changes]
+            handles[label] = above.errorbar(
+                holders, [c.mean for c in changes], yerr=error, marker="o", ms=3, **line
+            )
+            below.plot(*row_spread(run), **line)
+        above.axhline(0, color="grey", lw=0.8)
+        above.set_title(titled(case), fontsize="medium")
+        above.set_xlabel("clients of the cohort that hold the class")
+        below.set_xlabel("round")
+        for axes in (above, below):
+            axes.grid(alpha=0.3)
+            axes.xaxis.get_major_locator().set_params(integer=True)
+    grid[0][0].set_ylabel("change of its accuracy\nin that round (points)")
+    grid[1][0].set_ylabel("spread of row norms\n(std / mean over classes)")
+    add_legend(figure, handles)
+    output.csv("guidance-forgetting", COLUMNS, lines)
+    output.figure("guidance-forgetting", figure)
+
+
+def changes_by_holders(run: StoredRun, federation: Federation) -> list[Change]:
+    """The change of every class's accuracy in every round, by holders that took part."""
+    holds_kc = class_counts(federation) > 0
+    names = [federation.class_name(label) for label in range(holds_kc.shape[1])]
+    changes: dict[int, list[float]] = {}
+    for before, after in zip(run.records, run.records[1:], strict=False):
+        old, new = (record.tables.get(PER_CLASS, {}) for record in (before, after))
+        took_part = list(after.attention)
+        for label, name in enumerate(names):
+            if name in old and name in new:
+                holders = int(holds_kc[took_part, label].sum())
+                changes.setdefault(holders, []).append(100 * (new[name] - old[name]))
+    return [
+        Change(
+            holders,
+            float(np.mean(values)),
+            float(np.std(values, ddof=1) / len(values) ** 0.5) if len(values) > 1 else None,
+            len(values),
+        )
+        for holders, values in sorted(changes.items())
+    ]
+
+
+def row_spread(run: StoredRun) -> tuple[list[int], list[float]]:
+    """Rounds, and the standard deviation of the head's row norms over their mean."""
+    rounds, spread = [], []
+    for record in run.records:
+        norms = list(record.tables.get(ROW_NORM, {}).values())
+        if norms and np.mean(norms) > 0:
+            rounds.append(record.round + 1)
+            spread.append(float(np.std(norms) / np.mean(norms)))
+    return rounds, spread

@@ -1,0 +1,131 @@
+"""Figures whose panels are curves over nominal rounds, one line per method."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedproto.report.looks import add_legend, looks_of, new_figure
+from paper.base import FoundRun, FoundRuns
+from paper.cases import CENTRALIZED, FAIR_AND_TOLERANT, Case
+from paper.curves import Band, band
+from paper.output import Output
+
+# A method has the same line in every figure.
+METHODS = ("FedAvg", "FedProto", "FedProx", "FedAtt", FAIR_AND_TOLERANT, CENTRALIZED)
+STYLES = ("-", "--", "-.", ":")
+COLUMNS = ("data_set", "trained_on", "metric", "panel", "method", "round", "mean", "std", "runs")
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A panel of curves.
+
+    Attributes:
+        factor: From the records' unit to that of the label.
+        key: What tells panels of one data set apart in the CSV file.
+    """
+
+    case: Case
+    metric: str
+    title: str
+    ylabel: str
+    lines: Mapping[str, Sequence[FoundRun]]
+    factor: float = 1.0
+    log: bool = False
+    key: str = ""
+
+    def bands(self) -> dict[str, Band]:
+        """The curve of every method that has one."""
+        found = {label: band(results, self.metric) for label, results in self.lines.items()}
+        return {label: curve for label, curve in found.items() if curve is not None}
+
+
+def methods_of(results: FoundRuns, case: str) -> dict[str, Sequence[FoundRun]]:
+    """The runs of a data set by method."""
+    return {label: results.select(case, label) for label in results.labels(case)}
+
+
+def titled(case: Case) -> str:
+    """The data set's name, and what it was trained on where that is another."""
+    return case.title + (f"\n(on {case.stands_in})" if case.stands_in else "")
+
+
+def show_panels(output: Output, name: str, rows: Sequence[Sequence[Panel]]) -> None:
+    """Draws rows of panels, and writes all curves."""
+    lines: list[tuple[Any, ...]] = []
+    most = max(len(row) for row in rows)
+    figure = new_figure(3.0 * most + 0.4, 2.4 * len(rows) + 0.5 + 1.2 / most)
+    grid = figure.subplots(len(rows), most, squeeze=False, sharex="col")
+    handles: dict[str, Any] = {}
+    shown = [label for row in rows for panel in row for label in panel.lines]
+    looks = {label: line_of(label, shown) for label in shown}
+    for row, cells in zip(rows, grid, strict=True):
+        for axes in cells[len(row) :]:
+            axes.set_visible(False)
+        for panel, axes in zip(row, cells, strict=False):
+            bands = panel.bands()
+            handles |= _draw(axes, panel, bands, looks)
+            lines += _rows(panel, bands)
+    known = [label for label in METHODS if label in handles]
+    known += [label for label in handles if label not in known]
+    add_legend(figure, {label: handles[label] for label in known})
+    output.csv(name, COLUMNS, lines)
+    output.figure(name, figure)
+
+
+def line_of(label: str, beside: Iterable[str] = ()) -> dict[str, Any]:
+    """Colour and dashes of a method; on paper dashes tell even the well-known ones apart.
+
+    Methods that are not the paper's are told apart from those they are shown `beside`.
+    """
+    known = list(dict.fromkeys((*METHODS, *beside, label)))
+    position = known.index(label)
+    look = looks_of(known)[position]
+    # where colours come round again, dashes shift
+    style = STYLES[(position + look.dash) % len(STYLES)] if label != CENTRALIZED else (0, (1, 1))
+    return {"color": look.color, "linestyle": style}
+
+
+def _draw(
+    axes: Any, panel: Panel, bands: dict[str, Band], looks: dict[str, dict[str, Any]]
+) -> dict[str, Any]:
+    """Draws a panel; returns its lines by label."""
+    handles: dict[str, Any] = {}
+    for label, curve in bands.items():
+        look, mean, std = looks[label], curve.mean * panel.factor, curve.std * panel.factor
+        (handles[label],) = axes.plot(curve.rounds, mean, **look)
+        if curve.runs > 1:
+            axes.fill_between(
+                curve.rounds, mean - std, mean + std, color=look["color"], alpha=0.12, lw=0
+            )
+    if not bands:
+        axes.text(0.5, 0.5, "not measured", ha="center", va="center", transform=axes.transAxes)
+    elif panel.log:
+        axes.set_yscale("log")
+    axes.set_title(panel.title, fontsize="medium")
+    axes.set_xlabel("round")
+    axes.tick_params(labelbottom=True)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.set_ylabel(panel.ylabel)
+    axes.grid(alpha=0.3)
+    return handles
+
+
+def _rows(panel: Panel, bands: dict[str, Band]) -> list[tuple[Any, ...]]:
+    return [
+        (
+            panel.case.title,
+            panel.case.stands_in,
+            panel.metric,
+            panel.key,
+            label,
+            int(round_),
+            float(mean * panel.factor),
+            float(std * panel.factor),
+            curve.runs,
+        )
+        for label, curve in bands.items()
+        for round_, mean, std in zip(curve.rounds, curve.mean, curve.std, strict=True)
+    ]

@@ -1,0 +1,356 @@
+"""The paper's figures as they are kept, and what is computed beside them, by hand."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fedproto import FedAvg
+from fedproto.config import RunConfig, ScheduleOptions
+from fedproto.config.recipe import read_recipe
+from fedproto.data.base import DATASETS
+from fedproto.engines.base import EngineOptions
+from fedproto.measures.options import MeasureOptions
+from fedproto.report.looks import add_legend, new_figure
+from fedproto.report.results import StoredRun
+from fedproto.simulate import load_federations
+from fedproto.types import RoundRecord
+from paper.base import FoundRun
+from paper.cases import CLASSIFICATION, SCALES, Case, Scope, case_table
+from paper.comparison import Comparison
+from paper.curves import (
+    Averaged,
+    band,
+    final_value,
+    nominal_curve,
+    nominal_rounds,
+    spread,
+    spread_of,
+)
+from paper.estimate import estimate, in_words, work_of
+from paper.experiments.claims import Claim, judge
+from paper.experiments.margins import discrepancy
+from paper.library import Library, Request, merged, settings_digest
+from paper.panels import METHODS, line_of
+from paper.printed import Printed, paper, printed, printed_at_delta
+
+
+def result(values, *, delta=0.0, seed=0, rounds=None, metric="accuracy") -> FoundRun:
+    schedule = ScheduleOptions(rounds=rounds or len(values), cohort=2, delta=delta)
+    config = RunConfig(FedAvg(), seed=seed, schedule=schedule)
+    records = [
+        RoundRecord(t, [], [], [], {}, {}, {} if v is None else {metric: v}, 0, 0, 0.0)
+        for t, v in enumerate(values)
+    ]
+    return FoundRun(Request("mnist", config), StoredRun(Path("run"), config, records))
+
+
+def test_spot_values_of_the_paper():
+    assert printed("accuracy", "synthetic", "FedProto") == Printed(78.7, 0.2)
+    assert printed("accuracy", "femnist", "FedAtt") == Printed(75.5, 7.5)
+    assert printed("loss", "mnist", "FedAvg") == Printed(0.39, 0.17)
+    assert printed("accuracy", "celeba", "Centralized") == Printed(92.6)
+    assert printed("margin", "mnist", "Centralized") == Printed(8.68)
+    assert printed("ffd", "synthetic", "FedProto") == Printed(64.5)
+    assert printed_at_delta("FedProto (no toleration)", 0.8) == Printed(88.1)
+    assert printed("accuracy", "mnist", "Fairness + toleration") is None
+    assert printed_at_delta("FedAvg", 0.3) is None
+
+
+def test_the_ablations_means_and_deviations_are_those_of_its_deltas():
+    """So the paper's ± is the sample standard deviation over δ."""
+    for label, row in paper()["ablation"].items():
+        assert statistics.mean(row["deltas"]) == pytest.approx(row["mean"], abs=0.051), label
+        assert statistics.stdev(row["deltas"]) == pytest.approx(row["std"], abs=0.051), label
+    for label in ("FedAvg", "FedProto"):
+        row = paper()["ablation"][label]
+        assert printed("accuracy", "mnist", label) == Printed(row["mean"], row["std"])
+
+
+def test_table_1_agrees_with_the_recipes():
+    for name, row in paper()["data"].items():
+        for config in read_recipe(name).values():
+            train = config.train
+            assert (train.epochs, train.batch_size) == (row["epochs"], row["batch_size"]), name
+            assert (train.lr, train.optimizer) == (row["lr"], row["optimizer"]), name
+            assert nominal_rounds(config.schedule.rounds) == row["rounds"], name
+
+
+def test_the_moving_average_over_nominal_rounds_by_hand():
+    """22 rounds are 20 nominal ones; round 1 is the mean of the rounds 2 and 3."""
+    one = result([float(t) for t in range(1, 23)]).run
+    rounds, values = nominal_curve(one, "accuracy")
+    assert rounds.tolist() == list(range(1, 21))
+    assert values.tolist() == pytest.approx([t + 1.5 for t in range(1, 21)])
+    assert final_value(one, "accuracy") == pytest.approx((21 + 22) / 2)
+    assert final_value(one, "mmd") is None
+
+
+@pytest.mark.parametrize(("round_", "found"), [(22, 0.25), (20, None)])
+def test_what_was_not_measured_in_training_comes_from_the_analysis_of_the_final_model(
+    tmp_path, round_, found
+):
+    one = replace(result([float(t) for t in range(1, 23)]).run, path=tmp_path)
+    (tmp_path / "analysis").mkdir()
+    measures = {"round": round_, "mmd": 0.25, "accuracy": 0.0}
+    (tmp_path / "analysis/measures.json").write_text(json.dumps(measures))
+    assert final_value(one, "mmd") == found
+    assert final_value(one, "accuracy") == pytest.approx((21 + 22) / 2)
+
+
+def test_the_margin_of_a_cohort_is_not_taken_for_that_of_all_clients():
+    own = result([1.0] * 22, metric="aggregate_mean_margin").run
+    assert final_value(own, "aggregate_mean_margin") is None
+    measured = replace(own, config=replace(own.config, measure=MeasureOptions(every=1)))
+    assert final_value(measured, "aggregate_mean_margin") == 1.0
+
+
+def test_rounds_without_a_test_are_left_out():
+    sparse = [None if t % 2 else float(t) for t in range(22)]
+    rounds, values = nominal_curve(result(sparse, rounds=22).run, "accuracy")
+    assert rounds.tolist() == [1, 3, 5, 7, 9, 11, 13, 15, 17, 19]
+    assert values.tolist() == pytest.approx([t + 1.0 for t in rounds])
+
+
+def test_spread_over_deltas_and_seeds_by_hand():
+    found = spread_of([[1.0, 3.0], [4.0, 8.0]])
+    assert found.mean == 4.0
+    assert found.over_deltas == pytest.approx(math.sqrt(8))
+    assert found.over_seeds == pytest.approx(math.sqrt((2 + 8) / 2))
+    assert found.runs == 4
+    assert spread_of([[2.0]]) == Averaged(2.0, None, None, 1)
+    assert spread_of([]) is None
+    runs = [result([0.5], delta=0.0), result([0.7], delta=0.5), result([0.9], delta=0.8)]
+    assert spread(runs, "accuracy").over_deltas == pytest.approx(0.2)
+
+
+def test_a_band_is_mean_and_spread_at_common_rounds():
+    curve = band([result([0.0, 1.0, 2.0]), result([2.0, None, 6.0], seed=1)], "accuracy")
+    assert curve.rounds.tolist() == [1, 3]
+    assert curve.mean.tolist() == [1.0, 4.0]
+    assert curve.std.tolist() == [1.0, 2.0]
+    assert band([result([0.0])], "mmd") is None
+
+
+@pytest.mark.parametrize(
+    ("how", "values", "verdict"),
+    [
+        ("above", [0.1, 0.2, 0.3], "reproduced"),
+        ("below", [0.1, 0.2, 0.3], "contradicted"),
+        ("above", [-0.1, 0.2, 0.3], "undecided"),
+        ("above", [0.5], "undecided"),
+        ("above", [0.1, 0.3], "undecided"),
+        ("below", [-0.1, -0.3, -0.2], "reproduced"),
+        ("level", [0.002, -0.002, 0.001], "reproduced"),
+        ("level", [0.0], "undecided"),
+        ("level", [0.2, 0.21, 0.2], "contradicted"),
+        ("level", [0.2, -0.3, 0.1], "undecided"),
+        ("steadier", [0.0, 0.1, 0.0], "reproduced"),
+        ("steadier", [0.0, 0.6, 0.0], "contradicted"),
+    ],
+)
+def test_claims_are_judged_pair_by_pair(how, values, verdict):
+    """The baseline has 0.5, 0.6 and 0.7 at three δ; a spread over δ of 0.1."""
+    deltas = (0.0, 0.5, 0.8)[: len(values)]
+    base = [0.5, 0.4, 0.5] if how == "steadier" else [0.5, 0.6, 0.7]
+    than = [result([value], delta=delta) for value, delta in zip(base, deltas, strict=False)]
+    of = [
+        result([value + more], delta=delta)
+        for value, more, delta in zip(base, values, deltas, strict=False)
+    ]
+    claim = Claim("so it is", "accuracy", "A", "B", how, within=1.0, factor=100)
+    found = judge(claim, of, than)
+    assert found.verdict == verdict
+    assert judge(claim, of, []) is None
+    if how != "steadier":
+        assert found.pairs == len(values)
+        assert found.difference == pytest.approx(100 * statistics.mean(values))
+
+
+def test_the_distance_is_in_the_papers_own_spread():
+    ours = Averaged(90.0, None, None, 1)
+    assert Comparison(None, "", "", ours, Printed(88.0, 4.0)).distance == pytest.approx(0.5)
+    assert Comparison(None, "", "", ours, Printed(88.0)).distance is None
+    assert Comparison(None, "", "", ours, Printed(88.0, 0.0)).distance is None
+
+
+def test_a_difference_needs_both_figures():
+    ours, theirs = Averaged(90.0, None, None, 1), Printed(88.8, 3.8)
+    assert Comparison(None, "", "", ours, theirs).difference == pytest.approx(1.2)
+    assert Comparison(None, "", "", ours, None).difference is None
+    assert Comparison(None, "", "", None, theirs).difference is None
+
+
+def test_the_study_takes_its_variants_and_seeds_from_its_recipes():
+    case = Scope("paper").case("mnist")
+    own = case.runs(recipe="attention-study-mnist", own_seeds=True)
+    assert {config.seed for config in own} == {0, 1, 2}
+    assert {config.schedule.delta for config in own} == {0.5}
+    sharpness = {getattr(config.strategy, "sharpness", None) for config in own}
+    assert any(value is not None and value < 0 for value in sharpness)
+    asked = replace(case, seeds=2).runs(recipe="attention-study-mnist")
+    assert {config.seed for config in asked} == {0, 1}
+    assert len(asked) == 2 * len({config.title for config in own})
+
+
+def test_the_studies_differ_from_the_data_sets_recipes_in_nothing_but_the_variants():
+    for name in ("synthetic", "mnist", "femnist", "celeba"):
+        case = Scope("paper").case(name)
+        known = {settings_digest(config) for config in case.runs()}
+        shared = [
+            config
+            for config in case.runs(recipe=f"attention-study-{name}")
+            if config.title in ("FedProto", "Fairness + toleration")
+        ]
+        assert len(shared) == 2
+        assert {settings_digest(config) for config in shared} <= known
+
+
+def test_the_fingerprint_is_about_results_alone():
+    first, *_ = Case("mnist", "MNIST", "mnist").runs()
+    same = replace(first, label="other", engine=EngineOptions(device="cpu", tf32=True))
+    same = replace(same, evaluate=replace(first.evaluate, every=7))
+    assert settings_digest(same) == settings_digest(first)
+    assert settings_digest(replace(first, seed=1)) != settings_digest(first)
+    changed = replace(first, train=replace(first.train, lr=0.5))
+    assert settings_digest(changed) != settings_digest(first)
+
+
+def test_centralised_training_has_no_stragglers_to_tell_runs_apart_by():
+    (central,) = Case("mnist", "MNIST", "mnist").centralized()
+    late = replace(central, schedule=replace(central.schedule, delta=0.8))
+    assert settings_digest(late) == settings_digest(central)
+
+
+def test_requests_for_one_run_become_one():
+    first, *_ = Case("mnist", "MNIST", "mnist").runs()
+    measured = replace(first, measure=replace(first.measure, every=5))
+    one = Request("mnist", first, frozenset({"mmd"}))
+    other = Request("mnist", measured, wishes=frozenset({"margin"}), checkpoint=True)
+    (both,) = merged([one, other])
+    assert both.config.measure.every == 5
+    assert (both.needs, both.wishes, both.checkpoint) == ({"mmd"}, {"margin"}, True)
+    assert not both.config.evaluate.validation
+    judged = Request("mnist", first, validated=True)
+    for asked, every in (([both, judged], 5), ([judged], first.measure.every)):
+        (one,) = merged(asked)
+        assert one.validated
+        assert (one.config.evaluate.validation, one.config.measure.every) == (True, every)
+
+
+def test_the_ablation_shares_runs_with_the_accuracy_table():
+    case = Scope("paper").case("mnist")
+    shared = {settings_digest(config): config for config in case.runs()}
+    rows = case.runs(recipe="mnist-ablation")
+    assert len(rows) == 30
+    common = [config for config in rows if settings_digest(config) in shared]
+    assert {config.title for config in common} == {"FedAvg", "FedProto", "Fairness + toleration"}
+    assert all(config.measure.takes("mmd") for config in common)
+    assert not any(config.measure.every for config in rows if config not in common)
+
+
+def test_work_is_counted_by_the_schedule():
+    """Centralised training makes as many steps as the cohorts would without stragglers."""
+    case = Scope("smoke").case("synthetic")
+    configs = [config for config in case.runs() if config.title == "FedProto"]
+    full = next(config for config in configs if config.schedule.delta == 0)
+    late = next(config for config in configs if config.schedule.delta == 0.8)
+    (central,) = case.centralized()
+    federations = load_federations([central])
+    (federation,) = federations.values()
+    assert work_of(full, federation).jobs == 6 * 3
+    assert work_of(central, federation).jobs == 6
+    assert work_of(central, federation).steps == work_of(full, federation).steps
+    assert work_of(late, federation).steps < work_of(full, federation).steps
+
+
+def test_an_estimate_is_what_was_timed_times_the_work():
+    """A clock that ticks once a look: start-up, passes, test and measures take a second each."""
+    (central,) = Scope("smoke").case("synthetic").centralized()
+    federations = load_federations([central])
+    ticks = iter(range(1000))
+    found = estimate([central], federations, budget=1.0, clock=lambda: float(next(ticks)))
+    work = work_of(central, federations[central.data])
+    tests, looks = 6, 2
+    assert found.steps == work.steps
+    # Two passes of one job that last as long, however many steps it makes: the job is what costs.
+    assert found.step_seconds == 0
+    assert found.seconds == pytest.approx(1 + work.jobs + tests + looks)
+
+
+def test_steps_and_jobs_are_timed_apart():
+    """A clock that adds up what the jobs of a pass would take: a second each, and two a step."""
+    (central,) = Scope("smoke").case("synthetic").centralized()
+    federations = load_federations([central])
+    work = work_of(central, federations[central.data])
+    passes = iter([0, 3, 0, 5, 0, 9, 0, 1, 0, 1])  # start-up, two steps, four steps, test, measures
+    found = estimate([central], federations, budget=1.0, clock=lambda: float(next(passes)))
+    assert found.step_seconds == pytest.approx(2)
+    assert found.seconds == pytest.approx(3 + work.jobs + 2 * work.steps + 6 + 2)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.2, "1 s"), (89, "89 s"), (600, "10 min"), (9000, "2.5 h")]
+)
+def test_durations_in_words(seconds, text):
+    assert in_words(seconds) == text
+
+
+def test_a_library_of_nothing(tmp_path):
+    first, *_ = Case("mnist", "MNIST", "mnist").runs()
+    assert Library(tmp_path / "none").find(Request("mnist", first)) is None
+
+
+def test_ffd_is_taken_within_delta_and_seed():
+    def of(values):
+        return [
+            result([value], delta=delta, seed=seed, metric="mmd")
+            for (delta, seed), value in values.items()
+        ]
+
+    ours = of({(0.0, 0): 0.25, (0.5, 0): 0.81, (0.5, 1): 0.2, (0.8, 0): 1.0})
+    baseline = of({(0.0, 0): 1.0, (0.5, 0): 1.0, (0.5, 1): 0.0})
+    found = discrepancy(ours, baseline)
+    assert found.mean == pytest.approx((50 + 10) / 2)
+    assert found.runs == 2
+
+
+@pytest.mark.parametrize("width", [3.4, 6.4, 12.4])
+def test_a_legend_fits_the_picture(width):
+    figure = new_figure(width, 4)
+    axes = figure.subplots()
+    names = (*METHODS, "Centralized (validation)")
+    handles = {name: axes.plot([0, 1], **line_of(name))[0] for name in names}
+    add_legend(figure, handles)
+    figure.draw_without_rendering()
+    (legend,) = figure.legends
+    shown, whole = legend.get_window_extent(), figure.bbox
+    assert whole.x0 <= shown.x0 < shown.x1 <= whole.x1
+    assert axes.get_tightbbox().y1 <= shown.y0
+
+
+@pytest.mark.parametrize("files", [False, True], ids=["without files", "with files"])
+@pytest.mark.parametrize("scale", SCALES)
+def test_every_data_set_has_runs_at_every_scale(scale, files, tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDPROTO_DATA", str(tmp_path))
+    for name in case_table():
+        folder = tmp_path / (DATASETS.get(name).folder or name)
+        if files and not folder.exists():
+            folder.mkdir()
+            (folder / "something").touch()
+    for name in case_table():
+        case = Scope(scale).case(name)
+        runs = case.runs()
+        assert {config.title for config in runs} >= {"FedAvg", "FedProto", "Fairness + toleration"}
+        assert len(case.centralized()) == 1
+        real = scale == "paper" or name == "synthetic" or (
+            scale == "quick" and files and name in CLASSIFICATION
+        )  # fmt: skip
+        assert bool(case.stands_in) != real, name
+        rounds = runs[0].schedule.rounds
+        assert rounds > nominal_rounds(rounds) or rounds < 6
