@@ -72,16 +72,25 @@ class ServerState:
 
     Attributes:
         round: The round that comes next.
-        memory: What strategy and server options keep from round to round, as they declared it.
+        params: Parameters that training goes on from.
+        buffers: The model's other tensors, likewise.
+        memory: Tensors that strategy and sections keep from round to round, as they declared them.
+        served_model: The model that is tested, where it differs from the trained one.
     """
 
     round: int
     params: Tensors
     buffers: Tensors
     memory: Tensors = field(default_factory=dict)
+    served_model: ServerState | None = None
 
     def __repr__(self) -> str:
         return f"ServerState(round {self.round}, {_size(self.params, self.buffers, self.memory)})"
+
+    @property
+    def served(self) -> ServerState:
+        """The model that is tested, exported and given away."""
+        return self if self.served_model is None else self.served_model
 
     @cached_property
     def largest(self) -> Tensors:
@@ -99,7 +108,10 @@ class ServerState:
         def moved(tensors: Tensors) -> Tensors:
             return {name: tensor.to(device) for name, tensor in tensors.items()}
 
-        return ServerState(self.round, moved(self.params), moved(self.buffers), moved(self.memory))
+        served = None if self.served_model is None else self.served_model.to(device)
+        return ServerState(
+            self.round, moved(self.params), moved(self.buffers), moved(self.memory), served
+        )
 
 
 @dataclass(frozen=True, repr=False)

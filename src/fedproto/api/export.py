@@ -62,7 +62,8 @@ def state_dict(result: Result) -> dict[str, Tensor]:
     if result.build is not None:
         tensors: Mapping[str, Tensor] = result.model.state_dict()
     elif result.state is not None:
-        tensors = {**result.state.params, **result.state.buffers}
+        served = result.state.served
+        tensors = {**served.params, **served.buffers}
     else:
         raise StoreError(f"{result.path} has no checkpoint yet; nothing to export")
     return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}

@@ -78,7 +78,7 @@ class Result:
                     " with store.checkpoint_every above 0"
                 )
             model = self.build()
-            load_state(model, self.state)
+            load_state(model, self.state.served)
             self._cache["model"] = model.eval()
         model = self._cache["model"]
         assert isinstance(model, nn.Module)  # noqa: S101 - put there above

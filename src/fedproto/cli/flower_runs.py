@@ -75,7 +75,7 @@ def _new_runs(
         config.aggregate.check_fits(
             config.schedule.cohort,
             pooled=config.strategy.pooled,
-            weighs_tensors=config.strategy.weighs_tensors,
+            weighs_tensors=config.method.weighs_rows,
         )
     path = out or fresh_directory(source)
     if len(configs) > 1:

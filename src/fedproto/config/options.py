@@ -14,7 +14,13 @@ class ScheduleOptions(Options):
 
     rounds: int = option(200, "number of rounds", at_least=1)
     cohort: int = option(10, "clients per round K'", at_least=1)
+    sampling: Literal["uniform", "size"] = option(
+        "uniform", "probability of a client to be in the cohort: equal, or by number of samples"
+    )
     delta: float = option(0.0, "share δ of stragglers in a cohort", at_least=0, at_most=1)
+    partial_work: bool | None = option(
+        None, "use updates of clients that finish part of their epochs; none: the strategy's own"
+    )
     least_epochs: int = option(
         0, "fewest epochs F' of a straggler: 0 as the paper writes, 1 as FedProx's code", at_least=0
     )

@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, TypeVar, get_type_hints
 
 from torch import nn
@@ -32,6 +33,9 @@ from fedproto.options import Options, options_to_dict, read_options
 from fedproto.options.registry import Registry
 from fedproto.strategies.aggregation import AggregateOptions
 from fedproto.strategies.base import STRATEGIES, Strategy
+from fedproto.strategies.head import HeadOptions
+from fedproto.strategies.method import Method
+from fedproto.strategies.serve import ServeOptions
 from fedproto.strategies.server import ServerOptions
 
 O = TypeVar("O", bound=Options)  # noqa: E741 - the letter stands for Options
@@ -58,6 +62,8 @@ class RunConfig:
     augment: AugmentOptions = field(default_factory=AugmentOptions)
     aggregate: AggregateOptions = field(default_factory=AggregateOptions)
     server: ServerOptions = field(default_factory=ServerOptions)
+    head: HeadOptions = field(default_factory=HeadOptions)
+    serve: ServeOptions = field(default_factory=ServeOptions)
     schedule: ScheduleOptions = field(default_factory=ScheduleOptions)
     evaluate: EvaluateOptions = field(default_factory=EvaluateOptions)
     measure: MeasureOptions = field(default_factory=MeasureOptions)
@@ -70,6 +76,20 @@ class RunConfig:
     def title(self) -> str:
         """The label, or the strategy's name."""
         return self.label or STRATEGIES.name_of(type(self.strategy))
+
+    @cached_property
+    def method(self) -> Method:
+        """The strategy with the sections that combine with it."""
+        server = self.server
+        if server.lookahead is None and self.strategy.lookahead:
+            server = dataclasses.replace(server, lookahead=self.strategy.lookahead)
+        return Method(self.strategy, self.head, self.serve, server, self.aggregate)
+
+    @property
+    def partial_work(self) -> bool:
+        """Whether updates of clients that finish part of their epochs are used."""
+        given = self.schedule.partial_work
+        return self.strategy.partial_work if given is None else given
 
     @property
     def augmentation(self) -> AugmentOptions | None:
@@ -146,7 +166,9 @@ def read_config(given: Mapping[str, Any]) -> RunConfig:
         raise ConfigError(f"seed must be a whole number of at least 0, not {seed!r}")
     if not isinstance(label, str):
         raise ConfigError(f"label must be a text, not {label!r}")
-    return RunConfig(seed=seed, label=label, **parts)
+    config = RunConfig(seed=seed, label=label, **parts)
+    _ = config.method  # refuses sections that have no meaning together
+    return config
 
 
 def _table(given: Mapping[str, Any], name: str) -> Mapping[str, Any]:

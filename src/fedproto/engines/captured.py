@@ -24,7 +24,6 @@ from fedproto.engines.spaced import take_over
 from fedproto.engines.training import TrainOptions
 from fedproto.engines.training.batch_norm import freeze
 from fedproto.engines.training.dropout import layer_that_draws
-from fedproto.strategies.base import Strategy
 from fedproto.strategies.contract import Objective
 from fedproto.types import ServerState
 
@@ -75,8 +74,8 @@ class CapturedEngine(ReferenceEngine):
                 )
 
     def _stepper(self, job: LocalJob, objective: Objective) -> Step:
-        more = objective.linear is not None or objective.virtual is not None or objective.calibrated
-        own = type(job.strategy).penalty is not Strategy.penalty
+        more = objective.linear is not None or objective.calibrated
+        own = bool(job.method.needs.hooks & {"penalty", "batch_term", "trainable"})
         # Optimizers take a rate that lies on the device as float32: too coarse for float64.
         exact = self.workload.options.torch_dtype() == torch.float64
         if self._pool is None or exact or more or own or self._draws:

@@ -8,6 +8,7 @@ from fedproto.engines.training import TrainOptions
 from fedproto.engines.training.augment import AugmentOptions
 from fedproto.rng.schedule import BatchOrder
 from fedproto.strategies.base import Strategy
+from fedproto.strategies.method import Method
 from fedproto.types import ServerState, Tensors
 
 
@@ -17,12 +18,14 @@ class LocalJob:
 
     Attributes:
         state: The received state; its memory stays with the server.
-        strategy: Gives the local objective and the report, nothing else.
+        method: The strategy and sections, which give the local objective and the report.
         batches: The epochs to do and the order of the samples in each.
-        seed: For whatever is random inside the model (dropout).
+        seed: For randomness inside the model (dropout).
+        secret: For the client's own draws, the same in every round; over a network a client has a
+            secret of its own instead.
         augment: How training images are varied; None for not at all.
-        broadcast: What the strategy sends beside the weights.
-        memory: What the client kept for the strategy; empty where the client itself keeps it.
+        broadcast: Tensors that the strategy sends beside the weights.
+        memory: Tensors that the client kept; empty where the client itself keeps them.
         run: Digest of the run's configuration, by which a client that remembers tells runs apart.
         last_round: The last round whose update of this client was accepted; None for none.
         keep_from: The earliest round to which the run may go back.
@@ -30,14 +33,20 @@ class LocalJob:
 
     client: int
     state: ServerState
-    strategy: Strategy
+    method: Method
     batches: BatchOrder
     train: TrainOptions
     lr: float
     seed: int
+    secret: int = 0
     augment: AugmentOptions | None = None
     broadcast: Tensors = field(default_factory=dict)
     memory: Tensors = field(default_factory=dict)
     run: str = ""
     last_round: int | None = None
     keep_from: int = 0
+
+    @property
+    def strategy(self) -> Strategy:
+        """The method's strategy."""
+        return self.method.strategy

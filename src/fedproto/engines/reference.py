@@ -26,12 +26,12 @@ from fedproto.engines.training.batch_norm import (
     statistics_names,
     tolerate_single_values,
 )
-from fedproto.engines.training.dropout import VIRTUAL, Masks
+from fedproto.engines.training.dropout import Masks
 from fedproto.equations import class_sums
 from fedproto.errors import TrainingError
-from fedproto.models.base import features_of, head_of
+from fedproto.models.base import features_of
 from fedproto.rng import Indices, seeded
-from fedproto.strategies.contract import Local, Look, Objective, Observation
+from fedproto.strategies.contract import Local, Objective, Observation, Statistic
 from fedproto.types import ClientFailure, ClientUpdate, ServerState, Tensors
 
 Step: TypeAlias = Callable[[Tensor, Tensor], Tensor]
@@ -42,7 +42,7 @@ class ReferenceEngine(Engine):
     """Trains with a plain loop over batches, on CPU or CUDA.
 
     Attributes:
-        secret: What a client's own randomness comes from; a real client has one of its own.
+        secret: Gives the seed of a client's own draws; a real client has one of its own.
     """
 
     def __init__(self, workload: Workload, *, channels_last: bool = False) -> None:
@@ -58,7 +58,7 @@ class ReferenceEngine(Engine):
         self._samples = workload.federation.samples.to(self._device, dtype)
         self._statistics = statistics_names(self._model)
         self._class_counts: dict[int, Tensor] = {}
-        self.secret: Callable[[LocalJob], int] = lambda job: job.seed
+        self.secret: Callable[[LocalJob], int] = lambda job: job.secret
         self._by_batch = goes_by_batch(self._model)
 
     def train(
@@ -86,19 +86,19 @@ class ReferenceEngine(Engine):
         return [{} if tally is None else task.metrics(tally) for tally in tallies]
 
     def train_client(self, job: LocalJob) -> ClientUpdate:
-        """A client's part of a round: look, train, look again, report."""
+        """A client's part of a round: statistics, training, statistics again, report."""
         indices = self.workload.federation.train_indices(job.client)
-        strategy, looks = job.strategy, job.strategy.looks
+        strategy, needs = job.strategy, job.method.needs
         self._load(job.state)
         if self._lacks_statistics(job.state):
             forget(self._model)
         local = self.local(job, indices)
-        before = self._observe(indices, job.state, looks.before)
+        before = self._observe(indices, job.state, needs.before)
         with seeded(job.seed, self._device):
             loss, seen = self._fit(job, indices, strategy.objective(local))
-        after = self._observe(indices, job.state, looks.after)
+        after = self._observe(indices, job.state, needs.after)
         params, buffers = read_state(self._model)
-        report = strategy.report(local, params, before, after)
+        report = job.method.report(local, params, before, after)
         return ClientUpdate(
             client=job.client,
             num_examples=len(indices),
@@ -128,7 +128,7 @@ class ReferenceEngine(Engine):
 
     def _classes(self, job: LocalJob, indices: Indices) -> Tensor:
         """The client's labels per class, if its strategy asks for them; counted once."""
-        if not job.strategy.looks.classes:
+        if not job.method.needs.classes:
             return torch.empty(0, dtype=torch.int64, device=self._device)
         if job.client not in self._class_counts:
             number = self.workload.federation.num_classes
@@ -181,7 +181,6 @@ class ReferenceEngine(Engine):
                 for term in (
                     job.strategy.penalty(params, job.state.params),
                     objective.closed_form(params, job.state.params),
-                    self._virtual_loss(objective),
                 )
                 if term is not None
             ]
@@ -191,15 +190,6 @@ class ReferenceEngine(Engine):
             return loss
 
         return step
-
-    def _virtual_loss(self, objective: Objective) -> Tensor | None:
-        """What virtual feature vectors add, through the head alone."""
-        virtual = objective.virtual
-        if virtual is None or not len(virtual.labels):
-            return None
-        self._masks.begin_pass(VIRTUAL)
-        scores = objective.calibrate(head_of(self._model)(virtual.features))
-        return virtual.weight * self.workload.task.loss(scores, virtual.labels)
 
     def _backward(
         self,
@@ -225,9 +215,9 @@ class ReferenceEngine(Engine):
 
     @torch.no_grad()
     def _observe(
-        self, indices: Indices, state: ServerState, what: frozenset[Look]
+        self, indices: Indices, state: ServerState, what: frozenset[Statistic]
     ) -> Observation | None:
-        """What the current weights make of a client's training data; None for nothing asked."""
+        """Statistics of a client's training data under the current weights, if any are needed."""
         if not what:
             return None
         if self._lacks_statistics(state):

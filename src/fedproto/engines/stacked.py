@@ -186,7 +186,7 @@ class StackedEngine(Engine):
         rows = torch.tensor([row[id(job.state)] for job in jobs], device=self._device)
         packed = {name: tensor[rows] for name, tensor in self._packed(states).items()}
         orders = stack_orders(jobs, federation)
-        before = self._observer.observe(packed, jobs, [job.strategy.looks.before for job in jobs])
+        before = self._observer.observe(packed, jobs, [job.method.needs.before for job in jobs])
         summed = lockstep.train(
             packed,
             orders,
@@ -200,7 +200,7 @@ class StackedEngine(Engine):
             **trained,
             **{name: rows[: len(jobs)] for name, rows in lockstep.statistics.items()},
         }
-        after = self._observer.observe(seen, jobs, [job.strategy.looks.after for job in jobs])
+        after = self._observer.observe(seen, jobs, [job.method.needs.after for job in jobs])
         own = self._network.unpack(trained)
         locals_ = [member.local for member in members]
         reports = self._reports.of(jobs, locals_, own, before, after)

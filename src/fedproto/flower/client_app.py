@@ -13,6 +13,7 @@ A SuperNode is configured by its owner with ``--node-config``:
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import secrets
@@ -29,7 +30,7 @@ from fedproto.config import RunConfig
 from fedproto.data.base import data_root
 from fedproto.data.clients import Client
 from fedproto.data.federation import Federation
-from fedproto.engines.job import LocalJob
+from fedproto.disk.atomic import write_atomically
 from fedproto.engines.reference import ReferenceEngine, read_state
 from fedproto.engines.setting import setting_of
 from fedproto.errors import ConfigError, DataError, FedprotoError, TrainingError
@@ -81,14 +82,22 @@ class ThisNode:
             if self.noise is None
             else PrivateEngine(workload, *self.noise)
         )
-        engine.secret = own_secret
+        engine.secret = lambda job: own_secret(self.state_folder / job.run)
         return engine
 
 
-def own_secret(job: LocalJob) -> int:
-    """What a client's own draws come from: never the job's seed, which the server knows."""
-    del job
-    return secrets.randbits(62)
+def own_secret(folder: Path) -> int:
+    """The seed of a client's own draws in a run, which the server never knows.
+
+    The same in every round: answers drawn afresh would reveal more with each of them.
+    """
+    path = folder / "secret"
+    with contextlib.suppress(OSError, ValueError):
+        return int(path.read_text())
+    secret = secrets.randbits(62)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, str(secret).encode())
+    return secret
 
 
 @app.query("hello")
@@ -151,7 +160,7 @@ def _train(content: RecordDict, context: Context) -> RecordDict:
     if job.batches.num_examples != own:
         raise ConfigError(f"the job is for {job.batches.num_examples} samples; {own} are here")
     memory = MemoryOnDisk(node.state_folder / job.run)
-    declared = config.strategy.client_memory(setting)
+    declared = config.method.client_memory(setting)
     kept = remembered(memory, node.client, job.last_round, declared)
     state = job.state.to(config.engine.torch_device())
     own_memory = initial_tensors(declared) if kept is None else kept

@@ -13,8 +13,8 @@ from fedproto.config import RunConfig
 from fedproto.strategies.aggregation import AggregateOptions
 
 CLIP = AggregateOptions(drop_beyond=3.0, clip_norm="median", clip_times=1.5, max_share=1.5)
-"""Who went three times as far as most is not used, who went 1.5 times as far is shortened to that,
-and nobody counts for more than one and a half equal shares: hardly an honest client notices."""
+"""Updates beyond three times the median norm are rejected, those beyond 1.5 times are clipped, and
+no client's weight exceeds one and a half equal shares: honest clients are hardly affected."""
 
 DEFENCES = {
     "none": AggregateOptions(),

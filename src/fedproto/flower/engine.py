@@ -161,7 +161,14 @@ class FlowerEngine(Engine):
             if node is None:
                 results[index] = ClientFailure(job.client, "not connected")
                 continue
-            config = replace(self._config, strategy=job.strategy, train=job.train)
+            method = job.method
+            config = replace(
+                self._config,
+                strategy=method.strategy,
+                head=method.head,
+                serve=method.serve,
+                train=job.train,
+            )
             contents[node] = wire.encode_job(job, config)
             index_of[node] = index
             self._asked.add(job.client)

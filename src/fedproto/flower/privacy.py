@@ -28,7 +28,7 @@ from fedproto.engines.reference import ReferenceEngine
 from fedproto.errors import ConfigError
 from fedproto.flower.discrete_gaussian import discrete_gaussian
 from fedproto.rng import Indices
-from fedproto.strategies.contract import Look, Observation
+from fedproto.strategies.contract import Observation, Statistic
 from fedproto.types import ClientUpdate, ServerState
 
 SENSITIVITY = 2
@@ -56,13 +56,13 @@ class PrivateEngine(ReferenceEngine):
 
     def train_client(self, job: LocalJob) -> ClientUpdate:
         """Refuses a job whose payload would tell what the noise does not cover."""
-        looks = job.strategy.looks
-        uncovered = looks.classes or {"loss", "squares"} & (looks.before | looks.after)
+        needs = job.method.needs
+        uncovered = needs.classes or (needs.before | needs.after) - {"features"}
         update = super().train_client(job)
         if update.payload and uncovered:
             raise ConfigError(
-                f"{type(job.strategy).__name__} has clients tell of their classes, their losses or"
-                " how features vary, which this node's noise does not cover; take clip and noise"
+                f"{type(job.strategy).__name__} with its sections has clients report classes, losses or"
+                " products of features, which this node's noise does not cover; take clip and noise"
                 " out of --node-config, or leave this run"
             )
         return update
@@ -71,7 +71,7 @@ class PrivateEngine(ReferenceEngine):
         return on_lattice(features, self._clip)
 
     def _observe(
-        self, indices: Indices, state: ServerState, what: frozenset[Look]
+        self, indices: Indices, state: ServerState, what: frozenset[Statistic]
     ) -> Observation | None:
         exact = super()._observe(indices, state, what)
         if exact is None or "features" not in what:

@@ -28,6 +28,7 @@ from fedproto.flower.arrays import (
 from fedproto.flower.greeting import config_text, expect_config
 from fedproto.flower.parts import LONGEST_TEXT, about, expect_arrays, expect_declared, expect_fields
 from fedproto.rng.schedule import BatchOrder
+from fedproto.rounds.aggregate import Expected
 from fedproto.strategies.contract import Setting
 from fedproto.types import ClientUpdate, ServerState, Tensors
 
@@ -104,7 +105,7 @@ def decode_job(
         raise UnreadableError("the job's seed is too large")
     if not (fields["run"].isascii() and fields["run"].isalnum() and len(fields["run"]) <= 64):
         raise UnreadableError("the job's run is no digest")
-    params, buffers = _model_tensors(content, like)
+    params, buffers = _model_tensors(content, like.params, like.buffers)
     sent = {
         name: one
         for name, one in config.strategy.server_memory(setting).items()
@@ -118,7 +119,7 @@ def decode_job(
     return LocalJob(
         client=fields["client"],
         state=ServerState(round_, params, buffers),
-        strategy=config.strategy,
+        method=config.method,
         batches=BatchOrder(
             fields["order_seed"],
             round_,
@@ -177,8 +178,9 @@ def decode_update(
     )
     if fields["round"] != job.state.round:
         raise UnreadableError(f"the update is not of round {job.state.round}")
-    params, buffers = _model_tensors(content, job.state)
-    declared = job.strategy.payload(setting, job.batches.num_examples)
+    expected = Expected.of(job, setting)
+    params, buffers = _model_tensors(content, expected.params, job.state.buffers)
+    declared = expected.payload
     payload = expect_declared(content, "payload", declared)
     device = next(iter(params.values())).device
     update = ClientUpdate(
@@ -212,7 +214,7 @@ def decode_test(content: RecordDict, like: ServerState) -> TestJob:
     """A model to test, for a client whose own model tells what it must look like."""
     wanted = {"config": str, "client": int, "round": int, "validation": bool}
     fields = expect_fields(content, "test", wanted, beside=("params", "buffers"))
-    state = ServerState(fields["round"], *_model_tensors(content, like))
+    state = ServerState(fields["round"], *_model_tensors(content, like.params, like.buffers))
     return TestJob(fields["client"], state, fields["validation"])
 
 
@@ -255,8 +257,11 @@ def _with_model(kind: str, fields: Mapping[str, Any], state: ServerState) -> Rec
     )
 
 
-def _model_tensors(content: RecordDict, like: ServerState) -> tuple[Tensors, Tensors]:
+def _model_tensors(
+    content: RecordDict, params: Tensors, buffers: Tensors
+) -> tuple[Tensors, Tensors]:
+    """A model's tensors, in the layout of others."""
     return (
-        read_tensors(expect_arrays(content, "params"), like.params, "params"),
-        read_tensors(expect_arrays(content, "buffers"), like.buffers, "buffers"),
+        read_tensors(expect_arrays(content, "params"), params, "params"),
+        read_tensors(expect_arrays(content, "buffers"), buffers, "buffers"),
     )

@@ -56,4 +56,4 @@ def open_subject(path: Path, federation: Federation, model: nn.Module | None = N
     # The machine that looks need not be the one that trained.
     anywhere = replace(config.engine, name="reference", device="auto")
     probe = Probe(replace(config, engine=anywhere).workload(federation, model))
-    return Subject(path, config, state.to(probe.device), probe)
+    return Subject(path, config, state.served.to(probe.device), probe)

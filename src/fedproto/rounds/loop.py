@@ -1,27 +1,40 @@
 """The only round loop: every strategy, every engine, one run or a whole sweep.
 
-Each pass plans a round for every unfinished run, trains all their jobs as one flat list, lets each
-strategy weigh and combine its updates, tests the new models and yields one record per run.
+Each pass plans a round for every unfinished run, trains all their jobs as one flat list, combines
+the updates of each run, tests the new models and yields one record per run.
 """
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 from fedproto.config import RunConfig
 from fedproto.data.federation import Federation
 from fedproto.engines.base import Engine
 from fedproto.errors import ConfigError
+from fedproto.measures import MEASURES
 from fedproto.measures.base import Gauge, Taken
-from fedproto.rounds.closing import close_round
-from fedproto.rounds.planning import check_fits, equip, plan_round, remember_all
+from fedproto.rounds.aggregate import Expected, RoundOutcome, aggregate_round
+from fedproto.rounds.planning import RoundPlan, check_fits, plan_round, remember_all
 from fedproto.rounds.runs import Run
-from fedproto.types import RoundRecord, ServerState
+from fedproto.strategies.contract import Setting
+from fedproto.types import (
+    POOLED,
+    ClientFailure,
+    ClientUpdate,
+    RoundRecord,
+    ServerState,
+    Updates,
+    num_bytes,
+)
 
 
 class Watcher:
-    """Is told how far things are, and passes it on to another watcher if there is one."""
+    """Progress callback; forwards each event to another one where given."""
 
     _then: Watcher | None = None
 
@@ -56,7 +69,7 @@ def run_rounds(
     watcher: Watcher | None = None,
     gauge: Gauge | None = None,
 ) -> Iterator[tuple[Run, RoundRecord]]:
-    """Goes on with all runs until each is over.
+    """Runs rounds until every run has finished.
 
     Yields:
         A run and its new record, round by round.
@@ -70,28 +83,113 @@ def run_rounds(
     setting = remember_all(runs, engine)
     while active := [run for run in runs if run.stop_reason is None]:
         started = time.perf_counter()
-        plans = [equip(plan_round(run, federation), run, setting, engine) for run in active]
+        plans = [
+            plan_round(run, federation, setting, clients_remember=engine.clients_remember)
+            for run in active
+        ]
         jobs = [job for plan in plans for job in plan.jobs]
         watcher.round_started(len(jobs))
         results = iter(engine.train(jobs, watcher.job_done))
-        closed = [
-            close_round(run, plan, [next(results) for _ in plan.jobs], setting)
+        outcomes = [
+            finish_round(run, plan, [next(results) for _ in plan.jobs], setting)
             for run, plan in zip(active, plans, strict=True)
         ]
-        usable = {client for each in closed for client in each.epochs}
-        failed = {client: why for each in closed for client, why in each.failures.items()}
+        usable = {update.client for each in outcomes for update in each.updates}
+        failed = {client: why for each in outcomes for client, why in each.failures.items()}
         engine.judged(usable, {one: why for one, why in failed.items() if one not in usable})
-        states = [each.state for each in closed]
+        states = [each.state.served for each in outcomes]
         scores = _evaluate(active, states, federation, engine)
         measured = [
             _measure(run.config, state, gauge) for run, state in zip(active, states, strict=True)
         ]
         incidents = engine.take_incidents()
         seconds = (time.perf_counter() - started) / len(active)
-        for run, each, score, taken in zip(active, closed, scores, measured, strict=True):
-            record = each.record(score, taken, incidents, seconds)
-            run.advance(each.state, record)
+        for run, plan, outcome, score, taken in zip(
+            active, plans, outcomes, scores, measured, strict=True
+        ):
+            record = _record(run, plan, outcome, {**finite(score), **taken.metrics})
+            notes = [*([outcome.note] if outcome.note else []), *incidents]
+            record = replace(
+                record, seconds=seconds, tables=taken.tables, note="; ".join(notes) or None
+            )
+            run.advance(outcome.state, record)
             yield run, record
+
+
+def finish_round(
+    run: Run, plan: RoundPlan, results: Sequence[ClientUpdate | ClientFailure], setting: Setting
+) -> RoundOutcome:
+    """Combines a round's updates and keeps the clients' memory."""
+    expected = [Expected.of(job, setting) for job in plan.jobs]
+    outcome = aggregate_round(
+        run.config.method, run.state, list(zip(expected, results, strict=True)), setting
+    )
+    kept = [update for update in outcome.updates if update.memory and outcome.attention]
+
+    def keep(update: ClientUpdate) -> None:
+        run.memory.save(
+            update.client, run.state.round, update.memory, keep_from=plan.jobs[0].keep_from
+        )
+
+    if kept:
+        with ThreadPoolExecutor(min(len(kept), 8)) as pool:  # a disk answers late
+            list(pool.map(keep, kept))
+    roster = plan.roster
+    if not plan.jobs and roster.cohort:
+        note = "the model did not move: every client was dropped as a straggler"
+        outcome = replace(outcome, note=note)
+    return outcome
+
+
+def _record(
+    run: Run, plan: RoundPlan, outcome: RoundOutcome, scores: Mapping[str, float]
+) -> RoundRecord:
+    """The line of ``rounds.jsonl``."""
+    roster, sent = plan.roster, run.state
+    broadcast = plan.jobs[0].broadcast if plan.jobs else None
+    return RoundRecord(
+        round=sent.round,
+        cohort=roster.cohort,
+        stragglers=roster.stragglers,
+        dropped=roster.dropped,
+        epochs={update.client: update.epochs_done for update in outcome.updates},
+        attention=outcome.attention,
+        metrics={**_update_metrics(run.config, outcome.updates), **scores},
+        bytes_down=num_bytes(sent.params, sent.buffers, broadcast) * len(roster.cohort),
+        bytes_up=sum(
+            num_bytes(update.params, update.buffers, update.payload)
+            for update in outcome.updates
+            if update.client != POOLED
+        ),
+        seconds=0.0,
+        failures=outcome.failures,
+    )
+
+
+def _update_metrics(config: RunConfig, updates: Updates) -> dict[str, float]:
+    """Means over the updates, and the strategy's own numbers unless a measure gives the same."""
+    trained = [update for update in updates if update.train_loss is not None]
+    metrics = {}
+    if trained:
+        total = sum(update.num_examples for update in trained)
+        metrics["train_loss"] = (
+            sum(update.num_examples * (update.train_loss or 0.0) for update in trained) / total
+        )
+    if updates:
+        measured = {
+            metric
+            for name in config.measure.what
+            if config.measure.takes(name)
+            for metric in MEASURES.get(name).stands_for
+        }
+        own = config.strategy.metrics(updates)
+        metrics |= {name: value for name, value in own.items() if name not in measured}
+    return finite(metrics)
+
+
+def finite(metrics: Mapping[str, float]) -> dict[str, float]:
+    """The metrics that are finite."""
+    return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
 
 def _evaluate(

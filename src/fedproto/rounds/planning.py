@@ -31,11 +31,9 @@ class Roster:
 
 @dataclass(frozen=True)
 class RoundPlan:
-    """Who does what in a round."""
+    """The jobs of a round, and who is in its cohort."""
 
-    cohort: list[int]
-    stragglers: list[int]
-    dropped: list[int]
+    roster: Roster
     jobs: list[LocalJob]
 
 
@@ -46,32 +44,34 @@ def check_fits(config: RunConfig, federation: Federation) -> None:
             f"schedule.cohort must be at most {len(federation.clients)}, the number of clients in"
             f" {federation.name}, not {config.schedule.cohort}"
         )
-    strategy, train = config.strategy, config.train
+    method, train = config.method, config.train
+    strategy = method.strategy
     if strategy.plain_sgd and (train.optimizer != "sgd" or train.momentum):
         raise ConfigError(
             f"strategy {type(strategy).__name__} is made for plain gradient descent on the"
             " clients; set train.optimizer = 'sgd' and train.momentum = 0"
         )
     config.aggregate.check_fits(
-        config.schedule.cohort, pooled=strategy.pooled, weighs_tensors=strategy.weighs_tensors
+        config.schedule.cohort, pooled=strategy.pooled, weighs_tensors=method.weighs_rows
     )
 
 
 def remember_all(runs: Sequence[Run], engine: Engine) -> Setting:
-    """Gives runs that begin their memory, and checks that of others; what all depend on."""
+    """Gives runs that begin their memory, and checks that of others; returns their setting."""
     setting = setting_of(engine.workload, runs[0].state.params if runs else {})
     for run in runs:
+        run.config.method.check(setting)
         run.state = with_memory(run.config, run.state, setting)
     return setting
 
 
 def with_memory(config: RunConfig, state: ServerState, setting: Setting) -> ServerState:
-    """A state with all that strategy and server options keep; initial where a run begins.
+    """A state with all that strategy and sections keep; initial where a run begins.
 
     Raises:
         StoreError: If a state from later on lacks something or holds it in another shape.
     """
-    declared = {**config.strategy.server_memory(setting), **config.server.memory(setting)}
+    declared = config.method.server_memory(setting)
     for name, one in declared.items():
         kept = state.memory.get(name)
         if kept is None and (state.round == 0 or one.initial is None):
@@ -86,67 +86,56 @@ def with_memory(config: RunConfig, state: ServerState, setting: Setting) -> Serv
     return replace(state, memory={**initial, **state.memory})
 
 
-def equip(plan: RoundPlan, run: Run, setting: Setting, engine: Engine) -> RoundPlan:
-    """Gives a round's jobs what the strategy sends beside the weights and what clients kept."""
-    strategy, state = run.config.strategy, run.state
-    broadcast = {
-        name: state.memory[name]
-        for name, one in strategy.server_memory(setting).items()
-        if one.broadcast and name in state.memory
-    }
-    declared = strategy.client_memory(setting)
+def plan_round(
+    run: Run, federation: Federation, setting: Setting, *, clients_remember: bool = False
+) -> RoundPlan:
+    """Cohort, stragglers and jobs of a run's next round.
+
+    With `clients_remember`, clients keep their memory themselves, out of the run's reach.
+    """
+    config, round_, method = run.config, run.state.round, run.config.method
+    roster = roster_of(config, round_, federation)
+    augment, lr = config.augmentation, config.train.lr_at(round_, config.schedule.rounds)
+    broadcast, declared = method.broadcast(run.state, setting), method.client_memory(setting)
 
     def memory_of(client: int, last_round: int | None) -> Tensors:
-        if engine.clients_remember:
+        if clients_remember:
             return {}
         kept = remembered(run.memory, client, last_round, declared)
         if kept is None:
             raise StoreError(
-                f"what client {client} kept after round {last_round} is missing; restore the"
+                f"the memory of client {client} after round {last_round} is missing; restore the"
                 " run's folder 'clients' from a copy, or start the run again"
             )
         return kept
 
     jobs = [
-        replace(
-            job,
-            broadcast=broadcast,
-            run=run.digest if engine.clients_remember else "",
-            keep_from=run.config.store.earliest_return(state.round),
-            last_round=run.last_round.get(job.client),
-            memory=memory_of(job.client, run.last_round.get(job.client)),
-        )
-        for job in plan.jobs
-    ]
-    return replace(plan, jobs=jobs)
-
-
-def plan_round(run: Run, federation: Federation) -> RoundPlan:
-    """Cohort, stragglers and jobs of a run's next round."""
-    config, round_ = run.config, run.state.round
-    roster = roster_of(config, round_, federation)
-    augment, lr = config.augmentation, config.train.lr_at(round_, config.schedule.rounds)
-    jobs = [
         LocalJob(
             client=batches.client,
-            state=run.sent,
-            strategy=config.strategy,
+            state=run.state,
+            method=method,
             batches=batches,
             train=config.train,
             augment=augment,
             lr=lr,
             seed=torch_seed(config.seed, Purpose.INSIDE_MODEL, round_, batches.client),
+            secret=torch_seed(config.seed, Purpose.SECRET, batches.client),
+            broadcast=broadcast,
+            memory=memory_of(batches.client, run.last_round.get(batches.client)),
+            run=run.digest if clients_remember else "",
+            last_round=run.last_round.get(batches.client),
+            keep_from=config.store.earliest_return(round_),
         )
         for batches in roster.batches
     ]
-    return RoundPlan(roster.cohort, roster.stragglers, roster.dropped, jobs)
+    return RoundPlan(roster, jobs)
 
 
 def roster_of(config: RunConfig, round_: int, federation: Federation) -> Roster:
     """Who takes part in a round and trains how much: a function of the configuration alone."""
     strategy, seed, options = config.strategy, config.seed, config.train
     sizes = federation.train_sizes
-    cohort = schedule.cohort(seed, round_, sizes, config.schedule.cohort, strategy.sampling)
+    cohort = schedule.cohort(seed, round_, sizes, config.schedule.cohort, config.schedule.sampling)
 
     def batches(
         client: int, num_examples: int, epochs: int, max_steps: int = 0
@@ -162,7 +151,7 @@ def roster_of(config: RunConfig, round_: int, federation: Federation) -> Roster:
         return Roster([], [], [], [batches(POOLED, total, epochs, budget)])
 
     slow = schedule.stragglers(seed, round_, cohort, config.schedule.delta)
-    dropped = [] if strategy.tolerate_partial_work else slow
+    dropped = [] if config.partial_work else slow
     epochs_of = {
         client: schedule.partial_epochs(
             seed, round_, client, options.epochs, config.schedule.least_epochs

@@ -38,11 +38,6 @@ class Run:
         """Tells it from other runs, and stays as it is when the run is given more rounds."""
         return self.began_as or self.config.digest()
 
-    @property
-    def sent(self) -> ServerState:
-        """The state that clients go on with."""
-        return self.config.strategy.sent(self.state)
-
     def advance(self, state: ServerState, record: RoundRecord) -> None:
         """Takes a finished round over."""
         self.state = state

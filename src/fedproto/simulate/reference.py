@@ -18,7 +18,7 @@ def reference_state(directory: str) -> ServerState:
             f"measure.reference {directory} has no checkpoint; train it with"
             " store.checkpoint_every above 0"
         )
-    return state
+    return state.served
 
 
 def check_reference(config: RunConfig) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -77,14 +78,34 @@ def round_of(checkpoint: Path) -> int:
     return int(checkpoint.stem.removeprefix("round-"))
 
 
+_SERVED, _EARLIER_TRAINED = "served-model", "served/trained"
+"""Group of the served model, and the group that held the trained one in an earlier version."""
+
+
 def _pack(state: ServerState) -> dict[str, Tensor]:
     """One map for all; memory has names with groups of its own."""
-    tensors = {**under("params", state.params), **under("buffers", state.buffers), **state.memory}
+    tensors = {**_model(state), **state.memory}
+    if state.served_model is not None:
+        tensors |= under(_SERVED, _model(state.served_model))
     return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
 
 
+def _model(state: ServerState) -> dict[str, Tensor]:
+    return {**under("params", state.params), **under("buffers", state.buffers)}
+
+
 def _unpack(tensors: dict[str, Tensor], round_: int) -> ServerState:
-    params, buffers = part("params", tensors), part("buffers", tensors)
-    model = under("params", params).keys() | under("buffers", buffers).keys()
-    memory = {name: tensor for name, tensor in tensors.items() if name not in model}
-    return ServerState(round_, params, buffers, memory)
+    def model(named: dict[str, Tensor]) -> ServerState:
+        return ServerState(round_, part("params", named), part("buffers", named))
+
+    found, apart = model(tensors), part(_SERVED, tensors)
+    served = model(apart) if apart else None
+    taken = {*_model(found), *under(_SERVED, apart)}
+    memory = {name: tensor for name, tensor in tensors.items() if name not in taken}
+    if trained := part(_EARLIER_TRAINED, tensors):
+        served = found
+        params, buffers = (
+            {name: trained[name] for name in of} for of in (found.params, found.buffers)
+        )
+        found = ServerState(round_, params, buffers)
+    return replace(found, memory=memory, served_model=served)

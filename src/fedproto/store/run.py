@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from fedproto.config import RunConfig, digest_of, read_config
+from fedproto.config.upgrade import upgraded
 from fedproto.disk.atomic import append, content, explained, write_atomically
 from fedproto.disk.integrity import Chain, DamagedError, sealed
 from fedproto.disk.locking import holds_nothing, locked
@@ -107,7 +108,8 @@ class RunStore:
         """Opens a run directory."""
         description = read_description(path)
         try:
-            config, digest = read_config(description["config"]), digest_of(description["config"])
+            config = read_config(upgraded(description["config"]))
+            digest = digest_of(description["config"])
         except (ConfigError, KeyError, TypeError) as error:
             raise StoreError(
                 f"{path / 'run.json'} holds a configuration that cannot be read here: {error};"

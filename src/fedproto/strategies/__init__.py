@@ -11,7 +11,6 @@ from fedproto.strategies.fednova import FedNova
 from fedproto.strategies.fedproto import FedProto
 from fedproto.strategies.fedprox import FedProx
 from fedproto.strategies.fedrs import FedRS
-from fedproto.strategies.guided import Guided, ProtoHead
 from fedproto.strategies.qfedavg import QFedAvg
 from fedproto.strategies.scaffold import Scaffold
 
@@ -27,8 +26,6 @@ __all__ = [
     "FedProto",
     "FedProx",
     "FedRS",
-    "Guided",
-    "ProtoHead",
     "QFedAvg",
     "Scaffold",
     "Strategy",

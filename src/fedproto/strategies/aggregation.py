@@ -1,12 +1,11 @@
-"""Combining updates into the next model: the weighted mean, and rules that bear hostile clients.
+"""Aggregation: how updates are combined into the next model, by their mean or a robust rule.
 
-A strategy says how much each update counts; the rule says what is done with that. All rules work
-on the ways that clients went from the sent weights, after `clip_norm` and the strategy's own scale.
+A strategy gives each update a weight; the rule says how updates are combined under these weights.
+All rules work on the updates ``w_k − sent``, after `clip_norm` and the strategy's own scale.
 
 Shapes: K clients, R rows of a tensor, "…" its other sides.
 """
 
-# Long: the options of averaging with what each of them does.
 from __future__ import annotations
 
 import math
@@ -20,48 +19,39 @@ from torch import Tensor
 from fedproto.equations import weighted_average
 from fedproto.errors import ConfigError
 from fedproto.options import Options, option
-from fedproto.strategies.rules import (
-    among,
-    cap_attention,
-    geometric_median,
-    krum,
-    median,
-    trimmed_mean,
-)
 from fedproto.types import ClientWeights, ServerState, Tensors, Updates
 
 
 @dataclass(frozen=True)
 class AggregateOptions(Options):
-    """How the clients' updates become one, whatever the strategy."""
+    """How updates are combined, whatever the strategy."""
 
     rule: Literal["mean", "median", "trimmed-mean", "krum", "multi-krum", "geometric-median"] = (
-        option("mean", "by the strategy's weights: their mean, or a rule that bears outliers")
+        option("mean", "how updates are combined: weighted mean, or a robust rule")
     )
     trim: float = option(
-        0.1, "trimmed-mean: share of the clients cut off at each end, number by number", at_least=0
+        0.1,
+        "trimmed-mean: share of clients cut off at each end, coordinate by coordinate",
+        at_least=0,
     )
     krum: int = option(1, "krum, multi-krum: hostile clients expected in a cohort", at_least=0)
     clip_norm: float | Literal["median"] | None = option(
-        None, "longest way from the sent weights; longer ones are shortened; 'median' of the cohort"
+        None, "clip each update to this L2 norm; 'median': relative to the cohort's median norm"
     )
-
-    clip_times: float = option(1.0, "clip_norm 'median': so many times the median", above=0)
+    clip_times: float = option(1.0, "clip_norm 'median': multiple of the median norm", above=0)
     drop_beyond: float | None = option(
-        None,
-        "updates that went further than so many times the median of the cohort are not used",
-        above=1,
+        None, "reject updates whose L2 norm exceeds this multiple of the cohort's median", above=1
     )
     max_share: float | None = option(
         None,
-        "largest weight of a client, in multiples of an equal share; what is cut goes to others",
+        "largest weight of a client, as a multiple of an equal share; the rest goes to the others",
         at_least=1,
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.trim >= 0.5:
-            raise ConfigError(f"trim must be below 0.5, or nobody is left, not {self.trim!r}")
+            raise ConfigError(f"trim must be below 0.5, or no client is left; got {self.trim!r}")
         if isinstance(self.clip_norm, float) and self.clip_norm <= 0:
             raise ConfigError(f"clip_norm must be above 0 or 'median', not {self.clip_norm!r}")
 
@@ -101,20 +91,21 @@ def combine(
 ) -> tuple[ServerState, Tensor]:
     """Combines updates by a strategy's weights.
 
-    Parameters go the combined way from the old ones. Buffers (batch-norm statistics) are combined
-    by the clients' weights and never go beyond, which could make a variance negative; integer and
-    boolean buffers (counters) keep their type and take the largest value of any client.
+    Parameters that the updates lack (personal ones) stay as they are. Buffers (batch-norm
+    statistics) are combined by the clients' weights and never scaled, which could make a variance
+    negative; integer and boolean buffers (counters) keep their type and take the largest value of
+    any client.
 
     Returns:
-        The next state, its memory as before, and what each client counted in the end, ``[K]``.
+        The next state, its memory as before, and each client's final weight, ``[K]``.
     """
     if options.max_share is not None:
         weights = _capped(weights, options.max_share)
     clip, weights = _by_client(options, state, updates, weights)
     scale = weights.scale if clip is None else clip * weights.scale
-    params = {}
-    for name, old in state.params.items():
-        share = (weights.tensor or {}).get(name, weights.client)
+    params = dict(state.params)
+    for name in updates[0].params:
+        old, share = state.params[name], (weights.tensor or {}).get(name, weights.client)
         values = [update.params[name] for update in updates]
         combined = _combined if share.dim() == 1 else _combined_rows
         params[name] = combined(options, old, values, share, scale)
@@ -131,10 +122,10 @@ def combine(
 
 
 def as_remembered(options: AggregateOptions, state: ServerState, updates: Updates) -> Updates:
-    """Updates as the server's memory sees them: where the rule leads, all clients alike.
+    """Updates as the server's memory sees them: the rule's result, for every client.
 
-    Memory is made of sums and means over clients, which are then those of the rule, and one
-    client's part cannot be as long as it likes.
+    Memory is made of sums and means over clients, which are then those of the rule, so that one
+    client's part is bounded.
     """
     ends = [update.params for update in updates]
     made = _made_of(options, state.params, ends, updates)
@@ -142,7 +133,7 @@ def as_remembered(options: AggregateOptions, state: ServerState, updates: Update
 
 
 def summed(options: AggregateOptions, updates: Updates, parts: Sequence[Tensors]) -> Tensors:
-    """The sum of what clients add to memory, as the rule bounds the way of the weights."""
+    """The sum of the clients' additions to memory, bounded by the rule as updates are."""
     zeros = {name: torch.zeros_like(one) for name, one in parts[0].items()}
     made = _made_of(options, zeros, parts, updates) if zeros else None
     if made is not None:
@@ -153,10 +144,10 @@ def summed(options: AggregateOptions, updates: Updates, parts: Sequence[Tensors]
 def _made_of(
     options: AggregateOptions, origin: Tensors, ends: Sequence[Tensors], updates: Updates
 ) -> Tensors | None:
-    """Where the rule leads from an origin, all clients alike; None where it is the plain mean."""
+    """The rule's result from an origin, with equal weights; None where it is the plain mean."""
     if options.drop_beyond is not None:
-        # Clients keep what they made: to shorten an honest one's sets its memory and the server's
-        # apart. So only that is shortened which would not be used at all among the weights.
+        # Clients keep their own side of this memory: clipping an honest one sets the two sides
+        # apart. So only norms are clipped at which an update would be rejected.
         options = replace(options, clip_times=max(options.clip_times, options.drop_beyond))
     start = ServerState(0, origin, {})
     moved = [
@@ -170,9 +161,9 @@ def _made_of(
 
 
 def _capped(weights: ClientWeights, times: float) -> ClientWeights:
-    """Weights of which none is above so many equal shares, tensor by tensor where they are so.
+    """Weights of which none exceeds a multiple of an equal share, tensor by tensor where given.
 
-    Equal among those who have a share at all, in a row that is not of all clients.
+    Where only some clients have a share in a row, the equal share is that among these.
     """
 
     def capped(share: Tensor) -> Tensor:
@@ -192,22 +183,23 @@ def _capped(weights: ClientWeights, times: float) -> ClientWeights:
 def _by_client(
     options: AggregateOptions, state: ServerState, updates: Updates, weights: ClientWeights
 ) -> tuple[Tensor | None, ClientWeights]:
-    """How far clients are shortened, ``[K]``, and their weights after rules that choose clients."""
-    if options.clip_norm is None and options.rule in ("mean", "median", "trimmed-mean"):
-        return None, weights
-    gram = _gram(state, updates)
+    """Clipping factors of the clients, ``[K]``, and weights after rules that choose clients."""
     clip: Tensor | None = None
     if options.clip_norm is not None:
-        length = gram.diagonal().sqrt()
-        longest: Tensor | float = (
-            options.clip_times * length[length > 0].median()
-            if options.clip_norm == "median" and bool((length > 0).any())
+        norm_k = update_norms(state.params, updates)
+        moved_k = norm_k[norm_k > 0]
+        largest: Tensor | float = (
+            options.clip_norm
+            if options.clip_norm != "median"
+            else options.clip_times * moved_k.median()
+            if len(moved_k)
             else math.inf
-            if options.clip_norm == "median"
-            else options.clip_norm
         )
-        clip = torch.where(length > longest, longest / length.clamp(min=1e-300), 1.0)
+        clip = torch.where(norm_k > largest, largest / norm_k.clamp(min=1e-300), 1.0)
         clip = None if bool((clip == 1).all()) else clip
+    if options.rule in ("mean", "median", "trimmed-mean"):
+        return clip, weights
+    gram = _gram(state, updates)
     scale = torch.as_tensor(weights.scale, dtype=torch.float64)
     scale = scale if clip is None else clip * scale
     gram = gram * torch.outer(scale.expand(len(updates)), scale.expand(len(updates)))
@@ -258,15 +250,15 @@ def _combined_rows(
     share_kr: Tensor,
     scale: Tensor | float,
 ) -> Tensor:
-    """One tensor whose rows have shares of their own; a row in which nobody has one stays."""
+    """One tensor whose rows have shares of their own; a row without any share stays."""
     if options.rule in ("median", "trimmed-mean"):
         rows = old.clone()
         for row, share_k in enumerate(share_kr.unbind(dim=1)):
             holders = share_k.nonzero().flatten()
             if len(holders):
                 own = [values[holder][row] for holder in holders.tolist()]
-                ways = scale[holders] if isinstance(scale, Tensor) else scale
-                rows[row] = _combined(options, old[row], own, share_k[holders], ways)
+                factor = scale[holders] if isinstance(scale, Tensor) else scale
+                rows[row] = _combined(options, old[row], own, share_k[holders], factor)
         return rows
     share_kr = share_kr * torch.as_tensor(scale, dtype=share_kr.dtype).view(-1, 1)
     sides = (-1, *[1] * (old.dim() - 1))
@@ -277,10 +269,136 @@ def _combined_rows(
     return combined
 
 
+def update_norms(sent: Tensors, updates: Updates) -> Tensor:
+    """L2 norms of the updates ``w_k − sent`` over all floating parameters, ``[K]``."""
+    names = [name for name in updates[0].params if sent[name].is_floating_point()]
+    begun = [sent[name] for name in names]
+    norms: list[Tensor] = []
+    for update in updates:
+        deltas = torch._foreach_sub([update.params[name] for name in names], begun)
+        # On a CPU a norm takes some twenty times as long as a product; one that overflows is
+        # infinite, as it should be.
+        norms += (
+            torch._foreach_norm(deltas)
+            if deltas and deltas[0].is_cuda
+            else [torch.dot(delta.flatten(), delta.flatten()).sqrt() for delta in deltas]
+        )
+    if not norms:
+        return torch.zeros(len(updates), dtype=torch.float64)
+    return torch.stack(norms).double().view(len(updates), -1).norm(dim=1).cpu()
+
+
 def _gram(state: ServerState, updates: Updates) -> Tensor:
-    """Inner products of the clients' ways from the sent parameters, ``[K, K]``."""
+    """Inner products of the updates ``w_k − sent``, ``[K, K]``."""
     total = torch.zeros(len(updates), len(updates), dtype=torch.float64)
-    for name, old in state.params.items():
-        way_k = torch.stack([(update.params[name] - old).double().flatten() for update in updates])
-        total += (way_k @ way_k.t()).cpu()
+    for name in updates[0].params:
+        old = state.params[name]
+        delta = torch.stack([(update.params[name] - old).double().flatten() for update in updates])
+        total += (delta @ delta.t()).cpu()
     return total
+
+
+_WEISZFELD_STEPS = 200
+_TOLERANCE = 1e-9
+
+
+def median(value_k: Tensor, share_k: Tensor, trim: float) -> Tensor:
+    """The weighted median of every number; the mean of the two middle ones where both are."""
+    del trim
+    value_k, cumulated_k = _sorted(value_k, share_k)
+    lower = (cumulated_k < 0.5 - _TOLERANCE).sum(dim=0, keepdim=True)
+    upper = (cumulated_k < 0.5 + _TOLERANCE).sum(dim=0, keepdim=True).clamp(max=len(value_k) - 1)
+    both = value_k.gather(0, lower) + value_k.gather(0, upper)
+    return (both / 2).squeeze(0)
+
+
+def trimmed_mean(value_k: Tensor, share_k: Tensor, trim: float) -> Tensor:
+    """The weighted mean of every number without the largest and the smallest ones."""
+    cut = min(math.ceil(trim * len(value_k) - _TOLERANCE), (len(value_k) - 1) // 2)
+    if cut == 0:
+        return weighted_average(list(value_k), share_k)
+    # Lighter ones first among equal values, so that the clients' order decides nothing.
+    lighter_first = share_k.argsort(stable=True)
+    share_k = share_k[lighter_first]
+    value_k, order = value_k[lighter_first].sort(dim=0, stable=True)
+    kept = slice(cut, len(value_k) - cut)
+    kept_share_k = share_k[order[kept]]
+    total = kept_share_k.sum(dim=0)
+    equal = 1 / len(kept_share_k)
+    kept_share_k = torch.where(total > 0, kept_share_k / torch.where(total > 0, total, 1), equal)
+    return (value_k[kept] * kept_share_k.to(value_k.dtype)).sum(dim=0)
+
+
+def _sorted(value_k: Tensor, share_k: Tensor) -> tuple[Tensor, Tensor]:
+    value_k, order = value_k.sort(dim=0)
+    return value_k, share_k[order].cumsum(dim=0)
+
+
+def krum(gram: Tensor, hostile: int, *, one: bool) -> Tensor:
+    """The clients closest to their neighbours (Blanchard et al. 2017), ``[K]``, boolean."""
+    number = len(gram)
+    square = (gram.diagonal().unsqueeze(0) + gram.diagonal().unsqueeze(1) - 2 * gram).clamp(min=0)
+    neighbours = max(1, min(number - hostile - 2, number - 1))
+    score = square.sort(dim=1).values[:, 1 : neighbours + 1].sum(dim=1)
+    # Clients that are each other's nearest, or were clipped to one norm, are level: the first of
+    # them is taken, where the last digits would let the machine's rounding choose.
+    level = (score / score.max().clamp(min=1e-300)).round(decimals=5)
+    best = level.argsort(stable=True)[: 1 if one else max(1, number - hostile)]
+    return torch.zeros(number, dtype=torch.bool).index_fill(0, best, True)
+
+
+def among(share_k: Tensor, chosen_k: Tensor) -> Tensor:
+    """Shares of the chosen clients alone; as they were where all are chosen.
+
+    A row ``[K, R]`` in which no chosen client has a share gets none.
+    """
+    if bool(chosen_k.all()):
+        return share_k
+    if share_k.dim() == 2:
+        kept_kr = torch.where(chosen_k.unsqueeze(1), share_k, 0)
+        total_r = kept_kr.sum(dim=0)
+        return kept_kr / torch.where(total_r > 0, total_r, 1)
+    kept_k = torch.where(chosen_k, share_k, 0)
+    total = kept_k.sum()
+    return kept_k / total if total > 0 else chosen_k.double() / chosen_k.sum()
+
+
+def geometric_median(gram: Tensor, share_k: Tensor) -> Tensor:
+    """Weights of the point with the least weighted sum of distances, by Weiszfeld's iteration.
+
+    Distances are kept above a millionth of the largest, so that a point on a client is no trap
+    (Pillutla et al. 2022, the smoothed form).
+    """
+    weight_k = share_k
+    for _ in range(_WEISZFELD_STEPS):
+        toward_k = gram @ weight_k
+        square_k = gram.diagonal() - 2 * toward_k + weight_k @ toward_k
+        distance_k = square_k.clamp(min=0).sqrt()
+        floor = float(distance_k.max()) * 1e-6
+        if floor == 0:
+            return weight_k
+        next_k = share_k / distance_k.clamp(min=floor)
+        next_k = next_k / next_k.sum()
+        if bool((next_k - weight_k).abs().max() < _TOLERANCE):
+            return next_k
+        weight_k = next_k
+    return weight_k
+
+
+def cap_attention(a_k: Tensor, cap: float) -> Tensor:
+    """Limits every share to a cap; the excess goes to the others in proportion.
+
+    Where K times the cap does not reach one, all shares become equal.
+    """
+    cap = max(cap, 1 / len(a_k))
+    capped_k = torch.zeros_like(a_k, dtype=torch.bool)
+    while bool((over_k := ~capped_k & (a_k > cap)).any()):
+        capped_k |= over_k
+        if bool(capped_k.all()):
+            return torch.full_like(a_k, 1 / len(a_k))
+        free = a_k[~capped_k].sum()
+        left = 1 - cap * int(capped_k.sum())
+        equal = left / int((~capped_k).sum())
+        others_k = a_k * left / free if free > 0 else torch.full_like(a_k, equal)
+        a_k = torch.where(capped_k, cap, others_k)
+    return a_k

@@ -1,26 +1,31 @@
 """What a strategy is: a frozen dataclass of options with a few small pure hooks.
 
-The training loop, the choice of clients, the combining of weights, the keeping of memory and the
-transport are written once elsewhere, for all strategies. A new strategy overrides only the hooks in
-which it differs, and declares what it keeps and sends: `fedproto.strategies.contract`.
+The training loop, the choice of clients, the aggregation, the keeping of memory and the transport
+are written once elsewhere, for all strategies. A new strategy overrides only the hooks in which it
+differs, and declares what it keeps and sends: `fedproto.strategies.contract`. What combines with
+every strategy (robust rules, server optimizers, the head by class, the served model) is a section
+of its own: `fedproto.strategies.method`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from fedproto.equations import sample_shares
-from fedproto.options import Options, option
+from fedproto.options import Options
 from fedproto.options.registry import Registry
-from fedproto.strategies.aggregation import MEAN, AggregateOptions, as_remembered, combine, summed
 from fedproto.strategies.contract import (
+    HOOKS,
+    PERSONAL,
+    Batch,
     Declarations,
     Local,
-    Looks,
+    Needs,
     Objective,
     Report,
     Seen,
@@ -36,27 +41,33 @@ class Strategy(Options):
     Attributes:
         pooled: Whether the data of all clients is trained on as one (no federation at all).
         plain_sgd: Whether the method holds for local gradient descent without momentum alone.
+        weighs_tensors: Whether clients are weighed tensor by tensor.
+        partial_work: Whether updates of clients that finish only part of their epochs are used,
+            unless ``schedule.partial_work`` says otherwise.
+        lookahead: The method's own ``server.lookahead``.
+        statistics: What the hooks below need besides the model and the batches.
+        personal_model: Whether each client also trains a model of its own, by
+            `personal_objective`, from the same batches.
     """
 
     pooled: ClassVar[bool] = False
     plain_sgd: ClassVar[bool] = False
+    weighs_tensors: ClassVar[bool] = False
+    partial_work: ClassVar[bool] = False
+    lookahead: ClassVar[float] = 0.0
+    statistics: ClassVar[Needs] = Needs()
+    personal_model: ClassVar[bool] = False
 
-    sampling: Literal["size", "uniform"] = option(
-        "size", "chance of a client to be in the cohort: by its number of samples, or equal"
-    )
-    tolerate_partial_work: bool = option(
-        False, "use the updates of clients that finish only part of their epochs"
-    )
+    _hooks: ClassVar[frozenset[str]] = frozenset()
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        cls._hooks = cls._hooks | {name for name in HOOKS if name in vars(cls)}
 
     @property
-    def looks(self) -> Looks:
-        """What clients look up in their own data; subclasses may give a class attribute."""
-        return Looks()
-
-    @property
-    def weighs_tensors(self) -> bool:
-        """Whether clients are weighed tensor by tensor, or row by row; likewise."""
-        return False
+    def needs(self) -> Needs:
+        """What the engine that runs the strategy's jobs must be able to do, as a value."""
+        return replace(self.statistics, hooks=self._hooks, personal_model=self.personal_model)
 
     def server_memory(self, setting: Setting) -> Declarations:
         """Tensors that the server keeps from round to round; clients get those to be broadcast."""
@@ -69,89 +80,73 @@ class Strategy(Options):
         return {}
 
     def payload(self, setting: Setting, num_examples: int) -> Declarations:
-        """Tensors that a client of so many samples adds to its update."""
+        """Tensors that a client with this number of samples adds to its update."""
         del setting, num_examples
         return {}
 
+    def personal(self, setting: Setting) -> Collection[str]:
+        """Names of the parameters that stay on the client: kept there, never sent."""
+        del setting
+        return ()
+
     def objective(self, local: Local) -> Objective:
-        """What is added to a client's loss, in the forms that every engine runs by itself."""
+        """Terms of the local loss in closed forms, which every engine runs by itself."""
         del local
         return Objective()
 
     def penalty(self, params: Tensors, received: Tensors) -> Tensor | None:
-        """Any other term of the local loss, given the current and the received weights.
-
-        Differentiated automatically, which the fast engines do more slowly than an `objective`.
-        """
+        """Any other function of the weights in the local loss, differentiated automatically."""
         del params, received
         return None
 
-    def report(self, local: Local, trained: Tensors, before: Seen, after: Seen) -> Report:
-        """What a client adds to its update and keeps for itself.
+    def batch_term(self, local: Local, batch: Batch) -> Tensor | None:
+        """A term of the local loss that sees the batch, differentiated automatically."""
+        del local, batch
+        return None
 
-        `before` and `after` are what it looked up under the received and the trained model.
+    def trainable(self, local: Local, epoch: int, epochs: int) -> Collection[str] | None:
+        """Names of the parameters that train in an epoch; None for all."""
+        del local, epoch, epochs
+        return None
+
+    def personal_objective(self, local: Local) -> Objective:
+        """The objective of the client's personal model, where there is one."""
+        del local
+        return Objective()
+
+    def report(self, local: Local, trained: Tensors, before: Seen, after: Seen) -> Report:
+        """Tensors that a client sends and keeps after training.
+
+        `before` and `after` are the statistics of its data under the received and trained model.
         """
         del local, trained, before, after
         return Report()
 
     def weigh(self, state: ServerState, updates: Updates) -> ClientWeights:
-        """How much each update counts: by number of samples, unless overridden."""
+        """The weight of each update: by number of samples, unless overridden."""
         del state
         return ClientWeights(size_weights(updates))
 
     def remember(self, state: ServerState, updates: Updates, setting: Setting) -> Tensors:
-        """The new values of server memory; what is not named stays as it is.
+        """New values of server memory; tensors that are not named stay as they are.
 
-        Parameters come as the rule of aggregation leaves them.
+        Parameters come as the aggregation rule leaves them.
         """
         del state, updates, setting
         return {}
 
     def adds(self, state: ServerState, update: ClientUpdate, setting: Setting) -> Tensors:
-        """What an update adds to server memory; the rule of aggregation bounds it.
+        """A client's addition to server memory; the aggregation rule bounds it.
 
         For memory that is a sum over clients, in place of `remember`.
         """
         del state, update, setting
         return {}
 
-    def aggregate(
-        self,
-        state: ServerState,
-        updates: Updates,
-        weights: ClientWeights,
-        setting: Setting,
-        options: AggregateOptions = MEAN,
-    ) -> tuple[ServerState, Tensor]:
-        """The next state before the server's step, and what each client counted, ``[K]``.
-
-        Override only for rules that are no weighting at all.
-        """
-        combined, counted = combine(options, state, updates, weights)
-        if not self.server_memory(setting):
-            return combined, counted
-        seen = as_remembered(options, state, updates)
-        memory = {**state.memory, **self.remember(state, seen, setting)}
-        parts = [self.adds(state, update, setting) for update in updates]
-        memory |= {
-            name: memory[name] + one for name, one in summed(options, updates, parts).items()
-        }
-        return replace(combined, memory=memory), counted
-
-    def sent(self, state: ServerState) -> ServerState:
-        """The state that clients go on with, made of the one that is `served`."""
-        return state
-
-    def served(
-        self, following: ServerState, received: ServerState, setting: Setting
-    ) -> ServerState:
-        """The state after a round and the server's step, as it is tested, kept and given away.
-
-        `received` is what clients began the round with. Where training goes on with other weights
-        than those served, they are kept in memory for `sent`.
-        """
-        del received, setting
-        return following
+    def correct(self, combined: ServerState, setting: Setting) -> Tensors:
+        """The parameters after aggregation, where the method changes them by its memory."""
+        del setting
+        return combined.params
 
     def metrics(self, updates: Updates) -> dict[str, float]:
         """Numbers for the round's record."""
@@ -160,6 +155,17 @@ class Strategy(Options):
 
 
 STRATEGIES: Registry[Strategy] = Registry("strategy", "fedproto.strategies")
+
+Sampling = Literal["uniform", "size"]
+
+
+def personal_memory(strategy: Strategy, setting: Setting) -> Declarations:
+    """The client memory that holds personal parameters, or the personal model."""
+    if strategy.personal_model:
+        return setting.like_model(PERSONAL)
+    names = strategy.personal(setting)
+    own = {name: one for name, one in setting.params.items() if name in names}
+    return setting.like(PERSONAL, own, initial=None)
 
 
 def size_weights(updates: Updates) -> Tensor:

@@ -1,10 +1,10 @@
-"""What a strategy declares and what it is told: the values between strategies and everything else.
+"""The values between strategies and everything else: declarations, needs, batches, reports.
 
 Engines, guard, wire format and store handle *named maps of declared tensors* and know no
 strategy's words. Names are made of a group and a name, ``control/conv1.weight``; `under` and `part`
 of `fedproto.types` put groups together and take them apart.
 
-Shapes: C classes, D feature channels, V virtual feature vectors.
+Shapes: B samples of a batch, C classes, D feature channels.
 """
 
 from __future__ import annotations
@@ -18,10 +18,14 @@ import torch
 from torch import Tensor
 
 from fedproto.equations import class_sums
+from fedproto.errors import TrainingError
 from fedproto.types import Tensors
 
-Look: TypeAlias = Literal["features", "squares", "loss"]
-"""What a client can look up of its training data under a model."""
+Statistic: TypeAlias = Literal["features", "products", "class_products", "loss"]
+"""Statistics of a client's training data under a model: see `Observation`."""
+
+PERSONAL = "personal"
+"""Group of a client's memory that holds its personal parameters, or its whole personal model."""
 
 LARGEST = 1e30
 """Beyond this a finite number is taken for a broken one: sums of a few would be infinite."""
@@ -34,9 +38,9 @@ class Declared:
     Attributes:
         shape: Its sides.
         dtype: Its type.
-        low: Smallest value that is believed.
-        high: Largest value that is believed.
-        total: Largest sum of all values that is believed.
+        low: Smallest plausible value.
+        high: Largest plausible value.
+        total: Largest plausible sum of all values.
         zero_where: Name of another tensor of the same map; where that is zero, so is this one.
         initial: Value before the first round, in memory; None for no tensor until there is one.
         broadcast: Server memory alone: whether clients get it beside the weights.
@@ -70,10 +74,9 @@ class Setting:
     Attributes:
         params: The model's trainable tensors, for names, shapes and types.
         features: What features look like; None where the model could not tell.
-        head: Names of the parameters with a row per class that give the scores; empty where the
-            model could not tell.
+        head: Names of the last layer's parameters, with a row per class; empty where unknown.
         labels: Labels that one sample has.
-        scores_features: Whether scores are a function of the features alone.
+        has_head: Whether the model has a head, so that logits are a function of the features alone.
         buffers: The model's other tensors.
     """
 
@@ -83,7 +86,7 @@ class Setting:
     features: FeatureShape | None = None
     head: tuple[str, ...] = ()
     labels: int = 1
-    scores_features: bool = True
+    has_head: bool = True
     buffers: Tensors = field(default_factory=dict)
 
     @property
@@ -92,22 +95,44 @@ class Setting:
         floating = (one.dtype for one in self.params.values() if one.is_floating_point())
         return next(floating, torch.float32)
 
-    def like_params(
+    def feature_sizes(self) -> tuple[int, int]:
+        """Channels of a feature vector, and feature vectors per sample.
+
+        Raises:
+            TrainingError: If the model's features are unknown.
+        """
+        if self.features is None:
+            raise TrainingError(
+                "prototypes need the shape of the model's features, which is unknown: its"
+                " features(x) must take a batch of one input"
+            )
+        return self.features.channels, self.features.per_sample
+
+    def like(
         self,
         group: str,
+        tensors: Tensors,
         *,
         broadcast: bool = False,
         initial: float | None = 0.0,
-        buffers: bool = False,
     ) -> dict[str, Declared]:
-        """One tensor like each of the model's parameters, or all its tensors, in a group."""
-        like = {**self.params, **self.buffers} if buffers else self.params
+        """One tensor like each of some others, in a group."""
         return {
             f"{group}/{name}": Declared(
                 tuple(one.shape), one.dtype, broadcast=broadcast, initial=initial
             )
-            for name, one in like.items()
+            for name, one in tensors.items()
         }
+
+    def like_params(
+        self, group: str, *, broadcast: bool = False, initial: float | None = 0.0
+    ) -> dict[str, Declared]:
+        """One tensor like each of the model's parameters, in a group."""
+        return self.like(group, self.params, broadcast=broadcast, initial=initial)
+
+    def like_model(self, group: str, *, broadcast: bool = False) -> dict[str, Declared]:
+        """A whole model in a group, parameters and buffers; none before the first round."""
+        return self.like(group, {**self.params, **self.buffers}, broadcast=broadcast, initial=None)
 
 
 def initial_tensors(declared: Declarations) -> dict[str, Tensor]:
@@ -120,89 +145,140 @@ def initial_tensors(declared: Declarations) -> dict[str, Tensor]:
 
 
 @dataclass(frozen=True)
-class Looks:
-    """What a client looks up in its own training data for a strategy; each costs a pass over it."""
+class Needs:
+    """What a strategy, or a section beside it, asks of the engine that runs its jobs.
+
+    Attributes:
+        classes: Whether the client's class counts are needed.
+        before: Statistics of the client's data under the received model; a pass over the data.
+        after: The same under the trained model.
+        hooks: Those of `HOOKS` that the strategy defines.
+        frozen: Frozen models whose outputs the batch term sees: "received", or a group of client
+            memory or broadcast that holds a whole model.
+        personal_model: Whether each client also trains a model of its own.
+    """
 
     classes: bool = False
-    before: frozenset[Look] = frozenset()
-    after: frozenset[Look] = frozenset()
+    before: frozenset[Statistic] = frozenset()
+    after: frozenset[Statistic] = frozenset()
+    hooks: frozenset[str] = frozenset()
+    frozen: tuple[str, ...] = ()
+    personal_model: bool = False
 
-    def __or__(self, other: Looks) -> Looks:
-        return Looks(
-            self.classes or other.classes, self.before | other.before, self.after | other.after
+    def __or__(self, other: Needs) -> Needs:
+        return Needs(
+            self.classes or other.classes,
+            self.before | other.before,
+            self.after | other.after,
+            self.hooks | other.hooks,
+            tuple(dict.fromkeys((*self.frozen, *other.frozen))),
+            self.personal_model or other.personal_model,
         )
+
+
+HOOKS = ("objective", "penalty", "batch_term", "trainable", "report", "personal")
+"""The hooks of `fedproto.strategies.base.Strategy` that engines ask for."""
 
 
 @dataclass(frozen=True)
 class Observation:
-    """What a model makes of some samples, as sums, so that adding two is exact.
+    """Statistics of some samples under a model, as sums, so that adding two is exact.
 
-    Leading dimensions are allowed in front, one place per client.
+    Leading dimensions are allowed in front, one place per client. What was not asked for has no
+    channels, or is zero.
 
     Attributes:
-        sums: Summed features per class, ``[..., C, D]``; no channels where nobody asked for them.
+        sums: Summed features per class, ``[..., C, D]``.
         count: Feature vectors per class, ``[..., C]``.
-        loss: Mean loss, ``[...]``; 0 where nobody asked for it.
-        squares: Summed products of features ``[..., D, D]``; no channels where nobody asked.
+        loss: Mean loss, ``[...]``.
+        products: Summed products of features, ``[..., D, D]``; by class, ``[..., C, D, D]``, where
+            the statistic "class_products" was asked for.
     """
 
     sums: Tensor
     count: Tensor
     loss: Tensor
-    squares: Tensor = field(default_factory=lambda: torch.empty(0, 0))
+    products: Tensor = field(default_factory=lambda: torch.empty(0, 0))
 
     @staticmethod
     def of(
-        what: frozenset[Look],
+        what: frozenset[Statistic],
         features: Tensor | None,
         labels: Tensor,
         num_classes: int,
         loss: Tensor,
     ) -> Observation:
-        """What features with their labels sum up to."""
-        squares = _summed_squares(features if "squares" in what else None, labels)
-        return Observation(*class_sums(features, labels, num_classes), loss, squares)
+        """The statistics of feature vectors with their labels."""
+        if "class_products" in what:
+            by_class = torch.arange(num_classes, device=labels.device).unsqueeze(-1)
+            own = torch.where(labels.unsqueeze(-2) == by_class, labels.unsqueeze(-2), -1)
+            products = _summed_products(None if features is None else features.unsqueeze(-3), own)
+        else:
+            products = _summed_products(features if "products" in what else None, labels)
+        return Observation(*class_sums(features, labels, num_classes), loss, products)
 
     def __iter__(self) -> Iterator[Tensor]:
-        return iter((self.sums, self.count, self.loss, self.squares))
+        return iter((self.sums, self.count, self.loss, self.products))
 
     def __add__(self, other: Observation) -> Observation:
         return Observation(*(one + another for one, another in zip(self, other, strict=True)))
 
 
-def _summed_squares(e_nd: Tensor | None, y_n: Tensor) -> Tensor:
-    """``Σ e eᵀ`` over feature vectors of all classes, ``[D, D]``; void counts nowhere.
+def _summed_products(e_nd: Tensor | None, y_n: Tensor) -> Tensor:
+    """``Σ e eᵀ`` over the labelled feature vectors, ``[D, D]``; void counts nowhere.
 
     No features: no channels.
     """
     if e_nd is None:
         return torch.empty((*y_n.shape[:-1], 0, 0), device=y_n.device)
-    # In double precision: what is left of them when the means are taken off can be small.
+    # In double precision: the difference to the products of the means can be small.
     known_nd = (e_nd * (y_n >= 0).unsqueeze(-1)).double()
     return known_nd.transpose(-1, -2) @ known_nd
 
 
 Seen: TypeAlias = "Observation | None"
-"""What was looked up; None where nobody asked."""
+"""Statistics where they were asked for."""
 
 
 @dataclass(frozen=True)
-class Virtual:
-    """Labelled feature vectors that the head sees beside those of a batch.
+class Outputs:
+    """Features ``[B, D]`` and logits ``[B, C]`` of a batch under a model."""
 
-    Adds ``weight`` times the mean loss over the vectors to the local objective.
+    features: Tensor
+    logits: Tensor
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A training batch as a strategy's `batch_term` sees it.
+
+    Attributes:
+        features: Under the model in training, ``[B, D]``.
+        logits: Likewise, ``[B, C]``, before any calibration.
+        targets: Labels, ``[B]``.
+        weight: Share of each sample in the batch's mean, ``[B]``; 0 for samples that only fill up a
+            batch in an engine that trains many clients at once.
+        frozen: Outputs under the frozen models that the strategy names, without gradients, in
+            evaluation mode.
     """
 
     features: Tensor
-    labels: Tensor
-    weight: float
+    logits: Tensor
+    targets: Tensor
+    weight: Tensor
+    frozen: Mapping[str, Outputs] = field(default_factory=dict)
+
+    def mean(self, values_b: Tensor) -> Tensor:
+        """The mean over the batch's samples, ``[B]`` to a number."""
+        # Not a product alone: a sample that only fills up may give an infinite value.
+        return torch.where(self.weight > 0, values_b * self.weight, 0).sum()
 
 
 @dataclass(frozen=True)
 class Objective:
     """What a strategy adds to the local loss, in the forms that every engine runs by itself.
 
-    The loss of scores ``z`` becomes that of ``scale · z + offset``, and ``μ/2 ‖w − w_t‖² + ⟨h, w⟩``
+    The loss of logits ``z`` becomes that of ``scale · z + offset``, and ``μ/2 ‖w − w_t‖² + ⟨h, w⟩``
     is added to it.
 
     Attributes:
@@ -210,26 +286,24 @@ class Objective:
         linear: h by parameter name; None for none.
         scale: Per class, ``[C]``; None for 1.
         offset: Per class, ``[C]``; None for 0.
-        virtual: Feature vectors for the head; None for none.
     """
 
     proximal: float = 0.0
     linear: Tensors | None = None
     scale: Tensor | None = None
     offset: Tensor | None = None
-    virtual: Virtual | None = None
 
     @property
     def calibrated(self) -> bool:
-        """Whether scores are changed before the loss sees them."""
+        """Whether logits are changed before the loss sees them."""
         return self.scale is not None or self.offset is not None
 
-    def calibrate(self, scores: Tensor) -> Tensor:
-        """Scores ``[B, C, …]`` as the loss sees them."""
-        along = (1, -1, *[1] * (scores.dim() - 2))
+    def calibrate(self, logits: Tensor) -> Tensor:
+        """Logits ``[B, C, …]`` as the loss sees them."""
+        along = (1, -1, *[1] * (logits.dim() - 2))
         if self.scale is not None:
-            scores = scores * self.scale.to(scores).view(along)
-        return scores if self.offset is None else scores + self.offset.to(scores).view(along)
+            logits = logits * self.scale.to(logits).view(along)
+        return logits if self.offset is None else logits + self.offset.to(logits).view(along)
 
     def closed_form(self, params: Tensors, received: Tensors) -> Tensor | None:
         """``μ/2 ‖w − w_t‖² + ⟨h, w⟩``; None where both are absent, so that nothing is added."""
@@ -247,15 +321,17 @@ class Objective:
 class Local:
     """A client's side of a job, as strategies see it.
 
-    Numbers are tensors without sides in `Strategy.report`, where an engine may ask for many clients
-    at once by `torch.vmap`.
+    Numbers are zero-dimensional tensors in `Strategy.report`, where an engine may ask for many
+    clients at once by `torch.vmap`.
 
     Attributes:
         steps: Local steps to make.
-        classes: Labels per class ``[C]`` if `Looks.classes` asks for them, otherwise empty.
-        broadcast: What the server sent beside the weights.
-        memory: What the client kept.
-        secret: For what a client adds at random; over a network nobody else knows it.
+        classes: Labels per class ``[C]`` if `Needs.classes` asks for them, otherwise empty.
+        params: The received parameters.
+        broadcast: Tensors that the server sent beside the weights.
+        memory: Tensors that the client kept.
+        head: Names of the last layer's parameters; empty where unknown.
+        secret: Seed of the client's own random draws; over a network only the client knows it.
     """
 
     num_examples: int | Tensor
@@ -265,12 +341,13 @@ class Local:
     params: Tensors
     broadcast: Tensors
     memory: Tensors
+    head: tuple[str, ...] = ()
     secret: int | Tensor = 0
 
 
 @dataclass(frozen=True)
 class Report:
-    """What a client says and keeps after training."""
+    """Tensors that a client sends (payload) and keeps (memory) after training."""
 
     payload: Tensors = field(default_factory=dict)
     memory: Tensors = field(default_factory=dict)

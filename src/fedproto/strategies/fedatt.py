@@ -19,7 +19,7 @@ class FedAtt(Strategy):
     """Weighs clients, tensor by tensor, by how far their weights moved.
 
     Each tensor w moves to ``w − ε Σ_k α_k (w − w_k)`` with ``α = softmax_k ‖w − w_k‖₂``, which is a
-    weighted average of ways that are ε times as long. The original's differential-privacy
+    weighted average of updates multiplied by ε. The original's differential-privacy
     noise is left out, as in the comparison of the paper implemented here.
     """
 
@@ -27,28 +27,26 @@ class FedAtt(Strategy):
 
     epsilon: float = option(1.2, "server step ε", above=0)
     norm: Literal["frobenius", "spectral"] = option(
-        "frobenius", "length of a way: of all its entries, or its largest singular value"
+        "frobenius", "norm of an update: Frobenius, or the largest singular value"
     )
 
     def weigh(self, state: ServerState, updates: Updates) -> ClientWeights:
         """Attention per tensor; a client's own weight is its mean over the tensors."""
         attention = {}
         for name, old in state.params.items():
-            distance_k = torch.stack(
-                [self._length(update.params[name] - old) for update in updates]
-            )
+            distance_k = torch.stack([self._norm(update.params[name] - old) for update in updates])
             attention[name] = torch.softmax(distance_k.double(), dim=0).cpu()
         mean = torch.stack(list(attention.values())).mean(dim=0)
         return ClientWeights(mean, attention, scale=self.epsilon)
 
-    def _length(self, way: Tensor) -> Tensor:
+    def _norm(self, delta: Tensor) -> Tensor:
         """A kernel is a matrix with a row per output, as its product with patches makes it."""
-        length: Tensor
-        if self.norm == "frobenius" or way.ndim < 2:
-            length = way.norm()
+        norm: Tensor
+        if self.norm == "frobenius" or delta.ndim < 2:
+            norm = delta.norm()
         else:
-            matrix = way.flatten(1)
+            matrix = delta.flatten(1)
             # The largest singular value's square: by the smaller product, sooner than all of them.
             square = matrix @ matrix.T if len(matrix) < matrix.shape[1] else matrix.T @ matrix
-            length = torch.linalg.eigvalsh(square)[-1].clamp(min=0).sqrt()
-        return length
+            norm = torch.linalg.eigvalsh(square)[-1].clamp(min=0).sqrt()
+        return norm

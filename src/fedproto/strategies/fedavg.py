@@ -6,31 +6,26 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fedproto.options import option
-from fedproto.strategies.base import STRATEGIES, equal_weights, size_weights
-from fedproto.strategies.guidance import Guidance
+from fedproto.strategies.base import STRATEGIES, Strategy, equal_weights, size_weights
 from fedproto.types import ClientWeights, ServerState, Updates
 
 
 @STRATEGIES.register("fedavg")
 @dataclass(frozen=True)
-class FedAvg(Guidance):
-    """Averages the clients' weights by number of samples, all alike, or for balanced classes."""
+class FedAvg(Strategy):
+    """Averages the clients' weights, by number of samples or equally.
 
-    weights: Literal["size", "uniform", "balanced"] = option(
-        "size",
-        "weigh a client by its number of samples, all alike ('fairness'), or so that the cohort's"
-        " classes are balanced",
+    With ``schedule.sampling = "size"`` large clients are drawn more often; together with weights by
+    size they count twice. The usual FedAvg draws clients uniformly and weighs them by size.
+    """
+
+    weights: Literal["size", "uniform"] = option(
+        "size", "weight of a client: by number of samples, or equal ('fairness')"
     )
 
-    @property
-    def balances(self) -> bool:
-        """Whether clients are weighed so that classes are balanced."""
-        return self.weights == "balanced"
-
     def weigh(self, state: ServerState, updates: Updates) -> ClientWeights:
-        """Shares of the samples, 1/K for everyone, or those that balance the classes."""
+        """Shares of the samples, or 1/K for every client."""
         del state
-        if self.weights == "size":
-            return ClientWeights(size_weights(updates))
-        equal = self.weights == "uniform"
-        return ClientWeights(equal_weights(updates) if equal else self.balanced(updates))
+        return ClientWeights(
+            size_weights(updates) if self.weights == "size" else equal_weights(updates)
+        )

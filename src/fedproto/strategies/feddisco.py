@@ -9,7 +9,7 @@ import torch
 
 from fedproto.options import option
 from fedproto.strategies.base import STRATEGIES, Strategy, size_weights
-from fedproto.strategies.contract import Declarations, Declared, Local, Looks, Report, Seen, Setting
+from fedproto.strategies.contract import Declarations, Declared, Local, Needs, Report, Seen, Setting
 from fedproto.types import ClientWeights, ServerState, Tensors, Updates
 
 DISCREPANCY = "classes/discrepancy"
@@ -25,7 +25,7 @@ class FedDisco(Strategy):
     and sends.
     """
 
-    looks: ClassVar[Looks] = Looks(classes=True)
+    statistics: ClassVar[Needs] = Needs(classes=True)
 
     a: float = option(0.5, "what a unit of discrepancy costs", at_least=0)
     b: float = option(0.1, "what every client gets")

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
-from torch import Tensor
+from dataclasses import dataclass
+from typing import ClassVar
 
 from fedproto.options import option
-from fedproto.strategies.aggregation import MEAN, AggregateOptions
 from fedproto.strategies.base import STRATEGIES, Strategy, equal_weights
 from fedproto.strategies.contract import Declarations, Local, Objective, Report, Seen, Setting
 from fedproto.types import ClientUpdate, ClientWeights, ServerState, Tensors, Updates, part, under
@@ -18,7 +16,7 @@ SLOPE, DRIFT = "slope", "drift"
 @STRATEGIES.register("feddyn")
 @dataclass(frozen=True)
 class FedDyn(Strategy):
-    """Draws clients to the received weights and takes off what they were drawn before.
+    """Regularises clients towards the received weights, corrected by their earlier gradients.
 
     Algorithm 1: a client minimises ``L_k(w) − ⟨g_k, w⟩ + α/2 ‖w − w_t‖²`` and then takes
     ``g_k ← g_k − α (w_k − w_t)``; the server takes ``h ← h − α/N Σ_k (w_k − w_t)`` over the cohort
@@ -26,11 +24,12 @@ class FedDyn(Strategy):
     those that a straggler finishes.
     """
 
-    tolerate_partial_work: bool = True
+    partial_work: ClassVar[bool] = True
+
     alpha: float = option(0.1, "strength α of the regularisation", above=0)
 
     def server_memory(self, setting: Setting) -> Declarations:
-        """h: how far all clients together were drawn."""
+        """h: the accumulated drift of all clients."""
         return setting.like_params(DRIFT)
 
     def client_memory(self, setting: Setting) -> Declarations:
@@ -52,26 +51,18 @@ class FedDyn(Strategy):
         return Report(memory=under(SLOPE, slope))
 
     def weigh(self, state: ServerState, updates: Updates) -> ClientWeights:
-        """All clients alike."""
+        """Equal weights."""
         del state
         return ClientWeights(equal_weights(updates))
 
     def adds(self, state: ServerState, update: ClientUpdate, setting: Setting) -> Tensors:
         """The client's part of h."""
         much = self.alpha / setting.num_clients
-        way = {name: much * (old - update.params[name]) for name, old in state.params.items()}
-        return under(DRIFT, way)
+        drift = {name: much * (old - update.params[name]) for name, old in state.params.items()}
+        return under(DRIFT, drift)
 
-    def aggregate(
-        self,
-        state: ServerState,
-        updates: Updates,
-        weights: ClientWeights,
-        setting: Setting,
-        options: AggregateOptions = MEAN,
-    ) -> tuple[ServerState, Tensor]:
+    def correct(self, combined: ServerState, setting: Setting) -> Tensors:
         """The combined weights less h/α."""
-        combined, counted = super().aggregate(state, updates, weights, setting, options)
+        del setting
         drift = part(DRIFT, combined.memory)
-        params = {name: one - drift[name] / self.alpha for name, one in combined.params.items()}
-        return replace(combined, params=params), counted
+        return {name: one - drift[name] / self.alpha for name, one in combined.params.items()}

@@ -15,7 +15,7 @@ from fedproto.types import ClientWeights, ServerState, Updates
 @STRATEGIES.register("fednova")
 @dataclass(frozen=True)
 class FedNova(FedAvg):
-    """Averages the clients' mean steps, and goes as many of them as clients make on average.
+    """Averages updates normalised by their number of steps, times the mean number of steps.
 
     Its normalised averaging for plain gradient descent, where a client's normaliser is its number
     of steps τ_k: ``w ← w_t − τ_eff Σ_k p_k (w_t − w_k) / τ_k`` with ``τ_eff = Σ_k p_k τ_k``. Here
@@ -23,11 +23,10 @@ class FedNova(FedAvg):
     """
 
     plain_sgd: ClassVar[bool] = True
-
-    tolerate_partial_work: bool = True
+    partial_work: ClassVar[bool] = True
 
     def weigh(self, state: ServerState, updates: Updates) -> ClientWeights:
-        """FedAvg's weights; each client's way is scaled by τ_eff / τ_k."""
+        """FedAvg's weights; each update is scaled by τ_eff / τ_k."""
         share_k = super().weigh(state, updates).client
         steps_k = torch.tensor([update.steps for update in updates], dtype=torch.float64)
         scale_k = (share_k * steps_k).sum() / steps_k.clamp(min=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from fedproto.options import option
 from fedproto.strategies.base import STRATEGIES, Strategy
@@ -14,7 +15,8 @@ from fedproto.strategies.contract import Local, Objective
 class FedProx(Strategy):
     """Keeps clients near the received weights: adds μ/2 ‖w − w^t‖² to the local loss."""
 
-    tolerate_partial_work: bool = True
+    partial_work: ClassVar[bool] = True
+
     mu: float = option(0.1, "strength μ of the proximal term", at_least=0)
 
     def objective(self, local: Local) -> Objective:

@@ -9,7 +9,7 @@ import torch
 
 from fedproto.options import option
 from fedproto.strategies.base import STRATEGIES, Strategy
-from fedproto.strategies.contract import Declarations, Declared, Local, Looks, Report, Seen, Setting
+from fedproto.strategies.contract import Declarations, Declared, Local, Needs, Report, Seen, Setting
 from fedproto.types import ClientWeights, ServerState, Tensors, Updates
 
 LOSS = "loss/received"
@@ -24,9 +24,11 @@ class QFedAvg(Strategy):
     takes ``w_t − Σ_k F_k^q Δ_k / Σ_k h_k``, where L = 1/lr. With q = 0 it is the plain mean.
     """
 
-    looks: ClassVar[Looks] = Looks(before=frozenset({"loss"}))
+    statistics: ClassVar[Needs] = Needs(before=frozenset({"loss"}))
 
-    q: float = option(1.0, "how much more clients with a high loss count; 0 for not", at_least=0)
+    q: float = option(
+        1.0, "exponent of a client's loss in its weight; 0 for the plain mean", at_least=0
+    )
 
     def payload(self, setting: Setting, num_examples: int) -> Declarations:
         """The client's loss under the received model."""
@@ -34,9 +36,9 @@ class QFedAvg(Strategy):
         return {LOSS: Declared((), setting.float_type, low=0.0)}
 
     def report(self, local: Local, trained: Tensors, before: Seen, after: Seen) -> Report:
-        """As it was looked up."""
+        """The loss before training."""
         del local, trained, after
-        assert before is not None  # noqa: S101 - asked for in `looks`
+        assert before is not None  # noqa: S101 - declared in `statistics`
         return Report({LOSS: before.loss})
 
     def weigh(self, state: ServerState, updates: Updates) -> ClientWeights:

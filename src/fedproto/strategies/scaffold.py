@@ -30,7 +30,7 @@ class Scaffold(Strategy):
 
     plain_sgd: ClassVar[bool] = True
 
-    tolerate_partial_work: bool = True
+    partial_work: ClassVar[bool] = True
 
     def server_memory(self, setting: Setting) -> Declarations:
         """The server's control variate c, which clients get."""
@@ -54,7 +54,7 @@ class Scaffold(Strategy):
         return Report(memory=under(CONTROL, {name: own[name] + way for name, way in moved.items()}))
 
     def weigh(self, state: ServerState, updates: Updates) -> ClientWeights:
-        """All clients alike."""
+        """Equal weights."""
         del state
         return ClientWeights(equal_weights(updates))
 

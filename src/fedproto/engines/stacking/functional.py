@@ -22,9 +22,9 @@ from fedproto.engines.reference import read_state
 from fedproto.engines.stacking import formulas
 from fedproto.engines.stacking.fusing import Fuse
 from fedproto.engines.stacking.gradients import Gradient
-from fedproto.engines.stacking.network import Beside, Network
+from fedproto.engines.stacking.network import Calibration, Network, Term
 from fedproto.engines.training.batch_norm import freeze, goes_by_batch, layers, statistics_names
-from fedproto.engines.training.dropout import VIRTUAL, Masks, layer_that_draws
+from fedproto.engines.training.dropout import Masks, layer_that_draws
 from fedproto.models.base import features_of, head_of
 from fedproto.types import Tensors
 
@@ -166,18 +166,19 @@ class FunctionalNetwork(Network):
         targets: Tensor,
         weight: Tensor,
         fuse: Fuse,
-        beside: Beside | None = None,
+        calibration: Calibration | None = None,
+        term: Term | None = None,
     ) -> tuple[Tensor, dict[str, Gradient]]:
         """Per-job gradients by `vmap` over `grad`."""
         del fuse
         self._model.train()
         if self._frozen:
             freeze(self._model)
-        added = () if beside is None else tuple(vars(beside).values())
+        changes = () if calibration is None else (calibration.scale, calibration.offset)
         kept = {name: params[name] for name in self.statistics}
         own = {name: tensor for name, tensor in params.items() if name not in kept}
         gradients, (losses, moved) = vmap(grad(self._loss, has_aux=True))(
-            own, kept, self._drawn_by[0], x, targets, weight, *added
+            own, kept, self._drawn_by[0], x, targets, weight, *changes
         )
         for name, tensor in moved.items():
             kept[name].copy_(tensor)
@@ -191,28 +192,19 @@ class FunctionalNetwork(Network):
         x: Tensor,
         targets: Tensor,
         weight: Tensor,
-        *calibration: Tensor,
+        *changes: Tensor,
     ) -> tuple[Tensor, tuple[Tensor, dict[str, Tensor]]]:
         """One job's loss, that of each of its samples, and the statistics afterwards."""
-        everything, batch = {**own, **kept}, len(x)
+        everything = {**own, **kept}
         self._masks.seed, self._masks.step = seed, self._drawn_by[1]
         self._norms.moved = {}
-        scale, offset, features, labels, counts = calibration or [torch.empty(0)] * 5
-        if len(labels):
-            named = {f"model.{name}": tensor for name, tensor in everything.items()}
-            self._masks.begin_pass(VIRTUAL)
-            self._norms.live = counts > 0
-            virtual = functional_call(self._head, named, (features,))
         self._masks.begin_pass()
         self._norms.live = weight > 0
         scores = functional_call(self._model, everything, (x,))
-        if len(labels):
-            scores = torch.cat((scores, virtual))
-            targets, weight = torch.cat((targets, labels)), torch.cat((weight, counts))
-        if calibration:
-            scores = scores * scale + offset
+        if changes:
+            scores = scores * changes[0] + changes[1]
         each = F.cross_entropy(scores, targets, reduction="none")
-        return (each * weight).sum(), (each[:batch].detach(), self._norms.moved)
+        return (each * weight).sum(), (each.detach(), self._norms.moved)
 
     def numbers(self, batch: int) -> int:
         """A guess: what a module keeps cannot be known; running out of memory halves the stack."""

@@ -215,10 +215,10 @@ class Lockstep:
             self._kind.train.batch_size,
             scaled=self._in_place,
         )
-        beside = self._objectives.beside(size, rate)
+        calibration = self._objectives.calibration(size)
         seen = {**params, **{name: rows[:size] for name, rows in self.statistics.items()}}
         self._network.draw_by(self._seed[:size], self._count)
-        loss, gradients = self._network.gradients(seen, x, targets, weight, self._fuse, beside)
+        loss, gradients = self._network.gradients(seen, x, targets, weight, self._fuse, calibration)
         if self._in_place:
             self._descend(flat, params, gradients, rate)
         else:

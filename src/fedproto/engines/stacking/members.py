@@ -14,7 +14,6 @@ from fedproto.engines.job import LocalJob
 from fedproto.engines.stacking.network import Network, stack_params
 from fedproto.engines.stacking.objectives import StackKind
 from fedproto.equations import class_sums
-from fedproto.models.base import head_of
 from fedproto.strategies.base import Strategy
 from fedproto.strategies.contract import Local, Objective
 
@@ -65,24 +64,18 @@ class Members:
         """What jobs have in common, and what any of them needs."""
         job = members[0].job
         objectives = [member.objective for member in members]
-        virtual = [one.virtual for one in objectives if one.virtual is not None]
-        classes = self._workload.federation.num_classes
-        # As much room as there are classes, so that a few more or less do not need another stack.
-        most = max((max(len(one.labels), classes) for one in virtual), default=0)
         return StackKind(
             train=job.train.kind,
             penalized_by=job.strategy if self._penalty(job) == OWN else None,
             proximal=any(one.proximal for one in objectives),
             linear=any(one.linear is not None for one in objectives),
-            beside=bool(virtual) or any(one.calibrated for one in objectives),
-            virtual=(most, virtual[0].features.shape[1] if virtual else 0),
+            calibrated=any(one.calibrated for one in objectives),
         )
 
     def of(self, job: LocalJob) -> Member:
         """A job with what its strategy adds to the loss."""
         strategy, device = job.strategy, self._device
-        hooks = type(strategy)
-        if hooks.objective is Strategy.objective and hooks.report is Strategy.report:
+        if "objective" not in job.method.needs.hooks and not job.method.reports:
             return Member(job)
         local = Local(
             num_examples=job.batches.num_examples,
@@ -92,16 +85,13 @@ class Members:
             params=job.state.params,
             broadcast={name: one.to(device) for name, one in job.broadcast.items()},
             memory={name: one.to(device) for name, one in job.memory.items()},
-            secret=job.seed,
+            secret=job.secret,
         )
-        objective = strategy.objective(local)
-        if objective.virtual is not None:
-            head_of(self._workload.model)
-        return Member(job, local, objective)
+        return Member(job, local, strategy.objective(local))
 
     def _classes(self, job: LocalJob) -> Tensor:
         """The client's labels per class, if its strategy asks for them."""
-        if not job.strategy.looks.classes:
+        if not job.method.needs.classes:
             return torch.empty(0, dtype=torch.int64, device=self._device)
         if job.client not in self._class_counts:
             federation = self._workload.federation
@@ -120,7 +110,7 @@ class Members:
         if job.augment is not None or (whole and job.train.accumulate > 1):
             return ALONE
         strategy = job.strategy
-        if type(strategy).penalty is Strategy.penalty:
+        if "penalty" not in job.method.needs.hooks:
             return CLOSED
         if strategy not in self._penalties:
             params = stack_params([job.state.params])

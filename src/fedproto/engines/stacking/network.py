@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -30,36 +30,25 @@ from fedproto.types import Tensors
 
 
 @dataclass(frozen=True)
-class Beside:
-    """What the loss sees beside the scores of a batch.
-
-    Attributes:
-        scale: Factors on the scores, ``[J, C]``.
-        offset: Added to the scores then, ``[J, C]``.
-        features: Virtual feature vectors for the head, ``[J, V, D]``; V may be 0.
-        labels: Their labels, ``[J, V]``.
-        weight: What each of them counts, ``[J, V]``.
-    """
+class Calibration:
+    """Changes of the logits before the loss: factors and offsets, each ``[J, C]``."""
 
     scale: Tensor
     offset: Tensor
-    features: Tensor
-    labels: Tensor
-    weight: Tensor
 
-    def leading(self, jobs: int) -> Beside:
+    def leading(self, jobs: int) -> Calibration:
         """That of the first jobs."""
-        return Beside(*(getattr(self, one.name)[:jobs] for one in fields(self)))
+        return Calibration(self.scale[:jobs], self.offset[:jobs])
 
-    def add_to(self, x: Tensor, targets: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Features ``[J, B, D]``, targets and weights of a batch, with the virtual ones behind."""
-        if not self.labels.shape[1]:
-            return x, targets, weight
-        return (
-            torch.cat((x, self.features), dim=1),
-            torch.cat((targets, self.labels), dim=1),
-            torch.cat((weight, self.weight), dim=1),
-        )
+
+class Term(Protocol):
+    """A strategy's batch term for all jobs of a stack."""
+
+    def gradients(
+        self, features: Tensor, logits: Tensor, targets: Tensor, weight: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Gradients of the term in the features ``[J, B, D]`` and in the logits ``[J, B, C]``."""
+        ...
 
 
 class Network(abc.ABC):
@@ -119,10 +108,6 @@ class Network(abc.ABC):
     def scores(self, params: Tensors, x: Tensor, live: Tensor | None = None) -> Tensor:
         """Scores ``[J, B, C]`` of inputs ``[J, B, …]``, of which only the live ones count."""
 
-    def pack_features(self, features: Tensor) -> Tensor:
-        """The module's flattened features ``[..., D]`` as the head's packed weights want them."""
-        return features
-
     @abc.abstractmethod
     def gradients(
         self,
@@ -131,7 +116,8 @@ class Network(abc.ABC):
         targets: Tensor,
         weight: Tensor,
         fuse: Fuse,
-        beside: Beside | None = None,
+        calibration: Calibration | None = None,
+        term: Term | None = None,
     ) -> tuple[Tensor, dict[str, Gradient]]:
         """Gradients of the weighted sum of the samples' cross-entropies.
 
@@ -141,7 +127,8 @@ class Network(abc.ABC):
             targets: ``[J, B]``.
             weight: What each sample counts, ``[J, B]``.
             fuse: Makes the parts between the matrix products faster.
-            beside: What a strategy has the loss see beside the batch; None for nothing.
+            calibration: Changes of the logits before the loss; None for none.
+            term: The strategy's batch term; None for none.
 
         Returns:
             The loss per sample, ``[J, B]``, and the gradients by name.
@@ -227,18 +214,22 @@ class BlockNetwork(Network):
 
     def features(self, params: Tensors, x: Tensor, live: Tensor | None = None) -> Tensor:
         """What the last block puts out, in the module's order of channels."""
-        x = self._encode(params, x, live)
+        return self._in_module_order(self._encode(params, x, live))
+
+    def _in_module_order(self, x: Tensor) -> Tensor:
         return (x if self.head.image is None else x.movedim(-1, 2)).flatten(2)
+
+    def _in_packed_order(self, flat: Tensor, shape: torch.Size) -> Tensor:
+        if self.head.image is None:
+            return flat
+        channels_first = (*shape[:2], shape[-1], *shape[2:-1])
+        return flat.reshape(channels_first).movedim(2, -1).flatten(2)
 
     def scores(self, params: Tensors, x: Tensor, live: Tensor | None = None) -> Tensor:
         """The head on top of the last block."""
         x = self._encode(params, x, live).flatten(2)
         bias = params[self._bias].unsqueeze(1)
         return torch.baddbmm(bias, x, params[self._weight].transpose(1, 2))
-
-    def pack_features(self, features: Tensor) -> Tensor:
-        """In the order of the head's columns."""
-        return self.head.pack(features)
 
     def gradients(
         self,
@@ -247,33 +238,39 @@ class BlockNetwork(Network):
         targets: Tensor,
         weight: Tensor,
         fuse: Fuse,
-        beside: Beside | None = None,
+        calibration: Calibration | None = None,
+        term: Term | None = None,
     ) -> tuple[Tensor, dict[str, Gradient]]:
         """Forward through the blocks and back."""
         saved, live = [], weight > 0
         for block in self.blocks:
             x, kept = block.forward(params, x, fuse, live)
             saved.append(kept)
-        calibration: tuple[Tensor, ...] = ()
-        x, batch = x.flatten(2), x.shape[1]
-        if beside is not None:
-            x, targets, weight = beside.add_to(x, targets, weight)
-            calibration = beside.scale, beside.offset
+        changes = () if calibration is None else (calibration.scale, calibration.offset)
+        features, x = x, x.flatten(2)
         z = torch.bmm(x, params[self._weight].transpose(1, 2))
         loss, dz, db = fuse(formulas.cross_entropy)(
-            z, params[self._bias], targets, weight, *calibration
+            z, params[self._bias], targets, weight, *changes
         )
+        added: Tensor | None = None
+        if term is not None:
+            own = self._in_module_order(features)
+            logits = z + params[self._bias].unsqueeze(1)
+            added, d_logits = term.gradients(own, logits, targets, weight)
+            dz, db = dz + d_logits, db + d_logits.sum(dim=1)
         gradients: dict[str, Gradient] = {
             self._weight: Product(dz.transpose(1, 2), x),
             self._bias: db,
         }
-        dx: Tensor | None = torch.bmm(dz[:, :batch], params[self._weight])
+        dx: Tensor | None = torch.bmm(dz, params[self._weight])
+        if added is not None:
+            dx = dx + self._in_packed_order(added, features.shape)
         for index in reversed(range(len(self.blocks))):
             block = self.blocks[index]
             assert dx is not None  # noqa: S101 - only the first block gives no gradient
             dx, own = block.backward(params, saved[index], dx, fuse, first=index == 0)
             gradients |= own
-        return loss[:, :batch], gradients
+        return loss, gradients
 
     def numbers(self, batch: int) -> int:
         """The sum over the blocks: nothing is freed before the backward pass ends."""

@@ -1,19 +1,19 @@
-"""What strategies add to the loss of stacked jobs: pull, linear term, what lies beside a batch.
+"""Terms that strategies add to the loss of stacked jobs, in closed form or by `torch.func`.
 
-Shapes: J jobs, V virtual feature vectors, D feature channels, C classes.
+Shapes: J jobs, C classes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
 from fedproto.engines.stacking.flat import FlatLayout
-from fedproto.engines.stacking.network import Beside, Network
+from fedproto.engines.stacking.network import Calibration, Network
 from fedproto.engines.training import TrainOptions
 from fedproto.strategies.base import Strategy
 from fedproto.strategies.contract import Objective
@@ -28,16 +28,14 @@ class StackKind:
         penalized_by: The strategy, where it has a penalty of its own making.
         proximal: Whether any of them is drawn to the received weights.
         linear: Whether any of them has a term that is linear in the weights.
-        beside: Whether the loss of any sees more than the scores of a batch.
-        virtual: Virtual feature vectors of a job at most, and their channels.
+        calibrated: Whether any of them changes logits before the loss.
     """
 
     train: TrainOptions
     penalized_by: Strategy | None
     proximal: bool = False
     linear: bool = False
-    beside: bool = False
-    virtual: tuple[int, int] = (0, 0)
+    calibrated: bool = False
 
     @property
     def rows(self) -> int:
@@ -53,7 +51,7 @@ class StackKind:
     @property
     def whole(self) -> bool:
         """Whether a step can be one kernel, where models have one: plain descent and a pull."""
-        return self.in_place and not self.linear and not self.beside
+        return self.in_place and not self.linear and not self.calibrated
 
 
 class StackObjectives:
@@ -72,7 +70,10 @@ class StackObjectives:
         self.received = torch.zeros_like(weights) if pulled else None
         self._linear = torch.zeros_like(weights) if kind.linear else None
         self.proximal = weights.new_zeros(len(weights))
-        self._beside = self._room_beside(weights, classes) if kind.beside else None
+        self._calibration: Calibration | None = None
+        if kind.calibrated:
+            scale = weights.new_ones(len(weights), classes)
+            self._calibration = Calibration(scale, torch.zeros_like(scale))
 
     def load(self, weights: Tensor, objectives: Sequence[Objective]) -> None:
         """Takes the objectives of the leading jobs, which start from these weights."""
@@ -82,19 +83,18 @@ class StackObjectives:
         if self.received is not None:
             self.received.copy_(weights)
         self._load_linear(objectives)
-        self._load_beside(objectives)
+        if self._calibration is not None:
+            self._calibration.scale.fill_(1)
+            self._calibration.offset.zero_()
+            for index, objective in enumerate(objectives):
+                if objective.scale is not None:
+                    self._calibration.scale[index].copy_(objective.scale)
+                if objective.offset is not None:
+                    self._calibration.offset[index].copy_(objective.offset)
 
-    def beside(self, size: int, rate: Tensor) -> Beside | None:
-        """What the loss of the leading jobs sees beside a batch.
-
-        Weights carry the rates where gradients are subtracted as they are computed.
-        """
-        if self._beside is None:
-            return None
-        leading = self._beside.leading(size)
-        if not self._kind.in_place:
-            return leading
-        return replace(leading, weight=leading.weight * rate.unsqueeze(1))
+    def calibration(self, size: int) -> Calibration | None:
+        """Changes of the leading jobs' logits; None for none."""
+        return None if self._calibration is None else self._calibration.leading(size)
 
     def descend(self, flat: Tensor, rate: Tensor) -> None:
         """Moves the leading jobs' weights against the gradient of the closed form."""
@@ -130,37 +130,3 @@ class StackObjectives:
                 alone = {name: one.unsqueeze(0) for name, one in objective.linear.items()}
                 for name, tensor in self._network.pack(alone).items():
                     views[name][index].copy_(tensor[0])
-
-    def _room_beside(self, weights: Tensor, classes: int) -> Beside:
-        """Buffers for what the loss sees beside a batch; nothing to begin with."""
-        virtual, channels = self._kind.virtual
-
-        def numbers(*sides: int) -> Tensor:
-            return weights.new_zeros(len(weights), *sides)
-
-        return Beside(
-            scale=numbers(classes),
-            offset=numbers(classes),
-            features=numbers(virtual, channels),
-            labels=numbers(virtual).long(),
-            weight=numbers(virtual),
-        )
-
-    def _load_beside(self, objectives: Sequence[Objective]) -> None:
-        room = self._beside
-        if room is None:
-            return
-        room.scale.fill_(1)
-        for rest in (room.offset, room.features, room.labels, room.weight):
-            rest.zero_()
-        for index, objective in enumerate(objectives):
-            if objective.scale is not None:
-                room.scale[index].copy_(objective.scale)
-            if objective.offset is not None:
-                room.offset[index].copy_(objective.offset)
-            virtual = objective.virtual
-            if virtual is not None and len(virtual.labels):
-                number = len(virtual.labels)
-                room.features[index, :number].copy_(self._network.pack_features(virtual.features))
-                room.labels[index, :number].copy_(virtual.labels)
-                room.weight[index, :number] = virtual.weight / number

@@ -18,7 +18,7 @@ from fedproto.engines.stacking.memory import free_bytes
 from fedproto.engines.stacking.network import Network
 from fedproto.engines.stacking.statistics import estimated, lacking
 from fedproto.rng import Indices
-from fedproto.strategies.contract import Look, Observation
+from fedproto.strategies.contract import Observation, Statistic
 from fedproto.types import Tensors
 
 FILLS = -1
@@ -36,7 +36,7 @@ class Observer:
         self._device, self._dtype = inputs.device, inputs.dtype
 
     def observe(
-        self, packed: Tensors, jobs: Sequence[LocalJob], asked: Sequence[frozenset[Look]]
+        self, packed: Tensors, jobs: Sequence[LocalJob], asked: Sequence[frozenset[Statistic]]
     ) -> dict[int, Observation]:
         """What stacked weights make of the jobs' training data, by place."""
         found: dict[int, Observation] = {}
@@ -47,7 +47,11 @@ class Observer:
         return found
 
     def _observe_alike(
-        self, packed: Tensors, jobs: Sequence[LocalJob], indices: list[int], what: frozenset[Look]
+        self,
+        packed: Tensors,
+        jobs: Sequence[LocalJob],
+        indices: list[int],
+        what: frozenset[Statistic],
     ) -> dict[int, Observation]:
         train_indices = self._workload.federation.train_indices
         where, order = self._rows([train_indices(jobs[index].client) for index in indices])
@@ -110,7 +114,7 @@ class Observer:
             for begin in range(0, active, at_once):
                 yield slice(begin, min(begin + at_once, active)), slice(first, first + width)
 
-    def _look(self, params: Tensors, part: Tensor, what: frozenset[Look]) -> Observation:
+    def _look(self, params: Tensors, part: Tensor, what: frozenset[Statistic]) -> Observation:
         """Sums over some samples of every job, ``[J, N]``; `FILLS` stands for none."""
         x, live = self._inputs[part.clamp(min=0)], part != FILLS
         labels = torch.where(live, self._targets[part.clamp(min=0)], FILLS)

@@ -14,9 +14,6 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 KINDS = (nn.Dropout, nn.Dropout2d)
-VIRTUAL = -1
-"""In the place of a part's number: virtual feature vectors go through the head alone."""
-
 _GOLDEN, _FIRST, _SECOND = -7046029254386353131, -4658895280553007687, -7723592293110705685
 _BITS = 53
 

@@ -25,7 +25,7 @@ from torch.nn import functional as F  # noqa: N812 - the name everyone uses
 
 from fedproto.engines.workers.spectra import Spectra, SpectralConvolution
 from fedproto.models.layers import ConvLayer, DenseLayer, Layer, layers_of
-from fedproto.strategies.contract import Objective, Virtual
+from fedproto.strategies.contract import Objective
 from fedproto.types import Tensors
 
 WIDE_KERNEL, SMALL_IMAGE = 5, 32
@@ -96,21 +96,15 @@ class ManualLayer(abc.ABC):
 
 
 class ManualDense(ManualLayer):
-    """A dense layer, with ReLU unless it is the last.
-
-    Attributes:
-        beside: Inputs ``[V, …]`` that come from nowhere and are added to every batch.
-    """
+    """A dense layer, with ReLU unless it is the last."""
 
     def __init__(self, block: DenseLayer, *, relu: bool) -> None:
         super().__init__(block.name)
         self._block, self._relu = block, relu
-        self.beside: Tensor | None = None
 
     def forward(self, x: Tensor) -> tuple[Tensor, Any]:
         """``[B, …]`` or ``[H, W, B, I]`` to ``[B, D]``."""
         x = (x if self._block.image is None else x.permute(2, 3, 0, 1)).flatten(1)
-        x = x if self.beside is None else torch.cat((x, self.beside.to(x.dtype)))
         y = torch.addmm(self.bias, x, self.weight.t())
         y = y.relu_() if self._relu else y
         return y, (x, y)
@@ -119,8 +113,7 @@ class ManualDense(ManualLayer):
         """``w −= rate · dzᵀ x`` as one product."""
         x, y = saved
         dz = torch.ops.aten.threshold_backward(dy, y, 0) if self._relu else dy
-        own = dz if self.beside is None else dz[: -len(self.beside)]
-        dx = None if first else own @ self.weight
+        dx = None if first else dz @ self.weight
         self._descend_objective(rate)
         self.weight.addmm_(dz.t(), x, alpha=-rate)
         self.bias.sub_(dz.sum(dim=0), alpha=rate)
@@ -238,17 +231,12 @@ class ManualNetwork:
 
     def __init__(self, layers: Sequence[ManualLayer], head: ManualDense) -> None:
         self._layers = (*layers, head)
-        self._head = head
-        self._virtual: Virtual | None = None
 
     @torch.no_grad()
     def load(self, params: Tensors, objective: Objective) -> None:
         """Takes over the module's tensors, and what is added to the loss."""
         for layer in self._layers:
             layer.load(params, objective)
-        virtual = objective.virtual
-        self._virtual = virtual if virtual is not None and len(virtual.labels) else None
-        self._head.beside = None if self._virtual is None else self._virtual.features
 
     @torch.no_grad()
     def store(self, params: Tensors) -> None:
@@ -270,10 +258,7 @@ class ManualNetwork:
         for layer in self._layers:
             x, kept = layer.forward(x)
             saved.append(kept)
-        loss, slope = slope_of(x[: len(targets)] if self._virtual else x, targets)
-        if self._virtual is not None:
-            _, beside = slope_of(x[len(targets) :], self._virtual.labels)
-            slope = torch.cat((slope, self._virtual.weight * beside))
+        loss, slope = slope_of(x, targets)
         dy: Tensor | None = slope
         for layer in reversed(self._layers):
             assert dy is not None  # noqa: S101 - only the first layer gives no gradient

@@ -9,7 +9,6 @@ from fedproto.engines.job import LocalJob
 from fedproto.engines.reference import ReferenceEngine, Step
 from fedproto.engines.workers.manual import manual_network
 from fedproto.rng import Indices
-from fedproto.strategies.base import Strategy
 from fedproto.strategies.contract import Objective
 
 
@@ -57,7 +56,7 @@ def can_step_manually(job: LocalJob) -> bool:
 
     Cropped images may have another size than the network was made for.
     """
-    own_penalty = type(job.strategy).penalty is not Strategy.penalty
+    closed = not job.method.needs.hooks & {"penalty", "batch_term", "trainable"}
     cropped = job.augment is not None and job.augment.crop > 0
     plain = job.train.plain and job.train.accumulate == 1
-    return plain and not own_penalty and not cropped
+    return plain and closed and not cropped

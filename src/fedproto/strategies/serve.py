@@ -1,0 +1,390 @@
+"""The section ``[serve]``: the model that is tested, stored and exported, for any strategy.
+
+Training always goes on from the trained model; these options choose what is served beside it.
+
+*Averages over rounds.* Aggregate models oscillate from round to round, because each cohort holds
+other classes; their average does not. It costs no bytes and no training time.
+
+*A computed head.* Clients that hold few classes train good features and a poor last layer: each
+pushes down the logits of the classes that it lacks. The layer can be computed instead, from sums,
+counts and summed products of features that clients report under the model they received. The
+server keeps these statistics with an exponential decay and computes the layer for that model.
+
+Shapes: K clients of the cohort, C classes, D feature channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedproto.errors import ConfigError, TrainingError
+from fedproto.options import Options, option
+from fedproto.strategies.contract import Declarations, Declared, Needs, Seen, Setting
+from fedproto.types import ClientUpdate, Prototypes, ServerState, Tensors, Updates, part, under
+
+SUM, COUNT, PRODUCTS = "serve/sum", "serve/count", "serve/products"
+AVERAGE, WINDOW = "serve/average", "serve/window"
+"""Names in payload and memory."""
+
+FLOOR = 0.01
+"""Smallest variance of the features in any direction, relative to the mean over the channels."""
+
+LARGEST_NORM = 3.0
+"""Features are clipped to this multiple of the cohort's median norm."""
+
+
+@dataclass(frozen=True)
+class ServeOptions(Options):
+    """Which model is tested, stored and exported."""
+
+    average: Literal["none", "ema", "window", "all"] = option(
+        "none",
+        "serve an average of the models over rounds: exponential, of the last rounds, or of all"
+        " rounds with weights that grow with the round",
+    )
+    decay: float = option(
+        0.9, "average 'ema': weight of the past; less in early rounds", at_least=0, at_most=1
+    )
+    window: int = option(10, "average 'window': number of rounds", at_least=1)
+    growth: float = option(
+        3.0, "average 'all': weights grow as round^growth; 0 for the plain mean", at_least=0
+    )
+    head: Literal["trained", "lda", "ridge", "ncm"] = option(
+        "trained",
+        "last layer: as trained, or computed from the clients' feature statistics by linear"
+        " discriminant analysis, ridge regression or nearest class means",
+    )
+    add: bool = option(False, "add the computed layer to the trained one instead of replacing it")
+    forget: float = option(
+        0.3, "computed head: share of the statistics that a round forgets", above=0, at_most=1
+    )
+    fade: float = option(
+        0.0,
+        "add: round at which the computed layer's weight has decayed to one half, as"
+        " fade / (fade + round); 0 for a constant weight of 1",
+        at_least=0,
+    )
+    ridge: float = option(
+        0.01, "head 'ridge': regularisation relative to the mean square of a feature", above=0
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.computes_head and self.average != "none":
+            raise ConfigError(
+                f"head '{self.head}' is computed for the model that clients received, not for an"
+                " average; set serve.average = 'none' or serve.head = 'trained'"
+            )
+        if self.head == "ncm" and self.add:
+            raise ConfigError("head 'ncm' has no probabilities to add; set serve.add = false")
+
+    @property
+    def computes_head(self) -> bool:
+        """Whether the served model has a last layer of its own."""
+        return self.head != "trained"
+
+    @property
+    def needs(self) -> Needs:
+        """Features, and their products where the head uses them, under the received model."""
+        if not self.computes_head:
+            return Needs()
+        return Needs(before=frozenset({"features", *(("products",) if self._products else ())}))
+
+    @property
+    def _products(self) -> bool:
+        return self.head in ("lda", "ridge")
+
+    def check(self, setting: Setting) -> None:
+        """Refuses a model whose logits are not one linear function of the features."""
+        if not self.computes_head:
+            return
+        weights = [setting.params[name] for name in setting.head if setting.params[name].dim() > 1]
+        numbers = setting.num_classes * setting.feature_sizes()[0]
+        if not setting.has_head or [one.numel() for one in weights] != [numbers]:
+            raise TrainingError(
+                f"serve.head = '{self.head}' needs a model whose logits are one dense layer of its"
+                " features; this model's are not, so set serve.head = 'trained'"
+            )
+
+    def payload(self, setting: Setting, num_examples: int) -> Declarations:
+        """Sums and counts of features, and the upper half of their summed products."""
+        if not self.computes_head:
+            return {}
+        channels, per_sample = setting.feature_sizes()
+        declared = prototypes_declared(setting, num_examples * per_sample, SUM, COUNT)
+        if self._products:
+            declared[PRODUCTS] = Declared((channels * (channels + 1) // 2,), setting.float_type)
+        return declared
+
+    def memory(self, setting: Setting) -> Declarations:
+        """The decaying statistics, or the averaged models."""
+        declared: dict[str, Declared] = {}
+        if self.average in ("ema", "all"):
+            declared |= setting.like_model(AVERAGE)
+        elif self.average == "window":
+            for place in range(self.window):
+                declared |= setting.like_model(f"{WINDOW}/{place}")
+        if self.computes_head:
+            self.check(setting)
+            classes, (channels, _) = setting.num_classes, setting.feature_sizes()
+            declared |= {
+                SUM: Declared((classes, channels), torch.float64),
+                COUNT: Declared((classes,), torch.float64),
+            }
+            if self._products:
+                declared[PRODUCTS] = Declared((channels, channels), torch.float64)
+        return declared
+
+    def report(self, before: Seen) -> Tensors:
+        """The client's statistics under the received model."""
+        if not self.computes_head or before is None:
+            return {}
+        found = {SUM: before.sums, COUNT: before.count}
+        if self._products:
+            rows, columns = _upper_half(before.products.shape[-1], before.products.device)
+            found[PRODUCTS] = before.products[rows, columns].to(before.sums.dtype)
+        return found
+
+    def remember(self, state: ServerState, updates: Updates) -> Tensors:
+        """The statistics, decayed, with those of the cohort added."""
+        if not self.computes_head:
+            return {}
+        believed: list[tuple[ClientUpdate, Tensor | None]] = [(one, None) for one in updates]
+        if self._products:
+            squares = [(one, _square(one.payload[PRODUCTS])) for one in updates]
+            believed = [(one, square) for one, square in squares if _possible(one, square)]
+        if not believed:
+            return {}
+        cohort = clipped_prototypes([one for one, _ in believed], SUM, COUNT)
+        new = {SUM: cohort.sum, COUNT: cohort.count.double()}
+        products = [(one, square) for one, square in believed if square is not None]
+        if products:
+            new[PRODUCTS] = _clipped_products(products)
+        return {
+            name: (1 - self.forget) * state.memory[name].to(one.device) + one
+            for name, one in new.items()
+        }
+
+    def apply(self, following: ServerState, received: ServerState, setting: Setting) -> ServerState:
+        """The state after the server's step, with the model that is served beside it."""
+        if self.average != "none":
+            return self._averaged(following, received)
+        if not self.computes_head or not bool((following.memory[COUNT] > 0).any()):
+            return following
+        computed = self._head(following.memory, received, setting)
+        served = ServerState(
+            following.round, {**received.params, **computed}, dict(received.buffers)
+        )
+        return replace(following, served_model=served)
+
+    def _head(self, memory: Tensors, received: ServerState, setting: Setting) -> Tensors:
+        """The computed layer, under the names of the trained one."""
+        count_c, sum_cd = memory[COUNT], memory[SUM]
+        if self.head == "lda":
+            weight_cd, bias_c = gaussian_head(count_c, sum_cd, memory[PRODUCTS])
+        elif self.head == "ridge":
+            weight_cd, bias_c = ridge_head(count_c, sum_cd, memory[PRODUCTS], self.ridge)
+        else:
+            weight_cd, bias_c = mean_head(count_c, sum_cd)
+        own = {name: received.params[name] for name in setting.head}
+        if not any(one.dim() == 1 for one in own.values()):
+            bias_c = torch.zeros_like(bias_c)
+        if self.add:
+            share = self.fade / (self.fade + received.round) if self.fade else 1.0
+            weight_cd, bias_c = share * weight_cd, share * bias_c
+            for one in own.values():
+                if one.dim() == 1:
+                    bias_c = bias_c + one.to(bias_c)
+                else:
+                    weight_cd = weight_cd + one.reshape(weight_cd.shape).to(weight_cd)
+        factor = temperature(weight_cd, bias_c, count_c, sum_cd)
+        return {
+            name: (factor * (bias_c if one.dim() == 1 else weight_cd)).reshape(one.shape).to(one)
+            for name, one in own.items()
+        }
+
+    def _averaged(self, following: ServerState, received: ServerState) -> ServerState:
+        """Serves the average; counters are those of the newest model."""
+        new = {**following.served.params, **following.served.buffers}
+        done = received.round + 1
+        if self.average == "window":
+            place = f"{WINDOW}/{received.round % self.window}"
+            memory = {**following.memory, **under(place, new)}
+            models = [
+                model
+                for index in range(self.window)
+                if (model := part(f"{WINDOW}/{index}", memory))
+            ]
+            average = {
+                name: torch.stack([model[name] for model in models]).mean(dim=0)
+                if one.is_floating_point()
+                else one
+                for name, one in new.items()
+            }
+        else:
+            # Early rounds count as in a plain mean, so that initial weights have no share.
+            share = (
+                max(1 - self.decay, 1 / done)
+                if self.average == "ema"
+                else (self.growth + 1) / (done + self.growth)
+            )
+            past = part(AVERAGE, following.memory)
+            average = {
+                name: torch.lerp(past[name].to(one.device), one, share)
+                if past and one.is_floating_point()
+                else one
+                for name, one in new.items()
+            }
+            memory = {**following.memory, **under(AVERAGE, average)}
+        served = ServerState(
+            following.round,
+            {name: average[name] for name in following.params},
+            {name: average[name] for name in following.buffers},
+        )
+        return replace(following, memory=memory, served_model=served)
+
+
+def prototypes_declared(
+    setting: Setting, vectors: int, sum_name: str, count_name: str
+) -> dict[str, Declared]:
+    """Prototypes as sums and counts, of at most this number of feature vectors."""
+    classes, (channels, _) = setting.num_classes, setting.feature_sizes()
+    return {
+        sum_name: Declared((classes, channels), setting.float_type, zero_where=count_name),
+        count_name: Declared((classes,), torch.int64, low=0, high=vectors, total=vectors),
+    }
+
+
+def clipped_prototypes(updates: Updates, sum_name: str, count_name: str) -> Prototypes:
+    """Prototypes of the clients' pooled data, in double precision.
+
+    A prototype whose norm exceeds `LARGEST_NORM` times the cohort's median is clipped to that, so
+    that no client dominates.
+    """
+    reported = Prototypes.stack(
+        [
+            Prototypes(update.payload[sum_name].double(), update.payload[count_name])
+            for update in updates
+        ]
+    )
+    norm_kc = reported.mean.norm(dim=-1)
+    median = torch.where(reported.seen, norm_kc, torch.nan).nanmedian().nan_to_num(0)
+    factor_kc = (LARGEST_NORM * median / norm_kc.clamp(min=1e-300)).clamp(max=1)
+    return Prototypes(reported.sum * factor_kc.unsqueeze(-1), reported.count).merged()
+
+
+def gaussian_head(count_c: Tensor, sum_cd: Tensor, product_dd: Tensor) -> tuple[Tensor, Tensor]:
+    """Weights ``[C, D]`` and biases ``[C]`` of linear discriminant analysis.
+
+    With ``μ_c`` the class means, ``m`` the overall mean, ``π_c`` the class shares and ``Σ`` the
+    covariance within classes, ``W_c = Σ⁻¹(μ_c − m)`` and
+    ``b_c = ln π_c − ½ W_c·(μ_c − m) − W_c·m``. A class without features lies at the overall mean,
+    with the share of half a feature vector.
+    """
+    total = count_c.sum()
+    mean_d = sum_cd.sum(dim=0) / total
+    known_c1 = (count_c > 0).unsqueeze(1)
+    mean_cd = torch.where(known_c1, sum_cd / count_c.clamp(min=1e-300).unsqueeze(1), mean_d)
+    within_dd = (product_dd - mean_cd.t() @ torch.where(known_c1, sum_cd, 0)) / total
+    apart_cd = mean_cd - mean_d
+    floor = FLOOR * within_dd.diagonal().clamp(min=0).mean().clamp(min=1e-30)
+    weight_cd = _divided(apart_cd, within_dd, floor)
+    share_c = count_c.clamp(min=0.5) / total
+    bias_c = share_c.log() - (weight_cd * (apart_cd / 2 + mean_d)).sum(dim=1)
+    return weight_cd, bias_c
+
+
+def ridge_head(
+    count_c: Tensor, sum_cd: Tensor, product_dd: Tensor, strength: float
+) -> tuple[Tensor, Tensor]:
+    """Ridge regression of one-hot targets, ``W = Y Eᵀ (E Eᵀ + λI)⁻¹`` (Fed3R), without bias."""
+    total = count_c.sum()
+    floor = strength * (product_dd.diagonal().clamp(min=0).mean() / total).clamp(min=1e-30)
+    return _divided(sum_cd / total, product_dd / total, floor), torch.zeros_like(count_c)
+
+
+def mean_head(count_c: Tensor, sum_cd: Tensor) -> tuple[Tensor, Tensor]:
+    """Nearest class mean by cosine (FedNCM): rows are class means of norm one."""
+    mean_cd = sum_cd / count_c.clamp(min=1e-300).unsqueeze(1)
+    norm_c1 = mean_cd.norm(dim=1, keepdim=True).clamp(min=1e-300)
+    return torch.where((count_c > 0).unsqueeze(1), mean_cd / norm_c1, 0), torch.zeros_like(count_c)
+
+
+def temperature(weight_cd: Tensor, bias_c: Tensor, count_c: Tensor, sum_cd: Tensor) -> Tensor:
+    """Factor on all logits that keeps a computed layer from being overconfident.
+
+    Features are not Gaussian, and computed logits far too large for the probabilities that softmax
+    makes of them. With n feature vectors an error rate is known to about 1/√n; so at the class
+    means the logit of the class exceeds the next by ``ln √(1 + n)`` at most, in the mean over the
+    vectors. A common factor changes no prediction.
+    """
+    held = count_c > 0
+    mean_hd = sum_cd[held] / count_c[held].unsqueeze(1)
+    logit_hc = mean_hd @ weight_cd.to(mean_hd).t() + bias_c.to(mean_hd)
+    place_h1 = held.nonzero()
+    next_h = logit_hc.scatter(1, place_h1, -torch.inf).amax(dim=1)
+    ahead_h = logit_hc.gather(1, place_h1).squeeze(1) - next_h
+    ahead = (ahead_h * count_c[held]).sum() / count_c.sum()
+    most = count_c.sum().log1p() / 2
+    return torch.where((ahead > most) & ahead.isfinite(), most / ahead, torch.ones_like(ahead))
+
+
+def _divided(x_cd: Tensor, matrix_dd: Tensor, floor: Tensor) -> Tensor:
+    """``x (M + floor·I)⁻¹``; false reports may have made M indefinite."""
+    matrix_dd = (matrix_dd + matrix_dd.t()) / 2
+    raised_dd = matrix_dd + floor * torch.eye(len(matrix_dd)).to(matrix_dd)
+    factor, failed = torch.linalg.cholesky_ex(raised_dd)
+    if not bool(failed):
+        solved_dc: Tensor = torch.cholesky_solve(x_cd.t(), factor)
+        return solved_dc.t()
+    value_d, vector_dd = torch.linalg.eigh(matrix_dd)
+    turned_cd: Tensor = (x_cd @ vector_dd) / (value_d.clamp(min=0) + floor)
+    back_cd: Tensor = turned_cd @ vector_dd.t()
+    return back_cd
+
+
+def _possible(update: ClientUpdate, square_dd: Tensor) -> bool:
+    """Whether products can be those of features with the reported sums.
+
+    The square of a channel is at least what its sums need, and no product exceeds its squares.
+    """
+    sum_cd, count_c = update.payload[SUM].double(), update.payload[COUNT].double()
+    square_d = square_dd.diagonal()
+    least_d = (sum_cd.square() / count_c.clamp(min=1).unsqueeze(1)).sum(dim=0)
+    loose = 1e-3 * square_d.abs().max() + 1e-30
+    root_d = square_d.clamp(min=0).sqrt()
+    enough = (square_d >= least_d - loose).all()
+    return bool(enough & (square_dd.abs() <= torch.outer(root_d, root_d) + loose).all())
+
+
+def _clipped_products(reported: Sequence[tuple[ClientUpdate, Tensor]]) -> Tensor:
+    """The cohort's summed products ``[D, D]``.
+
+    Where a client's features would be longer than `LARGEST_NORM` times the cohort's median, its
+    products are scaled down to that.
+    """
+    square_kdd = torch.stack([square_dd for _, square_dd in reported])
+    count_k = torch.stack([update.payload[COUNT].sum() for update, _ in reported]).double()
+    square_k = square_kdd.diagonal(dim1=1, dim2=2).sum(dim=1) / count_k.clamp(min=1)
+    median = torch.where(count_k > 0, square_k, torch.nan).nanmedian().nan_to_num(0)
+    factor_k = (LARGEST_NORM**2 * median / square_k.clamp(min=1e-300)).clamp(max=1)
+    return (square_kdd * factor_k.view(-1, 1, 1)).sum(dim=0)
+
+
+def _square(half_h: Tensor) -> Tensor:
+    """A symmetric matrix from its upper half, in double precision."""
+    half_h = half_h.double()
+    channels = round((8 * len(half_h) + 1) ** 0.5) // 2
+    rows, columns = _upper_half(channels, half_h.device)
+    upper_dd = half_h.new_zeros(channels, channels).index_put((rows, columns), half_h)
+    return upper_dd + upper_dd.t() - upper_dd.diagonal().diag()
+
+
+def _upper_half(channels: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    rows, columns = torch.triu_indices(channels, channels, device=device)
+    return rows, columns
