@@ -75,6 +75,7 @@ class Setting:
         labels: Labels that one sample has.
         scores_features: Whether scores are a function of the features alone.
         buffers: The model's other tensors.
+        linear: Whether the logits are the head's rows times the features, plus its bias.
     """
 
     params: Tensors
@@ -85,6 +86,7 @@ class Setting:
     labels: int = 1
     scores_features: bool = True
     buffers: Tensors = field(default_factory=dict)
+    linear: bool = True
 
     @property
     def float_type(self) -> torch.dtype:

@@ -279,7 +279,7 @@ def _check_head(setting: Setting, serve: str) -> None:
     weights = [setting.params[name] for name in setting.head if setting.params[name].dim() > 1]
     channels = feature_sizes(setting, 0)[1]
     numbers = setting.num_classes * channels
-    if not setting.scores_features or [one.numel() for one in weights] != [numbers]:
+    if not setting.linear or [one.numel() for one in weights] != [numbers]:
         raise TrainingError(
             f"serve = '{serve}' needs a model whose scores are one dense layer of its features;"
             " this one's are not, so set serve = 'trained', or take strategy 'guided' as it is"
