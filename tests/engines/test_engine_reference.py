@@ -140,9 +140,11 @@ def test_a_model_that_does_not_fit_the_data_is_a_clear_error(small_federation):
         train(FedAvg(), small_federation, model, delta=0)
 
 
-def test_a_model_without_features_is_refused(small_federation):
-    with pytest.raises(TrainingError, match="with_features"):
-        engine_for(small_federation, nn.Linear(5, 4))
+def test_a_model_without_features_is_refused_only_where_a_method_needs_them(small_federation):
+    model = nn.Sequential(nn.Linear(5, 4), nn.LogSoftmax(dim=1))
+    assert train(FedAvg(), small_federation, model, delta=0).records
+    with pytest.raises(TrainingError, match=r"with_features|prototypes need"):
+        train(FedProto(), small_federation, model, delta=0)
 
 
 @pytest.mark.parametrize("device", ["cuda:99", "gpu"])

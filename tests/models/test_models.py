@@ -85,7 +85,7 @@ def test_a_named_layer_gives_the_features():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: with_features(OwnNet()), "name the layer of OwnNet"),
+        (lambda: with_features(OwnNet()), r"name the layer of OwnNet .* head='...'"),
         (lambda: with_features(OwnNet(), layer="body.secnd"), "did you mean 'body.second'"),
         (lambda: with_features(nn.Sequential(nn.Linear(2, 2))), "name the layer"),
         (lambda: features_of(OwnNet()), "has no features"),

@@ -49,7 +49,6 @@ class Probe:
         self._model = copy.deepcopy(workload.model).to(self.device, dtype).eval()
         if self.device.type == "cpu":  # whose convolutions prefer it
             self._model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self._encode = features_of(self._model)
         self._samples = workload.federation.samples.to(self.device, dtype)
         self._statistics = statistics_names(self._model)
         self._by_batch = goes_by_batch(self._model)
@@ -82,7 +81,7 @@ class Probe:
         (part,) = self._ready(state, np.array([index]))
         ((inputs, target),) = self._batches(part)
         with self._options.precision():
-            return self._model(inputs), self._encode(inputs), target
+            return self._model(inputs), features_of(self._model)(inputs), target
 
     @torch.no_grad()
     def tallies(self, state: ServerState, parts: Sequence[Indices]) -> list[Tensor | None]:
@@ -249,7 +248,7 @@ class Probe:
         for part in self._ready(state, indices):
             for inputs, targets in self._batches(part):
                 with self._options.precision():
-                    found = self._encode(inputs)
+                    found = features_of(self._model)(inputs)
                 yield self.task.labelled_features(found, targets)
 
     def _joined(self, state: ServerState, indices: Indices) -> tuple[Tensor, Tensor]:

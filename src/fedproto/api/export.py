@@ -23,7 +23,7 @@ from fedproto.api.result import Result
 from fedproto.disk.atomic import explained
 from fedproto.engines.training.batch_norm import statistics_names
 from fedproto.errors import ConfigError, StoreError, TrainingError, unknown_name
-from fedproto.models.adapter import LayerFeatures, SequentialModel
+from fedproto.models.adapter import original
 
 WEIGHTS = "model.safetensors"
 ALWAYS = ("safetensors", "pt")
@@ -165,9 +165,8 @@ def _constructor(result: Result) -> str:
         return f"{options}.build({shape}, {classes})"
     if result.build is None:
         return "YourModule()  # the module that was trained"
-    model = result.build()
-    own = model.model if isinstance(model, LayerFeatures) else model
-    if isinstance(own, SequentialModel):
+    own = original(result.build())
+    if isinstance(own, nn.Sequential):
         return "nn.Sequential(...)  # the layers that were trained"
     return f"{type(own).__name__}()  # as it was built for training"
 

@@ -29,6 +29,7 @@ from fedproto.disk.atomic import explained
 from fedproto.engines.base import EngineOptions
 from fedproto.engines.training.batch_norm import estimate, statistics_names
 from fedproto.errors import ConfigError, DataError
+from fedproto.models.adapter import adapted
 from fedproto.models.base import features_of
 
 
@@ -156,7 +157,7 @@ class Predictor:
         )
 
     def _classified(self, x: Tensor) -> list[ClassPrediction]:
-        probabilities = torch.softmax(self._run(x)[0], dim=1)
+        probabilities = torch.softmax(self._logits(x), dim=1)
         return [
             ClassPrediction(
                 dict(zip(self.class_names, each.tolist(), strict=True)),
@@ -166,10 +167,16 @@ class Predictor:
         ]
 
     @torch.no_grad()
-    def _run(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _logits(self, x: Tensor) -> Tensor:
         if self._estimates:
             estimate(self._model, [x])
-        return self._model(x), features_of(self._model)(x)
+        logits: Tensor = self._model(x)
+        return logits
+
+    @torch.no_grad()
+    def _run(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits and features."""
+        return self._logits(x), features_of(adapted(self._model, x[:1]))(x)
 
     def _bytes(self, picture: NDArray[np.uint8]) -> Tensor:
         """Bytes ``[channels, H, W]`` as an input ``[1, channels, H, W]``."""

@@ -24,6 +24,7 @@ from fedproto.data.federation import Federation
 from fedproto.data.own import located
 from fedproto.data.tasks import TaskOptions, task_named
 from fedproto.engines.base import EngineOptions, Notify, Workload, check_engine_name, ignore
+from fedproto.engines.setting import fitted
 from fedproto.engines.training import TrainOptions
 from fedproto.engines.training.augment import AugmentOptions
 from fedproto.errors import ConfigError, unknown_name
@@ -103,9 +104,13 @@ class RunConfig:
     def workload(
         self, federation: Federation, model: nn.Module, notify: Notify = ignore
     ) -> Workload:
-        """What all jobs of a run share."""
+        """What all jobs of a run share.
+
+        Raises:
+            TrainingError: If model and data do not fit together.
+        """
         task = task_named(federation.task, federation.class_names, self.task)
-        return Workload(federation, model, task, self.engine, notify)
+        return Workload(federation, fitted(model, federation, task), task, self.engine, notify)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain tables that `read_config` reads back."""

@@ -52,7 +52,6 @@ class ReferenceEngine(Engine):
         self._model = copy.deepcopy(workload.model).to(self._device, dtype)
         if channels_last or workload.options.channels_last:
             self._model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        features_of(self._model)
         tolerate_single_values(self._model)
         self._masks = Masks(self._model, self._device)
         self._samples = workload.federation.samples.to(self._device, dtype)
@@ -223,12 +222,12 @@ class ReferenceEngine(Engine):
         if self._lacks_statistics(state):
             self._estimate(indices)
         model, task = self._model.eval(), self.workload.task
-        encode, number = features_of(model), self.workload.federation.num_classes
+        number = self.workload.federation.num_classes
         parts: list[Observation] = []
         for inputs, targets in self._eval_batches(indices):
             with self.workload.options.autocast(self._device):
                 scores = model(inputs) if "loss" in what else None
-                found = encode(inputs) if "features" in what else None
+                found = features_of(model)(inputs) if "features" in what else None
             loss = torch.zeros((), device=self._device)
             if scores is not None:
                 loss = task.loss(scores, targets) * (len(targets) / len(indices))
@@ -324,11 +323,26 @@ def _split(
 def read_state(model: nn.Module) -> tuple[Tensors, Tensors]:
     """Copies of a model's parameters and of its other saved tensors, by name."""
     parameters = {name for name, _ in model.named_parameters()}
-    copies = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+    again = names_again(model)
+    copies = {
+        name: tensor.detach().clone()
+        for name, tensor in model.state_dict().items()
+        if name not in again
+    }
     return (
         {name: tensor for name, tensor in copies.items() if name in parameters},
         {name: tensor for name, tensor in copies.items() if name not in parameters},
     )
+
+
+def names_again(model: nn.Module) -> set[str]:
+    """The further names of tensors that have several: tied weights are one tensor."""
+    first = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}
+    every = (
+        *model.named_parameters(remove_duplicate=False),
+        *model.named_buffers(remove_duplicate=False),
+    )
+    return {name for name, _ in every} - first
 
 
 def load_state(model: nn.Module, state: ServerState) -> None:
@@ -337,6 +351,6 @@ def load_state(model: nn.Module, state: ServerState) -> None:
     missing, unexpected = model.load_state_dict(tensors, strict=False)
     if not missing and not unexpected:
         return
-    wrong = [*unexpected, *(set(missing) - statistics_names(model))]
+    wrong = [*unexpected, *(set(missing) - statistics_names(model) - names_again(model))]
     if wrong:
         raise TrainingError(f"the state does not fit the model: tensor '{wrong[0]}'")

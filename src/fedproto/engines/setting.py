@@ -1,57 +1,139 @@
-"""The setting that a strategy's declarations depend on, read off a workload."""
+"""Model and data fitted together: the module as engines use it, and what strategies may ask of it.
+
+Both are found by running the model on one input.
+"""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from dataclasses import replace
+
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedproto.data.federation import Federation
+from fedproto.data.tasks import Task
 from fedproto.engines.base import Workload
-from fedproto.errors import DataError
-from fedproto.models.base import class_rows, features_of
+from fedproto.engines.reference import read_state
+from fedproto.errors import DataError, TrainingError
+from fedproto.models.adapter import adapted, scores_features
+from fedproto.models.base import class_rows, declares_features, features_of
+from fedproto.rng import seeded
 from fedproto.strategies.contract import FeatureShape, Setting
 from fedproto.types import Tensors
 
 
+def fitted(model: nn.Module, federation: Federation, task: Task) -> nn.Module:
+    """The module with its features and head found, once it is known to fit the data.
+
+    Raises:
+        TrainingError: If it does not take the inputs or does not give one logit per class.
+    """
+    with _evaluating(model):
+        x = _one_input(federation, model)
+        _check_logits(model, x, federation.num_classes, one_label=task.one_label)
+        return adapted(model, x)
+
+
 def setting_of(workload: Workload, params: Tensors) -> Setting:
     """Model and federation as declarations see them."""
-    federation, task = workload.federation, workload.task
-    features, head = _described(workload)
+    federation, model = workload.federation, workload.model
+    x = _one_input(federation, model)
+    found = setting_for(model, x, workload.task, federation.num_classes, len(federation.clients))
+    labels = workload.task.labels_per_sample(federation.input_shape)
+    return replace(found, params=params, labels=labels)
+
+
+def setting_for(
+    model: nn.Module, x: Tensor, task: Task, num_classes: int, num_clients: int
+) -> Setting:
+    """The setting of a model that takes such inputs, in a federation of some size."""
+    features: FeatureShape | None = None
+    head: tuple[str, ...] = ()
+    scored = linear = False
+    with _evaluating(model), contextlib.suppress(RuntimeError, ValueError, IndexError, TypeError):
+        head = class_rows(model, x, num_classes)
+        if declares_features(model):
+            with torch.no_grad():
+                encoded = features_of(model)(x)
+            features = FeatureShape(*task.feature_shape(encoded))
+            scored = scores_features(model, x)
+            linear = scored and _is_linear(model, x, encoded, head)
+    params, buffers = read_state(model)
     return Setting(
         params,
-        federation.num_classes,
-        len(federation.clients),
+        num_classes,
+        num_clients,
         features,
         head,
-        task.labels_per_sample(federation.input_shape),
-        callable(getattr(workload.model, "head", None)),
-        dict(workload.model.named_buffers()),
+        has_head=scored,
+        buffers=buffers,
+        linear=linear,
     )
 
 
 @torch.no_grad()
-def _described(workload: Workload) -> tuple[FeatureShape | None, tuple[str, ...]]:
-    """What features look like, and which parameters are the head; the model is given an input."""
-    model = workload.model
-    training = model.training
-    features: FeatureShape | None = None
+def _is_linear(model: nn.Module, x: Tensor, encoded: Tensor, head: tuple[str, ...]) -> bool:
+    """Whether the logits are the rows of the head times the features, plus its bias."""
+    own = {name: tensor for name, tensor in model.named_parameters() if name in head}
+    weights = [one.flatten(1) for one in own.values() if one.dim() > 1]
+    biases = [one for one in own.values() if one.dim() == 1]
+    logits = model(x)
+    if logits.dim() == 2:
+        vectors = encoded.flatten(1)
+    else:
+        vectors, logits = (one.flatten(2).transpose(1, 2) for one in (encoded, logits))
+    if len(weights) != 1 or weights[0].shape[1] != vectors.shape[-1]:
+        return False
+    again = vectors @ weights[0].t() + sum(biases)
+    return again.shape == logits.shape and torch.allclose(again, logits, rtol=1e-3, atol=1e-4)
+
+
+@torch.no_grad()
+def _check_logits(model: nn.Module, x: Tensor, num_classes: int, *, one_label: bool) -> None:
+    kind, shape = type(model).__name__, tuple(x.shape[1:])
     try:
-        x = _one_input(workload.federation, model)
-        encoded = features_of(model.eval())(x)
-        features = FeatureShape(*workload.task.feature_shape(encoded))
-        return features, class_rows(model, x, workload.federation.num_classes)
-    except (RuntimeError, ValueError, IndexError, TypeError):
-        return features, ()
+        with seeded(0):
+            logits = model(x)
+    except Exception as error:  # noqa: BLE001 - a user's code can fail in any way
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise TrainingError(
+            f"{kind} does not take the data's inputs, a batch of shape [B, {str(shape)[1:-1]}]:"
+            f" {reason}"
+        ) from None
+    if not isinstance(logits, Tensor):
+        raise TrainingError(
+            f"{kind} returns {type(logits).__name__}, not logits; return one tensor with a logit"
+            " per class from forward(x)"
+        )
+    wanted = f"[B, {num_classes}]" if one_label else f"[B, {num_classes}, H, W]"
+    sides = 2 if one_label else 4
+    if logits.dim() != sides or len(logits) != len(x) or logits.shape[1] != num_classes:
+        raise TrainingError(
+            f"{kind} must give logits of shape {wanted}, one per class of the data; a batch of"
+            f" {len(x)} gives {list(logits.shape)}; make its last layer {num_classes} wide, or"
+            " give the data its number of classes (num_classes=...)"
+        )
+
+
+@contextlib.contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    training = model.training
+    model.eval()
+    try:
+        yield
     finally:
         model.train(training)
 
 
-def _one_input(federation: Federation, model: torch.nn.Module) -> Tensor:
+def _one_input(federation: Federation, model: nn.Module) -> Tensor:
     """A sample, where there is any; a server may know the clients by their sizes only."""
     like = next(model.parameters(), torch.zeros(()))
     try:
         found, _ = federation.samples.batch(np.zeros(1, dtype=np.int64))
     except (DataError, IndexError):
-        found = torch.zeros(1, *federation.input_shape)
-    return found.to(like.device, like.dtype if found.is_floating_point() else found.dtype)
+        with seeded(0):
+            found = torch.rand(1, *federation.input_shape)
+    return found.to(like.device, like.dtype)

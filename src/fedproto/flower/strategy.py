@@ -1,16 +1,16 @@
-"""Our strategies for an existing Flower app: one in the place of Flower's FedAvg.
+"""Adapter: runs a fedproto strategy with its sections as a Flower strategy.
 
 For people who have a ServerApp and a ClientApp of their own. The client wraps its training
-function with `fedproto.flower.helper`; the server starts this strategy. Checkpoints, resumption,
-stable client ids and cohorts that equal a simulation's are left to `fedproto flower`.
+function with `fedproto.flower.helper`; the server starts this strategy. A round ends in the same
+`fedproto.rounds.aggregate_round` as everywhere. Checkpoints, resumption, stable client ids and
+cohorts that equal a simulation's are left to `fedproto flower`.
 """
 
-# Long: one class with the hooks that Flower calls, and what they share.
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from logging import INFO, WARNING, getLogger
 
@@ -18,8 +18,12 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
+from torch import Tensor, nn
 
 from fedproto import strategies
+from fedproto.data.tasks import task_named
+from fedproto.engines.setting import setting_for
+from fedproto.errors import ConfigError
 from fedproto.flower.arrays import UnreadableError, read_tensors, write_tensors
 from fedproto.flower.helper import (
     ARRAYS,
@@ -34,51 +38,49 @@ from fedproto.flower.helper import (
     WORK,
 )
 from fedproto.flower.parts import expect_arrays, expect_declared
+from fedproto.models.adapter import adapted
 from fedproto.rng import Purpose, stream
-from fedproto.rounds.guard import Expected, reason_to_refuse
-from fedproto.strategies.aggregation import AggregateOptions
-from fedproto.strategies.contract import FeatureShape, Setting, initial_tensors
-from fedproto.strategies.server import ServerOptions
-from fedproto.types import ClientUpdate, ServerState, Tensors
+from fedproto.rounds.aggregate import Expected, aggregate_round
+from fedproto.strategies.contract import initial_tensors
+from fedproto.strategies.method import Method
+from fedproto.types import ClientFailure, ClientUpdate, ServerState
 
 MOST_STEPS = 10_000_000
-"""More local steps than this no client is believed to make."""
+"""Largest plausible number of local steps."""
 
 LOG = getLogger("flwr")
 
 
 class FedProtoStrategy(Strategy):
-    """A strategy of ours in Flower's clothes; FedProto unless another is given.
+    """A fedproto strategy for Flower's ServerApp; FedProto unless another is given.
 
     Args:
+        model: The model of the ServerApp; parameters, buffers, features and head are read off it.
+        example: A batch of one input, such as ``torch.zeros(1, 3, 32, 32)``.
         num_classes: Classes C.
-        channels: Channels D of the features.
-        options: The strategy with its options, such as ``Scaffold()``.
-        aggregate: How updates become one: their mean, or a rule that bears outliers.
-        server: What the server does with that: nothing, or a step of an optimizer.
-        head: Names of the parameters with a row per class that give the scores, for strategies that
-            average them class by class.
+        method: A strategy with its options, such as ``Scaffold()``, or a `Method` with sections.
         cohort: Clients per round; None for all.
         min_clients: Fewer than these make no round.
         wait: Seconds to wait for that many.
         deadline: Seconds a client has to answer.
-        max_examples: More samples than this no client is believed to have.
+        max_examples: Largest plausible number of samples of a client.
         seed: For the choice of the cohort among the connected nodes.
 
     Attributes:
         attention: Weight per node, by round.
         failures: Why a node's update was not used, by round.
+
+    Raises:
+        TrainingError: If the method has no meaning for the model.
     """
 
     def __init__(
         self,
+        model: nn.Module,
+        example: Tensor,
         num_classes: int,
-        channels: int,
-        options: strategies.Strategy | None = None,
+        method: strategies.Strategy | Method | None = None,
         *,
-        aggregate: AggregateOptions | None = None,
-        server: ServerOptions | None = None,
-        head: Sequence[str] = (),
         cohort: int | None = None,
         min_clients: int = 2,
         wait: float = 120.0,
@@ -86,14 +88,15 @@ class FedProtoStrategy(Strategy):
         max_examples: int = 10_000_000,
         seed: int = 0,
     ) -> None:
-        self.options = options or strategies.FedProto()
+        method = method or strategies.FedProto()
+        self.method = method if isinstance(method, Method) else Method(method)
+        if self.method.strategy.pooled:
+            raise ConfigError("a strategy that pools the clients' data cannot run over Flower")
         self.attention: dict[int, dict[int, float]] = {}
         self.failures: dict[int, dict[int, str]] = {}
-        self.aggregate = aggregate or AggregateOptions()
-        self.server = server or ServerOptions()
-        self._num_classes = num_classes
-        self._features = FeatureShape(channels, per_sample=1)
-        self._head = tuple(head)
+        task = task_named("classification", tuple(map(str, range(num_classes))))
+        self._setting = setting_for(adapted(model.eval(), example), example, task, num_classes, 0)
+        self.method.check(self._setting)
         self._last_round: dict[int, int] = {}
         self._cohort = cohort
         self._min_clients = min_clients
@@ -109,79 +112,63 @@ class FedProtoStrategy(Strategy):
         """Sends the model to a cohort of the connected nodes."""
         nodes = self._connected(grid)
         if self._state is None:
-            state = _state_of(arrays)
-            self._setting = Setting(
-                state.params,
-                self._num_classes,
-                len(nodes),
-                self._features,
-                self._head,
-                buffers=state.buffers,
+            self._setting = replace(self._setting, num_clients=len(nodes))
+            self._state = replace(
+                self._state_of(arrays),
+                memory=initial_tensors(self.method.server_memory(self._setting)),
             )
-            kept = {
-                **self.options.server_memory(self._setting),
-                **self.server.memory(self._setting),
-            }
-            self._state = replace(state, memory=initial_tensors(kept))
         if self._cohort is not None and len(nodes) > self._cohort:
             order = stream(self._seed, Purpose.COHORT, server_round).permutation(len(nodes))
             nodes = sorted(nodes[index] for index in order[: self._cohort])
-        sent = {
-            name: self._state.memory[name]
-            for name, one in self.options.server_memory(self._setting).items()
-            if one.broadcast and name in self._state.memory
-        }
+        state = self._state
+        sent = self.method.broadcast(state, self._setting)
         parts = {BROADCAST: write_tensors(sent)} if sent else {}
-        going_on = self.options.sent(self._state)
-        if going_on is not self._state:
-            arrays = write_tensors({**going_on.params, **going_on.buffers})
+        if state.served_model is not None:
+            arrays = write_tensors({**state.params, **state.buffers})
         return self._messages("train", server_round, arrays, config, nodes, parts)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Checks the replies, weighs and averages those that can be used."""
+        """Checks the replies, weighs and combines the usable ones."""
         assert self._state is not None  # noqa: S101 - set by `configure_train`
-        state = self.options.sent(replace(self._state, round=server_round))
-        failures: dict[int, str] = {}
-        updates: dict[int, ClientUpdate] = {}
+        # Rounds are counted from 0 within, as in a simulation.
+        state = replace(self._state, round=server_round - 1)
+        results: dict[int, tuple[Expected, ClientUpdate | ClientFailure]] = {}
         for reply in replies:
             node = reply.metadata.src_node_id
-            try:
-                found = self._read(reply, state)
-            except UnreadableError as error:
-                failures[node] = str(error)
+            nothing = Expected(node, 0, 1, state, {})
+            if node in results:
+                results[node] = nothing, ClientFailure(node, "it sent its update twice")
                 continue
-            if node in updates:
-                failures[node] = "it sent a duplicate of its update"
-            else:
-                updates[node] = found
-        self.failures[server_round] = failures
-        for node, reason in failures.items():
-            LOG.log(WARNING, "round %d, node %d: %s", server_round, node, reason)
-        if len(updates) < self._min_clients:
-            LOG.log(WARNING, "round %d skipped: %d usable updates", server_round, len(updates))
-            return None, None
-        # Sums of floating numbers depend on their order.
-        nodes = sorted(updates)
-        usable = [updates[node] for node in nodes]
-        weights = self.options.weigh(state, usable)
-        combined, counted = self.options.aggregate(
-            state, usable, weights, self._setting, self.aggregate
+            try:
+                results[node] = self._read(reply, state)
+            except UnreadableError as error:
+                results[node] = nothing, ClientFailure(node, str(error))
+        outcome = aggregate_round(
+            self.method, state, [results[node] for node in sorted(results)], self._setting
         )
-        following = self.server.step(state, combined)
-        self._state = self.options.served(following, state, self._setting)
-        self._last_round |= dict.fromkeys(nodes, server_round)
-        self.attention[server_round] = dict(zip(nodes, counted.tolist(), strict=True))
-        metrics: dict[str, float] = {"clients": float(len(nodes))}
+        self.failures[server_round] = outcome.failures
+        for node, reason in outcome.failures.items():
+            LOG.log(WARNING, "round %d, node %d: %s", server_round, node, reason)
+        if outcome.note is not None or len(outcome.updates) < self._min_clients:
+            number = len(outcome.updates)
+            LOG.log(WARNING, "round %d skipped: %d usable updates", server_round, number)
+            return None, None
+        self._state = outcome.state
+        self._last_round |= dict.fromkeys(outcome.attention, server_round)
+        self.attention[server_round] = outcome.attention
+        metrics: dict[str, float] = {"clients": float(len(outcome.updates))}
         losses = [
-            (one.num_examples, one.train_loss) for one in usable if one.train_loss is not None
+            (one.num_examples, one.train_loss)
+            for one in outcome.updates
+            if one.train_loss is not None
         ]
         if losses:
             total = sum(number for number, _ in losses)
             metrics["train_loss"] = sum(number * loss for number, loss in losses) / total
-        arrays = write_tensors({**self._state.params, **self._state.buffers})
-        return arrays, MetricRecord(dict(metrics))
+        served = outcome.state.served
+        return write_tensors({**served.params, **served.buffers}), MetricRecord(dict(metrics))
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -211,7 +198,7 @@ class FedProtoStrategy(Strategy):
 
     def summary(self) -> None:
         """Writes the options to the log."""
-        LOG.log(INFO, "\t└──> %s, %s", self.options, self._features)
+        LOG.log(INFO, "\t└──> %s", self.method)
 
     def _connected(self, grid: Grid) -> list[int]:
         ends = time.monotonic() + self._wait
@@ -244,21 +231,23 @@ class FedProtoStrategy(Strategy):
 
         return [message(node) for node in nodes]
 
-    def _read(self, reply: Message, state: ServerState) -> ClientUpdate:
+    def _read(self, reply: Message, state: ServerState) -> tuple[Expected, ClientUpdate]:
         if reply.has_error():
             raise UnreadableError(f"error {reply.error.code}: {reply.error.reason or ''}")
         scores = self._scores(reply.content)
         if scores is None:
             raise UnreadableError("it sends no usable metrics with num-examples")
         node, number = reply.metadata.src_node_id, int(scores[NUM_EXAMPLES])
-        # What the client was asked is known only as far as its own claims go.
-        payload = self.options.payload(self._setting, number)
-        expected = Expected(node, number, 1, state, payload)
-        update = _read_update(reply.content, scores, expected)
-        reason = reason_to_refuse(update, expected)
-        if reason is not None:
-            raise UnreadableError(reason)
-        return update
+        # The job is known only as far as the client's own claims go.
+        expected = Expected(
+            node,
+            number,
+            1,
+            state,
+            self.method.payload(self._setting, number),
+            frozenset(self.method.strategy.personal(self._setting)),
+        )
+        return expected, self._read_update(reply.content, scores, expected)
 
     def _scores(self, content: RecordDict) -> dict[str, float] | None:
         record = content.get(METRICS)
@@ -271,40 +260,40 @@ class FedProtoStrategy(Strategy):
             return None
         return dict(scores)
 
+    def _state_of(self, arrays: ArrayRecord) -> ServerState:
+        """The ServerApp's initial arrays as parameters and buffers of the model."""
+        like = {**self._setting.params, **self._setting.buffers}
+        try:
+            tensors = read_tensors(arrays, like, ARRAYS)
+        except UnreadableError as error:
+            raise ConfigError(f"the initial arrays do not fit the model: {error}") from None
+        return ServerState(
+            0,
+            {name: tensors[name] for name in self._setting.params},
+            {name: tensors[name] for name in self._setting.buffers},
+        )
 
-def _state_of(arrays: ArrayRecord) -> ServerState:
-    tensors = {name: torch.from_numpy(array.numpy()) for name, array in arrays.items()}
-    return ServerState(0, *_parted(tensors))
-
-
-def _parted(tensors: Tensors) -> tuple[Tensors, Tensors]:
-    """What is averaged and what is counted; a state of Flower's does not say more."""
-    return (
-        {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()},
-        {name: tensor for name, tensor in tensors.items() if not tensor.is_floating_point()},
-    )
-
-
-def _read_update(
-    content: RecordDict, scores: Mapping[str, float], expected: Expected
-) -> ClientUpdate:
-    like = {**expected.sent.params, **expected.sent.buffers}
-    params, buffers = _parted(read_tensors(expect_arrays(content, ARRAYS), like, ARRAYS))
-    payload = expect_declared(content, PAYLOAD, expected.payload) if expected.payload else {}
-    work = content.get(WORK)
-    steps, lr = (work.get("steps"), work.get("lr")) if isinstance(work, MetricRecord) else (1, 1.0)
-    if not (isinstance(steps, int) and 0 <= steps <= MOST_STEPS):
-        raise UnreadableError("it claims an impossible number of steps")
-    if not (isinstance(lr, float) and 0 < lr < math.inf):
-        raise UnreadableError("it claims an impossible learning rate")
-    return ClientUpdate(
-        client=expected.client,
-        num_examples=expected.num_examples,
-        params=params,
-        buffers=buffers,
-        train_loss=scores.get("train_loss"),
-        epochs_done=1,
-        steps=steps,
-        lr=lr,
-        payload=payload,
-    )
+    def _read_update(
+        self, content: RecordDict, scores: Mapping[str, float], expected: Expected
+    ) -> ClientUpdate:
+        like = {**expected.params, **expected.sent.buffers}
+        tensors = read_tensors(expect_arrays(content, ARRAYS), like, ARRAYS)
+        payload = expect_declared(content, PAYLOAD, expected.payload) if expected.payload else {}
+        work = content.get(WORK)
+        claims = isinstance(work, MetricRecord)
+        steps, lr = (work.get("steps"), work.get("lr")) if claims else (1, 1.0)
+        if not (isinstance(steps, int) and 0 <= steps <= MOST_STEPS):
+            raise UnreadableError("it claims an implausible number of steps")
+        if not (isinstance(lr, float) and 0 < lr < math.inf):
+            raise UnreadableError("it claims an implausible learning rate")
+        return ClientUpdate(
+            client=expected.client,
+            num_examples=expected.num_examples,
+            params={name: tensors[name] for name in expected.params},
+            buffers={name: tensors[name] for name in expected.sent.buffers},
+            train_loss=scores.get("train_loss"),
+            epochs_done=1,
+            steps=steps,
+            lr=lr,
+            payload=payload,
+        )

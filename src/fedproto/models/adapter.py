@@ -1,68 +1,144 @@
-"""Turning a user's module into one that gives features, under the names its tensors have."""
+"""Features and head of a user's module, found by running it once and checked by computing again.
+
+The features are the input of the layer that gives the logits; that layer is the head. Nothing is
+guessed from names: the layer's output must be the very tensor that the module returns.
+"""
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import functools
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from fedproto.errors import TrainingError, unknown_name
-from fedproto.models.base import FeatureModel, layers_in_words
+from fedproto.models.base import declares_features, features_of, head_of, layers_in_words
+from fedproto.rng import seeded
 
 
-def with_features(model: nn.Module, layer: str | None = None) -> nn.Module:
-    """Gives a module a `features` method.
+def with_features(
+    model: nn.Module, layer: str | None = None, *, head: str | None = None
+) -> nn.Module:
+    """Names the features of a module, where they are not to be found by running it.
 
-    The result has the module's own parameters under their own names, so that what is trained loads
-    into the module's class again.
+    The result has the module's own parameters under their own names, so that the trained weights
+    load into the module's class again.
 
     Args:
-        model: A plain `nn.Sequential`, or any module with a named layer to take features from.
-        layer: Name of the layer whose output are the features, as in ``named_modules()``. A
-            sequential model needs none: its last layer becomes the head.
+        model: Any module.
+        layer: Name of the layer whose output are the features, as in ``named_modules()``.
+        head: Name of the layer that gives the logits; the features are its input. The last layer
+            of a sequential model by default.
 
     Raises:
-        TrainingError: If no layer is given where one is needed, or there is none of that name.
+        TrainingError: If no layer is named, or there is none of that name.
     """
-    if layer is None:
+    if layer is None and head is None:
         if not isinstance(model, nn.Sequential) or len(model) < 2:
             raise TrainingError(
-                f"name the layer of {type(model).__name__} whose output are the features:"
-                f" with_features(model, layer='...'); {layers_in_words(model)}"
+                f"name the layer of {type(model).__name__} that gives the logits:"
+                f" with_features(model, head='...'); {layers_in_words(model)}"
             )
-        return SequentialModel(model)
+        head = list(model.named_children())[-1][0]
+    if layer is not None and head is not None:
+        raise TrainingError("name either the layer of the features or the head, not both")
     names = [name for name, _ in model.named_modules() if name]
-    if layer not in names:
-        raise TrainingError(unknown_name("layer", layer, names))
-    return LayerFeatures(model, layer)
+    for name in (layer, head):
+        if name is not None and name not in names:
+            raise TrainingError(unknown_name("layer", name, names))
+    return LayerFeatures(model, layer) if layer is not None else HeadInput(model, head or "")
 
 
-class SequentialModel(nn.Sequential, FeatureModel):
-    """A sequential model cut before its last layer."""
+def adapted(model: nn.Module, x: Tensor) -> nn.Module:
+    """A module with the features and the head that one input shows; the same where none are found.
 
-    def __init__(self, model: nn.Sequential) -> None:
-        super().__init__(OrderedDict(model.named_children()))
+    What the module declares by ``features(x)`` and ``head(features)`` is kept where it gives the
+    logits. Parameters keep their names.
 
-    def features(self, x: Tensor) -> Tensor:
-        """All layers but the last."""
-        *layers, _ = self
-        for layer in layers:
-            x = layer(x)
-        return x
+    Raises:
+        TrainingError: If the head that was named does not give the logits.
+    """
+    if scores_features(model, x):
+        return model
+    if isinstance(model, HeadInput):
+        raise TrainingError(
+            f"layer '{model.name}' does not give the logits of {type(model.model).__name__}: what"
+            " the module returns differs from the layer's output; name another head"
+        )
+    found = _head_found(model, x)
+    if found is None or not declares_features(model):
+        return model if found is None else found
+    with torch.no_grad(), seeded(0):
+        declared = features_of(model)(x)
+        same = _close(declared.flatten(1), found.features(x).flatten(1))
+    return found if same else model
 
-    def head(self, features: Tensor) -> Tensor:
-        """The last layer."""
-        scores: Tensor = self[-1](features)
-        return scores
+
+@torch.no_grad()
+def scores_features(model: nn.Module, x: Tensor) -> bool:
+    """Whether ``head(features(x))`` gives the logits of one input."""
+    if not declares_features(model) or not callable(getattr(model, "head", None)):
+        return False
+    with seeded(0):
+        try:
+            return _close(head_of(model)(features_of(model)(x)), model(x))
+        except (RuntimeError, ValueError, IndexError, TypeError):
+            return False
 
 
-class LayerFeatures(nn.Module):
-    """A module as it is, whose features are what one of its layers puts out."""
+def _close(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and torch.allclose(one, other, rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def _head_found(model: nn.Module, x: Tensor) -> HeadInput | None:
+    """The module cut before the layer whose output it returns; None if there is no such layer."""
+    outputs: list[tuple[str, Tensor]] = []
+
+    def note(name: str, layer: nn.Module, args: Any, output: Tensor) -> None:
+        del layer, args
+        outputs.append((name, output))
+
+    hooks = [
+        layer.register_forward_hook(functools.partial(note, name))
+        for name, layer in model.named_modules()
+        if name and _is_linear(layer)
+    ]
+    try:
+        with seeded(0):
+            logits = model(x)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    for name, output in reversed(outputs):
+        # A view of the output is the output: nothing was computed in between but in place, which
+        # computing the logits again from the features shows.
+        if output.data_ptr() == logits.data_ptr() and output.numel() == logits.numel():
+            found = HeadInput(model, name, flat=output.dim() > logits.dim())
+            return found if scores_features(found, x) else None
+    return None
+
+
+def _is_linear(layer: nn.Module) -> bool:
+    """Whether a layer is one linear function of each feature vector."""
+    if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d):
+        plain = set(layer.kernel_size) | set(layer.stride) | {layer.groups} == {1}
+        return plain and not any(layer.padding)
+    return isinstance(layer, nn.Linear)
+
+
+def original(model: nn.Module) -> nn.Module:
+    """The user's own module behind its features."""
+    return model.model if isinstance(model, _Shared) else model
+
+
+class _Shared(nn.Module):
+    """A module under another class, with the same tensors under the same names."""
 
     model: nn.Module
 
-    def __init__(self, model: nn.Module, layer: str) -> None:
+    def __init__(self, model: nn.Module) -> None:
         super().__init__()
         # What the module holds is held here too, rather than below a name of its own: its tensors
         # keep their names in states and checkpoints.
@@ -70,18 +146,55 @@ class LayerFeatures(nn.Module):
         self._modules = model._modules
         self._non_persistent_buffers_set = model._non_persistent_buffers_set
         self.__dict__["model"] = model
-        self.layer = layer
 
-    def train(self, mode: bool = True) -> LayerFeatures:
+    def train(self, mode: bool = True) -> _Shared:
         """Also tells the module itself, whose forward pass may depend on it."""
         super().train(mode)
         self.model.training = mode
         return self
 
     def forward(self, x: Tensor) -> Tensor:
-        """The module's own scores."""
-        scores: Tensor = self.model(x)
-        return scores
+        """The module's own logits."""
+        logits: Tensor = self.model(x)
+        return logits
+
+
+class HeadInput(_Shared):
+    """A module as it is, whose features are the input of the layer that gives the logits."""
+
+    def __init__(self, model: nn.Module, name: str, *, flat: bool = False) -> None:
+        super().__init__(model)
+        self.name, self._flat = name, flat
+
+    def features(self, x: Tensor) -> Tensor:
+        """The input of the head, where it is called last."""
+        seen: list[Tensor] = []
+
+        def note(layer: nn.Module, args: tuple[Any, ...]) -> None:
+            del layer
+            seen.append(args[0])
+
+        hook = self.model.get_submodule(self.name).register_forward_pre_hook(note)
+        try:
+            self.model(x)
+        finally:
+            hook.remove()
+        if not seen:
+            raise TrainingError(f"layer '{self.name}' takes no part in the model's forward pass")
+        return seen[-1]
+
+    def head(self, features: Tensor) -> Tensor:
+        """The layer that gives the logits."""
+        logits: Tensor = self.model.get_submodule(self.name)(features)
+        return logits.flatten(1) if self._flat else logits
+
+
+class LayerFeatures(_Shared):
+    """A module as it is, whose features are the output of one of its layers."""
+
+    def __init__(self, model: nn.Module, layer: str) -> None:
+        super().__init__(model)
+        self.layer = layer
 
     def features(self, x: Tensor) -> Tensor:
         """The layer's output; the forward pass ends there."""

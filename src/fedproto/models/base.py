@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, Literal, Protocol, cast, runtime_checkable
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -14,15 +14,6 @@ from fedproto.errors import TrainingError
 from fedproto.options import Options, option
 from fedproto.options.registry import Registry
 from fedproto.rng import Purpose, seeded, torch_seed
-
-
-@runtime_checkable
-class HasFeatures(Protocol):
-    """All an engine asks of a module: it can be called for scores and gives features."""
-
-    def features(self, x: Tensor) -> Tensor:
-        """The latent representation ``e`` of a batch, ``[B, D]`` or ``[B, D, H, W]``."""
-        ...
 
 
 class FeatureModel(nn.Module, abc.ABC):
@@ -104,34 +95,37 @@ def draw_glorot(model: nn.Module) -> None:
                 nn.init.zeros_(module.bias)
 
 
+def declares_features(model: nn.Module) -> bool:
+    """Whether a module has a method ``features(x)``; a layer of that name says nothing."""
+    found = getattr(model, "features", None)
+    return callable(found) and not isinstance(found, nn.Module)
+
+
 def features_of(model: nn.Module) -> Callable[[Tensor], Tensor]:
-    """A model's encoder.
+    """A model's encoder: a batch to features, ``[B, D]`` or ``[B, D, H, W]``.
 
     Raises:
-        TrainingError: If it gives no features; the message says how to adapt it.
+        TrainingError: If it gives no features; the message says how to name them.
     """
-    if isinstance(model, HasFeatures):
-        return model.features
+    if declares_features(model):
+        return cast("Callable[[Tensor], Tensor]", model.features)
     raise TrainingError(
-        f"{type(model).__name__} has no features(x); wrap it: with_features(model, layer='...');"
+        f"{type(model).__name__} has no features: its logits are not the output of a linear layer"
+        " or a 1×1 convolution; name the layer that gives them with_features(model, head='...'),"
+        " or the one whose output are the features with_features(model, layer='...');"
         f" {layers_in_words(model)}"
     )
 
 
 def layers_in_words(model: nn.Module, most: int = 30) -> str:
-    """The layers that features could be taken from, and which one is usual.
-
-    Of many layers only the outermost are named.
-    """
+    """The layers that features could be taken from; of many only the outermost."""
     named = [(name, layer) for name, layer in model.named_modules() if name]
     depth = max((name.count(".") for name, _ in named), default=0)
     while depth and sum(name.count(".") <= depth for name, _ in named) > most:
         depth -= 1
     shown = [(name, layer) for name, layer in named if name.count(".") <= depth]
     listed = ", ".join(f"{name} ({type(layer).__name__})" for name, layer in shown)
-    inner = [name for name, layer in named if not list(layer.children())]
-    usual = f"; the one before the last is '{inner[-2]}'" if len(inner) > 1 else ""
-    return f"its layers: {listed or 'none'}{usual}"
+    return f"its layers: {listed or 'none'}"
 
 
 def head_of(model: nn.Module) -> Callable[[Tensor], Tensor]:
@@ -144,21 +138,20 @@ def head_of(model: nn.Module) -> Callable[[Tensor], Tensor]:
     if callable(head):
         return cast("Callable[[Tensor], Tensor]", head)
     raise TrainingError(
-        f"{type(model).__name__} has no head(features), which the strategy needs; use a model with"
-        " one, such as a sequential model: with_features(nn.Sequential(...))"
+        f"{type(model).__name__} has no head(features), which the strategy needs; name the layer"
+        f" that gives the logits: with_features(model, head='...'); {layers_in_words(model)}"
     )
 
 
 def class_rows(model: nn.Module, x: Tensor, num_classes: int) -> tuple[str, ...]:
-    """Names of the parameters that give the scores, one row per class; empty where there are none.
+    """Names of the parameters that give the logits, one row per class; empty where there are none.
 
-    They are those of the layer that a batch passes last, if it is dense or a convolution: its
-    rows are the classes, whatever the model calls it. A model that computes its scores in another
-    way says so by a method ``last_layer()``.
+    They are those of the last layer that a batch passes on its way to the logits, if it is dense
+    or a convolution: its rows are the classes, whatever the model calls it. A model that computes
+    its logits in another way says so by a method ``last_layer()``.
     """
     named = getattr(model, "last_layer", None)
-    layers: list[nn.Module] = [named()] if callable(named) else _layers_passed(model, x)
-    last = layers[-1] if layers else None
+    last = named() if callable(named) else _last_layer(model, x)
     weight = getattr(last, "weight", None)
     if not isinstance(last, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d) or weight is None:
         return ()
@@ -167,9 +160,8 @@ def class_rows(model: nn.Module, x: Tensor, num_classes: int) -> tuple[str, ...]
     return names if len(weight) == num_classes else ()
 
 
-@torch.no_grad()
-def _layers_passed(model: nn.Module, x: Tensor) -> list[nn.Module]:
-    """The innermost layers with parameters that a batch passes, in their order."""
+def _last_layer(model: nn.Module, x: Tensor) -> nn.Module | None:
+    """The last layer with parameters that the logits of a batch depend on."""
     passed: list[nn.Module] = []
 
     def note(layer: nn.Module, args: Any, output: Any) -> None:
@@ -182,8 +174,16 @@ def _layers_passed(model: nn.Module, x: Tensor) -> list[nn.Module]:
         if not list(layer.children()) and list(layer.parameters())
     ]
     try:
-        model(x)
+        with torch.enable_grad():
+            logits = model(x)
     finally:
         for hook in hooks:
             hook.remove()
-    return passed
+    for layer in reversed(passed):
+        trained = [tensor for tensor in layer.parameters() if tensor.requires_grad]
+        if not trained or not logits.requires_grad:
+            return layer
+        found = torch.autograd.grad(logits.sum(), trained, retain_graph=True, allow_unused=True)
+        if any(one is not None for one in found):
+            return layer
+    return None

@@ -10,8 +10,10 @@ from torch import nn
 from fedproto.config import RunConfig
 from fedproto.data.base import DataSource, data_root
 from fedproto.data.federation import Federation
-from fedproto.errors import ConfigError, DataError
-from fedproto.models.base import build_model, features_of
+from fedproto.engines.base import Workload
+from fedproto.engines.setting import setting_of
+from fedproto.errors import ConfigError, DataError, TrainingError
+from fedproto.models.base import build_model, features_of, layers_in_words
 from fedproto.rounds import Watcher
 from fedproto.rounds.planning import check_fits
 from fedproto.simulate.driver import Assignment, EngineFor, carry_out
@@ -27,10 +29,28 @@ def check_assignment(config: RunConfig, federation: Federation, model: nn.Module
     """
     check_fits(config, federation)
     check_reference(config)
-    config.workload(federation, model)
-    config.augment.check_fits(federation.input_shape)
-    features_of(model)
     config.engine.torch_device()
+    config.augment.check_fits(federation.input_shape)
+    _check_declarations(config, config.workload(federation, model))
+
+
+def _check_declarations(config: RunConfig, workload: Workload) -> None:
+    """Checks that the model has the features and the head that a strategy needs, if it does."""
+    looks = config.strategy.looks
+    if "features" in looks.before | looks.after:
+        features_of(workload.model)
+    setting = setting_of(workload, dict(workload.model.named_parameters()))
+    try:
+        config.strategy.server_memory(setting)
+        config.strategy.payload(setting, 1)
+    except TrainingError as error:
+        if setting.scores_features:
+            raise
+        kind = type(workload.model).__name__
+        raise TrainingError(
+            f"{error} ({kind}: head(features(x)) does not give its logits; name the layer that"
+            f" does with_features(model, head='...'); {layers_in_words(workload.model)})"
+        ) from None
 
 
 def load_federations(configs: Iterable[RunConfig]) -> dict[DataSource, Federation]:

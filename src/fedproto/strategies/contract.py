@@ -78,6 +78,7 @@ class Setting:
         labels: Labels that one sample has.
         has_head: Whether the model has a head, so that logits are a function of the features alone.
         buffers: The model's other tensors.
+        linear: Whether the logits are the head's rows times the features, plus its bias.
     """
 
     params: Tensors
@@ -88,6 +89,7 @@ class Setting:
     labels: int = 1
     has_head: bool = True
     buffers: Tensors = field(default_factory=dict)
+    linear: bool = True
 
     @property
     def float_type(self) -> torch.dtype:

@@ -105,7 +105,7 @@ class ServeOptions(Options):
             return
         weights = [setting.params[name] for name in setting.head if setting.params[name].dim() > 1]
         numbers = setting.num_classes * setting.feature_sizes()[0]
-        if not setting.has_head or [one.numel() for one in weights] != [numbers]:
+        if not setting.linear or [one.numel() for one in weights] != [numbers]:
             raise TrainingError(
                 f"serve.head = '{self.head}' needs a model whose logits are one dense layer of its"
                 " features; this model's are not, so set serve.head = 'trained'"

@@ -25,7 +25,7 @@ from fedproto.engines.stacking.gradients import Gradient
 from fedproto.engines.stacking.network import Calibration, Network, Term
 from fedproto.engines.training.batch_norm import freeze, goes_by_batch, layers, statistics_names
 from fedproto.engines.training.dropout import Masks, layer_that_draws
-from fedproto.models.base import features_of, head_of
+from fedproto.models.base import declares_features, features_of, head_of
 from fedproto.types import Tensors
 
 
@@ -240,7 +240,8 @@ def reason_not_to_stack(model: nn.Module, inputs: Tensor) -> str | None:
             stacked = network.scores(params, inputs.unsqueeze(0))[0]
             only = torch.eye(len(inputs), dtype=torch.bool, device=inputs.device)
             apart = [network.scores(params, inputs.unsqueeze(0), one[None])[0][one] for one in only]
-            network.features(params, inputs.unsqueeze(0))
+            if declares_features(model):
+                network.features(params, inputs.unsqueeze(0))
     except (RuntimeError, ValueError, TypeError) as error:
         return f"torch.func cannot run it ({str(error).splitlines()[0]})"
     finally:
