@@ -268,6 +268,42 @@ def test_without_a_gradient_sam_stays_where_it_is():
     assert all(torch.equal(model.state_dict()[name], one) for name, one in before.items())
 
 
+@pytest.mark.parametrize("engine", ENGINES.names())
+@pytest.mark.parametrize("rule", [{}, RULES["all"]], ids=["plain", "all"])
+def test_parameters_that_are_not_trained_stay_and_do_not_count_in_norms(engine, rule):
+    federation, model = small_federation((3,)), small_model()
+    model[0].requires_grad_(False)
+    jobs = jobs_of(federation, model, FedAvg(), replace(PLAIN, **rule))
+    running = engine_for(engine, federation, model, [])
+    # The same steps of a model that is the trained part alone, on features computed before.
+    with torch.no_grad():
+        features = [
+            (torch.tanh(model[0](x.double())), y)
+            for x, y in (
+                federation.samples.batch(federation.train_indices(client)) for client in range(5)
+            )
+        ]
+    try:
+        for job, update in zip(jobs, running.train(jobs), strict=True):
+            assert torch.equal(update.params["0.weight"], job.state.params["0.weight"])
+            head = copy.deepcopy(model[2])
+            optimizer = job.train.optimizer_for(head, job.lr)
+            x, y = features[job.client]
+            for batches in job.batches:
+                for batch in batches:
+
+                    def compute_gradient(head=head, x=x[batch], y=y[batch]):
+                        head.zero_grad()
+                        loss = nn.functional.cross_entropy(head(x), y)
+                        loss.backward()
+                        return loss.detach()
+
+                    take_step(head, job.train, optimizer, compute_gradient)
+            assert distance(update.params["2.weight"], head.weight.detach()) <= 1e-10
+    finally:
+        running.close()
+
+
 def test_the_captured_engine_says_that_it_takes_the_reference_step(monkeypatch):
     federation, model = small_federation((3,)), small_model()
     engine = engine_for("captured", federation, model, notices := [], dtype="float32")
