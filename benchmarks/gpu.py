@@ -307,12 +307,13 @@ def parity(arguments: argparse.Namespace) -> dict[str, float]:
                 TrainOptions(epochs=2, lr=0.02),
                 TrainOptions(epochs=2, lr=0.02, momentum=0.9, weight_decay=1e-3),
                 TrainOptions(epochs=2, lr=0.001, optimizer="adam"),
+                TrainOptions(epochs=2, lr=0.02, optimizer="sam", clip_norm=1.0, centralize=True),
             ):
                 results = []
                 torch._dynamo.reset()
                 for name in ("reference", "stacked"):
                     # Compiling takes longer than these rounds: once per model and type suffices.
-                    plain = train.optimizer == "sgd" and not train.momentum
+                    plain = train.memoryless
                     strategies = [one for one in every if plain or not one.plain_sgd]
                     engine = _engine(model, data, name=name, dtype=dtype, compile=plain)
                     state = initial_state(model, engine.workload.options.torch_dtype())

@@ -32,6 +32,11 @@ RULES = {
     "momentum": TrainOptions(epochs=2, batch_size=4, lr=0.02, momentum=0.9, weight_decay=0.01),
     "decay": TrainOptions(epochs=2, batch_size=7, lr=0.05, weight_decay=0.1),
     "adam": TrainOptions(epochs=2, batch_size=5, lr=0.003, optimizer="adam", weight_decay=0.01),
+    "sam": TrainOptions(epochs=2, batch_size=5, lr=0.05, optimizer="sam", rho=0.1),
+    "clip": TrainOptions(epochs=2, batch_size=5, lr=0.05, clip_norm=0.5, weight_decay=0.1),
+    "centralize": TrainOptions(
+        epochs=2, batch_size=5, lr=0.003, optimizer="adam", centralize=True, clip_norm=0.5
+    ),
 }
 OTHERS = [name for name in ENGINES.names() if name != "reference"]
 
@@ -62,7 +67,7 @@ def test_every_strategy_by_itself(strategy):
     check_same(found, truth, TOLERANCE["float64"])
 
 
-@pytest.mark.parametrize("rule", ["momentum", "decay", "adam"])
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule != "sgd"])
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("engine", ["stacked", "processes"])
 def test_every_optimizer(engine, model, rule):

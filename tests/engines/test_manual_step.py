@@ -175,6 +175,9 @@ class OwnPenalty(Strategy):
         TrainOptions(weight_decay=0.1),
         TrainOptions(optimizer="adam"),
         TrainOptions(accumulate=2),
+        TrainOptions(optimizer="sam"),
+        TrainOptions(clip_norm=1.0),
+        TrainOptions(centralize=True),
     ],
 )
 def test_other_optimizers_are_left_to_automatic_differentiation(train):

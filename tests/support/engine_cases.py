@@ -212,7 +212,7 @@ def sweep(
 
 def strategies_for(train: TrainOptions | None) -> list[Strategy]:
     """Those that an optimizer suits."""
-    plain = train is None or (train.optimizer == "sgd" and not train.momentum)
+    plain = train is None or train.memoryless
     return [one for one in STRATEGIES if plain or not one.plain_sgd]
 
 

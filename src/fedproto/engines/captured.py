@@ -6,8 +6,8 @@ weights are loaded in place, the optimizer's state is set to zero where a fresh 
 rate lies on the device. Meanwhile the host prepares the next batch.
 
 What is not captured (float64, models that draw from a generator, strategies that add more to the
-loss than a pull to the received weights, shapes seen for the first time) is done step by step as in
-the reference engine; so is everything on a CPU.
+loss than a pull to the received weights, steps with SAM, clipping or centralisation, shapes seen
+for the first time) is done step by step as in the reference engine; so is everything on a CPU.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ class CapturedEngine(ReferenceEngine):
         self._pool = None if self._device.type != "cuda" else torch.cuda.graph_pool_handle()
         self._held = self._model.state_dict()
         self._draws = layer_that_draws(self._model) is not None
+        self._told = False
 
     def close(self) -> None:
         """Frees the graphs with their memory."""
@@ -78,7 +79,13 @@ class CapturedEngine(ReferenceEngine):
         own = bool(job.method.needs.hooks & {"penalty", "batch_term", "trainable"})
         # Optimizers take a rate that lies on the device as float32: too coarse for float64.
         exact = self.workload.options.torch_dtype() == torch.float64
-        if self._pool is None or exact or more or own or self._draws:
+        follows_gradient = job.train.follows_gradient
+        if self._pool is not None and not follows_gradient and not self._told:
+            self._told = True
+            self.workload.notify(
+                "steps with SAM, clipping or centralisation are not captured in a CUDA graph"
+            )
+        if self._pool is None or exact or more or own or self._draws or not follows_gradient:
             return super()._stepper(job, objective)
         key = job.train.kind, objective.proximal
         if key not in self._kinds:

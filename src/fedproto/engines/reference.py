@@ -6,6 +6,7 @@ against it.
 from __future__ import annotations
 
 import copy
+import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeAlias
@@ -27,6 +28,7 @@ from fedproto.engines.training.batch_norm import (
     tolerate_single_values,
 )
 from fedproto.engines.training.dropout import Masks
+from fedproto.engines.training.step import take_step
 from fedproto.equations import class_sums
 from fedproto.errors import TrainingError
 from fedproto.models.base import features_of
@@ -165,7 +167,10 @@ class ReferenceEngine(Engine):
         load_state(self._model, state)
 
     def _stepper(self, job: LocalJob, objective: Objective) -> Step:
-        """What a local step does with a batch; it returns the loss of the batch alone."""
+        """What a local step does with a batch; it returns the loss of the batch alone.
+
+        How a step follows from the gradient, `fedproto.engines.training.step` says.
+        """
         model = self._model.train()
         if job.train.batch_norm == "frozen":
             freeze(model)
@@ -173,8 +178,7 @@ class ReferenceEngine(Engine):
         optimizer = job.train.optimizer_for(model, job.lr)
         self._masks.begin_job(job.seed)
 
-        def step(inputs: Tensor, targets: Tensor) -> Tensor:
-            self._masks.begin_step()
+        def compute_gradient(inputs: Tensor, targets: Tensor) -> Tensor:
             added = [
                 term
                 for term in (
@@ -184,9 +188,13 @@ class ReferenceEngine(Engine):
                 if term is not None
             ]
             optimizer.zero_grad(set_to_none=True)
-            loss = self._backward(inputs, targets, objective, added, job.train.accumulate)
-            optimizer.step()
-            return loss
+            return self._backward(inputs, targets, objective, added, job.train.accumulate)
+
+        def step(inputs: Tensor, targets: Tensor) -> Tensor:
+            self._masks.begin_step()
+            return take_step(
+                model, job.train, optimizer, functools.partial(compute_gradient, inputs, targets)
+            )
 
         return step
 

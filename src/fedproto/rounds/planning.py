@@ -46,10 +46,10 @@ def check_fits(config: RunConfig, federation: Federation) -> None:
         )
     method, train = config.method, config.train
     strategy = method.strategy
-    if strategy.plain_sgd and (train.optimizer != "sgd" or train.momentum):
+    if strategy.plain_sgd and not train.memoryless:
         raise ConfigError(
             f"strategy {type(strategy).__name__} is made for plain gradient descent on the"
-            " clients; set train.optimizer = 'sgd' and train.momentum = 0"
+            " clients; set train.optimizer = 'sgd' or 'sam' and train.momentum = 0"
         )
     config.aggregate.check_fits(
         config.schedule.cohort, pooled=strategy.pooled, weighs_tensors=method.weighs_rows

@@ -19,6 +19,9 @@ def network_for(workload: Workload, samples: TensorSamples | None) -> tuple[Netw
         return None, "its samples are fetched batch by batch, not held on the device"
     if not workload.task.one_label:
         return None, f"{type(workload.task).__name__} is no classification"
+    frozen = [name for name, one in model.named_parameters() if not one.requires_grad]
+    if frozen:
+        return None, f"parameter '{frozen[0]}' is not trained"
     kernels = (
         workload.options.compile
         and samples.inputs.device.type == "cuda"

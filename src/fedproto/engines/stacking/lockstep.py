@@ -24,9 +24,10 @@ from fedproto.engines.stacking.fusing import Fuse, unfused
 from fedproto.engines.stacking.gradients import Gradient, as_tensor, subtract
 from fedproto.engines.stacking.network import Network
 from fedproto.engines.stacking.objectives import StackKind, StackObjectives
-from fedproto.engines.stacking.optimizers import optimizer_for
+from fedproto.engines.stacking.optimizers import clip, optimizer_for, perturbed
 from fedproto.engines.stacking.orders import StackOrders, end_step, next_batch
 from fedproto.engines.stacking.whole import MlpStep, StepState
+from fedproto.engines.training.step import centralize
 from fedproto.rng import Indices
 from fedproto.strategies.contract import Objective
 from fedproto.types import Tensors
@@ -202,8 +203,6 @@ class Lockstep:
             self._whole(size, self._state(), self._layout.starts)
             self._count.add_(1)
             return
-        flat = self._flat[:size]
-        params = self._layout.views(flat)
         x, targets, live, weight, rate = self._fuse(next_batch)(
             self._inputs,
             self._targets,
@@ -216,13 +215,25 @@ class Lockstep:
             scaled=self._in_place,
         )
         calibration = self._objectives.calibration(size)
-        seen = {**params, **{name: rows[:size] for name, rows in self.statistics.items()}}
         self._network.draw_by(self._seed[:size], self._count)
-        loss, gradients = self._network.gradients(seen, x, targets, weight, self._fuse, calibration)
+
+        def compute_gradients(flat: Tensor, kept: Tensors) -> tuple[Tensor, dict[str, Gradient]]:
+            """The loss per sample and its gradients at these weights; statistics are changed."""
+            seen = {**self._layout.views(flat), **kept}
+            return self._network.gradients(seen, x, targets, weight, self._fuse, calibration)
+
+        flat = self._flat[:size]
+        kept = {name: rows[:size] for name, rows in self.statistics.items()}
+        loss, gradients = compute_gradients(flat, kept)
         if self._in_place:
-            self._descend(flat, params, gradients, rate)
+            self._descend(flat, gradients, rate)
         else:
-            self._follow_rule(flat, params, gradients, rate)
+            gradient = self._carry_out(flat, gradients)
+            if self._kind.train.optimizer == "sam":
+                nearby = perturbed(flat, gradient, self._kind.train.rho)
+                aside = {name: rows.clone() for name, rows in kept.items()}
+                self._carry_out(nearby, compute_gradients(nearby, aside)[1])
+            self._follow_rule(flat, gradient, rate)
         self._fuse(end_step)(self.loss[:size], loss, live, self._last_epoch[:size], self._count)
 
     def _first_step(self, size: int) -> None:
@@ -293,14 +304,12 @@ class Lockstep:
             self.loss,
         )
 
-    def _descend(
-        self, flat: Tensor, params: Tensors, gradients: Mapping[str, Gradient], rate: Tensor
-    ) -> None:
+    def _descend(self, flat: Tensor, gradients: Mapping[str, Gradient], rate: Tensor) -> None:
         """Plain gradient descent, inside the products that give the gradients.
 
         These carry the rate already: the samples' weights were multiplied by it.
         """
-        layout = self._layout
+        layout, params = self._layout, self._layout.views(flat)
         self._objectives.descend(flat, rate)
         small = layout.gather_small({name: as_tensor(gradients[name]) for name in layout.small})
         flat[:, : layout.small_size].sub_(small)
@@ -308,17 +317,28 @@ class Lockstep:
             if name not in layout.small:
                 subtract(gradient, params[name])
 
-    def _follow_rule(
-        self, flat: Tensor, params: Tensors, gradients: Mapping[str, Gradient], rate: Tensor
-    ) -> None:
-        """Any rule and any penalty, on gradients carried out."""
+    def _carry_out(self, flat: Tensor, gradients: Mapping[str, Gradient]) -> Tensor:
+        """The gradient of the whole local objective at these weights, as rows."""
         assert self._gradient is not None  # noqa: S101 - there is one unless descent is in place
-        size = len(flat)
-        gradient = self._gradient[:size]
+        gradient = self._gradient[: len(flat)]
         for name, view in self._layout.views(gradient).items():
             view.copy_(as_tensor(gradients[name]))
-        self._objectives.add_gradient(gradient, flat, params)
-        slots = [slot[:size] for slot in self._slots]
+        self._objectives.add_gradient(gradient, flat, self._layout.views(flat))
+        return gradient
+
+    def _follow_rule(self, flat: Tensor, gradient: Tensor, rate: Tensor) -> None:
+        """Updates the weights by any rule, as `fedproto.engines.training.step` does."""
+        train, slots = self._kind.train, [slot[: len(flat)] for slot in self._slots]
+        if train.centralize:
+            views = self._layout.views(gradient)
+            # A filter's numbers lie together in the module's own layout alone.
+            own = self._network.unpack(views)
+            for tensor in own.values():
+                centralize(tensor, start=2)
+            for name, tensor in self._network.pack(own).items():
+                views[name].copy_(tensor)
+        if train.clip_norm is not None:
+            clip(gradient, train.clip_norm)
         self._fuse(self._rule.step)(flat, gradient, slots, rate.unsqueeze(1), self._count)
 
 

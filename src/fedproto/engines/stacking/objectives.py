@@ -41,7 +41,8 @@ class StackKind:
     def rows(self) -> int:
         """Rows of a model's size per job, beside weights and the optimizer's own."""
         received = self.proximal or self.penalized_by is not None
-        return received + self.linear + (not self.in_place)
+        nearby = self.train.optimizer == "sam"
+        return received + self.linear + (not self.in_place) + nearby + self.train.centralize
 
     @property
     def in_place(self) -> bool:

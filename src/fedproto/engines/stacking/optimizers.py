@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fedproto.engines.training import TrainOptions
+from fedproto.engines.training.step import TINY
 
 
 class Optimizer(abc.ABC):
@@ -90,6 +91,22 @@ class Adam(Optimizer):
         mean.lerp_(gradient, 1 - beta1)
         square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
         weight.sub_(rate / start1 * mean / (square.sqrt() / start2 + epsilon))
+
+
+def perturbed(weight: Tensor, gradient: Tensor, rho: float) -> Tensor:
+    """SAM's weights ``w + ρ g / ‖g‖`` of every job; those of a job without a gradient are w."""
+    return weight + gradient * (rho / (_norm(gradient) + TINY))
+
+
+def clip(gradient: Tensor, most: float) -> None:
+    """`torch.nn.utils.clip_grad_norm_` of every job's row."""
+    gradient.mul_((most / (_norm(gradient) + 1e-6)).clamp(max=1))
+
+
+def _norm(gradient: Tensor) -> Tensor:
+    """L2 norms of rows ``[J, P]``; what lies between a row's tensors is zero."""
+    norm: Tensor = torch.linalg.vector_norm(gradient, dim=1, keepdim=True)
+    return norm
 
 
 def optimizer_for(train: TrainOptions) -> Optimizer:

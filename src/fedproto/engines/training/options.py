@@ -10,8 +10,11 @@ import torch
 from torch import nn
 
 from fedproto.engines.training.batch_norm import BatchNormPolicy, statistics_names
+from fedproto.errors import ConfigError
 from fedproto.options import Options, option
 from fedproto.types import Tensors
+
+RHO = 0.05
 
 
 @dataclass(frozen=True)
@@ -20,14 +23,23 @@ class TrainOptions(Options):
 
     epochs: int = option(20, "local epochs F", at_least=1)
     batch_size: int = option(10, "samples per step", at_least=1)
-    optimizer: Literal["sgd", "adam"] = option("sgd", "optimizer of local training")
+    optimizer: Literal["sgd", "adam", "sam"] = option(
+        "sgd", "optimizer of local training; 'sam' is sgd with sharpness-aware gradients"
+    )
     lr: float = option(0.01, "learning rate at the start", above=0)
     lr_schedule: Literal["constant", "polynomial"] = option(
         "constant", "learning rate over the rounds"
     )
     lr_power: float = option(0.9, "for 'polynomial': lr·(1 − round/rounds)^power", above=0)
-    momentum: float = option(0.0, "momentum of sgd", at_least=0, at_most=1)
+    momentum: float = option(0.0, "momentum of sgd and sam", at_least=0, at_most=1)
     weight_decay: float = option(0.0, "weight decay (L2)", at_least=0)
+    rho: float = option(RHO, "sam: distance at which the gradient is taken", above=0)
+    clip_norm: float | None = option(
+        None, "clip the gradient of each step to this L2 norm", above=0
+    )
+    centralize: bool = option(
+        False, "subtract from a weight's gradient its mean over each output (filter or row)"
+    )
     accumulate: int = option(
         1, "compute a step's gradient in so many parts, to save memory", at_least=1
     )
@@ -35,15 +47,35 @@ class TrainOptions(Options):
         "average", "batch-norm statistics: averaged like weights, never changed, or never sent"
     )
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.rho != RHO and self.optimizer != "sam":
+            raise ConfigError(f"rho is for optimizer = 'sam' only, not for '{self.optimizer}'")
+
     @cached_property
     def kind(self) -> TrainOptions:
         """What jobs have in common whose steps differ in their rate and number alone."""
         return replace(self, lr=1.0, epochs=1, lr_schedule="constant", lr_power=1.0)
 
     @property
+    def follows_gradient(self) -> bool:
+        """Whether the optimizer is given the gradient at the weights, and as it is."""
+        return self.optimizer != "sam" and self.clip_norm is None and not self.centralize
+
+    @property
     def plain(self) -> bool:
         """Whether the rule is ``w −= lr · g`` and nothing else."""
-        return self.optimizer == "sgd" and not self.momentum and not self.weight_decay
+        sgd = self.optimizer == "sgd" and not self.momentum and not self.weight_decay
+        return sgd and self.follows_gradient
+
+    @property
+    def memoryless(self) -> bool:
+        """Whether a step is a multiple of its own gradient alone, whatever came before.
+
+        Such steps add up: weights move by ``−lr`` times the sum of the gradients that were
+        followed, be they perturbed, centralised or clipped.
+        """
+        return self.optimizer != "adam" and not self.momentum
 
     def lr_at(self, round_: int, rounds: int) -> float:
         """The learning rate of a round; constant within it."""
