@@ -20,7 +20,7 @@ from fedproto.data.federation import Federation
 from fedproto.engines.base import Engine
 from fedproto.engines.job import LocalJob
 from fedproto.measures.base import Gauge
-from fedproto.rounds.planning import equip, plan_round, remember_all, roster_of
+from fedproto.rounds.planning import plan_round, remember_all, roster_of
 from fedproto.rounds.runs import Run
 from fedproto.simulate import initial_state, model_for
 from fedproto.simulate.driver import engine_of
@@ -71,11 +71,7 @@ def estimate(
             for config in _enough(together)
         ]
         setting = remember_all(runs, engine)
-        jobs = [
-            job
-            for run in runs
-            for job in equip(plan_round(run, federation), run, setting, engine).jobs
-        ]
+        jobs = [job for run in runs for job in plan_round(run, federation, setting).jobs]
         if not jobs:  # nobody works in the first round: nothing to time, hardly anything to do
             return Estimate(len(configs), 0, 0.0, 0.0)
         start_up = _timed(lambda: engine.train(_cut(jobs, 1)), clock)

@@ -23,7 +23,7 @@ from fedproto.analysis.dissimilarity import (
     squared_distance,
 )
 from fedproto.engines.base import Workload
-from fedproto.engines.reference import load_state
+from fedproto.engines.setting import load_state
 from fedproto.engines.training.batch_norm import estimate, goes_by_batch, statistics_names
 from fedproto.equations import class_prototypes
 from fedproto.models.base import class_rows, features_of

@@ -16,7 +16,7 @@ from torch import nn
 from fedproto.config import RunConfig
 from fedproto.data.base import data_root
 from fedproto.data.federation import Federation
-from fedproto.engines.reference import load_state
+from fedproto.engines.setting import load_state
 from fedproto.errors import ConfigError, StoreError
 from fedproto.report.arrangement import Arrangement, arrange
 from fedproto.report.figures import curves

@@ -24,7 +24,7 @@ from fedproto.engines.spaced import take_over
 from fedproto.engines.training import TrainOptions
 from fedproto.engines.training.batch_norm import freeze
 from fedproto.engines.training.dropout import layer_that_draws
-from fedproto.strategies.contract import Objective
+from fedproto.strategies.contract import Local, Objective
 from fedproto.types import ServerState
 
 WARM_UP = 2
@@ -74,7 +74,7 @@ class CapturedEngine(ReferenceEngine):
                     [self._held[name] for name in names], [given[name] for name in names]
                 )
 
-    def _stepper(self, job: LocalJob, objective: Objective) -> Step:
+    def _stepper(self, job: LocalJob, local: Local, objective: Objective) -> Step:
         more = objective.linear is not None or objective.calibrated
         own = bool(job.method.needs.hooks & {"penalty", "batch_term", "trainable"})
         # Optimizers take a rate that lies on the device as float32: too coarse for float64.
@@ -86,7 +86,7 @@ class CapturedEngine(ReferenceEngine):
                 "steps with SAM, clipping or centralisation are not captured in a CUDA graph"
             )
         if self._pool is None or exact or more or own or self._draws or not follows_gradient:
-            return super()._stepper(job, objective)
+            return super()._stepper(job, local, objective)
         key = job.train.kind, objective.proximal
         if key not in self._kinds:
             self._kinds[key] = _Kind(self, job.train.kind, objective)

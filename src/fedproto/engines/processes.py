@@ -25,6 +25,7 @@ from fedproto.engines.workers.pool import Work, WorkerPool
 from fedproto.engines.workers.shared import SharedSlots
 from fedproto.engines.workers.trainer import ManualTrainer
 from fedproto.rng import Indices
+from fedproto.strategies.contract import PERSONAL
 from fedproto.types import ClientFailure, ClientUpdate, ServerState, part, under
 
 
@@ -178,19 +179,21 @@ class ProcessesEngine(Engine):
             if isinstance(task, _Tally):
                 tally = trainer.tally(state, task.indices)
                 return None if tally is None else tally.numpy()
-            (update,) = trainer.train([LocalJob(state=state, **_with_tensors(task.fields))])
+            job = LocalJob(state=state, **_with_tensors(task.fields))
+            (update,) = trainer.train([job])
             assert isinstance(update, ClientUpdate)  # noqa: S101 - training in process never fails
-            results.write(number, _model_tensors(update))
-            return _without(update, "params", "buffers")
+            own = {} if job.method.needs.personal_model else part(PERSONAL, update.memory)
+            results.write(number, _model_tensors(replace(update, params={**update.params, **own})))
+            return {**_without(update, "params", "buffers"), "sent": tuple(update.params)}
 
         return work
 
     def _completed(self, fields: dict[str, Any], worker: int) -> ClientUpdate:
         """The update whose weights a worker left in its slot."""
         assert self._results is not None  # noqa: S101 - there are workers
-        content = self._results.read(worker)
+        content, sent = self._results.read(worker), fields.pop("sent")
         return ClientUpdate(
-            params=part("params", content),
+            params={name: one for name, one in part("params", content).items() if name in sent},
             buffers=part("buffers", content),
             **_with_tensors(fields),
         )

@@ -8,17 +8,20 @@ from __future__ import annotations
 import copy
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
 from typing import TypeAlias
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedproto.data.federation import Federation
 from fedproto.data.tasks import Task
 from fedproto.engines.base import ENGINES, Engine, OnDone, Workload
 from fedproto.engines.job import LocalJob
+from fedproto.engines.setting import load_state, read_state, setting_of
 from fedproto.engines.training.batch_norm import (
     estimate,
     forget,
@@ -29,12 +32,23 @@ from fedproto.engines.training.batch_norm import (
 )
 from fedproto.engines.training.dropout import Masks
 from fedproto.engines.training.step import take_step
+from fedproto.engines.training.terms import BatchTerm, outputs_of
 from fedproto.equations import class_sums
 from fedproto.errors import TrainingError
 from fedproto.models.base import features_of
 from fedproto.rng import Indices, seeded
-from fedproto.strategies.contract import Local, Objective, Observation, Statistic
-from fedproto.types import ClientFailure, ClientUpdate, ServerState, Tensors
+from fedproto.strategies.base import Strategy
+from fedproto.strategies.contract import (
+    PERSONAL,
+    Local,
+    Needs,
+    Objective,
+    Observation,
+    Setting,
+    Statistic,
+)
+from fedproto.strategies.method import Method
+from fedproto.types import ClientFailure, ClientUpdate, ServerState, Tensors, part, under
 
 Step: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
@@ -60,6 +74,7 @@ class ReferenceEngine(Engine):
         self._statistics = statistics_names(self._model)
         self._class_counts: dict[int, Tensor] = {}
         self.secret: Callable[[LocalJob], int] = lambda job: job.secret
+        self._batch_term = BatchTerm(self._model)
         self._by_batch = goes_by_batch(self._model)
 
     def train(
@@ -89,21 +104,29 @@ class ReferenceEngine(Engine):
     def train_client(self, job: LocalJob) -> ClientUpdate:
         """A client's part of a round: statistics, training, statistics again, report."""
         indices = self.workload.federation.train_indices(job.client)
-        strategy, needs = job.strategy, job.method.needs
+        job = replace(job, state=personalised(job.state, job.memory, job.method))
+        needs = job.method.needs
         self._load(job.state)
         if self._lacks_statistics(job.state):
             forget(self._model)
         local = self.local(job, indices)
         before = self._observe(indices, job.state, needs.before)
         with seeded(job.seed, self._device):
-            loss, seen = self._fit(job, indices, strategy.objective(local))
+            loss, seen = self._fit(job, indices, local, job.strategy.objective(local))
         after = self._observe(indices, job.state, needs.after)
         params, buffers = read_state(self._model)
         report = job.method.report(local, params, before, after)
+        personal = (
+            self._train_personal_model(job, indices, local)
+            if needs.personal_model
+            else {name: params[name] for name in self._personal(job)}
+        )
         return ClientUpdate(
             client=job.client,
             num_examples=len(indices),
-            params=params,
+            params={name: one for name, one in params.items() if name not in personal}
+            if not needs.personal_model
+            else params,
             buffers={name: buffers[name] for name in job.state.buffers},
             # A device is asked last: until then it works while the host goes on.
             train_loss=float(loss) / seen if seen else None,
@@ -111,8 +134,30 @@ class ReferenceEngine(Engine):
             steps=job.batches.steps,
             lr=job.lr,
             payload=report.payload,
-            memory=report.memory,
+            memory={**report.memory, **under(PERSONAL, personal)},
         )
+
+    def _train_personal_model(self, job: LocalJob, indices: Indices, local: Local) -> Tensors:
+        """The client's own model, trained on the same batches from where it stood."""
+        own, received = part(PERSONAL, job.memory), job.state
+        params = {name: own.get(name, one) for name, one in received.params.items()}
+        buffers = {name: own.get(name, one) for name, one in received.buffers.items()}
+        self._load(ServerState(received.round, params, buffers))
+        plain = replace(job, method=Method(Strategy()))
+        with seeded(job.seed, self._device):
+            self._fit(plain, indices, local, job.strategy.personal_objective(local))
+        trained, counted = read_state(self._model)
+        return {**trained, **counted}
+
+    def _personal(self, job: LocalJob) -> Collection[str]:
+        """Names of the parameters that stay on the client."""
+        if "personal" not in job.method.needs.hooks:
+            return ()
+        return job.strategy.personal(self._setting)
+
+    @cached_property
+    def _setting(self) -> Setting:
+        return setting_of(self.workload, dict(self._model.named_parameters()))
 
     def local(self, job: LocalJob, indices: Indices) -> Local:
         """A client's side of a job, as its strategy sees it."""
@@ -124,6 +169,7 @@ class ReferenceEngine(Engine):
             params=job.state.params,
             broadcast={name: one.to(self._device) for name, one in job.broadcast.items()},
             memory={name: one.to(self._device) for name, one in job.memory.items()},
+            head=self._setting.head if needs_head(job.method.needs) else (),
             secret=self.secret(job),
         )
 
@@ -140,16 +186,32 @@ class ReferenceEngine(Engine):
             self._class_counts[job.client] = torch.stack(counts).sum(dim=0)
         return self._class_counts[job.client]
 
-    def _fit(self, job: LocalJob, indices: Indices, objective: Objective) -> tuple[Tensor, int]:
+    def _fit(
+        self, job: LocalJob, indices: Indices, local: Local, objective: Objective
+    ) -> tuple[Tensor, int]:
         """Local training; returns the summed loss over the last epoch and its samples."""
-        step = self._stepper(job, objective)
+        step = self._stepper(job, local, objective)
         loss, seen = torch.zeros((), device=self._device), 0
+        phases = "trainable" in job.method.needs.hooks
+        required = {name: one.requires_grad for name, one in self._model.named_parameters()}
         for epoch, batches in enumerate(job.batches):
             loss, seen = torch.zeros_like(loss), 0
+            if phases:
+                self._set_trainable(
+                    job.strategy.trainable(local, epoch, job.train.epochs), required
+                )
             for inputs, targets in self._batches(job, indices, epoch, batches):
                 loss += step(inputs, targets) * len(inputs)
                 seen += len(inputs)
+        if phases:
+            self._set_trainable(None, required)
         return loss, seen
+
+    def _set_trainable(self, names: Collection[str] | None, required: Mapping[str, bool]) -> None:
+        """Lets only some parameters train; all that did before for None."""
+        for name, one in self._model.named_parameters():
+            one.requires_grad_(required[name] and (names is None or name in names))
+            one.grad = None
 
     def _batches(
         self, job: LocalJob, indices: Indices, epoch: int, batches: Iterable[Indices]
@@ -166,7 +228,7 @@ class ReferenceEngine(Engine):
         """Puts a state's tensors into the engine's model."""
         load_state(self._model, state)
 
-    def _stepper(self, job: LocalJob, objective: Objective) -> Step:
+    def _stepper(self, job: LocalJob, local: Local, objective: Objective) -> Step:
         """What a local step does with a batch; it returns the loss of the batch alone.
 
         How a step follows from the gradient, `fedproto.engines.training.step` says.
@@ -177,6 +239,10 @@ class ReferenceEngine(Engine):
         params = dict(model.named_parameters())
         optimizer = job.train.optimizer_for(model, job.lr)
         self._masks.begin_job(job.seed)
+        term: BatchTerm | None = None
+        if "batch_term" in job.method.needs.hooks:
+            term = self._batch_term
+            term.begin_job(job.strategy, local, job.state)
 
         def compute_gradient(inputs: Tensor, targets: Tensor) -> Tensor:
             added = [
@@ -188,7 +254,7 @@ class ReferenceEngine(Engine):
                 if term is not None
             ]
             optimizer.zero_grad(set_to_none=True)
-            return self._backward(inputs, targets, objective, added, job.train.accumulate)
+            return self._backward(inputs, targets, objective, added, job.train.accumulate, term)
 
         def step(inputs: Tensor, targets: Tensor) -> Tensor:
             self._masks.begin_step()
@@ -205,16 +271,20 @@ class ReferenceEngine(Engine):
         objective: Objective,
         added: Sequence[Tensor],
         parts: int,
+        term: BatchTerm | None = None,
     ) -> Tensor:
         """Computes the gradient of a batch's loss and the added terms; returns the loss alone."""
         task, total = self.workload.task, None
-        for part, (x, y, share) in enumerate(_split(task, inputs, targets, parts)):
-            self._masks.begin_pass(part)
+        for number, (x, y, share) in enumerate(_split(task, inputs, targets, parts)):
+            self._masks.begin_pass(number)
             with self.workload.options.autocast(self._device):
-                loss = task.loss(objective.calibrate(self._model(x)), y)
+                outputs = None if term is None else outputs_of(self._model, x)
+                logits = self._model(x) if outputs is None else outputs.logits
+                loss = task.loss(objective.calibrate(logits), y)
+                own = None if term is None or outputs is None else term(x, outputs, y)
             if share is not None:
-                loss = loss * share
-            sum(added, loss).backward()
+                loss, own = loss * share, None if own is None else own * share
+            sum(added, loss if own is None else loss + own).backward()
             added = ()  # they count once
             total = loss.detach() if total is None else total + loss.detach()
         assert total is not None  # noqa: S101 - there is at least one part
@@ -258,10 +328,10 @@ class ReferenceEngine(Engine):
         if not lacks and not self._by_batch:
             return self._tally(indices)
         tallies = []
-        for train, part in by_client(self.workload.federation, indices):
+        for train, tested in by_client(self.workload.federation, indices):
             if lacks:
                 self._estimate(train)
-            tallies.append(self._tally(part))
+            tallies.append(self._tally(tested))
         found = [tally for tally in tallies if tally is not None]
         return torch.stack(found).sum(dim=0) if found else None
 
@@ -286,6 +356,19 @@ class ReferenceEngine(Engine):
         size = self.workload.options.eval_batch_size
         for start in range(0, len(indices), size):
             yield self._samples.batch(indices[start : start + size])
+
+
+def needs_head(needs: Needs) -> bool:
+    """Whether a strategy's hooks may ask for the names of the last layer's parameters."""
+    return bool(needs.hooks & {"trainable", "batch_term", "personal"})
+
+
+def personalised(state: ServerState, memory: Tensors, method: Method) -> ServerState:
+    """The received model with the client's personal parameters laid over it."""
+    own = {} if method.needs.personal_model else part(PERSONAL, memory)
+    if not own:
+        return state
+    return replace(state, params={name: own.get(name, one) for name, one in state.params.items()})
 
 
 def by_client(federation: Federation, indices: Indices) -> Iterator[tuple[Indices, Indices]]:
@@ -326,39 +409,3 @@ def _split(
     size, terms = math.ceil(len(inputs) / parts), task.loss_terms(targets).clamp(min=1)
     for x, y in zip(inputs.split(size), targets.split(size), strict=True):
         yield x, y, task.loss_terms(y) / terms
-
-
-def read_state(model: nn.Module) -> tuple[Tensors, Tensors]:
-    """Copies of a model's parameters and of its other saved tensors, by name."""
-    parameters = {name for name, _ in model.named_parameters()}
-    again = names_again(model)
-    copies = {
-        name: tensor.detach().clone()
-        for name, tensor in model.state_dict().items()
-        if name not in again
-    }
-    return (
-        {name: tensor for name, tensor in copies.items() if name in parameters},
-        {name: tensor for name, tensor in copies.items() if name not in parameters},
-    )
-
-
-def names_again(model: nn.Module) -> set[str]:
-    """The further names of tensors that have several: tied weights are one tensor."""
-    first = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}
-    every = (
-        *model.named_parameters(remove_duplicate=False),
-        *model.named_buffers(remove_duplicate=False),
-    )
-    return {name for name, _ in every} - first
-
-
-def load_state(model: nn.Module, state: ServerState) -> None:
-    """Puts a state's tensors into a model; one without batch-norm statistics leaves those."""
-    tensors = {**state.params, **state.buffers}
-    missing, unexpected = model.load_state_dict(tensors, strict=False)
-    if not missing and not unexpected:
-        return
-    wrong = [*unexpected, *(set(missing) - statistics_names(model) - names_again(model))]
-    if wrong:
-        raise TrainingError(f"the state does not fit the model: tensor '{wrong[0]}'")

@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from fedproto.data.federation import Federation
 from fedproto.data.tasks import Task
 from fedproto.engines.base import Workload
-from fedproto.engines.reference import read_state
+from fedproto.engines.training.batch_norm import statistics_names
 from fedproto.errors import DataError, TrainingError
 from fedproto.models.adapter import adapted, scores_features
 from fedproto.models.base import class_rows, declares_features, features_of
 from fedproto.rng import seeded
 from fedproto.strategies.contract import FeatureShape, Setting
-from fedproto.types import Tensors
+from fedproto.types import ServerState, Tensors
 
 
 def fitted(model: nn.Module, federation: Federation, task: Task) -> nn.Module:
@@ -137,3 +137,39 @@ def _one_input(federation: Federation, model: nn.Module) -> Tensor:
         with seeded(0):
             found = torch.rand(1, *federation.input_shape)
     return found.to(like.device, like.dtype)
+
+
+def read_state(model: nn.Module) -> tuple[Tensors, Tensors]:
+    """Copies of a model's parameters and of its other saved tensors, by name."""
+    parameters = {name for name, _ in model.named_parameters()}
+    again = names_again(model)
+    copies = {
+        name: tensor.detach().clone()
+        for name, tensor in model.state_dict().items()
+        if name not in again
+    }
+    return (
+        {name: tensor for name, tensor in copies.items() if name in parameters},
+        {name: tensor for name, tensor in copies.items() if name not in parameters},
+    )
+
+
+def names_again(model: nn.Module) -> set[str]:
+    """The further names of tensors that have several: tied weights are one tensor."""
+    first = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}
+    every = (
+        *model.named_parameters(remove_duplicate=False),
+        *model.named_buffers(remove_duplicate=False),
+    )
+    return {name for name, _ in every} - first
+
+
+def load_state(model: nn.Module, state: ServerState) -> None:
+    """Puts a state's tensors into a model; one without batch-norm statistics leaves those."""
+    tensors = {**state.params, **state.buffers}
+    missing, unexpected = model.load_state_dict(tensors, strict=False)
+    if not missing and not unexpected:
+        return
+    wrong = [*unexpected, *(set(missing) - statistics_names(model) - names_again(model))]
+    if wrong:
+        raise TrainingError(f"the state does not fit the model: tensor '{wrong[0]}'")

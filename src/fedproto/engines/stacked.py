@@ -8,6 +8,7 @@ Shapes: J jobs, R models to test, N samples.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from fedproto.data.samples import held
 from fedproto.engines.base import ENGINES, Engine, OnDone, Workload
 from fedproto.engines.captured import CapturedEngine
 from fedproto.engines.job import LocalJob
-from fedproto.engines.reference import ReferenceEngine, by_client
+from fedproto.engines.reference import ReferenceEngine, by_client, personalised
 from fedproto.engines.stacking.choice import network_for
 from fedproto.engines.stacking.fusing import Compiled, unfused
 from fedproto.engines.stacking.lockstep import Lockstep
@@ -31,7 +32,8 @@ from fedproto.engines.stacking.reports import StackReports
 from fedproto.engines.stacking.statistics import lacking, received, returned
 from fedproto.errors import TrainingError
 from fedproto.rng import Indices
-from fedproto.types import ClientFailure, ClientUpdate, ServerState
+from fedproto.strategies.contract import PERSONAL
+from fedproto.types import ClientFailure, ClientUpdate, ServerState, under
 
 
 @ENGINES.register("stacked")
@@ -57,7 +59,7 @@ class StackedEngine(Engine):
         self._network = network
         self._inputs = network.lay_out(samples.inputs)
         self._targets = samples.targets
-        self._members = Members(workload, network, self._targets)
+        self._members = Members(workload, network, self._inputs, self._targets)
         self._observer = Observer(workload, network, self._inputs, self._targets)
 
     @property
@@ -71,6 +73,7 @@ class StackedEngine(Engine):
         """Runs the jobs of a kind together, split where they do not fit."""
         if self._reference is not None:
             return self._reference.train(jobs, on_done)
+        jobs = [replace(job, state=personalised(job.state, job.memory, job.method)) for job in jobs]
         results: dict[int, ClientUpdate | ClientFailure] = {}
         alone = [index for index, job in enumerate(jobs) if self._members.alone(job)]
         if alone:
@@ -186,6 +189,10 @@ class StackedEngine(Engine):
         rows = torch.tensor([row[id(job.state)] for job in jobs], device=self._device)
         packed = {name: tensor[rows] for name, tensor in self._packed(states).items()}
         orders = stack_orders(jobs, federation)
+        lockstep.load_term(
+            [member.local for member in members if member.local is not None],
+            [job.state for job in jobs],
+        )
         before = self._observer.observe(packed, jobs, [job.method.needs.before for job in jobs])
         summed = lockstep.train(
             packed,
@@ -205,18 +212,26 @@ class StackedEngine(Engine):
         locals_ = [member.local for member in members]
         reports = self._reports.of(jobs, locals_, own, before, after)
         losses = _mean_losses(summed, orders)
+        personal = [self._members.personal(job) for job in jobs]
         return [
             ClientUpdate(
                 client=job.client,
                 num_examples=job.batches.num_examples,
-                params={name: own[name][index] for name in job.state.params},
+                params={
+                    name: own[name][index]
+                    for name in job.state.params
+                    if name not in personal[index]
+                },
                 buffers=returned(job, lockstep.statistics, index),
                 train_loss=losses[index],
                 epochs_done=job.batches.epochs,
                 steps=job.batches.steps,
                 lr=job.lr,
                 payload=reports[index].payload if index in reports else {},
-                memory=reports[index].memory if index in reports else {},
+                memory={
+                    **(reports[index].memory if index in reports else {}),
+                    **under(PERSONAL, {name: own[name][index] for name in personal[index]}),
+                },
             )
             for index, job in enumerate(jobs)
         ]

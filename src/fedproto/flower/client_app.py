@@ -31,8 +31,8 @@ from fedproto.data.base import data_root
 from fedproto.data.clients import Client
 from fedproto.data.federation import Federation
 from fedproto.disk.atomic import write_atomically
-from fedproto.engines.reference import ReferenceEngine, read_state
-from fedproto.engines.setting import setting_of
+from fedproto.engines.reference import ReferenceEngine
+from fedproto.engines.setting import read_state, setting_of
 from fedproto.errors import ConfigError, DataError, FedprotoError, TrainingError
 from fedproto.flower import greeting, superexec, wire
 from fedproto.flower.privacy import PrivateEngine

@@ -1,10 +1,10 @@
-"""For a ClientApp of one's own: a strategy's client part around one's own training function."""
+"""For a ClientApp of one's own: a method's client part around one's own training function."""
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import torch
@@ -12,95 +12,147 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedproto.data.tasks import task_named
+from fedproto.engines.reference import personalised
+from fedproto.engines.setting import load_state, read_state, setting_for
+from fedproto.engines.training.terms import BatchTerm, outputs_of
+from fedproto.equations import class_sums
 from fedproto.errors import TrainingError
 from fedproto.flower.arrays import read_tensors, write_tensors
+from fedproto.models.adapter import adapted
 from fedproto.models.base import features_of
 from fedproto.strategies.base import Strategy
 from fedproto.strategies.contract import (
+    PERSONAL,
     Declarations,
-    FeatureShape,
     Local,
-    Look,
-    Objective,
     Observation,
     Setting,
+    Statistic,
     initial_tensors,
 )
-from fedproto.types import Tensors
+from fedproto.strategies.method import Method
+from fedproto.types import ServerState, Tensors, under
 
 ARRAYS, METRICS, NUM_EXAMPLES = "arrays", "metrics", "num-examples"
 """Names in messages that are Flower's own."""
 
 PAYLOAD, BROADCAST, WORK, CONFIG = "payload", "broadcast", "work", "config"
 ROUND, LAST_ROUND, NUM_CLIENTS = "server-round", "last-round", "clients"
-MEMORY = "fedproto-memory-"
+MEMORY, SECRET = "fedproto-memory-", "fedproto-secret"
 
 T = TypeVar("T")
 Batches = Iterable[tuple[Tensor, Tensor]]
 
 
+class LocalLoss:
+    """The local loss of a method, for a training loop of one's own.
+
+    Attributes:
+        objective: The terms in closed form.
+    """
+
+    def __init__(self, method: Method, model: nn.Module, local: Local, state: ServerState) -> None:
+        self.objective = method.strategy.objective(local)
+        self._method, self._model, self._local, self._state = method, model, local, state
+        self._term: BatchTerm | None = None
+        if "batch_term" in method.needs.hooks:
+            self._term = BatchTerm(model)
+            self._term.begin_job(method.strategy, local, state)
+
+    def __call__(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """The loss of a batch: cross-entropy and every term that the method adds."""
+        outputs = None if self._term is None else outputs_of(self._model, inputs)
+        logits = self._model(inputs) if outputs is None else outputs.logits
+        loss = functional.cross_entropy(self.objective.calibrate(logits), targets)
+        params, received = dict(self._model.named_parameters()), self._state.params
+        terms = [
+            self.objective.closed_form(params, received),
+            self._method.strategy.penalty(params, received),
+            None if self._term is None or outputs is None else self._term(inputs, outputs, targets),
+        ]
+        return sum((term for term in terms if term is not None), loss)
+
+    def begin_epoch(self, epoch: int, epochs: int) -> None:
+        """Lets those parameters train that the method trains in this epoch."""
+        names = self._method.strategy.trainable(self._local, epoch, epochs)
+        for name, one in self._model.named_parameters():
+            one.requires_grad_(names is None or name in names)
+
+
 def train_locally(
     message: Message,
     context: Context,
-    strategy: Strategy,
+    method: Strategy | Method,
     model: nn.Module,
     batches: Batches,
     num_classes: int,
-    train: Callable[[Objective], T],
+    train: Callable[[LocalLoss], T],
     *,
-    features: Callable[[Tensor], Tensor] | None = None,
     steps: int = 1,
     lr: float = 1.0,
 ) -> tuple[T, dict[str, ArrayRecord | MetricRecord]]:
-    """Calls a training function and does a strategy's client part around it.
+    """Calls a training function and does a method's client part around it.
 
     Args:
-        message: What the server sent.
-        context: Of this client; keeps what the strategy has it remember.
-        strategy: The same as the server's.
+        message: The server's message.
+        context: Of this client; keeps the client's memory between its rounds.
+        method: The same as the server's.
         model: The model that `train` changes, with the received weights.
         batches: The client's training data, such as a `DataLoader`.
         num_classes: Classes C.
-        train: Trains the model in place. It is given what the strategy adds to the loss, which it
-            may ignore for strategies that add nothing.
-        features: The encoder; the model's own ``features(x)`` by default.
-        steps: Local steps that `train` makes, for strategies that count them.
-        lr: Its learning rate, for strategies that ask.
+        train: Trains the model in place, with the loss that it is given: ``loss(inputs, targets)``.
+            It may compute a loss of its own for methods that add no terms.
+        steps: Local steps that `train` makes, for methods that count them.
+        lr: Its learning rate, for methods that ask.
 
     Returns:
-        What `train` returned, and the records to add to the reply.
+        The result of `train`, and the records of the reply: weights, payload and work.
 
     Raises:
         TrainingError: If there is no data, the model gives no features where they are needed, or
             the server is of another strategy.
     """
-    received = floating(model.state_dict())
+    method = method if isinstance(method, Method) else Method(method)
     about = message.content[CONFIG]
     assert isinstance(about, ConfigRecord)  # noqa: S101 - the strategy sends one
-    width = _width(model, batches, features) if strategy.looks.before | strategy.looks.after else 0
-    setting = Setting(
-        received, num_classes, int(str(about[NUM_CLIENTS])), FeatureShape(width, per_sample=1)
-    )
-    broadcast = _broadcast(message.content, strategy.server_memory(setting))
-    labels = torch.cat([labels.flatten().cpu() for _, labels in batches])
+    device = next(model.parameters()).device
+    setting = _setting(model, batches, num_classes, int(str(about[NUM_CLIENTS])))
+    model = setting.model
+    declared = method.client_memory(setting.setting)
+    memory = _recalled(context, int(str(about[LAST_ROUND])), declared)
+    broadcast = _broadcast(message.content, method.strategy.server_memory(setting.setting))
+    received = ServerState(int(str(about[ROUND])), *read_state(model))
+    started = personalised(received, _on(memory, device), method)
+    load_state(model, started)
+    labels = torch.cat([labels.flatten() for _, labels in batches]).to(device)
     local = Local(
         num_examples=len(labels),
         steps=steps,
         lr=lr,
-        classes=Observation.of(frozenset(), None, labels, num_classes, torch.zeros(())).count,
-        params=received,
-        broadcast=broadcast,
-        memory=_recalled(context, int(str(about[LAST_ROUND])), strategy.client_memory(setting)),
-        secret=secrets.randbits(62),
+        classes=class_sums(None, labels, num_classes)[1],
+        params=started.params,
+        broadcast=_on(broadcast, device),
+        memory=_on(memory, device),
+        head=setting.setting.head,
+        secret=_secret(context),
     )
-    before = observe(model, batches, num_classes, strategy.looks.before, features)
-    result = train(strategy.objective(local))
-    after = observe(model, batches, num_classes, strategy.looks.after, features)
-    report = strategy.report(local, floating(model.state_dict()), before, after)
-    if report.memory:
-        context.state[f"{MEMORY}{about[ROUND]!s}"] = write_tensors(report.memory)
-    work = MetricRecord({"steps": steps, "lr": lr})
-    return result, {PAYLOAD: write_tensors(report.payload), WORK: work}
+    before = observe(model, batches, num_classes, method.needs.before)
+    result = train(LocalLoss(method, model, local, started))
+    model.requires_grad_(True)
+    after = observe(model, batches, num_classes, method.needs.after)
+    params, buffers = read_state(model)
+    report = method.report(local, params, before, after)
+    personal = method.strategy.personal(setting.setting)
+    kept = {**report.memory, **under(PERSONAL, {name: params[name] for name in personal})}
+    if kept:
+        context.state[f"{MEMORY}{about[ROUND]!s}"] = write_tensors(kept)
+    sent = {name: one for name, one in params.items() if name not in personal}
+    return result, {
+        ARRAYS: write_tensors({**sent, **buffers}),
+        PAYLOAD: write_tensors(report.payload),
+        WORK: MetricRecord({"steps": steps, "lr": lr}),
+    }
 
 
 @torch.no_grad()
@@ -108,14 +160,13 @@ def observe(
     model: nn.Module,
     batches: Batches,
     num_classes: int,
-    what: frozenset[Look],
-    features: Callable[[Tensor], Tensor] | None = None,
+    what: frozenset[Statistic],
 ) -> Observation | None:
-    """What a model makes of some data; None for nothing asked."""
+    """Statistics of some data under a model, where any are needed."""
     if not what:
         return None
     training = model.training
-    encode = features or features_of(model) if "features" in what else None
+    encode = features_of(model) if "features" in what else None
     model.eval()
     device = next(model.parameters()).device
     total: Observation | None = None
@@ -135,20 +186,38 @@ def observe(
     return replace(total, loss=total.loss / number)
 
 
-def floating(tensors: Tensors) -> dict[str, Tensor]:
-    """Copies of what is averaged; a state of Flower's does not say what is trained."""
-    return {name: one.clone() for name, one in tensors.items() if one.is_floating_point()}
+def _on(tensors: Tensors, device: torch.device) -> Tensors:
+    return {name: one.to(device) for name, one in tensors.items()}
 
 
-@torch.no_grad()
-def _width(model: nn.Module, batches: Batches, features: Callable[[Tensor], Tensor] | None) -> int:
-    encode = features or features_of(model)
-    inputs, _ = next(iter(batches))
+@dataclass(frozen=True)
+class _Described:
+    model: nn.Module
+    setting: Setting
+
+
+def _setting(model: nn.Module, batches: Batches, num_classes: int, num_clients: int) -> _Described:
+    """The model with its features and head found, and what declarations depend on."""
+    found = next(iter(batches), None)
+    if found is None:
+        raise TrainingError("there is no data to train on")
+    example = found[0][:1].to(next(model.parameters()).device)
     training = model.training
-    model.eval()
-    width = encode(inputs[:1].to(next(model.parameters()).device)).flatten(1).shape[1]
-    model.train(training)
-    return width
+    task = task_named("classification")
+    fitted = adapted(model.eval(), example)
+    setting = setting_for(fitted, example, task, num_classes, num_clients)
+    fitted.train(training)
+    return _Described(fitted, setting)
+
+
+def _secret(context: Context) -> int:
+    """The seed of this client's own draws, which the server never knows; kept for all rounds."""
+    record = context.state.get(SECRET)
+    if isinstance(record, ConfigRecord) and isinstance(secret := record.get("seed"), int):
+        return secret
+    secret = secrets.randbits(62)
+    context.state[SECRET] = ConfigRecord({"seed": secret})
+    return secret
 
 
 def _like(declared: Declarations) -> dict[str, Tensor]:

@@ -61,9 +61,9 @@ class PrivateEngine(ReferenceEngine):
         update = super().train_client(job)
         if update.payload and uncovered:
             raise ConfigError(
-                f"{type(job.strategy).__name__} with its sections has clients report classes, losses or"
-                " products of features, which this node's noise does not cover; take clip and noise"
-                " out of --node-config, or leave this run"
+                f"{type(job.strategy).__name__} with its sections has clients report classes,"
+                " losses or products of features, which this node's noise does not cover; take clip"
+                " and noise out of --node-config, or leave this run"
             )
         return update
 

@@ -14,7 +14,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from logging import INFO, WARNING, getLogger
 
-import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
@@ -280,8 +279,9 @@ class FedProtoStrategy(Strategy):
         tensors = read_tensors(expect_arrays(content, ARRAYS), like, ARRAYS)
         payload = expect_declared(content, PAYLOAD, expected.payload) if expected.payload else {}
         work = content.get(WORK)
-        claims = isinstance(work, MetricRecord)
-        steps, lr = (work.get("steps"), work.get("lr")) if claims else (1, 1.0)
+        steps, lr = (
+            (work.get("steps"), work.get("lr")) if isinstance(work, MetricRecord) else (1, 1.0)
+        )
         if not (isinstance(steps, int) and 0 <= steps <= MOST_STEPS):
             raise UnreadableError("it claims an implausible number of steps")
         if not (isinstance(lr, float) and 0 < lr < math.inf):

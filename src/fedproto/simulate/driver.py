@@ -19,7 +19,7 @@ from fedproto.config import RunConfig
 from fedproto.data.federation import Federation
 from fedproto.engines.auto import Demand, choose, threads
 from fedproto.engines.base import AUTO, ENGINES, Engine, Notify, ignore
-from fedproto.engines.reference import read_state
+from fedproto.engines.setting import read_state
 from fedproto.measures.base import Gauge
 from fedproto.rounds import Watcher, run_rounds
 from fedproto.rounds.runs import Run

@@ -35,16 +35,17 @@ def check_assignment(config: RunConfig, federation: Federation, model: nn.Module
 
 
 def _check_declarations(config: RunConfig, workload: Workload) -> None:
-    """Checks that the model has the features and the head that a strategy needs, if it does."""
-    looks = config.strategy.looks
-    if "features" in looks.before | looks.after:
+    """Checks that the model has the features and the head that a method needs."""
+    method = config.method
+    if "features" in method.needs.before | method.needs.after:
         features_of(workload.model)
     setting = setting_of(workload, dict(workload.model.named_parameters()))
     try:
-        config.strategy.server_memory(setting)
-        config.strategy.payload(setting, 1)
+        method.check(setting)
+        method.server_memory(setting)
+        method.payload(setting, 1)
     except TrainingError as error:
-        if setting.scores_features:
+        if setting.has_head:
             raise
         kind = type(workload.model).__name__
         raise TrainingError(

@@ -285,7 +285,8 @@ def update_norms(sent: Tensors, updates: Updates) -> Tensor:
         )
     if not norms:
         return torch.zeros(len(updates), dtype=torch.float64)
-    return torch.stack(norms).double().view(len(updates), -1).norm(dim=1).cpu()
+    norm_k: Tensor = torch.stack(norms).double().view(len(updates), -1).norm(dim=1)
+    return norm_k.cpu()
 
 
 def _gram(state: ServerState, updates: Updates) -> Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from fedproto.errors import ConfigError
+from fedproto.errors import ConfigError, TrainingError
 from fedproto.strategies.aggregation import AggregateOptions
 from fedproto.strategies.base import Strategy, personal_memory
 from fedproto.strategies.contract import Declarations, Local, Needs, Report, Seen, Setting
@@ -52,7 +52,13 @@ class Method:
         return self.strategy.weighs_tensors or self.head.by_class
 
     def check(self, setting: Setting) -> None:
-        """Refuses a model with which a section has no meaning."""
+        """Refuses a model with which the strategy or a section has no meaning."""
+        if "batch_term" in self.needs.hooks and (not setting.has_head or setting.labels > 1):
+            raise TrainingError(
+                f"{type(self.strategy).__name__} sees features and logits of a batch, which needs a"
+                " classifier with features(x) and head(features)"
+            )
+        self.strategy.personal(setting)
         self.head.check(setting)
         self.serve.check(setting)
 

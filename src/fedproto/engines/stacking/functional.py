@@ -18,7 +18,7 @@ from torch.nn import functional as F  # noqa: N812 - the name everyone uses
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
-from fedproto.engines.reference import read_state
+from fedproto.engines.setting import read_state
 from fedproto.engines.stacking import formulas
 from fedproto.engines.stacking.fusing import Fuse
 from fedproto.engines.stacking.gradients import Gradient
@@ -175,10 +175,12 @@ class FunctionalNetwork(Network):
         if self._frozen:
             freeze(self._model)
         changes = () if calibration is None else (calibration.scale, calibration.offset)
+        inputs = () if term is None else term.inputs
+        loss = functools.partial(self._loss, None if term is None else term.one)
         kept = {name: params[name] for name in self.statistics}
         own = {name: tensor for name, tensor in params.items() if name not in kept}
-        gradients, (losses, moved) = vmap(grad(self._loss, has_aux=True))(
-            own, kept, self._drawn_by[0], x, targets, weight, *changes
+        gradients, (losses, moved) = vmap(grad(loss, has_aux=True))(
+            own, kept, self._drawn_by[0], x, targets, weight, changes, inputs
         )
         for name, tensor in moved.items():
             kept[name].copy_(tensor)
@@ -186,13 +188,15 @@ class FunctionalNetwork(Network):
 
     def _loss(
         self,
+        term: Callable[..., Tensor] | None,
         own: Tensors,
         kept: Tensors,
         seed: Tensor,
         x: Tensor,
         targets: Tensor,
         weight: Tensor,
-        *changes: Tensor,
+        changes: tuple[Tensor, ...],
+        inputs: tuple[Any, ...],
     ) -> tuple[Tensor, tuple[Tensor, dict[str, Tensor]]]:
         """One job's loss, that of each of its samples, and the statistics afterwards."""
         everything = {**own, **kept}
@@ -200,11 +204,18 @@ class FunctionalNetwork(Network):
         self._norms.moved = {}
         self._masks.begin_pass()
         self._norms.live = weight > 0
-        scores = functional_call(self._model, everything, (x,))
+        added: Tensor | float = 0.0
+        if term is None:
+            logits = functional_call(self._model, everything, (x,))
+        else:
+            named = {f"model.{name}": tensor for name, tensor in everything.items()}
+            features = functional_call(self._features, named, (x,))
+            logits = functional_call(self._head, named, (features,))
+            added = term(features.flatten(1), logits, targets, weight, *inputs)
         if changes:
-            scores = scores * changes[0] + changes[1]
-        each = F.cross_entropy(scores, targets, reduction="none")
-        return (each * weight).sum(), (each.detach(), self._norms.moved)
+            logits = logits * changes[0] + changes[1]
+        each = F.cross_entropy(logits, targets, reduction="none")
+        return (each * weight).sum() + added, (each.detach(), self._norms.moved)
 
     def numbers(self, batch: int) -> int:
         """A guess: what a module keeps cannot be known; running out of memory halves the stack."""

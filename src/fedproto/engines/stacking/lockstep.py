@@ -26,11 +26,12 @@ from fedproto.engines.stacking.network import Network
 from fedproto.engines.stacking.objectives import StackKind, StackObjectives
 from fedproto.engines.stacking.optimizers import clip, optimizer_for, perturbed
 from fedproto.engines.stacking.orders import StackOrders, end_step, next_batch
+from fedproto.engines.stacking.terms import StackTerm
 from fedproto.engines.stacking.whole import MlpStep, StepState
 from fedproto.engines.training.step import centralize
 from fedproto.rng import Indices
-from fedproto.strategies.contract import Objective
-from fedproto.types import Tensors
+from fedproto.strategies.contract import Local, Objective
+from fedproto.types import ServerState, Tensors
 
 STEPS_PER_GRAPH = 8
 """Long enough to hide the launch of a graph, short enough that little is done past a job's end."""
@@ -85,6 +86,7 @@ class Lockstep:
         self.params = self._layout.views(self._flat)
         self._objectives = StackObjectives(kind, network, self._layout, self._flat, classes)
         self._in_place = kind.in_place
+        self.term = None if kind.term_of is None else StackTerm(kind.term_of, network)
         self._gradient = None if self._in_place else rows()
         self._slots = [rows() for _ in range(self._rule.slots)]
         self._rate, self.loss = numbers(dtype), numbers(dtype)
@@ -100,6 +102,18 @@ class Lockstep:
         self._graphs: dict[int, torch.cuda.CUDAGraph] | None = {} if graphs else None
         self._pool = torch.cuda.graph_pool_handle() if graphs else None
         self._checked: set[int] = set()
+
+    def load_term(self, locals_: Sequence[Local], states: Sequence[ServerState]) -> None:
+        """Takes the tensors that the batch term of a stack sees."""
+        anew = self.term is not None and self.term.load(locals_, states, self.capacity)
+        if anew and self._graphs:
+            self._forget_graphs()
+
+    def _forget_graphs(self) -> None:
+        """Graphs hold addresses of buffers that are gone; with the last of them their pool is."""
+        if self._graphs:
+            self._graphs.clear()
+            self._pool = torch.cuda.graph_pool_handle()
 
     def train(
         self,
@@ -166,10 +180,7 @@ class Lockstep:
         self.loss.zero_()
         self._count.zero_()
         if len(orders.samples) > len(self._samples):
-            # Graphs hold the old table's address; with the last of them their pool is gone too.
-            if self._graphs:
-                self._graphs.clear()
-                self._pool = torch.cuda.graph_pool_handle()
+            self._forget_graphs()
             room = len(orders.samples) * 3 // 2
             self._samples = torch.zeros(room, dtype=torch.int64, device=self._device)
 
@@ -215,12 +226,13 @@ class Lockstep:
             scaled=self._in_place,
         )
         calibration = self._objectives.calibration(size)
+        term = None if self.term is None else self.term.bound(x, live)
         self._network.draw_by(self._seed[:size], self._count)
 
         def compute_gradients(flat: Tensor, kept: Tensors) -> tuple[Tensor, dict[str, Gradient]]:
             """The loss per sample and its gradients at these weights; statistics are changed."""
             seen = {**self._layout.views(flat), **kept}
-            return self._network.gradients(seen, x, targets, weight, self._fuse, calibration)
+            return self._network.gradients(seen, x, targets, weight, self._fuse, calibration, term)
 
         flat = self._flat[:size]
         kept = {name: rows[:size] for name, rows in self.statistics.items()}

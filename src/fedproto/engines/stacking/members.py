@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -11,11 +12,16 @@ from torch.func import grad, vmap
 
 from fedproto.engines.base import Workload
 from fedproto.engines.job import LocalJob
+from fedproto.engines.reference import needs_head
+from fedproto.engines.setting import setting_of
 from fedproto.engines.stacking.network import Network, stack_params
 from fedproto.engines.stacking.objectives import StackKind
+from fedproto.engines.stacking.statistics import received
+from fedproto.engines.stacking.terms import StackTerm
 from fedproto.equations import class_sums
+from fedproto.errors import TrainingError
 from fedproto.strategies.base import Strategy
-from fedproto.strategies.contract import Local, Objective
+from fedproto.strategies.contract import Local, Objective, Setting
 
 CLOSED, OWN, ALONE = "closed", "own", "alone"
 """Penalties: in closed form, through `torch.func`, or not in a stack at all."""
@@ -35,8 +41,11 @@ class Member:
 class Members:
     """Makes members of jobs."""
 
-    def __init__(self, workload: Workload, network: Network, targets: Tensor) -> None:
-        self._workload, self._network, self._targets = workload, network, targets
+    def __init__(
+        self, workload: Workload, network: Network, inputs: Tensor, targets: Tensor
+    ) -> None:
+        self._workload, self._network = workload, network
+        self._inputs, self._targets = inputs, targets
         self._device = targets.device
         self._penalties: dict[Strategy, str] = {}
         self._class_counts: dict[int, Tensor] = {}
@@ -70,12 +79,14 @@ class Members:
             proximal=any(one.proximal for one in objectives),
             linear=any(one.linear is not None for one in objectives),
             calibrated=any(one.calibrated for one in objectives),
+            term_of=job.strategy if "batch_term" in job.method.needs.hooks else None,
         )
 
     def of(self, job: LocalJob) -> Member:
         """A job with what its strategy adds to the loss."""
         strategy, device = job.strategy, self._device
-        if "objective" not in job.method.needs.hooks and not job.method.reports:
+        hooks = job.method.needs.hooks
+        if not hooks & {"objective", "batch_term"} and not job.method.reports:
             return Member(job)
         local = Local(
             num_examples=job.batches.num_examples,
@@ -85,9 +96,21 @@ class Members:
             params=job.state.params,
             broadcast={name: one.to(device) for name, one in job.broadcast.items()},
             memory={name: one.to(device) for name, one in job.memory.items()},
+            head=self._setting.head if needs_head(job.method.needs) else (),
             secret=job.secret,
         )
         return Member(job, local, strategy.objective(local))
+
+    @cached_property
+    def _setting(self) -> Setting:
+        params = dict(self._workload.model.named_parameters())
+        return setting_of(self._workload, params)
+
+    def personal(self, job: LocalJob) -> Collection[str]:
+        """Names of the parameters that stay on the client."""
+        if "personal" not in job.method.needs.hooks:
+            return ()
+        return job.strategy.personal(self._setting)
 
     def _classes(self, job: LocalJob) -> Tensor:
         """The client's labels per class, if its strategy asks for them."""
@@ -109,19 +132,39 @@ class Members:
         whole = network.statistics or network.by_batch or network.draws
         if job.augment is not None or (whole and job.train.accumulate > 1):
             return ALONE
-        strategy = job.strategy
-        if "penalty" not in job.method.needs.hooks:
+        strategy, needs = job.strategy, job.method.needs
+        if not needs.personal_model and not needs.hooks & {"penalty", "batch_term", "trainable"}:
             return CLOSED
         if strategy not in self._penalties:
             params = stack_params([job.state.params])
             try:
-                vmap(grad(strategy.penalty))(params, params)
-                self._penalties[strategy] = OWN
+                if needs.personal_model or "trainable" in needs.hooks:
+                    raise TrainingError("phases and personal models are not stacked")
+                if "penalty" in needs.hooks:
+                    vmap(grad(strategy.penalty))(params, params)
+                if "batch_term" in needs.hooks:
+                    self._try_term(job)
+                self._penalties[strategy] = OWN if "penalty" in needs.hooks else CLOSED
             except Exception as error:  # noqa: BLE001 - a user's code can fail in any way
                 reason = str(error).splitlines()[0] if str(error) else type(error).__name__
                 self._workload.notify(
-                    f"{type(strategy).__name__} is trained one by one: torch.func cannot run its"
-                    f" penalty ({reason})"
+                    f"{type(strategy).__name__} is trained one by one, not stacked: {reason}"
                 )
                 self._penalties[strategy] = ALONE
         return self._penalties[strategy]
+
+    def _try_term(self, job: LocalJob) -> None:
+        """Runs a strategy's batch term once on two samples; raises where `torch.func` cannot."""
+        local = self.of(job).local
+        assert local is not None  # noqa: S101 - there is one for every batch term
+        term = StackTerm(job.strategy, self._network)
+        term.load([local], [job.state], capacity=1)
+        x = self._inputs[:2].unsqueeze(0)
+        targets = self._targets[:2].unsqueeze(0)
+        live = torch.ones_like(targets, dtype=torch.bool)
+        packed = self._network.pack(stack_params([job.state.params]))
+        packed |= received(self._network, [job.state], next(iter(packed.values())))
+        features = self._network.features(packed, x, live)
+        logits = self._network.scores(packed, x, live)
+        bound = term.bound(x, live)
+        bound.gradients(features, logits, targets, live.to(features.dtype) / 2)

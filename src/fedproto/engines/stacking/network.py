@@ -10,7 +10,7 @@ Shapes: J jobs, B samples of a batch, D feature channels, C classes.
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -42,7 +42,15 @@ class Calibration:
 
 
 class Term(Protocol):
-    """A strategy's batch term for all jobs of a stack."""
+    """A strategy's batch term for all jobs of a stack.
+
+    Attributes:
+        one: One job's term of features, logits, targets, weights, and its part of `inputs`.
+        inputs: Whatever else the term sees, stacked over jobs.
+    """
+
+    one: Callable[..., Tensor]
+    inputs: tuple[Any, ...]
 
     def gradients(
         self, features: Tensor, logits: Tensor, targets: Tensor, weight: Tensor
@@ -262,14 +270,15 @@ class BlockNetwork(Network):
             self._weight: Product(dz.transpose(1, 2), x),
             self._bias: db,
         }
-        dx: Tensor | None = torch.bmm(dz, params[self._weight])
+        d_features = torch.bmm(dz, params[self._weight])
         if added is not None:
-            dx = dx + self._in_packed_order(added, features.shape)
+            d_features += self._in_packed_order(added, features.shape)
+        dx: Tensor | None = d_features
         for index in reversed(range(len(self.blocks))):
             block = self.blocks[index]
             assert dx is not None  # noqa: S101 - only the first block gives no gradient
-            dx, own = block.backward(params, saved[index], dx, fuse, first=index == 0)
-            gradients |= own
+            dx, found = block.backward(params, saved[index], dx, fuse, first=index == 0)
+            gradients |= found
         return loss, gradients
 
     def numbers(self, batch: int) -> int:

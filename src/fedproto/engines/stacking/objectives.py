@@ -26,6 +26,7 @@ class StackKind:
 
     Attributes:
         penalized_by: The strategy, where it has a penalty of its own making.
+        term_of: The strategy, where it has a batch term.
         proximal: Whether any of them is drawn to the received weights.
         linear: Whether any of them has a term that is linear in the weights.
         calibrated: Whether any of them changes logits before the loss.
@@ -36,6 +37,7 @@ class StackKind:
     proximal: bool = False
     linear: bool = False
     calibrated: bool = False
+    term_of: Strategy | None = None
 
     @property
     def rows(self) -> int:
@@ -47,7 +49,7 @@ class StackKind:
     @property
     def in_place(self) -> bool:
         """Whether gradients are subtracted as they are computed."""
-        return self.train.plain and self.penalized_by is None
+        return self.train.plain and self.penalized_by is None and self.term_of is None
 
     @property
     def whole(self) -> bool:

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.func import vmap
 
 from fedproto.engines.job import LocalJob
-from fedproto.strategies.base import Strategy
 from fedproto.strategies.contract import Local, Observation, Report
+from fedproto.strategies.method import Method
 from fedproto.types import Tensors
 
 Observations = Mapping[int, Observation]
@@ -27,7 +27,7 @@ class StackReports:
     """Asks strategies for reports; remembers which of them `torch.vmap` cannot run."""
 
     def __init__(self) -> None:
-        self._one_by_one: set[Strategy] = set()
+        self._one_by_one: set[Method] = set()
 
     def of(
         self,
@@ -38,22 +38,22 @@ class StackReports:
         after: Observations,
     ) -> dict[int, Report]:
         """Reports by place, of those jobs whose strategy gives any."""
-        groups: dict[Strategy, list[int]] = {}
+        groups: dict[Method, list[int]] = {}
         for index, job in enumerate(jobs):
-            if type(job.strategy).report is not Strategy.report:
-                groups.setdefault(job.strategy, []).append(index)
+            if job.method.reports:
+                groups.setdefault(job.method, []).append(index)
         reports: dict[int, Report] = {}
-        for strategy, indices in groups.items():
+        for method, indices in groups.items():
             own = [one for index in indices if (one := locals_[index]) is not None]
             found = None
-            if strategy not in self._one_by_one:
+            if method not in self._one_by_one:
                 try:
-                    found = _together(strategy, indices, own, trained, before, after)
+                    found = _together(method, indices, own, trained, before, after)
                 except (RuntimeError, TypeError, ValueError):
-                    self._one_by_one.add(strategy)
+                    self._one_by_one.add(method)
             if found is None:
                 found = [
-                    strategy.report(
+                    method.report(
                         local,
                         {name: tensor[index] for name, tensor in trained.items()},
                         before.get(index),
@@ -67,7 +67,7 @@ class StackReports:
 
 # Long: what is mapped over jobs has to be one function.
 def _together(
-    strategy: Strategy,
+    method: Method,
     indices: Sequence[int],
     own: Sequence[Local],
     trained: Tensors,
@@ -94,9 +94,9 @@ def _together(
                 lambda name: _stacked(one.broadcast[name] for one in own), own[0].broadcast, among
             ),
             _Row(lambda name: _stacked(one.memory[name] for one in own), own[0].memory, among),
-            secret,
+            secret=secret,
         )
-        found = strategy.report(
+        found = method.report(
             local,
             _Row(trained.__getitem__, trained, row),
             None if old is None else Observation(*old),

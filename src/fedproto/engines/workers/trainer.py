@@ -9,7 +9,7 @@ from fedproto.engines.job import LocalJob
 from fedproto.engines.reference import ReferenceEngine, Step
 from fedproto.engines.workers.manual import manual_network
 from fedproto.rng import Indices
-from fedproto.strategies.contract import Objective
+from fedproto.strategies.contract import Local, Objective
 
 
 class ManualTrainer(ReferenceEngine):
@@ -24,20 +24,22 @@ class ManualTrainer(ReferenceEngine):
             self._model, workload.federation.input_shape, workload.options.torch_dtype()
         )
 
-    def _fit(self, job: LocalJob, indices: Indices, objective: Objective) -> tuple[Tensor, int]:
+    def _fit(
+        self, job: LocalJob, indices: Indices, local: Local, objective: Objective
+    ) -> tuple[Tensor, int]:
         """As the reference does, but for where the weights lie meanwhile."""
         if self._manual is None or not can_step_manually(job):
-            return super()._fit(job, indices, objective)
+            return super()._fit(job, indices, local, objective)
         params = dict(self._model.named_parameters())
         self._manual.load(params, objective)
-        found = super()._fit(job, indices, objective)
+        found = super()._fit(job, indices, local, objective)
         self._manual.store(params)
         return found
 
-    def _stepper(self, job: LocalJob, objective: Objective) -> Step:
+    def _stepper(self, job: LocalJob, local: Local, objective: Objective) -> Step:
         network, task = self._manual, self.workload.task
         if network is None or not can_step_manually(job):
-            return super()._stepper(job, objective)
+            return super()._stepper(job, local, objective)
 
         def calibrated(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
             loss, slope = task.loss_and_slope(objective.calibrate(scores), targets)
