@@ -12,7 +12,7 @@ from fedproto.engines.training import TrainOptions
 from fedproto.flower import wire
 from fedproto.flower.arrays import UnreadableError
 from fedproto.rng.schedule import BatchOrder
-from fedproto.rounds.guard import Expected, reason_to_refuse
+from fedproto.rounds.aggregate import Expected, reason_to_refuse
 from fedproto.types import ClientUpdate
 from helpers import make_setting, make_state, make_update
 

@@ -175,15 +175,15 @@ def _last_layer(model: nn.Module, x: Tensor) -> nn.Module | None:
     ]
     try:
         with torch.enable_grad():
-            logits = model(x)
+            total = model(x).sum()
     finally:
         for hook in hooks:
             hook.remove()
     for layer in reversed(passed):
         trained = [tensor for tensor in layer.parameters() if tensor.requires_grad]
-        if not trained or not logits.requires_grad:
+        if not trained or not total.requires_grad:
             return layer
-        found = torch.autograd.grad(logits.sum(), trained, retain_graph=True, allow_unused=True)
+        found = torch.autograd.grad(total, trained, retain_graph=True, allow_unused=True)
         if any(one is not None for one in found):
             return layer
     return None
