@@ -48,7 +48,7 @@ from fedproto.strategies.contract import (
     Statistic,
 )
 from fedproto.strategies.method import Method
-from fedproto.types import ClientFailure, ClientUpdate, ServerState, Tensors, part, under
+from fedproto.types import ClientFailure, ClientUpdate, ServerState, Tensors, under
 
 Step: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
@@ -104,7 +104,7 @@ class ReferenceEngine(Engine):
     def train_client(self, job: LocalJob) -> ClientUpdate:
         """A client's part of a round: statistics, training, statistics again, report."""
         indices = self.workload.federation.train_indices(job.client)
-        job = replace(job, state=personalised(job.state, job.memory, job.method))
+        job = job.personalised()
         needs = job.method.needs
         self._load(job.state)
         if self._lacks_statistics(job.state):
@@ -139,10 +139,7 @@ class ReferenceEngine(Engine):
 
     def _train_personal_model(self, job: LocalJob, indices: Indices, local: Local) -> Tensors:
         """The client's own model, trained on the same batches from where it stood."""
-        own, received = part(PERSONAL, job.memory), job.state
-        params = {name: own.get(name, one) for name, one in received.params.items()}
-        buffers = {name: own.get(name, one) for name, one in received.buffers.items()}
-        self._load(ServerState(received.round, params, buffers))
+        self._load(job.personal_model)
         plain = replace(job, method=Method(Strategy()))
         with seeded(job.seed, self._device):
             self._fit(plain, indices, local, job.strategy.personal_objective(local))
@@ -361,14 +358,6 @@ class ReferenceEngine(Engine):
 def needs_head(needs: Needs) -> bool:
     """Whether a strategy's hooks may ask for the names of the last layer's parameters."""
     return bool(needs.hooks & {"trainable", "batch_term", "personal"})
-
-
-def personalised(state: ServerState, memory: Tensors, method: Method) -> ServerState:
-    """The received model with the client's personal parameters laid over it."""
-    own = {} if method.needs.personal_model else part(PERSONAL, memory)
-    if not own:
-        return state
-    return replace(state, params={name: own.get(name, one) for name, one in state.params.items()})
 
 
 def by_client(federation: Federation, indices: Indices) -> Iterator[tuple[Indices, Indices]]:

@@ -31,6 +31,7 @@ from fedproto.data.base import data_root
 from fedproto.data.clients import Client
 from fedproto.data.federation import Federation
 from fedproto.disk.atomic import write_atomically
+from fedproto.engines.job import LocalJob, laid_over
 from fedproto.engines.reference import ReferenceEngine
 from fedproto.engines.setting import read_state, setting_of
 from fedproto.errors import ConfigError, DataError, FedprotoError, TrainingError
@@ -40,8 +41,8 @@ from fedproto.models.base import build_model
 from fedproto.options.registry import load_plugin
 from fedproto.rounds.client_memory import remembered
 from fedproto.store.client_memory import MemoryOnDisk
-from fedproto.strategies.contract import initial_tensors
-from fedproto.types import ClientFailure, ServerState
+from fedproto.strategies.contract import PERSONAL, initial_tensors
+from fedproto.types import ClientFailure, ServerState, part
 
 app = ClientApp()
 
@@ -82,15 +83,16 @@ class ThisNode:
             if self.noise is None
             else PrivateEngine(workload, *self.noise)
         )
-        engine.secret = lambda job: own_secret(self.state_folder / job.run)
+        engine.secret = lambda job: own_secret(job, self.state_folder)
         return engine
 
 
-def own_secret(folder: Path) -> int:
+def own_secret(job: LocalJob, state_folder: Path) -> int:
     """The seed of a client's own draws in a run, which the server never knows.
 
     The same in every round: answers drawn afresh would reveal more with each of them.
     """
+    folder = state_folder / job.run
     path = folder / "secret"
     with contextlib.suppress(OSError, ValueError):
         return int(path.read_text())
@@ -181,10 +183,21 @@ def _evaluate(content: RecordDict, context: Context) -> RecordDict:
         raise ConfigError(f"the test is for client {test.client}; this is {node.client}")
     test_part = node.federation.clients[node.client].test
     validation_part = node.federation.validation_of(node.client)
-    tally = engine.tally(test.state, validation_part if test.validation else test_part)
+    state = _own_model(node, engine, config, test) if test.run else test.state
+    tally = engine.tally(state, validation_part if test.validation else test_part)
     if tally is None:
         raise DataError("this client has no test samples")
     return wire.encode_tally(node.client, test.state.round, tally)
+
+
+def _own_model(
+    node: ThisNode, engine: ReferenceEngine, config: RunConfig, test: wire.TestJob
+) -> ServerState:
+    """The model to test, with all that stays on this client laid over it."""
+    declared = config.method.client_memory(setting_of(engine.workload, test.state.params))
+    memory = MemoryOnDisk(node.state_folder / test.run)
+    kept = remembered(memory, node.client, test.last_round, declared)
+    return laid_over(test.state, part(PERSONAL, kept or {}))
 
 
 def this_node(config: RunConfig, context: Context) -> ThisNode:

@@ -87,7 +87,14 @@ def _pack(state: ServerState) -> dict[str, Tensor]:
     tensors = {**_model(state), **state.memory}
     if state.served_model is not None:
         tensors |= under(_SERVED, _model(state.served_model))
-    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    packed: dict[str, Tensor] = {}
+    places: set[int] = set()
+    for name, tensor in tensors.items():
+        one = tensor.detach().cpu().contiguous()
+        # The file format refuses tensors that share their memory, as an average of one model does.
+        packed[name] = one.clone() if one.data_ptr() in places else one
+        places.add(one.data_ptr())
+    return packed
 
 
 def _model(state: ServerState) -> dict[str, Tensor]:
