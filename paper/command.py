@@ -74,7 +74,7 @@ def reproduce(
     list_all: Annotated[bool, typer.Option("--list", help="List the tables and figures.")] = False,
     data_root: DataRoot = None,
 ) -> None:
-    """Reproduce tables and figures of the paper, ours beside the paper's."""
+    """Reproduce tables and figures of the paper, from a checkout of the repository."""
     del data_root
     if list_all:
         _list()
