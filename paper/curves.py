@@ -89,14 +89,15 @@ def final_value(run: StoredRun, metric: str) -> float | None:
     return None if value is None else float(value)
 
 
-def spread(results: Iterable[FoundRun], metric: str) -> Averaged | None:
-    """The final value over δ and seeds; None where no run has it."""
+def spread(results: Iterable[FoundRun], metric: str, factor: float = 1.0) -> Averaged | None:
+    """The final value over δ and seeds, times a factor; None where no run has it."""
     by_delta: dict[float, list[float]] = defaultdict(list)
     for result in results:
         value = final_value(result.run, metric)
         if value is not None:
             by_delta[result.delta].append(value)
-    return spread_of(list(by_delta.values()))
+    found = spread_of(list(by_delta.values()))
+    return found and found.scaled(factor)
 
 
 def spread_of(groups: Sequence[Sequence[float]]) -> Averaged | None:

@@ -47,11 +47,6 @@ def methods_of(results: FoundRuns, case: str) -> dict[str, Sequence[FoundRun]]:
     return {label: results.select(case, label) for label in results.labels(case)}
 
 
-def titled(case: Case) -> str:
-    """The data set's name, and what it was trained on where that is another."""
-    return case.title + (f"\n(on {case.stands_in})" if case.stands_in else "")
-
-
 def show_panels(output: Output, name: str, rows: Sequence[Sequence[Panel]]) -> None:
     """Draws rows of panels, and writes all curves."""
     lines: list[tuple[Any, ...]] = []
