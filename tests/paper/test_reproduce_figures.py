@@ -129,9 +129,9 @@ def test_spread_over_deltas_and_seeds_by_hand():
 
 def test_a_band_is_mean_and_spread_at_common_rounds():
     curve = band([result([0.0, 1.0, 2.0]), result([2.0, None, 6.0], seed=1)], "accuracy")
-    assert curve.rounds.tolist() == [1, 3]
-    assert curve.mean.tolist() == [1.0, 4.0]
-    assert curve.std.tolist() == [1.0, 2.0]
+    assert curve["round"].tolist() == [1, 3]
+    assert curve["mean"].tolist() == [1.0, 4.0]
+    assert curve["std"].tolist() == [1.0, 2.0]
     assert band([result([0.0])], "mmd") is None
 
 
