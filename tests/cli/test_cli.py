@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -215,6 +217,20 @@ def test_the_help_says_of_a_command_what_it_says_itself(name):
     said = command(name).help.split("\n\n")[0]
     assert " ".join(said.split()) == " ".join(summary(name).split())
     assert summary(name)
+
+
+def test_without_a_checkout_reproduce_says_where_it_runs(tmp_path):
+    shutil.copytree(Path(fedproto.__file__).parent, tmp_path / "fedproto")
+    done = subprocess.run(
+        [sys.executable, "-m", "fedproto", "reproduce", "accuracy", "--scale", "quick"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "runs from a checkout of the repository: clone it" in done.stderr
+    assert done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("kind", catalogue.KINDS)
