@@ -25,7 +25,7 @@ from fedproto.data.images import SUFFIXES, open_image, pixels
 from fedproto.data.masks import fitted
 from fedproto.data.own import is_picture
 from fedproto.data.samples import MappedSamples
-from fedproto.disk.atomic import explained
+from fedproto.disk.files import explained
 from fedproto.engines.base import EngineOptions
 from fedproto.engines.training.batch_norm import estimate, statistics_names
 from fedproto.errors import ConfigError, DataError

@@ -11,7 +11,7 @@ import typer
 from fedproto.api import load
 from fedproto.api.predictor import Predictor, pictures_in
 from fedproto.cli.options import DataRoot
-from fedproto.disk.atomic import explained
+from fedproto.disk.files import explained
 from fedproto.errors import ConfigError, DataError
 from fedproto.report.maps import save_heat, save_labels
 

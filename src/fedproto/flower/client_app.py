@@ -29,6 +29,7 @@ from fedproto.config import RunConfig
 from fedproto.data.base import data_root
 from fedproto.data.clients import Client
 from fedproto.data.federation import Federation
+from fedproto.disk.files import Folder
 from fedproto.engines.job import LocalJob
 from fedproto.engines.reference import ReferenceEngine, read_state
 from fedproto.engines.setting import setting_of
@@ -150,7 +151,7 @@ def _train(content: RecordDict, context: Context) -> RecordDict:
         raise ConfigError(f"the job is for client {job.client}; this is client {node.client}")
     if job.batches.num_examples != own:
         raise ConfigError(f"the job is for {job.batches.num_examples} samples; {own} are here")
-    memory = MemoryOnDisk(node.state_folder / job.run)
+    memory = MemoryOnDisk(Folder(node.state_folder), job.run)
     declared = config.strategy.client_memory(setting)
     kept = remembered(memory, node.client, job.last_round, declared)
     state = job.state.to(config.engine.torch_device())
@@ -159,6 +160,7 @@ def _train(content: RecordDict, context: Context) -> RecordDict:
     if isinstance(result, ClientFailure):
         raise TrainingError(result.reason)
     if result.memory:
+        node.state_folder.mkdir(parents=True, exist_ok=True)
         memory.save(node.client, job.state.round, result.memory, keep_from=job.keep_from)
     return wire.encode_update(result, job.state.round, began_anew=kept is None)
 

@@ -12,15 +12,15 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
-from fedproto.disk.atomic import explained, write_atomically
+from fedproto.disk.files import Folder, explained
 from fedproto.disk.integrity import DamagedError, tensors_fingerprint
 from fedproto.types import ServerState, part, under
 
 _NAME = re.compile(r"round-(\d{6,})\.safetensors")
 
 
-def write_checkpoint(folder: Path, state: ServerState, about: dict[str, Any]) -> None:
-    """Writes the state after a round, and what else is to be known of it.
+def write_checkpoint(run: Folder, state: ServerState, about: dict[str, Any]) -> None:
+    """Writes the state after a round, and what else is to be known of it, into ``checkpoints``.
 
     Raises:
         StoreError: If it cannot be written; what is there is untouched.
@@ -30,16 +30,13 @@ def write_checkpoint(folder: Path, state: ServerState, about: dict[str, Any]) ->
     # One entry: the file format does not keep the order of several, and equal states should
     # give equal files.
     metadata = {"fedproto": json.dumps(about)}
-    path = folder / f"round-{state.round:06d}.safetensors"
-    with explained(path):
-        folder.mkdir(exist_ok=True)
-        write_atomically(path, to_safetensors(tensors, metadata))
+    name = f"checkpoints/round-{state.round:06d}.safetensors"
+    with explained(run.path / name):
+        run.write(name, to_safetensors(tensors, metadata))
 
 
-def read_checkpoint(
-    path: Path, digests: Collection[str], run_format: int
-) -> tuple[ServerState, str | None]:
-    """A checkpoint's state, and the link of the last record it follows where it names one.
+def read_checkpoint(path: Path, digests: Collection[str], run_format: int) -> ServerState:
+    """A checkpoint's state.
 
     Raises:
         DamagedError: If it is damaged or belongs to another configuration.
@@ -59,7 +56,7 @@ def read_checkpoint(
         raise DamagedError("is damaged: its content is not what its fingerprint says")
     if state.round != round_of(path):
         raise DamagedError(f"is named after another round than its own, {state.round}")
-    return state, about.get("records")
+    return state
 
 
 def checkpoints_in(folder: Path) -> list[Path]:

@@ -8,17 +8,18 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_safetensors
 
-from fedproto.disk.atomic import explained, is_there, write_atomically
+from fedproto.disk.files import Folder, explained, is_there
 from fedproto.disk.integrity import HASH, tensors_fingerprint
 from fedproto.errors import StoreError
 from fedproto.types import Tensors
 
 
 class MemoryOnDisk:
-    """A folder per client with a file per round."""
+    """A folder per client with a file per round, below a name in another folder."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Folder, below: str) -> None:
         self._folder = folder
+        self._below = below
 
     def load(self, client: int, round_: int) -> Tensors | None:
         """What a file holds."""
@@ -35,17 +36,20 @@ class MemoryOnDisk:
         kept = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
         content = to_safetensors(kept, {HASH: tensors_fingerprint(kept, _about(path))})
         with explained(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, content)
+            self._folder.write(self._name(path), content)
         earlier = [one for one in sorted(path.parent.glob("round-*.safetensors")) if one < path]
         needed = self._path(client, keep_from)
         outdated = [one for one in earlier if one < needed][:-1]
         for one in outdated:
             with contextlib.suppress(OSError):
-                one.unlink()
+                self._folder.remove(self._name(one))
 
     def _path(self, client: int, round_: int) -> Path:
-        return self._folder / f"{client:06d}" / f"round-{max(round_, 0):06d}.safetensors"
+        name = f"{self._below}/{client:06d}/round-{max(round_, 0):06d}.safetensors"
+        return self._folder.path / name
+
+    def _name(self, path: Path) -> str:
+        return path.relative_to(self._folder.path).as_posix()
 
 
 def read_kept(path: Path) -> Tensors:
