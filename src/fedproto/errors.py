@@ -36,11 +36,14 @@ def printable(text: object) -> str:
 
     Escapes are written as in Python, with a backslash. Joiners inside of words and emoji stay.
     """
+    text = str(text)
+    if text.isprintable():
+        return text
     return "".join(
         ascii(letter)[1:-1]
         if unicodedata.category(letter) in _UNSEEN and letter not in "\u200c\u200d"
         else letter
-        for letter in str(text)
+        for letter in text
     )
 
 

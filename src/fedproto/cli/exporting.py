@@ -10,6 +10,7 @@ import typer
 from fedproto.api import load
 from fedproto.api.export import ALWAYS, FORMATS, export, loading_code
 from fedproto.cli.options import DataRoot
+from fedproto.cli.tables import echo
 from fedproto.disk.files import Folder, explained
 
 
@@ -36,5 +37,5 @@ def export_run(
         with explained(run, " cannot be written", "; choose another folder with --out"):
             out = Folder(run).make("export")
     for path in export(result, out, format_ or ALWAYS):
-        typer.echo(f"wrote {path}")
-    typer.echo(f"\nTo load it:\n\n{loading_code(result)}")
+        echo(f"wrote {path}")
+    echo(f"\nTo load it:\n\n{loading_code(result)}")

@@ -61,6 +61,8 @@ def unsealed(text: bytes) -> tuple[dict[str, Any], bool]:
 def read_json(text: bytes) -> Any:
     """JSON from outside, without the numbers that no JSON has."""
     try:
+        if b"\\ud" in text.lower():  # halves of characters, which must come in pairs
+            json.dumps(json.loads(text), ensure_ascii=False).encode()
         return json.loads(text, parse_constant=_no_number)
     # A RecursionError is what thousands of opening brackets give.
     except (ValueError, RecursionError) as error:

@@ -160,7 +160,16 @@ def _convert(value: Any, hint: Any) -> tuple[Any, bool]:
             return value, False
     if hint is int:
         return value, isinstance(value, int) and not isinstance(value, bool)
-    return value, isinstance(value, hint)
+    return value, isinstance(value, hint) and (hint is not str or is_unicode(value))
+
+
+def is_unicode(text: str) -> bool:
+    """Whether a text can be written; lone halves of characters cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _within(value: float, limits: Mapping[str, float]) -> bool:
