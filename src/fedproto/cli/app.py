@@ -48,7 +48,7 @@ def common(
         typer.Option(
             metavar="NAME=NUMBER",
             help="The most that files may make this machine unpack or allocate: file, members,"
-            " classes, pixels.",
+            " classes, pixels, runs.",
             envvar=VARIABLE,
         ),
     ] = None,

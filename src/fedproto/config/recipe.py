@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 import re
 import tomllib
 import unicodedata
@@ -21,6 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from fedproto.config.run import RunConfig, flatten, read_config
+from fedproto.disk.files import user_path
+from fedproto.disk.limits import check_limit
 from fedproto.errors import ConfigError, unknown_name
 from fedproto.options.sources import bundled_recipes
 
@@ -63,8 +66,7 @@ def _load(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
         name = recipe.pop(key)
         if not isinstance(name, str):
             raise ConfigError(f"recipe {path.name}: {key} must name a recipe, not {name!r}")
-        beside = path.parent / name
-        return _load(beside if beside.is_file() else _find(name), (*above, path))
+        return _load(_find(name, path.parent), (*above, path))
 
     base = other("extends") if "extends" in recipe else {}
     if isinstance(recipe.get("variants"), str):
@@ -101,6 +103,7 @@ def expand(recipe: Mapping[str, Any]) -> dict[str, RunConfig]:
     """
     base = {key: value for key, value in recipe.items() if key not in ("variants", "sweep")}
     variants, axes = _variants(recipe), _axes(recipe)
+    check_limit("runs", len(variants) * math.prod(map(len, axes.values())), "the sweep")
     runs: dict[str, RunConfig] = {}
     for variant, values in itertools.product(variants, itertools.product(*axes.values())):
         tables = _merge(base, variant)
@@ -126,10 +129,12 @@ def directory_name(title: str) -> str:
     return name.encode()[: _LONGEST_NAME - 9].decode(errors="ignore") + f"-{mark}"
 
 
-def _find(source: str) -> Path:
+def _find(source: str, *folders: Path) -> Path:
+    """A recipe's file: beside another one, from the current folder, or a bundled one."""
     path = Path(source)
-    if path.is_file():
-        return path
+    for found in (*(user_path(str(folder / source)) for folder in folders), user_path(source)):
+        if found is not None and found.is_file():
+            return found
     recipes = bundled_recipes()
     if source in recipes:
         return recipes[source]
@@ -162,8 +167,8 @@ def _merge(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]
     for key, value in change.items():
         old = result.get(key)
         if isinstance(old, Mapping) and isinstance(value, Mapping):
-            names = {table["name"] for table in (old, value) if "name" in table}
-            value = _merge(old, value) if len(names) < 2 else value
+            same = "name" not in old or "name" not in value or old["name"] == value["name"]
+            value = _merge(old, value) if same else value
         result[key] = value
     return result
 

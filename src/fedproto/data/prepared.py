@@ -125,7 +125,9 @@ def _content_digest(sources: Mapping[str, Path], root: Path) -> str:
     for name, path in sorted(sources.items()):
         with explained(path):
             stat = path.stat()
-        signature.update(f"{name}\0{path}\0{stat.st_size}\0{stat.st_mtime_ns}\0".encode())
+        signature.update(
+            f"{name}\0{path}\0{stat.st_size}\0{stat.st_mtime_ns}\0".encode(errors="surrogateescape")
+        )
     memo = root / "digests" / signature.hexdigest()
     with contextlib.suppress(OSError):
         return memo.read_text()

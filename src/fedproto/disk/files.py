@@ -266,6 +266,22 @@ def is_there(path: Path) -> bool:
     return True
 
 
+def user_path(text: str, *roots: Path) -> Path | None:
+    """Where a path that a user wrote leads, from the current folder or below others.
+
+    None where it leads nowhere, or cannot be a path at all: too long, or of an unknown user.
+    """
+    try:
+        given = Path(text).expanduser()
+    except RuntimeError:  # ~nobody
+        return None
+    for path in (given, *(root / given for root in roots)):
+        with contextlib.suppress(OSError, ValueError):
+            if path.exists():
+                return path
+    return None
+
+
 def content(path: Path) -> bytes:
     """What a file holds; nothing where there is none."""
     with explained(path):
