@@ -27,6 +27,8 @@ from fedproto.analysis.runs import Correlation, pearson
 from fedproto.analysis.scores import score_classes, score_clients
 from fedproto.data.tasks import headline
 from fedproto.disk.files import Folder, explained, write_atomically
+from fedproto.disk.files import content as read_content
+from fedproto.disk.integrity import DamagedError, read_json
 from fedproto.errors import ConfigError, StoreError, unknown_name
 from fedproto.measures.base import Gauge
 from fedproto.report.analysis_figures import draw_embedding, draw_reliability, have_matplotlib
@@ -205,8 +207,8 @@ def read_parts(path: Path, names: Sequence[str]) -> dict[str, Any]:
         file = path / "analysis" / f"{name}.json"
         if file.exists():
             try:
-                found[name] = json.loads(file.read_bytes())
-            except (OSError, ValueError) as error:
+                found[name] = read_json(read_content(file))
+            except (StoreError, DamagedError) as error:
                 raise StoreError(
                     f"{file} cannot be read ({error}); make it again: fedproto analyse {path}"
                 ) from None

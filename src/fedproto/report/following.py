@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from fedproto.disk.files import explained
+from fedproto.disk.files import explained, open_regular
 from fedproto.errors import StoreError
 from fedproto.measures.clients import PER_CLASS, PER_CLIENT
 from fedproto.report.analysed import Scores
@@ -59,7 +59,7 @@ class RunFollower:
         with (
             explained(file, " cannot be read", ""),
             contextlib.suppress(FileNotFoundError),
-            file.open("rb") as lines,
+            open_regular(file) as lines,
         ):
             lines.seek(self._read)
             while chunk := lines.read(_CHUNK) + lines.readline():

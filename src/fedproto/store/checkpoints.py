@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
-from fedproto.disk.files import Folder, explained
+from fedproto.disk.files import Folder, explained, open_regular
 from fedproto.disk.integrity import DamagedError, tensors_fingerprint
 from fedproto.types import ServerState, part, under
 
@@ -42,9 +42,8 @@ def read_checkpoint(path: Path, digests: Collection[str], run_format: int) -> Se
         DamagedError: If it is damaged or belongs to another configuration.
     """
     try:
-        with safe_open(path, framework="pt") as file:
-            about = json.loads((file.metadata() or {})["fedproto"])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        metadata, tensors = read_tensors(path)
+        about = json.loads(metadata["fedproto"])
         state = _unpack(tensors, int(about["round"]))
         given = about.pop("hash", None)
     except (SafetensorError, OSError, KeyError, TypeError, ValueError, RecursionError) as error:
@@ -57,6 +56,14 @@ def read_checkpoint(path: Path, digests: Collection[str], run_format: int) -> Se
     if state.round != round_of(path):
         raise DamagedError(f"is named after another round than its own, {state.round}")
     return state
+
+
+def read_tensors(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """What a file of tensors says about itself, and the tensors."""
+    open_regular(path).close()  # a pipe would never end
+    with safe_open(path, framework="pt") as file:
+        names = file.keys()
+        return file.metadata() or {}, {name: file.get_tensor(name) for name in names}
 
 
 def checkpoints_in(folder: Path) -> list[Path]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save as to_safetensors
 
 from fedproto.disk.files import Folder, explained, is_there
 from fedproto.disk.integrity import HASH, tensors_fingerprint
 from fedproto.errors import StoreError
+from fedproto.store.checkpoints import read_tensors
 from fedproto.types import Tensors
 
 
@@ -55,12 +56,10 @@ class MemoryOnDisk:
 def read_kept(path: Path) -> Tensors:
     """The tensors of a file, compared with its fingerprint."""
     try:
-        with safe_open(path, framework="pt") as file:
-            given = (file.metadata() or {}).get(HASH)
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        metadata, tensors = read_tensors(path)
     except (SafetensorError, OSError) as error:
         raise StoreError(f"{path} cannot be read ({error}); restore it from a copy") from None
-    if given != tensors_fingerprint(tensors, _about(path)):
+    if metadata.get(HASH) != tensors_fingerprint(tensors, _about(path)):
         raise StoreError(f"{path} is not what was written; restore it from a copy")
     return tensors
 
