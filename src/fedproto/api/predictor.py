@@ -25,7 +25,8 @@ from fedproto.data.images import SUFFIXES, open_image, pixels
 from fedproto.data.masks import fitted
 from fedproto.data.own import is_picture
 from fedproto.data.samples import MappedSamples
-from fedproto.disk.atomic import explained
+from fedproto.disk.files import explained, open_regular
+from fedproto.disk.limits import read_limited
 from fedproto.engines.base import EngineOptions
 from fedproto.engines.training.batch_norm import estimate, statistics_names
 from fedproto.errors import ConfigError, DataError
@@ -208,5 +209,5 @@ def pictures_in(paths: Iterable[Path]) -> list[Path]:
 
 
 def _content(path: Path) -> bytes:
-    with explained(path, " cannot be read", "", DataError):
-        return path.read_bytes()
+    with explained(path, " cannot be read", "", DataError), open_regular(path) as file:
+        return read_limited(file, path)

@@ -15,9 +15,10 @@ from torch import nn
 
 from fedproto.config import RunConfig
 from fedproto.data.base import data_root
-from fedproto.data.federation import Federation
+from fedproto.data.federation import DataFacts, Federation
 from fedproto.engines.setting import load_state
 from fedproto.errors import ConfigError, StoreError
+from fedproto.options import options_to_dict, read_options
 from fedproto.report.arrangement import Arrangement, arrange
 from fedproto.report.figures import curves
 from fedproto.report.page_file import write_page
@@ -106,8 +107,16 @@ class Result:
 
     def about_data(self) -> dict[str, Any]:
         """What the run was trained on, in a few facts; loaded only where nothing says them."""
-        known = {} if self.path is None else read_description(self.path).get("data", {})
-        return known if known and self.data is None else self.federation.about()
+        known = None if self.path is None else read_description(self.path).get("data")
+        if not known or self.data is not None:
+            return self.federation.about()
+        try:
+            return options_to_dict(read_options(DataFacts, dict(known), "data"))
+        except (ConfigError, TypeError, ValueError) as error:
+            raise StoreError(
+                f"{self.path}/run.json says of its data what cannot be: {error}; name the data:"
+                " fedproto.load(run, data=...)"
+            ) from None
 
     def export(self, folder: str | Path, formats: Iterable[str] = ("safetensors", "pt")) -> Path:
         """Writes the model for use elsewhere, with a model card; see `fedproto.api.export`.

@@ -25,6 +25,7 @@ from fedproto.config.recipe import directory_name
 from fedproto.data.base import DATASETS, data_root
 from fedproto.data.federation import Federation
 from fedproto.data.own import located
+from fedproto.disk.limits import check_limit
 from fedproto.errors import ConfigError, StoreError
 from fedproto.models.base import ModelOptions, under_seed
 from fedproto.options import Options, read_options
@@ -106,6 +107,7 @@ def sweep(
         FedprotoError: As `run`.
     """
     chosen = range(seeds) if isinstance(seeds, int) else list(seeds)
+    check_limit("runs", len(variants) * len(chosen), "the sweep")
     configs: dict[str, RunConfig] = {}
     for label, variant in variants.items():
         # A table with a name is a strategy's; one without is a table of keywords.

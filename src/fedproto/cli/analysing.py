@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from fedproto.cli.options import DataRoot, Directories
-from fedproto.cli.tables import print_table
+from fedproto.cli.tables import echo, print_table
 from fedproto.data import DataSource, Federation, data_root
 from fedproto.engines.base import available_cores
 from fedproto.errors import ConfigError, FedprotoError
@@ -99,11 +99,11 @@ def analyse_runs(
         found.append(facts)
         if as_json:
             line = {"run": str(run.path), "round": round_, **facts}
-            typer.echo(json.dumps({**line, **_attention(run)}))
+            echo(json.dumps({**line, **_attention(run)}))
     if not as_json:
         _print_table(runs, found)
         for run in runs:
-            typer.echo(f"wrote {run.path / 'analysis'}", err=True)
+            echo(f"wrote {run.path / 'analysis'}", err=True)
     _say_correlation(found, as_json)
 
 
@@ -121,7 +121,7 @@ def analyse_missing(directories: Sequence[Path]) -> None:
             tasks.append((run, AnalysisRequest(what=tuple(missing))))
     for result in _look_into(tasks):
         if isinstance(result, FedprotoError):
-            typer.echo(f"not analysed: {result}", err=True)
+            echo(f"not analysed: {result}", err=True)
 
 
 def _look_into(tasks: Sequence[tuple[StoredRun, AnalysisRequest]]) -> Iterator[Outcome]:
@@ -217,15 +217,15 @@ def _say_correlation(found: Sequence[dict[str, float]], as_json: bool) -> None:
     try:
         correlated = correlation(found)
     except ConfigError as error:
-        typer.echo(f"no correlation of margin and score: {error}", err=True)
+        echo(f"no correlation of margin and score: {error}", err=True)
         return
     if correlated is None:
         return
     metric, result = correlated
     if as_json:
-        typer.echo(json.dumps({"correlation": [MARGIN, metric], **vars(result)}))
+        echo(json.dumps({"correlation": [MARGIN, metric], **vars(result)}))
     else:
-        typer.echo(
+        echo(
             f"AMM and {metric} over {result.number} runs: Pearson's ρ = {result.rho:.2f}"
             f" (p = {result.p_value:.2g})"
         )

@@ -17,8 +17,8 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
-from rich.text import Text
 
+from fedproto.cli.tables import echo, plain
 from fedproto.config import RunConfig
 from fedproto.data.tasks import headline
 from fedproto.rounds import Watcher
@@ -54,7 +54,7 @@ class Notices(Watcher):
             self._write(text)
 
     def _write(self, text: str) -> None:
-        sys.stderr.write(f"{text}\n")
+        echo(text, err=True)
 
 
 class Bars(Progress):
@@ -76,7 +76,7 @@ class Bars(Progress):
     def get_renderables(self) -> Iterable[RenderableType]:
         """The bars, then the line; a long one goes on in the next."""
         yield self.make_tasks_table(self.tasks)
-        yield Text(self.newest)
+        yield plain(self.newest)
 
 
 class LiveBars(Notices):
@@ -108,7 +108,7 @@ class LiveBars(Notices):
             self._bars.newest = f"{metric} {score:.3f} in {after}: {whose}"
 
     def _write(self, text: str) -> None:
-        self._bars.console.print(text, highlight=False, markup=False)
+        self._bars.console.print(plain(text), highlight=False)
 
 
 class JsonLines(Notices):

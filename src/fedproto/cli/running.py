@@ -14,6 +14,7 @@ from fedproto.cli.data import prepare_all
 from fedproto.cli.options import DataRoot
 from fedproto.cli.outcome import conclude
 from fedproto.cli.progress import progress_for
+from fedproto.cli.tables import echo
 from fedproto.config import RunConfig
 from fedproto.config.recipe import read_recipe
 from fedproto.data import DataSource, Federation
@@ -135,7 +136,7 @@ def _carry_out(
 ) -> None:
     if not as_json:
         runs = "1 run" if len(stores) == 1 else f"{len(stores)} runs"
-        typer.echo(f"{runs} in {path}", err=True)
+        echo(f"{runs} in {path}", err=True)
     try:
         with (
             progress_for(stores, as_json) as progress,
@@ -144,10 +145,10 @@ def _carry_out(
             simulate(stores, watcher, federations)
     except KeyboardInterrupt:
         done = sum(len(store.records()) for store in stores)
-        typer.echo(f"stopped; {done} rounds are safe: fedproto resume {path}", err=True)
+        echo(f"stopped; {done} rounds are safe: fedproto resume {path}", err=True)
         raise typer.Exit(130) from None
     if as_json:
-        typer.echo(json.dumps({"finished": True, "directory": str(path)}))
+        echo(json.dumps({"finished": True, "directory": str(path)}))
     conclude(stores, quiet=quiet or as_json)
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 import re
 import tomllib
 import unicodedata
@@ -22,6 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from fedproto.config.run import RunConfig, flatten, read_config
+from fedproto.disk.files import user_path
+from fedproto.disk.limits import check_limit
 from fedproto.errors import ConfigError, unknown_name
 from fedproto.options.sources import bundled_recipes
 
@@ -64,9 +67,7 @@ def _load(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
         name = recipe.pop(key)
         if not isinstance(name, str):
             raise ConfigError(f"recipe {path.name}: {key} must name a recipe, not {name!r}")
-        beside = path.parent / name
-        found = beside if beside.is_file() else _find(name, path.parent)
-        return _load(found, (*above, path))
+        return _load(_find(name, path.parent), (*above, path))
 
     base = other("extends") if "extends" in recipe else {}
     if isinstance(recipe.get("variants"), str):
@@ -103,6 +104,7 @@ def expand(recipe: Mapping[str, Any]) -> dict[str, RunConfig]:
     """
     base = {key: value for key, value in recipe.items() if key not in ("variants", "sweep")}
     variants, axes = _variants(recipe), _axes(recipe)
+    check_limit("runs", len(variants) * math.prod(map(len, axes.values())), "the sweep")
     runs: dict[str, RunConfig] = {}
     for variant, values in itertools.product(variants, itertools.product(*axes.values())):
         tables = _merge(base, variant)
@@ -128,13 +130,14 @@ def directory_name(title: str) -> str:
     return name.encode()[: _LONGEST_NAME - 9].decode(errors="ignore") + f"-{mark}"
 
 
-def _find(source: str, folder: Path | None = None) -> Path:
-    """A file, or a recipe by name: a bundled one, or one in `folder`."""
+def _find(source: str, *folders: Path) -> Path:
+    """A recipe's file: beside another one, from the current folder, or a bundled one."""
     path = Path(source)
-    if path.is_file():
-        return path
-    beside = folder.glob("*.toml") if folder else ()
-    recipes = {one.stem: one for one in beside} | bundled_recipes()
+    for found in (*(user_path(str(folder / source)) for folder in folders), user_path(source)):
+        if found is not None and found.is_file():
+            return found
+    beside = {one.stem: one for folder in folders for one in folder.glob("*.toml")}
+    recipes = beside | bundled_recipes()
     if source in recipes:
         return recipes[source]
     if path.suffix == ".toml" or len(path.parts) > 1:
@@ -166,8 +169,8 @@ def _merge(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]
     for key, value in change.items():
         old = result.get(key)
         if isinstance(old, Mapping) and isinstance(value, Mapping):
-            names = {table["name"] for table in (old, value) if "name" in table}
-            value = _merge(old, value) if len(names) < 2 else value
+            same = "name" not in old or "name" not in value or old["name"] == value["name"]
+            value = _merge(old, value) if same else value
         result[key] = value
     return result
 

@@ -31,6 +31,7 @@ from fedproto.errors import ConfigError, unknown_name
 from fedproto.measures import MEASURES, MeasureOptions
 from fedproto.models.base import MODELS, ModelOptions
 from fedproto.options import Options, options_to_dict, read_options
+from fedproto.options.base import is_unicode
 from fedproto.options.registry import Registry
 from fedproto.strategies.aggregation import AggregateOptions
 from fedproto.strategies.base import STRATEGIES, Strategy
@@ -169,7 +170,7 @@ def read_config(given: Mapping[str, Any]) -> RunConfig:
     seed, label = given.get("seed", 0), given.get("label", "")
     if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
         raise ConfigError(f"seed must be a whole number of at least 0, not {seed!r}")
-    if not isinstance(label, str):
+    if not isinstance(label, str) or not is_unicode(label):
         raise ConfigError(f"label must be a text, not {label!r}")
     config = RunConfig(seed=seed, label=label, **parts)
     _ = config.method  # refuses sections that have no meaning together

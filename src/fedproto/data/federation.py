@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -15,9 +15,24 @@ from fedproto.data.samples import Samples, TensorSamples, join_clients
 from fedproto.data.tasks import task_named
 from fedproto.disk.limits import check_limit
 from fedproto.errors import DataError
+from fedproto.options import Options, option
 from fedproto.rng import Indices, Purpose, stream
 from fedproto.rng.seeding import shuffled_rows
 from fedproto.types import POOLED, VOID
+
+
+@dataclass(frozen=True)
+class DataFacts(Options):
+    """What a federation is, in the few plain facts that ``run.json`` keeps."""
+
+    name: str = option("", "what it is called")
+    clients: int = option(0, "number of clients", at_least=0)
+    train: int = option(0, "samples for training", at_least=0)
+    test: int = option(0, "samples for the test", at_least=0)
+    num_classes: int = option(0, "number of classes", at_least=0)
+    class_names: tuple[str, ...] = option((), "what they are called")
+    input_shape: tuple[int, ...] = option((), "shape of an input")
+    task: Literal["classification", "segmentation"] = option("classification", "what is learned")
 
 
 @dataclass(frozen=True, repr=False)
@@ -90,7 +105,7 @@ class Federation:
         return self.class_names[label] if label < len(self.class_names) else str(label)
 
     def about(self) -> dict[str, Any]:
-        """What it is, in a few plain facts."""
+        """What it is, in a few plain facts that `DataFacts` reads back."""
         return {
             "name": self.name,
             "clients": len(self.clients),

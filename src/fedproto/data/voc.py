@@ -78,7 +78,7 @@ class Pascal(SharedOut):
     seed: int = option(65, "seed of partition and splits", at_least=0)
     clients: int = 100
     partition: Partition = "dirichlet"
-    size: int = option(224, "width and height of the images", at_least=8)
+    size: int = option(224, "width and height of the images", at_least=8, at_most=4096)
     mean: tuple[float, ...] = option(IMAGENET_MEAN, "subtracted from pixels between 0 and 1")
     std: tuple[float, ...] = option(IMAGENET_STD, "pixels are divided by this")
 

@@ -30,7 +30,7 @@ from fedproto.config import RunConfig
 from fedproto.data.base import data_root
 from fedproto.data.clients import Client
 from fedproto.data.federation import Federation
-from fedproto.disk.atomic import write_atomically
+from fedproto.disk.files import Folder
 from fedproto.engines.job import LocalJob, laid_over
 from fedproto.engines.reference import ReferenceEngine
 from fedproto.engines.setting import read_state, setting_of
@@ -92,13 +92,11 @@ def own_secret(job: LocalJob, state_folder: Path) -> int:
 
     The same in every round: answers drawn afresh would reveal more with each of them.
     """
-    folder = state_folder / job.run
-    path = folder / "secret"
     with contextlib.suppress(OSError, ValueError):
-        return int(path.read_text())
+        return int((state_folder / job.run / "secret").read_text())
     secret = secrets.randbits(62)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, str(secret).encode())
+    state_folder.mkdir(parents=True, exist_ok=True)
+    Folder(state_folder).write(f"{job.run}/secret", str(secret).encode())
     return secret
 
 
@@ -161,7 +159,7 @@ def _train(content: RecordDict, context: Context) -> RecordDict:
         raise ConfigError(f"the job is for client {job.client}; this is client {node.client}")
     if job.batches.num_examples != own:
         raise ConfigError(f"the job is for {job.batches.num_examples} samples; {own} are here")
-    memory = MemoryOnDisk(node.state_folder / job.run)
+    memory = MemoryOnDisk(Folder(node.state_folder), job.run)
     declared = config.method.client_memory(setting)
     kept = remembered(memory, node.client, job.last_round, declared)
     state = job.state.to(config.engine.torch_device())
@@ -170,6 +168,7 @@ def _train(content: RecordDict, context: Context) -> RecordDict:
     if isinstance(result, ClientFailure):
         raise TrainingError(result.reason)
     if result.memory:
+        node.state_folder.mkdir(parents=True, exist_ok=True)
         memory.save(node.client, job.state.round, result.memory, keep_from=job.keep_from)
     return wire.encode_update(result, job.state.round, began_anew=kept is None)
 
@@ -195,7 +194,7 @@ def _own_model(
 ) -> ServerState:
     """The model to test, with all that stays on this client laid over it."""
     declared = config.method.client_memory(setting_of(engine.workload, test.state.params))
-    memory = MemoryOnDisk(node.state_folder / test.run)
+    memory = MemoryOnDisk(Folder(node.state_folder), test.run)
     kept = remembered(memory, node.client, test.last_round, declared)
     return laid_over(test.state, part(PERSONAL, kept or {}))
 

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from fedproto.config import FlowerOptions
-from fedproto.disk.atomic import explained, is_there, write_atomically
+from fedproto.disk.files import explained, is_there, write_atomically
 from fedproto.disk.integrity import DamagedError, sealed, unsealed
 from fedproto.errors import StoreError
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,6 +10,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fedproto.data.base import data_root
+from fedproto.disk.files import user_path
 from fedproto.errors import ConfigError
 
 _SHOWN = 3
@@ -32,6 +32,11 @@ def load_pretrained(
     faults = {
         "lack": sorted(needed - given.keys()),
         "have extra": sorted(given.keys() - own.keys()),
+        "have other than floating-point numbers in": [
+            f"{name} ({str(value.dtype).removeprefix('torch.')})"
+            for name, value in given.items()
+            if name in needed and own[name].is_floating_point() > value.is_floating_point()
+        ],
         "have misshapen": [
             f"{name} {list(value.shape)} instead of {list(own[name].shape)}"
             for name, value in given.items()
@@ -52,11 +57,10 @@ def load_pretrained(
 
 
 def _from_file(source: str) -> Mapping[str, Tensor]:
-    given = Path(source).expanduser()
-    path = next((path for path in (given, data_root() / given) if path.is_file()), None)
-    if path is None:
+    path = user_path(source, data_root())
+    if path is None or not path.is_file():
         raise ConfigError(
-            f"there are no pretrained weights in {given}, nor in {data_root() / given}; give a"
+            f"there are no pretrained weights in {source}, nor below {data_root()}; give a"
             " .safetensors or .pth file, 'torchvision' or 'none'"
         )
     try:

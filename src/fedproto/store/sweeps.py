@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from fedproto.config import RunConfig, differences, read_config
-from fedproto.disk.atomic import explained, is_there, write_atomically
+from fedproto.disk.files import Folder, content, explained, is_there
 from fedproto.disk.integrity import DamagedError, sealed, unsealed
-from fedproto.disk.locking import holds_nothing, locked
 from fedproto.errors import FedprotoError, StoreError
 from fedproto.store.description import CREATION_ENDS_WITHIN, is_run
 from fedproto.store.run import RunStore
@@ -34,13 +33,15 @@ def create_sweep(
         _check_name(name)
     with explained(path):
         path.mkdir(parents=True, exist_ok=True)
-        with locked(path, CREATION_ENDS_WITHIN):
-            _begin(path, configs, reuse=reuse)
+        folder = Folder(path)
+        with folder.held(CREATION_ENDS_WITHIN):
+            _begin(folder, configs, reuse=reuse)
     return open_sweep(path)
 
 
-def _begin(path: Path, configs: Mapping[str, RunConfig], *, reuse: bool) -> None:
+def _begin(folder: Folder, configs: Mapping[str, RunConfig], *, reuse: bool) -> None:
     """Writes the list of runs, or finds the same there."""
+    path = folder.path
     if is_sweep(path):
         known = _read(path)
         if not reuse:
@@ -54,10 +55,10 @@ def _begin(path: Path, configs: Mapping[str, RunConfig], *, reuse: bool) -> None
             raise StoreError(
                 f"{path} holds a sweep of other configurations; choose another directory"
             )
-    elif is_run(path) or not holds_nothing(path):
+    elif is_run(path) or not folder.is_empty():
         raise StoreError(f"{path} is not empty and holds no sweep; choose another directory")
     else:
-        _write(path, {name: config.to_dict() for name, config in configs.items()})
+        _write(folder, {name: config.to_dict() for name, config in configs.items()})
 
 
 def open_or_create(path: Path, config: RunConfig) -> RunStore:
@@ -120,12 +121,12 @@ def rewrite_sweep(path: Path, changes: Mapping[str, Any]) -> None:
         for name, value in changes.items():
             section, _, option = name.rpartition(".")
             table[section] = {**table.get(section, {}), option: value}
-    _write(path, tables)
+    _write(Folder(path), tables)
 
 
-def _write(path: Path, tables: Mapping[str, Any]) -> None:
-    with explained(path):
-        write_atomically(path / "sweep.json", sealed({"runs": tables}))
+def _write(folder: Folder, tables: Mapping[str, Any]) -> None:
+    with explained(folder.path):
+        folder.write("sweep.json", sealed({"runs": tables}))
 
 
 def _read(path: Path) -> dict[str, RunConfig]:
@@ -142,7 +143,7 @@ def _tables(path: Path) -> dict[str, Any]:
     """The runs' configurations as they are written, by name."""
     file = path / "sweep.json"
     try:
-        tables = dict(unsealed(file.read_bytes())[0]["runs"])
+        tables = dict(unsealed(content(file))[0]["runs"])
         for name in tables:
             _check_name(name)
         return tables
