@@ -16,8 +16,20 @@ if TYPE_CHECKING:
         run,
         sweep,
     )
+    from fedproto.config.options import (
+        EvaluateOptions,
+        FlowerOptions,
+        ScheduleOptions,
+        StopOptions,
+        StoreOptions,
+    )
     from fedproto.data import DATASETS, DataSource, Federation
-    from fedproto.errors import ConfigError, FedprotoError, StoreError
+    from fedproto.data.tasks import TaskOptions
+    from fedproto.engines.base import EngineOptions
+    from fedproto.engines.training import TrainOptions
+    from fedproto.engines.training.augment import AugmentOptions
+    from fedproto.errors import ConfigError, DataError, FedprotoError, StoreError, TrainingError
+    from fedproto.measures import MeasureOptions
     from fedproto.models import MODELS, FeatureModel, ModelOptions, with_features
     from fedproto.store.extending import extend
     from fedproto.strategies import (
@@ -47,9 +59,13 @@ __all__ = [
     "MODELS",
     "STRATEGIES",
     "AggregateOptions",
+    "AugmentOptions",
     "Centralized",
     "ConfigError",
+    "DataError",
     "DataSource",
+    "EngineOptions",
+    "EvaluateOptions",
     "FeatureModel",
     "FedAtt",
     "FedAvg",
@@ -62,7 +78,9 @@ __all__ = [
     "FedRS",
     "Federation",
     "FedprotoError",
+    "FlowerOptions",
     "Guided",
+    "MeasureOptions",
     "ModelOptions",
     "ProtoHead",
     "Prototypes",
@@ -71,9 +89,15 @@ __all__ = [
     "Results",
     "RoundRecord",
     "Scaffold",
+    "ScheduleOptions",
     "ServerOptions",
+    "StopOptions",
     "StoreError",
+    "StoreOptions",
     "Strategy",
+    "TaskOptions",
+    "TrainOptions",
+    "TrainingError",
     "__version__",
     "analyse",
     "extend",
@@ -95,6 +119,12 @@ _HOMES = (
     "strategies.server",
     "models",
     "store.extending",
+    "data.tasks",
+    "engines.base",
+    "engines.training",
+    "engines.training.augment",
+    "measures",
+    "config.options",
     "api",
 )
 """Where what is offered here comes from."""
@@ -111,3 +141,8 @@ def __getattr__(name: str) -> Any:
                 globals()[name] = getattr(module, name)
                 return globals()[name]
     raise AttributeError(f"module 'fedproto' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    """All that is offered here, imported or not."""
+    return sorted({*globals(), *__all__})

@@ -22,6 +22,7 @@ from typing import Any
 
 from fedproto.config.run import RunConfig, flatten, read_config
 from fedproto.errors import ConfigError, unknown_name
+from fedproto.options import Options, options_to_dict
 from fedproto.options.sources import bundled_recipes
 
 _LONGEST_NAME = 150
@@ -89,7 +90,7 @@ def apply_overrides(recipe: Mapping[str, Any], overrides: Iterable[str]) -> dict
             raise ConfigError(f"--set {text}: write it as key=value, such as schedule.delta=0.5")
         if key in swept:
             raise ConfigError(f"--set {text}: the recipe sweeps over {key}; set sweep.{key}=[...]")
-        _set(result, key, _parse_value(value.strip()))
+        set_option(result, key, _parse_value(value.strip()))
     return result
 
 
@@ -105,9 +106,9 @@ def expand(recipe: Mapping[str, Any]) -> dict[str, RunConfig]:
     for variant, values in itertools.product(variants, itertools.product(*axes.values())):
         tables = _merge(base, variant)
         for key, value in zip(axes, values, strict=True):
-            _set(tables, key, value)
+            set_option(tables, key, value)
         config = read_config(tables)
-        parts = [config.title, *(_axis_name(*axis) for axis in zip(axes, values, strict=True))]
+        parts = [config.title, *(axis_name(*axis) for axis in zip(axes, values, strict=True))]
         name = directory_name("-".join(parts))
         if name in runs:
             raise ConfigError(f"two runs would be called '{name}'; give the variants labels")
@@ -168,11 +169,13 @@ def _merge(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]
     return result
 
 
-def _set(tables: dict[str, Any], key: str, value: Any) -> None:
-    """Sets a dotted key in place, copying the tables on the way to it."""
+def set_option(tables: dict[str, Any], key: str, value: Any) -> None:
+    """Sets an option by its dotted name in place, copying the tables on the way to it."""
     *path, last = key.split(".")
     for part in path:
         inner = tables.get(part, {})
+        if isinstance(inner, Options):
+            inner = options_to_dict(inner)
         if not isinstance(inner, Mapping):
             raise ConfigError(f"{key}: {part} is an option, not a section")
         tables[part] = dict(inner)
@@ -189,7 +192,8 @@ def _parse_value(text: str) -> Any:
         return text
 
 
-def _axis_name(key: str, value: Any) -> str:
+def axis_name(key: str, value: Any) -> str:
+    """What an option and its value are called in a directory's name."""
     if isinstance(value, Mapping):
         value = value.get("name", "-".join(str(part) for part in value.values()))
     return f"{key.rsplit('.', 1)[-1]}{value}"

@@ -29,7 +29,7 @@ from fedproto.engines.training.augment import AugmentOptions
 from fedproto.errors import ConfigError, unknown_name
 from fedproto.measures import MEASURES, MeasureOptions
 from fedproto.models.base import MODELS, ModelOptions
-from fedproto.options import Options, options_to_dict, read_options
+from fedproto.options import Options, options_to_dict, plain, read_options
 from fedproto.options.registry import Registry
 from fedproto.strategies.aggregation import AggregateOptions
 from fedproto.strategies.base import STRATEGIES, Strategy
@@ -146,7 +146,7 @@ def read_config(given: Mapping[str, Any]) -> RunConfig:
         raise ConfigError("strategy is missing; add a [strategy] section with a name")
     check_engine_name(parts["engine"].name)
     _check_measures(parts["measure"])
-    seed, label = given.get("seed", 0), given.get("label", "")
+    seed, label = plain(given.get("seed", 0)), given.get("label", "")
     if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
         raise ConfigError(f"seed must be a whole number of at least 0, not {seed!r}")
     if not isinstance(label, str):
