@@ -104,6 +104,21 @@ class RunConfig:
             result[name] = options_to_dict(getattr(self, name))
         return result
 
+    def to_recipe(self) -> dict[str, Any]:
+        """The tables of `to_dict` without options that have their default."""
+        tables = self.to_dict()
+        for name, table in tables.items():
+            if isinstance(table, dict):
+                usual = {
+                    field.name: field.default for field in dataclasses.fields(getattr(self, name))
+                }
+                tables[name] = {
+                    key: value
+                    for key, value in table.items()
+                    if key not in usual or getattr(self, name).__dict__[key] != usual[key]
+                }
+        return {name: value for name, value in tables.items() if value not in ({}, "")}
+
     def digest(self) -> str:
         """A short hash of all that the results depend on."""
         return digest_of(self.to_dict())

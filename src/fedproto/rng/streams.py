@@ -37,6 +37,7 @@ class Purpose(enum.IntEnum):
     MEASURED_CLIENTS = 13
     EMBEDDED = 14
     MAPPED = 15
+    TUNING = 16
 
 
 def stream(seed: int, purpose: Purpose, *numbers: int) -> np.random.RandomState:
