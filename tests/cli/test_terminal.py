@@ -120,6 +120,8 @@ def test_progress_shows_its_times_and_whose_score_it_is(width):
         watcher.round_started(10)
         watcher.job_done()
         watcher.round_done(config, [make_record(40)])
+        watcher.round_started(10)
+        watcher.job_done()
         shown = Terminal(width=width)
         for part in bars.get_renderables():
             shown.print(part)
