@@ -17,6 +17,7 @@ from fedproto.api.table import Table, comparison
 from fedproto.config import RunConfig
 from fedproto.data.base import data_root
 from fedproto.data.federation import Federation
+from fedproto.data.sharing import HeldOut
 from fedproto.engines.reference import load_state
 from fedproto.errors import ConfigError, StoreError, unknown_name
 from fedproto.report.arrangement import Arrangement, arrange
@@ -108,7 +109,16 @@ class Result:
     def about_data(self) -> dict[str, Any]:
         """What the run was trained on, in a few facts; loaded only where nothing says them."""
         known = {} if self.path is None else read_description(self.path).get("data", {})
-        return known if known and self.data is None else self.federation.about()
+        if not known or self.data is not None:
+            return self.federation.about()
+        source = self.config.data
+        if known.get("mean") is None and isinstance(source, HeldOut):
+            # A server that has no samples knows what their configuration gives.
+            if source.normalize == "given":
+                return {**known, "mean": list(source.mean), "std": list(source.std)}
+            if source.normalize == "none":
+                return {**known, "mean": [], "std": []}
+        return known
 
     def export(self, folder: str | Path, formats: Iterable[str] = ("safetensors", "pt")) -> Path:
         """Writes the model for use elsewhere, with a model card; see `fedproto.api.export`.

@@ -27,7 +27,7 @@ from fedproto.data.base import DATASETS, data_root
 from fedproto.data.federation import Federation
 from fedproto.data.own import located
 from fedproto.errors import ConfigError, StoreError
-from fedproto.models.base import ModelOptions, under_seed
+from fedproto.models.base import ModelOptions, build_model, under_seed
 from fedproto.options import Options, read_options
 from fedproto.rounds.runs import Run
 from fedproto.simulate import check_assignment, model_for
@@ -232,10 +232,17 @@ def load(
     store = RunStore.open(Path(directory))
     config = store.config
     build: Callable[[], nn.Module] | None = None
+    about = store.description().get("data", {}) if data is None else data.about()
     if model is not None:
         build = _builder(config, model, data)
+    elif config.model is not None and "input_shape" in about:
+        shape, named = tuple(about["input_shape"]), config.model.untrained()
+
+        def build() -> nn.Module:
+            return build_model(named, shape, about["num_classes"], config.seed)
+
     elif config.model is not None:
-        build = _builder(config, config.model.untrained(), data)
+        build = _builder(config, config.model.untrained(), None)
     return Result(config, store.records(), store.load_checkpoint(), build, data, store.path)
 
 
