@@ -16,8 +16,20 @@ if TYPE_CHECKING:
         run,
         sweep,
     )
+    from fedproto.config.options import (
+        EvaluateOptions,
+        FlowerOptions,
+        ScheduleOptions,
+        StopOptions,
+        StoreOptions,
+    )
     from fedproto.data import DATASETS, DataSource, Federation
-    from fedproto.errors import ConfigError, FedprotoError, StoreError
+    from fedproto.data.tasks import TaskOptions
+    from fedproto.engines.base import EngineOptions
+    from fedproto.engines.training import TrainOptions
+    from fedproto.engines.training.augment import AugmentOptions
+    from fedproto.errors import ConfigError, DataError, FedprotoError, StoreError, TrainingError
+    from fedproto.measures import MeasureOptions
     from fedproto.models import MODELS, FeatureModel, ModelOptions, with_features
     from fedproto.store.extending import extend
     from fedproto.strategies import (
@@ -37,6 +49,9 @@ if TYPE_CHECKING:
         Strategy,
     )
     from fedproto.strategies.aggregation import AggregateOptions
+    from fedproto.strategies.head import HeadOptions
+    from fedproto.strategies.method import Method
+    from fedproto.strategies.serve import ServeOptions
     from fedproto.strategies.server import ServerOptions
     from fedproto.types import Prototypes, RoundRecord
 
@@ -45,9 +60,13 @@ __all__ = [
     "MODELS",
     "STRATEGIES",
     "AggregateOptions",
+    "AugmentOptions",
     "Centralized",
     "ConfigError",
+    "DataError",
     "DataSource",
+    "EngineOptions",
+    "EvaluateOptions",
     "FeatureModel",
     "FedAtt",
     "FedAvg",
@@ -60,6 +79,10 @@ __all__ = [
     "FedRS",
     "Federation",
     "FedprotoError",
+    "FlowerOptions",
+    "HeadOptions",
+    "MeasureOptions",
+    "Method",
     "ModelOptions",
     "Prototypes",
     "QFedAvg",
@@ -67,9 +90,16 @@ __all__ = [
     "Results",
     "RoundRecord",
     "Scaffold",
+    "ScheduleOptions",
+    "ServeOptions",
     "ServerOptions",
+    "StopOptions",
     "StoreError",
+    "StoreOptions",
     "Strategy",
+    "TaskOptions",
+    "TrainOptions",
+    "TrainingError",
     "__version__",
     "analyse",
     "extend",
@@ -91,6 +121,12 @@ _HOMES = (
     "strategies.server",
     "models",
     "store.extending",
+    "data.tasks",
+    "engines.base",
+    "engines.training",
+    "engines.training.augment",
+    "measures",
+    "config.options",
     "api",
 )
 """Where what is offered here comes from."""
@@ -107,3 +143,8 @@ def __getattr__(name: str) -> Any:
                 globals()[name] = getattr(module, name)
                 return globals()[name]
     raise AttributeError(f"module 'fedproto' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    """All that is offered here, imported or not."""
+    return sorted({*globals(), *__all__})

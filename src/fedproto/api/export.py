@@ -103,6 +103,10 @@ A model for {task} of inputs of shape {shape} into {classes}.
 By federated learning with strategy `{strategy}`: {rounds} rounds, {cohort} of {clients} clients a
 round, seed {seed}. The clients had {train} samples for training and {test} for the test.{remarks}
 
+## Preprocessing
+
+{preprocessing}
+
 ## Scores after the last round
 
 | metric | value |
@@ -148,6 +152,7 @@ def model_card(result: Result, formats: Iterable[str]) -> str:
         cohort=config.schedule.cohort,
         seed=config.seed,
         remarks=_remarks(result),
+        preprocessing=_preprocessing(data),
         scores="\n".join(
             f"| {as_markdown(name)} | {value:.4g} |" for name, value in result.metrics.items()
         ),
@@ -155,6 +160,28 @@ def model_card(result: Result, formats: Iterable[str]) -> str:
         files="\n".join(f"- `{FORMATS[name].file}`: {FORMATS[name].what}" for name in formats),
         settings=json.dumps(config.to_dict(), indent=2),
     )
+
+
+def _preprocessing(data: Mapping[str, Any]) -> str:
+    """What is done to inputs before the model sees them."""
+    shape = data["input_shape"]
+    text = "Inputs are numbers as they are."
+    if len(shape) == 3:
+        text = (
+            f"Pictures are brought to {shape[0]} channels and {shape[1]}×{shape[2]} pixels; bytes"
+            " are divided by 255."
+        )
+    mean, std = data.get("mean"), data.get("std")
+    if mean is None:
+        return f"{text} The mean and standard deviation of normalised inputs are not known here."
+    if not mean and not std:
+        return text
+    if max(len(mean), len(std or [])) > shape[0]:
+        return (
+            f"{text} Then every pixel is normalised by a mean and a standard deviation of its own,"
+            " which `run.json` holds under `data`."
+        )
+    return f"{text} Then the mean {mean} is subtracted and the standard deviation {std} divided by."
 
 
 def _remarks(result: Result) -> str:

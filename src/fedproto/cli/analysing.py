@@ -20,7 +20,7 @@ from fedproto.cli.options import DataRoot, Directories
 from fedproto.cli.tables import echo, print_table
 from fedproto.data import DataSource, Federation, data_root
 from fedproto.engines.base import available_cores
-from fedproto.errors import ConfigError, FedprotoError
+from fedproto.errors import ConfigError, DataError, FedprotoError
 from fedproto.report.analysing import (
     MARGIN,
     MODEL_MEASURES,
@@ -166,7 +166,13 @@ def _look(task: tuple[Path, DataSource | None, AnalysisRequest]) -> Outcome:
 def _federation(source: DataSource) -> Federation:
     """The data of runs, loaded once; processes that are forked later find it there."""
     if source not in _federations:
-        _federations[source] = source.load(data_root())
+        try:
+            _federations[source] = source.load(data_root())
+        except DataError as error:
+            raise DataError(
+                f"{error}; to analyse a run takes its data: do so where that is, or name its folder"
+                " with --data-root ('fedproto predict' and 'fedproto export' do without)"
+            ) from None
     return _federations[source]
 
 

@@ -11,7 +11,7 @@ import torch
 
 from fedproto.data.clients import Client, Clients
 from fedproto.data.given import Given, scaled
-from fedproto.data.samples import Samples, TensorSamples, join_clients
+from fedproto.data.samples import MappedSamples, Samples, TensorSamples, join_clients
 from fedproto.data.tasks import task_named
 from fedproto.disk.limits import check_limit
 from fedproto.errors import DataError
@@ -19,6 +19,9 @@ from fedproto.options import Options, option
 from fedproto.rng import Indices, Purpose, stream
 from fedproto.rng.seeding import shuffled_rows
 from fedproto.types import POOLED, VOID
+
+MOST_MEANS = 10_000
+"""Pixels that are normalised one by one, up to which a run keeps their means."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,8 @@ class DataFacts(Options):
     class_names: tuple[str, ...] = option((), "what they are called")
     input_shape: tuple[int, ...] = option((), "shape of an input")
     task: Literal["classification", "segmentation"] = option("classification", "what is learned")
+    mean: tuple[float, ...] | None = option(None, "mean that inputs are normalised by")
+    std: tuple[float, ...] | None = option(None, "deviation that inputs are normalised by")
 
 
 @dataclass(frozen=True, repr=False)
@@ -105,7 +110,14 @@ class Federation:
         return self.class_names[label] if label < len(self.class_names) else str(label)
 
     def about(self) -> dict[str, Any]:
-        """What it is, in a few plain facts that `DataFacts` reads back."""
+        """Facts that `DataFacts` reads back: all that its models need to be built and applied.
+
+        Mean and deviation of normalised inputs are None where they are not known here, and where
+        they are too many to be written down.
+        """
+        like = self.samples
+        mean, std = (like.mean, like.std) if isinstance(like, MappedSamples) else ((), ())
+        told = isinstance(like, MappedSamples | TensorSamples) and len(mean) <= MOST_MEANS
         return {
             "name": self.name,
             "clients": len(self.clients),
@@ -115,6 +127,8 @@ class Federation:
             "class_names": list(self.class_names),
             "input_shape": list(self.input_shape),
             "task": self.task,
+            "mean": list(mean) if told else None,
+            "std": list(std) if told else None,
         }
 
     def __repr__(self) -> str:

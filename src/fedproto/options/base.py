@@ -127,8 +127,13 @@ def _declared(cls: type[Options]) -> dict[str, tuple[Any, Mapping[str, Any]]]:
     return _DECLARED[cls]
 
 
+def plain(value: Any) -> Any:
+    """A scalar of NumPy or PyTorch as Python's own; anything else as it is."""
+    return value.item() if getattr(value, "shape", None) == () else value
+
+
 def _checked(value: Any, hint: Any, name: str, limits: Mapping[str, float]) -> Any:
-    converted, fits = _convert(value, hint)
+    converted, fits = _convert(plain(value), hint)
     if not fits:
         number = isinstance(value, (int, float)) and abs(value) < math.inf
         size = " of ordinary size" if number and not _is_ordinary(value) else ""
@@ -152,7 +157,7 @@ def _convert(value: Any, hint: Any) -> tuple[Any, bool]:
     if origin is tuple:
         if not isinstance(value, (list, tuple)):
             return value, False
-        members = [_convert(member, get_args(hint)[0]) for member in value]
+        members = [_convert(plain(member), get_args(hint)[0]) for member in value]
         return tuple(member for member, _ in members), all(fits for _, fits in members)
     if hint is float:
         number = isinstance(value, (int, float)) and not isinstance(value, bool)

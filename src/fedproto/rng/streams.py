@@ -38,6 +38,7 @@ class Purpose(enum.IntEnum):
     EMBEDDED = 14
     MAPPED = 15
     SECRET = 16
+    TUNING = 17
 
 
 def stream(seed: int, purpose: Purpose, *numbers: int) -> np.random.RandomState:

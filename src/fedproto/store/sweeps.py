@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedproto.config import RunConfig, differences, read_config
+from fedproto.config.upgrade import upgraded
 from fedproto.disk.files import Folder, content, explained, is_there
 from fedproto.disk.integrity import DamagedError, sealed, unsealed
 from fedproto.errors import FedprotoError, StoreError
@@ -27,7 +28,11 @@ def create_sweep(
     The list of runs is written before any of them begins, so that a sweep stopped at any moment
     can be continued as a whole.
 
-    The same sweep can be gone on with, if `reuse` says so.
+    With `reuse` a sweep that is there goes on: runs of the same name and configuration are taken
+    as they are, missing ones are added to the list, and those not asked for stay in it.
+
+    Returns:
+        The runs asked for, in their order.
     """
     for name in configs:
         _check_name(name)
@@ -36,29 +41,39 @@ def create_sweep(
         folder = Folder(path)
         with folder.held(CREATION_ENDS_WITHIN):
             _begin(folder, configs, reuse=reuse)
-    return open_sweep(path)
+    return [open_or_create(path / name, config) for name, config in configs.items()]
 
 
 def _begin(folder: Folder, configs: Mapping[str, RunConfig], *, reuse: bool) -> None:
-    """Writes the list of runs, or finds the same there."""
-    path = folder.path
+    """Writes the list of runs, or adds to the one that is there."""
+    path, tables = folder.path, {name: config.to_dict() for name, config in configs.items()}
     if is_sweep(path):
-        known = _read(path)
         if not reuse:
             raise StoreError(
-                f"{path} holds a sweep already; continue it with 'fedproto resume {path}', or"
-                " choose another directory"
+                f"{path} holds a sweep already; continue it with 'fedproto resume {path}', add"
+                " missing runs to it with --reuse, or choose another directory"
             )
-        if {name: config.located().digest() for name, config in known.items()} != {
-            name: config.located().digest() for name, config in configs.items()
-        }:
-            raise StoreError(
-                f"{path} holds a sweep of other configurations; choose another directory"
+        known = _read(path)
+        for name, config in configs.items():
+            if name in known and known[name].located().digest() != config.located().digest():
+                different = ", ".join(differences(known[name].located(), config.located()))
+                raise StoreError(
+                    f"{path} holds a run '{name}' of another configuration (it differs in"
+                    f" {different}); give the variant another label, or choose another directory"
+                )
+        if tables.keys() - known.keys():
+            there = _tables(path)
+            _write(
+                folder,
+                {
+                    **{name: there.get(name, table) for name, table in tables.items()},
+                    **{name: table for name, table in there.items() if name not in tables},
+                },
             )
     elif is_run(path) or not folder.is_empty():
         raise StoreError(f"{path} is not empty and holds no sweep; choose another directory")
     else:
-        _write(folder, {name: config.to_dict() for name, config in configs.items()})
+        _write(folder, tables)
 
 
 def open_or_create(path: Path, config: RunConfig) -> RunStore:
@@ -131,7 +146,7 @@ def _write(folder: Folder, tables: Mapping[str, Any]) -> None:
 
 def _read(path: Path) -> dict[str, RunConfig]:
     try:
-        return {name: read_config(table) for name, table in _tables(path).items()}
+        return {name: read_config(upgraded(table)) for name, table in _tables(path).items()}
     except (AttributeError, TypeError, FedprotoError) as error:
         raise StoreError(
             f"{path / 'sweep.json'} cannot be read ({error}); name a plugin that it needs with"
