@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from fedproto.data.files import FileTree
 from fedproto.disk.limits import check_limit
-from fedproto.errors import DataError
+from fedproto.errors import DataError, reason_of
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -47,8 +47,7 @@ def open_image(content: bytes, where: object) -> Image:
     except UnidentifiedImageError:  # which names the bytes, not the file
         raise DataError(f"{where} does not decode as a picture: its kind is unknown") from None
     except _decoding_errors() as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise DataError(f"{where} does not decode as a picture: {reason}") from None
+        raise DataError(f"{where} does not decode as a picture: {reason_of(error)}") from None
 
 
 def _decoding_errors() -> tuple[type[Exception], ...]:

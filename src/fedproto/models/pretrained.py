@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fedproto.data.base import data_root
-from fedproto.errors import ConfigError
+from fedproto.errors import ConfigError, reason_of
 
 _SHOWN = 3
 
@@ -67,8 +67,7 @@ def _from_file(source: str) -> Mapping[str, Tensor]:
         )
     # What a damaged file raises depends on what its bytes happen to ask for.
     except Exception as error:  # noqa: BLE001
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ConfigError(f"pretrained weights {path} cannot be read: {reason}") from None
+        raise ConfigError(f"pretrained weights {path} cannot be read: {reason_of(error)}") from None
     if not isinstance(content, Mapping) or not all(
         isinstance(value, Tensor) for value in content.values()
     ):

@@ -131,7 +131,8 @@ def _checked(value: Any, hint: Any, name: str, limits: Mapping[str, float]) -> A
     converted, fits = _convert(value, hint)
     if not fits:
         raise ConfigError(f"{name} must be {_type_name(hint)}, not {value!r}")
-    if limits and converted is not None and not _within(converted, limits):
+    number = isinstance(converted, int | float)
+    if limits and number and not _within(converted, limits):
         raise ConfigError(f"{name} must be{_range_text(limits)}, not {value!r}")
     return converted
 

@@ -37,6 +37,7 @@ class Purpose(enum.IntEnum):
     MEASURED_CLIENTS = 13
     EMBEDDED = 14
     MAPPED = 15
+    SHIFT = 20
 
 
 def stream(seed: int, purpose: Purpose, *numbers: int) -> np.random.RandomState:
