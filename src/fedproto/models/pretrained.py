@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,32 @@ from torch import Tensor, nn
 
 from fedproto.data.base import data_root
 from fedproto.errors import ConfigError, reason_of
+from fedproto.models.base import ModelOptions
+from fedproto.options import option
 
 _SHOWN = 3
+
+
+@dataclass(frozen=True)
+class PretrainedOptions(ModelOptions):
+    """An architecture whose encoder can start from ImageNet's weights."""
+
+    pretrained: str = option(
+        "none",
+        "ImageNet weights of the encoder: 'none', a .safetensors or .pth file in torchvision's key"
+        " names (also looked for in the data root), or 'torchvision'",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.init == "glorot" and self.pretrained != "none":
+            raise ConfigError(
+                "init = 'glorot' would replace 'pretrained' weights; take one of them"
+            )
+
+    def untrained(self) -> ModelOptions:
+        """Without ImageNet's weights."""
+        return replace(self, pretrained="none")
 
 
 def load_pretrained(
