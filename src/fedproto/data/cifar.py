@@ -176,7 +176,7 @@ class CIFAR100(Cifar):
     class_names = tuple(_FINE.split())
     superclass_names: ClassVar[tuple[str, ...]] = tuple(_COARSE.split())
 
-    mean: tuple[float, ...] = (0.5071, 0.4865, 0.4409)
+    mean: tuple[float, ...] = (0.5071, 0.4866, 0.4409)
     std: tuple[float, ...] = (0.2673, 0.2564, 0.2762)
     labels: Literal["fine", "coarse"] = option("fine", "100 classes, or 20 superclasses")
 
