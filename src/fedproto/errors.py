@@ -54,3 +54,8 @@ def unknown_name(kind: str, name: str, known: Iterable[str], hint: str | None = 
     if hint is None:
         hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(names) or 'none'}"
     return f"unknown {kind} '{name}'; {hint}"
+
+
+def reason_of(error: BaseException) -> str:
+    """The first line of what another library's error says, or the error's kind."""
+    return str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -180,6 +180,19 @@ def test_the_polynomial_learning_rate_falls_over_the_rounds():
     assert TrainOptions(lr=0.5).lr_at(99, 100) == 0.5
 
 
+def test_exponential_and_cosine_learning_rates_by_hand():
+    decayed = TrainOptions(lr=0.1, lr_schedule="exponential", lr_decay=0.998)
+    assert decayed.lr_at(0, 10) == 0.1
+    assert decayed.lr_at(500, 1000) == decayed.lr_at(500, 600) == pytest.approx(0.03675, abs=5e-6)
+    cosine = TrainOptions(lr=0.4, lr_schedule="cosine")
+    assert [cosine.lr_at(round_, 6) for round_ in (0, 2, 3, 4)] == pytest.approx(
+        [0.4, 0.3, 0.2, 0.1]
+    )
+    assert 0 < cosine.lr_at(5, 6) < 0.03
+    assert [one.rate_needs_rounds for one in (decayed, cosine)] == [False, True]
+    assert decayed.kind == replace(decayed, lr_decay=0.9, lr=0.2).kind
+
+
 def test_centralized_trains_on_the_pooled_data(small_federation, small_model):
     run = begin(config_of(Centralized()), small_model)
     plan = planned(run, small_federation)

@@ -57,6 +57,8 @@ def fetch(name: Name, data_root_: DataRoot = None) -> None:
         written = fetch_files(source, data_root(), on_bytes)
     for path in written:
         echo(f"wrote {path}")
+    if source.licence:
+        echo(f"licence: {source.licence}")
     if not written:
         echo(f"all files of {name} are in {data_root() / source.folder} already")
 
@@ -100,7 +102,7 @@ def stats(
             f"{title}: clients of {row.smallest:,} to {row.largest:,} samples;"
             f" {row.fewest_classes} to {row.most_classes} classes per client,"
             f" {row.mean_classes:.1f} on average;"
-            f" {row.train:,} for training, {row.test:,} for the test,"
+            f" {row.train:,} for training, {row.test:,} for the test ({row.test_set}),"
             f" {row.validation:,} for validation by the server"
         )
 
@@ -190,10 +192,12 @@ def _load(source: DataSource) -> Federation:
 def _rows(
     source: DataSource, federation: Federation, alphas: list[float] | None
 ) -> list[tuple[str, Federation]]:
-    if not isinstance(source, SharedOut) or source.partition != "dirichlet":
-        if alphas:
-            raise ConfigError("--alpha: this partition has no concentration α")
+    partition = source.partition if isinstance(source, SharedOut) else ""
+    if alphas and partition != "quantity" and not partition.startswith("dirichlet"):
+        raise ConfigError("--alpha: this partition has no concentration α")
+    if not alphas and partition != "dirichlet":
         return [("", federation)]
+    assert isinstance(source, SharedOut)  # noqa: S101 - narrows the type
     return [
         (f"α = {alpha:g}", replace(source, alpha=alpha).load(data_root()))
         for alpha in alphas or ALPHAS

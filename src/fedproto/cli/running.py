@@ -37,6 +37,10 @@ Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change an option, e.g. schedule.delta=0.8."),
 ]
+Scale = Annotated[
+    str | None,
+    typer.Option(help="A smaller version that the recipe describes, such as 'quick'."),
+]
 Out = Annotated[
     Path | None, typer.Option(help="Directory for the results; a new one under runs/ by default.")
 ]
@@ -74,6 +78,7 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No table at the end.
 def run(
     recipe: Recipe,
     overrides: Overrides = None,
+    scale: Scale = None,
     out: Out = None,
     reuse: Reuse = False,
     as_json: AsJson = False,
@@ -85,7 +90,7 @@ def run(
     """Train one strategy as a recipe says."""
     del data_root
     check_sinks(log_to or [])
-    configs = read_recipe(recipe, overrides or [])
+    configs = read_recipe(recipe, overrides or [], scale)
     if len(configs) > 1:
         raise ConfigError(
             f"recipe {recipe} describes {len(configs)} runs; start them with 'fedproto sweep'"
@@ -103,6 +108,7 @@ def run(
 def sweep(
     recipe: Recipe,
     overrides: Overrides = None,
+    scale: Scale = None,
     out: Out = None,
     reuse: Reuse = False,
     as_json: AsJson = False,
@@ -115,7 +121,7 @@ def sweep(
     """Train all runs of a recipe together."""
     del data_root
     check_sinks(log_to or [])
-    read = _labelled(read_recipe(recipe, overrides or []), only or [])
+    read = _labelled(read_recipe(recipe, overrides or [], scale), only or [])
     configs = {name: config.located() for name, config in read.items()}
     federations = load(configs.values())
     if dry_run:

@@ -7,7 +7,8 @@ runs are all variants with all combinations of the listed values.
 ``extends = "mnist"`` starts from another recipe, of which only what differs is written; its
 variants and its sweep are taken over or replaced as a whole. ``variants = "methods-digits"`` takes
 those of another recipe. The other recipe is a bundled one or one in the same folder, by name, or a
-file. ``[tune]`` lists values for `fedproto tune` to choose from.
+file. A table such as ``[scales.quick]`` holds what differs in a smaller version of the recipe,
+which is chosen by its name; ``[tune]`` lists values for `fedproto tune` to choose from.
 """
 
 from __future__ import annotations
@@ -35,12 +36,15 @@ _LONGEST_NAME = 150
 """Bytes of a folder's name; file systems allow 255, and files in it have names too."""
 
 
-def read_recipe(source: str, overrides: Iterable[str] = ()) -> dict[str, RunConfig]:
+def read_recipe(
+    source: str, overrides: Iterable[str] = (), scale: str | None = None
+) -> dict[str, RunConfig]:
     """Reads a recipe and expands it into runs.
 
     Args:
         source: A file, or the name of a bundled recipe.
         overrides: ``key=value`` texts that change single options.
+        scale: Name of one of the recipe's scales; as the recipe stands by default.
 
     Returns:
         The configurations by directory name, in the recipe's order.
@@ -49,15 +53,17 @@ def read_recipe(source: str, overrides: Iterable[str] = ()) -> dict[str, RunConf
         ConfigError: If the file cannot be read or says something impossible.
     """
     with _naming(_find(source).name):
-        return expand(read_tables(source, overrides))
+        return expand(read_tables(source, overrides, scale))
 
 
-def read_tables(source: str, overrides: Iterable[str] = ()) -> dict[str, Any]:
+def read_tables(
+    source: str, overrides: Iterable[str] = (), scale: str | None = None
+) -> dict[str, Any]:
     """A recipe's tables as they are written, with those of the recipes that it extends."""
     path = _find(source)
     recipe = _load(path)
     with _naming(path.name):
-        return apply_overrides(recipe, overrides)
+        return apply_overrides(_scaled(recipe, scale), overrides)
 
 
 @contextlib.contextmanager
@@ -70,6 +76,22 @@ def _naming(name: str) -> Iterator[None]:
         raise ConfigError(
             text if text.startswith("recipe ") else f"recipe {name}: {text}"
         ) from None
+
+
+def _scaled(recipe: dict[str, Any], scale: str | None) -> dict[str, Any]:
+    """The recipe without its scales, with the changes of one of them."""
+    scales = recipe.pop("scales", {})
+    if not isinstance(scales, Mapping) or not all(
+        isinstance(one, Mapping) for one in scales.values()
+    ):
+        raise ConfigError("scales must be sections: write [scales.quick] and the like")
+    if scale is None:
+        return recipe
+    if scale not in scales:
+        raise ConfigError(f"--scale: {unknown_name('scale', scale, scales)}")
+    if "sweep" in scales[scale]:
+        recipe.pop("sweep", None)
+    return _merge(recipe, scales[scale])
 
 
 def _load(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:

@@ -33,6 +33,7 @@ class CelebA(HeldOut):
     """
 
     folder = "celeba"
+    licence = "non-commercial research only"
     downloads = (
         Download(
             _DRIVE + "0B7EVK8r0v71pZjFTYXZWM3FlRnM",

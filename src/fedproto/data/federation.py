@@ -54,6 +54,8 @@ class Federation:
             where nobody knows.
         labels: The class of every sample where the targets are label maps: what it mainly shows,
             counted from 0 without the background. None where the targets say it.
+        test_set: Where the test samples come from: ``split`` off every client's own; anything
+            else, such as ``official``, is one set for all, dealt out evenly among the clients.
     """
 
     name: str
@@ -66,6 +68,7 @@ class Federation:
     labels: Indices | None = None
     class_names: tuple[str, ...] = ()
     validation_owner: Indices | None = None
+    test_set: str = "split"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "clients", Clients.of(self.clients))
@@ -123,6 +126,7 @@ class Federation:
             "clients": len(self.clients),
             "train": int(self.train_sizes.sum()),
             "test": len(self.test_indices),
+            "test_set": self.test_set,
             "num_classes": self.num_classes,
             "class_names": list(self.class_names),
             "input_shape": list(self.input_shape),
@@ -205,6 +209,7 @@ class Federation:
             input_shape=tuple(first.shape[1:]),
             task=task,
             class_names=tuple(class_names) or given.class_names,
+            test_set="given" if given.shared else "split",
         )
 
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from fedproto.data.files import FileTree
 from fedproto.disk.limits import check_limit
-from fedproto.errors import DataError
+from fedproto.errors import DataError, reason_of
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -75,8 +75,7 @@ def open_image(content: bytes, where: object, *, scale: bool = True) -> Image:
             f" {', '.join(FORMATS)}"
         ) from None
     except _decoding_errors() as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise DataError(f"{where} does not decode as a picture: {reason}") from None
+        raise DataError(f"{where} does not decode as a picture: {reason_of(error)}") from None
 
 
 def _grey_bits(picture: Image) -> int | None:

@@ -62,6 +62,7 @@ class Pascal(SharedOut):
     """
 
     folder = "VOC"
+    licence = "images: Flickr's terms; research only"
     downloads = (
         Download(
             "http://host.robots.ox.ac.uk/pascal/VOC/voc2012/VOCtrainval_11-May-2012.tar",

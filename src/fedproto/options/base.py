@@ -138,7 +138,8 @@ def _checked(value: Any, hint: Any, name: str, limits: Mapping[str, float]) -> A
         number = isinstance(value, (int, float)) and abs(value) < math.inf
         size = " of ordinary size" if number and not _is_ordinary(value) else ""
         raise ConfigError(f"{name} must be {_type_name(hint)}{size}, not {value!r}")
-    if limits and converted is not None and not _within(converted, limits):
+    number = isinstance(converted, int | float)
+    if limits and number and not _within(converted, limits):
         raise ConfigError(f"{name} must be{_range_text(limits)}, not {value!r}")
     return converted
 

@@ -39,6 +39,7 @@ class Purpose(enum.IntEnum):
     MAPPED = 15
     SECRET = 16
     TUNING = 17
+    SHIFT = 20
 
 
 def stream(seed: int, purpose: Purpose, *numbers: int) -> np.random.RandomState:
