@@ -68,7 +68,7 @@ class Everything(Strategy):
         return {
             "own/rounds": Declared((), torch.int64),
             **setting.like_params("own-way"),
-            **setting.like_model("previous"),
+            **setting.like_params("previous", initial=None),
         }
 
     def payload(self, setting, num_examples):

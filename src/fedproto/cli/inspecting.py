@@ -50,8 +50,8 @@ def list_known(
     kind: Annotated[
         str | None,
         typer.Argument(
-            help=f"Show only these, with their options: {', '.join(KINDS)}; 'options' for all"
-            " sections of a recipe, or a section such as 'train'."
+            help=f"Show only these, a line each: {', '.join(KINDS)}; with its options one of them,"
+            " such as 'fedproto', or a section, such as 'train'; 'options' for all sections."
         ),
     ] = None,
     section: Annotated[
@@ -79,10 +79,14 @@ def list_known(
         return
     console = Console()
     for name, found in known.items():
-        table = Table("name", "what it is", title=name, title_justify="left", expand=True)
+        table = Table(title=name, title_justify="left", expand=True)
+        widest = max((len(entry.name) for entry in found), default=0)
+        table.add_column("name", no_wrap=True, min_width=widest)
+        short = kind is None or kind in KINDS
+        table.add_column("what it is", no_wrap=short, overflow="ellipsis" if short else "fold")
         for entry in found:
             table.add_row(plain(entry.name), plain(entry.summary))
-            for option in entry.options if kind else []:
+            for option in entry.options if not short else []:
                 table.add_row(
                     plain(f"  {option.name} = {option.default}"),
                     plain(f"{option.help} ({option.type})", "dim"),
@@ -90,8 +94,12 @@ def list_known(
         console.print(table)
     if kind is None:
         console.print(
-            "Options of each: fedproto list strategies (or datasets, models). All other options:"
-            " fedproto list options."
+            "Options of each: fedproto list NAME. Sections of a recipe: fedproto list options."
+        )
+    elif kind in [entry.name for entry in summaries("strategies")]:
+        console.print(
+            "Sections that combine with every strategy (fedproto list SECTION): head, serve,"
+            " server, aggregate, train, schedule."
         )
 
 

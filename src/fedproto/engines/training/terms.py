@@ -30,7 +30,7 @@ def outputs_of(model: nn.Module, x: Tensor) -> Outputs:
 def frozen_weights(name: str, local: Local, received: ServerState) -> Tensors:
     """The tensors of a frozen model, by name."""
     kept = {} if name == RECEIVED else part(name, local.memory) or part(name, local.broadcast)
-    return kept or {**received.params, **received.buffers}
+    return {**received.params, **received.buffers, **kept}
 
 
 class BatchTerm:
