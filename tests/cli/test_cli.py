@@ -131,9 +131,16 @@ def test_list_shows_everything_with_options(capsys):
     assert main(["list", "strategies", "--json"]) == 0
     (strategies,) = json.loads(capsys.readouterr().out).values()
     fedprox = next(entry for entry in strategies if entry["name"] == "fedprox")
-    assert {option["name"] for option in fedprox["options"]} >= {"mu", "sampling"}
+    assert [option["name"] for option in fedprox["options"]] == ["mu"]
     assert main(["list", "strategies"]) == 0
-    assert "strength μ of the proximal term" in capsys.readouterr().out
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(strategies) + 5, "a line per method"
+    assert main(["list", "fedprox"]) == 0
+    shown = capsys.readouterr().out
+    assert "strength μ of the proximal term" in shown
+    assert "Sections that combine with every strategy" in shown
+    assert main(["list", "fedprx"]) == 2
+    assert "did you mean 'fedprox'" in capsys.readouterr().err
 
 
 def test_info_shows_versions_devices_and_data(capsys):

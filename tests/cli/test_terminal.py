@@ -18,10 +18,10 @@ from report_runs import make_record, write_run
 
 WIDTHS = (80, 100, 120)
 METHODS = {
-    "Fairness + toleration": FedAvg(weights="uniform", tolerate_partial_work=True),
+    "Fairness + toleration": FedAvg(weights="uniform"),
     "FedAvg": FedAvg(),
-    "FedProto, sharpness -1": FedProto(sharpness=-1.0),
-    "FedProto, sharpness -2": FedProto(sharpness=-2.0),
+    "FedProto, local margins": FedProto(margins="local"),
+    "FedProto, aggregate margins": FedProto(margins="aggregate"),
     "FedProx": FedProx(),
 }
 

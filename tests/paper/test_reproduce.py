@@ -186,7 +186,7 @@ def test_records_alone_are_enough_for_tables(reproduced, tmp_path):
             run.path, tmp_path / f"copied/{place}", ignore=shutil.ignore_patterns("checkpoints")
         )
     code, said = call(
-        "accuracy", "curves", "amm", "mmd", "attention", "study", "--only=synthetic", "--existing",
+        "accuracy", "curves", "amm", "mmd", "attention", "--only=synthetic", "--existing",
         f"--runs={tmp_path / 'copied'}", f"--out={tmp_path}",
     )  # fmt: skip
     assert code == 0
@@ -194,7 +194,7 @@ def test_records_alone_are_enough_for_tables(reproduced, tmp_path):
     ours = [row for row in table(tmp_path / "smoke/synthetic", "accuracy") if row["ours"]]
     expected = table(reproduced / "out/smoke", "accuracy")
     assert ours == [row for row in expected if row["data_set"] == "Synthetic"]
-    origin = json.loads((tmp_path / "smoke/synthetic/study.json").read_text())
+    origin = json.loads((tmp_path / "smoke/synthetic/attention.json").read_text())
     assert "--scale smoke --existing --only synthetic" in origin["command"]
 
 

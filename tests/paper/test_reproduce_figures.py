@@ -184,31 +184,6 @@ def test_a_difference_needs_both_figures():
     assert Comparison(None, "", "", None, theirs).difference is None
 
 
-def test_the_study_takes_its_variants_and_seeds_from_its_recipes():
-    case = Scope("paper").case("mnist")
-    own = case.runs(recipe="attention-study-mnist", own_seeds=True)
-    assert {config.seed for config in own} == {0, 1, 2}
-    assert {config.schedule.delta for config in own} == {0.5}
-    sharpness = {getattr(config.strategy, "sharpness", None) for config in own}
-    assert any(value is not None and value < 0 for value in sharpness)
-    asked = replace(case, seeds=2).runs(recipe="attention-study-mnist")
-    assert {config.seed for config in asked} == {0, 1}
-    assert len(asked) == 2 * len({config.title for config in own})
-
-
-def test_the_studies_differ_from_the_data_sets_recipes_in_nothing_but_the_variants():
-    for name in ("synthetic", "mnist", "femnist", "celeba"):
-        case = Scope("paper").case(name)
-        known = {settings_digest(config) for config in case.runs()}
-        shared = [
-            config
-            for config in case.runs(recipe=f"attention-study-{name}")
-            if config.title in ("FedProto", "Fairness + toleration")
-        ]
-        assert len(shared) == 2
-        assert {settings_digest(config) for config in shared} <= known
-
-
 def test_the_fingerprint_is_about_results_alone():
     first, *_ = Case("mnist", "MNIST", "mnist").runs()
     same = replace(first, label="other", engine=EngineOptions(device="cpu", tf32=True))
