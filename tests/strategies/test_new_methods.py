@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.nn.functional import cosine_similarity, cross_entropy
 
 from fedproto import STRATEGIES, with_features
 from fedproto.config import RunConfig, ScheduleOptions
@@ -165,7 +165,7 @@ def logits_of(w: Weights, x: Tensor) -> Tensor:
 
 
 def plain(w: Weights, x: Tensor, y: Tensor) -> Tensor:
-    return F.cross_entropy(logits_of(w, x), y)
+    return cross_entropy(logits_of(w, x), y)
 
 
 def square(w: Weights, other: Weights) -> Tensor:
@@ -244,8 +244,8 @@ def moon_by_hand(strategy: Moon) -> Truth:
             def loss(w, x, y, old=last, sent=shared):
                 if old is None:
                     return plain(w, x, y)
-                near = torch.exp(F.cosine_similarity(encode(w, x), encode(sent, x)) / 0.4)
-                far = torch.exp(F.cosine_similarity(encode(w, x), encode(old, x)) / 0.4)
+                near = torch.exp(cosine_similarity(encode(w, x), encode(sent, x)) / 0.4)
+                far = torch.exp(cosine_similarity(encode(w, x), encode(old, x)) / 0.4)
                 return plain(w, x, y) - 2 * torch.log(near / (near + far)).mean()
 
             previous[one] = descend(shared, data, loss)
@@ -334,9 +334,7 @@ def fedrep_by_hand(strategy: FedRep) -> Truth:
 def fedbabu_by_hand(strategy: FedBABU) -> Truth:
     shared, states = begun(), []
     for clients in rounds_of(strategy):
-        ends = {
-            one: descend(shared, data, plain, lambda epoch: BODY) for one, data in clients.items()
-        }
+        ends = {one: descend(shared, data, plain, lambda _: BODY) for one, data in clients.items()}
         shared = average(ends, clients)
         states.append(shared)
     return states, {}
@@ -344,7 +342,7 @@ def fedbabu_by_hand(strategy: FedBABU) -> Truth:
 
 def ditto_by_hand(strategy: Ditto) -> Truth:
     own, sent = {}, begun()
-    states, _ = averaged(strategy, lambda w, x, y, sent: plain(w, x, y))
+    states, _ = averaged(strategy, lambda w, x, y, _: plain(w, x, y))
     for clients, new in zip(rounds_of(strategy), states, strict=True):
         for one, data in clients.items():
             own[one] = descend(
@@ -367,15 +365,15 @@ def fedrod_by_hand(strategy: FedRoD) -> Truth:
             def balanced(w, x, y, held=held):
                 kept = held > 0
                 place = (kept.cumsum(0) - 1)[y]
-                return F.cross_entropy((logits_of(w, x) + held.double().log())[:, kept], place)
+                return cross_entropy((logits_of(w, x) + held.double().log())[:, kept], place)
 
             ends[one] = w = descend(shared, data, balanced)
 
             def rest(p, x, y, w=w):
-                return F.cross_entropy(logits_of(w, x) + encode(w, x) @ p[2].T + p[3], y)
+                return cross_entropy(logits_of(w, x) + encode(w, x) @ p[2].T + p[3], y)
 
             zero = [torch.zeros_like(each) for each in w]
-            p = descend(residual.get(one, zero), data, rest, lambda epoch: HEAD)
+            p = descend(residual.get(one, zero), data, rest, lambda _: HEAD)
             residual[one] = p
             own[one] = [*w[:2], w[2] + p[2], w[3] + p[3]]
         shared = average(ends, clients)
@@ -594,7 +592,7 @@ def test_a_pattern_can_name_personal_parameters_where_the_head_is_unknown():
 
 
 def test_fedrep_needs_an_epoch_for_the_body():
-    with pytest.raises(ConfigError, match="FedRep needs train.epochs of at least 4, not 3"):
+    with pytest.raises(ConfigError, match=r"FedRep needs train\.epochs of at least 4, not 3"):
         train([FedRep(head_epochs=3)])
 
 

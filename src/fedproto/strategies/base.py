@@ -156,12 +156,15 @@ class Strategy(Options):
         del state, updates, setting
         return {}
 
-    def adds(self, state: ServerState, update: ClientUpdate, setting: Setting) -> Tensors:
+    def adds(
+        self, state: ServerState, update: ClientUpdate, setting: Setting, cohort: int = 1
+    ) -> Tensors:
         """A client's addition to server memory; the aggregation rule bounds it.
 
-        For memory that is a sum over clients, in place of `remember`.
+        For memory that is a sum over clients, in place of `remember`; `cohort` is the number of
+        updates that are added up.
         """
-        del state, update, setting
+        del state, update, setting, cohort
         return {}
 
     def correct(self, combined: ServerState, setting: Setting) -> Tensors:

@@ -21,9 +21,8 @@ class FedProtoTan(Strategy):
     """Adds ``λ/D ‖f − P_y‖²`` for a sample's D features f and the prototype P of its class y.
 
     ``P_c`` is the mean feature of class c over the last cohort's samples, under the models trained
-    there; without one nothing is added. The paper pulls a client's mean features; taken: each
-    sample's, as in its code. It shares prototypes alone: ``weights = "personal"``, with which the
-    server's model never moves; by default weights are averaged too. (Not `fedproto`.)
+    there. The paper pulls a client's mean features; taken: each sample's, as in its code. It shares
+    prototypes alone, ``weights = "personal"``: the server's model never moves. Default: both.
     """
 
     statistics: ClassVar[Needs] = Needs(after=frozenset({"features"}))
@@ -40,8 +39,8 @@ class FedProtoTan(Strategy):
 
     def server_memory(self, setting: Setting) -> Declarations:
         """The global prototypes, which clients get."""
-        declared = prototypes_declared(setting, 2**53, SUM, COUNT)
-        return {name: replace(one, broadcast=True) for name, one in declared.items()}
+        declared = self.payload(setting, 2**53).items()
+        return {name: replace(one, broadcast=True) for name, one in declared}
 
     def batch_term(self, local: Local, batch: Batch) -> torch.Tensor:
         """The mean distance; 0 for samples whose class has no prototype."""

@@ -29,8 +29,8 @@ class Scaffold(Strategy):
     not sent: the server has the weights, the steps and c, so no client can tell another one.
 
     With `gamma` (Liu et al. 2025, FedMoSWA) the server averages the variates themselves,
-    ``c ← c + γ · mean_k (c_k⁺ − c)``, so that it does not wait for rare clients. Clients then send
-    ``c_k⁺``, which rules of aggregation do not bound.
+    ``c ← c + γ · mean_k (c_k⁺ − c)``: clients that rarely take part do not hold it back. The server
+    does not know ``c_k``, so clients then send ``c_k⁺``.
     """
 
     plain_sgd: ClassVar[bool] = True
@@ -75,24 +75,14 @@ class Scaffold(Strategy):
         del state
         return ClientWeights(equal_weights(updates))
 
-    def remember(self, state: ServerState, updates: Updates, setting: Setting) -> Tensors:
-        """The averaged variate, where there is one."""
-        del setting
-        if self.gamma is None:
-            return {}
-        return {
-            name: torch.lerp(
-                c, torch.stack([one.payload[name] for one in updates]).mean(dim=0), self.gamma
-            )
-            for name, c in state.memory.items()
-            if name.startswith(f"{CONTROL}/")
-        }
-
-    def adds(self, state: ServerState, update: ClientUpdate, setting: Setting) -> Tensors:
-        """The change of the client's ``c_k``, as one of all clients."""
-        if self.gamma is not None:
-            return {}
+    def adds(
+        self, state: ServerState, update: ClientUpdate, setting: Setting, cohort: int = 1
+    ) -> Tensors:
+        """The change of the client's ``c_k``, as one of all clients, or its part of the mean."""
         server, steps = part(CONTROL, state.memory), torch.as_tensor(update.steps)
+        if self.gamma is not None:
+            share, new = self.gamma / cohort, part(CONTROL, update.payload)
+            return under(CONTROL, {name: share * (new[name] - c) for name, c in server.items()})
         moved = _moved(state.params, update.params, server, steps, update.lr)
         return under(CONTROL, {name: way / setting.num_clients for name, way in moved.items()})
 
