@@ -146,7 +146,7 @@ def combine_updates(
     if strategy.server_memory(setting):
         seen = as_remembered(options, state, updates)
         memory = {**state.memory, **strategy.remember(state, seen, setting)}
-        parts = [strategy.adds(state, update, setting) for update in updates]
+        parts = [strategy.adds(state, update, setting, len(updates)) for update in updates]
         memory |= {
             name: memory[name] + one for name, one in summed(options, updates, parts).items()
         }

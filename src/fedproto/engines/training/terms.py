@@ -2,7 +2,8 @@
 
 Frozen models run in evaluation mode and without gradients. The model "received" is the one the job
 started from; any other name is a group of the client's memory or of the broadcast that holds a
-whole model, and the received one until there is such a group.
+model. Tensors that the group lacks are those of the received model: all of them until there is such
+a group, and the buffers where it holds parameters alone.
 """
 
 from __future__ import annotations
