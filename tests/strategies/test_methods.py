@@ -141,15 +141,15 @@ def test_qfedavg_by_hand():
 
 def test_feddisco_by_hand():
     classes = "classes/discrepancy"
-    # shares (1, 0, 0, 0): √((3/4)² + 3·(1/4)²) = √(3/4)
+    # shares (1, 0, 0, 0): KL(share ‖ uniform) = ln 4
     report = FedDisco().report(local(0.0, classes=(7, 0, 0, 0)), {}, None, None)
-    assert float(report.payload[classes]) == pytest.approx(math.sqrt(0.75))
+    assert float(report.payload[classes]) == pytest.approx(math.log(4))
     state = ServerState(0, {"w": number(0.0)}, {})
     updates = [
         update(0, 1.0, samples=3, **{classes: 0.8}),
         update(1, 1.0, samples=1, **{classes: 0.2}),
     ]
-    # 0.75 − 0.5·0.8 + 0.1 = 0.45 and 0.25 − 0.5·0.2 + 0.1 = 0.25
+    # divergences are shares of their sum: 0.75 − 0.5·0.8 + 0.1 = 0.45, 0.25 − 0.5·0.2 + 0.1 = 0.25
     weights = FedDisco(a=0.5, b=0.1).weigh(state, updates).client
     assert weights.tolist() == pytest.approx([0.45 / 0.7, 0.25 / 0.7])
     assert FedDisco(a=5.0, b=0.0).weigh(state, updates).client.tolist() == [0.75, 0.25]

@@ -9,7 +9,7 @@ import copy
 import functools
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import TypeAlias
 
@@ -37,7 +37,7 @@ from fedproto.equations import class_sums
 from fedproto.errors import TrainingError
 from fedproto.models.base import features_of
 from fedproto.rng import Indices, seeded
-from fedproto.strategies.base import Strategy
+from fedproto.strategies.base import PersonalModel
 from fedproto.strategies.contract import (
     PERSONAL,
     Local,
@@ -51,18 +51,6 @@ from fedproto.strategies.method import Method
 from fedproto.types import ClientFailure, ClientUpdate, ServerState, Tensors, under
 
 Step: TypeAlias = Callable[[Tensor, Tensor], Tensor]
-
-
-@dataclass(frozen=True)
-class _Only(Strategy):
-    """Plain training of some parameters."""
-
-    names: tuple[str, ...] = ()
-
-    def trainable(self, local: Local, epoch: int, epochs: int) -> Collection[str]:
-        """The same in every epoch."""
-        del local, epoch, epochs
-        return self.names
 
 
 @ENGINES.register("reference")
@@ -158,10 +146,9 @@ class ReferenceEngine(Engine):
         params = {name: start[name] for name in job.state.params}
         buffers = {name: one for name, one in start.items() if name not in params}
         self._load(ServerState(job.state.round, params, buffers))
-        names = job.strategy.personal_trainable(local)
-        plain = replace(job, method=Method(Strategy() if names is None else _Only(tuple(names))))
+        own = PersonalModel(job.strategy)
         with seeded(job.seed, self._device):
-            self._fit(plain, indices, local, job.strategy.personal_objective(local))
+            self._fit(replace(job, method=Method(own)), indices, local, own.objective(local))
         trained, counted = read_state(self._model)
         return {**trained, **counted}
 

@@ -20,7 +20,7 @@ from fedproto.errors import TrainingError
 from fedproto.flower.arrays import read_tensors, write_tensors
 from fedproto.models.adapter import adapted
 from fedproto.models.base import features_of
-from fedproto.strategies.base import Strategy
+from fedproto.strategies.base import PersonalModel, Strategy
 from fedproto.strategies.contract import (
     PERSONAL,
     Declarations,
@@ -45,19 +45,21 @@ Batches = Iterable[tuple[Tensor, Tensor]]
 
 
 class LocalLoss:
-    """The local loss of a method, for a training loop of one's own.
+    """The local loss of a strategy, for a training loop of one's own.
 
     Attributes:
         objective: The terms in closed form.
     """
 
-    def __init__(self, method: Method, model: nn.Module, local: Local, state: ServerState) -> None:
-        self.objective = method.strategy.objective(local)
-        self._method, self._model, self._local, self._state = method, model, local, state
+    def __init__(
+        self, strategy: Strategy, model: nn.Module, local: Local, state: ServerState
+    ) -> None:
+        self.objective = strategy.objective(local)
+        self._strategy, self._model, self._local, self._state = strategy, model, local, state
         self._term: BatchTerm | None = None
-        if "batch_term" in method.needs.hooks:
+        if "batch_term" in strategy.needs.hooks:
             self._term = BatchTerm(model)
-            self._term.begin_job(method.strategy, local, state)
+            self._term.begin_job(strategy, local, state)
 
     def __call__(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """The loss of a batch: cross-entropy and every term that the method adds."""
@@ -67,14 +69,14 @@ class LocalLoss:
         params, received = dict(self._model.named_parameters()), self._state.params
         terms = [
             self.objective.closed_form(params, received),
-            self._method.strategy.penalty(params, received),
+            self._strategy.penalty(params, received),
             None if self._term is None or outputs is None else self._term(inputs, outputs, targets),
         ]
         return sum((term for term in terms if term is not None), loss)
 
     def begin_epoch(self, epoch: int, epochs: int) -> None:
         """Lets those parameters train that the method trains in this epoch."""
-        names = self._method.strategy.trainable(self._local, epoch, epochs)
+        names = self._strategy.trainable(self._local, epoch, epochs)
         for name, one in self._model.named_parameters():
             one.requires_grad_(names is None or name in names)
 
@@ -140,13 +142,18 @@ def train_locally(
         secret=_secret(context),
     )
     before = observe(model, batches, num_classes, method.needs.before)
-    result = train(LocalLoss(method, model, local, started))
+    result = train(LocalLoss(method.strategy, model, local, started))
     model.requires_grad_(True)
     after = observe(model, batches, num_classes, method.needs.after)
     params, buffers = read_state(model)
     report = method.report(local, params, before, after)
     personal = method.strategy.personal(setting.setting)
-    kept = {**report.memory, **under(PERSONAL, {name: params[name] for name in personal})}
+    kept = dict(report.memory)
+    if method.needs.personal_model:
+        trained = _train_personal_model(method.strategy, model, local, started, train)
+        kept |= under(PERSONAL, trained)
+    else:
+        kept |= under(PERSONAL, {name: params[name] for name in personal})
     if kept:
         context.state[f"{MEMORY}{about[ROUND]!s}"] = write_tensors(kept)
     sent = {name: one for name, one in params.items() if name not in personal}
@@ -155,6 +162,25 @@ def train_locally(
         PAYLOAD: write_tensors(report.payload),
         WORK: MetricRecord({"steps": steps, "lr": lr}),
     }
+
+
+def _train_personal_model(
+    strategy: Strategy,
+    model: nn.Module,
+    local: Local,
+    received: ServerState,
+    train: Callable[[LocalLoss], T],
+) -> Tensors:
+    """The client's own model, trained by the same function; the shared one is left in place."""
+    shared = ServerState(received.round, *read_state(model))
+    before = {**received.params, **received.buffers}
+    start = strategy.personal_start(local, before, {**shared.params, **shared.buffers})
+    model.load_state_dict(dict(start), strict=False)
+    train(LocalLoss(PersonalModel(strategy), model, local, received))
+    model.requires_grad_(True)
+    params, buffers = read_state(model)
+    load_state(model, shared)
+    return {**params, **buffers}
 
 
 @torch.no_grad()

@@ -10,7 +10,7 @@ of its own: `fedproto.strategies.method`.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -176,6 +176,22 @@ class Strategy(Options):
         """Numbers for the round's record."""
         del updates
         return {}
+
+
+@dataclass(frozen=True)
+class PersonalModel(Strategy):
+    """Trains the personal model of another strategy, as a strategy of its own."""
+
+    of: Strategy = field(default_factory=Strategy)
+
+    def objective(self, local: Local) -> Objective:
+        """The personal objective."""
+        return self.of.personal_objective(local)
+
+    def trainable(self, local: Local, epoch: int, epochs: int) -> Collection[str] | None:
+        """The same in every epoch."""
+        del epoch, epochs
+        return self.of.personal_trainable(local)
 
 
 STRATEGIES: Registry[Strategy] = Registry("strategy", "fedproto.strategies")
