@@ -17,7 +17,7 @@ if TYPE_CHECKING:
         sweep,
     )
     from fedproto.data import DATASETS, DataSource, Federation
-    from fedproto.errors import ConfigError, FedprotoError, StoreError
+    from fedproto.errors import ConfigError, FedprotoError, HardlyLearnedWarning, StoreError
     from fedproto.models import MODELS, FeatureModel, ModelOptions, with_features
     from fedproto.store.extending import extend
     from fedproto.strategies import (
@@ -63,6 +63,7 @@ __all__ = [
     "Federation",
     "FedprotoError",
     "Guided",
+    "HardlyLearnedWarning",
     "ModelOptions",
     "ProtoHead",
     "Prototypes",

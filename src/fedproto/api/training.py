@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import os
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Any, TypeAlias
 from torch import nn
 
 from fedproto.api.progress import Callbacks, OnProgress, OnRound, progress_bar
-from fedproto.api.result import Result, Results
+from fedproto.api.result import Result, Results, hardly_learned, refusals
 from fedproto.config import RunConfig, read_config
 from fedproto.config.keywords import as_tables
 from fedproto.config.recipe import directory_name
@@ -26,7 +27,7 @@ from fedproto.data.base import DATASETS, data_root
 from fedproto.data.federation import Federation
 from fedproto.data.own import located
 from fedproto.disk.limits import check_limit
-from fedproto.errors import ConfigError, StoreError
+from fedproto.errors import ConfigError, HardlyLearnedWarning, StoreError, printable
 from fedproto.models.base import ModelOptions, under_seed
 from fedproto.options import Options, read_options
 from fedproto.rounds.runs import Run
@@ -72,6 +73,10 @@ def run(
         DataError: If data cannot be loaded.
         TrainingError: If model and data do not fit together.
         StoreError: If the directory cannot be used, or holds a run on other data.
+
+    Warns:
+        HardlyLearnedWarning: If most updates were refused, as with a learning rate that is much too
+            high; the records say why.
     """
     config = _config(data, model, {"strategy": strategy, **options})
     assignment = _assignment(config, _loaded(config, data), model)
@@ -238,7 +243,16 @@ def _train(
     done = sum(len(each.store.records()) for each in kept if each.store is not None)
     with progress_bar(progress, total) as on_progress:
         runs = carry_out(kept, Callbacks(done, total, on_round, on_progress))
-    return [_result(each, run) for each, run in zip(kept, runs, strict=True)]
+    results = [_result(each, run) for each, run in zip(kept, runs, strict=True)]
+    for result in results:
+        if hardly_learned(result.records):
+            warnings.warn(
+                f"{printable(result.config.title)}, seed {result.config.seed}, has hardly learned:"
+                f" {printable(refusals(result.records))}",
+                HardlyLearnedWarning,
+                stacklevel=3,
+            )
+    return results
 
 
 def _result(assignment: Assignment, run: Run | None) -> Result:
