@@ -84,6 +84,8 @@ def test_images_are_built_from_what_is_there(name):
     assert needed <= copied
     (asked,) = re.findall(r"'\.\[([\w,]+)\]'", text)
     assert set(asked.split(",")) <= project["optional-dependencies"].keys()
+    installs = [line for line in lines if "pip install" in line]
+    assert all("-c constraints.txt" in line for line in installs)
     users = [line.split()[1] for line in lines if line.startswith("USER")]
     assert users, "nothing runs as root"
     assert "root" not in users

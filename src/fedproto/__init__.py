@@ -28,7 +28,14 @@ if TYPE_CHECKING:
     from fedproto.engines.base import EngineOptions
     from fedproto.engines.training import TrainOptions
     from fedproto.engines.training.augment import AugmentOptions
-    from fedproto.errors import ConfigError, DataError, FedprotoError, StoreError, TrainingError
+    from fedproto.errors import (
+        ConfigError,
+        DataError,
+        FedprotoError,
+        HardlyLearnedWarning,
+        StoreError,
+        TrainingError,
+    )
     from fedproto.measures import MeasureOptions
     from fedproto.models import MODELS, FeatureModel, ModelOptions, with_features
     from fedproto.store.extending import extend
@@ -101,6 +108,7 @@ __all__ = [
     "Federation",
     "FedprotoError",
     "FlowerOptions",
+    "HardlyLearnedWarning",
     "HeadOptions",
     "MeasureOptions",
     "Method",

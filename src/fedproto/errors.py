@@ -27,6 +27,10 @@ class TrainingError(FedprotoError):
     """A model and data that do not fit together."""
 
 
+class HardlyLearnedWarning(UserWarning):
+    """A run whose updates were mostly refused, so that its model has hardly moved."""
+
+
 _UNSEEN = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 """Unicode's categories of control and format characters, lone surrogates and line separators."""
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+import fedproto
 from data_files import idx_bytes, image_bytes, write_mnist, write_tar, write_zip
 from fedproto.cli import main
 from fedproto.config import read_config
@@ -50,11 +51,22 @@ def loaded(**data):
         "model.hidden=100000000000",
         "data.clients=100000000000000",
         "label=" + "[" * 5000,
+        f"model.hidden={2**63}",
+        f"train.batch_size={10**30}",
+        "data.name=shapes data.alpha=1e308",
+        "data.name=shapes data.alpha=1e-320",
+        "strategy.name=fedatt strategy.epsilon=1e308",
+        "data.name=shapes data.images=9223372036854775807",
+        f"data.name=synthetic data.clients={2**63 - 1}",
+        "data.name=images data.path=" + "x" * 5000,
+        "data.name=images data.path=~nobody-here/x",
+        "strategy.name=[]",
     ],
     ids=lambda setting: setting[:24],
 )
 def test_impossible_settings_are_named(tmp_path, setting, capsys):
-    code = main(["run", "quickstart", "--out", str(tmp_path / "run"), "--set", setting])
+    settings = [f"--set={each}" for each in setting.split(" ")]
+    code = main(["run", "quickstart", "--out", str(tmp_path / "run"), *settings])
     said = capsys.readouterr().err
     if setting.startswith("label"):
         return  # a strange label is a label; it must not crash
@@ -258,3 +270,53 @@ def test_an_absurd_label_is_refused():
     labels[3] = 10**12
     with pytest.raises(DataError, match="over the limit of 100,000 for 'classes'"):
         Federation.from_clients([(np.ones((10, 3)), labels)])
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        'extends = "quickstart"\n[strategy]\nname = ["x"]',
+        'extends = "quickstart"\n[[variants]]\nstrategy = {name = {a = 1}}',
+        'extends = "' + "x" * 5000 + '"',
+        'extends = "~nobody-here/x"',
+        'extends = "quickstart"\nvariants = "' + "x" * 300 + '"',
+        'extends = "quickstart"\n[strategy]\nname = 3\n[sweep]\nstrategy.name = [[1], {}]',
+    ],
+    ids=["list", "table", "long", "home", "long variants", "swept"],
+)
+def test_recipes_of_odd_types_are_an_error(tmp_path, recipe, capsys):
+    (tmp_path / "recipe.toml").write_text(recipe)
+    assert main(["sweep", str(tmp_path / "recipe.toml")]) == 2
+    assert main(["sweep", "x" * 5000]) == 2
+    assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_a_zero_without_its_sign_is_the_same_zero():
+    assert str(read_config(TINY | {"schedule": {"delta": -0.0}}).schedule.delta) == "0.0"
+
+
+def test_a_sweep_of_very_many_runs_is_refused_before_it_is_made(tmp_path, capsys):
+    many = list(range(1000))
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(f'extends = "quickstart"\n[sweep]\nseed = {many}\ndata.seed = {many}\n')
+    assert main(["sweep", str(recipe)]) == 2
+    said = capsys.readouterr().err
+    assert "the sweep is over the limit of 10,000 for 'runs'" in said
+    assert "--limit runs=" in said
+    with pytest.raises(DataError, match="over the limit of 10,000 for 'runs'"):
+        fedproto.sweep({"a": "fedavg"}, "digits", "mlp", seeds=10**8)
+
+
+def test_whole_numbers_do_not_pass_for_pretrained_weights(tmp_path):
+    module = torch.nn.Linear(2, 2)
+    weights = {name: value.detach().long() for name, value in module.state_dict().items()}
+    torch.save(weights, tmp_path / "weights.pth")
+    with pytest.raises(ConfigError, match=r"other than floating-point numbers in weight \(int64\)"):
+        load_pretrained(module, str(tmp_path / "weights.pth"), "linear")
+
+
+def test_a_run_from_python_whose_updates_are_all_refused_warns():
+    keywords = {"rounds": 2, "cohort": 3, "lr": 1e30, "engine": "reference"}
+    with pytest.warns(fedproto.HardlyLearnedWarning, match=r"has hardly learned: 6 of 6 updates"):
+        result = fedproto.run("digits", "mlp", "fedavg", **keywords)
+    assert len(result.records) == 2

@@ -88,6 +88,42 @@ def test_odd_options(settings_):
                 load_federations([config])
 
 
+TABLES = st.dictionaries(
+    st.sampled_from(["strategy", "data", "model", "train", "label", "seed", "name", "schedule"]),
+    ODD | st.dictionaries(st.sampled_from(["name", "lr", "path", "clients"]), ODD, max_size=2),
+    max_size=3,
+)
+
+
+@fuzzed
+@given(
+    variants=ODD | st.lists(TABLES, max_size=3),
+    sweep=ODD | st.dictionaries(st.sampled_from(OPTIONS), ODD | st.lists(ODD, max_size=3)),
+    extends=st.sampled_from(["quickstart", "demo"]) | ODD,
+)
+@example(variants=[{"strategy": {"name": ["x"]}}], sweep={}, extends="quickstart")
+@example(variants=[], sweep={"seed": [1, [2]], "data.name": [{}]}, extends="x" * 5000)
+def test_recipes_of_odd_types(fuzz_folder, variants, sweep, extends):
+    """What TOML can hold, in the places of tables, lists and names."""
+    path = fuzz_folder / "odd.toml"
+    tables = {"extends": extends, "variants": variants, "sweep": sweep}
+    path.write_text("".join(f"{key} = {toml(value)}\n" for key, value in tables.items()))
+    with contextlib.suppress(FedprotoError):
+        for config in read_recipe(str(path)).values():
+            assert read_config(config.to_dict()) == config
+
+
+def toml(value) -> str:
+    """A value as TOML writes it; strings as in JSON, which are a part of its own."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{toml(key)} = {toml(one)}" for key, one in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(toml, value)) + "]"
+    if isinstance(value, float):
+        return repr(value)
+    return json.dumps(value).replace("\x7f", "\\u007f")
+
+
 @pytest.fixture(scope="module")
 def fuzz_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("fuzz")

@@ -443,6 +443,22 @@ def test_idle_connections_are_closed_and_do_not_keep_others_out(tmp_path, monkey
             assert answer.status == 200
 
 
+def test_dripping_connections_do_not_keep_others_out(tmp_path, monkeypatch):
+    from fedproto.report import live
+
+    monkeypatch.setattr(live, "MOST_CONNECTIONS", 4)
+    write_run(tmp_path / "run", rounds=2)
+    with served(tmp_path) as address:
+        port = int(address.rstrip("/").rpartition(":")[2])
+        dripping = [socket.create_connection((live.ADDRESS, port), timeout=5) for _ in range(8)]
+        for each in dripping[4:]:
+            each.sendall(b"GET / HT")
+        with urllib.request.urlopen(address + "data.json", timeout=5) as answer:
+            assert answer.status == 200
+        for each in dripping:
+            each.close()
+
+
 def test_the_audit_log_of_a_deployment_is_summed_up_by_client(tmp_path):
     from fedproto.flower.audit import AuditLog
     from fedproto.report.accounts import accounts

@@ -176,8 +176,8 @@ def test_links_and_pipes(folder, planted, command):
     shutil.rmtree(run, ignore_errors=True)
     shutil.copytree(folder / "whole", run)
     before = snapshot(folder / "outside")
-    for name, kind in planted.items():
-        with contextlib.suppress(OSError):  # below another one that was planted
+    for name, kind in sorted(planted.items(), reverse=True):  # what is inside comes first
+        with contextlib.suppress(OSError):
             plant(run / name, kind, folder / "outside")
     more = {"compare": ["--plots", run / "figures"], "report": ["--no-data"], "resume": ["-q"]}
     quietly(command, run, *more.get(command, []))

@@ -61,22 +61,24 @@ PLANTED = [
 def test_no_file_outside_is_overwritten(run, tmp_path, name):
     (run / name).unlink(missing_ok=True)
     (run / name).symlink_to(tmp_path / "victim")
-    main(["resume", str(run), "-q"])
     main(["report", str(run), "--no-data"])
+    main(["resume", str(run), "-q", "--rounds=5"])
     untouched(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["checkpoints", "analysis", "export", "clients"])
 def test_no_folder_outside_is_written_or_emptied(run, tmp_path, name, capsys):
-    shutil.rmtree(run / name, ignore_errors=True)
+    if (run / name).exists():
+        shutil.copytree(run / name, tmp_path / "outside", dirs_exist_ok=True)
+        shutil.rmtree(run / name)
     shutil.copy(tmp_path / "victim", tmp_path / "outside" / "README.md")
     (run / name).symlink_to(tmp_path / "outside")
     shutil.copytree(run / name, tmp_path / "before")
     for command in ("resume", "analyse", "export"):
         main([command, str(run)])
     assert "Traceback" not in capsys.readouterr().err
-    assert {path.name: path.read_text() for path in (tmp_path / "outside").iterdir()} == {
-        path.name: path.read_text() for path in (tmp_path / "before").iterdir()
+    assert {path.name: path.read_bytes() for path in (tmp_path / "outside").iterdir()} == {
+        path.name: path.read_bytes() for path in (tmp_path / "before").iterdir()
     }
 
 

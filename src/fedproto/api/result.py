@@ -6,6 +6,7 @@ import io
 import shutil
 import tempfile
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -302,6 +303,26 @@ class Results(Sequence[Result]):
 
     def _repr_html_(self) -> str:
         return self.table()._repr_html_()
+
+
+def hardly_learned(records: Sequence[RoundRecord]) -> bool:
+    """Whether no update, or fewer than were refused, entered the model."""
+    used = sum(len(record.epochs) for record in records)
+    refused = sum(len(record.failures) for record in records)
+    return bool(records) and (used == 0 or refused > used)
+
+
+def refusals(records: Sequence[RoundRecord]) -> str | None:
+    """How many updates were not used, and the reason most of them share; None when all were."""
+    used = sum(len(record.epochs) for record in records)
+    reasons = Counter(reason for record in records for reason in record.failures.values())
+    if reasons:
+        (reason, _), *_ = reasons.most_common(1)
+        refused = reasons.total()
+        return f"{refused:,} of {used + refused:,} updates were not used; most often: {reason}"
+    if records and used == 0:
+        return records[-1].note
+    return None
 
 
 def _rows(result: Result) -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ import copy
 import itertools
 import math
 import os
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from typing import Any, TypeAlias, Unpack
 from torch import nn
 
 from fedproto.api.progress import Callbacks, OnProgress, OnRound, progress_bar
-from fedproto.api.result import Result, Results
+from fedproto.api.result import Result, Results, hardly_learned, refusals
 from fedproto.config import RunConfig, read_config
 from fedproto.config.keywords import Sections, as_tables
 from fedproto.config.recipe import axis_name, directory_name, set_option
@@ -28,7 +29,7 @@ from fedproto.data.base import DATASETS, data_root
 from fedproto.data.federation import Federation
 from fedproto.data.own import located
 from fedproto.disk.limits import check_limit
-from fedproto.errors import ConfigError, StoreError
+from fedproto.errors import ConfigError, HardlyLearnedWarning, StoreError, printable
 from fedproto.models.base import ModelOptions, build_model, under_seed
 from fedproto.options import Options, read_options
 from fedproto.rounds.runs import Run
@@ -91,6 +92,10 @@ def run(
         DataError: If data cannot be loaded.
         TrainingError: If model and data do not fit together.
         StoreError: If the directory cannot be used, or holds a run on other data.
+
+    Warns:
+        HardlyLearnedWarning: If most updates were refused, as with a learning rate that is much too
+            high; the records say why.
     """
     common = _given(
         rounds=rounds, cohort=cohort, delta=delta, epochs=epochs, batch_size=batch_size, lr=lr,
@@ -324,7 +329,16 @@ def _train(
     done = sum(len(each.store.records()) for each in kept if each.store is not None)
     with progress_bar(progress, total) as on_progress:
         runs = carry_out(kept, Callbacks(done, total, on_round, on_progress))
-    return [_result(each, run) for each, run in zip(kept, runs, strict=True)]
+    results = [_result(each, run) for each, run in zip(kept, runs, strict=True)]
+    for result in results:
+        if hardly_learned(result.records):
+            warnings.warn(
+                f"{printable(result.config.title)}, seed {result.config.seed}, has hardly learned:"
+                f" {printable(refusals(result.records))}",
+                HardlyLearnedWarning,
+                stacklevel=3,
+            )
+    return results
 
 
 def _result(assignment: Assignment, run: Run | None) -> Result:

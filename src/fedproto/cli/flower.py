@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
-import shutil
 import signal
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +19,7 @@ from fedproto.cli.outcome import conclude
 from fedproto.cli.progress import progress_for
 from fedproto.cli.running import Out, Overrides, Quiet, Rounds
 from fedproto.cli.tables import echo
+from fedproto.disk.files import Folder, write_atomically
 from fedproto.errors import ConfigError, FedprotoError
 from fedproto.store import RunStore
 
@@ -58,23 +58,22 @@ def up(
     path, stores, clients = runs_here(source, overrides, out, rounds)
     if insecure:
         typer.secho(INSECURE, err=True, fg="red", bold=True)
-    with contextlib.ExitStack() as stack:
+    # Interrupts are waited for outside of all: what follows is taken down whatever else comes.
+    with _interrupted(path, stores), contextlib.ExitStack() as stack:
         folder = logs or stack.enter_context(_kept_on_failure(path))
         secrets = None if insecure else make_keys(folder / "keys", ["localhost"], clients)
-        with _interrupted(path, stores):
-            typer.echo(f"starting a server and {clients} nodes; logs in {folder}", err=True)
-            deployed = stack.enter_context(
-                deployment(folder, secrets, clients, state=path / "nodes")
-            )
-            run = deployed.control.submit(path)
-            link = deployed.link
+        typer.echo(f"starting a server and {clients} nodes; logs in {folder}", err=True)
+        state = Folder(path).make("nodes")
+        deployed = stack.enter_context(deployment(folder, secrets, clients, state=state))
+        run = deployed.control.submit(path)
+        link = deployed.link
 
-            def still_there() -> None:
-                if link is not None and link.exit_code is not None:
-                    raise DeploymentError(f"the SuperLink ended; see {link.log}")
+        def still_there() -> None:
+            if link is not None and link.exit_code is not None:
+                raise DeploymentError(f"the SuperLink ended; see {link.log}")
 
-            with progress_for(stores) as watcher:
-                deployed.control.follow(run, path, stores, watcher, still_there)
+        with progress_for(stores) as watcher:
+            deployed.control.follow(run, path, stores, watcher, still_there)
     _summary(stores, quiet=quiet)
 
 
@@ -217,14 +216,20 @@ def _control(server: Path) -> Any:
 def _interrupted(
     path: Path, stores: Sequence[RunStore]
 ) -> Iterator[Callable[[Callable[[], None]], None]]:
-    """Turns Ctrl-C, and a request to end from outside, into exit code 130 and a helpful line."""
+    """Turns Ctrl-C, and a request to end from outside, into exit code 130 and a helpful line.
+
+    Only the first counts: until all is taken down, further ones are ignored.
+    """
     actions: list[Callable[[], None]] = []
+    numbers = (signal.SIGINT, signal.SIGTERM)
 
     def end(number: int, frame: object) -> None:
         del number, frame
+        for each in numbers:
+            signal.signal(each, signal.SIG_IGN)
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, end)
+    before = {number: signal.signal(number, end) for number in numbers}
     try:
         yield actions.append
     except KeyboardInterrupt:
@@ -234,7 +239,8 @@ def _interrupted(
         typer.echo(f"stopped; {done} rounds are safe: go on with this directory: {path}", err=True)
         raise typer.Exit(130) from None
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextlib.contextmanager
@@ -245,10 +251,9 @@ def _kept_on_failure(path: Path) -> Iterator[Path]:
         try:
             yield folder
         except FedprotoError as error:
-            kept = path / "flower-logs"
-            kept.mkdir(parents=True, exist_ok=True)
+            kept = Folder(path).make("flower-logs")
             for log in folder.glob("*.log"):
-                shutil.copy(log, kept / log.name)
+                write_atomically(kept / log.name, log.read_bytes())
             raise type(error)(f"{str(error).replace(name, str(kept))} (logs: {kept})") from None
 
 

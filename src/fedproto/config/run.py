@@ -159,6 +159,8 @@ def read_config(given: Mapping[str, Any]) -> RunConfig:
 
     Instead of a table there may be options that were made already, or a name alone.
     """
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"a configuration must be sections of options, not {given!r}")
     known = [item.name for item in dataclasses.fields(RunConfig)]
     for name in given:
         if name not in known:

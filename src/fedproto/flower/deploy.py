@@ -183,15 +183,17 @@ def deployment(
 
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Lets an impatient second Ctrl-C not leave processes behind."""
+    """Lets an impatient second Ctrl-C, or request to end, not leave processes or keys behind."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def free_port() -> int:

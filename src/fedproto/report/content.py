@@ -201,7 +201,8 @@ def _clock(amounts: Sequence[float]) -> dict[str, Any]:
 
 
 def _packed(values: NDArray[np.float64]) -> str:
-    return base64.b64encode(values.astype("<f4").tobytes()).decode()
+    with np.errstate(over="ignore"):
+        return base64.b64encode(values.astype("<f4").tobytes()).decode()
 
 
 def _configurations(arrangement: Arrangement) -> dict[str, Any]:

@@ -6,8 +6,10 @@ other machine and no foreign web page can read along.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -107,7 +109,8 @@ class LiveServer(ThreadingHTTPServer):
 
     def __init__(self, report: LiveReport, port: int) -> None:
         self.report = report
-        self._open = threading.Semaphore(MOST_CONNECTIONS)
+        self._open: dict[socket.socket, None] = {}  # oldest first
+        self._changing = threading.Lock()
         try:
             super().__init__((ADDRESS, port), _Handler)
         except (OSError, OverflowError) as error:
@@ -123,18 +126,26 @@ class LiveServer(ThreadingHTTPServer):
         return f"http://{ADDRESS}:{self.server_address[1]}/"
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answers in a thread of its own; of too many connections at once the newest is closed."""
-        if self._open.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)
+        """Answers in a thread of its own; of too many connections at once the oldest is closed.
+
+        So whoever sends a request byte by byte keeps nobody else out.
+        """
+        with self._changing:
+            if len(self._open) >= MOST_CONNECTIONS:
+                oldest = next(iter(self._open))
+                del self._open[oldest]
+                with contextlib.suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)  # its thread reads the end, and closes it
+            self._open[request] = None
+        super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Counts the connection as closed when it is."""
+        """Forgets the connection when it is closed."""
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._open.release()
+            with self._changing:
+                self._open.pop(request, None)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Leaves out what a browser that went away in the middle of an answer would print."""

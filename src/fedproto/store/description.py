@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,21 @@ CREATION_ENDS_WITHIN = 5.0
 """Seconds to wait for another process that is creating the same directory."""
 
 _READABLE = (1, FORMAT)
+
+
+def _are(values: Any, kind: type) -> bool:
+    return isinstance(values, list) and all(isinstance(value, kind) for value in values)
+
+
+_KINDS: dict[str, Callable[[Any], bool]] = {
+    "config": lambda value: isinstance(value, dict),
+    "environment": lambda value: isinstance(value, dict),
+    "identity": lambda value: isinstance(value, dict),
+    "data": lambda value: isinstance(value, dict),
+    "engines": lambda value: _are(value, dict),
+    "earlier": lambda value: _are(value, str),
+}
+"""What is written by name, and of which kind it is."""
 
 
 def is_run(path: Path) -> bool:
@@ -33,6 +49,9 @@ def read_description(path: Path) -> dict[str, Any]:
         version = description.get("format")
         if version != 1 and version in _READABLE and not marked:
             raise DamagedError("its fingerprint is missing")
+        for name, fits in _KINDS.items():
+            if name in description and not fits(description[name]):
+                raise DamagedError(f"its {name} is of the wrong kind")
     except DamagedError as error:
         raise StoreError(
             f"{file} is damaged: {error}; restore it from a copy, or start a new run"

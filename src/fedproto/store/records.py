@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import types
 import typing
 from collections.abc import Callable, Collection
@@ -80,6 +79,8 @@ def _check_of(hint: Any) -> Check:
         )
     if hint is float:
         return lambda values: _are(values, int, float) and _are_finite(values)
+    if hint is int:
+        return lambda values: _are(values, int) and all(abs(value) < 2**63 for value in values)
     return lambda values: _are(values, hint)
 
 
@@ -88,10 +89,8 @@ def _are(values: Collection[Any], *kinds: type) -> bool:
 
 
 def _are_finite(values: Collection[float]) -> bool:
-    try:
-        return all(map(math.isfinite, values))
-    except OverflowError:  # a whole number larger than any floating-point one
-        return False
+    # What could not be added up is taken for infinite.
+    return all(abs(value) < 1e300 for value in values)
 
 
 _CHECKS = {name: _check_of(hint) for name, hint in typing.get_type_hints(RoundRecord).items()}

@@ -139,8 +139,7 @@ class RunStore:
 
     def identity(self) -> dict[str, str]:
         """Fingerprints of what the run was trained on; none before it began, or of old runs."""
-        found = self.description().get("identity", {})
-        return dict(found) if isinstance(found, dict) else {}
+        return dict(self.description().get("identity", {}))
 
     def records(self) -> list[RoundRecord]:
         """The rounds on record, oldest first; a last line cut short by a kill is left out.
