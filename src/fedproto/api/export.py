@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from fedproto.api.result import Result
 from fedproto.disk.atomic import explained
 from fedproto.engines.training.batch_norm import statistics_names
-from fedproto.errors import ConfigError, StoreError, TrainingError, unknown_name
+from fedproto.errors import ConfigError, StoreError, TrainingError, install, unknown_name
 from fedproto.models.adapter import original
 
 WEIGHTS = "model.safetensors"
@@ -226,7 +226,7 @@ def _to_torchscript(result: Result, tensors: Mapping[str, Tensor], folder: Path)
 def _to_onnx(result: Result, tensors: Mapping[str, Tensor], folder: Path) -> Path:
     del tensors
     if any(importlib.util.find_spec(name) is None for name in ("onnx", "onnxscript")):
-        raise ConfigError("ONNX needs two more packages: pip install 'fedproto[onnx]'")
+        raise ConfigError(f"ONNX needs two more packages: {install('onnx')}")
     model, path = result.model, folder / "model.onnx"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -23,6 +23,7 @@ from fedproto.api.result import Result, Results
 from fedproto.config import RunConfig, read_config
 from fedproto.config.keywords import Sections, as_tables
 from fedproto.config.recipe import axis_name, directory_name, set_option
+from fedproto.config.run import asked_config
 from fedproto.data.base import DATASETS, data_root
 from fedproto.data.federation import Federation
 from fedproto.data.own import located
@@ -263,7 +264,7 @@ def _config(data: Data, model: Model, tables: dict[str, Any]) -> RunConfig:
         tables["data"] = data
     if not _is_own(model):
         tables["model"] = model
-    return read_config(tables).located()
+    return asked_config(tables).located()
 
 
 def _is_own(model: Model) -> bool:

@@ -27,7 +27,7 @@ Baseline = Annotated[
     str | None, typer.Option(metavar="METHOD", help="What to compare with; the first by default.")
 ]
 # What a narrow terminal does without, first things first.
-_LEAST = ("s", "MB down", "MB up", "rounds", "95 % interval", "loss", "seeds")
+_LEAST = ("s", "MB down", "MB up", "rounds", "area", "area %", "seeds", "loss", "95 % interval")
 
 
 def compare(
@@ -137,7 +137,7 @@ def _print(rows: Sequence[Summary], metric: str, target: float | None) -> None:
     print_table(
         [row.title for row in rows],
         {name: [cell(row) for row in rows] for name, cell in cells.items()},
-        least=[*_LEAST, "area" + unit],
+        least=_LEAST,
         sections=[row.condition for row in rows],
         title=f"{metric} and loss: mean over the last 10 % of the rounds",
         caption=caption,

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from fedproto.data.files import FileTree
 from fedproto.disk.limits import check_limit
-from fedproto.errors import DataError
+from fedproto.errors import DataError, install
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -35,7 +35,7 @@ def open_image(content: bytes, where: object) -> Image:
     try:
         from PIL import Image, ImageOps, UnidentifiedImageError
     except ImportError:
-        raise DataError("pictures need Pillow: pip install 'fedproto[images]'") from None
+        raise DataError(f"pictures need Pillow: {install('images')}") from None
     try:
         with warnings.catch_warnings():
             # Sizes are limited below, by a limit that the owner of this machine can set.

@@ -11,7 +11,7 @@ from typing import Any
 from fedproto.data.base import DATASETS
 from fedproto.data.files import FileTree
 from fedproto.data.own import Listing, OwnPictures, checked_classes
-from fedproto.errors import DataError
+from fedproto.errors import DataError, install
 
 
 @DATASETS.register("index")
@@ -73,7 +73,7 @@ def _read_parquet(path: Path) -> list[dict[str, Any]]:
     try:
         from pyarrow import ArrowException, parquet
     except ImportError:
-        raise DataError(f"{path} needs pyarrow: pip install 'fedproto[parquet]'") from None
+        raise DataError(f"{path} needs pyarrow: {install('parquet')}") from None
     try:
         rows: list[dict[str, Any]] = parquet.read_table(path).to_pylist()
     except (OSError, ArrowException, ValueError) as error:

@@ -133,7 +133,7 @@ def plain(value: Any) -> Any:
 
 
 def _checked(value: Any, hint: Any, name: str, limits: Mapping[str, float]) -> Any:
-    converted, fits = _convert(plain(value), hint)
+    converted, fits = (value, True) if hint is Any else _convert(plain(value), hint)
     if not fits:
         raise ConfigError(f"{name} must be {_type_name(hint)}, not {value!r}")
     if limits and converted is not None and not _within(converted, limits):

@@ -64,7 +64,7 @@ def check_run(path: Path) -> Verdict:
     usable, damaged = _read_checkpoints(store, links, verdict)
     beside = _read_beside(path)
     records, whole = len(links) - 1, len(store.checkpoints()) - len(damaged)
-    verdict.found = f"{_number(records, 'record')} and {_number(whole, 'checkpoint')} whole"
+    verdict.found = f"{_number(records, 'round')}, {_number(whole, 'checkpoint')}"
     if store.format == 1:
         verdict.found += "; begun without fingerprints, so older parts are only readable"
     if verdict.faults:
