@@ -107,6 +107,11 @@ def test_checks_say_ok_and_a_narrow_table_keeps_the_interval(here, capsys, monke
     monkeypatch.setattr("fedproto.cli.tables.WIDEST", 80)
     assert main(["compare", "runs"]) == 0
     assert "95 % interval │" in capsys.readouterr().out.replace("┃", "│")
+    assert main(["compare", "runs", "--latex", "--figure", "figures/curves.pdf"]) == 0
+    assert capsys.readouterr().out.startswith("\\begin{tabular}{lrrrrr}")
+    assert (here / "figures/curves.pdf").read_bytes().startswith(b"%PDF")
+    assert main(["compare", "runs", "--figure", "curves.txt"]) == 2
+    assert "--figure curves.txt: " in capsys.readouterr().err
 
 
 def test_runs_of_a_plugin_are_compared_without_it(here):

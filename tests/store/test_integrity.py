@@ -444,7 +444,7 @@ def test_check_reads_what_a_deployment_and_a_sweep_have_beside_their_runs(tmp_pa
         said = capsys.readouterr().out
         assert f"{file}" in said
         assert f"{sweep}: damaged" in said
-        assert f"{sweep / 'two'}: whole" in said
+        assert f"{sweep / 'two'}: OK" in said
         file.write_text(text)
 
 
@@ -454,5 +454,5 @@ def test_check_looks_through_whole_folders(whole, tmp_path, capsys):
     (tmp_path / "b" / "run.json").write_text("{")
     assert main(["check", str(tmp_path)]) == 1
     said = capsys.readouterr().out
-    assert f"{tmp_path / 'a'}: whole" in said
+    assert f"{tmp_path / 'a'}: OK" in said
     assert f"{tmp_path / 'b'}: damaged" in said
