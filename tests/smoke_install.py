@@ -52,6 +52,8 @@ WORKS = [
     ["resume", "runs/one"],
     ["resume", "runs/one", "--rounds=3"],
     ["compare", "runs", "--target=0.1", "--plots=figures"],
+    ["best", "runs/two", "--by=accuracy"],
+    ["tune", "tune-digits", "--set=schedule.rounds=2", "--trials=2", "--out=runs/tuned"],
     ["analyse", "runs/one"],
     ["report", "runs"],
     ["check", "runs"],
@@ -67,7 +69,7 @@ REFUSES = {
     ("data", "check", "mnist", "--data-root=nowhere"): "fedproto data fetch mnist",
     ("flower", "register", "--server=federation/server"): "no server answers",
     ("flower", "submit", "quickstart", "--server=federation/server"): "no server answers",
-    ("flower", "simulate", "quickstart"): "pip install 'fedproto[ray]'",
+    ("flower", "simulate", "quickstart"): "flwr[simulation]",
 }
 """What cannot work in a fresh environment by itself, and says what to do."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import unicodedata
 from collections.abc import Iterable
 
@@ -49,6 +50,26 @@ def printable(text: object) -> str:
         else letter
         for letter in text
     )
+
+
+def install(extra: str) -> str:
+    """The command that installs what an optional part needs, by the packages' own names.
+
+    Unlike the name of the extra, it works wherever this package itself came from.
+    """
+    from importlib.metadata import PackageNotFoundError, requires  # slow, and seldom needed
+
+    try:
+        wanted = [line.partition(";") for line in requires("fedproto") or []]
+    except PackageNotFoundError:
+        wanted = []
+    marked = re.compile(rf"extra == ['\"]{re.escape(extra)}['\"]")
+    packages = [need.strip() for need, _, mark in wanted if marked.search(mark)]
+    own = [need for need in packages if need.startswith("fedproto[")]
+    inner = [install(each.partition("[")[2].rstrip("]")) for each in own]
+    others = [f"'{need}'" for need in packages if need not in own]
+    texts = [each.removeprefix("pip install ") for each in inner]
+    return "pip install " + " ".join([*texts, *others] or [f"'fedproto[{extra}]'"])
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str], hint: str | None = None) -> str:

@@ -88,3 +88,20 @@ def test_the_paper_map_names_functions_and_tests_that_exist():
         if callable(value) and getattr(value, "__module__", "") == equations.__name__
     }
     assert public <= set(re.findall(r"`(\w+)`", text))
+
+
+def test_a_comparison_for_a_paper_takes_fifteen_lines(tmp_path):
+    """As the page has it, but on digits and for two rounds."""
+    _, example, *_ = blocks(ROOT / "docs/python.md", "python")
+    assert len([line for line in example.splitlines() if line.strip()]) <= 15
+    small = example.replace('"mnist", "clients": 50', '"digits", "clients": 12').replace(
+        "rounds=100, cohort=10", "rounds=2, cohort=4"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", small], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stderr
+    table = (tmp_path / "table.tex").read_text(encoding="utf-8")
+    assert table.count("\\\\\n") == 6
+    assert "protohead" in table
+    assert (tmp_path / "curves.pdf").read_bytes().startswith(b"%PDF")

@@ -129,4 +129,4 @@ def test_the_core_works_without_flower_and_says_what_to_install(tmp_path):
         check=False,
     )
     assert done.returncode == 2, done.stderr
-    assert "pip install 'fedproto[flower]'" in done.stderr
+    assert "'flwr<2,>=" in done.stderr

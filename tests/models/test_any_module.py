@@ -297,3 +297,15 @@ def test_wrong_shapes_are_found_before_the_first_round(model, message, tmp_path)
     with pytest.raises(TrainingError, match=message):
         fedproto.run(federation(), model, "fedavg", rounds=1, cohort=2, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_lazy_layers_are_made_under_the_seed():
+    def lazy() -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.LazyLinear(6), nn.ReLU(), nn.LazyLinear(CLASSES))
+
+    def run(seed: int) -> fedproto.Result:
+        return fedproto.run(federation(), lazy, "protohead", rounds=1, cohort=2, seed=seed)
+
+    one, again, other = (run(seed).build()[1].weight for seed in (0, 0, 1))
+    assert torch.equal(one, again)
+    assert not torch.equal(one, other)

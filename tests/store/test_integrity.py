@@ -372,7 +372,7 @@ def test_labels_in_other_scripts_stay_readable():
 def test_check_says_that_all_is_whole(whole, capsys):
     before = snapshot(whole)
     assert main(["check", str(whole)]) == 0
-    assert "whole; 3 records and 3 checkpoints whole" in capsys.readouterr().out
+    assert "OK (3 rounds, 3 checkpoints)" in capsys.readouterr().out
     assert snapshot(whole) == before
 
 
@@ -420,7 +420,7 @@ def test_check_reads_what_a_deployment_and_a_sweep_have_beside_their_runs(tmp_pa
     Suspensions(sweep).end_round()
     (sweep / "clients.json").write_bytes(sealed({"data": []}))
     assert main(["check", str(tmp_path)]) == 0
-    assert f"{sweep}: whole; a list of runs, 2 of them begun" in capsys.readouterr().out
+    assert f"{sweep}: OK (a list of runs, 2 of them begun)" in capsys.readouterr().out
     for name, old, new in (
         ("audit.jsonl", "a word", "no word"),
         ("clients.json", "[]", "[1]"),
@@ -433,7 +433,7 @@ def test_check_reads_what_a_deployment_and_a_sweep_have_beside_their_runs(tmp_pa
         said = capsys.readouterr().out
         assert f"{file}" in said
         assert f"{sweep}: damaged" in said
-        assert f"{sweep / 'two'}: whole" in said
+        assert f"{sweep / 'two'}: OK" in said
         file.write_text(text)
 
 
@@ -443,5 +443,5 @@ def test_check_looks_through_whole_folders(whole, tmp_path, capsys):
     (tmp_path / "b" / "run.json").write_text("{")
     assert main(["check", str(tmp_path)]) == 1
     said = capsys.readouterr().out
-    assert f"{tmp_path / 'a'}: whole" in said
+    assert f"{tmp_path / 'a'}: OK" in said
     assert f"{tmp_path / 'b'}: damaged" in said

@@ -287,7 +287,7 @@ def test_a_sweep_stopped_before_its_runs_began_is_whole(tmp_path):
     assert [store.config.seed for store in stores] == [1, 2]
     with pytest.raises(StoreError, match="holds a sweep already"):
         create_sweep(tmp_path / "sweep", configs)
-    with pytest.raises(StoreError, match="other configurations"):
+    with pytest.raises(StoreError, match="a run 'one' of another configuration"):
         create_sweep(tmp_path / "sweep", {"one": tiny(seed=7)}, reuse=True)
     assert len(create_sweep(tmp_path / "sweep", configs, reuse=True)) == 2
 

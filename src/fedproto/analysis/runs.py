@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fedproto.errors import ConfigError
+from fedproto.errors import ConfigError, install
 from fedproto.types import POOLED, RoundRecord
 
 
@@ -64,7 +64,7 @@ def pearson(x: Sequence[float], y: Sequence[float]) -> Correlation:
     if len(set(x)) < 2 or len(set(y)) < 2:
         raise ConfigError("a correlation needs quantities that change; one of them is constant")
     if importlib.util.find_spec("scipy") is None:
-        raise ConfigError("correlations need SciPy: pip install 'fedproto[analysis]'")
+        raise ConfigError(f"correlations need SciPy: {install('analysis')}")
     from scipy.stats import pearsonr
 
     found = pearsonr(x, y)

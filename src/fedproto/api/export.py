@@ -25,7 +25,14 @@ from torch import Tensor, nn
 from fedproto.api.result import Result
 from fedproto.disk.files import explained, write_atomically
 from fedproto.engines.training.batch_norm import statistics_names
-from fedproto.errors import ConfigError, StoreError, TrainingError, printable, unknown_name
+from fedproto.errors import (
+    ConfigError,
+    StoreError,
+    TrainingError,
+    install,
+    printable,
+    unknown_name,
+)
 from fedproto.models.adapter import original
 
 WEIGHTS = "model.safetensors"
@@ -238,7 +245,7 @@ def _to_torchscript(result: Result, tensors: Mapping[str, Tensor]) -> bytes:
 def _to_onnx(result: Result, tensors: Mapping[str, Tensor]) -> bytes:
     del tensors
     if any(importlib.util.find_spec(name) is None for name in ("onnx", "onnxscript")):
-        raise ConfigError("ONNX needs two more packages: pip install 'fedproto[onnx]'")
+        raise ConfigError(f"ONNX needs two more packages: {install('onnx')}")
     model = result.model
     with warnings.catch_warnings(), tempfile.TemporaryDirectory() as folder:
         warnings.simplefilter("ignore")

@@ -18,13 +18,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias, Unpack
 
+import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from fedproto.api.progress import Callbacks, OnProgress, OnRound, progress_bar
 from fedproto.api.result import Result, Results, hardly_learned, refusals
 from fedproto.config import RunConfig, read_config
 from fedproto.config.keywords import Sections, as_tables
 from fedproto.config.recipe import axis_name, directory_name, set_option
+from fedproto.config.run import asked_config
 from fedproto.data.base import DATASETS, data_root
 from fedproto.data.federation import Federation
 from fedproto.data.own import located
@@ -273,7 +276,7 @@ def _config(data: Data, model: Model, tables: dict[str, Any]) -> RunConfig:
         tables["data"] = data
     if not _is_own(model):
         tables["model"] = model
-    return read_config(tables).located()
+    return asked_config(tables).located()
 
 
 def _is_own(model: Model) -> bool:
@@ -299,17 +302,19 @@ def _builder(
     config: RunConfig, model: Any, federation: Federation | None
 ) -> Callable[[], nn.Module]:
     """What makes the module of a run, with its initial weights."""
-    if isinstance(model, nn.Module):
-        return lambda: copy.deepcopy(model)
     if not isinstance(model, ModelOptions):
 
-        def build() -> nn.Module:
-            made = under_seed(config.seed, model)
+        def make() -> nn.Module:
+            made = copy.deepcopy(model) if isinstance(model, nn.Module) else model()
             if not isinstance(made, nn.Module):
                 raise ConfigError(f"model must make a torch module, not {type(made).__name__}")
+            if federation is not None and any(map(is_lazy, made.parameters())):
+                training = made.training
+                made.eval()(torch.zeros(1, *federation.input_shape))
+                made.train(training)
             return made
 
-        return build
+        return lambda: under_seed(config.seed, make)
 
     def build_named() -> nn.Module:
         data = federation if federation is not None else _loaded(config, "")

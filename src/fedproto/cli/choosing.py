@@ -78,16 +78,16 @@ def tune_recipe(
     del data_root
     tables = read_tables(recipe, overrides or [])
     tuning = planned(tables, trials)
-    path = out or fresh_directory(f"{Path(recipe).stem}-tuned")
     rungs = ", then ".join(f"{number} for {rounds} rounds" for number, rounds in tuning.rungs)
     typer.echo(
         f"{len(tuning.methods)} methods, each with {rungs} ({tuning.rounds_per_method} rounds in"
-        f" all); in {path}",
+        " all)",
         err=True,
     )
     if dry_run:
         return
     federations = load([trial.config for trial in tuning.trials])
+    path = out or fresh_directory(f"{Path(recipe).stem}-tuned")
     total = len(tuning.methods) * tuning.rounds_per_method
     try:
         with progress_for([], total=total) as watcher:

@@ -12,14 +12,16 @@ from typing import Annotated, Any
 
 import typer
 
+from fedproto.api.table import comparison
 from fedproto.cli.options import Directories, Metric, Target
 from fedproto.cli.tables import echo, print_table
 from fedproto.config import flatten
 from fedproto.data.tasks import is_share
+from fedproto.disk.files import explained
 from fedproto.errors import ConfigError, printable, unknown_name
 from fedproto.report.arrangement import Arrangement, arrange
 from fedproto.report.evidence import FEWEST_PAIRS
-from fedproto.report.figures import save_figures
+from fedproto.report.figures import draw_curves, save_figures
 from fedproto.report.results import StoredRun, find_runs, main_score
 from fedproto.report.summary import Summary, summarize
 
@@ -27,7 +29,7 @@ Baseline = Annotated[
     str | None, typer.Option(metavar="METHOD", help="What to compare with; the first by default.")
 ]
 # What a narrow terminal does without, first things first.
-_LEAST = ("s", "MB down", "MB up", "rounds", "95 % interval", "loss", "seeds")
+_LEAST = ("s", "MB down", "MB up", "rounds", "area", "area %", "seeds", "loss", "95 % interval")
 
 
 def compare(
@@ -39,6 +41,13 @@ def compare(
     plots: Annotated[Path | None, typer.Option(help="Folder for figures as PNG.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The table as JSON.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="The table as CSV.")] = False,
+    as_latex: Annotated[
+        bool, typer.Option("--latex", help="The table for LaTeX, with the package booktabs.")
+    ] = False,
+    figure: Annotated[
+        Path | None,
+        typer.Option(help="File for the curves; its suffix says the format: .pdf, .svg, .png."),
+    ] = None,
 ) -> None:
     """Compare methods under each condition, seed by seed; seeds of one method share a row."""
     runs = find_runs(directories, lambda text: echo(text, err=True))
@@ -57,8 +66,17 @@ def compare(
         echo(json.dumps([asdict(row) for row in rows], indent=2))
     elif as_csv:
         _print_csv(rows)
+    elif as_latex:
+        typer.echo(comparison(rows, metric).to_latex(), nl=False)
     else:
         _print(rows, metric, target)
+    if figure is not None:
+        with explained(figure, " cannot be written", "; choose another file"):
+            figure.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                typer.echo(f"wrote {draw_curves(arrangement, metric, figure)}", err=True)
+            except ValueError as error:
+                raise ConfigError(f"--figure {figure}: {error}") from None
     if plots is not None:
         for path in save_figures(arrangement, metric, plots):
             echo(f"wrote {path}", err=True)
@@ -145,7 +163,7 @@ def _print(rows: Sequence[Summary], metric: str, target: float | None) -> None:
     print_table(
         [row.title for row in rows],
         {name: [cell(row) for row in rows] for name, cell in cells.items()},
-        least=[*_LEAST, "area" + unit],
+        least=_LEAST,
         sections=[row.condition for row in rows],
         title=f"{metric} and loss: mean over the last 10 % of the rounds",
         caption=caption,

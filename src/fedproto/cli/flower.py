@@ -20,7 +20,7 @@ from fedproto.cli.progress import progress_for
 from fedproto.cli.running import Out, Overrides, Quiet, Rounds
 from fedproto.cli.tables import echo
 from fedproto.disk.files import Folder, write_atomically
-from fedproto.errors import ConfigError, FedprotoError
+from fedproto.errors import ConfigError, FedprotoError, install
 from fedproto.store import RunStore
 
 group = typer.Typer(name="flower", help=__doc__, no_args_is_help=True)
@@ -168,7 +168,7 @@ def simulate(
     del data_root
     _need_flwr()
     if importlib.util.find_spec("ray") is None:
-        raise ConfigError("Ray is not installed; pip install 'fedproto[ray]'")
+        raise ConfigError(f"Ray is not installed; {install('ray')}")
     from fedproto.flower.ray import simulate_on_ray
 
     path, stores, clients = runs_here(source, overrides, out, rounds)
@@ -196,7 +196,7 @@ def privacy(
 
 def _need_flwr() -> None:
     if importlib.util.find_spec("flwr") is None:
-        raise ConfigError("Flower is not installed; pip install 'fedproto[flower]'")
+        raise ConfigError(f"Flower is not installed; {install('flower')}")
 
 
 def _control(server: Path) -> Any:

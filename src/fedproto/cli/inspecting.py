@@ -35,8 +35,8 @@ def check(paths: Directories) -> None:
         raise StoreError(f"{paths[0]} holds no run: no run.json in it or below")
     broken = 0
     for verdict in (*map(check_sweep, sweeps), *map(check_run, runs)):
-        state = "damaged" if verdict.faults else "whole"
-        echo(f"{verdict.path}: {state}; {verdict.found}")
+        state = "damaged" if verdict.faults else "OK"
+        echo(f"{verdict.path}: {state} ({verdict.found})")
         for fault in verdict.faults:
             echo(f"  {fault}")
         if verdict.faults:

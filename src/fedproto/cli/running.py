@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import time
@@ -20,6 +21,7 @@ from fedproto.cli.tables import echo
 from fedproto.config import RunConfig
 from fedproto.config.recipe import read_recipe
 from fedproto.data import DataSource, Federation
+from fedproto.disk.files import explained
 from fedproto.errors import ConfigError, unknown_name
 from fedproto.simulate import load_federations, simulate
 from fedproto.simulate.driver import carry_out, demand_of
@@ -255,7 +257,12 @@ def _labelled(configs: dict[str, RunConfig], labels: Sequence[str]) -> dict[str,
 
 
 def fresh_directory(recipe: str) -> Path:
-    """A directory under runs/ that is not there yet, named after a recipe."""
-    stem = Path(recipe).stem
-    names = itertools.chain([stem], (f"{stem}-{number}" for number in itertools.count(2)))
-    return next(path for name in names if not (path := Path("runs") / name).exists())
+    """A new directory under runs/, named after a recipe; of two processes each gets its own."""
+    stem, runs = Path(recipe).stem, Path("runs")
+    with explained(runs, " cannot be made", ""):
+        runs.mkdir(exist_ok=True)
+        for name in itertools.chain([stem], (f"{stem}-{number}" for number in itertools.count(2))):
+            with contextlib.suppress(FileExistsError):
+                (runs / name).mkdir()
+                break
+    return runs / name

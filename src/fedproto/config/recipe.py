@@ -25,7 +25,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedproto.config.run import RunConfig, flatten, read_config
+from fedproto.config.run import RunConfig, asked_config, flatten
 from fedproto.disk.files import user_path
 from fedproto.disk.limits import check_limit
 from fedproto.errors import ConfigError, unknown_name
@@ -151,7 +151,7 @@ def expand(recipe: Mapping[str, Any]) -> dict[str, RunConfig]:
         tables = dict(variant)
         for key, value in zip(axes, values, strict=True):
             set_option(tables, key, value)
-        config = read_config(tables)
+        config = asked_config(tables)
         parts = [config.title, *(axis_name(*axis) for axis in zip(axes, values, strict=True))]
         name = directory_name("-".join(parts))
         if name in runs:

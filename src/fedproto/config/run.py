@@ -146,6 +146,7 @@ class RunConfig:
 
 
 CHOICES: dict[str, Registry[Any]] = {"strategy": STRATEGIES, "data": DATASETS, "model": MODELS}
+BASES: dict[str, type[Any]] = {"strategy": Strategy, "data": DataSource, "model": ModelOptions}
 SECTIONS: dict[str, type[Options]] = {
     name: kind
     for name, kind in get_type_hints(RunConfig).items()
@@ -154,10 +155,12 @@ SECTIONS: dict[str, type[Options]] = {
 _NO_RESULT = ("label", "store", "flower")
 
 
-def read_config(given: Mapping[str, Any]) -> RunConfig:
+def read_config(given: Mapping[str, Any], *, to_compare: bool = False) -> RunConfig:
     """Builds a run's configuration from plain tables.
 
-    Instead of a table there may be options that were made already, or a name alone.
+    Instead of a table there may be options that were made already, or a name alone. With
+    `to_compare` names of plugins that are not loaded are taken as they are: such a configuration
+    can be compared with others, but not carried out.
     """
     if not isinstance(given, Mapping):
         raise ConfigError(f"a configuration must be sections of options, not {given!r}")
@@ -176,14 +179,15 @@ def read_config(given: Mapping[str, Any]) -> RunConfig:
     parts |= {
         name: given[name]
         if isinstance(given[name], Options)
-        else _read_choice(name, registry, _table(given, name))
+        else _read_choice(name, registry, _table(given, name), to_compare=to_compare)
         for name, registry in CHOICES.items()
         if name in given
     }
     if "strategy" not in parts:
         raise ConfigError("strategy is missing; add a [strategy] section with a name")
     check_engine_name(parts["engine"].name)
-    _check_measures(parts["measure"])
+    if not to_compare:
+        _check_measures(parts["measure"])
     seed, label = plain(given.get("seed", 0)), given.get("label", "")
     if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
         raise ConfigError(f"seed must be a whole number of at least 0, not {seed!r}")
@@ -191,6 +195,20 @@ def read_config(given: Mapping[str, Any]) -> RunConfig:
         raise ConfigError(f"label must be a text, not {label!r}")
     config = RunConfig(seed=seed, label=label, **parts)
     _ = config.method  # refuses sections that have no meaning together
+    return config
+
+
+def asked_config(given: Mapping[str, Any]) -> RunConfig:
+    """The configuration that a user asks for; beyond `read_config`, it must make sense as asked.
+
+    Raises:
+        ConfigError: If an option would do nothing as it is written.
+    """
+    config, measure = read_config(given), given.get("measure", {})
+    if isinstance(measure, Mapping) and "what" in measure and "every" not in measure:
+        raise ConfigError(
+            "measure.what alone measures nothing; also set measure.every to a number of rounds"
+        )
     return config
 
 
@@ -203,10 +221,15 @@ def _table(given: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return value
 
 
-def _read_choice(section: str, registry: Registry[O], given: Mapping[str, Any]) -> O:
+def _read_choice(
+    section: str, registry: Registry[O], given: Mapping[str, Any], *, to_compare: bool = False
+) -> O:
     name = given.get("name")
     if not isinstance(name, str):
         raise ConfigError(f"{section}.name is missing; known: {', '.join(registry.names())}")
+    if to_compare and name not in registry.names():
+        options = {key: value for key, value in given.items() if key != "name"}
+        return registry.stand_in(name, BASES[section], options)
     try:
         cls = registry.get(name)
     except ConfigError as error:

@@ -13,9 +13,11 @@ from fedproto.data.base import DATASETS
 from fedproto.data.federation import Federation
 from fedproto.data.samples import TensorSamples
 from fedproto.data.sharing import Partition, SharedOut
-from fedproto.errors import DataError
+from fedproto.errors import DataError, install
 
-MISSING = "needs scikit-learn: pip install 'fedproto[digits]'"
+
+def _missing() -> str:
+    return f"needs scikit-learn: {install('digits')}"
 
 
 @DATASETS.register("digits")
@@ -32,7 +34,7 @@ class Digits(SharedOut):
         """Reads the digits and shares them out."""
         del root
         if importlib.util.find_spec("sklearn") is None:
-            raise DataError(f"data set 'digits' {MISSING}")
+            raise DataError(f"data set 'digits' {_missing()}")
         from sklearn.datasets import load_digits
 
         digits = load_digits()
@@ -51,4 +53,4 @@ class Digits(SharedOut):
     def status(cls, root: Path) -> str:
         """Ready where scikit-learn is installed."""
         found = importlib.util.find_spec("sklearn") is not None
-        return super().status(root) if found else MISSING
+        return super().status(root) if found else _missing()

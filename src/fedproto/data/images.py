@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from fedproto.data.files import FileTree
 from fedproto.disk.limits import check_limit
-from fedproto.errors import DataError, reason_of
+from fedproto.errors import DataError, install, reason_of
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -49,7 +49,7 @@ def open_image(content: bytes, where: object, *, scale: bool = True) -> Image:
     try:
         from PIL import Image, ImageOps, UnidentifiedImageError
     except ImportError:
-        raise DataError("pictures need Pillow: pip install 'fedproto[images]'") from None
+        raise DataError(f"pictures need Pillow: {install('images')}") from None
     try:
         with warnings.catch_warnings():
             # Sizes are limited below, by a limit that the owner of this machine can set.

@@ -13,7 +13,7 @@ from fedproto.data.base import DATASETS
 from fedproto.data.files import FileTree
 from fedproto.data.own import Listing, OwnPictures, checked_classes
 from fedproto.disk.files import open_regular
-from fedproto.errors import DataError
+from fedproto.errors import DataError, install
 
 
 @DATASETS.register("index")
@@ -75,7 +75,7 @@ def _read_parquet(path: Path) -> list[dict[str, Any]]:
     try:
         from pyarrow import ArrowException, parquet
     except ImportError:
-        raise DataError(f"{path} needs pyarrow: pip install 'fedproto[parquet]'") from None
+        raise DataError(f"{path} needs pyarrow: {install('parquet')}") from None
     try:
         with open_regular(path) as file:
             rows: list[dict[str, Any]] = parquet.read_table(file).to_pylist()

@@ -82,6 +82,8 @@ def _suitable(options: EngineOptions, task: Task, demand: Demand) -> tuple[str, 
         return "stacked", f"all clients at once on {device}"
     if cores < 2:
         return "reference", "one core"
+    if multiprocessing.current_process().daemon:
+        return "reference", "a pool's worker cannot start processes"
     if "fork" not in multiprocessing.get_all_start_methods():
         return "reference", "this system cannot fork processes"
     if demand.steps < WORTHWHILE_STEPS:

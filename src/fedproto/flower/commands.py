@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from fedproto.data.base import data_root
-from fedproto.errors import ConfigError
+from fedproto.errors import ConfigError, install
 from fedproto.options.registry import loaded_plugins
 
 ENVIRONMENT = {
@@ -58,7 +58,7 @@ def program(name: str) -> str:
     """A command of Flower's, of the environment that this program runs in."""
     path = Path(sys.executable).parent / name
     if not path.exists():
-        raise ConfigError(f"the command {name} is not there; pip install 'fedproto[flower]'")
+        raise ConfigError(f"the command {name} is not there; {install('flower')}")
     return str(path)
 
 

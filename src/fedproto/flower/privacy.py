@@ -25,7 +25,7 @@ from torch import Tensor
 from fedproto.engines.base import Workload
 from fedproto.engines.job import LocalJob
 from fedproto.engines.reference import ReferenceEngine
-from fedproto.errors import ConfigError
+from fedproto.errors import ConfigError, install
 from fedproto.flower.discrete_gaussian import discrete_gaussian
 from fedproto.rng import Indices
 from fedproto.strategies.contract import Observation, Statistic
@@ -122,7 +122,7 @@ def epsilon(noise: float, rounds: int, delta: float) -> float:
     if noise <= 0 or rounds < 1 or not 0 < delta < 1:
         raise ConfigError("noise and rounds must be positive and delta between 0 and 1")
     if importlib.util.find_spec("dp_accounting") is None:
-        raise ConfigError("the accountant is not installed; pip install 'fedproto[privacy]'")
+        raise ConfigError(f"the accountant is not installed; {install('privacy')}")
     from dp_accounting import GaussianDpEvent, SelfComposedDpEvent
     from dp_accounting.rdp import RdpAccountant
 

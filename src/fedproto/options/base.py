@@ -133,7 +133,7 @@ def plain(value: Any) -> Any:
 
 
 def _checked(value: Any, hint: Any, name: str, limits: Mapping[str, float]) -> Any:
-    converted, fits = _convert(plain(value), hint)
+    converted, fits = (value, True) if hint is Any else _convert(plain(value), hint)
     if not fits:
         number = isinstance(value, (int, float)) and abs(value) < math.inf
         size = " of ordinary size" if number and not _is_ordinary(value) else ""

@@ -8,13 +8,14 @@ entry-point group ``fedproto.plugins`` (a module to import), and a single file c
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import importlib.util
 import pkgutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from fedproto.errors import ConfigError, unknown_name
 
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 C = TypeVar("C")
+
+OURS = "fedproto."
+"""The modules of this package, whose names others cannot take."""
 
 _loaded: list[str] = []
 
@@ -41,6 +45,12 @@ class Registry(Generic[T]):
 
         def add(cls: type[C]) -> type[C]:
             known = self._entries.get(name)
+            owners = [one.__module__ for one in (known, cls) if one is not None]
+            if len({owner.startswith(OURS) for owner in owners}) > 1:
+                raise ConfigError(
+                    f"{self.kind} '{name}' is one of fedproto's own; register {cls.__name__} under"
+                    " another name"
+                )
             if known is not None and known.__qualname__ != cls.__qualname__:
                 raise ConfigError(f"{self.kind} '{name}' is registered twice: {known} and {cls}")
             self._entries[name] = cls  # type: ignore[assignment]
@@ -55,8 +65,28 @@ class Registry(Generic[T]):
             raise ConfigError(unknown_name(self.kind, name, entries))
         return entries[name]
 
+    def stand_in(self, name: str, base: type[T], given: Mapping[str, Any]) -> T:
+        """Options under a name that is not known here, to be read but not to be used."""
+
+        def unknown(*_: Any) -> Any:
+            raise ConfigError(unknown_name(self.kind, name, self._all()))
+
+        methods: Iterable[str] = getattr(base, "__abstractmethods__", ())
+        own = dataclasses.make_dataclass(
+            "Unknown",
+            [(key, Any, None) for key in given],
+            bases=(base,),
+            namespace={"stands_for": name, **dict.fromkeys(methods, unknown)},
+            frozen=True,
+        )
+        values = {key: tuple(one) if isinstance(one, list) else one for key, one in given.items()}
+        made: T = own(**values)
+        return made
+
     def name_of(self, cls: type) -> str:
         """The name under which a class is known."""
+        if "stands_for" in vars(cls):
+            return str(vars(cls)["stands_for"])
         for name, known in self._all().items():
             if known is cls:
                 return name

@@ -84,7 +84,7 @@ def find_runs(
     unread: list[StoreError] = []
     for directory in found_in(paths):
         try:
-            store = RunStore.open(directory)
+            store = RunStore.open(directory, to_compare=True)
             found.append(StoredRun(directory, store.config, store.records()))
         except StoreError as error:
             unread.append(error)

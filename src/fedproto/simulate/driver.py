@@ -20,13 +20,14 @@ from fedproto.data.federation import Federation
 from fedproto.engines.auto import Demand, choose, threads
 from fedproto.engines.base import AUTO, ENGINES, Engine, Notify, ignore
 from fedproto.engines.setting import read_state
+from fedproto.errors import ConfigError, unknown_name
 from fedproto.measures.base import Gauge
 from fedproto.rounds import Watcher, run_rounds
 from fedproto.rounds.runs import Run
 from fedproto.simulate.identity import check_same, data_identity, model_identity
 from fedproto.simulate.reference import check_reference, reference_state
 from fedproto.store import RunStore
-from fedproto.types import ServerState
+from fedproto.types import RoundRecord, ServerState
 
 EngineFor: TypeAlias = Callable[[RunConfig, Federation, nn.Module, Notify], Engine]
 """Makes an engine for runs that share data, model and options."""
@@ -127,11 +128,21 @@ def _carry_out_together(
                 watcher.notice(caution)
         gauge = Gauge(engine.workload, reference_state)
         for run, record in run_rounds(list(runs.values()), federation, engine, watcher, gauge):
+            _check_stop(run.config, record)
             if (store := store_of[id(run)]) is not None:
                 store.append(record)
                 store.save_checkpoint(run.state, last=run.stop_reason is not None)
             watcher.round_done(run.config, run.records)
     return runs
+
+
+def _check_stop(config: RunConfig, record: RoundRecord) -> None:
+    """Checks that what a run is to stop by is among what was taken of it."""
+    name, taken = config.stop.metric, record.metrics
+    if name is None or not any(key.endswith("loss") and key != "train_loss" for key in taken):
+        return  # nothing was tested in this round
+    if name not in taken and f"validation_{name}" not in taken and record.round == 0:
+        raise ConfigError(f"stop.metric: {unknown_name('metric', name, taken)}")
 
 
 def _is_over(assignment: Assignment, identity: Mapping[str, str]) -> bool:

@@ -66,7 +66,7 @@ def check_run(path: Path) -> Verdict:
     verdict.faults += [fault] if fault else []
     usable, damaged = _read_checkpoints(store, checkpoints, records, verdict)
     beside = _read_beside(path)
-    verdict.found = f"{_number(records, 'record')} and {_number(len(usable), 'checkpoint')} whole"
+    verdict.found = f"{_number(records, 'round')}, {_number(len(usable), 'checkpoint')}"
     if store.format == 1:
         verdict.found += "; begun without fingerprints, so older parts are only readable"
     if verdict.faults:

@@ -43,7 +43,15 @@ def read_description(path: Path) -> dict[str, Any]:
     """What ``run.json`` says."""
     file = path / "run.json"
     if not is_there(file):
-        raise StoreError(f"{path} is no run directory: it has no run.json")
+        if not path.exists():
+            raise StoreError(f"{path} does not exist")
+        inside = sorted(str(found.parent) for found in path.glob("*/run.json"))
+        if inside:
+            more = f" and {len(inside) - 3} more" if len(inside) > 3 else ""
+            raise StoreError(
+                f"{path} is not a run but holds several; name one: {', '.join(inside[:3])}{more}"
+            )
+        raise StoreError(f"{path} is not a run directory: it has no run.json")
     try:
         description, marked = unsealed(content(file))
         version = description.get("format")

@@ -104,13 +104,13 @@ class RunStore:
         return RunStore(path, config, config.digest())
 
     @staticmethod
-    def open(path: Path) -> RunStore:
-        """Opens a run directory."""
+    def open(path: Path, *, to_compare: bool = False) -> RunStore:
+        """Opens a run directory; `to_compare` as in `read_config`."""
         description = read_description(path)
         try:
-            config = read_config(upgraded(description["config"]))
+            config = read_config(upgraded(description["config"]), to_compare=to_compare)
             digest = digest_of(description["config"])
-        except (ConfigError, KeyError, TypeError) as error:
+        except (ConfigError, KeyError, TypeError, ValueError) as error:
             raise StoreError(
                 f"{path / 'run.json'} holds a configuration that cannot be read here: {error};"
                 f" {plugin_hint(description)}"

@@ -66,6 +66,8 @@ class WorkerPool:
         # Forked, not started afresh: a user's module or strategy need not be importable, samples
         # are not copied, and starting takes milliseconds.
         self._context = multiprocessing.get_context("fork")
+        if multiprocessing.current_process().daemon:
+            raise OSError("a pool's worker cannot start processes of its own")
         self._make_work = make_work
         self._notify = notify
         self._longest: dict[type, float] = {}

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import ClassVar
 
 from fedproto.config import RunConfig
-from fedproto.errors import ConfigError
+from fedproto.errors import ConfigError, install
 from fedproto.options.registry import Registry
 from fedproto.rounds import Watcher
 from fedproto.store import RunStore
@@ -28,11 +28,11 @@ class Sink(abc.ABC):
 
     Attributes:
         package: What it needs.
-        install: The command that installs it.
+        extra: The extra of this package that installs it.
     """
 
     package: ClassVar[str] = ""
-    install: ClassVar[str]
+    extra: ClassVar[str]
 
     def __init__(self, store: RunStore) -> None:
         self.store = store
@@ -79,7 +79,9 @@ def check_sinks(names: Sequence[str]) -> dict[str, type[Sink]]:
     kinds = {name: SINKS.get(name) for name in names}
     for name, kind in kinds.items():
         if not kind.available():
-            raise ConfigError(f"--log-to {name} needs a package that is missing: {kind.install}")
+            raise ConfigError(
+                f"--log-to {name} needs a package that is missing: {install(kind.extra)}"
+            )
     return kinds
 
 

@@ -20,7 +20,7 @@ class TensorBoard(Sink):
     """Event files that `tensorboard --logdir` shows."""
 
     package = "tensorboard"
-    install = "pip install 'fedproto[tensorboard]'"
+    extra = "tensorboard"
 
     def __init__(self, store: RunStore) -> None:
         from torch.utils.tensorboard import SummaryWriter

@@ -27,7 +27,7 @@ class WeightsAndBiases(Sink):
     """A run on W&B's site, or in its offline folder."""
 
     package = "wandb"
-    install = "pip install 'fedproto[wandb]'"
+    extra = "wandb"
 
     def __init__(self, store: RunStore) -> None:
         super().__init__(store)

@@ -1,0 +1,156 @@
+"""Mistakes that used to pass in silence, or ended in something other than a sentence."""
+
+from __future__ import annotations
+
+import multiprocessing
+import re
+import subprocess
+import sys
+import tomllib
+
+import pytest
+
+import fedproto
+from documents import ROOT
+from fedproto import FedAvg
+from fedproto.cli.app import main
+from fedproto.errors import ConfigError, install
+from fedproto.options.registry import load_plugin
+from fedproto.strategies import STRATEGIES
+
+TINY = ["--set=schedule.rounds=2", "--set=schedule.cohort=2", "--set=data.clients=4",
+        "--set=train.epochs=1", "--set=engine.name=reference"]  # fmt: skip
+DIGITS = {"name": "digits", "clients": 4}
+SMALL = {"name": "mlp", "hidden": 4, "features": 4}
+KEYWORDS = {"rounds": 2, "cohort": 2, "epochs": 1}
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_measures_without_a_rhythm_are_refused(here, capsys):
+    assert main(["run", "quickstart", *TINY, '--set=measure.what=["ece"]']) == 2
+    assert "also set measure.every" in capsys.readouterr().err
+    assert not (here / "runs").exists()
+    with pytest.raises(ConfigError, match=r"also set measure\.every"):
+        fedproto.run(DIGITS, SMALL, "fedavg", measure={"what": ["ece"]}, **KEYWORDS)
+
+
+def test_a_misspelt_score_to_stop_by_is_found_in_the_first_round(capsys):
+    assert main(["run", "quickstart", *TINY, "--set=stop.metric=acuracy", "--out=run"]) == 2
+    assert "stop.metric: unknown metric 'acuracy'; did you mean 'accuracy'" in (
+        capsys.readouterr().err
+    )
+    result = fedproto.run(DIGITS, SMALL, "fedavg", stop={"metric": "loss"}, **KEYWORDS)
+    assert len(result.records) == 2
+
+
+def test_a_graph_engine_on_a_cpu_says_so(capsys):
+    command = ["run", "quickstart", *TINY[:-1], "--set=engine.name=captured"]
+    assert main([*command, "--set=engine.device=cpu"]) == 0
+    assert "replays CUDA graphs; on cpu it trains step by step" in capsys.readouterr().err
+
+
+def test_two_runs_at_once_have_folders_of_their_own(here):
+    command = [sys.executable, "-m", "fedproto", "run", "quickstart", *TINY, "--quiet"]
+    both = [subprocess.Popen(command, cwd=here, stderr=subprocess.PIPE) for _ in range(2)]
+    said = [each.communicate()[1].decode() for each in both]
+    assert [each.returncode for each in both] == [0, 0], said
+    assert sorted(each.name for each in (here / "runs").iterdir()) == ["quickstart", "quickstart-2"]
+
+
+def _inside(_: int) -> str:
+    keywords = {**KEYWORDS, "engine": {"name": "processes", "device": "cpu"}}
+    return str(len(fedproto.run(DIGITS, SMALL, "fedavg", **keywords).records))
+
+
+def test_a_worker_of_a_pool_can_train():
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        assert pool.map(_inside, [0]) == ["2"]
+
+
+def test_what_is_not_a_run_is_said(here, capsys):
+    (here / "empty").mkdir()
+    keywords = {**KEYWORDS, "seeds": 2, "out": here / "swept"}
+    fedproto.sweep(DIGITS, SMALL, ["fedavg"], **keywords)
+    for name, message in (
+        ("nowhere", "nowhere does not exist"),
+        ("empty", "empty is not a run directory: it has no run.json"),
+        ("swept", "holds several; name one: swept/fedavg-seed0, swept/fedavg-seed1"),
+    ):
+        assert main(["predict", name, __file__]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_a_plugin_cannot_take_the_name_of_a_method(tmp_path):
+    plugin = tmp_path / "mine.py"
+    plugin.write_text(
+        "from dataclasses import dataclass\n"
+        "from fedproto import STRATEGIES, Strategy\n"
+        "@STRATEGIES.register('fedavg')\n"
+        "@dataclass(frozen=True)\n"
+        "class FedAvg(Strategy):\n"
+        "    '''Not the one.'''\n"
+    )
+    with pytest.raises(ConfigError, match="'fedavg' is one of fedproto's own; register FedAvg"):
+        load_plugin(str(plugin))
+    assert STRATEGIES.get("fedavg") is FedAvg
+
+
+def test_checks_say_ok_and_a_narrow_table_keeps_the_interval(here, capsys, monkeypatch):
+    fedproto.sweep(DIGITS, SMALL, ["fedavg", "fedproto"], seeds=3, out=here / "runs", **KEYWORDS)
+    assert main(["check", "runs"]) == 0
+    assert capsys.readouterr().out.count("OK (") == 7
+    monkeypatch.setattr("fedproto.cli.tables.WIDEST", 80)
+    assert main(["compare", "runs"]) == 0
+    assert "95 % interval │" in capsys.readouterr().out.replace("┃", "│")
+    assert main(["compare", "runs", "--latex", "--figure", "figures/curves.pdf"]) == 0
+    assert capsys.readouterr().out.startswith("\\begin{tabular}{lrrrrr}")
+    assert (here / "figures/curves.pdf").read_bytes().startswith(b"%PDF")
+    assert main(["compare", "runs", "--figure", "curves.txt"]) == 2
+    assert "--figure curves.txt: " in capsys.readouterr().err
+
+
+def test_runs_of_a_plugin_are_compared_without_it(here):
+    plugin = here / "own.py"
+    plugin.write_text(
+        "from dataclasses import dataclass\n"
+        "from fedproto import STRATEGIES, Strategy\n"
+        "from fedproto.options import option\n"
+        "@STRATEGIES.register('mine')\n"
+        "@dataclass(frozen=True)\n"
+        "class Mine(Strategy):\n"
+        "    '''Plain averaging.'''\n"
+        "    strength: float = option(0.5, 'how much')\n"
+    )
+    command = [sys.executable, "-m", "fedproto"]
+    made = [*command, "--plugin", str(plugin), "run", "quickstart", *TINY]
+    for strength in ("0.1", "0.9"):
+        options = ["--set=strategy.name=mine", f"--set=strategy.strength={strength}"]
+        subprocess.run([*made, *options, "--quiet"], cwd=here, check=True, capture_output=True)
+    found = subprocess.run(
+        [*command, "compare", "runs"], cwd=here, check=True, capture_output=True, text=True
+    )
+    assert "mine (strength=0.1)" in found.stdout
+    assert "mine (strength=0.9)" in found.stdout
+    resumed = subprocess.run(
+        [*command, "resume", "runs/quickstart", "--rounds=3"],
+        cwd=here, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert resumed.returncode == 2
+    assert "--plugin" in resumed.stderr
+
+
+def test_remedies_name_packages_that_can_be_installed():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    for extra in ("digits", "images", "parquet", "analysis", "flower", "privacy", "onnx", "wandb"):
+        command = install(extra)
+        for need in project["optional-dependencies"][extra]:
+            assert re.match(r"[\w-]+", need).group() in command
+        assert "fedproto[" not in command
+    for path in (ROOT / "src/fedproto").rglob("*.py"):
+        if "report" not in path.parts:
+            assert "pip install 'fedproto[" not in path.read_text(encoding="utf-8"), path
