@@ -109,7 +109,7 @@ def test_what_is_long_says_why():
     for path in SOURCE.rglob("*.py"):
         text = path.read_text()
         lines, tree = text.splitlines(), ast.parse(text)
-        if len(lines) > 300:
+        if len(lines) > 500:
             above = text.partition("from __future__")[0]
             assert "# Long:" in above, f"{path} has {len(lines)} lines; split it, or say why not"
         for node in ast.walk(tree):

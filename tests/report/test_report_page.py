@@ -99,8 +99,8 @@ def test_groups_hold_the_figures_of_the_tables(tmp_path):
     assert proto["figures"]["train_loss"] == [pytest.approx(run.smoothed("train_loss")[1][-1])]
     assert proto["figures"]["bytes up"] == [30 * 1000]
     assert len(averaging["figures"]["accuracy"]) == 2
-    assert (shown["first"], shown["quantiles"]) == (
-        "Averaging",
+    assert (shown["baselines"], shown["quantiles"]) == (
+        {"synthetic": "Averaging"},
         [0, pytest.approx(12.706, abs=1e-3)],
     )
     assert [metric["name"] for metric in shown["metrics"]] == ["accuracy", "loss", "train_loss"]
@@ -445,7 +445,7 @@ def test_idle_connections_are_closed_and_do_not_keep_others_out(tmp_path, monkey
 
 def test_the_audit_log_of_a_deployment_is_summed_up_by_client(tmp_path):
     from fedproto.flower.audit import AuditLog
-    from fedproto.report.accounts import accounts
+    from fedproto.report.content import accounts
 
     assert accounts([tmp_path / "run"]) == {"clients": [], "incidents": [], "problems": []}
     log = AuditLog(tmp_path)

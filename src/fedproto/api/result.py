@@ -20,7 +20,7 @@ from fedproto.engines.reference import load_state
 from fedproto.errors import ConfigError, StoreError
 from fedproto.report.arrangement import Arrangement, arrange
 from fedproto.report.figures import curves
-from fedproto.report.page_file import write_page
+from fedproto.report.html import write_page
 from fedproto.report.results import StoredRun, main_score
 from fedproto.report.spread import DataPanels
 from fedproto.report.summary import Summary, summarize

@@ -19,6 +19,19 @@ from fedproto.rng import Indices, Purpose, stream
 from fedproto.rng.seeding import shuffled_rows
 from fedproto.types import POOLED, VOID
 
+MOST_TEST = 0.3
+"""A client with a larger share of the test samples than this dominates the pooled score."""
+
+
+def uneven_test(name: str, share: float) -> str:
+    """A warning where one client holds a large share of the test samples; else empty."""
+    if share <= MOST_TEST:
+        return ""
+    return (
+        f"one client holds {100 * share:.0f} % of the test samples of {name}, so the pooled score"
+        " is mostly its own: look at the mean client and the worst tenth as well"
+    )
+
 
 @dataclass(frozen=True, repr=False)
 class Federation:
@@ -70,6 +83,12 @@ class Federation:
         """Number of test samples per client."""
         return self._all.test_sizes
 
+    @property
+    def largest_test_share(self) -> float:
+        """The largest part of all test samples that one client holds."""
+        sizes = self.test_sizes
+        return float(sizes.max() / sizes.sum()) if len(sizes) > 1 and sizes.any() else 0.0
+
     def validation_of(self, client: int) -> Indices:
         """What was taken out of a client's samples for validation."""
         if self.validation_owner is None or len(self.validation_owner) != len(self.validation):
@@ -96,6 +115,7 @@ class Federation:
             "clients": len(self.clients),
             "train": int(self.train_sizes.sum()),
             "test": len(self.test_indices),
+            "largest_test_share": self.largest_test_share,
             "num_classes": self.num_classes,
             "class_names": list(self.class_names),
             "input_shape": list(self.input_shape),

@@ -1,17 +1,20 @@
-"""Figures: curves over rounds, and how attention is spread over clients."""
+"""Figures: curves over rounds, differences as a forest plot, attention over clients."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedproto.data.tasks import loss_beside
-from fedproto.report.arrangement import Arrangement
+from fedproto.data.tasks import is_share, loss_beside
+from fedproto.report.arrangement import Arrangement, Group
 from fedproto.report.looks import Look, add_legend, panel_grid
-from fedproto.report.results import WINDOW, StoredRun
+from fedproto.report.results import StoredRun
+from fedproto.report.statistics import WINDOW
+from fedproto.report.summary import Summary
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -24,31 +27,58 @@ NAMES = {
     "train_loss": "training loss",
 }
 _COLUMNS = 3
+_FEW_SEEDS = 6
+"""Below this many seeds each has a thin line of its own; from there on a band is drawn."""
 
 
-def save_figures(arrangement: Arrangement, metric: str, folder: Path) -> list[Path]:
+class FigureFormat(StrEnum):
+    """File formats of figures: two of vectors, one of pixels."""
+
+    pdf, svg, png = "pdf", "svg", "png"
+
+
+class FigureWidth(StrEnum):
+    """Widths of figures."""
+
+    column, page, screen = "column", "page", "screen"
+
+    @property
+    def inches(self) -> float | None:
+        """Width of a column or a page of a two-column paper; None for as wide as it needs."""
+        return {"column": 3.35, "page": 6.9}.get(self.value)
+
+
+def save_figures(
+    arrangement: Arrangement,
+    metric: str,
+    folder: Path,
+    format_: FigureFormat = FigureFormat.png,
+    width: FigureWidth = FigureWidth.screen,
+    rows: Sequence[Summary] = (),
+) -> list[Path]:
     """Draws all figures that the runs have data for."""
     folder.mkdir(parents=True, exist_ok=True)
-    written = [
-        draw_curves(arrangement, name, folder / f"{name}.png")
-        for name in (metric, loss_beside(metric))
-    ]
+    figures = {name: curves(arrangement, name, width) for name in (metric, loss_beside(metric))}
+    if any(row.against is not None for row in rows):
+        figures["differences"] = forest(arrangement, rows, metric, width)
     if any(attention_values(group.runs) for group in arrangement.groups):
-        written.append(draw_attention(arrangement, folder / "attention.png"))
+        figures["attention"] = attention(arrangement, width)
+    written = []
+    for name, figure in figures.items():
+        path = folder / f"{name}.{format_.value}"
+        figure.savefig(path, dpi=150 if width is FigureWidth.screen else 300)
+        written.append(path)
     return written
 
 
-def draw_curves(arrangement: Arrangement, metric: str, path: Path) -> Path:
-    """Writes the curves of a metric."""
-    curves(arrangement, metric).savefig(path, dpi=150)
-    return path
-
-
-def curves(arrangement: Arrangement, metric: str) -> Figure:
-    """Smoothed curves, a panel per condition: means over seeds within one standard deviation."""
+def curves(
+    arrangement: Arrangement, metric: str, width: FigureWidth = FigureWidth.screen
+) -> Figure:
+    """Smoothed curves, a panel per condition: means over seeds, each seed thinly or as a band."""
     conditions = list(enumerate(arrangement.conditions))
     size = (4.2, 2.9) if len(conditions) > 1 else (6.8, 4.0)
-    figure, panels = panel_grid(len(conditions), _COLUMNS, size, (1.2, 0.8))
+    alike = len({condition.family for condition in arrangement.conditions}) == 1
+    figure, panels = _panels(len(conditions), size, width, shared=alike)
     handles: dict[str, Any] = {}
     most_seeds = max((len(group.seeds) for group in arrangement.groups), default=1)
     for axes, (index, condition) in zip(panels, conditions, strict=True):
@@ -62,19 +92,56 @@ def curves(arrangement: Arrangement, metric: str) -> Figure:
         axes.grid(alpha=0.3)
     note = f"moving average over {100 * WINDOW:.0f} % of the rounds"
     if most_seeds > 1:
-        note += f"; mean ± sample standard deviation of {most_seeds} seeds"
+        around = "each seed" if most_seeds < _FEW_SEEDS else "± sample standard deviation"
+        note += f"; mean and {around} of {most_seeds} seeds"
     figure.supxlabel(f"round\n{note}", fontsize="small")
     figure.supylabel(NAMES.get(metric, metric.replace("_", " ")), fontsize="medium")
     add_legend(figure, handles)
     return figure
 
 
-def draw_attention(arrangement: Arrangement, path: Path) -> Path:
+def forest(
+    arrangement: Arrangement,
+    rows: Sequence[Summary],
+    metric: str,
+    width: FigureWidth = FigureWidth.screen,
+) -> Figure:
+    """Differences from the baseline with their 95 % intervals, a panel per condition."""
+    by_condition: dict[int, list[tuple[Group, Summary]]] = {}
+    for group, row in zip(arrangement.groups, rows, strict=False):
+        if row.against is not None:
+            by_condition.setdefault(group.conditions[0], []).append((group, row))
+    most = max(map(len, by_condition.values()))
+    size = (4.2 if len(by_condition) > 1 else 6.8, 0.8 + 0.3 * most)
+    alike = len({arrangement.conditions[index].family for index in by_condition}) == 1
+    figure, panels = _panels(len(by_condition), size, width, shared=False, same_x=alike)
+    factor = 100 if is_share(metric) else 1
+    baselines = dict.fromkeys(row.against.baseline for row in rows if row.against)
+    for axes, (index, members) in zip(panels, by_condition.items(), strict=True):
+        axes.axvline(0, color="black", lw=1)
+        for place, (group, row) in enumerate(members):
+            assert row.against is not None  # noqa: S101 - chosen above
+            found, look = row.against.difference, arrangement.methods[group.method].look
+            if found.low is not None and found.high is not None:
+                axes.plot([factor * found.low, factor * found.high], [place] * 2, color=look.color)
+            axes.plot(factor * found.mean, place, "o", color=look.color, ms=4)
+        axes.set_yticks(range(len(members)), [row.method for _, row in members], fontsize="small")
+        axes.invert_yaxis()
+        axes.set_title(arrangement.conditions[index].title, fontsize="small")
+        axes.grid(alpha=0.3, axis="x")
+    unit = " in points" if factor == 100 else ""
+    name = NAMES.get(metric, metric.replace("_", " "))
+    against = " or ".join(baselines)
+    figure.supxlabel(f"{name} minus {against}{unit}, 95 % interval", fontsize="small")
+    return figure
+
+
+def attention(arrangement: Arrangement, width: FigureWidth = FigureWidth.screen) -> Figure:
     """How often a client got which weight in the average, one panel per group."""
     shown = [
         (group, values) for group in arrangement.groups if (values := attention_values(group.runs))
     ]
-    figure, panels = panel_grid(len(shown), _COLUMNS, (3.2, 2.4), (1.2, 0.8))
+    figure, panels = _panels(len(shown), (3.2, 2.4), width, shared=False)
     bins = np.linspace(0, max(max(values) for _, values in shown), 40)
     for (group, values), axes in zip(shown, panels, strict=True):
         axes.hist(values, bins=list(bins), color=arrangement.methods[group.method].look.color)
@@ -82,8 +149,24 @@ def draw_attention(arrangement: Arrangement, path: Path) -> Path:
         axes.grid(alpha=0.3)
     figure.supxlabel("federated attention value", fontsize="medium")
     figure.supylabel("occurrences", fontsize="medium")
-    figure.savefig(path, dpi=150)
-    return path
+    return figure
+
+
+def _panels(
+    number: int,
+    size: tuple[float, float],
+    width: FigureWidth,
+    *,
+    shared: bool,
+    same_x: bool = False,
+) -> tuple[Figure, list[Any]]:
+    """Panels side by side, as many as the width has room for; shared ones have the same axes."""
+    columns, around = _COLUMNS, (1.2, 0.8)
+    if width.inches is not None:
+        columns = min(number, 1 if width is FigureWidth.column else _COLUMNS)
+        own = width.inches / max(1, columns)
+        size, around = (own, min(size[1], 0.7 * own + 0.02 * number)), (0.0, 0.6)
+    return panel_grid(number, columns, size, around, sharex=shared or same_x, sharey=shared)
 
 
 def attention_values(runs: Iterable[StoredRun]) -> list[float]:
@@ -106,7 +189,10 @@ def _draw_group(axes: Any, runs: Iterable[StoredRun], metric: str, look: Look) -
     values = np.array([values[np.isin(at, rounds)] for at, values in curves])
     mean = values.mean(axis=0)
     (line,) = axes.plot(rounds, mean, color=look.color, linestyle=look.linestyle)
-    if len(curves) > 1:
+    if 1 < len(curves) < _FEW_SEEDS:
+        for one in values:
+            axes.plot(rounds, one, color=look.color, linestyle=look.linestyle, lw=0.6, alpha=0.4)
+    elif len(curves) > 1:
         spread = values.std(axis=0, ddof=1)
         axes.fill_between(rounds, mean - spread, mean + spread, color=look.color, alpha=0.15, lw=0)
     return line

@@ -136,7 +136,7 @@ def rows_of(case: Case, results: Sequence[FoundRun]) -> list[Row]:
             figures["rounds"] = float(np.mean([len(result.run.records) for result in group]))
             by_seed = {
                 quantity: {seed: 100 * one[name] for seed, one in found.items()}
-                for quantity, name in ((FINAL, metric), (AREA, "area"))
+                for quantity, name in ((FINAL, metric), (AREA, AREA))
             }
             rows.append(Row(case, setting, label, by_seed, figures))
     return rows

@@ -14,10 +14,11 @@ from fedproto.data.federation import Federation
 from fedproto.engines.base import Engine
 from fedproto.errors import ConfigError
 from fedproto.measures.base import Gauge, Taken
+from fedproto.measures.clients import PER_CLIENT
 from fedproto.rounds.closing import close_round
 from fedproto.rounds.planning import check_fits, equip, plan_round, remember_all
-from fedproto.rounds.runs import Run
-from fedproto.types import RoundRecord, ServerState
+from fedproto.rounds.runs import Run, reason_to_end
+from fedproto.types import ClientFailure, ClientUpdate, RoundRecord, ServerState
 
 
 class Watcher:
@@ -74,9 +75,10 @@ def run_rounds(
         jobs = [job for plan in plans for job in plan.jobs]
         watcher.round_started(len(jobs))
         results = iter(engine.train(jobs, watcher.job_done))
+        by_run = [[next(results) for _ in plan.jobs] for plan in plans]
         closed = [
-            close_round(run, plan, [next(results) for _ in plan.jobs], setting)
-            for run, plan in zip(active, plans, strict=True)
+            close_round(run, plan, own, setting)
+            for run, plan, own in zip(active, plans, by_run, strict=True)
         ]
         usable = {client for each in closed for client in each.epochs}
         failed = {client: why for each in closed for client, why in each.failures.items()}
@@ -87,11 +89,25 @@ def run_rounds(
             _measure(run.config, state, gauge) for run, state in zip(active, states, strict=True)
         ]
         incidents = engine.take_incidents()
-        seconds = (time.perf_counter() - started) / len(active)
-        for run, each, score, taken in zip(active, closed, scores, measured, strict=True):
-            record = each.record(score, taken, incidents, seconds)
+        seconds = time.perf_counter() - started
+        parts = zip(active, closed, scores, measured, _time_shares(by_run), strict=True)
+        for run, each, score, taken, share in parts:
+            record = each.record(score, taken, incidents, seconds * share)
+            ends = reason_to_end(run.config, [*run.records, record]) is not None
+            if ends and engine.holds_data and PER_CLIENT not in record.tables:
+                final = gauge.score_clients(run.config.seed, each.state)
+                record.metrics.update(final.metrics)
+                record.tables.update(final.tables)
             run.advance(each.state, record)
             yield run, record
+
+
+def _time_shares(by_run: Sequence[Sequence[ClientUpdate | ClientFailure]]) -> list[float]:
+    """Each run's share of a round's time: by the time its jobs took, equal where one is unknown."""
+    spent = [sum(one.seconds for one in own if isinstance(one, ClientUpdate)) for own in by_run]
+    if not all(spent):
+        return [1 / len(by_run)] * len(by_run)
+    return [own / sum(spent) for own in spent]
 
 
 def _evaluate(
