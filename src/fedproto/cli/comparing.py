@@ -272,8 +272,8 @@ def _caption(rows: Sequence[Summary], metric: str) -> str:
 
 
 def _margin(margin: float, metric: str) -> str:
-    size = f"{100 * margin:g} points" if is_share(metric) else f"{margin:g}"
-    return f", equivalent: interval within ± {size}"
+    unit = "" if not is_share(metric) else " point" if margin == 0.01 else " points"
+    return f", equivalent: interval within ± {100 * margin if unit else margin:g}{unit}"
 
 
 def _shown(

@@ -26,10 +26,9 @@ from fedproto.report.analysed import Analysis, Scores, embedded_pictures, read_a
 from fedproto.report.arrangement import Arrangement, Group, arrange
 from fedproto.report.figures import NAMES
 from fedproto.report.following import CLASS, RunFollower
-from fedproto.report.grids import AttentionMap
 from fedproto.report.looks import DASHES
 from fedproto.report.results import StoredRun, main_score
-from fedproto.report.spread import DataPanels, Holdings, binned
+from fedproto.report.spread import AttentionShares, DataPanels, Holdings, binned
 from fedproto.report.statistics import FEWEST_PAIRS, SURE, WINDOW, t_quantile
 from fedproto.report.summary import default_margin, figures_of
 from fedproto.store import read_description
@@ -104,10 +103,9 @@ def page_content(
         if panels is None
         else panels.of(group.runs[0].config for group in arrangement.groups),
         "audit": audit,
+        "notices": [*_one_line(arrangement.notices), *_uneven(about.values())],
         "problems": [
             *problems,
-            *_one_line(arrangement.notices),
-            *_uneven(about.values()),
             *audit["problems"],
             *(text for one in analyses.values() for text in one.problems),
         ],
@@ -148,6 +146,7 @@ def _group(
         "seeds": seeds,
         "rounds": min(len(run.records) for run in group.runs),
         "planned": group.runs[0].config.schedule.rounds,
+        "pooled": group.runs[0].config.strategy.pooled,
         "figures": {name: [one.get(name) for one in per_run] for name in known},
         "fairness": fairness(scores, holdings),
         "classes": classes(scores, group.runs),
@@ -308,11 +307,12 @@ def _text(value: Any) -> str:
 
 
 def fairness(scores: Sequence[Scores], holdings: Holdings | None) -> dict[str, Any] | None:
-    """The scores of the clients of all seeds together, and how they go with what clients hold."""
+    """Mean client, worst tenth and share at zero, each the mean over seeds; quantiles of all."""
     values = np.sort([value for one in scores for value in one.clients.values()])
     if not len(values):
         return None
-    mean, worst, zero = summarize_clients(values.tolist())
+    per_seed = [summarize_clients(list(one.clients.values())) for one in scores if one.clients]
+    mean, worst, zero = np.mean(per_seed, axis=0).tolist()
     return {
         "measure": scores[0].measure,
         "round": max(one.round for one in scores),
@@ -342,29 +342,13 @@ def held(values: Iterable[Mapping[int, float]], holdings: Holdings | None) -> di
     return {"size": binned(holdings.size, means), "classes": binned(holdings.classes, means)}
 
 
-def attention(maps: Sequence[AttentionMap], holdings: Holdings | None) -> dict[str, Any] | None:
+def attention(found: Sequence[AttentionShares], holdings: Holdings | None) -> dict[str, Any] | None:
     """How far a method is from weighing clients alike; None where no round had two clients."""
-    seen = [map_ for map_ in maps if np.isfinite(map_.shares).any()]
-    if not seen:
+    known = [means for one in found if (means := one.means())]
+    if not known:
         return None
-    shares: list[NDArray[np.float64]] = [map_.shares for map_ in seen]
-    known = [
-        {int(client): float(each[client]) for client in np.flatnonzero(np.isfinite(each))}
-        for each in shares
-    ]
-    values = [value for one in known for value in one.values()]
-    first = seen[0]
-    orders: dict[str, Any] = {"client": first.grid()}
-    if holdings is not None and orders["client"] is not None:
-        for name, holding in (("size", holdings.size), ("classes", holdings.classes)):
-            order = np.argsort(-holding, kind="stable")
-            orders[name] = first.grid(order[order < first.clients])
-    return {
-        "low": min(values),
-        "high": max(values),
-        **held(known, holdings),
-        "maps": {name: asdict(grid) for name, grid in orders.items() if grid is not None},
-    }
+    values = [value for means in known for value in means.values()]
+    return {"low": min(values), "high": max(values), **held(known, holdings)}
 
 
 def classes(scores: Sequence[Scores], runs: Sequence[StoredRun]) -> dict[str, Any] | None:
