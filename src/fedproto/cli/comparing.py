@@ -43,12 +43,11 @@ Margin = Annotated[
 # What a narrow terminal does without, first things first.
 _LEAST = (
     "wall s",
-    "MB down",
-    "MB up",
+    "MB",
     "loss",
     "mean over rounds",
     "mean over rounds %",
-    "clients at zero %",
+    "at zero %",
     "rounds",
     "seeds",
     "worst tenth %",
@@ -238,8 +237,9 @@ def _table(rows: Sequence[Summary], metric: str, target: float | None) -> _Table
     cells["rounds"] = lambda row: (
         str(row.rounds) if row.rounds >= row.planned else f"{row.rounds} of {row.planned}"
     )
-    cells["MB up"] = lambda row: _shown(row, "bytes up", 1e-6, 1, spread=False)
-    cells["MB down"] = lambda row: _shown(row, "bytes down", 1e-6, 1, spread=False)
+    cells["MB"] = lambda row: (
+        f"{1e-6 * (row.values['bytes up'][0] + row.values['bytes down'][0]):.1f}"
+    )
     cells["wall s"] = lambda row: _shown(row, "seconds", digits=0, spread=False)
     return _Table(
         rows=[row.title for row in rows],
@@ -251,7 +251,9 @@ def _table(rows: Sequence[Summary], metric: str, target: float | None) -> _Table
 
 
 def _caption(rows: Sequence[Summary], metric: str) -> str:
-    parts = []
+    parts = ["MB: up and down"]
+    if any("at zero" in row.values for row in rows):
+        parts.append("at zero: clients that score 0")
     if any(len(row.seeds) > 1 for row in rows):
         parts.append("±: sample standard deviation over seeds")
     compared = [row.against for row in rows if row.against is not None]

@@ -15,7 +15,7 @@ DIGITS = 5
 CLIENT_SCORES = {
     "mean_client_": "mean client",
     "worst_tenth_": "worst tenth",
-    "at_zero_": "clients at zero",
+    "at_zero_": "at zero",
 }
 """What is said of the clients' scores: beginnings of metrics, each followed by the score's name."""
 

@@ -1,4 +1,4 @@
-"""Figures: curves over rounds, differences as a forest plot, attention over clients."""
+"""Figures: curves over rounds, and differences as a forest plot."""
 
 from __future__ import annotations
 
@@ -61,8 +61,6 @@ def save_figures(
     figures = {name: curves(arrangement, name, width) for name in (metric, loss_beside(metric))}
     if any(row.against is not None for row in rows):
         figures["differences"] = forest(arrangement, rows, metric, width)
-    if any(attention_values(group.runs) for group in arrangement.groups):
-        figures["attention"] = attention(arrangement, width)
     written = []
     for name, figure in figures.items():
         path = folder / f"{name}.{format_.value}"
@@ -78,7 +76,7 @@ def curves(
     conditions = list(enumerate(arrangement.conditions))
     size = (4.2, 2.9) if len(conditions) > 1 else (6.8, 4.0)
     alike = len({condition.family for condition in arrangement.conditions}) == 1
-    figure, panels = _panels(len(conditions), size, width, shared=alike)
+    figure, panels = _panels(len(conditions), size, width, sharex=alike, sharey=alike)
     handles: dict[str, Any] = {}
     most_seeds = max((len(group.seeds) for group in arrangement.groups), default=1)
     for axes, (index, condition) in zip(panels, conditions, strict=True):
@@ -114,7 +112,7 @@ def forest(
     most = max(map(len, by_condition.values()))
     size = (4.2 if len(by_condition) > 1 else 6.8, 0.8 + 0.3 * most)
     alike = len({arrangement.conditions[index].family for index in by_condition}) == 1
-    figure, panels = _panels(len(by_condition), size, width, shared=False, same_x=alike)
+    figure, panels = _panels(len(by_condition), size, width, sharex=alike, sharey=False)
     factor = 100 if is_share(metric) else 1
     baselines = dict.fromkeys(row.against.baseline for row in rows if row.against)
     for axes, (index, members) in zip(panels, by_condition.items(), strict=True):
@@ -136,37 +134,16 @@ def forest(
     return figure
 
 
-def attention(arrangement: Arrangement, width: FigureWidth = FigureWidth.screen) -> Figure:
-    """How often a client got which weight in the average, one panel per group."""
-    shown = [
-        (group, values) for group in arrangement.groups if (values := attention_values(group.runs))
-    ]
-    figure, panels = _panels(len(shown), (3.2, 2.4), width, shared=False)
-    bins = np.linspace(0, max(max(values) for _, values in shown), 40)
-    for (group, values), axes in zip(shown, panels, strict=True):
-        axes.hist(values, bins=list(bins), color=arrangement.methods[group.method].look.color)
-        axes.set_title(group.title, fontsize="small")
-        axes.grid(alpha=0.3)
-    figure.supxlabel("federated attention value", fontsize="medium")
-    figure.supylabel("occurrences", fontsize="medium")
-    return figure
-
-
 def _panels(
-    number: int,
-    size: tuple[float, float],
-    width: FigureWidth,
-    *,
-    shared: bool,
-    same_x: bool = False,
+    number: int, size: tuple[float, float], width: FigureWidth, *, sharex: bool, sharey: bool
 ) -> tuple[Figure, list[Any]]:
-    """Panels side by side, as many as the width has room for; shared ones have the same axes."""
+    """Panels side by side, as many as the width has room for."""
     columns, around = _COLUMNS, (1.2, 0.8)
     if width.inches is not None:
         columns = min(number, 1 if width is FigureWidth.column else _COLUMNS)
         own = width.inches / max(1, columns)
         size, around = (own, min(size[1], 0.7 * own + 0.02 * number)), (0.0, 0.6)
-    return panel_grid(number, columns, size, around, sharex=shared or same_x, sharey=shared)
+    return panel_grid(number, columns, size, around, sharex=sharex, sharey=sharey)
 
 
 def attention_values(runs: Iterable[StoredRun]) -> list[float]:

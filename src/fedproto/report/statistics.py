@@ -15,7 +15,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -93,14 +93,8 @@ class Difference:
         return self.pairs >= FEWEST_PAIRS
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """A difference in one word.
-
-    Attributes:
-        p: The p-value after Holm's correction; None without a test.
-        comparisons: Number of tests that it is corrected for.
-    """
+class Verdict(NamedTuple):
+    """A difference, its p-value corrected for the number of tests, that number, and the word."""
 
     difference: Difference
     p: float | None

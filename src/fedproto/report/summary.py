@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,13 +11,14 @@ import numpy as np
 from fedproto.data.tasks import is_share, loss_beside, lower_is_better
 from fedproto.errors import ConfigError, unknown_name
 from fedproto.measures.clients import CLIENT_SCORES
-from fedproto.report.arrangement import Arrangement, Group
+from fedproto.report.arrangement import Arrangement
 from fedproto.report.results import StoredRun
 from fedproto.report.statistics import (
     FEWEST_PAIRS,
     MARGIN,
     Difference,
     Word,
+    difference,
     differences,
     judge,
     rounds_to_target,
@@ -118,53 +120,35 @@ def _against(
     if baseline is not None and baseline not in titles:
         raise ConfigError(f"--baseline: {unknown_name('method', baseline, titles)}")
     chosen = arrangement.baselines()
-    theirs: dict[int, list[StoredRun]] = {}
     bases = [baseline or chosen[condition.family] for condition in arrangement.conditions]
+    theirs: dict[int, list[StoredRun]] = defaultdict(list)
     for group in arrangement.groups:
         for condition in group.conditions:
             if titles[group.method] == bases[condition]:
-                theirs.setdefault(condition, []).extend(group.runs)
-    pairs = [_compared(group, titles, bases, theirs, metric) for group in arrangement.groups]
+                theirs[condition] += group.runs
+    pairs = [
+        paired(group.runs, theirs[group.conditions[0]], metric)
+        if len(group.conditions) == 1 and titles[group.method] != bases[group.conditions[0]]
+        else (None, None)
+        for group in arrangement.groups
+    ]
     verdicts = judge([found for found, _ in pairs], lower=lower_is_better(metric), margin=margin)
     return [
-        None
-        if verdict is None
-        else Against(
-            bases[group.conditions[0]],
-            verdict.difference,
-            verdict.p,
-            verdict.comparisons,
-            verdict.word,
-            margin,
-            at_round,
-        )
+        verdict and Against(bases[group.conditions[0]], *verdict, margin, at_round)
         for group, verdict, (_, at_round) in zip(arrangement.groups, verdicts, pairs, strict=True)
     ]
 
 
-def _compared(
-    group: Group,
-    titles: list[str],
-    bases: list[str],
-    theirs: Mapping[int, list[StoredRun]],
-    metric: str,
-) -> tuple[Difference | None, int | None]:
-    condition = group.conditions[0]
-    if len(group.conditions) > 1 or titles[group.method] == bases[condition]:
-        return None, None
-    return paired(group.runs, theirs.get(condition, []), metric)
-
-
 def paired(
-    ours: tuple[StoredRun, ...], theirs: list[StoredRun], metric: str
+    ours: Iterable[StoredRun], theirs: Iterable[StoredRun], metric: str
 ) -> tuple[Difference | None, int | None]:
     """The difference of the runs that share a seed, and the round if not all of them are finished.
 
     Finished pairs alone decide where there are enough of them. Otherwise all pairs are compared at
     the last round that all of them have.
     """
-    by_seed = {run.config.seed: run for run in theirs}
-    pairs = [(run, by_seed[run.config.seed]) for run in ours if run.config.seed in by_seed]
+    known = {run.config.seed: run for run in theirs}
+    pairs = [(run, known[run.config.seed]) for run in ours if run.config.seed in known]
     pairs = [pair for pair in pairs if all(len(run.curve(metric)[0]) for run in pair)]
     finished = [pair for pair in pairs if pair[0].finished and pair[1].finished]
     at_round = None
@@ -172,15 +156,9 @@ def paired(
         pairs = finished
     else:
         at_round = min(int(run.curve(metric)[0][-1]) for pair in pairs for run in pair)
-    found = [
-        {
-            run.config.seed: value
-            for run in side
-            if (value := run.final(metric, at_round)) is not None
-        }
-        for side in zip(*pairs, strict=True)
-    ]
-    return (differences(*found), at_round) if found else (None, None)
+    scores = [[run.final(metric, at_round) for run in pair] for pair in pairs]
+    found = [one - other for one, other in scores if one is not None and other is not None]
+    return (difference(found), at_round) if found else (None, None)
 
 
 def figures_of(run: StoredRun, metric: str, target: float | None = None) -> dict[str, float]:
