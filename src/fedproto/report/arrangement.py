@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, TypeAlias
 
 from fedproto.config import flatten
@@ -104,32 +105,19 @@ class Arrangement:
         seed and condition with others.
         """
         chosen = {}
+        pooled = {group.method for group in self.groups if group.runs[0].config.strategy.pooled}
         for family in dict.fromkeys(condition.family for condition in self.conditions):
-            groups = [
-                group
-                for group in self.groups
-                if self.conditions[group.conditions[0]].family == family
-            ]
             owned: dict[int, set[tuple[int, int]]] = defaultdict(set)
-            federated: dict[int, bool] = {}
-            for group in groups:
-                owned[group.method] |= {
-                    (condition, seed) for condition in group.conditions for seed in group.seeds
-                }
-                federated[group.method] = not group.runs[0].config.strategy.pooled
-            pairs = {
-                method: sum(len(own & other) for one, other in owned.items() if one != method)
-                for method, own in owned.items()
-            }
-            best = max(
-                sorted(owned),
-                key=lambda method: (
-                    self.methods[method].title.casefold() == "fedavg",
-                    federated[method],
-                    pairs[method],
-                ),
-            )
-            chosen[family] = self.methods[best].title
+            for group in self.groups:
+                if self.conditions[group.conditions[0]].family == family:
+                    owned[group.method].update(product(group.conditions, group.seeds))
+
+            def rank(method: int, owned: Mapping[int, set[Any]] = owned) -> tuple[bool, bool, int]:
+                pairs = [len(owned[method] & other) for other in owned.values()]
+                averaging = self.methods[method].title.casefold() == "fedavg"
+                return averaging, method not in pooled, sum(pairs) - len(owned[method])
+
+            chosen[family] = self.methods[max(sorted(owned), key=rank)].title
         return chosen
 
     def split(self) -> Arrangement:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
+import math
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +14,7 @@ import numpy as np
 
 from fedproto.data.tasks import is_share, loss_beside
 from fedproto.report.arrangement import Arrangement, Group
-from fedproto.report.looks import Look, add_legend, panel_grid
+from fedproto.report.looks import Look, add_legend, legend_columns, panel_grid
 from fedproto.report.results import StoredRun
 from fedproto.report.statistics import WINDOW
 from fedproto.report.summary import Summary
@@ -58,15 +61,26 @@ def save_figures(
 ) -> list[Path]:
     """Draws all figures that the runs have data for."""
     folder.mkdir(parents=True, exist_ok=True)
-    figures = {name: curves(arrangement, name, width) for name in (metric, loss_beside(metric))}
-    if any(row.against is not None for row in rows):
-        figures["differences"] = forest(arrangement, rows, metric, width)
     written = []
-    for name, figure in figures.items():
-        path = folder / f"{name}.{format_.value}"
-        figure.savefig(path, dpi=150 if width is FigureWidth.screen else 300)
-        written.append(path)
+    with _lettering(width):
+        names = metric, loss_beside(metric)
+        figures = {name: curves(arrangement, name, width) for name in names}
+        if any(row.against is not None for row in rows):
+            figures["differences"] = forest(arrangement, rows, metric, width)
+        for name, figure in figures.items():
+            path = folder / f"{name}.{format_.value}"
+            figure.savefig(path, dpi=150 if width is FigureWidth.screen else 300)
+            written.append(path)
     return written
+
+
+def _lettering(width: FigureWidth) -> AbstractContextManager[None]:
+    """Letters and lines of the size that papers use; the usual ones for a screen."""
+    if width is FigureWidth.screen or importlib.util.find_spec("matplotlib") is None:
+        return nullcontext()
+    from matplotlib import rc_context
+
+    return rc_context({"font.size": 7, "lines.linewidth": 1, "axes.linewidth": 0.6})
 
 
 def curves(
@@ -76,7 +90,9 @@ def curves(
     conditions = list(enumerate(arrangement.conditions))
     size = (4.2, 2.9) if len(conditions) > 1 else (6.8, 4.0)
     alike = len({condition.family for condition in arrangement.conditions}) == 1
-    figure, panels = _panels(len(conditions), size, width, sharex=alike, sharey=alike)
+    figure, panels = _panels(
+        len(conditions), size, width, sharex=alike, sharey=alike, entries=len(arrangement.methods)
+    )
     handles: dict[str, Any] = {}
     most_seeds = max((len(group.seeds) for group in arrangement.groups), default=1)
     for axes, (index, condition) in zip(panels, conditions, strict=True):
@@ -88,12 +104,15 @@ def curves(
                     handles.setdefault(method.title, line)
         axes.set_title(condition.title, fontsize="small")
         axes.grid(alpha=0.3)
+        if axes.get_subplotspec().is_first_col():
+            axes.set_ylabel(NAMES.get(metric, metric.replace("_", " ")))
     note = f"moving average over {100 * WINDOW:.0f} % of the rounds"
     if most_seeds > 1:
         around = "each seed" if most_seeds < _FEW_SEEDS else "± sample standard deviation"
         note += f"; mean and {around} of {most_seeds} seeds"
-    figure.supxlabel(f"round\n{note}", fontsize="small")
-    figure.supylabel(NAMES.get(metric, metric.replace("_", " ")), fontsize="medium")
+    # In papers the note belongs into the caption.
+    on_screen = width is FigureWidth.screen
+    figure.supxlabel(f"round\n{note}" if on_screen else "round", fontsize="small")
     add_legend(figure, handles)
     return figure
 
@@ -122,7 +141,7 @@ def forest(
             found, look = row.against.difference, arrangement.methods[group.method].look
             if found.low is not None and found.high is not None:
                 axes.plot([factor * found.low, factor * found.high], [place] * 2, color=look.color)
-            axes.plot(factor * found.mean, place, "o", color=look.color, ms=4)
+            axes.plot(factor * found.mean, place, "o", color=look.color, ms=3)
         axes.set_yticks(range(len(members)), [row.method for _, row in members], fontsize="small")
         axes.invert_yaxis()
         axes.set_title(arrangement.conditions[index].title, fontsize="small")
@@ -135,14 +154,21 @@ def forest(
 
 
 def _panels(
-    number: int, size: tuple[float, float], width: FigureWidth, *, sharex: bool, sharey: bool
+    number: int,
+    size: tuple[float, float],
+    width: FigureWidth,
+    *,
+    sharex: bool,
+    sharey: bool,
+    entries: int = 0,
 ) -> tuple[Figure, list[Any]]:
-    """Panels side by side, as many as the width has room for."""
+    """Panels side by side, as many as the width has room for, with room for a legend above."""
     columns, around = _COLUMNS, (1.2, 0.8)
     if width.inches is not None:
         columns = min(number, 1 if width is FigureWidth.column else _COLUMNS)
         own = width.inches / max(1, columns)
-        size, around = (own, min(size[1], 0.7 * own + 0.02 * number)), (0.0, 0.6)
+        legend = 0.16 * math.ceil(entries / legend_columns(width.inches))
+        size, around = (own, min(size[1], 0.75 * own)), (0.0, 0.25 + legend)
     return panel_grid(number, columns, size, around, sharex=sharex, sharey=sharey)
 
 

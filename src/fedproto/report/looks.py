@@ -101,14 +101,21 @@ def panel_grid(
     return figure, panels[:number]
 
 
+def legend_columns(width: float) -> int:
+    """Entries of a legend beside each other, in the present size of letters."""
+    from matplotlib import rcParams
+
+    return max(1, int(width / (LEGEND_ENTRY * rcParams["font.size"] / 10)))
+
+
 def add_legend(figure: Figure, handles: Mapping[str, Any]) -> None:
     """One legend for all panels, above them, in as many lines as the width needs."""
     if handles:
-        columns = int(figure.get_figwidth() / LEGEND_ENTRY)
+        columns = legend_columns(figure.get_figwidth())
         figure.legend(
             handles.values(),
             handles.keys(),
             loc="outside upper center",
-            ncols=max(1, min(columns, len(handles))),
+            ncols=min(columns, len(handles)),
             frameon=False,
         )
