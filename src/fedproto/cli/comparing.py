@@ -251,9 +251,7 @@ def _table(rows: Sequence[Summary], metric: str, target: float | None) -> _Table
 
 
 def _caption(rows: Sequence[Summary], metric: str) -> str:
-    parts = ["MB: up and down"]
-    if any("at zero" in row.values for row in rows):
-        parts.append("at zero: clients that score 0")
+    parts = []
     if any(len(row.seeds) > 1 for row in rows):
         parts.append("±: sample standard deviation over seeds")
     compared = [row.against for row in rows if row.against is not None]
