@@ -41,6 +41,11 @@ class StoredRun:
         """Whether all planned rounds are on record."""
         return len(self.records) >= self.config.schedule.rounds
 
+    def begins_as_run_of(self, rounds: int) -> bool:
+        """Whether its first rounds are a run of that length; not if its rate falls more slowly."""
+        same = self.config.schedule.rounds == rounds or self.config.train.lr_schedule == "constant"
+        return same and len(self.records) >= rounds
+
     def curve(self, metric: str) -> tuple[Rounds, Values]:
         """Rounds (counted from 1) at which a metric was taken, and its values."""
         points = [
