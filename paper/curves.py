@@ -16,8 +16,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from fedproto.report.analysing import read_parts
-from fedproto.report.evidence import sample_deviation
 from fedproto.report.results import StoredRun
+from fedproto.report.statistics import sample_deviation
 from paper.base import FoundRun
 
 EXTRA = 0.1

@@ -57,7 +57,7 @@ class Request:
         """Whether a run of the same settings gives what is asked for; modestly, what it must."""
         measured = self.needs if modest else self.needs | self.wishes
         rounds = self.config.schedule.rounds
-        if len(run.records) < rounds or not all(map(run.config.measure.takes, measured)):
+        if not run.begins_as_run_of(rounds) or not all(map(run.config.measure.takes, measured)):
             return False
         if self.validated and not validation_score(_up_to(rounds, run)):
             return False

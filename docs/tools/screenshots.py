@@ -31,14 +31,13 @@ WIDTH = 1200
 # Of which runs, which section, under which view.
 SECTIONS = {
     "report": ("synthetic", "", "#?base=FedAvg"),
-    "report-matrix": ("synthetic", "matrix", "#?base=FedAvg"),
     "report-curves": ("synthetic", "curves", "#?x=round"),
     "report-cost": ("synthetic", "cost", ""),
     "report-attention": ("synthetic", "attention", ""),
     "report-clients": ("digits", "clients", ""),
     "report-classes": ("digits", "classes", ""),
     "report-calibration": ("digits", "calibration", ""),
-    "report-dark": ("synthetic", "verdict", "#?theme=dark&base=FedProto"),
+    "report-dark": ("synthetic", "answer", "#?theme=dark&base=FedProto"),
 }
 
 
@@ -68,7 +67,7 @@ def take(session: Any, page: Path, view: str, section: str, *, width: int = WIDT
     session.get(page.as_uri() + view)
     time.sleep(0.5)  # what opens by itself is drawn after the page
     box = session.execute_script(
-        "const box = document.getElementById(arguments[0] || 'verdict').getBoundingClientRect();"
+        "const box = document.getElementById(arguments[0] || 'answer').getBoundingClientRect();"
         "return [arguments[0] ? box.top + scrollY : 0, box.bottom + scrollY]",
         section,
     )

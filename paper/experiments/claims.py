@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Literal, TypeAlias
 
-from fedproto.report.evidence import FEWEST_PAIRS, difference
+from fedproto.report.statistics import FEWEST_PAIRS, difference
 from paper.base import EXPERIMENTS, Experiment, FoundRun, FoundRuns
 from paper.cases import CLASSIFICATION, SEGMENTATION, Case, Scope
 from paper.curves import paired, spread

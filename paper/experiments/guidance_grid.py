@@ -58,7 +58,7 @@ def _lines(case: Case, results: list[FoundRun]) -> list[tuple[Any, ...]]:
         metric = validation_score(result.run)
         figures = figures_of(result.run, metric)
         if metric in figures:
-            scores = (100 * figures[metric], 100 * figures["area"])
+            scores = (100 * figures[metric], 100 * figures["mean over rounds"])
             found.append((*_split(result.label), *scores))
     best = {method: max(s for m, _, s, _ in found if m == method) for method, *_ in found}
     return [

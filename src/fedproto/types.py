@@ -126,6 +126,7 @@ class ClientUpdate:
         lr: Learning rate of these steps, likewise.
         payload: What the strategy has clients add, as it declared it.
         memory: What the client keeps for its next round; never sent.
+        seconds: Time that the job took; 0 where the engine trains several jobs at once.
     """
 
     client: int
@@ -138,6 +139,7 @@ class ClientUpdate:
     lr: float
     payload: Tensors = field(default_factory=dict)
     memory: Tensors = field(default_factory=dict)
+    seconds: float = field(default=0.0, compare=False)
 
     def __repr__(self) -> str:
         return (
@@ -189,7 +191,9 @@ class RoundRecord:
         metrics: Scores of the aggregate model and means over the updates.
         bytes_down: Bytes sent to clients.
         bytes_up: Bytes received from clients.
-        seconds: Wall-clock time; the one field that is not a function of configuration and seed.
+        seconds: Wall-clock time, of runs that train together by the time their jobs took, or in
+            equal parts where jobs are not timed; the one field that is not a function of
+            configuration and seed.
         failures: Why a client's update was not used, per client.
         note: Anything unusual, such as why the model did not move.
         tables: Numbers of the aggregate model per client or class, where a measure gave them.

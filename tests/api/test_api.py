@@ -196,7 +196,9 @@ def test_runs_are_looked_at_and_reported(result, swept, tmp_path):
     axes = result.plot().axes[0]
     assert len(axes.lines) == 1
     results, _ = swept
-    assert sum(len(axes.lines) for axes in results.plot("loss").axes) == 4
+    lines = [line for axes in results.plot("loss").axes for line in axes.lines]
+    assert len([line for line in lines if line.get_alpha() is None]) == 4, "a mean per method"
+    assert len(lines) == 4 + 8, "and a thin line per seed"
     assert results.report(tmp_path / "all.html").stat().st_size > 10_000
 
 

@@ -108,19 +108,35 @@ def test_compare_groups_seeds_and_lists_each_when_asked(swept, capsys):
     assert main(["compare", str(swept), "--json", "--target=0.01"]) == 0
     (row,) = json.loads(capsys.readouterr().out)
     assert (row["title"], row["seeds"], row["rounds"]) == ("fedproto", [0, 1], 3)
-    assert {"accuracy", "loss", "area", "rounds to target", "bytes up", "bytes down"} <= set(
-        row["values"]
-    )
+    assert row["values"].keys() >= {
+        "accuracy", "loss", "mean over rounds", "rounds to target", "bytes up", "bytes down",
+        "mean client", "worst tenth", "at zero", "seconds",
+    }  # fmt: skip
     assert main(["compare", str(swept), "--each", "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)) == 2
 
 
+def test_compare_writes_tables_for_papers(swept, capsys):
+    assert main(["compare", str(swept), "--markdown"]) == 0
+    head, rule, row, *_ = capsys.readouterr().out.splitlines()
+    assert head.startswith("| method | accuracy % | mean client % | worst tenth %")
+    assert head.count("|") == rule.count("|") == row.count("|")
+    assert main(["compare", str(swept), "--latex"]) == 0
+    latex = capsys.readouterr().out
+    assert "\\begin{tabular}{lr" in latex
+    assert "accuracy \\% &" in latex
+    assert "$\\pm$" in latex
+
+
 def test_compare_draws_figures(swept):
     assert main(["compare", str(swept), "--plots=pictures"]) == 0
-    for name in ("accuracy", "loss", "attention"):
+    for name in ("accuracy", "loss"):
         picture = (swept.parent / "pictures" / f"{name}.png").read_bytes()
         assert picture.startswith(b"\x89PNG")
         assert len(picture) > 5000
+    options = ["--plot-format=pdf", "--plot-width=column"]
+    assert main(["compare", str(swept), "--plots=figures", *options]) == 0
+    assert (swept.parent / "figures" / "accuracy.pdf").read_bytes().startswith(b"%PDF")
 
 
 def test_list_shows_everything_with_options(capsys):

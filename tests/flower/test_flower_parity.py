@@ -174,11 +174,15 @@ def test_clients_tell_class_names_and_score_their_validation_parts(tmp_path):
     here = RunStore.create(tmp_path / "here", config)
     simulate([here])
     for one, other in zip(deployed.records(), here.records(), strict=True):
-        assert one.metrics == pytest.approx(other.metrics, rel=1e-6)
+        # Single clients are scored only where the server has their data.
+        shared = {name: other.metrics[name] for name in one.metrics}
+        assert one.metrics == pytest.approx(shared, rel=1e-6)
         assert "validation_accuracy" in one.metrics
     shapes = with_sections({"data": SHAPES, "model": DEEPLAB, "flower": {"evaluate_on": "clients"}})
     named = RunStore.create(tmp_path / "shapes", shapes)
     serve(LocalGrid(range(CLIENTS)), named.path)
     simulated = RunStore.create(tmp_path / "simulated", shapes)
     simulate([simulated])
-    assert named.records()[-1].metrics.keys() == simulated.records()[-1].metrics.keys()
+    scores = {"mean_client_miou", "worst_tenth_miou", "at_zero_miou"}
+    known = simulated.records()[-1].metrics.keys()
+    assert known - scores == named.records()[-1].metrics.keys()

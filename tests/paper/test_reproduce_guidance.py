@@ -13,8 +13,8 @@ from fedproto.data.digits import Digits
 from fedproto.data.statistics import class_counts
 from fedproto.measures.clients import PER_CLASS
 from fedproto.measures.head import ROW_NORM
-from fedproto.report.evidence import difference, holm
 from fedproto.report.results import StoredRun
+from fedproto.report.statistics import difference, holm
 from fedproto.types import RoundRecord
 from paper.base import EXPERIMENTS, FoundRun, FoundRuns
 from paper.cases import FAIR_AND_TOLERANT, Scope, configs_of

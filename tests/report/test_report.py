@@ -11,10 +11,9 @@ from fedproto import FedAvg, FedProx
 from fedproto.data.synthetic import Synthetic
 from fedproto.errors import ConfigError
 from fedproto.report.arrangement import Arrangement, arrange
-from fedproto.report.comparable import at_shared_rounds, comparable
-from fedproto.report.figures import draw_attention, draw_curves
+from fedproto.report.figures import FigureFormat, FigureWidth, save_figures
 from fedproto.report.looks import looks_of
-from fedproto.report.results import StoredRun, smoothing_width
+from fedproto.report.results import StoredRun, at_shared_rounds, comparable
 from fedproto.report.summary import summarize
 from fedproto.strategies.centralized import Centralized
 from fedproto.types import RoundRecord
@@ -62,10 +61,77 @@ def test_a_summary_by_hand():
     (row,) = summarized([stored([0.2, 0.4, 0.6, 0.8])], target=0.5)
     assert row.values["accuracy"] == (0.8, None)
     assert row.values["loss"][0] == pytest.approx(0.2)
-    assert row.values["area"][0] == pytest.approx(0.5)
+    assert row.values["mean over rounds"][0] == pytest.approx(0.5)
     assert row.values["rounds to target"][0] == 3
     assert row.values["bytes up"][0] == 40
     assert row.values["bytes down"][0] == 400
+
+
+def test_the_mean_over_rounds_is_the_plain_mean_of_all_tests():
+    """Not that of a moving average, whose first values count the first tests several times."""
+    values = [0.0] + [1.0] * 39
+    (row,) = summarized([stored(values)])
+    assert row.values["mean over rounds"][0] == pytest.approx(39 / 40)
+    (row,) = summarized([stored([0.9, 0.1, 0.1, 0.9, 0.9, 0.9], rounds=20)], target=0.9)
+    assert row.values["rounds to target"][0] == 1, "the first test that reaches it"
+    assert row.values["mean over rounds"][0] == pytest.approx(3.8 / 6)
+
+
+def test_losses_and_measures_are_means_over_the_same_window_as_scores():
+    run = stored([0.5] * 38 + [0.2, 0.8])
+    assert run.final("accuracy") == pytest.approx((0.5 + 0.5 + 0.2 + 0.8) / 4)
+    assert run.final("loss") == pytest.approx(1 - run.final("accuracy"))
+    (row,) = summarized([run])
+    assert row.values["loss"][0] == pytest.approx(1 - row.values["accuracy"][0])
+
+
+def test_unfinished_runs_are_compared_at_the_last_round_both_have_and_marked():
+    runs = [stored([0.1, 0.2, 0.3, 0.4], seed=seed) for seed in range(3)]
+    ahead = [
+        stored([0.1, 0.3 + seed / 100], seed=seed, strategy=FedProx(), rounds=4)
+        for seed in range(3)
+    ]
+    _, row = summarized([*runs, *ahead])
+    assert row.against.at_round == 2
+    assert row.against.difference.mean == pytest.approx(0.11), "0.31 after round 2, not 0.4"
+    assert (row.rounds, row.planned) == (2, 4)
+    done = [stored([0.1, 0.2, 0.3, 0.5], seed=seed, strategy=FedProx()) for seed in range(3)]
+    begun = stored([0.9], seed=3, strategy=FedProx(), rounds=4)
+    _, row = summarized([*runs, stored([0.1] * 4, seed=3), *done, begun])
+    assert (row.against.at_round, row.against.difference.pairs) == (None, 3)
+    assert row.against.difference.mean == pytest.approx(0.1), "three finished pairs are enough"
+
+
+def test_words_follow_p_values_corrected_for_all_comparisons_of_the_table():
+    base = [0.50, 0.60, 0.55, 0.52]
+    gains = {"A": (0.01, 0.02, 0.032, 0.009), "B": (0.1, -0.1, 0.05, 0.0), "C": (0, 0, 0, 1e-4)}
+    runs = [stored([v], seed=seed) for seed, v in enumerate(base)]
+    runs += [
+        stored([v + gain], seed=seed, strategy=FedProx(), label=label)
+        for label, added in gains.items()
+        for seed, (v, gain) in enumerate(zip(base, added, strict=True))
+    ]
+    rows = {row.title: row.against for row in summarized(runs)}
+    assert rows["A"].difference.low > 0
+    assert rows["A"].corrected_p == pytest.approx(3 * rows["A"].difference.p)
+    words = {title: against.verdict for title, against in rows.items() if against}
+    assert words == {"A": "unclear", "B": "unclear", "C": "equivalent"}
+    assert {against.comparisons for against in rows.values() if against} == {3}
+    assert rows["C"].margin == 0.01
+    assert summarized(runs, "loss")[1].against.margin is None
+
+
+def test_the_baseline_is_fedavg_or_the_method_with_most_pairs():
+    def of(label, *seeds):
+        return [stored([0.5], seed=seed, strategy=FedProx(), label=label) for seed in seeds]
+
+    runs = [*of("A", 0), *of("B", 0, 1, 2), *of("C", 1, 2)]
+    assert set(arrange(runs).baselines().values()) == {"B"}
+    averaging = stored([0.5], label="FedAvg")
+    assert set(arrange([*runs, averaging]).baselines().values()) == {"FedAvg"}
+    pooled = stored([0.5], strategy=Centralized(), label="Centralized")
+    assert set(arrange([pooled, *of("A", 0)]).baselines().values()) == {"A"}
+    assert [row.against and row.against.baseline for row in summarized(runs)] == ["B", None, "B"]
 
 
 def test_a_loss_reaches_its_target_from_above():
@@ -220,19 +286,35 @@ def test_single_runs_are_compared_with_the_baseline_on_their_seed():
     rows = summarize(arrange(runs).split(), "accuracy")
     found = [row.against.difference.mean for row in rows if row.against]
     assert found == pytest.approx([0.1] * 3)
-    assert {row.against.verdict for row in rows if row.against} == {"too few seeds"}
+    assert {row.against.verdict for row in rows if row.against} == {"unclear"}
+    assert {row.against.comparisons for row in rows if row.against} == {0}
 
 
-def test_a_seed_that_was_run_twice_counts_once():
-    runs = [stored([0.2]), stored([0.4]), stored([0.5], seed=1)]
-    (row,) = summarized(runs)
-    assert row.seeds == [0, 1]
-    assert row.values["accuracy"] == pytest.approx((0.4, 0.2 / 2**0.5))
+def test_of_a_seed_that_is_stored_twice_the_longest_run_counts_and_it_is_said():
+    long, short = stored([0.2, 0.4]), stored([0.9], rounds=2)
+    found = arrange([short, long, stored([0.1, 0.5], seed=1)])
+    assert [group.seeds for group in found.groups] == [[0, 1]]
+    assert found.groups[0].runs[0] == long
+    (notice,) = found.notices
+    assert "seed 0 is stored 2 times (2 and 1 rounds)" in notice
+    (row,) = summarize(found, "accuracy")
+    assert row.values["accuracy"][0] == pytest.approx(0.45)
+    assert arrange([long, long]).notices == (), "copies say nothing new"
 
 
-@pytest.mark.parametrize(("rounds", "width"), [(5, 1), (14, 1), (15, 2), (25, 3), (200, 20)])
-def test_halves_of_a_window_count_up(rounds, width):
-    assert smoothing_width(rounds) == width
+def test_the_first_rounds_of_a_run_whose_rate_falls_are_no_shorter_run():
+    constant = stored([0.1, 0.2, 0.3, 0.4])
+    train = replace(constant.config.train, lr_schedule="polynomial")
+    falling = replace(constant, config=replace(constant.config, train=train))
+    assert [constant.begins_as_run_of(rounds) for rounds in (2, 4, 5)] == [True, True, False]
+    assert [falling.begins_as_run_of(rounds) for rounds in (2, 4, 5)] == [False, True, False]
+
+
+def test_runs_of_different_length_are_not_the_same_condition():
+    """The first rounds of a longer run, whose rate falls more slowly, are no shorter run."""
+    runs = [stored([0.1, 0.2]), stored([0.1, 0.2, 0.3, 0.4])]
+    assert [len(group.runs) for group in arrange(runs).groups] == [1, 1]
+    assert [row.against for row in summarized(runs)] == [None, None]
 
 
 def test_well_known_methods_keep_their_colours():
@@ -244,9 +326,34 @@ def test_well_known_methods_keep_their_colours():
     assert grown[:4] == beside
 
 
-@pytest.mark.parametrize("count", [1, 2, 4, 9])
-def test_figures_for_any_number_of_runs(tmp_path, count):
+def test_every_bundled_strategy_has_a_colour_and_dashes_of_its_own():
+    from fedproto.strategies.base import STRATEGIES
+
+    names = [*STRATEGIES.names(), "FedAvgM", "FedAdam", "Fairness + toleration"]
+    looks = [looks_of(["X", "Y", "Z", name])[3] for name in names]
+    assert len(set(looks)) == len(names)
+    assert looks == [looks_of([name])[0] for name in names]
+
+
+@pytest.mark.parametrize("count", [1, 2, 9])
+@pytest.mark.parametrize(
+    ("kind", "start"), [("png", b"\x89PNG"), ("pdf", b"%PDF"), ("svg", b"<?xml")]
+)
+def test_figures_for_any_number_of_runs(tmp_path, count, kind, start):
     found = arrange([stored([0.1, 0.5, 0.7], label=f"run {place}") for place in range(count)])
-    for draw in (lambda p: draw_curves(found, "accuracy", p), lambda p: draw_attention(found, p)):
-        path = draw(tmp_path / "figure.png")
-        assert path.read_bytes().startswith(b"\x89PNG")
+    rows = summarize(found, "accuracy")
+    for width in FigureWidth:
+        written = save_figures(found, "accuracy", tmp_path, FigureFormat(kind), width, rows)
+        names = ["accuracy", "loss", *(["differences"] if count > 1 else [])]
+        assert [path.stem for path in written] == names
+        assert all(path.read_bytes().startswith(start) for path in written)
+
+
+def test_figures_are_as_wide_as_a_column(tmp_path):
+    from xml.etree import ElementTree
+
+    found = arrange([stored([0.1, 0.5, 0.7], label=label) for label in "AB"])
+    for width, points in ((FigureWidth.column, 241.2), (FigureWidth.page, 496.8)):
+        path, *_ = save_figures(found, "accuracy", tmp_path, FigureFormat.svg, width)
+        root = ElementTree.fromstring(path.read_bytes())
+        assert root.get("width") == f"{points:g}pt"

@@ -15,6 +15,7 @@ import pytest
 from browser import axe_violations, console, open_browser, set_size
 from fedproto.cli import main
 from fedproto.report.results import find_runs
+from fedproto.store import RunStore
 from report_runs import NASTY, append_records, make_record, served, write_run, write_sweep
 
 
@@ -129,16 +130,16 @@ def test_every_section_is_there_and_every_chart_is_drawn(page):
         ".map((one) => one.id)"
     )
     assert sections == [
-        "verdict", "matrix", "summary", "curves", "cost", "attention", "clients", "classes",
-        "data-spread", "calibration", "embedding", "maps", "configuration",
+        "answer", "curves", "clients", "classes", "cost", "attention", "data-spread", "calibration",
+        "embedding", "maps", "configuration",
     ]  # fmt: skip
-    assert len(page.find_elements("css selector", "#curves-panels path.curve")) == 2
+    # A line per method, and thin ones for the two seeds of the first.
+    assert len(page.find_elements("css selector", "#curves-panels path.curve")) == 4
     assert len(page.find_elements("css selector", "#cost-panels path.dot")) == 2
     assert len(page.find_elements("css selector", "#clients-panels path.curve")) == 2
     assert len(page.find_elements("css selector", "#calibration-panels path.curve")) == 2
     assert len(page.find_elements("css selector", "#attention-panels path.curve")) == 2
-    assert len(page.find_elements("css selector", "#classes-panels path.dot")) == 6
-    assert len(page.find_elements("css selector", "#attention-chart image")) == 1
+    assert texts(page, "#classes-table thead th") == ["run", "cat", "dog", "bird"]
     assert len(page.find_elements("css selector", ".data-chart image")) == 1
     assert len(page.find_elements("css selector", "#embedding-chart svg path")) == 153
     assert page.execute_script(
@@ -156,26 +157,92 @@ def test_labels_are_shown_as_they_are_written(page):
 
 
 def test_a_chip_takes_a_method_out_of_charts_and_tables_and_brings_it_back(page):
-    before, rows = picture(page), texts(page, "#summary-table tbody th")
+    before, rows = picture(page), texts(page, "#answer-table tbody th")
     assert len(rows) == 2
     click(page, ".chip")
     assert picture(page) != before
-    assert texts(page, "#summary-table tbody th") == rows[1:]
-    assert texts(page, "#matrix tbody th") == rows[1:]
+    assert texts(page, "#answer-table tbody th") == rows[:1]
     assert page.find_element("css selector", ".chip").get_attribute("aria-pressed") == "false"
     assert "1 of 2 groups" in page.find_element("id", "count").text
     click(page, ".chip")
     assert picture(page) == before
 
 
+def test_the_first_screen_answers(page):
+    said = page.find_element("id", "sentence").text
+    assert said.startswith(f"{NASTY} scores highest: ")
+    assert "points against Averaging" in said
+    assert "one seed, too few to decide" in said
+    assert "MB" in said
+    assert "mean client" in said
+    assert (
+        "Baseline: Averaging, as the method with most pairs."
+        in page.find_element("id", "answer").text
+    )
+    bottom = page.execute_script(
+        "return document.querySelector('#answer-table').getBoundingClientRect().bottom"
+    )
+    assert bottom < 900, "sentence and table are on the first screen"
+    assert len(page.find_elements("css selector", "#answer-table svg.interval")) == 1
+
+
+def test_lines_are_named_at_their_ends_and_chance_is_drawn(browser, tmp_path):
+    set_size(browser, 1200, 900)
+    for chance in (False, True):
+        write_run(tmp_path / str(chance) / "one", label="One")
+        if chance:
+            RunStore.open(tmp_path / "True" / "one").describe(data={"num_classes": 4})
+        assert main(["report", str(tmp_path / str(chance)), "--no-data"]) == 0
+        browser.get((tmp_path / str(chance) / "report.html").as_uri())
+        words = browser.execute_script(
+            "return [...document.querySelectorAll('#curves-panels svg text')]"
+            ".map((one) => one.textContent)"
+        )
+        assert "One" in words
+        assert ("chance" in words) == chance
+    assert console(browser) == []
+
+
+def test_many_methods_leave_most_of_them_grey(browser, tmp_path):
+    for number in range(9):
+        write_run(tmp_path / str(number), label=f"Method {number}", level=0.5 + number / 20)
+    set_size(browser, 1200, 900)
+    assert main(["report", str(tmp_path), "--no-data"]) == 0
+    browser.get((tmp_path / "report.html").as_uri())
+    lines = browser.execute_script(
+        "return curveLines(page.conditions[0], 'accuracy', 0, false, 'round')"
+        ".map((line) => [line.label, Boolean(line.named)])"
+    )
+    # The baseline, here the first of those with as many pairs, and the best five.
+    best = {"Method 0", *(f"Method {number}" for number in range(4, 9))}
+    assert {label for label, named in lines if named} == best
+    assert console(browser) == []
+
+
+def test_unfinished_runs_are_compared_at_the_round_they_share(browser, tmp_path):
+    for seed in range(3):
+        write_run(tmp_path / f"avg{seed}", rounds=12, planned=25, label="FedAvg", seed=seed)
+        write_run(tmp_path / f"new{seed}", rounds=6, planned=25, label="New", seed=seed, level=0.9)
+    assert main(["report", str(tmp_path), "--no-data"]) == 0
+    set_size(browser, 1200, 900)
+    browser.get((tmp_path / "report.html").as_uri())
+    assert texts(browser, "#answer-table tbody th")[0] == "New"
+    said = browser.find_element("id", "sentence").text
+    assert "scores highest so far" in said
+    assert "after 6 of 25 rounds" in said
+    assert "both at round 6" in said
+    assert "@ 6" in texts(browser, ".difference .word")[0]
+    assert console(browser) == []
+
+
 def test_the_search_box_filters_charts_and_tables(page):
     page.find_element("id", "find").send_keys("averag")
     settle(page)
-    assert texts(page, "#summary-table tbody th") == ["Averaging"]
-    assert len(page.find_elements("css selector", "#curves-panels path.curve")) == 1
+    assert texts(page, "#answer-table tbody th") == ["Averaging baseline"]
+    assert len(page.find_elements("css selector", "#curves-panels path.curve")) == 3
     page.find_element("id", "find").send_keys(" nothing like it")
     settle(page)
-    assert texts(page, "#summary-table tbody th") == []
+    assert texts(page, "#answer-table tbody th") == []
 
 
 def test_the_slider_smooths_the_curves(page):
@@ -211,20 +278,20 @@ def test_smoothed_values_are_those_of_the_tables(page, address):
         "return curveLines(page.conditions[0], 'accuracy', page.data.window, false, 'round')"
         ".map((line) => [...line.y])"
     )
-    assert shown[1] == pytest.approx(run.smoothed("accuracy")[1].tolist(), abs=1e-6)
+    assert shown[3] == pytest.approx(run.smoothed("accuracy")[1].tolist(), abs=1e-6)
     widths = page.execute_script(
         "return [5, 14, 15, 25, 35, 220].map((n) => smoothingWidth(page.data.window, n))"
     )
-    from fedproto.report.results import smoothing_width
+    from fedproto.report.statistics import window_width
 
-    assert widths == [smoothing_width(rounds) for rounds in (5, 14, 15, 25, 35, 220)]
+    assert widths == [window_width(rounds) for rounds in (5, 14, 15, 25, 35, 220)]
 
 
 def test_megabytes_and_seconds_are_what_was_spent(page, address):
     (run,) = find_runs([folder_of(address) / "proto"])
     spent = page.execute_script(
         "return ['megabytes', 'seconds'].map((axis) =>"
-        " curveLines(page.conditions[0], 'accuracy', 0, false, axis)[1].x)"
+        " curveLines(page.conditions[0], 'accuracy', 0, false, axis)[3].x)"
     )
     rounds = range(1, 31)
     assert spent[0] == pytest.approx([0.002 * number for number in rounds])
@@ -248,8 +315,6 @@ def test_the_pointer_reads_values(page):
     assert tip.startswith("round ")
     assert "Averaging" in tip
     assert "%" in tip
-    point_at("#attention-chart svg")
-    assert "round" in page.find_element("css selector", "#attention-chart .readout").text
 
 
 def test_everything_can_be_done_by_keyboard(page):
@@ -269,7 +334,7 @@ def test_everything_can_be_done_by_keyboard(page):
     tab_to(page, "#base")
     press(page, Keys.ARROW_DOWN)
     assert page.execute_script("return page.state.base") == NASTY
-    tab_to(page, "#summary-table button")
+    tab_to(page, "#answer-table button")
     press(page, Keys.ENTER)
     assert page.switch_to.active_element.get_attribute("data-key") == "title"
     tab_to(page, "#smoothing")
@@ -283,37 +348,29 @@ def test_everything_can_be_done_by_keyboard(page):
     press(page, Keys.ARROW_RIGHT)
     said = page.find_element("css selector", "#curves-panels .quiet")
     assert "round 1: " in said.get_attribute("textContent")
-    before = picture(page)
-    press(page, "+")
-    assert picture(page) != before
-    assert page.switch_to.active_element.get_attribute("class") == "body chart"
-    press(page, "0")
-    tab_to(page, "#attention-chart")
-    press(page, Keys.ARROW_RIGHT)
-    readout = page.find_element("css selector", "#attention-chart .readout").text
-    assert "place 0, round 1" in readout
 
 
-def test_a_heading_sorts_the_table(page):
-    heading = "#summary-table [data-key='accuracy']"
-    assert texts(page, "#summary-table tbody th") == ["Averaging", NASTY]
+def test_methods_are_ranked_and_a_heading_sorts(page):
+    heading = "#answer-table [data-key='accuracy']"
+    titles = "#answer-table tbody th"
+    assert texts(page, titles) == [NASTY, "Averaging baseline"], "the best first"
     click(page, heading)
     settle(page)
-    assert texts(page, "#summary-table tbody th") == [NASTY, "Averaging"]
+    assert texts(page, titles) == [NASTY, "Averaging baseline"]
     click(page, heading)
     settle(page)
-    assert texts(page, "#summary-table tbody th") == ["Averaging", NASTY]
-    cell = page.find_element("css selector", "#summary-table th[aria-sort='ascending']")
+    assert texts(page, titles) == ["Averaging baseline", NASTY]
+    cell = page.find_element("css selector", "#answer-table th[aria-sort='ascending']")
     assert "accuracy" in cell.text
 
 
 def test_headline_columns_come_first_and_the_others_on_demand(page):
-    few = texts(page, "#summary-table thead th")
+    few = texts(page, "#answer-table thead th")
     assert "training loss" not in " ".join(few)
     assert any("rounds to 0.6" in head for head in few)
     click(page, "#columns")
     settle(page)
-    many = texts(page, "#summary-table thead th")
+    many = texts(page, "#answer-table thead th")
     assert many[: len(few)] == few
     assert "training loss" in " ".join(many)
 
@@ -324,7 +381,7 @@ def test_the_address_holds_the_view(page, address):
     choose(page, "x-axis", "megabytes")
     choose(page, "base", NASTY)
     click(page, "#log")
-    click(page, "#summary-table [data-key='accuracy']")
+    click(page, "#answer-table [data-key='accuracy']")
     click(page, "#theme")
     before, shared = picture(page), page.current_url
     assert shared.startswith(address + "#")
@@ -352,30 +409,36 @@ def test_a_jump_is_not_hidden_by_the_bar(page):
 
 
 def test_every_table_is_a_csv_file(page, downloads):
-    for section in ("verdict", "matrix", "summary", "curves", "cost", "attention", "clients"):
+    for section in ("answer", "curves", "cost", "attention", "clients"):
         text = downloaded(page, downloads, section, "CSV").decode()
         rows = list(csv.reader(io.StringIO(text)))
         assert len(rows) > 1, section
         assert {len(row) for row in rows} == {len(rows[0])}, section
-    text = downloaded(page, downloads, "summary", "CSV").decode()
-    first, _ = csv.DictReader(io.StringIO(text))
-    assert first["method"] == "Averaging"
-    score = page.execute_script("return figure(page.data.groups[0], 'accuracy').mean")
-    assert float(first["test accuracy %"]) == pytest.approx(score)
+    text = downloaded(page, downloads, "answer", "CSV").decode()
+    _, averaging = csv.DictReader(io.StringIO(text))
+    assert averaging["method"] == "Averaging"
+    score, sent = page.execute_script(
+        "return [figureOf([page.data.groups[0]], 'accuracy').mean,"
+        " figureOf([page.data.groups[0]], 'bytes up').mean]"
+    )
+    # The units are those of the heads: per cent and megabytes, not fractions and bytes.
+    assert float(averaging["test accuracy %"]) == pytest.approx(100 * score)
+    assert float(averaging["MB up"]) == pytest.approx(1e-6 * sent)
+    assert float(averaging["MB"]) == pytest.approx(2e-6 * sent)
+    assert float(averaging["mean client %"]) > 1
 
 
-def test_every_chart_is_an_svg_and_a_png_file(page, downloads):
+def test_every_chart_is_an_svg_file(page, downloads):
     charted = page.execute_script(
         "return page.sections.filter((one) => one.drawings && !one.host.hidden).map((o) => o.id)"
     )
-    assert len(charted) == 9
+    assert len(charted) == 7
     for section in charted:
         root = ElementTree.fromstring(downloaded(page, downloads, section, "SVG"))
         names = [element.tag.rpartition("}")[2] for element in root.iter()]
         assert root.tag.endswith("svg"), section
         assert names.count("svg") >= 2, section
         assert "path" in names or "image" in names, section
-    assert downloaded(page, downloads, "curves", "PNG").startswith(b"\x89PNG")
 
 
 def test_the_configuration_shows_only_what_differs_until_asked(page):
@@ -445,7 +508,7 @@ def test_sections_without_anything_take_a_line_that_says_how_to_fill_them(browse
         for line in browser.find_elements("css selector", "#absent li")
     }
     assert set(lines) == {
-        "verdict", "clients", "classes", "data-spread", "calibration", "embedding", "maps",
+        "clients", "classes", "data-spread", "calibration", "embedding", "maps",
     }  # fmt: skip
     assert "fedproto report --analyse" in lines["calibration"]
     assert not browser.find_element("id", "calibration").is_displayed()
@@ -485,7 +548,7 @@ def test_a_live_page_keeps_what_the_reader_chose(browser, tmp_path):
         append_records(tmp_path / "two", [make_record(t, level=0.5) for t in range(5, 12)])
         with (tmp_path / "two" / "rounds.jsonl").open("a") as file:
             file.write('{"round": 12, "coh')
-        wait.until(lambda page: "12 of 30" in page.find_element("id", "summary-table").text)
+        wait.until(lambda page: "12 of 30" in page.find_element("id", "answer-table").text)
         assert picture(browser) != before
         toggle = browser.find_element("css selector", ".chip")
         assert toggle.get_attribute("aria-pressed") == "false"

@@ -24,11 +24,10 @@ from fedproto.report import content as content_module
 from fedproto.report.analysed import read_analysis
 from fedproto.report.content import page_content
 from fedproto.report.following import Followers, RunFollower
-from fedproto.report.grids import AttentionMap, class_grid
 from fedproto.report.html import render
 from fedproto.report.live import LiveReport, LiveServer
 from fedproto.report.results import find_runs
-from fedproto.report.spread import DataPanels, binned
+from fedproto.report.spread import AttentionShares, DataPanels, binned, class_grid
 from fedproto.store import RunStore
 from fedproto.types import POOLED
 from report_runs import (
@@ -99,8 +98,8 @@ def test_groups_hold_the_figures_of_the_tables(tmp_path):
     assert proto["figures"]["train_loss"] == [pytest.approx(run.smoothed("train_loss")[1][-1])]
     assert proto["figures"]["bytes up"] == [30 * 1000]
     assert len(averaging["figures"]["accuracy"]) == 2
-    assert (shown["first"], shown["quantiles"]) == (
-        "Averaging",
+    assert (shown["baselines"], shown["quantiles"]) == (
+        {"synthetic": "Averaging"},
         [0, pytest.approx(12.706, abs=1e-3)],
     )
     assert [metric["name"] for metric in shown["metrics"]] == ["accuracy", "loss", "train_loss"]
@@ -188,42 +187,12 @@ def test_long_curves_are_means_of_neighbours(tmp_path, monkeypatch):
     assert curve["x"] == [3, 6, 9, 12, 15, 18, 21, 24, 25]
 
 
-def test_attention_is_shown_against_the_uniform_share():
-    attention = AttentionMap(rounds=4)
+def test_weights_are_told_in_multiples_of_the_uniform_share():
+    attention = AttentionShares()
     attention.add(weights(0, {0: 0.5, 1: 0.5}))
     attention.add(weights(1, {0: 0.25, 3: 0.75}))
     attention.add(weights(2, {POOLED: 1.0}))
-    grid = attention.grid()
-    assert (grid.rows, grid.columns, grid.total_columns) == (4, 3, 3)
-    assert (grid.low, grid.high) == (-1, 1)
-    shown = cells(grid)
-    assert shown[0, 0] == shown[1, 0] == 128
-    assert shown[0, 1] == 1
-    assert shown[3, 1] == 1 + round((0.5 + np.log2(1.5) / 2) * 254)
-    assert (shown[2] == 0).all()
-    assert (shown[:, 2] == 0).all()
-    assert attention.shares[[0, 1, 3]] == pytest.approx([(1 + 0.5) / 2, 1, 1.5])
-    assert np.isnan(attention.shares[2])
-    assert cells(attention.grid(np.array([3, 0]))).tolist() == shown[[3, 0]].tolist()
-
-
-def test_many_clients_and_rounds_share_cells():
-    attention = AttentionMap(rounds=3000)
-    for round_ in range(3000):
-        attention.add(weights(round_, {round_ % 1000: 0.25, 999 - round_ % 500: 0.75}))
-    grid = attention.grid()
-    assert (grid.rows, grid.row_span, grid.total_rows) == (100, 10, 1000)
-    assert (grid.columns, grid.column_span, grid.total_columns) == (200, 15, 3000)
-    assert (cells(grid) > 0).any()
-
-
-def test_a_run_that_weighs_all_alike_has_no_attention_map():
-    attention = AttentionMap(rounds=2)
-    attention.add(weights(0, {POOLED: 1.0}))
-    assert attention.grid() is None
-    attention.add(weights(1, {0: 0.5, 4: 0.5}))
-    assert attention.grid() is None
-    assert attention.shares[[0, 4]].tolist() == [1, 1]
+    assert attention.means() == pytest.approx({0: (1 + 0.5) / 2, 1: 1, 3: 1.5})
 
 
 def test_weights_and_scores_go_with_what_clients_hold(tmp_path):
@@ -236,7 +205,6 @@ def test_weights_and_scores_go_with_what_clients_hold(tmp_path):
     for facts in (averaging["attention"], averaging["fairness"]):
         assert sum(bin_[4] for bin_ in facts["size"]) == 12
         assert [bin_[0] for bin_ in facts["size"]] == sorted(bin_[0] for bin_ in facts["size"])
-    assert set(averaging["attention"]["maps"]) == {"client", "size", "classes"}
     assert binned(np.array([1, 1, 4]), np.array([0.0, 1.0, np.nan])) == [[1, 0.5, 0.25, 0.75, 2]]
     tenths = binned(np.arange(1000), np.arange(1000) / 1000.0)
     assert [bin_[4] for bin_ in tenths] == [100] * 10
@@ -461,7 +429,7 @@ def test_dripping_connections_do_not_keep_others_out(tmp_path, monkeypatch):
 
 def test_the_audit_log_of_a_deployment_is_summed_up_by_client(tmp_path):
     from fedproto.flower.audit import AuditLog
-    from fedproto.report.accounts import accounts
+    from fedproto.report.content import accounts
 
     assert accounts([tmp_path / "run"]) == {"clients": [], "incidents": [], "problems": []}
     log = AuditLog(tmp_path)

@@ -200,6 +200,18 @@ def test_centralized_trains_on_the_pooled_data(small_federation, small_model):
     assert (plan.roster.cohort, plan.roster.stragglers) == ([], [])
 
 
+def test_runs_that_train_together_share_the_time_by_what_their_jobs_took(
+    small_federation, small_model
+):
+    short, long = config_of(FedAvg(), rounds=2), config_of(FedProx(), rounds=2)
+    long = replace(long, train=replace(long.train, epochs=40 * long.train.epochs))
+    engine = engine_for(small_federation, small_model)
+    runs = [begin(config, small_model) for config in (short, long)]
+    list(run_rounds(runs, small_federation, engine))
+    for one, other in zip(*(run.records for run in runs), strict=True):
+        assert other.seconds > 3 * one.seconds > 0
+
+
 def test_the_watcher_hears_of_rounds_and_jobs(small_federation, small_model):
     heard = []
 

@@ -116,7 +116,7 @@ def test_a_resumed_run_is_the_same_as_one_that_was_never_killed(folder):
 def test_comparison_is_by_miou(folder, capsys):
     assert main(["compare", str(folder / "both"), "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
-    assert {"miou", "loss", "area"} <= set(rows[0]["values"])
+    assert {"miou", "loss", "mean over rounds"} <= set(rows[0]["values"])
 
 
 def test_a_run_tested_on_validation_data_alone_is_compared_and_drawn(tmp_path, capsys):

@@ -24,7 +24,7 @@ from fedproto.errors import ConfigError, StoreError, unknown_name
 from fedproto.options import options_to_dict, read_options
 from fedproto.report.arrangement import Arrangement, arrange
 from fedproto.report.figures import curves
-from fedproto.report.page_file import write_page
+from fedproto.report.html import write_page
 from fedproto.report.results import StoredRun, main_score
 from fedproto.report.spread import DataPanels
 from fedproto.report.summary import Summary, summarize

@@ -8,7 +8,7 @@ from typing import Any, overload
 
 from fedproto.data.tasks import is_share
 from fedproto.errors import ConfigError
-from fedproto.report.evidence import FEWEST_PAIRS
+from fedproto.report.statistics import FEWEST_PAIRS
 from fedproto.report.summary import Summary
 
 _LATEX = {

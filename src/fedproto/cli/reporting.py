@@ -10,8 +10,8 @@ import typer
 from fedproto.cli.analysing import analyse_missing
 from fedproto.cli.options import DataRoot, Directories, Metric, Target
 from fedproto.cli.tables import echo
+from fedproto.report.html import write_page
 from fedproto.report.live import LiveReport, LiveServer
-from fedproto.report.page_file import write_page
 from fedproto.report.spread import DataPanels
 
 

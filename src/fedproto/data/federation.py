@@ -38,6 +38,21 @@ class DataFacts(Options):
     task: Literal["classification", "segmentation"] = option("classification", "what is learned")
     mean: tuple[float, ...] | None = option(None, "mean that inputs are normalised by")
     std: tuple[float, ...] | None = option(None, "deviation that inputs are normalised by")
+    largest_test_share: float = option(0.0, "largest share of one client in the test samples")
+
+
+MOST_TEST = 0.3
+"""A client with a larger share of the test samples than this dominates the pooled score."""
+
+
+def uneven_test(name: str, share: float) -> str:
+    """A warning where one client holds a large share of the test samples; else empty."""
+    if share <= MOST_TEST:
+        return ""
+    return (
+        f"one client holds {100 * share:.0f} % of the test samples of {name}, so the pooled score"
+        " is mostly its own: look at the mean client and the worst tenth as well"
+    )
 
 
 @dataclass(frozen=True, repr=False)
@@ -93,6 +108,12 @@ class Federation:
         """Number of test samples per client."""
         return self._all.test_sizes
 
+    @property
+    def largest_test_share(self) -> float:
+        """The largest part of all test samples that one client holds."""
+        sizes = self.test_sizes
+        return float(sizes.max() / sizes.sum()) if len(sizes) > 1 and sizes.any() else 0.0
+
     def validation_of(self, client: int) -> Indices:
         """What was taken out of a client's samples for validation."""
         if self.validation_owner is None or len(self.validation_owner) != len(self.validation):
@@ -127,6 +148,7 @@ class Federation:
             "train": int(self.train_sizes.sum()),
             "test": len(self.test_indices),
             "test_set": self.test_set,
+            "largest_test_share": self.largest_test_share,
             "num_classes": self.num_classes,
             "class_names": list(self.class_names),
             "input_shape": list(self.input_shape),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import functools
 import math
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -85,7 +86,9 @@ class ReferenceEngine(Engine):
         for job in jobs:
             try:
                 with self.workload.options.precision():
-                    results.append(self.train_client(job))
+                    started = time.perf_counter()
+                    update = self.train_client(job)
+                    results.append(replace(update, seconds=time.perf_counter() - started))
             except (RuntimeError, ValueError, IndexError) as error:
                 raise TrainingError(
                     f"training client {job.client} in round {job.state.round} failed: {error}"

@@ -87,6 +87,10 @@ class Gauge:
                     taken.metrics.update(_finite({key: value}))
         return taken
 
+    def score_clients(self, seed: int, state: ServerState) -> Taken:
+        """The clients' scores, which every run has at its end."""
+        return self.take(MeasureOptions(what=("clients",)), seed, state)
+
     def prepare(self, options: MeasureOptions, seed: int) -> None:
         """Does what can fail before any training: finds the measures and their reference."""
         self._asked(options, seed)

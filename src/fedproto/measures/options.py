@@ -20,7 +20,10 @@ class MeasureOptions(Options):
     """Looking into aggregate models while they are trained; changes nothing of the training."""
 
     every: int = option(
-        0, "measure after every so many rounds and the last one; 0 for never", at_least=0
+        0,
+        "measure after every so many rounds and the last one; 0 for never (clients are scored at"
+        " the end of every run)",
+        at_least=0,
     )
     what: tuple[str, ...] = option(
         ("dissimilarity", "margin", "ece"), "the measures; `fedproto list measures` shows them"

@@ -1,12 +1,12 @@
 """The folder ``analysis`` of a run: what can be said of its newest model.
 
     scores.json       per client and per class
-    calibration.json  expected calibration error and reliability bins, with reliability.png
-    embedding.json    t-SNE of held-out features, with embedding.png
+    calibration.json  expected calibration error and reliability bins
+    embedding.json    t-SNE of held-out features
     measures.json     aggregate mean margin, gradient dissimilarity, MMD
     maps/             label maps and entropy maps of some held-out pictures
 
-Every file says after how many rounds the model was looked at.
+Every file says after how many rounds the model was looked at; the HTML page draws them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from fedproto.disk.files import content as read_content
 from fedproto.disk.integrity import DamagedError, read_json
 from fedproto.errors import ConfigError, StoreError, unknown_name
 from fedproto.measures.base import Gauge
-from fedproto.report.analysis_figures import draw_embedding, draw_reliability, have_matplotlib
+from fedproto.measures.clients import summarize_clients
 from fedproto.report.looks import class_colors
 from fedproto.report.maps import save_maps
 from fedproto.report.subject import Subject
@@ -93,7 +93,7 @@ def _scores(subject: Subject, request: AnalysisRequest) -> None:
     if task.headline in scores:
         subject.facts[task.headline] = scores[task.headline]
     if clients.values:
-        subject.facts["worst tenth of clients"] = float(np.quantile(clients.values, 0.1))
+        subject.facts["worst tenth of clients"] = summarize_clients(clients.values)[1]
 
 
 def _calibration(subject: Subject, request: AnalysisRequest) -> None:
@@ -101,8 +101,6 @@ def _calibration(subject: Subject, request: AnalysisRequest) -> None:
     tally = subject.probe.confidences(subject.state, subject.probe.federation.test_indices)
     bins, error = reliability(tally), calibration_error(tally)
     _write(subject, "calibration.json", {"ece": error, "bins": [asdict(each) for each in bins]})
-    if have_matplotlib():
-        draw_reliability(bins, error, subject.folder / "reliability.png")
     subject.facts["ece"] = error
 
 
@@ -126,8 +124,6 @@ def _embedding(subject: Subject, request: AnalysisRequest) -> None:
         "colors": class_colors(len(names), label_maps=label_maps),
     }
     _write(subject, "embedding.json", content)
-    if have_matplotlib():
-        draw_embedding(content, subject.folder / "embedding.png")
 
 
 def _measures(subject: Subject, request: AnalysisRequest) -> None:

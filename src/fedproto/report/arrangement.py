@@ -3,7 +3,7 @@
 A *method* is what a run is called, with the options of its strategy, averaging and server that tell
 runs of that name apart. A *condition* is all else that changes results: data, model, schedule,
 training. What is only bookkeeping (engine, checkpoints, measures, when to test) splits nothing, and
-seeds are repetitions. A *group* is the runs of one method under one condition.
+seeds are repetitions. A *group* is the runs of one method under one condition, one run per seed.
 
 Training on pooled data knows neither cohorts nor stragglers, so it stands beside every condition on
 the same data and model.
@@ -12,28 +12,45 @@ the same data and model.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import product
+from typing import Any, TypeAlias
 
 from fedproto.config import flatten
-from fedproto.report.comparable import comparable
-from fedproto.report.conditions import (
-    FAMILY,
-    Condition,
-    Identity,
-    Options,
-    named_conditions,
-    varying,
-)
 from fedproto.report.looks import Look, looks_of
-from fedproto.report.results import StoredRun
+from fedproto.report.results import StoredRun, comparable
+
+Options: TypeAlias = Mapping[str, str]
+Identity: TypeAlias = tuple[tuple[str, str], ...]
+"""All options that make up a condition, in order."""
+
+# What comes first says most about a condition; what is not here comes last.
+_TELLING = ("data.name", "schedule.delta", "data.alpha", "data", "model", "task", "schedule.cohort")
+_SHORT = {"schedule.delta": "δ", "data.alpha": "α"}
+FAMILY = "data.name"
+OWN_DATA = "own data"
 
 BOOKKEEPING = ("engine", "store", "flower", "measure", "evaluate")
 """Sections that change how a run is carried out and watched, not what it is a run of."""
 
 # The strategy, and what combines with every one.
 _METHOD = ("strategy", "aggregate", "server")
+
+
+@dataclass(frozen=True)
+class Condition:
+    """What it is compared under.
+
+    Attributes:
+        family: The data set; scores of different ones are not compared.
+        parts: What tells it apart from the family's other conditions, as name and value.
+    """
+
+    family: str
+    parts: Mapping[str, str]
+    title: str
+    options: Options
 
 
 @dataclass(frozen=True)
@@ -59,28 +76,49 @@ class Group:
 
     @property
     def seeds(self) -> list[int]:
-        """Each once, though a seed may have been run twice."""
-        return sorted({run.config.seed for run in self.runs})
+        """In ascending order."""
+        return [run.config.seed for run in self.runs]
+
+    @property
+    def finished(self) -> bool:
+        """Whether all its runs have all their rounds."""
+        return all(run.finished for run in self.runs)
 
 
 @dataclass(frozen=True)
 class Arrangement:
-    """Runs in order: by data set and condition, methods in the order in which they appeared."""
+    """Runs in order: by data set and condition, methods in the order in which they appeared.
+
+    Attributes:
+        notices: Runs that were left out because another run has the same seed.
+    """
 
     methods: tuple[Method, ...]
     conditions: tuple[Condition, ...]
     groups: tuple[Group, ...]
+    notices: tuple[str, ...] = ()
 
-    @property
-    def first(self) -> str:
-        """The method that the others are compared with unless another is named."""
-        federated = [
-            self.methods[group.method].title
-            for group in self.groups
-            if not group.runs[0].config.strategy.pooled
-        ]
-        order = [method.title for method in self.methods]
-        return min(federated or order, key=order.index)
+    def baselines(self) -> dict[str, str]:
+        """The method that the others are compared with, per data set.
+
+        FedAvg if it was run there; otherwise the federated method that shares the most pairs of
+        seed and condition with others.
+        """
+        chosen = {}
+        pooled = {group.method for group in self.groups if group.runs[0].config.strategy.pooled}
+        for family in dict.fromkeys(condition.family for condition in self.conditions):
+            owned: dict[int, set[tuple[int, int]]] = defaultdict(set)
+            for group in self.groups:
+                if self.conditions[group.conditions[0]].family == family:
+                    owned[group.method].update(product(group.conditions, group.seeds))
+
+            def rank(method: int, owned: Mapping[int, set[Any]] = owned) -> tuple[bool, bool, int]:
+                pairs = [len(owned[method] & other) for other in owned.values()]
+                averaging = self.methods[method].title.casefold() == "fedavg"
+                return averaging, method not in pooled, sum(pairs) - len(owned[method])
+
+            chosen[family] = self.methods[max(sorted(owned), key=rank)].title
+        return chosen
 
     def split(self) -> Arrangement:
         """The same with a group per run."""
@@ -89,7 +127,7 @@ class Arrangement:
             for group in self.groups
             for run in group.runs
         ]
-        return Arrangement(self.methods, self.conditions, tuple(single))
+        return Arrangement(self.methods, self.conditions, tuple(single), self.notices)
 
 
 def arrange(runs: Iterable[StoredRun], known: Sequence[str] = ()) -> Arrangement:
@@ -119,17 +157,36 @@ def arrange(runs: Iterable[StoredRun], known: Sequence[str] = ()) -> Arrangement
     shown = tuple(conditions.values())
     methods = _methods(titles, known)
     numbers = {method.title: number for number, method in enumerate(methods)}
-    groups = [
-        Group(
-            _group_title(title, [shown[number] for number in where], shown),
-            numbers[title],
-            where,
-            tuple(sorted(together, key=lambda run: run.config.seed)),
-        )
-        for (where, title), together in members.items()
-    ]
+    groups, notices = [], []
+    for (where, title), together in members.items():
+        name = _group_title(title, [shown[number] for number in where], shown)
+        kept, left_out = _one_per_seed(together)
+        groups.append(Group(name, numbers[title], where, tuple(kept)))
+        notices += [f"{name}: {text}" for text in left_out]
     groups.sort(key=lambda group: (group.conditions[0], group.method))
-    return Arrangement(methods, shown, tuple(groups))
+    return Arrangement(methods, shown, tuple(groups), tuple(notices))
+
+
+def _one_per_seed(runs: Sequence[StoredRun]) -> tuple[list[StoredRun], list[str]]:
+    """The longest run of each seed, and a sentence for each seed of which another is left out.
+
+    Copies of one run, with the same scores, are left out without a word.
+    """
+    by_seed: dict[int, list[StoredRun]] = defaultdict(list)
+    for run in runs:
+        by_seed[run.config.seed].append(run)
+    kept, notices = [], []
+    for seed, same in sorted(by_seed.items()):
+        longest, *others = sorted(same, key=lambda run: -len(run.records))
+        kept.append(longest)
+        scores = [[record.metrics for record in run.records] for run in same]
+        if any(one != scores[0] for one in scores):
+            lengths = " and ".join(str(len(run.records)) for run in (longest, *others))
+            notices.append(
+                f"seed {seed} is stored {len(same)} times ({lengths} rounds);"
+                f" only {longest.path} is used"
+            )
+    return kept, notices
 
 
 _OF_COHORTS = ("schedule.delta", "schedule.cohort")
@@ -235,3 +292,66 @@ def _group_title(method: str, under: Sequence[Condition], all_: Sequence[Conditi
         return method + (f" · {under[0].title}" if under[0].title else "")
     several = len({condition.family for condition in all_}) > 1
     return method + (f" · {under[0].family}" if several else "")
+
+
+def varying(options: Sequence[Options]) -> list[str]:
+    """The names of options that do not have the same value everywhere."""
+    names = set().union(*options)
+    return [name for name in names if len({each.get(name) for each in options}) > 1]
+
+
+def named_conditions(keys: set[Identity], federated: set[Identity]) -> dict[Identity, Condition]:
+    """The conditions in order, each with a title of what tells it apart in its family."""
+    families: dict[str, list[Identity]] = defaultdict(list)
+    for key in keys:
+        families[dict(key).get(FAMILY, OWN_DATA)].append(key)
+    found: list[tuple[Any, Identity, Condition]] = []
+    for family, members in families.items():
+        telling = _telling([dict(key) for key in members])
+        for key in members:
+            options = dict(key)
+            parts = {_short(name, telling): options[name] for name in telling if name in options}
+            if key not in federated:
+                parts["training"] = "pooled"
+            words = [family] if len(families) > 1 else []
+            words += [_words(name, value) for name, value in parts.items()]
+            order = (family, [_sortable(value) for value in parts.values()])
+            found.append((order, key, Condition(family, parts, " · ".join(words), options)))
+    found.sort(key=lambda each: each[0])
+    return {key: condition for _, key, condition in found}
+
+
+def _telling(conditions: Sequence[Options]) -> list[str]:
+    """As few options as tell the conditions apart, those that say most about them first."""
+    kept = sorted(varying(conditions), key=lambda name: (_rank(name), name))
+    for name in reversed(kept):
+        rest = [other for other in kept if other != name]
+        apart = {tuple(options.get(other) for other in rest) for options in conditions}
+        if len(apart) == len(conditions):
+            kept = rest
+    return kept
+
+
+def _rank(name: str) -> int:
+    section = name.partition(".")[0]
+    named = name if name in _TELLING else section
+    return _TELLING.index(named) if named in _TELLING else len(_TELLING)
+
+
+def _short(name: str, others: Sequence[str]) -> str:
+    if name in _SHORT:
+        return _SHORT[name]
+    last = name.rpartition(".")[2]
+    alone = sum(other.rpartition(".")[2] == last for other in others) < 2
+    return (last if alone else name).replace("_", " ")
+
+
+def _words(name: str, value: str) -> str:
+    return {"true": name, "false": f"no {name}"}.get(value, f"{name} {value}")
+
+
+def _sortable(value: str) -> tuple[int, float, str]:
+    try:
+        return 0, float(value), ""
+    except ValueError:
+        return 1, 0.0, value

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,24 +18,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedproto.config import flatten
-from fedproto.data.tasks import loss_beside, lower_is_better
-from fedproto.errors import ConfigError, unknown_name
-from fedproto.report import groups as facts
-from fedproto.report.accounts import accounts
+from fedproto.data.federation import uneven_test
+from fedproto.data.tasks import is_share, loss_beside, lower_is_better
+from fedproto.errors import ConfigError, StoreError, unknown_name
+from fedproto.measures.clients import summarize_clients
 from fedproto.report.analysed import Analysis, Scores, embedded_pictures, read_analysis
 from fedproto.report.arrangement import Arrangement, Group, arrange
-from fedproto.report.evidence import FEWEST_PAIRS, SURE, t_quantile
 from fedproto.report.figures import NAMES
 from fedproto.report.following import CLASS, RunFollower
 from fedproto.report.looks import DASHES
-from fedproto.report.results import WINDOW, StoredRun, main_score
-from fedproto.report.spread import DataPanels, Holdings
-from fedproto.report.summary import by_seed, figures_of
+from fedproto.report.results import StoredRun, main_score
+from fedproto.report.spread import AttentionShares, DataPanels, Holdings, binned
+from fedproto.report.statistics import FEWEST_PAIRS, SURE, WINDOW, t_quantile
+from fedproto.report.summary import default_margin, figures_of
 from fedproto.store import read_description
+from fedproto.store.checking import read_audit
 
 MOST_POINTS = 2000
 MOST_NOTES = 20
-_CLASSES = ("iou_", CLASS)
+MOST_NOTICES = 3
+QUANTILES = 101
+_IOU = "iou_"
+_CLASSES = (_IOU, CLASS)
 
 
 # Long: all that the page shows, in the page's order.
@@ -58,6 +63,8 @@ def page_content(
     analyses = {path: read_analysis(path) for path in by_path}
     most = max((len(group.seeds) for group in arrangement.groups), default=1)
     audit = accounts(by_path)
+    about = {path: read_description(path).get("data", {}) for path in by_path}
+    chance = _chances(arrangement, about)
     return {
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
         "dashes": DASHES,
@@ -72,10 +79,15 @@ def page_content(
         "methods": [
             {"title": method.title, **asdict(method.look)} for method in arrangement.methods
         ],
-        "first": arrangement.first if arrangement.methods else None,
+        "baselines": arrangement.baselines(),
         "conditions": [
-            {"title": each.title, "family": each.family, "parts": dict(each.parts)}
-            for each in arrangement.conditions
+            {
+                "title": each.title,
+                "family": each.family,
+                "parts": dict(each.parts),
+                "chance": chance.get(number),
+            }
+            for number, each in enumerate(arrangement.conditions)
         ],
         **_configurations(arrangement),
         "groups": [
@@ -91,6 +103,7 @@ def page_content(
         if panels is None
         else panels.of(group.runs[0].config for group in arrangement.groups),
         "audit": audit,
+        "notices": [*_one_line(arrangement.notices), *_uneven(about.values())],
         "problems": [
             *problems,
             *audit["problems"],
@@ -109,12 +122,15 @@ def _group(
     analyses: Mapping[Path, Analysis],
     panels: DataPanels | None,
 ) -> dict[str, Any]:
-    def figures(run: StoredRun) -> dict[str, float]:
-        finals = {name: value for name in names if (value := run.final(name)) is not None}
-        return {**figures_of(run, metric, target), **finals}
-
-    per_seed = by_seed(group, figures)
     seeds = group.seeds
+    per_run = [
+        {
+            **figures_of(run, metric, target),
+            **{name: value for name in names if (value := run.final(name)) is not None},
+        }
+        for run in group.runs
+    ]
+    known = dict.fromkeys(name for one in per_run for name in one)
     own = [analyses[run.path] for run in group.runs]
     scores = [
         newest
@@ -130,15 +146,35 @@ def _group(
         "seeds": seeds,
         "rounds": min(len(run.records) for run in group.runs),
         "planned": group.runs[0].config.schedule.rounds,
-        "figures": {name: [found.get(seed) for seed in seeds] for name, found in per_seed.items()},
-        "fairness": facts.fairness(scores, holdings),
-        "classes": facts.classes(scores, group.runs),
-        "calibration": facts.calibration([one.calibration for one in own if one.calibration]),
-        "attention": facts.attention(
-            [followers[run.path].attention for run in group.runs], holdings
-        ),
+        "pooled": group.runs[0].config.strategy.pooled,
+        "figures": {name: [one.get(name) for one in per_run] for name in known},
+        "fairness": fairness(scores, holdings),
+        "classes": classes(scores, group.runs),
+        "calibration": calibration([one.calibration for one in own if one.calibration]),
+        "attention": attention([followers[run.path].attention for run in group.runs], holdings),
         "embedding": embeddings[0] if embeddings else None,
     }
+
+
+def _chances(arrangement: Arrangement, about: Mapping[Path, Mapping[str, Any]]) -> dict[int, float]:
+    """The accuracy of guessing among the classes, by condition whose data is described."""
+    return {
+        number: 1 / classes
+        for group in arrangement.groups
+        for number in group.conditions
+        if (classes := about[group.runs[0].path].get("num_classes"))
+    }
+
+
+def _one_line(notices: Sequence[str]) -> list[str]:
+    """The first notices and the number of the others, as one paragraph."""
+    more = [f"and {len(notices) - MOST_NOTICES} more"] if len(notices) > MOST_NOTICES else []
+    return ["; ".join([*notices[:MOST_NOTICES], *more])] if notices else []
+
+
+def _uneven(about: Iterable[Mapping[str, Any]]) -> list[str]:
+    shares = {one.get("name", ""): float(one.get("largest_test_share", 0)) for one in about}
+    return [text for name, share in shares.items() if (text := uneven_test(name, share))]
 
 
 def _newest(*found: Scores | None) -> Scores | None:
@@ -243,7 +279,8 @@ def _metric(name: str) -> dict[str, Any]:
     return {
         "name": name,
         "label": NAMES.get(name, name.replace("_", " ")),
-        "percent": name.endswith(("accuracy", "ece")) or "iou" in name or name.startswith(CLASS),
+        "percent": is_share(name) or name.endswith("ece") or name.startswith(CLASS),
+        "margin": default_margin(name),
         "lower": lower_is_better(name),
         "class": name.startswith(_CLASSES),
     }
@@ -268,3 +305,136 @@ def _text(value: Any) -> str:
     if isinstance(value, list):
         return "; ".join(str(each) for each in value)
     return str(value)
+
+
+def fairness(scores: Sequence[Scores], holdings: Holdings | None) -> dict[str, Any] | None:
+    """Mean client, worst tenth and share at zero, each the mean over seeds; quantiles of all."""
+    values = np.sort([value for one in scores for value in one.clients.values()])
+    if not len(values):
+        return None
+    per_seed = [summarize_clients(list(one.clients.values())) for one in scores if one.clients]
+    mean, worst, zero = np.mean(per_seed, axis=0).tolist()
+    return {
+        "measure": scores[0].measure,
+        "round": max(one.round for one in scores),
+        "clients": len(values),
+        "seeds": len(scores),
+        "mean": mean,
+        "std": float(values.std()),
+        "zero": zero,
+        "worst": worst,
+        "quantiles": np.quantile(values, np.linspace(0, 1, QUANTILES)).round(5).tolist(),
+        **held([one.clients for one in scores], holdings),
+    }
+
+
+def held(values: Iterable[Mapping[int, float]], holdings: Holdings | None) -> dict[str, Any]:
+    """A quantity of clients by the samples and by the classes they hold, seeds pooled."""
+    if holdings is None:
+        return {"size": [], "classes": []}
+    found: dict[int, list[float]] = defaultdict(list)
+    for one in values:
+        for client, value in one.items():
+            found[client].append(value)
+    means = np.full(len(holdings.size), np.nan)
+    for client, each in found.items():
+        if client < len(means):
+            means[client] = np.mean(each)
+    return {"size": binned(holdings.size, means), "classes": binned(holdings.classes, means)}
+
+
+def attention(found: Sequence[AttentionShares], holdings: Holdings | None) -> dict[str, Any] | None:
+    """How far a method is from weighing clients alike; None where no round had two clients."""
+    known = [means for one in found if (means := one.means())]
+    if not known:
+        return None
+    values = [value for means in known for value in means.values()]
+    return {"low": min(values), "high": max(values), **held(known, holdings)}
+
+
+def classes(scores: Sequence[Scores], runs: Sequence[StoredRun]) -> dict[str, Any] | None:
+    """The score per class, the mean over the seeds."""
+    tables: list[Mapping[str, float | None]] = [one.classes for one in scores]
+    if not any(tables):  # segmentation records IoU per class as it goes
+        tables = [
+            {
+                name.removeprefix(_IOU): run.final(name)
+                for name in dict.fromkeys(n for record in run.records for n in record.metrics)
+                if name.startswith(_IOU)
+            }
+            for run in runs
+        ]
+    names = list(dict.fromkeys(name for table in tables for name in table))
+    means = {
+        name: round(float(np.mean(found)), 5)
+        for name in names
+        if (found := [value for table in tables if (value := table.get(name)) is not None])
+    }
+    return means or None
+
+
+def calibration(found: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """The reliability of all seeds' predictions together."""
+    if not found:
+        return None
+    pooled: dict[float, list[Mapping[str, float]]] = defaultdict(list)
+    for one in found:
+        for bin_ in one["bins"]:
+            pooled[round(bin_["low"], 6)].append(bin_)
+    bins = []
+    for low in sorted(pooled):
+        counts = [bin_["count"] for bin_ in pooled[low]]
+        bins.append(
+            {
+                "low": low,
+                "high": pooled[low][0]["high"],
+                "count": sum(counts),
+                **{
+                    name: float(np.average([bin_[name] for bin_ in pooled[low]], weights=counts))
+                    for name in ("confidence", "accuracy")
+                },
+            }
+        )
+    total = sum(bin_["count"] for bin_ in bins)
+    error = sum(bin_["count"] * abs(bin_["accuracy"] - bin_["confidence"]) for bin_ in bins)
+    return {"seeds": len(found), "ece": error / total if total else 0.0, "bins": bins}
+
+
+def accounts(runs: Iterable[Path]) -> dict[str, Any]:
+    """A row per client and what happened beside rounds; empty where nothing was deployed.
+
+    A sweep's log lies in the folder above its runs.
+    """
+    folders = {folder for run in runs for folder in (run, run.parent)}
+    events: list[dict[str, Any]] = []
+    problems = []
+    for folder in sorted(folders):
+        try:
+            events += read_audit(folder)
+        except StoreError as error:
+            problems.append(str(error))
+    clients: dict[int, dict[str, Any]] = {}
+    incidents = []
+    for event in events:
+        kind = event.get("event")
+        if kind == "enrolled":
+            row = _row(clients, int(event["client"]))
+            row |= {"name": event["name"], "key": event["key"], "samples": event["num_train"]}
+        elif kind == "round":
+            for client, share in event["shares"].items():
+                row = _row(clients, int(client))
+                row["rounds"] += 1
+                row["total"] += share
+            for client, reason in event["refused"].items():
+                row = _row(clients, int(client))
+                row["refused"] += 1
+                row["reason"] = reason
+        elif kind == "turned away":
+            incidents.append(f"{event['time']}: {event['name'] or event['node']} turned away")
+    rows = [row | {"client": client} for client, row in sorted(clients.items())]
+    return {"clients": rows, "incidents": incidents[-20:], "problems": problems}
+
+
+def _row(clients: dict[int, dict[str, Any]], client: int) -> dict[str, Any]:
+    fresh = {"name": "", "key": None, "samples": None, "rounds": 0, "total": 0.0}
+    return clients.setdefault(client, fresh | {"refused": 0, "reason": ""})

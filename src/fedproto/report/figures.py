@@ -1,17 +1,23 @@
-"""Figures: curves over rounds, and how attention is spread over clients."""
+"""Figures: curves over rounds, and differences as a forest plot."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import importlib.util
+import math
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedproto.data.tasks import loss_beside
-from fedproto.report.arrangement import Arrangement
-from fedproto.report.looks import Look, add_legend, literal, panel_grid, save_figure
-from fedproto.report.results import WINDOW, StoredRun
+from fedproto.data.tasks import is_share, loss_beside
+from fedproto.report.arrangement import Arrangement, Group
+from fedproto.report.looks import Look, add_legend, legend_columns, literal, panel_grid, save_figure
+from fedproto.report.results import StoredRun
+from fedproto.report.statistics import WINDOW
+from fedproto.report.summary import Summary
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -24,29 +30,68 @@ NAMES = {
     "train_loss": "training loss",
 }
 _COLUMNS = 3
+_FEW_SEEDS = 6
+"""Below this many seeds each has a thin line of its own; from there on a band is drawn."""
 
 
-def save_figures(arrangement: Arrangement, metric: str, folder: Path) -> list[Path]:
+class FigureFormat(StrEnum):
+    """File formats of figures: two of vectors, one of pixels."""
+
+    pdf, svg, png = "pdf", "svg", "png"
+
+
+class FigureWidth(StrEnum):
+    """Widths of figures."""
+
+    column, page, screen = "column", "page", "screen"
+
+    @property
+    def inches(self) -> float | None:
+        """Width of a column or a page of a two-column paper; None for as wide as it needs."""
+        return {"column": 3.35, "page": 6.9}.get(self.value)
+
+
+def save_figures(
+    arrangement: Arrangement,
+    metric: str,
+    folder: Path,
+    format_: FigureFormat = FigureFormat.png,
+    width: FigureWidth = FigureWidth.screen,
+    rows: Sequence[Summary] = (),
+) -> list[Path]:
     """Draws all figures that the runs have data for."""
-    written = [
-        draw_curves(arrangement, name, folder / f"{name}.png")
-        for name in (metric, loss_beside(metric))
-    ]
-    if any(attention_values(group.runs) for group in arrangement.groups):
-        written.append(draw_attention(arrangement, folder / "attention.png"))
+    written = []
+    with _lettering(width):
+        names = metric, loss_beside(metric)
+        figures = {name: curves(arrangement, name, width) for name in names}
+        if any(row.against is not None for row in rows):
+            figures["differences"] = forest(arrangement, rows, metric, width)
+        for name, figure in figures.items():
+            path = folder / f"{name}.{format_.value}"
+            save_figure(figure, path, dpi=150 if width is FigureWidth.screen else 300)
+            written.append(path)
     return written
 
 
-def draw_curves(arrangement: Arrangement, metric: str, path: Path) -> Path:
-    """Writes the curves of a metric."""
-    return save_figure(curves(arrangement, metric), path)
+def _lettering(width: FigureWidth) -> AbstractContextManager[None]:
+    """Letters and lines of the size that papers use; the usual ones for a screen."""
+    if width is FigureWidth.screen or importlib.util.find_spec("matplotlib") is None:
+        return nullcontext()
+    from matplotlib import rc_context
+
+    return rc_context({"font.size": 7, "lines.linewidth": 1, "axes.linewidth": 0.6})
 
 
-def curves(arrangement: Arrangement, metric: str) -> Figure:
-    """Smoothed curves, a panel per condition: means over seeds within one standard deviation."""
+def curves(
+    arrangement: Arrangement, metric: str, width: FigureWidth = FigureWidth.screen
+) -> Figure:
+    """Smoothed curves, a panel per condition: means over seeds, each seed thinly or as a band."""
     conditions = list(enumerate(arrangement.conditions))
     size = (4.2, 2.9) if len(conditions) > 1 else (6.8, 4.0)
-    figure, panels = panel_grid(len(conditions), _COLUMNS, size, (1.2, 0.8))
+    alike = len({condition.family for condition in arrangement.conditions}) == 1
+    figure, panels = _panels(
+        len(conditions), size, width, sharex=alike, sharey=alike, entries=len(arrangement.methods)
+    )
     handles: dict[str, Any] = {}
     most_seeds = max((len(group.seeds) for group in arrangement.groups), default=1)
     for axes, (index, condition) in zip(panels, conditions, strict=True):
@@ -58,29 +103,74 @@ def curves(arrangement: Arrangement, metric: str) -> Figure:
                     handles.setdefault(method.title, line)
         axes.set_title(literal(condition.title), fontsize="small")
         axes.grid(alpha=0.3)
+        if axes.get_subplotspec().is_first_col():
+            axes.set_ylabel(NAMES.get(metric, metric.replace("_", " ")))
     note = f"moving average over {100 * WINDOW:.0f} % of the rounds"
     if most_seeds > 1:
-        note += f"; mean ± sample standard deviation of {most_seeds} seeds"
-    figure.supxlabel(f"round\n{note}", fontsize="small")
+        around = "each seed" if most_seeds < _FEW_SEEDS else "± sample standard deviation"
+        note += f"; mean and {around} of {most_seeds} seeds"
+    # In papers the note belongs into the caption.
+    on_screen = width is FigureWidth.screen
+    figure.supxlabel(f"round\n{note}" if on_screen else "round", fontsize="small")
     figure.supylabel(literal(NAMES.get(metric, metric.replace("_", " "))), fontsize="medium")
     add_legend(figure, handles)
     return figure
 
 
-def draw_attention(arrangement: Arrangement, path: Path) -> Path:
-    """How often a client got which weight in the average, one panel per group."""
-    shown = [
-        (group, values) for group in arrangement.groups if (values := attention_values(group.runs))
-    ]
-    figure, panels = panel_grid(len(shown), _COLUMNS, (3.2, 2.4), (1.2, 0.8))
-    bins = np.linspace(0, max(max(values) for _, values in shown), 40)
-    for (group, values), axes in zip(shown, panels, strict=True):
-        axes.hist(values, bins=list(bins), color=arrangement.methods[group.method].look.color)
-        axes.set_title(literal(group.title), fontsize="small")
-        axes.grid(alpha=0.3)
-    figure.supxlabel("federated attention value", fontsize="medium")
-    figure.supylabel("occurrences", fontsize="medium")
-    return save_figure(figure, path)
+def forest(
+    arrangement: Arrangement,
+    rows: Sequence[Summary],
+    metric: str,
+    width: FigureWidth = FigureWidth.screen,
+) -> Figure:
+    """Differences from the baseline with their 95 % intervals, a panel per condition."""
+    by_condition: dict[int, list[tuple[Group, Summary]]] = {}
+    for group, row in zip(arrangement.groups, rows, strict=False):
+        if row.against is not None:
+            by_condition.setdefault(group.conditions[0], []).append((group, row))
+    most = max(map(len, by_condition.values()))
+    size = (4.2 if len(by_condition) > 1 else 6.8, 0.8 + 0.3 * most)
+    alike = len({arrangement.conditions[index].family for index in by_condition}) == 1
+    figure, panels = _panels(len(by_condition), size, width, sharex=alike, sharey=False)
+    factor = 100 if is_share(metric) else 1
+    baselines = dict.fromkeys(row.against.baseline for row in rows if row.against)
+    for axes, (index, members) in zip(panels, by_condition.items(), strict=True):
+        axes.axvline(0, color="black", lw=1)
+        for place, (group, row) in enumerate(members):
+            assert row.against is not None  # noqa: S101 - chosen above
+            found, look = row.against.difference, arrangement.methods[group.method].look
+            if found.low is not None and found.high is not None:
+                axes.plot([factor * found.low, factor * found.high], [place] * 2, color=look.color)
+            axes.plot(factor * found.mean, place, "o", color=look.color, ms=3)
+        names = [literal(row.method) for _, row in members]
+        axes.set_yticks(range(len(members)), names, fontsize="small")
+        axes.invert_yaxis()
+        axes.set_title(literal(arrangement.conditions[index].title), fontsize="small")
+        axes.grid(alpha=0.3, axis="x")
+    unit = " in points" if factor == 100 else ""
+    name = NAMES.get(metric, metric.replace("_", " "))
+    against = " or ".join(baselines)
+    figure.supxlabel(f"{name} minus {against}{unit}, 95 % interval", fontsize="small")
+    return figure
+
+
+def _panels(
+    number: int,
+    size: tuple[float, float],
+    width: FigureWidth,
+    *,
+    sharex: bool,
+    sharey: bool,
+    entries: int = 0,
+) -> tuple[Figure, list[Any]]:
+    """Panels side by side, as many as the width has room for, with room for a legend above."""
+    columns, around = _COLUMNS, (1.2, 0.8)
+    if width.inches is not None:
+        columns = min(number, 1 if width is FigureWidth.column else _COLUMNS)
+        own = width.inches / max(1, columns)
+        legend = 0.16 * math.ceil(entries / legend_columns(width.inches))
+        size, around = (own, min(size[1], 0.75 * own)), (0.0, 0.25 + legend)
+    return panel_grid(number, columns, size, around, sharex=sharex, sharey=sharey)
 
 
 def attention_values(runs: Iterable[StoredRun]) -> list[float]:
@@ -103,7 +193,10 @@ def _draw_group(axes: Any, runs: Iterable[StoredRun], metric: str, look: Look) -
     values = np.array([values[np.isin(at, rounds)] for at, values in curves])
     mean = values.mean(axis=0)
     (line,) = axes.plot(rounds, mean, color=look.color, linestyle=look.linestyle)
-    if len(curves) > 1:
+    if 1 < len(curves) < _FEW_SEEDS:
+        for one in values:
+            axes.plot(rounds, one, color=look.color, linestyle=look.linestyle, lw=0.6, alpha=0.4)
+    elif len(curves) > 1:
         spread = values.std(axis=0, ddof=1)
         axes.fill_between(rounds, mean - spread, mean + spread, color=look.color, alpha=0.15, lw=0)
     return line

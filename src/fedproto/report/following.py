@@ -1,7 +1,7 @@
 """Reading a run again and again while it is written, each time only what is new.
 
 Of a round only what the page shows is kept, so that the memory of a large sweep is bounded: its
-scores and what was unusual; who took part goes into the attention map.
+scores and what was unusual; of who took part only the mean weights.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from fedproto.disk.files import explained, open_regular
 from fedproto.errors import StoreError
 from fedproto.measures.clients import PER_CLASS, PER_CLIENT
 from fedproto.report.analysed import Scores
-from fedproto.report.grids import AttentionMap
 from fedproto.report.results import StoredRun
+from fedproto.report.spread import AttentionShares
 from fedproto.store import RunStore
 from fedproto.store.sweeps import run_directories
 from fedproto.types import RoundRecord
@@ -68,7 +68,7 @@ class RunFollower:
     def _start_again(self) -> None:
         self.store = RunStore.open(self.path)
         self.records: list[RoundRecord] = []
-        self.attention = AttentionMap(self.store.config.schedule.rounds)
+        self.attention = AttentionShares()
         self.failures = 0
         self.scores: Scores | None = None
         self._described = _identity(self.path / "run.json")

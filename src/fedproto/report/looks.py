@@ -27,14 +27,15 @@ DASHES: tuple[tuple[float, ...], ...] = ((), (5, 2), (5, 1.5, 1, 1.5), (1, 1.5))
 LEGEND_ENTRY = 2.2
 """Width of an entry of a legend, in inches."""
 
-# Which colour of the palette is kept for whom; all others take what these leave.
+# Reserved, so that a method looks the same on every page and in every figure: for each kind of
+# dashes the names by colour. Other methods take what is left.
+_RESERVED = (
+    ("fedavg", "fedproto", "fedprox", "fedatt", "fairness + toleration", "fedavgm", "centralized"),
+    ("fedadam", "guided", "protohead", "feddyn", "scaffold", "fednova", "qfedavg", "feddisco"),
+    ("fedlc", "fedrs"),
+)
 _KEPT = {
-    "fedavg": 0,
-    "fedproto": 1,
-    "fedprox": 2,
-    "fedatt": 3,
-    "fairness + toleration": 4,
-    "centralized": 6,
+    name: (dash, color) for dash, names in enumerate(_RESERVED) for color, name in enumerate(names)
 }
 
 
@@ -52,16 +53,14 @@ class Look:
 
 
 def looks_of(titles: Sequence[str]) -> list[Look]:
-    """One look per method: the well-known ones always have their own, no two are alike.
+    """One look per method: bundled ones always have the same, no two are alike.
 
     With more methods than there are looks, the last ones share.
     """
-    kept = {title: (0, _KEPT[title.casefold()]) for title in titles if title.casefold() in _KEPT}
-    free = [
-        slot
-        for slot in product(range(len(DASHES)), range(len(COLORS)))
-        if slot not in kept.values()
-    ]
+    named = {title: title.casefold().replace("q-", "q") for title in titles}
+    kept = {title: _KEPT[name] for title, name in named.items() if name in _KEPT}
+    every = product(range(len(DASHES)), range(len(COLORS)))
+    free = sorted(set(every) - set(kept.values()), key=lambda slot: (slot in _KEPT.values(), slot))
     others = [title for title in dict.fromkeys(titles) if title not in kept]
     chosen = kept | {title: free[index % len(free)] for index, title in enumerate(others)}
     return [Look(COLORS[chosen[title][1]], chosen[title][0]) for title in titles]
@@ -86,14 +85,14 @@ def new_figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def save_figure(figure: Figure, path: Path) -> Path:
-    """Writes a picture as PNG, and makes the folder it goes to.
+def save_figure(figure: Figure, path: Path, dpi: int = 150) -> Path:
+    """Writes a figure in the format that its suffix names, and makes the folder it goes to.
 
     Raises:
         StoreError: If it cannot be written.
     """
     content = io.BytesIO()
-    figure.savefig(content, format="png", dpi=150)
+    figure.savefig(content, format=path.suffix.removeprefix(".") or "png", dpi=dpi)
     with explained(path, " cannot be written", "; choose another folder"):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, content.getvalue())
@@ -106,26 +105,39 @@ def literal(text: str) -> str:
 
 
 def panel_grid(
-    number: int, columns: int, size: tuple[float, float], around: tuple[float, float]
+    number: int,
+    columns: int,
+    size: tuple[float, float],
+    around: tuple[float, float],
+    *,
+    sharex: bool = False,
+    sharey: bool = False,
 ) -> tuple[Figure, list[Any]]:
-    """A picture of so many panels, row by row; all sizes in inches."""
+    """A picture of so many panels, row by row; all sizes in inches. Panels may share axes."""
     columns = max(1, min(columns, number))
     rows = -(-max(1, number) // columns)
     figure = new_figure(size[0] * columns + around[0], size[1] * rows + around[1])
-    panels = list(figure.subplots(rows, columns, squeeze=False).flat)
+    panels = list(figure.subplots(rows, columns, squeeze=False, sharex=sharex, sharey=sharey).flat)
     for axes in panels[number:]:
         axes.set_visible(False)
     return figure, panels[:number]
 
 
+def legend_columns(width: float) -> int:
+    """Entries of a legend beside each other, in the present size of letters."""
+    from matplotlib import rcParams
+
+    return max(1, int(width / (LEGEND_ENTRY * rcParams["font.size"] / 10)))
+
+
 def add_legend(figure: Figure, handles: Mapping[str, Any]) -> None:
     """One legend for all panels, above them, in as many lines as the width needs."""
     if handles:
-        columns = int(figure.get_figwidth() / LEGEND_ENTRY)
+        columns = legend_columns(figure.get_figwidth())
         figure.legend(
             handles.values(),
             map(literal, handles),
             loc="outside upper center",
-            ncols=max(1, min(columns, len(handles))),
+            ncols=min(columns, len(handles)),
             frameon=False,
         )

@@ -1,28 +1,31 @@
-"""Reading finished or unfinished runs and their curves.
+"""Reading finished or unfinished runs, and making them comparable.
 
-Curves are smoothed by a moving average over a tenth of the rounds, as in the paper.
+Curves are drawn as moving averages over a tenth of the rounds, as in the paper; figures are
+computed from the tests themselves, see `statistics`.
+
+Runs of a comparison share their cohorts, and scores jump with the cohort. A mean over all rounds of
+one run beside a mean over every other round of another would compare cohorts, not methods, so each
+metric is taken at the rounds that all runs have.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedproto.analysis.runs import AttentionSpread, attention_spread
 from fedproto.config import RunConfig
 from fedproto.data import Federation, data_root
 from fedproto.data.tasks import headline
 from fedproto.errors import StoreError
+from fedproto.report.statistics import Rounds, Values, moving_average, score_at, window_width
 from fedproto.store import RunStore
 from fedproto.store.sweeps import found_in
 from fedproto.types import RoundRecord
-
-WINDOW = 0.1
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,17 @@ class StoredRun:
     config: RunConfig
     records: list[RoundRecord]
 
-    def curve(self, metric: str) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    @property
+    def finished(self) -> bool:
+        """Whether all planned rounds are on record."""
+        return len(self.records) >= self.config.schedule.rounds
+
+    def begins_as_run_of(self, rounds: int) -> bool:
+        """Whether its first rounds are a run of that length; not if its rate falls more slowly."""
+        same = self.config.schedule.rounds == rounds or self.config.train.lr_schedule == "constant"
+        return same and len(self.records) >= rounds
+
+    def curve(self, metric: str) -> tuple[Rounds, Values]:
         """Rounds (counted from 1) at which a metric was taken, and its values."""
         points = [
             (record.round + 1, record.metrics[metric])
@@ -43,15 +56,11 @@ class StoredRun:
         rounds = np.array([round_ for round_, _ in points], dtype=np.int64)
         return rounds, np.array([value for _, value in points], dtype=np.float64)
 
-    def smoothed(
-        self, metric: str, width: int | None = None
-    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """The curve as a moving average over the last rounds: `width` or a tenth of the run's."""
+    def smoothed(self, metric: str, width: int | None = None) -> tuple[Rounds, Values]:
+        """The moving average over `width` rounds or a tenth of the run's, for drawing."""
         rounds, values = self.curve(metric)
-        width = width or smoothing_width(self.config.schedule.rounds)
-        starts = np.searchsorted(rounds, rounds - width, side="right")
-        means = [values[start : end + 1].mean() for end, start in enumerate(starts)]
-        return rounds, np.array(means, dtype=np.float64)
+        width = width or window_width(self.config.schedule.rounds)
+        return rounds, moving_average(rounds, values, width)
 
     def federation(self) -> Federation:
         """Its data, loaded now."""
@@ -62,18 +71,13 @@ class StoredRun:
         """How far from equal the clients' weights were."""
         return attention_spread(self.records)
 
-    def final(self, metric: str) -> float | None:
-        """The end of the smoothed curve, which is what tables show; None without a test."""
-        rounds, values = self.curve(metric)
-        if not len(rounds):
-            return None
-        width = smoothing_width(self.config.schedule.rounds)
-        return float(values[rounds > rounds[-1] - width].mean())
+    def final(self, metric: str, until: int | None = None) -> float | None:
+        """The mean over the last tenth of the planned rounds up to now, or to round `until`.
 
-
-def smoothing_width(rounds: int, share: float = WINDOW) -> int:
-    """How many rounds a moving average over a share of them spans; halves count up."""
-    return max(1, math.floor(share * rounds + 0.5))
+        None without a test.
+        """
+        width = window_width(self.config.schedule.rounds)
+        return score_at(*self.curve(metric), width, until)
 
 
 def find_runs(
@@ -99,3 +103,67 @@ def find_runs(
 def main_score(runs: Iterable[StoredRun]) -> str:
     """The score by which some runs are compared first."""
     return headline(name for run in runs for record in run.records for name in record.metrics)
+
+
+def comparable(runs: Iterable[StoredRun]) -> list[StoredRun]:
+    """All runs in their order; federated ones on the same data at the rounds they share.
+
+    Centralised training has no cohort, and so nothing to share; of data that a program brought
+    nobody knows whether it is the same.
+    """
+    found = list(runs)
+    indices: dict[Any, list[int]] = {}
+    for index, run in enumerate(found):
+        if not run.config.strategy.pooled and run.config.data is not None:
+            indices.setdefault(run.config.data, []).append(index)
+    for together in indices.values():
+        aligned = at_shared_rounds([found[index] for index in together])
+        for index, run in zip(together, aligned, strict=True):
+            found[index] = run
+    return found
+
+
+def at_shared_rounds(runs: Sequence[StoredRun]) -> list[StoredRun]:
+    """The same runs, without the values of a metric at rounds that another of them left out.
+
+    A run that never took a metric, or has not come that far, takes nothing away from the others;
+    nor does one that would have nothing left.
+    """
+    thinned = list(runs)
+    for metric in {name for run in runs for record in run.records for name in record.metrics}:
+        taken = {
+            index: {record.round for record in run.records if metric in record.metrics}
+            for index, run in enumerate(runs)
+        }
+        for index, kept in _shared({k: rounds for k, rounds in taken.items() if rounds}).items():
+            if len(kept) < len(taken[index]):
+                thinned[index] = _only_at(thinned[index], metric, kept)
+    return thinned
+
+
+def _shared(taken: dict[int, set[int]]) -> dict[int, set[int]]:
+    """What is left of some sets of rounds when none has what another leaves out before its end."""
+    inside = dict(taken)
+    while True:
+        shared = {
+            round_
+            for round_ in set().union(*inside.values())
+            if all(round_ in rounds or round_ > max(rounds) for rounds in inside.values())
+        }
+        met = {index: rounds for index, rounds in inside.items() if rounds & shared}
+        if len(met) == len(inside):
+            return {
+                index: rounds & shared if index in met else rounds
+                for index, rounds in taken.items()
+            }
+        inside = met
+
+
+def _only_at(run: StoredRun, metric: str, rounds: set[int]) -> StoredRun:
+    def without(record: RoundRecord) -> RoundRecord:
+        if record.round in rounds or metric not in record.metrics:
+            return record
+        rest = {name: value for name, value in record.metrics.items() if name != metric}
+        return replace(record, metrics=rest)
+
+    return replace(run, records=[without(record) for record in run.records])

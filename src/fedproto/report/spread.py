@@ -1,7 +1,10 @@
-"""How the data of some runs is spread over the clients, for the HTML page."""
+"""What clients hold and how much they count, for the HTML page."""
 
 from __future__ import annotations
 
+import base64
+import math
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -14,11 +17,12 @@ from fedproto.data.base import DataSource, data_root
 from fedproto.data.federation import Federation
 from fedproto.data.statistics import class_counts, statistics
 from fedproto.errors import FedprotoError
-from fedproto.report.grids import class_grid
 from fedproto.report.looks import class_colors
 from fedproto.rng import Indices
+from fedproto.types import RoundRecord
 
 MOST_BINS = 10
+MOST_COLUMNS = 200
 
 
 @dataclass(frozen=True)
@@ -100,3 +104,71 @@ def binned(of: Indices, values: NDArray[np.float64]) -> list[list[float]]:
         facts = (of[bins == bin_].mean(), inside.mean(), low, high, len(inside))
         result.append([float(f"{fact:.5g}") for fact in facts])
     return result
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A heat map small enough for a page, one byte a cell; neighbouring columns are averaged.
+
+    Attributes:
+        cells: Places on the scale row by row, as base64: 0 for an empty cell, else 1 to 255.
+    """
+
+    rows: int
+    columns: int
+    column_span: int
+    total_rows: int
+    total_columns: int
+    low: float
+    high: float
+    cells: str
+
+
+def class_grid(counts: Indices) -> Grid:
+    """How many samples of each class the clients have, rows are classes.
+
+    A cell holds ``log10`` of the number of samples, of their mean where clients are joined.
+    """
+    span = math.ceil(len(counts) / MOST_COLUMNS)
+    present = _join_rows(np.ones((len(counts), 1)), span)
+    means = (_join_rows(counts.astype(np.float64), span) / present).T
+    held = means > 0
+    values = np.log10(means, out=np.zeros_like(means), where=held)
+    low = float(values[held].min()) if held.any() else 0.0
+    high = max(low + 0.01, float(values[held].max()) if held.any() else 0.0)
+    places = 1 + np.rint(254 * (values - low) / (high - low))
+    cells = np.where(held, places, 0).astype(np.uint8)
+    return Grid(
+        rows=values.shape[0],
+        columns=values.shape[1],
+        column_span=span,
+        total_rows=counts.shape[1],
+        total_columns=len(counts),
+        low=low,
+        high=high,
+        cells=base64.b64encode(cells.tobytes()).decode(),
+    )
+
+
+def _join_rows(values: NDArray[np.float64], span: int) -> NDArray[np.float64]:
+    return np.add.reduceat(values, np.arange(0, len(values), span), axis=0)
+
+
+class AttentionShares:
+    """Each client's mean weight in multiples of a uniform share; grows with the run."""
+
+    def __init__(self) -> None:
+        self._sum: defaultdict[int, float] = defaultdict(float)
+        self._rounds: Counter[int] = Counter()
+
+    def add(self, record: RoundRecord) -> None:
+        """Takes in one more round; one of a single client says nothing and is left out."""
+        weights = record.attention
+        if len(weights) > 1:
+            for client, weight in weights.items():
+                self._sum[client] += weight * len(weights)
+                self._rounds[client] += 1
+
+    def means(self) -> dict[int, float]:
+        """By client that took part: 1 is the uniform share, 2 twice as much."""
+        return {client: total / self._rounds[client] for client, total in self._sum.items()}

@@ -1,19 +1,31 @@
-"""A table of runs: one row per group, with scores, area, traffic, time and a verdict."""
+"""A table of runs: one row per group, with scores, cost, and a verdict beside the baseline."""
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fedproto.data.tasks import loss_beside, lower_is_better
+from fedproto.data.tasks import is_share, loss_beside, lower_is_better
 from fedproto.errors import ConfigError, unknown_name
-from fedproto.report.arrangement import Arrangement, Group
-from fedproto.report.evidence import Difference, Verdict, difference, holm, sample_deviation
+from fedproto.measures.clients import CLIENT_SCORES
+from fedproto.report.arrangement import Arrangement
 from fedproto.report.results import StoredRun
+from fedproto.report.statistics import (
+    FEWEST_PAIRS,
+    MARGIN,
+    Difference,
+    Word,
+    difference,
+    differences,
+    judge,
+    rounds_to_target,
+    sample_deviation,
+)
+
+__all__ = ["Against", "Summary", "default_margin", "differences", "figures_of", "summarize"]
 
 
 @dataclass(frozen=True)
@@ -21,13 +33,19 @@ class Against:
     """A group against the baseline's under the same condition, seed by seed.
 
     Attributes:
-        corrected_p: Its p-value, corrected by Holm for all comparisons of the table.
+        corrected_p: The p-value after Holm's correction; None for fewer than three pairs.
+        comparisons: Number of tests of the table, which it is corrected for.
+        margin: Differences within ± this are equivalent; None where no margin is given.
+        at_round: The last round that all compared runs have, if some are unfinished; else None.
     """
 
     baseline: str
     difference: Difference
     corrected_p: float | None
-    verdict: Verdict
+    comparisons: int
+    verdict: Word
+    margin: float | None
+    at_round: int | None
 
 
 @dataclass(frozen=True)
@@ -37,10 +55,11 @@ class Summary:
     Attributes:
         condition: What it was run under; empty where all runs share one.
         seeds: What the figures are the mean over.
+        rounds: Rounds that all its runs have, of those planned.
         values: Mean and sample standard deviation over seeds per figure; None as the deviation for
             one seed. A figure that some run does not have is left out.
-        against: What became of it beside the baseline; None for the baseline itself, where that was
-            not run, and for pooled training beside several conditions.
+        against: The comparison with the baseline; None for the baseline itself, where that was not
+            run, and for pooled training beside several conditions.
     """
 
     title: str
@@ -48,120 +67,117 @@ class Summary:
     condition: str
     seeds: list[int]
     rounds: int
+    planned: int
     values: dict[str, tuple[float, float | None]]
     against: Against | None
     directories: list[str]
 
 
+def default_margin(metric: str) -> float | None:
+    """One point for scores between 0 and 1; none for losses and the like, which have no scale."""
+    return MARGIN if is_share(metric) else None
+
+
 def summarize(
-    arrangement: Arrangement, metric: str, target: float | None = None, baseline: str | None = None
+    arrangement: Arrangement,
+    metric: str,
+    target: float | None = None,
+    baseline: str | None = None,
+    margin: float | None = None,
 ) -> list[Summary]:
     """One row per group."""
-    figures = [
-        by_seed(group, lambda run: figures_of(run, metric, target)) for group in arrangement.groups
-    ]
-    against = _against(arrangement, [each.get(metric, {}) for each in figures], metric, baseline)
-    return [
-        Summary(
-            title=group.title,
-            method=arrangement.methods[group.method].title,
-            condition="; ".join(
-                title
-                for number in group.conditions
-                if (title := arrangement.conditions[number].title)
-            ),
-            seeds=group.seeds,
-            rounds=min(len(run.records) for run in group.runs),
-            values={
-                name: (float(np.mean(values)), sample_deviation(values))
-                for name, found in own.items()
-                if len(values := list(found.values())) == len(group.seeds)
-            },
-            against=verdict,
-            directories=[str(run.path) for run in group.runs],
+    margin = default_margin(metric) if margin is None else margin
+    against = _against(arrangement, metric, baseline, margin)
+    rows = []
+    for group, verdict in zip(arrangement.groups, against, strict=True):
+        figures = [figures_of(run, metric, target) for run in group.runs]
+        shared = [name for name in figures[0] if all(name in one for one in figures)]
+        values = {name: [one[name] for one in figures] for name in shared}
+        titles = [arrangement.conditions[number].title for number in group.conditions]
+        rows.append(
+            Summary(
+                title=group.title,
+                method=arrangement.methods[group.method].title,
+                condition="; ".join(filter(None, titles)),
+                seeds=group.seeds,
+                rounds=min(len(run.records) for run in group.runs),
+                planned=group.runs[0].config.schedule.rounds,
+                values={
+                    name: (float(np.mean(found)), sample_deviation(found))
+                    for name, found in values.items()
+                },
+                against=verdict,
+                directories=[str(run.path) for run in group.runs],
+            )
         )
-        for group, own, verdict in zip(arrangement.groups, figures, against, strict=True)
-    ]
-
-
-def by_seed(
-    group: Group, figures: Callable[[StoredRun], Mapping[str, float]]
-) -> dict[str, dict[int, float]]:
-    """Each figure of a group per seed that has it; a seed that was run twice counts once."""
-    found: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for run in group.runs:
-        for name, value in figures(run).items():
-            found[name][run.config.seed].append(value)
-    times = Counter(run.config.seed for run in group.runs)
-    return {
-        name: {
-            seed: float(np.mean(values))
-            for seed, values in per_seed.items()
-            if len(values) == times[seed]
-        }
-        for name, per_seed in found.items()
-    }
-
-
-def differences(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Difference | None:
-    """Of the seeds that both have; None where they share none."""
-    shared = [ours[seed] - theirs[seed] for seed in ours if seed in theirs]
-    return difference(shared) if shared else None
+    return rows
 
 
 def _against(
-    arrangement: Arrangement,
-    scores: Iterable[Mapping[int, float]],
-    metric: str,
-    baseline: str | None,
+    arrangement: Arrangement, metric: str, baseline: str | None, margin: float | None
 ) -> list[Against | None]:
-    groups, found = arrangement.groups, list(scores)
     titles = [method.title for method in arrangement.methods]
-    chosen = baseline or (arrangement.first if titles else "")
     if baseline is not None and baseline not in titles:
         raise ConfigError(f"--baseline: {unknown_name('method', baseline, titles)}")
-    theirs: dict[int, dict[int, float]] = defaultdict(dict)
-    for group, values in zip(groups, found, strict=True):
-        if titles[group.method] == chosen:
-            for condition in group.conditions:
-                theirs[condition].update(values)
+    chosen = arrangement.baselines()
+    bases = [baseline or chosen[condition.family] for condition in arrangement.conditions]
+    theirs: dict[int, list[StoredRun]] = defaultdict(list)
+    for group in arrangement.groups:
+        for condition in group.conditions:
+            if titles[group.method] == bases[condition]:
+                theirs[condition] += group.runs
     pairs = [
-        differences(values, theirs.get(group.conditions[0], {}))
-        if titles[group.method] != chosen and len(group.conditions) == 1
-        else None
-        for group, values in zip(groups, found, strict=True)
+        paired(group.runs, theirs[group.conditions[0]], metric)
+        if len(group.conditions) == 1 and titles[group.method] != bases[group.conditions[0]]
+        else (None, None)
+        for group in arrangement.groups
     ]
-    corrected = holm([None if pair is None else pair.p for pair in pairs])
-    lower = lower_is_better(metric)
+    verdicts = judge([found for found, _ in pairs], lower=lower_is_better(metric), margin=margin)
     return [
-        None if pair is None else Against(chosen, pair, p, pair.verdict(lower_is_better=lower))
-        for pair, p in zip(pairs, corrected, strict=True)
+        verdict and Against(bases[group.conditions[0]], *verdict, margin, at_round)
+        for group, verdict, (_, at_round) in zip(arrangement.groups, verdicts, pairs, strict=True)
     ]
+
+
+def paired(
+    ours: Iterable[StoredRun], theirs: Iterable[StoredRun], metric: str
+) -> tuple[Difference | None, int | None]:
+    """The difference of the runs that share a seed, and the round if not all of them are finished.
+
+    Finished pairs alone decide where there are enough of them. Otherwise all pairs are compared at
+    the last round that all of them have.
+    """
+    known = {run.config.seed: run for run in theirs}
+    pairs = [(run, known[run.config.seed]) for run in ours if run.config.seed in known]
+    pairs = [pair for pair in pairs if all(len(run.curve(metric)[0]) for run in pair)]
+    finished = [pair for pair in pairs if pair[0].finished and pair[1].finished]
+    at_round = None
+    if len(finished) >= min(len(pairs), FEWEST_PAIRS):
+        pairs = finished
+    else:
+        at_round = min(int(run.curve(metric)[0][-1]) for pair in pairs for run in pair)
+    scores = [[run.final(metric, at_round) for run in pair] for pair in pairs]
+    found = [one - other for one, other in scores if one is not None and other is not None]
+    return (difference(found), at_round) if found else (None, None)
 
 
 def figures_of(run: StoredRun, metric: str, target: float | None = None) -> dict[str, float]:
-    """What a table says of one run."""
+    """The figures of one run in a table."""
     figures: dict[str, float] = {}
-    for title, name in ((metric, metric), ("loss", loss_beside(metric))):
+    named = {metric: metric, "loss": loss_beside(metric)}
+    named |= {title: prefix + metric for prefix, title in CLIENT_SCORES.items()}
+    for title, name in named.items():
         value = run.final(name)
         if value is not None:
             figures[title] = value
-    rounds, values = run.smoothed(metric)
+    rounds, values = run.curve(metric)
     if len(values):
-        figures["area"] = _area(rounds, values)
+        figures["mean over rounds"] = float(values.mean())
         if target is not None:
-            reached = rounds[values <= target if lower_is_better(metric) else values >= target]
-            if len(reached):
-                figures["rounds to target"] = float(reached[0])
+            reached = rounds_to_target(rounds, values, target, lower=lower_is_better(metric))
+            if reached is not None:
+                figures["rounds to target"] = float(reached)
     figures["bytes up"] = float(sum(record.bytes_up for record in run.records))
     figures["bytes down"] = float(sum(record.bytes_down for record in run.records))
     figures["seconds"] = sum(record.seconds for record in run.records)
     return figures
-
-
-def _area(rounds: NDArray[np.int64], values: NDArray[np.float64]) -> float:
-    """Area under a curve divided by its width: the mean score over the rounds."""
-    if len(rounds) == 1:
-        return float(values[0])
-    widths = np.diff(rounds)
-    return float(np.sum(widths * (values[1:] + values[:-1]) / 2) / widths.sum())

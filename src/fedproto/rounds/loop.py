@@ -18,10 +18,11 @@ from fedproto.engines.base import Engine
 from fedproto.errors import ConfigError
 from fedproto.measures import MEASURES
 from fedproto.measures.base import Gauge, Taken
+from fedproto.measures.clients import PER_CLIENT
 from fedproto.rounds.aggregate import Expected, RoundOutcome, aggregate_round
 from fedproto.rounds.personal import finetuned_scores, personal_scores
 from fedproto.rounds.planning import RoundPlan, check_fits, plan_round, remember_all
-from fedproto.rounds.runs import Run
+from fedproto.rounds.runs import Run, reason_to_end
 from fedproto.strategies.contract import Setting
 from fedproto.types import (
     POOLED,
@@ -91,9 +92,10 @@ def run_rounds(
         jobs = [job for plan in plans for job in plan.jobs]
         watcher.round_started(len(jobs))
         results = iter(engine.train(jobs, watcher.job_done))
+        by_run = [[next(results) for _ in plan.jobs] for plan in plans]
         outcomes = [
-            finish_round(run, plan, [next(results) for _ in plan.jobs], setting)
-            for run, plan in zip(active, plans, strict=True)
+            finish_round(run, plan, own, setting)
+            for run, plan, own in zip(active, plans, by_run, strict=True)
         ]
         usable = {update.client for each in outcomes for update in each.updates}
         failed = {client: why for each in outcomes for client, why in each.failures.items()}
@@ -111,15 +113,19 @@ def run_rounds(
             _measure(run.config, state, gauge) for run, state in zip(active, states, strict=True)
         ]
         incidents = engine.take_incidents()
-        seconds = (time.perf_counter() - started) / len(active)
-        for run, plan, outcome, score, taken in zip(
-            active, plans, outcomes, scores, measured, strict=True
-        ):
+        seconds = time.perf_counter() - started
+        parts = zip(active, plans, outcomes, scores, measured, _time_shares(by_run), strict=True)
+        for run, plan, outcome, score, taken, share in parts:
             record = _record(run, plan, outcome, {**finite(score), **taken.metrics})
             notes = [*([outcome.note] if outcome.note else []), *incidents]
             record = replace(
-                record, seconds=seconds, tables=taken.tables, note="; ".join(notes) or None
+                record, seconds=seconds * share, tables=taken.tables, note="; ".join(notes) or None
             )
+            ends = reason_to_end(run.config, [*run.records, record]) is not None
+            if ends and engine.holds_data and PER_CLIENT not in record.tables:
+                final = gauge.score_clients(run.config.seed, outcome.state.served)
+                record.metrics.update(final.metrics)
+                record.tables.update(final.tables)
             run.advance(outcome.state, record)
             yield run, record
 
@@ -198,6 +204,14 @@ def _update_metrics(config: RunConfig, updates: Updates) -> dict[str, float]:
 def finite(metrics: Mapping[str, float]) -> dict[str, float]:
     """The metrics that are finite."""
     return {name: value for name, value in metrics.items() if math.isfinite(value)}
+
+
+def _time_shares(by_run: Sequence[Sequence[ClientUpdate | ClientFailure]]) -> list[float]:
+    """Each run's share of a round's time: by the time its jobs took, equal where one is unknown."""
+    spent = [sum(one.seconds for one in own if isinstance(one, ClientUpdate)) for own in by_run]
+    if not all(spent):
+        return [1 / len(by_run)] * len(by_run)
+    return [own / sum(spent) for own in spent]
 
 
 def _evaluate(

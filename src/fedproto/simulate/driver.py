@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from fedproto.config import RunConfig
-from fedproto.data.federation import Federation
+from fedproto.data.federation import Federation, uneven_test
 from fedproto.engines.auto import Demand, choose, threads
 from fedproto.engines.base import AUTO, ENGINES, Engine, Notify, ignore
 from fedproto.engines.setting import read_state
@@ -123,9 +123,10 @@ def _carry_out_together(
             stack.callback(engine.close)
         for assignment in left:
             _describe(assignment, runs[id(assignment)], identity, engine)
-            caution = check_reference(assignment.config)
-            if caution is not None:
-                watcher.notice(caution)
+        cautions = [check_reference(assignment.config) for assignment in left]
+        cautions.append(uneven_test(federation.name, federation.largest_test_share))
+        for caution in filter(None, cautions):
+            watcher.notice(caution)
         gauge = Gauge(engine.workload, reference_state)
         for run, record in run_rounds(list(runs.values()), federation, engine, watcher, gauge):
             _check_stop(run.config, record)

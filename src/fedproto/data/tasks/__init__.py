@@ -26,8 +26,8 @@ TASKS: dict[str, type[Task]] = {"classification": Classification, "segmentation"
 
 
 def lower_is_better(metric: str) -> bool:
-    """Whether small values of a metric are good: those of losses are, of scores not."""
-    return metric.endswith("loss")
+    """Whether small values of a metric are good: those of losses and errors, not of scores."""
+    return metric.endswith(("loss", "ece", "mmd", "dissimilarity")) or metric.startswith("at_zero")
 
 
 def is_share(metric: str) -> bool:

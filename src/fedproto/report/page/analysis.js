@@ -9,7 +9,7 @@ page.sections.push({
   build(host) {
     host.append(
       make("p", { class: "hint" }, "Of the samples a model is so sure about, how many does it get right? On the diagonal confidence and accuracy agree; below it the model is too sure of itself. All seeds together; point at a bin to see how many predictions are in it."),
-      make("div", { id: "calibration-panels" }), scrolling("calibration-table", "Expected calibration error"));
+      make("div", { id: "calibration-panels" }));
   },
   having() { return page.shown.filter((group) => group.calibration); },
   has(group) { return group.calibration; },
@@ -20,7 +20,7 @@ page.sections.push({
         const { bins } = group.calibration;
         const total = bins.reduce((sum, bin) => sum + bin.count, 0);
         return {
-          label: methodTitle(group), method: group.method, dots: true, x: bins.map((bin) => bin.confidence), y: bins.map((bin) => bin.accuracy),
+          label: `${methodTitle(group)}, ECE ${formatPercent(group.calibration.ece)}`, named: true, method: group.method, dots: true, x: bins.map((bin) => bin.confidence), y: bins.map((bin) => bin.accuracy),
           say: (index) => `${formatPercent(bins[index].accuracy, 0)} of ${bins[index].count} (${formatPercent(bins[index].count / total, 0)})`,
         };
       }),
@@ -34,12 +34,6 @@ page.sections.push({
   drawings() { return allDrawings(this.has, this.spec, 280); },
   draw(host) {
     showSpecs(host.querySelector("#calibration-panels"), this.has, this.spec, 280);
-    host.querySelector("#calibration-table").classList.add("tall");
-    const bins = [...new Set(this.having().flatMap((group) => group.calibration.bins.map((bin) => bin.low)))].sort((one, other) => one - other);
-    host.querySelector("#calibration-table").replaceChildren(tableOf(["run", "ECE", "predictions", ...bins.map((low) => `from ${Math.round(100 * low)} %`)], this.having().map((group) => {
-      const counts = new Map(group.calibration.bins.map((bin) => [bin.low, bin.count]));
-      return [[swatch(group.method), " ", group.title], formatPercent(group.calibration.ece), String([...counts.values()].reduce((sum, count) => sum + count, 0)), ...bins.map((low) => String(counts.get(low) || 0))];
-    })));
   },
 });
 
@@ -56,7 +50,6 @@ page.sections.push({
       make("div", { class: "controls" }, chooser("embedding-run", "Run", "features")),
       make("div", { class: "chart", id: "embedding-chart" }), make("p", { class: "hint", id: "embedding-note" }));
   },
-  legend: false,
   chosen() {
     const having = page.shown.filter((group) => group.embedding);
     return { having, group: having.find((one) => one.title === page.state.features) || having[0] };

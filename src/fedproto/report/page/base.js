@@ -80,13 +80,6 @@ function sampleDeviation(values) {
   return Math.sqrt(values.reduce((sum, value) => sum + (value - middle) ** 2, 0) / (values.length - 1));
 }
 
-// A figure of a group: its mean and deviation over seeds; null where a seed has none.
-function figure(group, name) {
-  const values = group.figures[name];
-  if (!values || values.includes(null)) return null;
-  return { mean: mean(values), deviation: sampleDeviation(values) };
-}
-
 function formatNumber(value) {
   if (value === null || value === undefined || !Number.isFinite(value)) return "–";
   const size = Math.abs(value);

@@ -93,8 +93,6 @@ function yRangeOf(spec) {
 }
 
 function xRangeOf(spec) {
-  const zoomed = page.state.zoom[spec.key];
-  if (zoomed) return zoomed;
   if (spec.x.range) return spec.x.range;
   const found = extent([...(spec.lines || []).map((line) => line.x), (spec.points || []).map((point) => point.x)]) || [0, 1];
   if (!spec.points) return found[0] === found[1] ? [found[0] - 0.5, found[1] + 0.5] : found;
@@ -109,7 +107,9 @@ function chart(spec, width, height) {
   const yRange = yRangeOf(spec);
   const yMarks = (spec.y.log ? logMarks(...yRange, spec.y.log) : marks(...yRange, Math.max(3, Math.floor(height / 55))));
   const texts = yMarks.map((mark) => (spec.y.mark || formatNumber)(mark));
-  const area = { left: 26 + 7 * Math.max(2, ...texts.map((text) => text.length)), top: 8, right: width - 22, bottom: height - 40 };
+  const named = width >= 380 ? (spec.lines || []).filter((line) => line.named && line.y.length) : [];
+  const room = named.length ? Math.min(0.34 * width, 16 + 7.2 * Math.max(...named.map((line) => line.label.length))) : 22;
+  const area = { left: 30 + 7 * Math.max(2, ...texts.map((text) => text.length)), top: 8, right: width - room, bottom: height - 40 };
   const x = scaleOf(xRangeOf(spec), [area.left, area.right], spec.x.log);
   const y = scaleOf(yRange, [area.bottom, area.top], spec.y.log);
   const xMarks = spec.x.log ? logMarks(...x.range, spec.x.log) : marks(...x.range, Math.max(2, Math.floor((area.right - area.left) / 75)), spec.x.whole);
@@ -123,7 +123,9 @@ function chart(spec, width, height) {
     textAt(0, 0, spec.y.name, { "text-anchor": "middle", transform: `translate(13 ${(area.top + area.bottom) / 2}) rotate(-90)` }),
     inside);
   for (const [x1, y1, x2, y2] of spec.guides || []) inside.append(lineAt(x(x1), y(y1), x(x2), y(y2), { stroke: variable("--faint"), "stroke-dasharray": "4 4" }));
+  if (spec.chance && spec.chance >= yRange[0]) inside.append(lineAt(area.left, y(spec.chance), area.right, y(spec.chance), { stroke: variable("--faint"), "stroke-dasharray": "2 3" }), textAt(area.left + 4, y(spec.chance) - 4, "chance", { "font-size": 11 }));
   for (const line of spec.lines || []) drawLine(inside, line, x, y, spec);
+  nameLines(svg, named, y, area, room);
   for (const point of spec.points || []) {
     const mark = markOf(point.method, x(point.x), y(point.y));
     mark.append(makeSvg("title", {}, `${point.label}: ${point.text}`));
@@ -133,6 +135,15 @@ function chart(spec, width, height) {
   if (spec.points) namePoints(inside, spec.points, x, y, area);
   Object.assign(svg, { scales: { x, y }, area });
   return svg;
+}
+
+// Names at the ends of lines, moved apart where they would overlap.
+function nameLines(svg, lines, y, area, room) {
+  const places = lines.map((line) => ({ line, at: y(line.y.findLast((value) => value !== null)) })).sort((one, other) => one.at - other.at);
+  const gap = Math.min(14, (area.bottom - area.top) / Math.max(1, places.length));
+  places.forEach((place, index) => { place.at = Math.max(place.at, index ? places[index - 1].at + gap : area.top + 4); });
+  places.reduceRight((below, place) => (place.at = Math.min(place.at, below)) - gap, area.bottom);
+  for (const { line, at } of places) svg.append(textAt(area.right + 6, at + 4, shortened(line.label, Math.floor((room - 8) / 7)), { "font-size": 11, fill: line.color || colorOf(line.method), "font-weight": 600 }));
 }
 
 // Names beside points, where they hide neither another name nor a point.
@@ -162,7 +173,7 @@ function drawLine(host, line, x, y, spec) {
     host.append(makeSvg("path", { d: `${there}${back.replace("M", "L")}Z`, fill: stroke, "fill-opacity": 0.16 }));
   }
   const dash = line.dash !== undefined ? line.dash : dashOf(line.method);
-  host.append(makeSvg("path", { class: "curve", d: line.step ? stepsOf(line.x, line.y, x, y) : pathOf(line.x, line.y.map(positive), x, y), fill: "none", stroke, "stroke-width": line.thin ? 1 : 2, "stroke-dasharray": dash, "stroke-linejoin": "round" }));
+  host.append(makeSvg("path", { class: "curve", d: pathOf(line.x, line.y.map(positive), x, y), fill: "none", stroke, "stroke-width": line.thin ? 1 : 2, "stroke-opacity": line.thin && line.silent ? 0.4 : null, "stroke-dasharray": dash, "stroke-linejoin": "round" }));
   const drawn = line.y.filter((value) => positive(value) !== null);
   if (line.dots || drawn.length === 1) {
     line.y.forEach((value, index) => { if (positive(value) !== null) host.append(makeSvg("circle", { cx: x(line.x[index]), cy: y(value), r: 3, fill: stroke })); });
@@ -180,11 +191,7 @@ function pathOf(xs, ys, x, y) {
   return path;
 }
 
-function stepsOf(xs, ys, x, y) {
-  return xs.map((value, index) => (index ? `H${x(value).toFixed(1)}V${y(ys[index]).toFixed(1)}` : `M${x(value).toFixed(1)},${y(ys[index]).toFixed(1)}`)).join("");
-}
-
-// A share of one, centred: below it cool, above it warm; the uniform share is grey.
+// The colour at a share of a scale.
 function between(colors, share) {
   const position = Math.min(Math.max(share, 0), 1) * (colors.length - 1);
   const low = Math.min(Math.floor(position), colors.length - 2);

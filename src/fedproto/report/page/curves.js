@@ -1,6 +1,8 @@
 // Curves: over rounds, megabytes or seconds; one panel per condition, one line per method or seed.
 
 const decoded = new WeakMap();
+const MOST_COLORED = 6;
+const FEW_SEEDS = 6;
 
 function curveOf(run, name) {
   const curve = run.curves[name];
@@ -69,26 +71,28 @@ function meanOf(curves) {
   return found;
 }
 
-// Lines of a condition: { label, method, x, y, low, high, thin }.
+// Lines of a condition: { label, method, color, x, y, low, high, thin, silent }. Means are labelled; with fewer than
+// six seeds each has a thin line, else a band shows the deviation; beyond six methods the rest is grey.
 function curveLines(condition, name, share, everySeed, axis) {
+  const having = condition.groups.filter((group) => page.runsOf.get(group.index).some((run) => run.curves[name]));
+  const key = (group) => (group.method === baseIn(condition.family) ? Infinity : (metricNamed(name).lower ? -1 : 1) * (figureOf([group], name)?.mean ?? -Infinity));
+  const best = new Set([...having].sort((one, other) => key(other) - key(one)).slice(0, MOST_COLORED));
   const lines = [];
-  for (const group of condition.groups) {
+  for (const group of [...having].sort((one, other) => best.has(one) - best.has(other))) {
     const runs = page.runsOf.get(group.index).filter((run) => run.curves[name]);
     const curves = runs.map((run) => {
       const curve = smoothed(curveOf(run, name), share, run.planned);
       return { ...curve, spent: axis === "round" ? curve.x : spentAt(run, axis, curve.x) };
     });
-    if (!curves.length) continue;
     const title = methodTitle(group);
-    const drawn = everySeed ? curves.map((curve, index) => ({ ...curve, deviation: null, label: runs.length > 1 ? `${title}, seed ${runs[index].seed}` : title }))
-      : [{ ...meanOf(curves), label: title }];
-    for (const line of drawn) {
-      lines.push({
-        label: line.label, method: group.method, thin: drawn.length > 1, x: line.spent, y: line.y,
-        low: line.deviation && line.y.map((value, index) => value - line.deviation[index]),
-        high: line.deviation && line.y.map((value, index) => value + line.deviation[index]),
-      });
-    }
+    const grey = having.length > MOST_COLORED && !best.has(group) ? { color: variable("--line"), dash: null } : {};
+    const line = (curve, label, more) => ({ label, method: group.method, x: curve.spent, y: curve.y, ...grey, ...more });
+    const seeds = curves.length > 1 && (everySeed || (curves.length < FEW_SEEDS && !grey.color));
+    if (seeds) curves.forEach((curve, index) => lines.push(line(curve, `${title}, seed ${runs[index].seed}`, { thin: true, silent: !everySeed })));
+    if (everySeed && seeds) continue;
+    const middle = meanOf(curves);
+    const band = middle.deviation && !seeds && !grey.color ? { low: middle.y.map((value, index) => value - middle.deviation[index]), high: middle.y.map((value, index) => value + middle.deviation[index]) } : {};
+    lines.push(line(middle, title, { ...band, named: !grey.color }));
   }
   return lines;
 }
@@ -123,8 +127,8 @@ page.sections.push({
     const axis = X_AXES[state.x] ? state.x : "round";
     const { total, shown } = having((group) => page.runsOf.get(group.index).some((run) => run.curves[metric.name]), all);
     const drawings = shown.map((condition) => ({ title: titleOf(condition), family: condition.family, height: total === 1 ? 340 : 240, spec: {
-      key: `curves ${axis} ${condition.family}`, label: `${metric.label} over ${X_AXES[axis].name}, ${titleOf(condition)}`,
-      lines: curveLines(condition, metric.name, state.smooth / 100, state.seeds, axis),
+      label: `${metric.label} over ${X_AXES[axis].name}, ${titleOf(condition)}`,
+      lines: curveLines(condition, metric.name, state.smooth / 100, state.seeds, axis), chance: /(^|_)accuracy$/.test(metric.name) && !/client|tenth|zero/.test(metric.name) ? condition.chance : null,
       x: X_AXES[axis], y: { name: metric.label, mark: markAs(metric), say: formatAs(metric), log: state.log ? 10 : false },
     } }));
     const ranges = rangesByFamily(drawings, metric.percent);
@@ -153,60 +157,11 @@ page.sections.push({
     showPanels(host.querySelector("#curves-panels"), drawings, total);
     const joined = Math.max(1, ...data.runs.map((run) => run.curves[metric.name]?.joined || 1));
     host.querySelector(".hint").textContent = [
-      page.several.seeds && !state.seeds ? "Line: mean over seeds; band: one sample standard deviation." : "",
+      page.several.seeds && !state.seeds ? `Line: mean over seeds; thin lines: single seeds, or from ${FEW_SEEDS} seeds a band of one sample standard deviation.` : "",
+      page.conditions.some((condition) => condition.groups.length > MOST_COLORED) ? `Coloured: the baseline and the best ${MOST_COLORED - 1}.` : "",
       rounds > 1 ? `Moving average over the last ${state.smooth} % of the rounds.` : "",
       joined > 1 ? `Each point is the mean of ${joined} tests.` : "",
       page.several.families ? "Panels of one data set share their scale." : "",
     ].filter(Boolean).join(" ");
   },
 });
-
-page.sections.push({
-  id: "cost",
-  title: "What it costs",
-  short: "Cost",
-  empty() {
-    return page.data.runs.some((run) => run.megabytes.total > 0) && page.data.metrics.length ? null : ["No megabytes were sent.", null];
-  },
-  build(host) {
-    host.append(make("p", { class: "hint" }), make("div", { id: "cost-panels" }));
-  },
-  has(group) { return figure(group, page.metric.name) && costOf(group) > 0; },
-  spec(condition) {
-    const { metric } = page;
-    const points = condition.groups.map((group) => {
-      const [score, cost] = [figure(group, metric.name).mean, costOf(group)];
-      return { label: methodTitle(group), method: group.method, x: cost, y: score, value: score, text: `${formatAs(metric)(score)} for ${formatNumber(cost)} MB` };
-    });
-    const front = paretoFront(points, metric.lower);
-    for (const point of front) point.ring = true;
-    return {
-      label: `${metric.label} against megabytes, ${titleOf(condition)}`, points,
-      lines: front.length > 1 ? [{ label: "front", silent: true, step: true, color: variable("--faint"), dash: "4 3", thin: true, x: front.map((point) => point.x), y: front.map((point) => point.y) }] : [],
-      x: { name: "megabytes sent and received" }, y: { name: metric.label, mark: markAs(metric), say: formatAs(metric), share: metric.percent },
-    };
-  },
-  rows() {
-    return [["condition", "method", "megabytes", page.metric.name, "on_front"], ...having(this.has, true).shown.flatMap((condition) => this.spec(condition).points.map((point) => [titleOf(condition), point.label, point.x, point.y, Boolean(point.ring)]))];
-  },
-  drawings() { return allDrawings(this.has, this.spec, 220); },
-  draw(host) {
-    host.querySelector(".hint").textContent = `${page.metric.label} at the end against all that was sent and received until then. Ringed and dashed: the Pareto front, what nothing cheaper is as good as.`;
-    showSpecs(host.querySelector("#cost-panels"), this.has, this.spec, 220);
-  },
-});
-
-function costOf(group) {
-  const [up, down] = [figure(group, "bytes up"), figure(group, "bytes down")];
-  return up && down ? 1e-6 * (up.mean + down.mean) : 0;
-}
-
-// Cheapest first; each next one costs more and is better.
-function paretoFront(points, lower) {
-  const better = (one, other) => (lower ? one.y < other.y : one.y > other.y);
-  const front = [];
-  for (const point of [...points].sort((one, other) => one.x - other.x || (better(one, other) ? -1 : 1))) {
-    if (!front.length || better(point, front[front.length - 1])) front.push(point);
-  }
-  return front;
-}

@@ -10,13 +10,12 @@ page.sections.push({
   build(host) {
     host.append(make("div", { class: "spreads" }));
   },
-  legend: false,
   rows() {
     return [["data", "clients", "classes", "samples", "mean_per_client", "std", "smallest", "largest", "mean_classes", "train", "test", "test_set"],
       ...page.data.data.filter((panel) => panel.statistics).map(({ statistics: one, ...panel }) => [spreadTitle(panel), one.clients, one.classes, one.samples, one.mean, one.std, one.smallest, one.largest, one.mean_classes, one.train, one.test, one.test_set])];
   },
   drawings() {
-    return page.data.data.filter((panel) => panel.grid).map((panel) => ({ title: spreadTitle(panel), draw: (width) => heatDrawing(panel.grid, dataSpec(panel), width) }));
+    return page.data.data.filter((panel) => panel.grid).map((panel) => ({ title: spreadTitle(panel), draw: (width) => classMap(panel, width) }));
   },
   draw(host) {
     const spreads = host.querySelector(".spreads");
@@ -47,18 +46,41 @@ function shortSpread(panel) {
   return `${title}: ${statistics.clients} clients, ${statistics.samples} samples, ${statistics.mean_classes.toFixed(1)} of ${statistics.classes} classes a client`;
 }
 
-function dataSpec(panel) {
-  const { grid } = panel;
-  const ticks = [];
-  for (const mark of logMarks(10 ** grid.low, 10 ** grid.high, 10)) ticks.push([(Math.log10(mark) - grid.low) / (grid.high - grid.low), formatNumber(mark)]);
-  return {
-    label: `Samples of ${grid.total_rows} classes on ${grid.total_columns} clients`, color: sequential, ticks, scaleName: "samples",
-    rowNames: panel.classes, rowName: "class", columnName: "client", firstColumn: 0,
-    describe: (row, column, share) => {
-      const who = `client ${spanText(column, grid.column_span, grid.total_columns, 0)}, class ${panel.classes[row]}`;
-      return share === null ? `${who}: no samples` : `${who}: ${Math.round(10 ** (grid.low + share * (grid.high - grid.low)))} samples${grid.column_span > 1 ? " on average" : ""}`;
-    },
-  };
+const CIVIDIS = [[0, 34, 78], [65, 77, 107], [124, 123, 120], [188, 175, 111], [254, 232, 56]];
+
+// Much stands out from the background: dark on light, bright on dark.
+function sequential(share) {
+  return between(CIVIDIS, isDark() ? 0.15 + 0.85 * share : 1 - share);
+}
+
+// Samples of each class on each client as shades; many clients are joined.
+function classMap({ grid, classes }, width) {
+  const names = classes.map((name) => shortened(name, 16));
+  const left = Math.min(140, 32 + 7 * Math.max(...names.map((name) => name.length)));
+  const cell = Math.min(18, Math.max(3, Math.floor(380 / grid.rows)));
+  const [right, below] = [width - 14, 6 + grid.rows * cell];
+  const svg = svgOf(width, below + 84, `Samples of ${grid.total_rows} classes on ${grid.total_columns} clients`);
+  const x = scaleOf([-0.5, grid.columns * grid.column_span - 0.5], [left, right], false);
+  const scale = scaleOf([grid.low, grid.high], [left, left + Math.min(320, right - left)], false);
+  svg.append(makeSvg("image", { href: cellPicture(grid), x: left, y: 6, width: right - left, height: below - 6, preserveAspectRatio: "none", style: "image-rendering: pixelated" }),
+    makeSvg("rect", { x: left, y: 6, width: right - left, height: below - 6, fill: "none", stroke: variable("--line") }),
+    textAt(0, 0, "class", { "text-anchor": "middle", transform: `translate(12 ${below / 2}) rotate(-90)` }), textAt((left + right) / 2, below + 32, "client", { "text-anchor": "middle" }));
+  for (let row = 0; row < grid.rows; row += Math.ceil(13 / cell)) svg.append(textAt(left - 6, 6 + (row + 0.5) * cell + 4, names[row], { "text-anchor": "end" }));
+  for (const mark of marks(0, grid.total_columns - 1, width < 480 ? 4 : 8, true)) svg.append(textAt(x(mark), below + 16, String(mark), { "text-anchor": "middle" }));
+  for (let step = 0; step < 32; step++) svg.append(makeSvg("rect", { x: left + step * (scale(grid.high) - left) / 32, y: below + 46, width: (scale(grid.high) - left) / 32 + 0.5, height: 10, fill: `rgb(${sequential((step + 0.5) / 32).join(",")})` }));
+  for (const mark of logMarks(10 ** grid.low, 10 ** grid.high, 10)) svg.append(textAt(scale(Math.log10(mark)), below + 70, formatNumber(mark), { "text-anchor": "middle" }));
+  svg.append(textAt(scale(grid.high) + 14, below + 56, grid.column_span > 1 ? `samples, mean of ${grid.column_span} clients` : "samples"));
+  return svg;
+}
+
+function cellPicture(grid) {
+  const cells = bytesOf(grid.cells);
+  const picture = make("canvas", { width: grid.columns, height: grid.rows });
+  const context = picture.getContext("2d");
+  const image = context.createImageData(grid.columns, grid.rows);
+  for (let index = 0; index < cells.length; index++) if (cells[index]) image.data.set([...sequential((cells[index] - 1) / 254), 255], 4 * index);
+  context.putImageData(image, 0, 0);
+  return picture.toDataURL();
 }
 
 function drawSpread(body, panel) {
@@ -78,5 +100,5 @@ function drawSpread(body, panel) {
   ];
   if (statistics.validation) facts.push(["kept by the server", statistics.validation]);
   body.facts.replaceChildren(...facts.map(([name, value]) => make("li", {}, `${name} `, make("b", {}, String(value)))));
-  heatMap(body.map, panel.grid, dataSpec(panel));
+  body.map.replaceChildren(classMap(panel, widthOf(body.map)));
 }

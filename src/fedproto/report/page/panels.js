@@ -2,7 +2,7 @@
 
 const MOST_PANELS = 6;
 
-// shown: [{ title, spec, height }] or [{ title, draw(width) }], of `total` that there are.
+// shown: [{ title, spec, height }], of `total` that there are.
 function showPanels(host, shown, total) {
   host.classList.add("panels");
   host.classList.toggle("single", shown.length === 1);
@@ -16,8 +16,7 @@ function showPanels(host, shown, total) {
     const [caption, body] = host.children[index].children;
     caption.textContent = drawing.title;
     caption.hidden = !drawing.title || total === 1;
-    if (drawing.spec) showChart(body, drawing.spec, widths[index], drawing.height);
-    else body.replaceChildren(drawing.draw(widths[index]));
+    showChart(body, drawing.spec, widths[index], drawing.height);
   });
   showMore(host, total - shown.length);
 }
@@ -32,13 +31,9 @@ function showMore(host, left) {
   host.more.textContent = left ? `Show all ${total} conditions` : `Show only ${MOST_PANELS} conditions`;
 }
 
-function drawPanel(drawing, width) {
-  return drawing.spec ? chart(drawing.spec, width, drawing.height) : drawing.draw(width);
-}
-
 // The drawings of a section, for a file: all of them, whatever is in view.
 function forFile(drawings) {
-  return drawings.map((drawing) => ({ title: drawing.title, draw: (width) => drawPanel(drawing, width) }));
+  return drawings.map((drawing) => ({ title: drawing.title, draw: (width) => chart(drawing.spec, width, drawing.height) }));
 }
 
 // The conditions in view with a group that has something to show; `all` for a file, else a few.

@@ -1,4 +1,4 @@
-// Reading a chart: values under the pointer, by arrow keys aloud, and zooming by dragging or + and −.
+// Reading a chart: values under the pointer, and by arrow keys aloud.
 
 function showChart(host, spec, width, height) {
   const focused = host.contains(document.activeElement);
@@ -12,14 +12,11 @@ function showChart(host, spec, width, height) {
   host.tip.hidden = true;
   host.setAttribute("tabindex", 0);
   host.setAttribute("role", "group");
-  host.setAttribute("aria-label", `${spec.label}. Arrow keys read the values, + and − zoom.`);
+  host.setAttribute("aria-label", `${spec.label}. Arrow keys read the values.`);
   host.onkeydown = (event) => byKey(event, host, svg, spec);
   host.onblur = () => { host.tip.hidden = true; };
   host.onpointermove = (event) => byPointer(event, host, svg, spec);
   host.onpointerleave = () => { hideReading(host, svg); };
-  host.onpointerdown = (event) => { if (spec.key && event.button === 0 && event.pointerType === "mouse") svg.dragged = at(event, svg); };
-  host.onpointerup = (event) => endDrag(event, svg, spec);
-  host.ondblclick = () => zoomTo(spec, null);
   if (focused && document.activeElement !== host) host.focus();
 }
 
@@ -58,10 +55,6 @@ function readingsAt(spec, position, width) {
 function byPointer(event, host, svg, spec) {
   const [px, py] = at(event, svg);
   const { x } = svg.scales;
-  if (svg.dragged) {
-    svg.querySelector(".drag")?.remove();
-    svg.append(makeSvg("rect", { class: "drag", x: Math.min(px, svg.dragged[0]), y: svg.area.top, width: Math.abs(px - svg.dragged[0]), height: svg.area.bottom - svg.area.top, fill: variable("--faint"), "fill-opacity": 0.2 }));
-  }
   const places = placesOf(spec);
   if (!places.length || px < svg.area.left - 8 || px > svg.area.right + 8) return hideReading(host, svg);
   host.reading = nearest(places, x.invert(px));
@@ -93,34 +86,10 @@ function hideReading(host, svg) {
 function byKey(event, host, svg, spec) {
   const steps = { ArrowLeft: -1, ArrowRight: 1, PageUp: -10, PageDown: 10, Home: -Infinity, End: Infinity };
   const places = placesOf(spec);
-  if (["+", "-", "0"].includes(event.key) && spec.key && !event.ctrlKey && !event.metaKey) {
-    event.preventDefault();
-    const [low, high] = svg.scales.x.range;
-    const middle = places[host.reading] ?? (low + high) / 2;
-    const half = (high - low) * (event.key === "+" ? 0.25 : 1);
-    zoomTo(spec, event.key === "0" ? null : [middle - half, middle + half]);
-  } else if (event.key in steps && places.length) {
+  if (event.key in steps && places.length) {
     event.preventDefault();
     host.reading = Math.min(places.length - 1, Math.max(0, (host.reading ?? -1) + steps[event.key]));
     const readings = showReading(host, svg, spec, places[host.reading], svg.area.top) || [];
     host.said.textContent = `${spec.x.name} ${(spec.x.say || formatNumber)(places[host.reading])}: ${readings.map((one) => `${one.label} ${one.said}`).join("; ") || "nothing"}`;
   }
-}
-
-function endDrag(event, svg, spec) {
-  const from = svg.dragged;
-  svg.dragged = null;
-  svg.querySelector(".drag")?.remove();
-  if (!from) return;
-  const [px] = at(event, svg);
-  if (Math.abs(px - from[0]) > 8) zoomTo(spec, [svg.scales.x.invert(Math.min(px, from[0])), svg.scales.x.invert(Math.max(px, from[0]))]);
-}
-
-function zoomTo(spec, range) {
-  if (!spec.key) return;
-  const places = placesOf(spec);
-  const [low, high] = [places[0], places[places.length - 1]];
-  const inside = range && [Math.max(low, range[0]), Math.min(high, range[1])];
-  page.state.zoom[spec.key] = inside && inside[1] > inside[0] && (inside[0] > low || inside[1] < high) ? inside : null;
-  drawPage();
 }

@@ -1,21 +1,22 @@
 // What the reader chose: kept in the address, so that a view can be shared, and applied to all.
 
 const DEFAULTS = {
-  metric: null, base: null, x: "round", smooth: null, log: false, seeds: false, find: "", sort: "",
-  columns: false, all: false, by: "size", map: null, order: "size", features: null, only: true, theme: "system",
+  metric: null, base: null, data: null, x: "round", smooth: null, log: false, seeds: false, find: "", sort: "",
+  columns: false, all: false, by: "size", features: null, only: true, theme: "system",
 };
 const SETS = ["hide", "without"];
+const MOST_GROUPS = 24;
 
-page.state = { ...DEFAULTS, hide: new Set(), without: new Set(), zoom: {} };
+page.state = { ...DEFAULTS, hide: new Set(), without: new Set() };
 
 // "#section?name=value&…": the section to jump to and whatever is not as it is by default.
 function readAddress() {
   const [section, query] = location.hash.slice(1).split("?");
   const given = new URLSearchParams(query || "");
-  const state = { ...DEFAULTS, smooth: Math.round(100 * page.data.window), zoom: page.state.zoom };
+  const state = { ...DEFAULTS, smooth: Math.round(100 * page.data.window) };
   for (const name of SETS) state[name] = new Set(given.getAll(name));
   for (const [name, value] of Object.entries(state)) {
-    if (SETS.includes(name) || name === "zoom" || !given.has(name)) continue;
+    if (SETS.includes(name) || !given.has(name)) continue;
     const text = given.get(name);
     state[name] = typeof value === "boolean" ? text === "1" : name === "smooth" ? Math.min(30, Math.max(0, Number(text) || 0)) : text;
   }
@@ -44,7 +45,7 @@ function change(changes) {
 }
 
 function partsOf(condition) {
-  return Object.entries({ ...(page.several.families ? { data: condition.family } : {}), ...condition.parts }).map(([name, value]) => `${name}: ${value}`);
+  return Object.entries({ ...(page.several.families && !page.family ? { data: condition.family } : {}), ...condition.parts }).map(([name, value]) => `${name}: ${value}`);
 }
 
 // Methods, conditions and groups that are in view, found once per drawing.
@@ -56,7 +57,8 @@ function applyFilters() {
     seeds: data.groups.some((group) => group.seeds.length > 1),
   };
   const words = state.find.toLowerCase().split(/\s+/).filter(Boolean);
-  const open = data.conditions.map((condition) => !partsOf(condition).some((part) => state.without.has(part)));
+  page.family = familyInView();
+  const open = data.conditions.map((condition) => (!page.family || condition.family === page.family) && !partsOf(condition).some((part) => state.without.has(part)));
   page.shown = data.groups.map((group, index) => ({ ...group, index })).filter((group) => {
     const under = group.conditions.filter((index) => open[index]);
     const text = [methodTitle(group), ...under.map((index) => `${data.conditions[index].family} ${data.conditions[index].title}`)].join(" ").toLowerCase();
@@ -68,7 +70,23 @@ function applyFilters() {
   if (!data.metrics.some((metric) => metric.name === state.metric)) state.metric = null;
   if (!data.methods.some((method) => method.title === state.base)) state.base = null;
   page.metric = metricNamed(state.metric || data.metric);
-  page.base = data.methods.findIndex((method) => method.title === (state.base || data.first));
+}
+
+// Large studies open on the data set with most runs; null for all data sets.
+function familyInView() {
+  const { data, state } = page;
+  const counts = new Map();
+  for (const run of data.runs) { const { family } = data.conditions[data.groups[run.group].conditions[0]]; counts.set(family, (counts.get(family) || 0) + 1); }
+  if (counts.has(state.data)) return state.data;
+  return state.data === "all" || data.groups.length <= MOST_GROUPS || counts.size < 2 ? null : [...counts].sort((one, other) => other[1] - one[1])[0][0];
+}
+
+// What the others are compared with on a data set: the reader's choice where it was run there.
+function baseIn(family) {
+  const { data, state } = page;
+  const chosen = data.methods.findIndex((method) => method.title === state.base);
+  const present = data.groups.some((group) => group.method === chosen && data.conditions[group.conditions[0]].family === family);
+  return present ? chosen : data.methods.findIndex((method) => method.title === data.baselines[family]);
 }
 
 function titleOf(condition) {
@@ -79,9 +97,11 @@ function titleOf(condition) {
 function drawBar() {
   const { data, state } = page;
   const bar = document.getElementById("runs");
-  const parts = data.conditions.length > 1 ? [...new Set(data.conditions.flatMap(partsOf))] : [];
+  const inView = data.conditions.filter((condition) => !page.family || condition.family === page.family);
+  const parts = inView.length > 1 ? [...new Set(inView.flatMap(partsOf))] : [];
+  const here = data.methods.map((method, index) => [method, index]).filter(([, index]) => data.groups.some((group) => group.method === index && group.conditions.some((one) => inView.includes(data.conditions[one]))));
   const names = [...new Set(parts.map((part) => part.split(": ")[0]))];
-  const wanted = JSON.stringify([data.methods.map((method) => method.title), parts]);
+  const wanted = JSON.stringify([here.map(([method]) => method.title), parts]);
   if (bar.dataset.wanted !== wanted) {
     bar.dataset.wanted = wanted;
     bar.replaceChildren(
@@ -90,11 +110,12 @@ function drawBar() {
           make("input", { id: "find", type: "search", placeholder: "Search methods, conditions", oninput: (event) => change({ find: event.target.value }) })),
         make("span", { id: "count", role: "status" }),
         make("button", { type: "button", id: "reset", onclick: () => change({ hide: new Set(), without: new Set(), find: "" }) }, "show all")),
-      make("div", { class: "chips", role: "group", "aria-label": "Methods" }, data.methods.map((method, index) => chip(method.title, "hide", method.title, index))),
+      make("details", { open: here.length + parts.length < 13 && innerWidth > 600 || undefined }, make("summary", {}, `Methods${parts.length ? " and conditions" : ""}`),
+      make("div", { class: "chips", role: "group", "aria-label": "Methods" }, here.map(([method, index]) => chip(method.title, "hide", method.title, index))),
       make("div", { class: "facets" }, names.map((name) => make("div", { class: "chips", role: "group", "aria-label": name }, make("span", { class: "name" }, name),
         parts.filter((part) => part.split(": ")[0] === name)
           .sort((one, other) => one.localeCompare(other, "en", { numeric: true }))
-          .map((part) => chip(part.slice(name.length + 2), "without", part, null))))));
+          .map((part) => chip(part.slice(name.length + 2), "without", part, null)))))));
   }
   for (const button of bar.querySelectorAll(".chip")) {
     button.setAttribute("aria-pressed", String(!state[button.dataset.set].has(button.dataset.value)));
@@ -111,8 +132,7 @@ function drawBar() {
 function chip(text, set, value, method) {
   return make("button", {
     type: "button", class: "chip", "data-set": set, "data-value": value, "data-method": method,
-    title: "Click to show or hide; double-click to show only this one",
-    onclick: () => toggle(set, value), ondblclick: () => only(set, value),
+    onclick: () => toggle(set, value),
   }, method === null ? null : make("span", { class: "mark" }), text);
 }
 
@@ -120,12 +140,4 @@ function toggle(set, value) {
   const chosen = new Set(page.state[set]);
   if (!chosen.delete(value)) chosen.add(value);
   change({ [set]: chosen });
-}
-
-function only(set, value) {
-  const name = value.split(": ")[0];
-  const all = set === "hide" ? page.data.methods.map((method) => method.title)
-    : [...new Set(page.data.conditions.flatMap(partsOf))].filter((part) => part.split(": ")[0] === name);
-  const rest = set === "hide" ? [] : [...page.state[set]].filter((part) => part.split(": ")[0] !== name);
-  change({ [set]: new Set([...rest, ...all.filter((other) => other !== value)]) });
 }
