@@ -1,14 +1,13 @@
 """Who is connected: Flower's nodes have random numbers, our clients stable ids.
 
 Every node is asked once who it is. A client keeps its node as long as that is connected; a second
-node that claims the same id is turned away. Where nodes are registered under a name, as the
-commands of ``fedproto flower keys`` do, a node may only be the client of that name: the name
-belongs to its key.
+node that claims the same id is turned away. Where the server's folder has the clients' public keys,
+as ``fedproto flower keys`` makes it, a client is the node with its key and no other, whatever else
+was registered and whenever the run goes on.
 """
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from fedproto.flower import greeting, wire
 from fedproto.flower.arrays import UnreadableError, one_line
 from fedproto.flower.commands import is_node_name, node_name
 from fedproto.flower.greeting import Hello
+from fedproto.flower.keys import fingerprint
 
 T = TypeVar("T")
 
@@ -156,7 +156,8 @@ class ServerGoneError(FedprotoError):
 class Nodes:
     """The connected clients.
 
-    `audit` is told of nodes that enrol or are turned away, with their keys.
+    `audit` is told of nodes that enrol or are turned away, with their keys. With `keys`, the
+    fingerprints of the clients' public keys, a client is whoever has its key.
     """
 
     def __init__(
@@ -165,8 +166,10 @@ class Nodes:
         config: RunConfig,
         notify: Notify,
         audit: Callable[..., None] = lambda event, **facts: None,  # noqa: ARG005
+        keys: Mapping[int, str] | None = None,
     ) -> None:
         self._audit = audit
+        self._bound = keys or {}
         self._grid = grid
         self._config = config
         self._notify = notify
@@ -195,7 +198,10 @@ class Nodes:
         """Looks who is connected and asks the new ones, or all that gave no good answer yet."""
         nodes = list(patiently(self._grid.get_nodes))
         self._online = {node.node_id for node in nodes}
-        self._keys = {node.node_id: _key(node.public_key) for node in nodes}
+        self._keys = {
+            node.node_id: fingerprint(node.public_key) if node.public_key else None
+            for node in nodes
+        }
         self._names = {node.node_id: node.name for node in nodes}
         new = self._online - self._known.keys()
         if not ask_again:
@@ -258,11 +264,11 @@ class Nodes:
             raise UnreadableError(
                 f"its key is registered as {name}, but it says it is {hello.client}"
             )
+        if self._bound and self._bound.get(hello.client) != self._keys.get(node):
+            raise UnreadableError(
+                f"its key is not that of client {hello.client}, {node_name(hello.client)}.pub in"
+                " the server's folder"
+            )
         if hello.client in self.clients():
             raise UnreadableError(f"client {hello.client} is connected already")
         return hello
-
-
-def _key(public_key: bytes) -> str | None:
-    """A short fingerprint of a node's public key; None for a node without one."""
-    return hashlib.sha256(public_key).hexdigest()[:32] if public_key else None
