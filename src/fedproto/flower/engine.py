@@ -28,6 +28,9 @@ from fedproto.flower.suspension import Suspensions
 from fedproto.rng import Indices
 from fedproto.types import POOLED, ClientFailure, ClientUpdate, ServerState
 
+TRAIN, TEST = "train", "test"
+"""What a client is asked to do."""
+
 
 class FlowerEngine(Engine):
     """Runs jobs on the nodes of a Flower federation."""
@@ -57,7 +60,6 @@ class FlowerEngine(Engine):
         self._setting = setting_of(workload, params)
         self._given_up: set[int] = set()
         self._suspended = suspended
-        self._failing: set[int] = set()
         self._asked: set[int] = set()
         self._incidents: list[str] = []
         on_server = self._options.evaluate_on == "server"
@@ -102,18 +104,19 @@ class FlowerEngine(Engine):
         return [self._evaluate(state, validation=validation) for state in states]
 
     def judged(self, usable: Collection[int], refused: Mapping[int, str]) -> None:
-        """Who was asked and gave nothing usable, in whatever way, has failed once more."""
+        """Who was asked and gave nothing usable, in whatever way, has failed in this round."""
         for client in sorted(self._asked):
             if client in usable:
-                self._suspended.answered(client)
+                self._suspended.answered(client, TRAIN)
             elif client in refused:
-                self._suspended.failed(client, refused[client], self._options)
+                self._suspended.failed(client, TRAIN, refused[client])
         self._asked.clear()
 
     def take_incidents(self) -> list[str]:
         """Clients turned away and tests that failed."""
         taken, self._incidents = self._incidents, []
-        return taken + self._suspended.end_round() + self._nodes.take_notices()
+        suspended = self._suspended.end_round(self._options)
+        return taken + suspended + self._nodes.take_notices()
 
     def _gather(self, clients: set[int]) -> set[int] | str:
         """The clients that are connected, or why the round cannot be."""
@@ -182,11 +185,7 @@ class FlowerEngine(Engine):
         )
         for node, answer in answers.items():
             index = index_of[node]
-            result = results[index] = self._read_update(answer, jobs[index])
-            if isinstance(result, ClientFailure):
-                self._failing.add(result.client)
-            else:
-                self._failing.discard(result.client)
+            results[index] = self._read_update(answer, jobs[index])
         return results
 
     def _read_update(self, answer: Answer, job: LocalJob) -> ClientUpdate | ClientFailure:
@@ -211,7 +210,7 @@ class FlowerEngine(Engine):
         node_of = {
             client: node
             for client, node in sorted(self._nodes.clients().items())
-            if self._held(client, validation=validation) and self._is_asked(client)
+            if self._held(client, validation=validation) and self._suspended.is_asked(client)
         }
         contents = {
             node: wire.encode_test(client, state, self._config, validation=validation)
@@ -240,14 +239,11 @@ class FlowerEngine(Engine):
                 tally = self._read_tally(answers[node], client, state.round, held)
             except UnreadableError as error:
                 self._incidents.append(f"not tested on client {client}: {error}")
-                self._suspended.failed(client, str(error), self._options)
+                self._suspended.failed(client, TEST, str(error))
             else:
+                self._suspended.answered(client, TEST)
                 total = tally if total is None else total + tally
         return {} if total is None else self.workload.task.metrics(total)
-
-    def _is_asked(self, client: int) -> bool:
-        """Whether a client is worth a deadline: not one that just failed or is left out."""
-        return client not in self._failing and not self._suspended.reason(client)
 
     def _read_tally(self, answer: Answer, client: int, round_: int, held: int) -> Tensor:
         tally = wire.decode_tally(_content(answer), client, round_)
