@@ -40,6 +40,11 @@ def simulated(folder, **sections) -> RunStore:
     return store
 
 
+def pooled(metrics):
+    """Scores without those in which every client counts alike, which clients' sums give beside."""
+    return {name: value for name, value in metrics.items() if "mean_client" not in name}
+
+
 def everyone(**sections):
     """Sections for a run in which all clients are in every cohort."""
     schedule = {"cohort": CLIENTS, "delta": 0.0, "rounds": 2}

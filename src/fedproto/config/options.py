@@ -108,6 +108,12 @@ class FlowerOptions(Options):
     max_examples: int = option(
         10_000_000, "more samples than this no client is believed to have", at_least=1
     )
+    max_claim: float = option(
+        10.0,
+        "most samples that a client uses and that count for it, where the server does not have the"
+        " data: a multiple of the median that clients claim; 0 for all",
+        at_least=0,
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -38,6 +38,7 @@ from fedproto.flower import greeting, superexec, wire
 from fedproto.flower.privacy import PrivateEngine
 from fedproto.models.base import build_model
 from fedproto.options.registry import load_plugin
+from fedproto.rng import Indices
 from fedproto.rounds.client_memory import remembered
 from fedproto.store.client_memory import MemoryOnDisk
 from fedproto.strategies.contract import initial_tensors
@@ -84,6 +85,18 @@ class ThisNode:
         )
         engine.secret = lambda job: own_secret(self.state_folder / job.run)
         return engine
+
+    def with_samples(self, number: int) -> ThisNode:
+        """The same with some of its training samples."""
+        clients = list(self.federation.clients)
+        own = clients[self.client]
+        clients[self.client] = replace(own, train=spread(own.train, number))
+        return replace(self, federation=replace(self.federation, clients=clients))
+
+
+def spread(indices: Indices, number: int) -> Indices:
+    """So many of some samples, evenly spaced, whatever they are sorted by."""
+    return indices[np.arange(number) * len(indices) // number]
 
 
 def own_secret(folder: Path) -> int:
@@ -157,7 +170,9 @@ def _train(content: RecordDict, context: Context) -> RecordDict:
     own = len(node.federation.clients[node.client].train)
     if job.client != node.client:
         raise ConfigError(f"the job is for client {job.client}; this is client {node.client}")
-    if job.batches.num_examples != own:
+    if job.batches.num_examples < own:
+        engine = node.with_samples(job.batches.num_examples).engine(config)
+    elif job.batches.num_examples > own:
         raise ConfigError(f"the job is for {job.batches.num_examples} samples; {own} are here")
     memory = MemoryOnDisk(node.state_folder / job.run)
     declared = config.method.client_memory(setting)
@@ -179,11 +194,16 @@ def _evaluate(content: RecordDict, context: Context) -> RecordDict:
     test = wire.decode_test(content, _layout(engine, config))
     if test.client != node.client:
         raise ConfigError(f"the test is for client {test.client}; this is {node.client}")
-    test_part = node.federation.clients[node.client].test
-    validation_part = node.federation.validation_of(node.client)
-    tally = engine.tally(test.state, validation_part if test.validation else test_part)
-    if tally is None:
-        raise DataError("this client has no test samples")
+    federation = node.federation
+    part = (
+        federation.validation_of(node.client)
+        if test.validation
+        else federation.clients[node.client].test
+    )
+    if not 0 < test.num_examples <= len(part):
+        raise DataError(f"the test is for {test.num_examples} samples; {len(part)} are here")
+    tally = engine.tally(test.state, spread(part, test.num_examples))
+    assert tally is not None  # noqa: S101 - there are samples
     return wire.encode_tally(node.client, test.state.round, tally)
 
 

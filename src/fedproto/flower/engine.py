@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import reduce
 
 import numpy as np
+import torch
 from flwr.app import RecordDict
 from flwr.serverapp import Grid
 from torch import Tensor
@@ -213,7 +215,13 @@ class FlowerEngine(Engine):
             if self._held(client, validation=validation) and self._suspended.is_asked(client)
         }
         contents = {
-            node: wire.encode_test(client, state, self._config, validation=validation)
+            node: wire.encode_test(
+                client,
+                state,
+                self._config,
+                self._held(client, validation=validation),
+                validation=validation,
+            )
             for client, node in node_of.items()
         }
         answers = exchange(
@@ -223,7 +231,7 @@ class FlowerEngine(Engine):
             round_=state.round,
             deadline=self._options.deadline,
         )
-        total: Tensor | None = None
+        tallies = []
         absent = [
             str(client)
             for client in range(len(self.workload.federation.clients))
@@ -242,8 +250,16 @@ class FlowerEngine(Engine):
                 self._suspended.failed(client, TEST, str(error))
             else:
                 self._suspended.answered(client, TEST)
-                total = tally if total is None else total + tally
-        return {} if total is None else self.workload.task.metrics(total)
+                tallies.append(tally)
+        return self._scores(tallies) if tallies else {}
+
+    def _scores(self, tallies: Sequence[Tensor]) -> dict[str, float]:
+        """The scores over all samples, and the main one with every client counted alike."""
+        task = self.workload.task
+        each = [task.metrics(tally) for tally in tallies]
+        alike = [scores[task.headline] for scores in each if task.headline in scores]
+        pooled = task.metrics(reduce(torch.add, tallies))
+        return pooled | ({f"mean_client_{task.headline}": float(np.mean(alike))} if alike else {})
 
     def _read_tally(self, answer: Answer, client: int, round_: int, held: int) -> Tensor:
         tally = wire.decode_tally(_content(answer), client, round_)

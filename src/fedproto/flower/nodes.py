@@ -189,8 +189,13 @@ class Nodes:
         """What a connected client told of itself."""
         return self._known[self.clients()[client]]
 
+    def note(self, text: str) -> None:
+        """Shows a notice and keeps it for the round's record."""
+        self._notices.append(text)
+        self._notify(text)
+
     def take_notices(self) -> list[str]:
-        """Which nodes were turned away since the last call, and why."""
+        """What was noted since the last call, such as nodes that were turned away."""
         taken, self._notices = self._notices, []
         return taken
 
@@ -223,8 +228,7 @@ class Nodes:
                 if notice not in self._said:
                     self._said.add(notice)
                     self._audit("turned away", **self._who(node), reason=str(error))
-                    self._notices.append(notice)
-                    self._notify(notice)
+                    self.note(notice)
             else:
                 self._asked_in_vain.discard(node)
                 self._known[node] = hello

@@ -12,7 +12,7 @@ from fedproto.flower.arrays import UnreadableError, read_tensors
 from fedproto.strategies.contract import Declarations
 from fedproto.types import Tensors
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Changes whenever a reader of the version before could misread a message."""
 
 LONGEST_TEXT = 100_000

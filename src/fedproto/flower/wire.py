@@ -42,6 +42,7 @@ class TestJob:
 
     client: int
     state: ServerState
+    num_examples: int
     validation: bool = False
 
 
@@ -198,13 +199,19 @@ def decode_update(
 
 
 def encode_test(
-    client: int, state: ServerState, config: RunConfig, *, validation: bool = False
+    client: int,
+    state: ServerState,
+    config: RunConfig,
+    num_examples: int,
+    *,
+    validation: bool = False,
 ) -> RecordDict:
-    """A model to be tested by a client on its own test part, or validation part."""
+    """A model to be tested on some samples of a client's own test part, or validation part."""
     fields = {
         "config": config_text(config),
         "client": client,
         "round": state.round,
+        "num_examples": num_examples,
         "validation": validation,
     }
     return _with_model("test", fields, state)
@@ -212,10 +219,11 @@ def encode_test(
 
 def decode_test(content: RecordDict, like: ServerState) -> TestJob:
     """A model to test, for a client whose own model tells what it must look like."""
-    wanted = {"config": str, "client": int, "round": int, "validation": bool}
+    numbers = dict.fromkeys(("client", "round", "num_examples"), int)
+    wanted = {"config": str, "validation": bool, **numbers}
     fields = expect_fields(content, "test", wanted, beside=("params", "buffers"))
     state = ServerState(fields["round"], *_model_tensors(content, like.params, like.buffers))
-    return TestJob(fields["client"], state, fields["validation"])
+    return TestJob(fields["client"], state, fields["num_examples"], fields["validation"])
 
 
 def encode_tally(client: int, round_: int, tally: torch.Tensor) -> RecordDict:
