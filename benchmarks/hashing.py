@@ -18,6 +18,7 @@ from fedproto.config.recipe import read_recipe
 from fedproto.disk import integrity
 from fedproto.simulate import simulate
 from fedproto.store import RunStore, checkpoints
+from fedproto.store import run as run_store
 from fedproto.store.environment import describe_environment
 
 spent = {"hashing": 0.0}
@@ -42,7 +43,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     checkpoints.tensors_fingerprint = timed(integrity.tensors_fingerprint)
-    integrity.Chain.add = timed(integrity.Chain.add)
+    run_store.sealed_line = timed(integrity.sealed_line)
     (config,) = read_recipe("quickstart").values()
     config = replace(config, label="hashing")
     with tempfile.TemporaryDirectory() as folder:

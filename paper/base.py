@@ -137,7 +137,3 @@ class FoundRuns:
         """The shares of stragglers that federated runs have."""
         found = {r.delta for r in self.select(case) if not r.request.config.strategy.pooled}
         return sorted(found)
-
-    def alphas(self, case: str) -> list[float]:
-        """The concentrations of the class mix."""
-        return sorted({r.alpha for r in self.select(case) if r.alpha is not None})

@@ -67,8 +67,8 @@ class Case:
 
     @property
     def full_title(self) -> str:
-        """The data set's name, and what it was trained on where that is another."""
-        return self.title + (f" (on {self.stands_in})" if self.stands_in else "")
+        """The data set's name, and what it was trained on where that is another, below it."""
+        return self.title + (f"\n(on {self.stands_in})" if self.stands_in else "")
 
     def runs(
         self,

@@ -15,14 +15,11 @@ from rich.table import Table
 from fedproto.cli.data import prepare_all
 from fedproto.cli.options import DataRoot
 from fedproto.cli.progress import progress_for
-from fedproto.data.base import DataSource
-from fedproto.data.federation import Federation
 from fedproto.engines.auto import threads
 from fedproto.errors import ConfigError
 from paper import reproduction
 from paper.base import EXPERIMENTS
 from paper.cases import SCALES, Scope
-from paper.estimate import in_words
 from paper.library import Library, directory_name
 from paper.output import Output
 from paper.reproduction import ALL, Plan
@@ -66,7 +63,7 @@ def reproduce(
         ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="List the runs and the time they will take.")
+        bool, typer.Option("--dry-run", help="List the runs and whether they exist.")
     ] = False,
     existing: Annotated[
         bool, typer.Option("--existing", help="Train nothing; show what the runs allow.")
@@ -74,7 +71,7 @@ def reproduce(
     list_all: Annotated[bool, typer.Option("--list", help="List the tables and figures.")] = False,
     data_root: DataRoot = None,
 ) -> None:
-    """Reproduce tables and figures of the paper, ours beside the paper's."""
+    """Reproduce tables and figures of the paper, from a checkout of the repository."""
     del data_root
     if list_all:
         _list()
@@ -95,7 +92,6 @@ def reproduce(
         try:
             if plan.missing and not existing:
                 federations = reproduction.load_data(plan, prepare_all, _notice)
-                _show_estimate(plan, federations, library)
                 if not dry_run:
                     reproduction.train(plan, library, federations, progress_for)
             if dry_run:
@@ -150,29 +146,12 @@ def _remark(scope: Scope) -> str:
     return "" if scope.scale == "paper" else f"scale {scope.scale}: not the paper's settings"
 
 
-def _show_estimate(plan: Plan, federations: dict[DataSource, Federation], library: Library) -> None:
-    table = Table("data set", "runs", "local steps", "ms a step", "time", title_justify="left")
-    total = 0.0
-    for case, found in reproduction.estimates(plan, federations, library):
-        total += found.seconds
-        table.add_row(
-            case,
-            str(found.runs),
-            f"{found.steps:,}",
-            f"{1000 * found.step_seconds:.2f}",
-            in_words(found.seconds),
-        )
-    if table.row_count:
-        _console(stderr=True).print(table)
-        _notice(f"training will take about {in_words(total)} on this machine, as timed just now")
-
-
 def _show_runs(plan: Plan) -> None:
-    table = Table("data set", "run", "where")
-    for result in (each for found in plan.results.values() for each in found):
-        table.add_row(result.request.case, directory_name(result.run.config), str(result.run.path))
-    for request in plan.missing:
-        table.add_row(request.case, directory_name(request.config), "to train")
+    table = Table("data set", "run", "rounds", "where")
+    found = [(each.request, str(each.run.path)) for one in plan.results.values() for each in one]
+    for request, where in [*found, *((each, "to train") for each in plan.missing)]:
+        rounds = str(request.config.schedule.rounds)
+        table.add_row(request.case, directory_name(request.config), rounds, where)
     _console().print(table)
 
 

@@ -44,7 +44,6 @@ class Comparison:
     row: str
     ours: Averaged | None
     paper: Printed | None
-    digits: int = 1
 
     @property
     def difference(self) -> float | None:
@@ -96,17 +95,10 @@ class ComparisonTable(Experiment):
 
 def show(output: Output, name: str, title: str, rows: Sequence[Comparison]) -> None:
     """Prints and writes a comparison; one table per quantity."""
-    seeds = any(row.ours is not None and row.ours.over_seeds is not None for row in rows)
-    columns = ["data set", "", "ours", *(["± seeds"] if seeds else []), "paper", "ours − paper"]
-    columns.append("in its ±")
-    for quantity in dict.fromkeys(row.quantity for row in rows):
-        chosen = [row for row in rows if row.quantity == quantity]
-        groups = [
-            [_line(row, seeds) for row in chosen if row.case == case]
-            for case in dict.fromkeys(row.case for row in chosen)
-        ]
-        output.table(f"{title}: {quantity}" if quantity else title, columns, groups)
-    output.csv(name, COLUMNS, [row.cells for row in rows])
+    frame = output.csv(name, COLUMNS, [row.cells for row in rows])
+    for quantity, group in frame.groupby("quantity", sort=False):
+        shown = group.drop(columns="quantity")
+        output.table(f"{title}: {quantity}" if quantity else title, shown)
 
 
 def draw(output: Output, name: str, rows: Sequence[Comparison], columns: int = 4) -> None:
@@ -150,23 +142,3 @@ def _draw_panel(axes: Any, rows: Sequence[Comparison], handles: dict[str, Any]) 
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.set_xlabel(rows[0].quantity, fontsize="small")
     axes.grid(axis="x", alpha=0.3)
-
-
-def _line(row: Comparison, seeds: bool) -> list[str]:
-    digits, ours = row.digits, row.ours
-    difference = row.difference
-    return [
-        row.case.full_title,
-        row.row,
-        "–" if ours is None else _shown(ours.mean, ours.over_deltas, digits),
-        *([_shown(ours.over_seeds if ours else None, None, digits)] if seeds else []),
-        "–" if row.paper is None else _shown(row.paper.mean, row.paper.std, digits),
-        "–" if difference is None else f"{difference:+.{digits}f}",
-        "–" if row.distance is None else f"{row.distance:+.1f}",
-    ]
-
-
-def _shown(mean: float | None, std: float | None, digits: int) -> str:
-    if mean is None:
-        return "–"
-    return f"{mean:.{digits}f}" + ("" if std is None else f" ± {std:.{digits}f}")

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from fedproto.report.analysing import read_parts
@@ -49,16 +50,6 @@ class Averaged:
         )
 
 
-@dataclass(frozen=True)
-class Band:
-    """A curve with what is around it: mean and population standard deviation over runs."""
-
-    rounds: NDArray[np.int64]
-    mean: NDArray[np.float64]
-    std: NDArray[np.float64]
-    runs: int
-
-
 def nominal_rounds(rounds: int) -> int:
     """The rounds that count, of those that were run."""
     return round(rounds / (1 + EXTRA))
@@ -89,14 +80,15 @@ def final_value(run: StoredRun, metric: str) -> float | None:
     return None if value is None else float(value)
 
 
-def spread(results: Iterable[FoundRun], metric: str) -> Averaged | None:
-    """The final value over δ and seeds; None where no run has it."""
+def spread(results: Iterable[FoundRun], metric: str, factor: float = 1.0) -> Averaged | None:
+    """The final value over δ and seeds, times a factor; None where no run has it."""
     by_delta: dict[float, list[float]] = defaultdict(list)
     for result in results:
         value = final_value(result.run, metric)
         if value is not None:
             by_delta[result.delta].append(value)
-    return spread_of(list(by_delta.values()))
+    found = spread_of(list(by_delta.values()))
+    return found and found.scaled(factor)
 
 
 def spread_of(groups: Sequence[Sequence[float]]) -> Averaged | None:
@@ -126,16 +118,17 @@ def paired(
     ]
 
 
-def band(results: Sequence[FoundRun], metric: str) -> Band | None:
-    """A metric's curve over δ and seeds, at rounds that all runs have; None where there is none."""
+def band(results: Sequence[FoundRun], metric: str, factor: float = 1.0) -> pd.DataFrame | None:
+    """A metric's curve over δ and seeds, at rounds that all runs have; None where there is none.
+
+    Mean and population standard deviation over runs at every round, times a factor.
+    """
     curves = [nominal_curve(result.run, metric) for result in results]
-    curves = [(rounds, values) for rounds, values in curves if len(rounds)]
-    if not curves:
+    series = [pd.Series(values, rounds) for rounds, values in curves if len(rounds)]
+    shared = pd.concat(series, axis=1, join="inner") if series else pd.DataFrame()
+    if shared.empty:
         return None
-    common = sorted(set.intersection(*(set(rounds.tolist()) for rounds, _ in curves)))
-    if not common:
-        return None
-    values = np.array([values[np.isin(rounds, common)] for rounds, values in curves])
-    return Band(
-        np.array(common, dtype=np.int64), values.mean(axis=0), values.std(axis=0), len(curves)
-    )
+    # One run a row in memory, so that runs are added up one after another whatever their number.
+    values = np.ascontiguousarray(shared.to_numpy().T)
+    mean, std = factor * values.mean(axis=0), factor * values.std(axis=0)
+    return pd.DataFrame({"round": shared.index, "mean": mean, "std": std, "runs": len(series)})

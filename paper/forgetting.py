@@ -9,10 +9,10 @@ unequal the rows of the head become.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from fedproto.data.federation import Federation
 from fedproto.data.statistics import class_counts
@@ -23,21 +23,11 @@ from fedproto.report.results import StoredRun
 from paper.base import FoundRun
 from paper.cases import Case
 from paper.output import Output
-from paper.panels import line_of, titled
+from paper.panels import line_of
 
 GUIDED = "Guided"
 MEASURE = "head"
 COLUMNS = ("data_set", "trained_on", "method", "holders", "change", "std_error", "times")
-
-
-@dataclass(frozen=True)
-class Change:
-    """How accuracies of classes change in rounds with so many holders."""
-
-    holders: int
-    mean: float
-    error: float | None
-    times: int
 
 
 def show_forgetting(output: Output, found: Sequence[tuple[Case, Sequence[FoundRun]]]) -> None:
@@ -52,23 +42,25 @@ def show_forgetting(output: Output, found: Sequence[tuple[Case, Sequence[FoundRu
     figure = new_figure(3.2 * len(looked) + 0.6, 5.0)
     grid = figure.subplots(2, len(looked), squeeze=False)
     handles: dict[str, Any] = {}
-    lines: list[tuple[Any, ...]] = []
+    lines: list[pd.DataFrame] = []
     for (case, shown), (above, below) in zip(looked, grid.T, strict=True):
         federation = next(iter(shown.values())).federation()
         for label, run in shown.items():
             changes, line = changes_by_holders(run, federation), line_of(label, shown)
-            lines += [
-                (case.title, case.stands_in, label, c.holders, c.mean, c.error, c.times)
-                for c in changes
-            ]
-            holders = [change.holders for change in changes]
-            error = [change.error or 0.0 for change in changes]
+            lines.append(
+                changes.assign(data_set=case.title, trained_on=case.stands_in, method=label)
+            )
             handles[label] = above.errorbar(
-                holders, [c.mean for c in changes], yerr=error, marker="o", ms=3, **line
+                changes["holders"],
+                changes["change"],
+                yerr=changes["std_error"].fillna(0.0),
+                marker="o",
+                ms=3,
+                **line,
             )
             below.plot(*row_spread(run), **line)
         above.axhline(0, color="grey", lw=0.8)
-        above.set_title(titled(case), fontsize="medium")
+        above.set_title(case.full_title, fontsize="medium")
         above.set_xlabel("clients of the cohort that hold the class")
         below.set_xlabel("round")
         for axes in (above, below):
@@ -77,31 +69,32 @@ def show_forgetting(output: Output, found: Sequence[tuple[Case, Sequence[FoundRu
     grid[0][0].set_ylabel("change of its accuracy\nin that round (points)")
     grid[1][0].set_ylabel("spread of row norms\n(std / mean over classes)")
     add_legend(figure, handles)
-    output.csv("guidance-forgetting", COLUMNS, lines)
+    output.csv("guidance-forgetting", COLUMNS, pd.concat(lines))
     output.figure("guidance-forgetting", figure)
 
 
-def changes_by_holders(run: StoredRun, federation: Federation) -> list[Change]:
+def changes_by_holders(run: StoredRun, federation: Federation) -> pd.DataFrame:
     """The change of every class's accuracy in every round, by holders that took part."""
     holds_kc = class_counts(federation) > 0
     names = [federation.class_name(label) for label in range(holds_kc.shape[1])]
-    changes: dict[int, list[float]] = {}
+    changes = []
     for before, after in zip(run.records, run.records[1:], strict=False):
         old, new = (record.tables.get(PER_CLASS, {}) for record in (before, after))
         took_part = list(after.attention)
-        for label, name in enumerate(names):
-            if name in old and name in new:
-                holders = int(holds_kc[took_part, label].sum())
-                changes.setdefault(holders, []).append(100 * (new[name] - old[name]))
-    return [
-        Change(
-            holders,
-            float(np.mean(values)),
-            float(np.std(values, ddof=1) / len(values) ** 0.5) if len(values) > 1 else None,
-            len(values),
-        )
-        for holders, values in sorted(changes.items())
-    ]
+        changes += [
+            (int(holds_kc[took_part, label].sum()), 100 * (new[name] - old[name]))
+            for label, name in enumerate(names)
+            if name in old and name in new
+        ]
+    groups = pd.DataFrame(changes, columns=["holders", "change"]).groupby("holders")["change"]
+    # NumPy's own mean, as in all other tables: groupby's differs in the last digit.
+    return pd.DataFrame(
+        {
+            "change": groups.agg(lambda values: values.mean()),
+            "std_error": groups.agg(lambda values: values.sem()),
+            "times": groups.size(),
+        }
+    ).reset_index()
 
 
 def row_spread(run: StoredRun) -> tuple[list[int], list[float]]:

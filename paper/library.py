@@ -9,12 +9,11 @@ was stopped on its way.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fedproto.config import RunConfig, digest_of
+from fedproto.config import RunConfig, digest_of, recipe
 from fedproto.data.tasks import headline
 from fedproto.engines.base import Notify, ignore
 from fedproto.errors import FedprotoError
@@ -107,11 +106,6 @@ class Library:
         )
         return found and _up_to(request.config.schedule.rounds, found)
 
-    def rounds_done(self, config: RunConfig) -> int:
-        """How far the furthest unfinished run of a configuration is."""
-        done = [len(run.records) for run in self._runs(config) if not is_complete(run)]
-        return max((rounds for rounds in done if rounds < config.schedule.rounds), default=0)
-
     def place_for(self, config: RunConfig, folder: str) -> Path:
         """Where to train a run: the directory of one that was stopped, or a new one.
 
@@ -175,7 +169,7 @@ def directory_name(config: RunConfig) -> str:
     if not config.strategy.pooled:
         parts.append(f"delta{config.schedule.delta:g}")
     parts.append(f"seed{config.seed}")
-    return re.sub(r"[^a-z0-9.+-]+", "-", "-".join(parts).lower()).strip("-")
+    return recipe.directory_name("-".join(parts))
 
 
 def merged(requests: Iterable[Request]) -> list[Request]:

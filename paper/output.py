@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import pandas as pd
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -38,19 +38,19 @@ class Output:
         """Prints a remark."""
         self.console.print(text, highlight=False, markup=False)
 
-    def table(
-        self, title: str, columns: Sequence[str], groups: Iterable[Iterable[Sequence[str]]]
-    ) -> None:
-        """Prints a table with a line after every group; figures are on the right."""
+    def table(self, title: str, frame: pd.DataFrame, by: str = "data_set") -> None:
+        """Prints a table with a line after every group; columns without a value are left out."""
         self.say(title)
+        frame = frame.replace("", None).dropna(axis=1, how="all")
         shown = Table()
-        rows = [list(group) for group in groups]
-        for index, column in enumerate(columns):
-            names = all(row[index][:1].isalpha() for group in rows for row in group)
-            shown.add_column(column, justify="left" if names else "right", no_wrap=True)
-        for group in rows:
-            for row in group:
-                shown.add_row(*row)
+        for name, column in frame.items():
+            words = column.map(lambda cell: isinstance(cell, str)).any()
+            shown.add_column(
+                name.replace("_", " "), justify="left" if words else "right", no_wrap=True
+            )
+        for _, group in frame.groupby(by, sort=False):
+            for row in group.itertuples(index=False):
+                shown.add_row(*map(_cell, row))
             shown.add_section()
         self.console.print(shown)
 
@@ -59,15 +59,13 @@ class Output:
         console = Console(stderr=True)
         yield from track(items, doing, console=console, disable=not console.is_terminal)
 
-    def csv(self, name: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Path:
-        """Writes figures; None is an empty field."""
+    def csv(self, name: str, columns: Sequence[str], rows: Any) -> pd.DataFrame:
+        """Writes rows, which may be a frame of more columns; returns what was written."""
         path = self.folder / f"{name}.csv"
-        with path.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(columns)
-            writer.writerows([["" if cell is None else cell for cell in row] for row in rows])
+        frame = pd.DataFrame(rows, columns=list(columns), dtype=object)
+        frame.to_csv(path, index=False)
         self.written.append(path)
-        return path
+        return frame
 
     def figure(self, name: str, figure: Figure) -> None:
         """Writes a picture as PNG and as PDF; the same picture gives the same bytes."""
@@ -90,3 +88,12 @@ class Output:
         }
         path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
         self.written.append(path)
+
+
+def _cell(value: Any) -> str:
+    """A value as it is printed: four digits of a fraction, all of a large number."""
+    if pd.isna(value):
+        return "–"
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"

@@ -6,10 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import pandas as pd
+
 from fedproto.report.looks import add_legend, looks_of, new_figure
 from paper.base import FoundRun, FoundRuns
 from paper.cases import CENTRALIZED, FAIR_AND_TOLERANT, Case
-from paper.curves import Band, band
+from paper.curves import band
 from paper.output import Output
 
 # A method has the same line in every figure.
@@ -36,10 +38,13 @@ class Panel:
     log: bool = False
     key: str = ""
 
-    def bands(self) -> dict[str, Band]:
+    def bands(self) -> dict[str, pd.DataFrame]:
         """The curve of every method that has one."""
-        found = {label: band(results, self.metric) for label, results in self.lines.items()}
-        return {label: curve for label, curve in found.items() if curve is not None}
+        return {
+            label: curve
+            for label, results in self.lines.items()
+            if (curve := band(results, self.metric, self.factor)) is not None
+        }
 
 
 def methods_of(results: FoundRuns, case: str) -> dict[str, Sequence[FoundRun]]:
@@ -47,14 +52,9 @@ def methods_of(results: FoundRuns, case: str) -> dict[str, Sequence[FoundRun]]:
     return {label: results.select(case, label) for label in results.labels(case)}
 
 
-def titled(case: Case) -> str:
-    """The data set's name, and what it was trained on where that is another."""
-    return case.title + (f"\n(on {case.stands_in})" if case.stands_in else "")
-
-
 def show_panels(output: Output, name: str, rows: Sequence[Sequence[Panel]]) -> None:
     """Draws rows of panels, and writes all curves."""
-    lines: list[tuple[Any, ...]] = []
+    curves: list[pd.DataFrame] = []
     most = max(len(row) for row in rows)
     figure = new_figure(3.0 * most + 0.4, 2.4 * len(rows) + 0.5 + 1.2 / most)
     grid = figure.subplots(len(rows), most, squeeze=False, sharex="col")
@@ -67,11 +67,17 @@ def show_panels(output: Output, name: str, rows: Sequence[Sequence[Panel]]) -> N
         for panel, axes in zip(row, cells, strict=False):
             bands = panel.bands()
             handles |= _draw(axes, panel, bands, looks)
-            lines += _rows(panel, bands)
+            about = {
+                "data_set": panel.case.title,
+                "trained_on": panel.case.stands_in,
+                "metric": panel.metric,
+                "panel": panel.key,
+            }
+            curves += [curve.assign(**about, method=label) for label, curve in bands.items()]
     known = [label for label in METHODS if label in handles]
     known += [label for label in handles if label not in known]
     add_legend(figure, {label: handles[label] for label in known})
-    output.csv(name, COLUMNS, lines)
+    output.csv(name, COLUMNS, pd.concat(curves) if curves else ())
     output.figure(name, figure)
 
 
@@ -89,16 +95,16 @@ def line_of(label: str, beside: Iterable[str] = ()) -> dict[str, Any]:
 
 
 def _draw(
-    axes: Any, panel: Panel, bands: dict[str, Band], looks: dict[str, dict[str, Any]]
+    axes: Any, panel: Panel, bands: dict[str, pd.DataFrame], looks: dict[str, dict[str, Any]]
 ) -> dict[str, Any]:
     """Draws a panel; returns its lines by label."""
     handles: dict[str, Any] = {}
     for label, curve in bands.items():
-        look, mean, std = looks[label], curve.mean * panel.factor, curve.std * panel.factor
-        (handles[label],) = axes.plot(curve.rounds, mean, **look)
-        if curve.runs > 1:
+        look, mean, std = looks[label], curve["mean"], curve["std"]
+        (handles[label],) = axes.plot(curve["round"], mean, **look)
+        if curve["runs"].iloc[0] > 1:
             axes.fill_between(
-                curve.rounds, mean - std, mean + std, color=look["color"], alpha=0.12, lw=0
+                curve["round"], mean - std, mean + std, color=look["color"], alpha=0.12, lw=0
             )
     if not bands:
         axes.text(0.5, 0.5, "not measured", ha="center", va="center", transform=axes.transAxes)
@@ -111,21 +117,3 @@ def _draw(
     axes.set_ylabel(panel.ylabel)
     axes.grid(alpha=0.3)
     return handles
-
-
-def _rows(panel: Panel, bands: dict[str, Band]) -> list[tuple[Any, ...]]:
-    return [
-        (
-            panel.case.title,
-            panel.case.stands_in,
-            panel.metric,
-            panel.key,
-            label,
-            int(round_),
-            float(mean * panel.factor),
-            float(std * panel.factor),
-            curve.runs,
-        )
-        for label, curve in bands.items()
-        for round_, mean, std in zip(curve.rounds, curve.mean, curve.std, strict=True)
-    ]

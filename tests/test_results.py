@@ -20,7 +20,6 @@ ROOM = 15_000_000
 """Bytes; every refresh of an archive stays in everybody's clone for good."""
 SOURCES = ("synthetic-sources", "mnist-sources", "femnist-sources")
 TABLES = {
-    "study": ("study", "synthetic", "celeba"),
     "sources": (*SOURCES, "celeba-sources", "segmentation"),
     "guidance": (
         *SOURCES,

@@ -35,10 +35,10 @@ class AblationTable(ComparisonTable):
         for case in scope.cases(self.cases):
             for delta in [*results.deltas(case.name), None]:
                 for label in results.labels(case.name):
-                    ours = spread(results.select(case.name, label, delta=delta), "accuracy")
+                    chosen = results.select(case.name, label, delta=delta)
                     at = "mean over δ" if delta is None else f"δ = {100 * delta:g} %"
                     mean = printed("ablation", label)
                     paper = mean if delta is None else printed_at_delta(label, delta)
-                    quantity, ours = f"test accuracy (%), {at}", ours and ours.scaled(100)
-                    rows.append(Comparison(case, quantity, label, ours, paper))
+                    ours = spread(chosen, "accuracy", 100)
+                    rows.append(Comparison(case, f"test accuracy (%), {at}", label, ours, paper))
         return rows

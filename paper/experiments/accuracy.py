@@ -27,14 +27,14 @@ class AccuracyTable(ComparisonTable):
         """Four methods, fairness + toleration and centralised training."""
         del output
         rows = []
-        for metric, table, quantity, factor, digits in (
-            ("accuracy", "accuracy", "test accuracy (%)", 100.0, 1),
-            (TRAINING_LOSS, "loss", "training loss over all clients", 1.0, 2),
-            ("loss", "", "test loss", 1.0, 2),
+        for metric, table, quantity, factor in (
+            ("accuracy", "accuracy", "test accuracy (%)", 100.0),
+            (TRAINING_LOSS, "loss", "training loss over all clients", 1.0),
+            ("loss", "", "test loss", 1.0),
         ):
             for case in scope.cases(self.cases):
                 for label in results.labels(case.name):
-                    ours = spread(results.select(case.name, label), metric)
-                    ours, paper = ours and ours.scaled(factor), printed(table, case.name, label)
-                    rows.append(Comparison(case, quantity, label, ours, paper, digits))
+                    ours = spread(results.select(case.name, label), metric, factor)
+                    paper = printed(table, case.name, label)
+                    rows.append(Comparison(case, quantity, label, ours, paper))
         return rows

@@ -12,7 +12,7 @@ from paper.base import EXPERIMENTS, Experiment, FoundRuns
 from paper.cases import CLASSIFICATION, Scope
 from paper.library import Request
 from paper.output import Output
-from paper.panels import line_of, titled
+from paper.panels import line_of
 
 SHOWN = ("FedAvg", "FedProto")
 COLUMNS = ("data_set", "trained_on", "method", "values", "mean", "std", "smallest", "largest")
@@ -76,20 +76,10 @@ class AttentionHistograms(Experiment):
                         found.max(),
                     )
                 )
-            axes.set_title(titled(case), fontsize="medium")
+            axes.set_title(case.full_title, fontsize="medium")
             axes.set_xlabel("federated attention value")
             axes.set_ylabel("occurrences")
             axes.grid(alpha=0.3)
         add_legend(figure, handles)
-        output.table(
-            self.title,
-            ["data set", "", *COLUMNS[3:]],
-            [
-                [
-                    [title, label, str(number), *(f"{each:.4f}" for each in found)]
-                    for title, _, label, number, *found in lines
-                ]
-            ],
-        )
-        output.csv("attention", COLUMNS, lines)
+        output.table(self.title, output.csv("attention", COLUMNS, lines))
         output.figure("attention", figure)

@@ -123,29 +123,12 @@ class Claims(Experiment):
 
     def render(self, scope: Scope, results: FoundRuns, output: Output) -> None:
         """A line per claim and data set."""
-        groups = []
+        lines = []
         for claim in self.stated():
-            lines = []
             for case in scope.cases(claim.cases):
                 found = judge(claim, *self.sides(claim, case, results))
                 measured = (None,) * 5 if found is None else tuple(vars(found).values())
                 about = (claim.claim, case.title, case.stands_in, claim.metric, claim.of)
                 lines.append((*about, claim.than, *measured))
-            groups.append(lines)
-        name = EXPERIMENTS.name_of(type(self))
-        output.csv(name, COLUMNS, [line for lines in groups for line in lines])
-        columns = ["claim", "data set", "pairs", "by", "95 % interval", "verdict"]
-        output.table(self.title, columns, [map(_shown, lines) for lines in groups if lines])
-
-
-def _shown(line: Sequence[object]) -> list[str]:
-    claim, case, used, *_, pairs, apart, low, high, verdict = line
-    interval = "–" if low is None else f"{low:+.2g} to {high:+.2g}"
-    return [
-        str(claim),
-        f"{case} (on {used})" if used else str(case),
-        "–" if pairs is None else str(pairs),
-        "–" if apart is None else f"{apart:+.3g}",
-        interval,
-        str(verdict or "no runs"),
-    ]
+        frame = output.csv(EXPERIMENTS.name_of(type(self)), COLUMNS, lines)
+        output.table(self.title, frame.drop(columns=["metric", "of", "than"]), by="claim")

@@ -9,7 +9,7 @@ from paper.base import EXPERIMENTS, Experiment, FoundRuns
 from paper.cases import CLASSIFICATION, Scope
 from paper.library import Request
 from paper.output import Output
-from paper.panels import Panel, methods_of, show_panels, titled
+from paper.panels import Panel, methods_of, show_panels
 
 
 class CurvesFigure(Experiment):
@@ -32,7 +32,7 @@ class CurvesFigure(Experiment):
                 Panel(
                     case,
                     metric,
-                    "" if row else titled(case),
+                    "" if row else case.full_title,
                     ylabel,
                     methods_of(results, case.name),
                     factor,

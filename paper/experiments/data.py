@@ -19,8 +19,13 @@ from paper.curves import Averaged
 from paper.output import Output
 from paper.printed import printed
 
-COUNTS = {"classes": 0, "clients": 0, "samples": 0, "mean": 1, "std": 1}
-QUANTITIES = {"mean": "samples per client, mean", "std": "samples per client, std"}
+COUNTS = {
+    "classes": "classes",
+    "clients": "clients",
+    "samples": "samples",
+    "mean": "samples per client, mean",
+    "std": "samples per client, std",
+}
 
 
 @EXPERIMENTS.register("data")
@@ -61,10 +66,9 @@ def _loaded(scope: Scope, output: Output) -> Iterator[tuple[Case, Federation]]:
 
 def _counts(case: Case, federation: Federation) -> Iterator[Comparison]:
     counted = statistics(federation)
-    for name, digits in COUNTS.items():
+    for name, row in COUNTS.items():
         ours = Averaged(float(getattr(counted, name)), None, None, 0)
-        paper, row = printed("data", case.name, name), QUANTITIES.get(name, name)
-        yield Comparison(case, "", row, ours, paper, digits)
+        yield Comparison(case, "", row, ours, printed("data", case.name, name))
 
 
 def _load(case: Case) -> tuple[Federation, str]:

@@ -46,15 +46,5 @@ class DistributionPanels(Experiment):
                         int(classes.max()),
                     )
                 )
-            output.table(
-                self.title,
-                ["", *COLUMNS[3:]],
-                [
-                    [
-                        [f"α = {alpha:g}", str(clients), f"{mean:.2f}", str(fewest), str(most)]
-                        for _, _, alpha, clients, mean, fewest, most in lines
-                    ]
-                ],
-            )
-            output.csv("distribution", COLUMNS, lines)
+            output.table(self.title, output.csv("distribution", COLUMNS, lines))
             output.figure("distribution", class_mix_figure(rows))

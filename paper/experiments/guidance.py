@@ -19,7 +19,7 @@ from paper.forgetting import GUIDED, MEASURE, show_forgetting
 from paper.library import Request, concentration
 from paper.output import Output
 from paper.pairs import show_pairs
-from paper.panels import Panel, show_panels, titled
+from paper.panels import Panel, show_panels
 
 SEGMENTED = "fpascal"
 PROTOHEAD = "ProtoHead"
@@ -60,7 +60,7 @@ class GuidanceStudy(Experiment):
             self.title,
             found,
             (PROTOHEAD, GUIDED),
-            part_of=lambda row: (row.case.name, row.label) in deciding,
+            part_of=lambda case, label: (case.name, label) in deciding,
         )
         curves = [panel for case, _ in found for panel in _panels(case, results)]
         if curves:
@@ -83,7 +83,7 @@ def _panels(case: Case, results: FoundRuns) -> list[Panel]:
             for label in (PROTOHEAD, *FOLLOWED, "FedAvg")
         }
         name = "" if mix is None else f"α = {mix:g}"
-        title = titled(case) + (f", {name}" if name else "")
+        title = case.full_title + (f", {name}" if name else "")
         shown = {label: runs for label, runs in lines.items() if runs}
         axis = f"{NAMES.get(metric, metric)} (%)"
         panels.append(Panel(case, metric, title, axis, shown, 100.0, key=name))

@@ -48,15 +48,7 @@ class GuidanceGrid(Experiment):
             for case in scope.cases(self.cases)
             for line in _lines(case, results.select(case.name))
         ]
-        shown: dict[str, list[list[str]]] = {}
-        for title, used, method, parameter, score, area, best in lines:
-            name = title + (f" (on {used})" if used else "")
-            figures = [f"{score:.2f}", f"{area:.2f}"]
-            cells = [name, method, parameter, *figures, "best" if best else ""]
-            shown.setdefault(title, []).append(cells)
-        columns = ["data set", "method", "parameter", "validation score", "mean over rounds", ""]
-        output.table(self.title, columns, shown.values())
-        output.csv("guidance-grid", COLUMNS, lines)
+        output.table(self.title, output.csv("guidance-grid", COLUMNS, lines))
 
 
 def _lines(case: Case, results: list[FoundRun]) -> list[tuple[Any, ...]]:

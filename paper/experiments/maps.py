@@ -22,7 +22,6 @@ from paper.cases import CENTRALIZED, Case, Scope
 from paper.experiments.tsne import first_of_each
 from paper.library import Request
 from paper.output import Output
-from paper.panels import titled
 
 SHOWN = ("FedAvg", "FedProto")
 ALPHAS = (0.01, 0.1, 1.0)
@@ -116,7 +115,7 @@ class QualitativeMaps(Experiment):
             each.label if each.label == CENTRALIZED else f"{each.label}\nα = {each.alpha:g}"
             for each in models
         ]
-        output.figure("maps", _draw(titled(case), any_federation, chosen, heads, seen))
+        output.figure("maps", _draw(case.full_title, any_federation, chosen, heads, seen))
 
 
 def _held_out(federations: Sequence[Federation]) -> list[int]:

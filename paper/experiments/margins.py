@@ -44,7 +44,7 @@ class MarginTable(ComparisonTable):
                 for label in results.labels(case.name):
                     ours = spread(results.select(case.name, label), metric)
                     paper = printed("margin", case.name, label)
-                    rows.append(Comparison(case, quantity, label, ours, paper, 2))
+                    rows.append(Comparison(case, quantity, label, ours, paper))
         for case in scope.cases(self.cases):
             for label in results.labels(case.name):
                 if label not in (BASELINE, CENTRALIZED):
@@ -83,15 +83,9 @@ class MarginTable(ComparisonTable):
                 *_pearson([(margin, found.mean) for margin, found in both if found is not None]),
             ),
         ]
-        output.table(
-            "Correlation of margin and accuracy over data sets and methods",
-            ["", "ρ", "p", "points"],
-            [
-                [[name, *("–" if cell is None else f"{cell:.2g}" for cell in rest)]]
-                for name, *rest in lines
-            ],
-        )
-        output.csv("margins-correlation", ("row", "rho", "p", "points"), lines)
+        title = "Correlation of margin and accuracy over data sets and methods"
+        columns = ("row", "rho", "p", "points")
+        output.table(title, output.csv("margins-correlation", columns, lines), by="row")
 
 
 def discrepancy(of: Sequence[FoundRun], baseline: Sequence[FoundRun]) -> Averaged | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from fedproto.report.looks import add_legend, new_figure
@@ -11,10 +12,10 @@ from paper.comparison import Comparison, ComparisonTable, show
 from paper.curves import Averaged, spread
 from paper.library import Request
 from paper.output import Output
-from paper.panels import Panel, line_of, show_panels, titled
-from paper.printed import Printed, printed
+from paper.panels import Panel, line_of, show_panels
+from paper.printed import printed
 
-METRICS = ("miou", "validation_miou")
+SCORE = "test mIoU (%)"
 
 
 @EXPERIMENTS.register("segmentation")
@@ -36,13 +37,11 @@ class SegmentationCurves(ComparisonTable):
             for alpha in _alphas(results, case.name):
                 for label in _labels(results, case.name):
                     chosen = results.select(case.name, label, alpha=alpha)
-                    rows.append(_row(case, f"{label}, α = {alpha:g}", spread(chosen, "miou")))
-            central = results.select(case.name, CENTRALIZED)
-            for metric in METRICS:
-                ours = spread(central, metric)
-                if ours is not None:
-                    name = CENTRALIZED + (" (validation)" if metric != "miou" else "")
-                    rows.append(_row(case, name, ours, printed("data", case.name, "centralized")))
+                    ours = spread(chosen, "miou", 100)
+                    rows.append(Comparison(case, SCORE, f"{label}, α = {alpha:g}", ours, None))
+            for name, ours in _centralized(results, case):
+                paper = printed("data", case.name, "centralized")
+                rows.append(Comparison(case, SCORE, name, ours, paper))
         return rows
 
     def render(self, scope: Scope, results: FoundRuns, output: Output) -> None:
@@ -65,8 +64,8 @@ class SegmentationCurves(ComparisonTable):
             Panel(
                 case,
                 "miou",
-                f"{titled(case)}, α = {alpha:g}",
-                "test mIoU (%)",
+                f"{case.full_title}, α = {alpha:g}",
+                SCORE,
                 {
                     label: results.select(case.name, label, alpha=alpha)
                     for label in _labels(results, case.name)
@@ -86,9 +85,12 @@ def _labels(results: FoundRuns, case: str) -> list[str]:
     return [label for label in results.labels(case) if label != CENTRALIZED]
 
 
-def _row(case: Case, name: str, ours: Averaged | None, paper: Printed | None = None) -> Comparison:
-    scaled = ours and ours.scaled(100)
-    return Comparison(case, "test mIoU (%)", name, scaled, paper)
+def _centralized(results: FoundRuns, case: Case) -> Iterator[tuple[str, Averaged]]:
+    """The centralised run's mIoU on the test part and on the validation part, where measured."""
+    for metric, where in (("miou", ""), ("validation_miou", " (validation)")):
+        ours = spread(results.select(case.name, CENTRALIZED), metric, 100)
+        if ours is not None:
+            yield CENTRALIZED + where, ours
 
 
 def _against_alpha(cases: list[Case], results: FoundRuns) -> Any:
@@ -97,8 +99,8 @@ def _against_alpha(cases: list[Case], results: FoundRuns) -> Any:
     for case, axes in zip(cases, figure.subplots(1, len(cases), squeeze=False)[0], strict=True):
         alphas = _alphas(results, case.name)
         for index, label in enumerate(_labels(results, case.name)):
-            values = [spread(results.select(case.name, label, alpha=a), "miou") for a in alphas]
-            points = [(a, s.scaled(100)) for a, s in zip(alphas, values, strict=True) if s]
+            runs = {alpha: results.select(case.name, label, alpha=alpha) for alpha in alphas}
+            points = [(a, found) for a in alphas if (found := spread(runs[a], "miou", 100))]
             # A little apart, so that the bars of the methods do not hide each other.
             apart = 1 + 0.06 * (index - 1)
             handles[label] = axes.errorbar(
@@ -109,18 +111,14 @@ def _against_alpha(cases: list[Case], results: FoundRuns) -> Any:
                 capsize=2,
                 **line_of(label),
             )
-        for metric in METRICS:
-            central = spread(results.select(case.name, CENTRALIZED), metric)
-            if central is not None:
-                name = CENTRALIZED + (" (validation)" if metric != "miou" else "")
-                handles[name] = axes.axhline(100 * central.mean, **line_of(CENTRALIZED))
-                break
+        for name, central in [*_centralized(results, case)][:1]:
+            handles[name] = axes.axhline(central.mean, **line_of(CENTRALIZED))
         axes.set_xscale("log")
         axes.set_xticks(alphas, [f"{alpha:g}" for alpha in alphas])
         axes.minorticks_off()
-        axes.set_title(titled(case), fontsize="medium")
+        axes.set_title(case.full_title, fontsize="medium")
         axes.set_xlabel("concentration α of the class mix (larger: more alike)")
-        axes.set_ylabel("test mIoU (%)")
+        axes.set_ylabel(SCORE)
         axes.grid(alpha=0.3)
     add_legend(figure, handles)
     return figure

@@ -15,7 +15,6 @@ from paper.base import EXPERIMENTS, Experiment, FoundRun, FoundRuns
 from paper.cases import Scope
 from paper.library import Request
 from paper.output import Output
-from paper.panels import titled
 
 SHOWN = ("FedAvg", "FedProto")
 SAMPLES = {"smoke": 150, "quick": 600, "paper": 2000}
@@ -59,7 +58,7 @@ class EmbeddingGrid(Experiment):
                     for kind, x, y in zip(content["class"], content["x"], content["y"], strict=True)
                 ],
             )
-            output.figure("tsne", _draw(titled(case), found))
+            output.figure("tsne", _draw(case.full_title, found))
 
 
 def first_of_each(configs: list[Any]) -> list[Any]:

@@ -16,60 +16,112 @@ if TYPE_CHECKING:
         run,
         sweep,
     )
+    from fedproto.config.options import (
+        EvaluateOptions,
+        FlowerOptions,
+        ScheduleOptions,
+        StopOptions,
+        StoreOptions,
+    )
     from fedproto.data import DATASETS, DataSource, Federation
-    from fedproto.errors import ConfigError, FedprotoError, StoreError
+    from fedproto.data.tasks import TaskOptions
+    from fedproto.engines.base import EngineOptions
+    from fedproto.engines.training import TrainOptions
+    from fedproto.engines.training.augment import AugmentOptions
+    from fedproto.errors import ConfigError, DataError, FedprotoError, StoreError, TrainingError
+    from fedproto.measures import MeasureOptions
     from fedproto.models import MODELS, FeatureModel, ModelOptions, with_features
     from fedproto.store.extending import extend
     from fedproto.strategies import (
+        GHBM,
         STRATEGIES,
         Centralized,
+        Ditto,
+        FedACG,
         FedAtt,
         FedAvg,
+        FedBABU,
+        FedDecorr,
         FedDisco,
         FedDyn,
         FedLC,
         FedNova,
+        FedNTD,
+        FedPer,
         FedProto,
+        FedProtoTan,
         FedProx,
+        FedRep,
+        FedRoD,
         FedRS,
+        Moon,
         QFedAvg,
         Scaffold,
         Strategy,
     )
     from fedproto.strategies.aggregation import AggregateOptions
+    from fedproto.strategies.head import HeadOptions
+    from fedproto.strategies.method import Method
+    from fedproto.strategies.serve import ServeOptions
     from fedproto.strategies.server import ServerOptions
     from fedproto.types import Prototypes, RoundRecord
 
 __all__ = [
     "DATASETS",
+    "GHBM",
     "MODELS",
     "STRATEGIES",
     "AggregateOptions",
+    "AugmentOptions",
     "Centralized",
     "ConfigError",
+    "DataError",
     "DataSource",
+    "Ditto",
+    "EngineOptions",
+    "EvaluateOptions",
     "FeatureModel",
+    "FedACG",
     "FedAtt",
     "FedAvg",
+    "FedBABU",
+    "FedDecorr",
     "FedDisco",
     "FedDyn",
     "FedLC",
+    "FedNTD",
     "FedNova",
+    "FedPer",
     "FedProto",
+    "FedProtoTan",
     "FedProx",
     "FedRS",
+    "FedRep",
+    "FedRoD",
     "Federation",
     "FedprotoError",
+    "FlowerOptions",
+    "HeadOptions",
+    "MeasureOptions",
+    "Method",
     "ModelOptions",
+    "Moon",
     "Prototypes",
     "QFedAvg",
     "Result",
     "Results",
     "RoundRecord",
     "Scaffold",
+    "ScheduleOptions",
+    "ServeOptions",
     "ServerOptions",
+    "StopOptions",
     "StoreError",
+    "StoreOptions",
     "Strategy",
+    "TaskOptions",
+    "TrainOptions",
+    "TrainingError",
     "__version__",
     "analyse",
     "extend",
@@ -89,8 +141,17 @@ _HOMES = (
     "strategies",
     "strategies.aggregation",
     "strategies.server",
+    "strategies.head",
+    "strategies.serve",
+    "strategies.method",
     "models",
     "store.extending",
+    "data.tasks",
+    "engines.base",
+    "engines.training",
+    "engines.training.augment",
+    "measures",
+    "config.options",
     "api",
 )
 """Where what is offered here comes from."""
@@ -107,3 +168,8 @@ def __getattr__(name: str) -> Any:
                 globals()[name] = getattr(module, name)
                 return globals()[name]
     raise AttributeError(f"module 'fedproto' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    """All that is offered here, imported or not."""
+    return sorted({*globals(), *__all__})

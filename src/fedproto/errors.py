@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import unicodedata
 from collections.abc import Iterable
 
 
@@ -26,6 +27,26 @@ class TrainingError(FedprotoError):
     """A model and data that do not fit together."""
 
 
+_UNSEEN = {"Cc", "Cf", "Cs", "Zl", "Zp"}
+"""Unicode's categories of control and format characters, lone surrogates and line separators."""
+
+
+def printable(text: object) -> str:
+    """Text from outside for a terminal, a figure or a log: what could steer those is escaped.
+
+    Escapes are written as in Python, with a backslash. Joiners inside of words and emoji stay.
+    """
+    text = str(text)
+    if text.isprintable():
+        return text
+    return "".join(
+        ascii(letter)[1:-1]
+        if unicodedata.category(letter) in _UNSEEN and letter not in "\u200c\u200d"
+        else letter
+        for letter in text
+    )
+
+
 def unknown_name(kind: str, name: str, known: Iterable[str], hint: str | None = None) -> str:
     """Says that a name is unknown, with the nearest known one or all of them."""
     names = sorted(known)
@@ -33,3 +54,8 @@ def unknown_name(kind: str, name: str, known: Iterable[str], hint: str | None = 
     if hint is None:
         hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(names) or 'none'}"
     return f"unknown {kind} '{name}'; {hint}"
+
+
+def reason_of(error: BaseException) -> str:
+    """The first line of what another library's error says, or the error's kind."""
+    return str(error).splitlines()[0] if str(error) else type(error).__name__

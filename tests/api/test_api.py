@@ -49,7 +49,7 @@ def swept(tmp_path_factory):
         "stragglers": {"strategy": FedAvg(), "delta": 0.7},
     }
     out = tmp_path_factory.mktemp("sweep") / "runs"
-    return fedproto.sweep(variants, federation(), module, seeds=2, out=out, lr=0.1, **TINY), out
+    return fedproto.sweep(federation(), module, variants, seeds=2, out=out, lr=0.1, **TINY), out
 
 
 def test_every_section_is_a_keyword(tmp_path):
@@ -109,7 +109,7 @@ def test_names_alone_are_enough(tmp_path, caplog):
         ({"strategy": "fedavgg"}, ConfigError, "did you mean 'fedavg'"),
         ({"strategy": 3}, ConfigError, "strategy must be a section of options"),
         ({"lrr": 0.1}, ConfigError, "unknown keyword 'lrr'; did you mean 'lr'"),
-        ({"every": 2}, ConfigError, "every could be evaluate.every or measure.every"),
+        ({"every": 2}, ConfigError, "write evaluate={.every.: ...} or measure={.every.: ...}"),
         ({"schedule": 3}, ConfigError, "schedule must be a section"),
         ({"rounds": 0}, ConfigError, "schedule.rounds must be at least 1"),
         ({"cohort": 9}, ConfigError, "schedule.cohort must be at most 5"),
@@ -128,13 +128,15 @@ def test_mistakes_are_named(keywords, error, message):
 
 def test_a_result_is_a_table_and_short_to_print(result, monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
-    rows = result.table()
+    rows = result.rounds()
     assert [row["round"] for row in rows] == [1, 2, 3]
     assert rows[-1]["accuracy"] == result.metrics["accuracy"]
+    with pytest.raises(ConfigError, match="needs pandas"):
+        rows.to_pandas()
     frames = types.ModuleType("pandas")
     frames.DataFrame = lambda rows: ("frame", rows)
     monkeypatch.setitem(sys.modules, "pandas", frames)
-    assert result.table() == ("frame", rows)
+    assert rows.to_pandas() == ("frame", list(rows))
     federation = result.federation
     things = (result, result.state, federation, federation.clients[0], federation.samples)
     for thing in (*things, federation.clients):
@@ -144,7 +146,7 @@ def test_a_result_is_a_table_and_short_to_print(result, monkeypatch):
 
 
 def test_a_factory_gives_every_seed_its_own_weights():
-    runs = fedproto.sweep({"a": "fedavg"}, federation(), module, seeds=[3, 4], **TINY)
+    runs = fedproto.sweep(federation(), module, {"a": "fedavg"}, seeds=[3, 4], **TINY)
     one, two = (run.build() for run in runs)
     assert not torch.equal(one[1].weight, two[1].weight)
     assert torch.equal(one[1].weight, runs[0].build()[1].weight)
@@ -162,7 +164,6 @@ def test_a_sweep_is_the_runs_one_by_one(swept):
     }  # fmt: skip
     assert [row.seeds for row in results.summary()] == [[0, 1]] * 4
     assert results["stragglers"][0].config.schedule.delta == 0.7
-    assert repr(results) == "Results(8 runs: by size, alike, FedProto, stragglers)"
     with pytest.raises(KeyError, match="no run is called 'Alike'"):
         results["Alike"]
     assert len(fedproto.load_all(out)) == 8
@@ -173,14 +174,17 @@ def test_a_sweep_goes_on_where_it_stands(swept):
     results, out = swept
     before = {path: path.read_bytes() for path in out.rglob("rounds.jsonl")}
     variants = {run.config.title: run.config.strategy for run in results}
-    with pytest.raises(StoreError, match="other configurations"):
-        fedproto.sweep(variants, federation(), module, seeds=1, out=out, lr=0.1, **TINY)
+    with pytest.raises(StoreError, match=r"'stragglers-seed0' .* differs in schedule.delta\)"):
+        fedproto.sweep(federation(), module, variants, seeds=1, out=out, lr=0.1, **TINY)
     variants["stragglers"] = {"strategy": "fedavg", "delta": 0.7}
-    again = fedproto.sweep(variants, federation(), module, seeds=2, out=out, lr=0.1, **TINY)
+    again = fedproto.sweep(federation(), module, variants, seeds=2, out=out, lr=0.1, **TINY)
     assert [run.metrics for run in again] == [run.metrics for run in results]
     assert {path: path.read_bytes() for path in out.rglob("rounds.jsonl")} == before
     with pytest.raises(ConfigError, match="at least one"):
-        fedproto.sweep({}, federation(), module)
+        fedproto.sweep(federation(), module, {})
+    fewer = fedproto.sweep(federation(), module, variants, seeds=1, out=out, lr=0.1, **TINY)
+    assert [run.metrics for run in fewer] == [run.metrics for run in results[::2]]
+    assert len(fedproto.load_all(out)) == 8
 
 
 def test_runs_are_looked_at_and_reported(result, swept, tmp_path):

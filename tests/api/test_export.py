@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import json
+import os
 import subprocess
 import sys
 
@@ -15,6 +18,7 @@ from torch.nn import functional as F  # noqa: N812
 import fedproto
 from fedproto import Federation, with_features
 from fedproto.cli import main
+from fedproto.disk.integrity import sealed, unsealed
 from fedproto.errors import ConfigError, StoreError, TrainingError
 
 TINY = {"rounds": 1, "cohort": 2, "epochs": 1, "engine": "reference"}
@@ -166,3 +170,70 @@ def test_a_run_without_weights_exports_nothing(tmp_path, capsys):
     fedproto.run(federation(), with_features(Residual(), "pool"), "fedavg", **keywords)
     assert main(["export", str(tmp_path / "run")]) == 2
     assert "no checkpoint" in capsys.readouterr().err
+
+
+def hostile(run, **facts):
+    """Lets run.json say something else of the data, as somebody would who passes a run on."""
+    file = run / "run.json"
+    tables, _ = unsealed(file.read_bytes())
+    tables["data"] |= facts
+    file.write_bytes(sealed(tables))
+
+
+EVIL = "x\n\n# Free money\n\n```python\nimport os\n```\n[click](https://evil.example) | <script>"
+
+
+def test_a_card_shows_labels_and_names_as_they_are(tmp_path):
+    out = tmp_path / "run"
+    settings = ["--set=schedule.rounds=1", f"--set=label={json.dumps(EVIL)}"]
+    assert main(["run", "quickstart", "-q", f"--out={out}", *settings]) == 0
+    hostile(out, name=EVIL, class_names=[EVIL, "cat"])
+    assert main(["export", str(out), f"--out={tmp_path / 'model'}"]) == 0
+    card = (tmp_path / "model" / "README.md").read_text()
+    headings = [line for line in card.splitlines() if line.startswith("#")]
+    assert headings[0].startswith(r"# x\\n\\n\# Free money")
+    assert headings[1:] == [
+        "## How it was trained",
+        "## Scores after the last round",
+        "## How to load it",
+        "## Files",
+        "## Configuration",
+    ]
+    assert card.count("\n```") == 4  # two blocks of code
+    for line in card.splitlines():
+        assert "evil" not in line or r"\[click\]" in line or line.startswith('  "label"')
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"num_classes": "10); import os; os.system('true')  #"},
+        {"input_shape": "x"},
+        {"task": "classification]\nlicense: mine\n["},
+        {"class_names": [1]},
+        {"more": 1},
+    ],
+    ids=lambda facts: next(iter(facts)),
+)
+def test_facts_that_no_run_would_write_are_refused(tmp_path, capsys, facts):
+    out = tmp_path / "run"
+    assert main(["run", "quickstart", "-q", f"--out={out}", "--set=schedule.rounds=1"]) == 0
+    hostile(out, **facts)
+    assert main(["export", str(out)]) == 2
+    assert "run.json says of its data what cannot be" in capsys.readouterr().err
+    assert not list((out / "export").iterdir())
+
+
+def test_a_folder_that_cannot_be_written_is_named(own, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match="cannot be written"):
+        own.export(tmp_path / "file" / "model")
+
+
+def test_a_file_system_that_is_read_only_is_named(own, tmp_path, monkeypatch):
+    def refuse(*_, **__):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(StoreError, match="cannot be written: Read-only file system"):
+        own.export(tmp_path)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -129,9 +131,16 @@ def test_list_shows_everything_with_options(capsys):
     assert main(["list", "strategies", "--json"]) == 0
     (strategies,) = json.loads(capsys.readouterr().out).values()
     fedprox = next(entry for entry in strategies if entry["name"] == "fedprox")
-    assert {option["name"] for option in fedprox["options"]} >= {"mu", "sampling"}
+    assert [option["name"] for option in fedprox["options"]] == ["mu"]
     assert main(["list", "strategies"]) == 0
-    assert "strength μ of the proximal term" in capsys.readouterr().out
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(strategies) + 5, "a line per method"
+    assert main(["list", "fedprox"]) == 0
+    shown = capsys.readouterr().out
+    assert "strength μ of the proximal term" in shown
+    assert "Sections that combine with every strategy" in shown
+    assert main(["list", "fedprx"]) == 2
+    assert "did you mean 'fedprox'" in capsys.readouterr().err
 
 
 def test_info_shows_versions_devices_and_data(capsys):
@@ -215,6 +224,20 @@ def test_the_help_says_of_a_command_what_it_says_itself(name):
     said = command(name).help.split("\n\n")[0]
     assert " ".join(said.split()) == " ".join(summary(name).split())
     assert summary(name)
+
+
+def test_without_a_checkout_reproduce_says_where_it_runs(tmp_path):
+    shutil.copytree(Path(fedproto.__file__).parent, tmp_path / "fedproto")
+    done = subprocess.run(
+        [sys.executable, "-m", "fedproto", "reproduce", "accuracy", "--scale", "quick"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "runs from a checkout of the repository: clone it" in done.stderr
+    assert done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("kind", catalogue.KINDS)

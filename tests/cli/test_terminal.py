@@ -18,10 +18,10 @@ from report_runs import make_record, write_run
 
 WIDTHS = (80, 100, 120)
 METHODS = {
-    "Fairness + toleration": FedAvg(weights="uniform", tolerate_partial_work=True),
+    "Fairness + toleration": FedAvg(weights="uniform"),
     "FedAvg": FedAvg(),
-    "FedProto, sharpness -1": FedProto(sharpness=-1.0),
-    "FedProto, sharpness -2": FedProto(sharpness=-2.0),
+    "FedProto, local margins": FedProto(margins="local"),
+    "FedProto, aggregate margins": FedProto(margins="aggregate"),
     "FedProx": FedProx(),
 }
 
@@ -120,13 +120,15 @@ def test_progress_shows_its_times_and_whose_score_it_is(width):
         watcher.round_started(10)
         watcher.job_done()
         watcher.round_done(config, [make_record(40)])
+        watcher.round_started(10)
+        watcher.job_done()
         shown = Terminal(width=width)
         for part in bars.get_renderables():
             shown.print(part)
     text = shown.file.getvalue()
     assert max(map(len, text.splitlines())) <= width
     assert "31/1200" in text
-    assert re.search(r"\d:\d\d:\d\d left (\d|-):", text)
-    assert "accuracy 0." in text
+    assert re.search(r"\d:\d\d:\d\d \d+ s left", text)
+    assert re.search(r"accuracy \d\d\.\d %", text)
     assert "round 41 of 200: A long name for a method, δ" in " ".join(text.split())
     assert "seed 2" in text

@@ -210,6 +210,52 @@ def test_differences_name_the_options():
     assert RunConfig(strategy=FedAvg()).title == "fedavg"
 
 
+def test_a_scale_changes_what_it_names(tmp_path):
+    """The scale of a recipe that is extended counts too; what is set by hand comes last."""
+    (tmp_path / "base.toml").write_text(
+        'strategy = "fedavg"\ndata = "synthetic"\n[schedule]\nrounds = 500\ncohort = 7\n'
+        "[sweep]\nseed = [0, 1, 2]\n"
+        "[scales.quick]\nschedule = { rounds = 3 }\nsweep = { train = { lr = [0.5] } }\n"
+    )
+    (tmp_path / "own.toml").write_text(
+        'extends = "base.toml"\n[scales.quick]\nmodel = { name = "mlp", hidden = 4 }\n'
+    )
+    full = read_recipe(str(tmp_path / "own.toml"))
+    assert len(full) == 3
+    assert {run.schedule.rounds for run in full.values()} == {500}
+    (quick,) = read_recipe(str(tmp_path / "own.toml"), scale="quick").values()
+    assert (quick.schedule.rounds, quick.schedule.cohort, quick.seed) == (3, 7, 0)
+    assert (quick.train.lr, quick.model.hidden) == (0.5, 4)
+    (set_,) = read_recipe(str(tmp_path / "own.toml"), ["schedule.rounds=9"], "quick").values()
+    assert set_.schedule.rounds == 9
+    with pytest.raises(ConfigError, match=r"own.toml: --scale: unknown scale 'quik'; did you mean"):
+        read_recipe(str(tmp_path / "own.toml"), scale="quik")
+    (tmp_path / "wrong.toml").write_text('strategy = "fedavg"\nscales = 3\n')
+    with pytest.raises(ConfigError, match="scales must be sections"):
+        read_recipe(str(tmp_path / "wrong.toml"))
+
+
+BENCHMARKS = ("cifar10", "cifar10-resnet", "cifar100", "cifar100-pretrained", "pacs")
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_the_fields_benchmarks_have_a_quick_scale(name):
+    full, quick = read_recipe(name), read_recipe(name, scale="quick")
+    labels = {run.label for run in full.values()}
+    assert {"FedAvg", "FedAvgM", "SCAFFOLD", "FedProto"} <= labels
+    assert {run.label for run in quick.values()} == labels
+    assert len(quick) == len(labels), "one seed each"
+    assert max(run.schedule.rounds for run in quick.values()) <= 40
+
+
+def test_the_cifar10_recipe_is_the_fields_setting():
+    run = next(iter(read_recipe("cifar10").values()))
+    assert (run.data.clients, run.data.partition, run.data.alpha) == (100, "dirichlet-equal", 0.1)
+    assert (run.data.test, run.schedule.cohort, run.train.epochs) == ("official", 10, 5)
+    assert (run.train.batch_size, run.train.lr, run.train.weight_decay) == (50, 0.1, 1e-3)
+    assert run.train.lr_at(1, 500) == pytest.approx(0.1 * 0.998)
+
+
 def test_a_recipe_extends_another(tmp_path):
     (tmp_path / "base.toml").write_text(
         'strategy = { name = "fedprox", mu = 0.5 }\n[train]\nlr = 0.5\nepochs = 3\n'

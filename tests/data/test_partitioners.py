@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from fedproto.data.federation import hold_out, split_clients
@@ -12,9 +12,13 @@ from fedproto.data.partition import (
     by_classes,
     by_classes_and_sizes,
     by_dirichlet,
+    by_dirichlet_of_equal_sizes,
+    by_dirichlet_per_class,
     by_key,
+    by_quantity,
     iid,
     sort_and_partition,
+    within_groups,
 )
 from fedproto.errors import DataError
 
@@ -26,12 +30,22 @@ PARTITIONERS = {
         labels, rng, clients=clients, classes_per_client=2, mean_size=10, sigma=1.0
     ),
     "dirichlet": lambda labels, rng, clients: by_dirichlet(labels, rng, clients=clients, alpha=0.1),
+    "dirichlet-equal": lambda labels, rng, clients: by_dirichlet_of_equal_sizes(
+        labels, rng, clients=clients, alpha=0.1
+    ),
+    "dirichlet-class": lambda labels, rng, clients: by_dirichlet_per_class(
+        labels, rng, clients=clients, alpha=0.5, minimum=1
+    ),
+    "quantity": lambda labels, rng, clients: by_quantity(
+        labels, rng, clients=clients, alpha=1.0, minimum=1
+    ),
+    "groups": lambda labels, rng, clients: within_groups(labels, rng, clients=clients),
     "iid": lambda labels, rng, clients: iid(labels, rng, clients=clients),
     "sorted": lambda labels, rng, clients: sort_and_partition(
         labels, rng, clients=clients, shards_per_client=2
     ),
 }
-COVERING = ("classes", "dirichlet", "iid", "sorted")
+COVERING = tuple(name for name in PARTITIONERS if name != "class-sizes")
 
 
 @st.composite
@@ -68,6 +82,90 @@ def test_another_seed_shares_out_otherwise(name):
     one = PARTITIONERS[name](labels, np.random.RandomState(0), 8)
     other = PARTITIONERS[name](labels, np.random.RandomState(1), 8)
     assert any(not np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+@given(
+    counts=st.lists(st.integers(1, 60), min_size=1, max_size=8),
+    clients=st.integers(1, 20),
+    alpha=st.sampled_from([1e-8, 0.01, 0.1, 1.0, 1e6]),
+    seed=st.integers(0, 2**31),
+)
+def test_equal_dirichlet_sizes_differ_by_at_most_one(counts, clients, alpha, seed):
+    labels = np.repeat(np.arange(len(counts)), counts)
+    assume(clients <= len(labels))
+    parts = by_dirichlet_of_equal_sizes(
+        labels, np.random.RandomState(seed), clients=clients, alpha=alpha
+    )
+    sizes = [len(part) for part in parts]
+    assert len(sizes) == clients
+    assert max(sizes) - min(sizes) <= 1
+    np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(len(labels)))
+
+
+def test_equal_dirichlet_takes_turns_as_the_rule_says():
+    """Against the rule in words, turn by turn: draw again while the class is used up.
+
+    Both are random, so what is compared is how often a client's largest class is how large.
+    """
+    labels, clients, alpha = np.repeat(np.arange(5), 40), 10, 0.3
+
+    def by_turns(rng):
+        mixes = rng.dirichlet([alpha] * 5, size=clients)
+        left, taken = np.full(5, 40), np.zeros((clients, 5), dtype=int)
+        for client in rng.permutation(np.repeat(np.arange(clients), 20)):
+            mix = np.where(left > 0, mixes[client], 0) + 1e-300 * (left > 0)
+            label = rng.choice(5, p=mix / mix.sum())
+            left[label] -= 1
+            taken[client, label] += 1
+        return taken
+
+    def ours(rng):
+        parts = by_dirichlet_of_equal_sizes(labels, rng, clients=clients, alpha=alpha)
+        return np.array([np.bincount(labels[part], minlength=5) for part in parts])
+
+    def largest(method):
+        draws = [method(np.random.RandomState(seed)) for seed in range(150)]
+        return np.mean([np.sort(counts, axis=1) for counts in draws], axis=(0, 1))
+
+    np.testing.assert_allclose(largest(ours), largest(by_turns), atol=0.6)
+
+
+def test_per_class_dirichlet_leaves_out_clients_that_have_their_even_share():
+    """With α near 0 a class goes to one client, and the next class to another one."""
+    labels = np.repeat(np.arange(4), 25)
+    parts = by_dirichlet_per_class(
+        labels, np.random.RandomState(0), clients=4, alpha=1e-6, minimum=1
+    )
+    assert [len(np.unique(labels[part])) for part in parts] == [1] * 4
+    assert [len(part) for part in parts] == [25] * 4
+
+
+def test_per_class_dirichlet_has_unequal_sizes_above_the_minimum():
+    labels = np.repeat(np.arange(10), 500)
+    parts = by_dirichlet_per_class(
+        labels, np.random.RandomState(0), clients=20, alpha=0.3, minimum=30
+    )
+    sizes = np.array([len(part) for part in parts])
+    assert sizes.min() >= 30
+    assert sizes.std() > 50
+
+
+def test_quantity_skew_keeps_the_mix_of_classes():
+    labels = np.repeat(np.arange(4), 5000)
+    parts = by_quantity(labels, np.random.RandomState(0), clients=5, alpha=0.5, minimum=200)
+    sizes = np.array([len(part) for part in parts])
+    assert sizes.min() >= 200
+    assert sizes.max() > 2 * sizes.min()
+    for part in parts:
+        assert np.abs(np.bincount(labels[part]) / len(part) - 0.25).max() < 0.1
+
+
+def test_clients_of_a_group_share_it_evenly():
+    """Two of three groups have two of five clients, by hand: sizes 5+5, 4+3 and 6."""
+    groups = np.repeat([7, 8, 9], [10, 7, 6])
+    parts = within_groups(groups, np.random.RandomState(0), clients=5)
+    assert [np.unique(groups[part]).tolist() for part in parts] == [[7], [8], [9], [7], [8]]
+    assert [len(part) for part in parts] == [5, 4, 6, 5, 3]
 
 
 @given(keys=st.lists(st.integers(0, 6), min_size=1, max_size=60), minimum=st.integers(1, 4))
@@ -157,6 +255,19 @@ def test_iid_sizes_differ_by_at_most_one():
             ),
             "classes_per_client must be between 1 and the 3 classes, not 4",
         ),
+        (
+            lambda y, r: by_dirichlet_of_equal_sizes(y, r, clients=31, alpha=1.0),
+            "clients must be between 1 and the 30 samples",
+        ),
+        (
+            lambda y, r: by_dirichlet_per_class(y, r, clients=10, alpha=0.01, minimum=3),
+            "raise alpha, or lower clients or min_size",
+        ),
+        (
+            lambda y, r: by_quantity(y, r, clients=10, alpha=0.01, minimum=3),
+            "fewer than 3 samples in each of 1000 draws",
+        ),
+        (lambda y, r: within_groups(y, r, clients=2), "clients must be at least 3"),
         (lambda y, r: iid(y, r, clients=31), "clients must be between 1 and the 30 samples"),
         (
             lambda y, r: sort_and_partition(y, r, clients=10, shards_per_client=4),

@@ -8,7 +8,6 @@ import pkgutil
 import re
 import shlex
 import tomllib
-from pathlib import Path
 
 import pytest
 import typer
@@ -44,9 +43,11 @@ def parse(arguments):
     return names, context.params
 
 
-def known_recipe(given: str) -> Path | None:
-    """The file of a recipe that the documents name, or of a bundled one."""
-    return ROOT / given if given.endswith(".toml") else bundled_recipes().get(given)
+def known_recipe(given: object) -> str | None:
+    """A bundled recipe or a file of the repository that a document names; None for a reader's."""
+    if given in bundled_recipes():
+        return given
+    return str(ROOT / given) if isinstance(given, str) and given.startswith("paper/") else None
 
 
 @EACH_DOCUMENT
@@ -74,8 +75,8 @@ def test_commands_exist_with_their_options(path, capsys):
         if output and output[0].startswith("error: "):
             assert main(arguments) == 2
             assert capsys.readouterr().err.strip() == output[0]
-        elif recipe := known_recipe(given.get("recipe", "")):
-            runs = read_recipe(str(recipe), given["overrides"] or [])
+        elif recipe := known_recipe(given.get("recipe")):
+            runs = read_recipe(recipe, given["overrides"] or [])
             assert len(runs) == 1 or names != ["run"], arguments
 
 

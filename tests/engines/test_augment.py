@@ -51,6 +51,27 @@ def test_a_crop_is_a_part_of_the_image():
     assert torch.allclose(moved, images[..., 3:11, 1:9], atol=1e-5)
 
 
+def test_a_padded_crop_moves_by_whole_pixels():
+    """With two pixels of padding a window starts at one of −2, −1, 0, 1 and 2, equally often."""
+    images, masks = batch(size=6, images=1)
+    options = AugmentOptions(pad=2)
+    assert options.active
+    # u = 0.1 gives −2 along the width; u = 0.7 gives 1 along the height.
+    moved, followed = options.apply(images, masks, draws((0, 0.1, 0.7, 0.9)))
+    assert moved.shape == images.shape
+    assert torch.equal(followed[:, :5, 2:], masks[:, 1:, :4])
+    assert (followed[:, 5] == VOID).all()
+    assert (followed[:, :, :2] == VOID).all()
+    assert torch.allclose(moved[..., :5, 2:], images[..., 1:, :4], atol=1e-5)
+    assert float(moved[..., 5, :].abs().max()) < 1e-5
+    starts = []
+    for place in np.arange(0.05, 1, 0.1):
+        wide = torch.arange(1.0, 7).expand(1, 1, 6, 6)
+        shown, _ = options.apply(wide, torch.zeros(1), draws((0, place, 0.5, 0.9)))
+        starts.append(round(float(shown[0, 0, 3, 3])) - 4)
+    assert starts == [-2, -2, -1, -1, 0, 0, 1, 1, 2, 2]
+
+
 def test_an_image_smaller_than_the_crop_is_surrounded_by_void():
     images, masks = batch(size=8, images=1)
     moved, followed = AugmentOptions(crop=12).apply(images, masks, draws((0, 0.5, 1.0, 0.9)))

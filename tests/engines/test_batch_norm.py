@@ -15,7 +15,7 @@ from fedproto.models.base import build_model
 from fedproto.models.deeplab import SmallDeepLabOptions
 from fedproto.rounds.runs import Run
 from fedproto.types import ServerState
-from helpers import begin, config_of, engine_for, same_tensors, train_runs
+from helpers import begin, config_of, engine_for, planned, same_tensors, train_runs
 
 
 @pytest.fixture(scope="module")
@@ -78,9 +78,7 @@ def test_statistics_are_averaged_by_the_clients_weights(federation, model):
     ((_, record),) = train_runs([run], federation, model)
     engine = engine_for(federation, model)
     start = ServerState(0, *read_state(model))
-    from fedproto.rounds.planning import plan_round
-
-    jobs = plan_round(Run(run.config, start), federation).jobs
+    jobs = planned(Run(run.config, start), federation).jobs
     updates = [engine.train_client(job) for job in jobs]
     name = "backbone.features.0.1.running_mean"
     expected = sum(

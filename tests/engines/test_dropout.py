@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from engine_cases import CLASSES, check_same, small_federation, sweep
-from fedproto.engines.training.dropout import VIRTUAL, Masks
+from fedproto.engines.training.dropout import Masks
 from fedproto.models import with_features
 from fedproto.strategies import FedAvg
 
@@ -33,7 +33,7 @@ def test_every_job_step_part_and_place_has_its_own_mask():
     layer, ones = nn.Dropout(0.5), torch.ones(1, 4000)
     masks = masks_of(layer)
     found = [layer(ones), layer(ones)]
-    for part in (1, VIRTUAL):
+    for part in (1, 2):
         masks.begin_pass(part)
         found.append(layer(ones))
     masks.begin_step()

@@ -13,14 +13,13 @@ from fedproto import FedAvg, FedProto, FedProx, with_features
 from fedproto.data.federation import Federation
 from fedproto.equations import class_prototypes, local_margin
 from fedproto.errors import ConfigError, TrainingError
-from fedproto.rounds.planning import plan_round
 from fedproto.strategies.fedproto import COUNT, MARGIN, SUM
-from helpers import begin, config_of, engine_for, same_tensors, train
+from helpers import begin, config_of, engine_for, planned, same_tensors, train
 
 
 def first_job(strategy, federation, model, **options):
     run = begin(config_of(strategy, delta=0, **options), model)
-    return plan_round(run, federation).jobs[0]
+    return planned(run, federation).jobs[0]
 
 
 @pytest.mark.parametrize(
@@ -76,9 +75,7 @@ def test_prototypes_are_taken_before_and_after_training(small_federation, small_
 
 def test_without_epochs_the_received_weights_come_back(small_federation, small_model):
     run = begin(config_of(FedProto(), epochs=1, delta=1), small_model)
-    updates = engine_for(small_federation, small_model).train(
-        plan_round(run, small_federation).jobs
-    )
+    updates = engine_for(small_federation, small_model).train(planned(run, small_federation).jobs)
     for update in updates:
         assert same_tensors(update.params, run.state.params)
         assert (update.train_loss, update.epochs_done) == (None, 0)

@@ -272,13 +272,14 @@ def test_without_a_gradient_sam_stays_where_it_is():
 @pytest.mark.parametrize("rule", [{}, RULES["all"]], ids=["plain", "all"])
 def test_parameters_that_are_not_trained_stay_and_do_not_count_in_norms(engine, rule):
     federation, model = small_federation((3,)), small_model()
-    model[0].requires_grad_(False)
+    layers = model.model
+    layers[0].requires_grad_(False)
     jobs = jobs_of(federation, model, FedAvg(), replace(PLAIN, **rule))
     running = engine_for(engine, federation, model, [])
     # The same steps of a model that is the trained part alone, on features computed before.
     with torch.no_grad():
         features = [
-            (torch.tanh(model[0](x.double())), y)
+            (torch.tanh(layers[0](x.double())), y)
             for x, y in (
                 federation.samples.batch(federation.train_indices(client)) for client in range(5)
             )
@@ -286,7 +287,7 @@ def test_parameters_that_are_not_trained_stay_and_do_not_count_in_norms(engine, 
     try:
         for job, update in zip(jobs, running.train(jobs), strict=True):
             assert torch.equal(update.params["0.weight"], job.state.params["0.weight"])
-            head = copy.deepcopy(model[2])
+            head = copy.deepcopy(layers[2])
             optimizer = job.train.optimizer_for(head, job.lr)
             x, y = features[job.client]
             for batches in job.batches:

@@ -20,10 +20,9 @@ from fedproto.engines.training.augment import AugmentOptions
 from fedproto.errors import DataError, TrainingError
 from fedproto.models.base import build_model
 from fedproto.models.deeplab import SmallDeepLabOptions
-from fedproto.rounds.planning import plan_round
 from fedproto.strategies.fedproto import COUNT, SUM
 from fedproto.types import ClientUpdate, ServerState
-from helpers import begin, config_of, engine_for
+from helpers import begin, config_of, engine_for, planned
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +43,7 @@ def jobs_of(
     options = {"epochs": 1, "batch_size": 4, "lr": 1e-3} | train
     config = config_of(strategy or FedProto(), cohort=3, delta=0.0, **options)
     config = replace(config, augment=augment or AugmentOptions())
-    return plan_round(begin(config, model), federation).jobs
+    return planned(begin(config, model), federation).jobs
 
 
 def trained(federation, model, name: str = "reference", **options) -> list[ClientUpdate]:

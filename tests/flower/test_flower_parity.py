@@ -16,6 +16,7 @@ from fedproto.config.recipe import bundled_recipes, read_recipe
 from fedproto.flower import client_app, nodes
 from fedproto.flower.greeting import SERVERS_OWN, config_text
 from fedproto.flower.server_app import serve
+from fedproto.rng import Purpose, torch_seed
 from fedproto.simulate import simulate
 from fedproto.store import RunStore
 from flower_grid import LocalGrid
@@ -34,7 +35,11 @@ def quick(monkeypatch):
     monkeypatch.setattr(nodes, "LOOK_EVERY", 0.01)
     monkeypatch.setattr(nodes, "ASK_FOR", 20.0)
     # What clients draw by themselves is their own; a simulation draws it from a job's seed.
-    monkeypatch.setattr(client_app, "own_secret", lambda job: job.seed)
+    monkeypatch.setattr(
+        client_app,
+        "own_secret",
+        lambda job, _: torch_seed(job.batches.seed, Purpose.SECRET, job.client),
+    )
 
 
 def scaled_down(config: RunConfig) -> RunConfig:
@@ -95,6 +100,7 @@ def check_parity(tmp_path, config: RunConfig) -> None:
     assert same_tensors(one.params, other.params)
     assert same_tensors(one.buffers, other.buffers)
     assert same_tensors(one.memory, other.memory)
+    assert same_tensors(one.served.params, other.served.params)
 
 
 @pytest.mark.parametrize("name", sorted(RECIPES))
@@ -116,20 +122,12 @@ SECTIONS = {
     "server": {"server": {"optimizer": "adam", "lr": 0.01}},
     "scaffold": {"strategy": {"name": "scaffold"}},
     "feddyn": {"strategy": {"name": "feddyn"}},
-    "turned-answers": {"strategy": {"name": "fedavg", "head": "by-class", "flip": 0.3}},
-    "guided": {"strategy": {"name": "guided", "rehearsal": 0.5}},
-    "protohead": {"strategy": {"name": "protohead"}},
-    "guided-segmentation": {"data": SHAPES, "model": DEEPLAB, "strategy": {"name": "guided"}},
-    "guided-by-margins": {
-        "strategy": {
-            "name": "fedproto",
-            "weights": "balanced",
-            "head": "by-class",
-            "head_weights": "margins",
-            "rehearsal": 0.5,
-            "rehearsed": "received",
-        }
-    },
+    "flipped-answers": {"head": {"rows": "holders", "flip": 0.3}},
+    "rows-by-counts": {"head": {"rows": "counts"}, "strategy": {"name": "scaffold"}},
+    "served-head": {"serve": {"head": "lda", "add": True, "fade": 50.0}},
+    "served-average": {"serve": {"average": "ema"}},
+    "look-ahead": {"server": {"lookahead": 0.85}},
+    "rows-segmentation": {"data": SHAPES, "model": DEEPLAB, "head": {"rows": "holders"}},
     "float64": {"engine": {"dtype": "float64"}},
     "task": {
         "data": SHAPES,
@@ -165,7 +163,7 @@ def test_a_section_that_is_not_the_servers_own_is_sent():
 def test_what_clients_draw_by_themselves_the_server_cannot_repeat(tmp_path, monkeypatch):
     monkeypatch.setattr(client_app, "own_secret", OWN_SECRET)
     with pytest.raises(AssertionError):
-        check_parity(tmp_path, with_sections(SECTIONS["turned-answers"]))
+        check_parity(tmp_path, with_sections(SECTIONS["flipped-answers"]))
 
 
 def test_clients_tell_class_names_and_score_their_validation_parts(tmp_path):

@@ -68,14 +68,13 @@ def test_every_table_and_figure_comes_as_csv_png_and_pdf(reproduced, name):
     assert bool(origin["runs"]) == bool(EXPERIMENTS.get(name)().requests(Scope()))
 
 
-def test_it_first_says_what_stands_in_and_how_long_it_takes(reproduced):
+def test_it_first_says_what_stands_in_and_what_is_missing(reproduced):
     said = (reproduced / "said").read_text(encoding="utf-8")
     before, _, _ = said.partition("engine:")
     assert "digits stands in for MNIST" in before
     assert "not the paper's settings" in before
     assert "0 runs exist" in before
-    assert "training will take about" in before
-    assert "ours − paper" in said
+    assert "std over deltas" in said
 
 
 def test_the_accuracy_table_by_hand(reproduced):
@@ -174,7 +173,6 @@ def test_runs_are_shared_and_a_second_call_trains_nothing(reproduced, tmp_path):
     code, said = call("accuracy", "curves", f"--runs={reproduced / 'runs'}", f"--out={tmp_path}")
     assert code == 0
     assert "64 runs exist, 0 are to be trained" in said
-    assert "training will take" not in said
     assert {path: path.stat().st_mtime_ns for path in reproduced.rglob("rounds.jsonl")} == before
     for name in ("accuracy.csv", "accuracy.png", "curves.csv", "curves.pdf"):
         again = (tmp_path / "smoke" / name).read_bytes()
@@ -188,7 +186,7 @@ def test_records_alone_are_enough_for_tables(reproduced, tmp_path):
             run.path, tmp_path / f"copied/{place}", ignore=shutil.ignore_patterns("checkpoints")
         )
     code, said = call(
-        "accuracy", "curves", "amm", "mmd", "attention", "study", "--only=synthetic", "--existing",
+        "accuracy", "curves", "amm", "mmd", "attention", "--only=synthetic", "--existing",
         f"--runs={tmp_path / 'copied'}", f"--out={tmp_path}",
     )  # fmt: skip
     assert code == 0
@@ -196,7 +194,7 @@ def test_records_alone_are_enough_for_tables(reproduced, tmp_path):
     ours = [row for row in table(tmp_path / "smoke/synthetic", "accuracy") if row["ours"]]
     expected = table(reproduced / "out/smoke", "accuracy")
     assert ours == [row for row in expected if row["data_set"] == "Synthetic"]
-    origin = json.loads((tmp_path / "smoke/synthetic/study.json").read_text())
+    origin = json.loads((tmp_path / "smoke/synthetic/attention.json").read_text())
     assert "--scale smoke --existing --only synthetic" in origin["command"]
 
 
@@ -216,13 +214,12 @@ def test_data_that_are_not_there_are_left_out_at_paper_scale(tmp_path, monkeypat
     )
     assert code == 0
     assert "mnist is left out" in said
-    assert "training will take" not in said
+    assert "to train" not in said
 
 
 def test_a_dry_run_lists_the_runs_and_trains_none(tmp_path):
     code, said = call(*SYNTHETIC, "--dry-run", f"--runs={tmp_path / 'runs'}", f"--out={tmp_path}")
     assert code == 0
-    assert "training will take about" in said
     assert said.count("to train") == 16
     assert "fedproto-delta0.8-seed0" in said
     assert list(tmp_path.iterdir()) == []
@@ -256,9 +253,6 @@ def test_what_was_interrupted_goes_on(reproduced, tmp_path, monkeypatch):
     assert "the same command goes on" in said
     stopped = {run.path: len(run.records) for run in find_runs([tmp_path / "runs"])}
     assert 0 < sum(stopped.values()) < 16 * 6
-    library = Library(tmp_path / "runs")
-    done = sum(library.rounds_done(run.config) for run in find_runs([tmp_path / "runs"]))
-    assert done == sum(stopped.values()) - 6  # those of the finished centralised run
 
     code, said = call(*arguments)
     assert code == 0
@@ -375,7 +369,6 @@ def test_a_longer_run_answers_for_the_rounds_it_begins_with(reproduced, tmp_path
         assert found.config == asking(rounds).config
     assert library.find(asking(5)) is None
     assert library.find(asking(4, checkpoint=True)) is None
-    assert library.rounds_done(source.config) == 4
     assert library.place_for(source.config, "smoke/synthetic") == copied
 
 

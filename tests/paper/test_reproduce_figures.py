@@ -18,7 +18,6 @@ from fedproto.engines.base import EngineOptions
 from fedproto.measures.options import MeasureOptions
 from fedproto.report.looks import add_legend, new_figure
 from fedproto.report.results import StoredRun
-from fedproto.simulate import load_federations
 from fedproto.types import RoundRecord
 from paper.base import FoundRun
 from paper.cases import CLASSIFICATION, SCALES, Case, Scope, case_table
@@ -32,7 +31,6 @@ from paper.curves import (
     spread,
     spread_of,
 )
-from paper.estimate import estimate, in_words, work_of
 from paper.experiments.claims import Claim, judge
 from paper.experiments.margins import discrepancy
 from paper.library import Library, Request, merged, settings_digest
@@ -131,9 +129,9 @@ def test_spread_over_deltas_and_seeds_by_hand():
 
 def test_a_band_is_mean_and_spread_at_common_rounds():
     curve = band([result([0.0, 1.0, 2.0]), result([2.0, None, 6.0], seed=1)], "accuracy")
-    assert curve.rounds.tolist() == [1, 3]
-    assert curve.mean.tolist() == [1.0, 4.0]
-    assert curve.std.tolist() == [1.0, 2.0]
+    assert curve["round"].tolist() == [1, 3]
+    assert curve["mean"].tolist() == [1.0, 4.0]
+    assert curve["std"].tolist() == [1.0, 2.0]
     assert band([result([0.0])], "mmd") is None
 
 
@@ -186,31 +184,6 @@ def test_a_difference_needs_both_figures():
     assert Comparison(None, "", "", None, theirs).difference is None
 
 
-def test_the_study_takes_its_variants_and_seeds_from_its_recipes():
-    case = Scope("paper").case("mnist")
-    own = case.runs(recipe="attention-study-mnist", own_seeds=True)
-    assert {config.seed for config in own} == {0, 1, 2}
-    assert {config.schedule.delta for config in own} == {0.5}
-    sharpness = {getattr(config.strategy, "sharpness", None) for config in own}
-    assert any(value is not None and value < 0 for value in sharpness)
-    asked = replace(case, seeds=2).runs(recipe="attention-study-mnist")
-    assert {config.seed for config in asked} == {0, 1}
-    assert len(asked) == 2 * len({config.title for config in own})
-
-
-def test_the_studies_differ_from_the_data_sets_recipes_in_nothing_but_the_variants():
-    for name in ("synthetic", "mnist", "femnist", "celeba"):
-        case = Scope("paper").case(name)
-        known = {settings_digest(config) for config in case.runs()}
-        shared = [
-            config
-            for config in case.runs(recipe=f"attention-study-{name}")
-            if config.title in ("FedProto", "Fairness + toleration")
-        ]
-        assert len(shared) == 2
-        assert {settings_digest(config) for config in shared} <= known
-
-
 def test_the_fingerprint_is_about_results_alone():
     first, *_ = Case("mnist", "MNIST", "mnist").runs()
     same = replace(first, label="other", engine=EngineOptions(device="cpu", tf32=True))
@@ -252,53 +225,6 @@ def test_the_ablation_shares_runs_with_the_accuracy_table():
     assert {config.title for config in common} == {"FedAvg", "FedProto", "Fairness + toleration"}
     assert all(config.measure.takes("mmd") for config in common)
     assert not any(config.measure.every for config in rows if config not in common)
-
-
-def test_work_is_counted_by_the_schedule():
-    """Centralised training makes as many steps as the cohorts would without stragglers."""
-    case = Scope("smoke").case("synthetic")
-    configs = [config for config in case.runs() if config.title == "FedProto"]
-    full = next(config for config in configs if config.schedule.delta == 0)
-    late = next(config for config in configs if config.schedule.delta == 0.8)
-    (central,) = case.centralized()
-    federations = load_federations([central])
-    (federation,) = federations.values()
-    assert work_of(full, federation).jobs == 6 * 3
-    assert work_of(central, federation).jobs == 6
-    assert work_of(central, federation).steps == work_of(full, federation).steps
-    assert work_of(late, federation).steps < work_of(full, federation).steps
-
-
-def test_an_estimate_is_what_was_timed_times_the_work():
-    """A clock that ticks once a look: start-up, passes, test and measures take a second each."""
-    (central,) = Scope("smoke").case("synthetic").centralized()
-    federations = load_federations([central])
-    ticks = iter(range(1000))
-    found = estimate([central], federations, budget=1.0, clock=lambda: float(next(ticks)))
-    work = work_of(central, federations[central.data])
-    tests, looks = 6, 2
-    assert found.steps == work.steps
-    # Two passes of one job that last as long, however many steps it makes: the job is what costs.
-    assert found.step_seconds == 0
-    assert found.seconds == pytest.approx(1 + work.jobs + tests + looks)
-
-
-def test_steps_and_jobs_are_timed_apart():
-    """A clock that adds up what the jobs of a pass would take: a second each, and two a step."""
-    (central,) = Scope("smoke").case("synthetic").centralized()
-    federations = load_federations([central])
-    work = work_of(central, federations[central.data])
-    passes = iter([0, 3, 0, 5, 0, 9, 0, 1, 0, 1])  # start-up, two steps, four steps, test, measures
-    found = estimate([central], federations, budget=1.0, clock=lambda: float(next(passes)))
-    assert found.step_seconds == pytest.approx(2)
-    assert found.seconds == pytest.approx(3 + work.jobs + 2 * work.steps + 6 + 2)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(0.2, "1 s"), (89, "89 s"), (600, "10 min"), (9000, "2.5 h")]
-)
-def test_durations_in_words(seconds, text):
-    assert in_words(seconds) == text
 
 
 def test_a_library_of_nothing(tmp_path):

@@ -10,6 +10,7 @@ import torch
 
 from fedproto import Scaffold, ServerOptions, StoreError, run
 from fedproto.config import StoreOptions, read_config
+from fedproto.disk.files import Folder
 from fedproto.engines.reference import ReferenceEngine
 from fedproto.rounds import run_rounds
 from fedproto.rounds.client_memory import MemoryInRAM, remembered
@@ -33,7 +34,7 @@ def tensors(value: float) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("kind", ["ram", "disk"])
 def test_memory_begins_as_declared_and_comes_back(tmp_path, kind):
-    memory = MemoryInRAM() if kind == "ram" else MemoryOnDisk(tmp_path)
+    memory = MemoryInRAM() if kind == "ram" else MemoryOnDisk(Folder(tmp_path), "clients")
     assert same_tensors(remembered(memory, 3, None, KEPT), tensors(0.0))
     memory.save(3, 5, tensors(1.5), keep_from=0)
     assert same_tensors(remembered(memory, 3, 5, KEPT), tensors(1.5))
@@ -42,7 +43,7 @@ def test_memory_begins_as_declared_and_comes_back(tmp_path, kind):
 
 
 def test_earlier_rounds_are_kept_as_long_as_a_run_may_go_back_to_them(tmp_path):
-    memory = MemoryOnDisk(tmp_path)
+    memory = MemoryOnDisk(Folder(tmp_path), "clients")
     for round_ in (1, 4, 6, 9):
         memory.save(0, round_, tensors(round_), keep_from=5)
     # from round 5 on the client is as after round 4, or later
@@ -65,7 +66,7 @@ def test_how_far_a_run_may_go_back_follows_from_its_checkpoints(options, expecte
 
 
 def test_a_damaged_or_foreign_file_is_named(tmp_path):
-    memory = MemoryOnDisk(tmp_path)
+    memory = MemoryOnDisk(Folder(tmp_path), "clients")
     memory.save(0, 1, tensors(1.0), keep_from=0)
     with pytest.raises(StoreError, match="other tensors of round 1 than the strategy keeps"):
         remembered(memory, 0, 1, {"own/way": KEPT["own/way"]})

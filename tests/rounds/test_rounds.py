@@ -12,10 +12,9 @@ from fedproto.config import EvaluateOptions, StopOptions
 from fedproto.engines.training import TrainOptions
 from fedproto.errors import ConfigError
 from fedproto.rounds import Watcher, run_rounds
-from fedproto.rounds.planning import plan_round
 from fedproto.rounds.runs import stop_reason
 from fedproto.types import RoundRecord, num_bytes
-from helpers import begin, config_of, engine_for, same_tensors, train, train_runs
+from helpers import begin, config_of, engine_for, planned, same_tensors, train, train_runs
 
 
 def test_runs_of_a_sweep_share_cohorts_and_equal_single_runs(small_federation, small_model):
@@ -35,7 +34,7 @@ def test_runs_of_a_sweep_share_cohorts_and_equal_single_runs(small_federation, s
 
 def test_stragglers_are_dropped_or_tolerated(small_federation, small_model):
     strict = train(FedAvg(), small_federation, small_model)
-    tolerant = train(FedAvg(tolerate_partial_work=True), small_federation, small_model)
+    tolerant = train(FedAvg(), small_federation, small_model, partial_work=True)
     for record in strict.records:
         assert record.dropped == record.stragglers
         assert set(record.attention) == set(record.cohort) - set(record.dropped)
@@ -181,11 +180,24 @@ def test_the_polynomial_learning_rate_falls_over_the_rounds():
     assert TrainOptions(lr=0.5).lr_at(99, 100) == 0.5
 
 
+def test_exponential_and_cosine_learning_rates_by_hand():
+    decayed = TrainOptions(lr=0.1, lr_schedule="exponential", lr_decay=0.998)
+    assert decayed.lr_at(0, 10) == 0.1
+    assert decayed.lr_at(500, 1000) == decayed.lr_at(500, 600) == pytest.approx(0.03675, abs=5e-6)
+    cosine = TrainOptions(lr=0.4, lr_schedule="cosine")
+    assert [cosine.lr_at(round_, 6) for round_ in (0, 2, 3, 4)] == pytest.approx(
+        [0.4, 0.3, 0.2, 0.1]
+    )
+    assert 0 < cosine.lr_at(5, 6) < 0.03
+    assert [one.rate_needs_rounds for one in (decayed, cosine)] == [False, True]
+    assert decayed.kind == replace(decayed, lr_decay=0.9, lr=0.2).kind
+
+
 def test_centralized_trains_on_the_pooled_data(small_federation, small_model):
     run = begin(config_of(Centralized()), small_model)
-    plan = plan_round(run, small_federation)
+    plan = planned(run, small_federation)
     assert [job.batches.num_examples for job in plan.jobs] == [small_federation.train_sizes.sum()]
-    assert (plan.cohort, plan.stragglers) == ([], [])
+    assert (plan.roster.cohort, plan.roster.stragglers) == ([], [])
 
 
 def test_the_watcher_hears_of_rounds_and_jobs(small_federation, small_model):

@@ -233,8 +233,8 @@ def test_runs_go_on_with_the_engine_they_began_with(tmp_path, monkeypatch):
     out = tmp_path / "sweep"
     assert demand(keywords, 1).steps < auto.WORTHWHILE_STEPS <= demand(keywords, 2).steps
     with pytest.raises(KeyboardInterrupt):
-        fedproto.sweep(variants, federation(), module(), out=out, on_round=late, **keywords)
-    fedproto.sweep(variants, federation(), module(), out=out, **keywords)
+        fedproto.sweep(federation(), module(), variants, out=out, on_round=late, **keywords)
+    fedproto.sweep(federation(), module(), variants, out=out, **keywords)
     for run in ("a-seed0", "b-seed0"):
         (engine,) = json.loads((out / run / "run.json").read_text())["engines"]
         assert engine["name"] == "processes"

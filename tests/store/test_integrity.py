@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import threading
 from pathlib import Path
@@ -162,12 +163,11 @@ def edit_attention(lines):
 
 def swap_lines(lines):
     lines[0], lines[1] = lines[1], lines[0]
-    lines[0]["round"], lines[1]["round"] = 0, 1
 
 
 def strip_fingerprints(lines):
     for line in lines:
-        line.pop("chain"), line.pop("hash")
+        line.pop("hash")
     lines[0]["metrics"]["loss"] = 0.0
 
 
@@ -182,17 +182,9 @@ def test_an_edited_record_shows(unfinished, edit):
     edit(lines)
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     before = snapshot(unfinished)
-    with pytest.raises(StoreError, match=r"is damaged|other records than those"):
+    with pytest.raises(StoreError, match=r"is damaged|out of order"):
         simulate([RunStore.open(unfinished)])
     assert snapshot(unfinished) == before
-
-
-def test_records_of_another_run_do_not_pass_for_ones_own(unfinished, tmp_path):
-    other = RunStore.create(tmp_path / "other", tiny(seed=3))
-    simulate([other])
-    shutil.copy(other.path / "rounds.jsonl", unfinished / "rounds.jsonl")
-    with pytest.raises(StoreError, match="other records than those that the checkpoint"):
-        simulate([RunStore.open(unfinished)])
 
 
 @pytest.mark.parametrize(
@@ -221,7 +213,7 @@ def as_format_1(run: Path) -> None:
     (run / "run.json").write_text(json.dumps(description, indent=2))
     lines = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
     for line in lines:
-        line.pop("chain"), line.pop("hash")
+        line.pop("hash")
     (run / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     for path in (run / "checkpoints").iterdir():
         with safe_open(path, framework="pt") as file:
@@ -239,21 +231,12 @@ def test_directories_without_fingerprints_are_read_and_continued(whole, unfinish
     assert [each.metrics for each in ours] == [each.metrics for each in theirs]
     assert main(["check", str(unfinished)]) == 0
     assert "begun without fingerprints" in capsys.readouterr().out
-    # What came later is covered, and through its links so is what came before.
+    # What came later is covered.
     file = unfinished / "rounds.jsonl"
-    file.write_text(file.read_text().replace('"note": null', '"note": "x"', 1))
-    with pytest.raises(StoreError, match="line 3 is damaged: it does not follow"):
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(lines[:2]) + lines[2].replace('"note": null', '"note": "x"'))
+    with pytest.raises(StoreError, match="line 3 is damaged: it was changed"):
         RunStore.open(unfinished).records()
-
-
-def test_equal_runs_have_equal_chains(whole, tmp_path):
-    again = RunStore.create(tmp_path / "again", tiny(store={"keep": 0}))
-    simulate([again])
-    links = [
-        [json.loads(line)["chain"] for line in (path / "rounds.jsonl").read_text().splitlines()]
-        for path in (whole, again.path)
-    ]
-    assert links[0] == links[1]
 
 
 def to_a_file(folder):
@@ -287,7 +270,13 @@ def test_missing_permissions_are_named_and_nothing_is_lost(unfinished, blocked, 
 
         return call
 
+    opened = os.open
+
+    def opening(path, *args, **kwargs):
+        return refusing(lambda _: opened(path, *args, **kwargs))(Path(path))
+
     with monkeypatch.context() as patch:
+        patch.setattr(os, "open", opening)
         for name in ("iterdir", "read_bytes", "stat", "open"):
             patch.setattr(Path, name, refusing(getattr(Path, name)))
         with pytest.raises(StoreError, match=f"{blocked}.*: Permission denied"):

@@ -98,8 +98,19 @@ WITH_MEMORY = [
 ]
 
 
+SERVED_AVERAGE = ["--set=strategy.name=fedavg", "--set=serve.average=ema"]
+PERSONAL_HEAD, PERSONAL_MODEL = (
+    [f"--set=strategy.name={name}", "--set=schedule.rounds=3", "--set=schedule.cohort=2"]
+    for name in ("fedper", "ditto")
+)
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-@pytest.mark.parametrize("more", [[], WITH_MEMORY], ids=["fedproto", "with memory"])
+@pytest.mark.parametrize(
+    "more",
+    [[], WITH_MEMORY, SERVED_AVERAGE, PERSONAL_HEAD, PERSONAL_MODEL],
+    ids=["fedproto", "with memory", "served average", "personal head", "personal model"],
+)
 def test_killed_at_every_write(tmp_path, more):
     script = tmp_path / "killer.py"
     script.write_text(KILLER)

@@ -22,10 +22,10 @@ from fedproto import (
     ServerOptions,
 )
 from fedproto.rounds import run_rounds
-from fedproto.rounds.planning import check_fits, equip, plan_round, remember_all
+from fedproto.rounds.planning import check_fits, plan_round, remember_all
 from fedproto.strategies.contract import Local, Observation, Setting
 from fedproto.types import ClientUpdate, ServerState
-from helpers import begin, config_of, engine_for, same_tensors
+from helpers import aggregated, begin, config_of, engine_for, same_tensors
 
 
 def number(value: float) -> torch.Tensor:
@@ -55,8 +55,7 @@ SETTING = Setting({"w": number(0.0)}, num_classes=4, num_clients=8)
 
 
 def combined(strategy, state, updates) -> float:
-    weights = strategy.weigh(state, updates)
-    result, _ = strategy.aggregate(state, updates, weights, SETTING)
+    result, _ = aggregated(strategy, state, updates, SETTING)
     return float(result.params["w"])
 
 
@@ -72,7 +71,7 @@ def test_scaffold_by_hand():
     state = ServerState(0, {"w": number(3.0)}, {}, control)
     updates = [update(0, 1.0, steps=4, lr=0.25), update(1, 2.0, steps=1, lr=0.25)]
     # Δ_0 = 2/1 − 0.5, as the client reckons, and Δ_1 = 1/0.25 − 0.5; c ← c + (1.5 + 3.5)/8
-    kept = Scaffold().aggregate(state, updates, Scaffold().weigh(state, updates), SETTING)[0]
+    kept = aggregated(Scaffold(), state, updates, SETTING)[0]
     assert kept.memory["control/w"].tolist() == [1.125]
     assert combined(Scaffold(), state, updates) == 1.5
 
@@ -98,7 +97,7 @@ def test_feddyn_by_hand():
     state = ServerState(0, {"w": number(1.0)}, {}, {"drift/w": number(0.2)})
     updates = [update(0, 4.0), update(1, 2.0)]
     # h ← 0.2 − 0.5/8 · (3 + 1) = −0.05; w = 3 − h/α = 3.1
-    kept = strategy.aggregate(state, updates, strategy.weigh(state, updates), SETTING)[0]
+    kept = aggregated(strategy, state, updates, SETTING)[0]
     assert float(kept.memory["drift/w"]) == pytest.approx(-0.05)
     assert combined(strategy, state, updates) == pytest.approx(3.1)
 
@@ -186,8 +185,8 @@ class UniformProx(FedProx):
 
 
 def test_scaffold_begins_as_the_plain_mean(small_federation, small_model):
-    fair = FedAvg(weights="uniform", tolerate_partial_work=True)
-    options = {"delta": 0.5, "cohort": 4}
+    fair = FedAvg(weights="uniform")
+    options = {"delta": 0.5, "cohort": 4, "partial_work": True}
     one = rounds(Scaffold(), small_federation, small_model, **options)
     check_close(one, rounds(fair, small_federation, small_model, **options))
     two = rounds(Scaffold(), small_federation, small_model, number=2, **options)
@@ -223,7 +222,7 @@ def test_fedrs_of_scale_zero_leaves_absent_rows_alone(small_federation, small_mo
     run = begin(config_of(FedRS(scale=0.0), cohort=6, delta=0), small_model)
     engine = engine_for(small_federation, small_model)
     setting = remember_all([run], engine)
-    jobs = equip(plan_round(run, small_federation), run, setting, engine).jobs
+    jobs = plan_round(run, small_federation, setting).jobs
     (update,) = engine.train([job for job in jobs if job.client == 5])
     before = run.state.params["classifier.weight"]
     moved = (update.params["classifier.weight"] - before).abs().sum(dim=1)

@@ -11,18 +11,20 @@ import torch
 from fedproto import Centralized, FedAtt, FedAvg, FedProto, FedProx
 from fedproto.equations import aggregate_margin, aggregate_prototypes
 from fedproto.errors import ConfigError, TrainingError
-from fedproto.rounds import close_round
-from fedproto.rounds.planning import plan_round, remember_all
+from fedproto.rounds.loop import finish_round
+from fedproto.rounds.planning import remember_all
 from fedproto.strategies.contract import Local, Observation
 from fedproto.strategies.fedproto import COUNT, MARGIN, SUM
 from fedproto.types import ClientUpdate, Prototypes, ServerState
 from helpers import (
+    aggregated,
     begin,
     config_of,
     engine_for,
     make_setting,
     make_state,
     make_update,
+    planned,
     prototypes_of,
     same_tensors,
     train,
@@ -49,7 +51,7 @@ def test_fedprox_penalty_is_half_mu_times_the_squared_distance():
 
 def test_fedprox_without_mu_equals_fedavg_with_toleration(small_federation, small_model):
     prox = train(FedProx(mu=0), small_federation, small_model)
-    avg = train(FedAvg(tolerate_partial_work=True), small_federation, small_model)
+    avg = train(FedAvg(), small_federation, small_model, partial_work=True)
     assert same_tensors(prox.state.params, avg.state.params)
     assert [record.metrics for record in prox.records] == [record.metrics for record in avg.records]
 
@@ -74,7 +76,7 @@ def test_fedatt_weighs_each_tensor_by_softmax_of_distance():
     weights = strategy.weigh(state, updates)
     first = math.exp(5) / (math.exp(5) + math.exp(4))
     assert weights.tensor["w"].tolist() == pytest.approx([first, 1 - first])
-    moved = strategy.aggregate(state, updates, weights, make_setting())[0].params["w"]
+    moved = aggregated(strategy, state, updates, make_setting())[0].params["w"]
     # w − ε Σ α_k (w − w_k), from w = 0
     assert moved.tolist() == pytest.approx([2 * first * 3, 2 * 4.0], rel=1e-5)
 
@@ -110,8 +112,7 @@ def test_fedatt_never_steps_batch_norm_statistics_beyond_the_average():
         for client in range(2)
     ]
     strategy = FedAtt(epsilon=1.2)
-    weights = strategy.weigh(state, updates)
-    buffers = strategy.aggregate(state, updates, weights, make_setting())[0].buffers
+    buffers = aggregated(strategy, state, updates, make_setting())[0].buffers
     assert buffers["running_var"].tolist() == [1.0]
     assert buffers["steps"].dtype == torch.int64
     assert int(buffers["steps"]) == 1
@@ -174,8 +175,7 @@ def test_equal_margins_give_uniform_attention():
 
 def test_fedproto_keeps_the_aggregate_prototypes_of_the_round():
     updates = updates_of_sizes(10, 30)
-    weights = FedProto().weigh(make_state(), updates)
-    state, _ = FedProto().aggregate(make_state(), updates, weights, make_setting())
+    state, _ = aggregated(FedProto(), make_state(), updates, make_setting())
     expected = aggregate_prototypes([prototypes_of(update) for update in updates])
     torch.testing.assert_close(prototypes_of(state).mean.float(), expected.mean)
 
@@ -203,9 +203,9 @@ def test_one_client_returns_its_own_weights(strategy, small_federation, small_mo
     run = begin(config_of(strategy, cohort=1, delta=0), small_model)
     engine = engine_for(small_federation, small_model)
     setting = remember_all([run], engine)
-    plan = plan_round(run, small_federation)
+    plan = planned(run, small_federation)
     (update,) = engine.train(plan.jobs)
-    closed = close_round(run, plan, [update], setting)
+    closed = finish_round(run, plan, [update], setting)
     assert same_tensors(closed.state.params, update.params)
     assert closed.attention == {update.client: 1.0}
 
@@ -213,10 +213,11 @@ def test_one_client_returns_its_own_weights(strategy, small_federation, small_mo
 def test_fedproto_differs_from_uniform_only_by_its_attention(small_federation, small_model):
     fedproto = train(FedProto(), small_federation, small_model, rounds=4)
     fair = train(
-        FedAvg(weights="uniform", tolerate_partial_work=True),
+        FedAvg(weights="uniform"),
         small_federation,
         small_model,
         rounds=4,
+        partial_work=True,
     )
     for ours, theirs in zip(fedproto.records, fair.records, strict=True):
         assert (ours.cohort, ours.epochs) == (theirs.cohort, theirs.epochs)
@@ -247,7 +248,7 @@ def test_centralized_makes_the_cohorts_number_of_steps(small_federation, small_m
         (lambda: FedProx(mu=-1), "mu must be at least 0, not -1"),
         (lambda: FedAtt(epsilon=0), "epsilon must be above 0, not 0"),
         (lambda: FedAvg(weights="biggest"), "weights must be one of 'size', 'uniform'"),
-        (lambda: FedProto(tolerate_partial_work=1), "must be true or false, not 1"),
+        (lambda: FedProto(carry_unseen_prototypes=1), "must be true or false, not 1"),
     ],
 )
 def test_impossible_options_are_refused(build, message):

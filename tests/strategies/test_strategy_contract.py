@@ -11,6 +11,7 @@ import torch
 from fedproto.config import RunConfig, read_config
 from fedproto.rounds import run_rounds
 from helpers import (
+    aggregated,
     begin,
     config_of,
     engine_for,
@@ -37,8 +38,8 @@ def check_weights(strategy, state, updates):
 
 
 def aggregate(strategy, state, updates):
-    weights = check_weights(strategy, state, updates)
-    result, counted = strategy.aggregate(state, updates, weights, make_setting())
+    check_weights(strategy, state, updates)
+    result, counted = aggregated(strategy, state, updates, make_setting())
     assert float(counted.sum()) == pytest.approx(1)
     return result
 

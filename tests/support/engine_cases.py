@@ -22,7 +22,7 @@ from fedproto.models.cnn import CNNOptions
 from fedproto.models.mlp import MLPOptions
 from fedproto.options import Options
 from fedproto.rounds import run_rounds
-from fedproto.rounds.planning import equip, plan_round, remember_all
+from fedproto.rounds.planning import plan_round, remember_all
 from fedproto.rounds.runs import Run
 from fedproto.strategies import (
     Centralized,
@@ -35,14 +35,14 @@ from fedproto.strategies import (
     FedProto,
     FedProx,
     FedRS,
-    Guided,
-    ProtoHead,
     QFedAvg,
     Scaffold,
     Strategy,
 )
-from fedproto.strategies.contract import Declared, Looks, Objective, Report, Virtual
-from fedproto.strategies.served import TRAINED
+from fedproto.strategies.contract import Declared, Needs, Objective, Report
+from fedproto.strategies.head import HeadOptions
+from fedproto.strategies.serve import ServeOptions
+from fedproto.strategies.server import ServerOptions
 from fedproto.types import ClientWeights, RoundRecord, ServerState, part, under
 
 CLASSES = 4
@@ -52,8 +52,11 @@ CLASSES = 4
 class Everything(Strategy):
     """Uses all of the local objective at once, as no method does."""
 
-    looks: ClassVar[Looks] = Looks(
-        classes=True, before=frozenset({"features", "loss"}), after=frozenset({"features"})
+    statistics: ClassVar[Needs] = Needs(
+        classes=True,
+        before=frozenset({"features", "loss"}),
+        after=frozenset({"features", "class_products"}),
+        frozen=("received", "previous"),
     )
 
     def server_memory(self, setting):
@@ -62,7 +65,11 @@ class Everything(Strategy):
         return {"seen/means": means, **setting.like_params("way", broadcast=True)}
 
     def client_memory(self, setting):
-        return {"own/rounds": Declared((), torch.int64), **setting.like_params("own-way")}
+        return {
+            "own/rounds": Declared((), torch.int64),
+            **setting.like_params("own-way"),
+            **setting.like_params("previous", initial=None),
+        }
 
     def payload(self, setting, num_examples):
         del num_examples
@@ -71,12 +78,10 @@ class Everything(Strategy):
             "seen/sums": Declared(shape, setting.float_type),
             "seen/loss": Declared((), setting.float_type, low=0),
             "seen/rounds": Declared((), torch.int64, low=1),
+            "seen/variance": Declared(shape, torch.float64, low=0),
         }
 
     def objective(self, local):
-        lacking = (local.classes == 0).nonzero().flatten()
-        lacking = lacking if len(lacking) else torch.arange(2, device=lacking.device)
-        features = local.broadcast["seen/means"][lacking]
         linear = {
             name: one - 0.1 * part("own-way", local.memory)[name]
             for name, one in part("way", local.broadcast).items()
@@ -86,14 +91,29 @@ class Everything(Strategy):
             linear=linear,
             scale=torch.where(local.classes > 0, 1.0, 0.6),
             offset=-0.1 * local.classes,
-            virtual=Virtual(features, lacking, weight=0.5),
         )
+
+    def batch_term(self, local, batch):
+        means = local.broadcast["seen/means"][batch.targets]
+        rare = 1 / local.classes.clamp(min=1)[batch.targets]
+        near = (batch.features - means).square().sum(dim=1) * rare
+        previous, received = batch.frozen["previous"], batch.frozen["received"]
+        far = (batch.features * previous.features).sum(dim=1)
+        same = (batch.logits - received.logits).square().sum(dim=1)
+        own = 0.01 * local.memory["own/rounds"]
+        return batch.mean(0.1 * near - 0.01 * far + (0.05 + own) * same)
 
     def report(self, local, trained, before, after):
         ways = {name: trained[name] - one for name, one in local.params.items()}
         rounds = local.memory["own/rounds"] + 1
-        payload = {"seen/sums": after.sums, "seen/loss": before.loss, "seen/rounds": rounds}
-        return Report(payload, {"own/rounds": rounds, **under("own-way", ways)})
+        payload = {
+            "seen/sums": after.sums,
+            "seen/loss": before.loss,
+            "seen/rounds": rounds,
+            "seen/variance": after.products.diagonal(dim1=-2, dim2=-1),
+        }
+        kept = {**under("own-way", ways), **under("previous", trained)}
+        return Report(payload, {"own/rounds": rounds, **kept})
 
     def weigh(self, state, updates):
         del state
@@ -110,9 +130,53 @@ class Everything(Strategy):
         return {"seen/means": means / 10, **under("way", way)}
 
 
-STRATEGIES: list[Strategy] = [
+@dataclass(frozen=True)
+class PersonalHead(Strategy):
+    """The last layer stays on the client, and trains before the rest."""
+
+    phases: ClassVar[bool] = False
+    partial_work: ClassVar[bool] = True
+
+    def personal(self, setting):
+        return setting.head
+
+
+@dataclass(frozen=True)
+class Phases(PersonalHead):
+    """The same, the layers one after another."""
+
+    def trainable(self, local, epoch, epochs):
+        del epochs
+        return local.head if epoch == 0 else set(local.params) - set(local.head)
+
+
+@dataclass(frozen=True)
+class TwoModels(Strategy):
+    """Every client trains a model of its own beside."""
+
+    personal_model: ClassVar[bool] = True
+
+    def personal_objective(self, local):
+        del local
+        return Objective(proximal=0.5)
+
+
+@dataclass(frozen=True)
+class Combined:
+    """A strategy with sections."""
+
+    strategy: Strategy
+    sections: Mapping[str, Options]
+
+    @property
+    def plain_sgd(self) -> bool:
+        return self.strategy.plain_sgd
+
+
+MOMENTUM = ServerOptions(optimizer="sgd", momentum=0.9)
+STRATEGIES: list[Strategy | Combined] = [
     FedAvg(),
-    FedAvg(weights="uniform", tolerate_partial_work=True, sampling="uniform"),
+    FedAvg(weights="uniform"),
     FedProx(mu=1.0),
     FedAtt(),
     FedProto(),
@@ -125,17 +189,28 @@ STRATEGIES: list[Strategy] = [
     FedLC(tau=0.5),
     QFedAvg(q=0.5),
     FedDisco(),
-    FedAvg(head="by-class", head_weights="counts"),
-    FedAvg(weights="balanced", rehearsal=0.5, rehearsed="received"),
-    FedRS(head="by-class", rehearsal=0.3, rehearsed="running"),
-    FedProto(head="by-class", head_weights="margins", rehearsal=0.2, rehearsed="trained"),
-    FedProto(weights="balanced", rehearsal=0.2, rehearsed="received"),
-    Guided(),
-    Guided(rehearsal=0.0, head="by-class", flip=0.3),
-    ProtoHead(fade=2.0),
-    FedProto(serve="prototypes", forget=1.0),
+    Combined(FedAvg(), {"head": HeadOptions(rows="counts")}),
+    Combined(FedRS(), {"head": HeadOptions(rows="holders", flip=0.3), "server": MOMENTUM}),
+    Combined(Scaffold(), {"head": HeadOptions(rows="holders")}),
+    Combined(FedDyn(), {"serve": ServeOptions(head="lda", add=True, fade=2.0)}),
+    Combined(FedProto(), {"serve": ServeOptions(head="lda", forget=1.0)}),
+    Combined(FedAtt(), {"serve": ServeOptions(head="ridge")}),
+    Combined(FedProx(), {"serve": ServeOptions(head="ncm"), "server": MOMENTUM}),
+    Combined(FedProto(), {"server": ServerOptions(lookahead=0.85)}),
+    Combined(FedAvg(), {"serve": ServeOptions(average="ema", decay=0.5)}),
+    Combined(Scaffold(), {"serve": ServeOptions(average="window", window=2)}),
     Everything(),
+    PersonalHead(),
+    Phases(),
+    TwoModels(),
 ]
+
+
+def sections_of(case: Strategy | Combined) -> dict[str, object]:
+    """A case as parts of a configuration."""
+    if isinstance(case, Strategy):
+        return {"strategy": case}
+    return {"strategy": case.strategy, **case.sections}
 
 
 def small_federation(
@@ -177,7 +252,7 @@ def sweep(
     model: ModelOptions | nn.Module,
     *,
     federation: Federation | None = None,
-    strategies: list[Strategy] | None = None,
+    strategies: list[Strategy | Combined] | None = None,
     train: TrainOptions | None = None,
     sections: Mapping[str, Options] | None = None,
     **options: object,
@@ -210,15 +285,17 @@ def sweep(
     return outcome
 
 
-def strategies_for(train: TrainOptions | None) -> list[Strategy]:
+def strategies_for(train: TrainOptions | None) -> list[Strategy | Combined]:
     """Those that an optimizer suits."""
     plain = train is None or train.memoryless
     return [one for one in STRATEGIES if plain or not one.plain_sgd]
 
 
-def run_config(strategy: Strategy, delta: float, train: TrainOptions | None = None) -> RunConfig:
+def run_config(
+    case: Strategy | Combined, delta: float, train: TrainOptions | None = None
+) -> RunConfig:
     return RunConfig(
-        strategy=strategy,
+        **sections_of(case),
         train=train or TrainOptions(epochs=3, batch_size=5, lr=0.05),
         schedule=ScheduleOptions(rounds=2, cohort=3, delta=delta),
     )
@@ -231,7 +308,7 @@ def jobs_of(
     run = Run(run_config(strategy, 0.0, train), ServerState(0, *read_state(model)))
     engine = engine_for("reference", federation, model, [])
     setting = remember_all([run], engine)
-    return equip(plan_round(run, federation), run, setting, engine).jobs
+    return plan_round(run, federation, setting).jobs
 
 
 def distance(one: Tensor, other: Tensor) -> float:
@@ -252,12 +329,14 @@ def check_same(found: Outcome, truth: Outcome, tolerance: float) -> None:
         assert ours.metrics == pytest.approx(theirs.metrics, abs=max(tolerance, 1e-6))
     for ours, theirs in zip(found.states, truth.states, strict=True):
         assert list(ours.params) == list(theirs.params)
-        computed = list(theirs.params)[-2:] if part(TRAINED, theirs.memory) else []
+        assert (ours.served_model is None) == (theirs.served_model is None)
         for name, tensor in theirs.params.items():
             assert ours.params[name].dtype == tensor.dtype
+            assert distance(ours.params[name], tensor) <= tolerance, name
+        for name, tensor in theirs.served.params.items():
             # A layer that was computed is as exact as the inverse of a covariance can be.
-            times = 100 * max(1.0, float(tensor.abs().max())) if name in computed else 1
-            assert distance(ours.params[name], tensor) <= times * tolerance, name
+            times = 100 * max(1.0, float(tensor.abs().max()))
+            assert distance(ours.served.params[name], tensor) <= times * tolerance, name
         assert ours.memory.keys() == theirs.memory.keys()
         for name, tensor in theirs.memory.items():
             assert ours.memory[name].dtype == tensor.dtype

@@ -12,7 +12,8 @@ from fedproto.engines.training import TrainOptions
 from fedproto.flower import wire
 from fedproto.flower.arrays import UnreadableError
 from fedproto.rng.schedule import BatchOrder
-from fedproto.rounds.guard import Expected, reason_to_refuse
+from fedproto.rounds.aggregate import Expected, reason_to_refuse
+from fedproto.strategies.method import Method
 from fedproto.types import ClientUpdate
 from helpers import make_setting, make_state, make_update
 
@@ -23,7 +24,7 @@ def job_for(strategy=None, client: int = 4) -> LocalJob:
     return LocalJob(
         client=client,
         state=make_state(),
-        strategy=strategy or FedProto(),
+        method=Method(strategy or FedProto()),
         batches=BatchOrder(0, 1, client, 10, 5, 1),
         train=TrainOptions(),
         lr=0.1,

@@ -15,9 +15,13 @@ from fedproto.engines.base import EngineOptions, Workload
 from fedproto.engines.reference import ReferenceEngine, read_state
 from fedproto.engines.training import TrainOptions
 from fedproto.rounds import run_rounds
+from fedproto.rounds.aggregate import combine_updates
+from fedproto.rounds.planning import RoundPlan, plan_round
 from fedproto.rounds.runs import Run
+from fedproto.strategies.aggregation import MEAN, AggregateOptions
 from fedproto.strategies.contract import FeatureShape, Setting, initial_tensors
 from fedproto.strategies.fedproto import COUNT, MARGIN, SUM
+from fedproto.strategies.method import Method
 from fedproto.types import ClientUpdate, Prototypes, RoundRecord, ServerState, Tensors
 
 
@@ -43,6 +47,8 @@ def config_of(
     cohort: int = 4,
     delta: float = 0.5,
     seed: int = 0,
+    partial_work: bool | None = None,
+    sampling: str = "size",
     **train,
 ) -> RunConfig:
     options = {"epochs": 3, "batch_size": 4, "lr": 0.1} | train
@@ -50,12 +56,42 @@ def config_of(
         strategy=strategy,
         seed=seed,
         train=TrainOptions(**options),
-        schedule=ScheduleOptions(rounds=rounds, cohort=cohort, delta=delta),
+        schedule=ScheduleOptions(
+            rounds=rounds,
+            cohort=cohort,
+            delta=delta,
+            partial_work=partial_work,
+            sampling=sampling,
+        ),
     )
 
 
 def begin(config: RunConfig, model: torch.nn.Module) -> Run:
     return Run(config, ServerState(0, *read_state(model)))
+
+
+def planned(run: Run, federation: Federation) -> RoundPlan:
+    """A run's next round, for a model whose features have six channels."""
+    setting = Setting(
+        run.state.params,
+        federation.num_classes,
+        len(federation.clients),
+        FeatureShape(6, per_sample=1),
+    )
+    return plan_round(run, federation, setting)
+
+
+def aggregated(
+    strategy: Strategy,
+    state: ServerState,
+    updates: Sequence[ClientUpdate],
+    setting: Setting,
+    options: AggregateOptions = MEAN,
+) -> tuple[ServerState, torch.Tensor]:
+    """The next state and the clients' weights, without the guard."""
+    found = combine_updates(Method(strategy, aggregate=options), state, updates, setting)
+    assert found is not None
+    return found[0], torch.tensor(found[1], dtype=torch.float64)
 
 
 def train_runs(

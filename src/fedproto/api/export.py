@@ -9,20 +9,23 @@ README.md           what it is, what it was trained on, how well it does, how to
 from __future__ import annotations
 
 import importlib.util
+import io
 import json
+import re
+import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from fedproto.api.result import Result
-from fedproto.disk.atomic import explained
+from fedproto.disk.files import explained, write_atomically
 from fedproto.engines.training.batch_norm import statistics_names
-from fedproto.errors import ConfigError, StoreError, TrainingError, unknown_name
+from fedproto.errors import ConfigError, StoreError, TrainingError, printable, unknown_name
 from fedproto.models.adapter import original
 
 WEIGHTS = "model.safetensors"
@@ -46,12 +49,13 @@ def export(result: Result, folder: str | Path, formats: Iterable[str] = ALWAYS) 
         if name not in FORMATS:
             raise ConfigError(unknown_name("format", name, FORMATS))
     tensors, folder = state_dict(result), Path(folder)
+    contents = {FORMATS[name].file: FORMATS[name].make(result, tensors) for name in chosen}
+    contents["README.md"] = model_card(result, chosen).encode()
     with explained(folder, " cannot be written", "; choose another folder"):
         folder.mkdir(parents=True, exist_ok=True)
-        written = [FORMATS[name](result, tensors, folder) for name in chosen]
-        card = folder / "README.md"
-        card.write_text(model_card(result, written), encoding="utf-8")
-    return [*written, card]
+        for name, content in contents.items():
+            write_atomically(folder / name, content)
+    return [folder / name for name in contents]
 
 
 def state_dict(result: Result) -> dict[str, Tensor]:
@@ -99,6 +103,10 @@ A model for {task} of inputs of shape {shape} into {classes}.
 By federated learning with strategy `{strategy}`: {rounds} rounds, {cohort} of {clients} clients a
 round, seed {seed}. The clients had {train} samples for training and {test} for the test.{remarks}
 
+## Preprocessing
+
+{preprocessing}
+
 ## Scores after the last round
 
 | metric | value |
@@ -125,23 +133,55 @@ They are of the clients' own test samples; on other data expect others.
 """
 
 
-def model_card(result: Result, files: Iterable[Path]) -> str:
+def as_markdown(text: object) -> str:
+    """A text from outside as Markdown that shows it and nothing else, in one line."""
+    return re.sub(r"[\\`*_\[\]<>#|~!$&{}:@]", r"\\\g<0>", printable(text))
+
+
+def model_card(result: Result, formats: Iterable[str]) -> str:
     """What the model is, in the form that model hubs show."""
     config, data = result.config, result.about_data()
+    names = ", ".join(map(as_markdown, data["class_names"]))
     return CARD.format(
-        **data | {"classes": ", ".join(data["class_names"]) or f"{data['num_classes']} classes"},
+        **data | {"name": as_markdown(data["name"])},
+        classes=names or f"{data['num_classes']} classes",
         shape=tuple(data["input_shape"]),
-        title=config.title,
+        title=as_markdown(config.title),
         strategy=config.to_dict()["strategy"]["name"],
         rounds=len(result.records),
         cohort=config.schedule.cohort,
         seed=config.seed,
         remarks=_remarks(result),
-        scores="\n".join(f"| {name} | {value:.4g} |" for name, value in result.metrics.items()),
+        preprocessing=_preprocessing(data),
+        scores="\n".join(
+            f"| {as_markdown(name)} | {value:.4g} |" for name, value in result.metrics.items()
+        ),
         code=loading_code(result),
-        files="\n".join(f"- `{path.name}`: {_WHAT[path.name]}" for path in files),
-        settings=json.dumps(config.to_dict(), indent=2, ensure_ascii=False),
+        files="\n".join(f"- `{FORMATS[name].file}`: {FORMATS[name].what}" for name in formats),
+        settings=json.dumps(config.to_dict(), indent=2),
     )
+
+
+def _preprocessing(data: Mapping[str, Any]) -> str:
+    """What is done to inputs before the model sees them."""
+    shape = data["input_shape"]
+    text = "Inputs are numbers as they are."
+    if len(shape) == 3:
+        text = (
+            f"Pictures are brought to {shape[0]} channels and {shape[1]}×{shape[2]} pixels; bytes"
+            " are divided by 255."
+        )
+    mean, std = data.get("mean"), data.get("std")
+    if mean is None:
+        return f"{text} The mean and standard deviation of normalised inputs are not known here."
+    if not mean and not std:
+        return text
+    if max(len(mean), len(std or [])) > shape[0]:
+        return (
+            f"{text} Then every pixel is normalised by a mean and a standard deviation of its own,"
+            " which `run.json` holds under `data`."
+        )
+    return f"{text} Then the mean {mean} is subtracted and the standard deviation {std} divided by."
 
 
 def _remarks(result: Result) -> str:
@@ -171,39 +211,38 @@ def _constructor(result: Result) -> str:
     return f"{type(own).__name__}()  # as it was built for training"
 
 
-def _to_safetensors(result: Result, tensors: Mapping[str, Tensor], folder: Path) -> Path:
+def _to_safetensors(result: Result, tensors: Mapping[str, Tensor]) -> bytes:
     del result
-    path = folder / WEIGHTS
-    save_file(dict(tensors), path, {"format": "pt"})
-    return path
+    return save(dict(tensors), {"format": "pt"})
 
 
-def _to_pt(result: Result, tensors: Mapping[str, Tensor], folder: Path) -> Path:
+def _to_pt(result: Result, tensors: Mapping[str, Tensor]) -> bytes:
     del result
-    path = folder / "model.pt"
-    torch.save(dict(tensors), path)
-    return path
+    content = io.BytesIO()
+    torch.save(dict(tensors), content)
+    return content.getvalue()
 
 
-def _to_torchscript(result: Result, tensors: Mapping[str, Tensor], folder: Path) -> Path:
+def _to_torchscript(result: Result, tensors: Mapping[str, Tensor]) -> bytes:
     del tensors
-    model, example, path = result.model, _example(result), folder / "model.ts"
+    model, example, content = result.model, _example(result), io.BytesIO()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # newer versions advise another way that needs PyTorch
         try:
-            torch.jit.trace(model, example).save(str(path))
+            torch.jit.save(torch.jit.trace(model, example), content)
         except (RuntimeError, TypeError, ValueError) as error:
             raise _impossible(model, "TorchScript", error) from None
-    return path
+    return content.getvalue()
 
 
-def _to_onnx(result: Result, tensors: Mapping[str, Tensor], folder: Path) -> Path:
+def _to_onnx(result: Result, tensors: Mapping[str, Tensor]) -> bytes:
     del tensors
     if any(importlib.util.find_spec(name) is None for name in ("onnx", "onnxscript")):
         raise ConfigError("ONNX needs two more packages: pip install 'fedproto[onnx]'")
-    model, path = result.model, folder / "model.onnx"
-    with warnings.catch_warnings():
+    model = result.model
+    with warnings.catch_warnings(), tempfile.TemporaryDirectory() as folder:
         warnings.simplefilter("ignore")
+        path = Path(folder) / "model.onnx"
         try:
             torch.onnx.export(
                 model,
@@ -218,20 +257,24 @@ def _to_onnx(result: Result, tensors: Mapping[str, Tensor], folder: Path) -> Pat
             )
         except Exception as error:  # noqa: BLE001 - the exporter raises whatever comes its way
             raise _impossible(model, "ONNX", error) from None
-    return path
+        return path.read_bytes()
 
 
-FORMATS: dict[str, Callable[[Result, Mapping[str, Tensor], Path], Path]] = {
-    "safetensors": _to_safetensors,
-    "pt": _to_pt,
-    "torchscript": _to_torchscript,
-    "onnx": _to_onnx,
-}
-_WHAT = {
-    WEIGHTS: "the state dict, by the module's own names",
-    "model.pt": "the same for `torch.load`",
-    "model.ts": "the module as TorchScript, for `torch.jit.load`",
-    "model.onnx": "the module as an ONNX graph",
+class Format(NamedTuple):
+    """A form in which a model can be had: its file, what that is, and what makes its content."""
+
+    file: str
+    what: str
+    make: Callable[[Result, Mapping[str, Tensor]], bytes]
+
+
+FORMATS = {
+    "safetensors": Format(WEIGHTS, "the state dict, by the module's own names", _to_safetensors),
+    "pt": Format("model.pt", "the same for `torch.load`", _to_pt),
+    "torchscript": Format(
+        "model.ts", "the module as TorchScript, for `torch.jit.load`", _to_torchscript
+    ),
+    "onnx": Format("model.onnx", "the module as an ONNX graph", _to_onnx),
 }
 
 

@@ -20,12 +20,13 @@ from fedproto.analysis.entropy import (
     upsampled,
 )
 from fedproto.api.result import Result
-from fedproto.data.federation import Federation
 from fedproto.data.images import SUFFIXES, open_image, pixels
 from fedproto.data.masks import fitted
 from fedproto.data.own import is_picture
 from fedproto.data.samples import MappedSamples
-from fedproto.disk.atomic import explained
+from fedproto.data.tasks import task_named
+from fedproto.disk.files import explained, open_regular
+from fedproto.disk.limits import read_limited
 from fedproto.engines.base import EngineOptions
 from fedproto.engines.training.batch_norm import estimate, statistics_names
 from fedproto.errors import ConfigError, DataError
@@ -73,7 +74,14 @@ class Predictor:
     """
 
     def __init__(self, result: Result) -> None:
-        self.federation: Federation = result.federation
+        self._about = result.about_data()
+        if self._about.get("mean") is None:  # not known where the run was recorded
+            self._about = result.federation.about()
+        if self._about["mean"] is None:
+            raise DataError(
+                "inputs were normalised by statistics that the run does not hold; predict where its"
+                " data is"
+            )
         self._device = EngineOptions().torch_device()
         self._model = copy.deepcopy(result.model).to(self._device)
         state = result.state
@@ -83,19 +91,20 @@ class Predictor:
     @property
     def segments(self) -> bool:
         """Whether it finds a class per pixel rather than per picture."""
-        return self.federation.has_label_maps
+        return task_named(self._about["task"]).label_maps
 
     @property
     def class_names(self) -> list[str]:
         """What the classes are called, by label."""
-        return list(map(self.federation.class_name, range(self.federation.num_classes)))
+        names: list[str] = self._about["class_names"]
+        return names or list(map(str, range(self._about["num_classes"])))
 
     def inputs(self, inputs: Tensor) -> list[ClassPrediction] | list[MapPrediction]:
         """What inputs ``[N, ...]`` show; bytes become numbers up to 1."""
-        if tuple(inputs.shape[1:]) != self.federation.input_shape:
+        shape = self._about["input_shape"]
+        if list(inputs.shape[1:]) != shape:
             raise DataError(
-                f"inputs must have the shape [N, {str(self.federation.input_shape)[1:]}, not"
-                f" {tuple(inputs.shape)}"
+                f"inputs must have the shape [N, {str(shape)[1:]}, not {list(inputs.shape)}"
             )
         x = self._normalised(inputs)
         if not self.segments:
@@ -137,9 +146,9 @@ class Predictor:
         )
 
     def _picture_shape(self) -> tuple[int, int, int]:
-        shape = self.federation.input_shape
+        shape = self._about["input_shape"]
         if len(shape) != 3:
-            raise ConfigError(f"the run was not trained on pictures but on {self.federation.name}")
+            raise ConfigError(f"the run was not trained on pictures but on {self._about['name']}")
         return shape[0], shape[1], shape[2]
 
     def _mapped(self, scores: Tensor, entropy: Tensor, features: Tensor) -> MapPrediction:
@@ -183,8 +192,7 @@ class Predictor:
         return self._normalised(torch.from_numpy(np.array(picture)).unsqueeze(0))
 
     def _normalised(self, inputs: Tensor) -> Tensor:
-        like = self.federation.samples
-        mean, std = (like.mean, like.std) if isinstance(like, MappedSamples) else ((), ())
+        mean, std = tuple(self._about["mean"]), tuple(self._about["std"])
         same = MappedSamples(inputs, torch.zeros(len(inputs)), mean, std, device=self._device)
         return same.batch(np.arange(len(inputs)))[0]
 
@@ -208,5 +216,5 @@ def pictures_in(paths: Iterable[Path]) -> list[Path]:
 
 
 def _content(path: Path) -> bytes:
-    with explained(path, " cannot be read", "", DataError):
-        return path.read_bytes()
+    with explained(path, " cannot be read", "", DataError), open_regular(path) as file:
+        return read_limited(file, path)

@@ -10,6 +10,7 @@ from typing import TypeAlias
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fedproto.config import RunConfig
+from fedproto.errors import printable
 from fedproto.rounds import Watcher
 from fedproto.types import RoundRecord
 
@@ -30,7 +31,7 @@ class Callbacks(Watcher):
 
     def notice(self, text: str) -> None:
         """Writes it to the log."""
-        _log.info(text)
+        _log.info("%s", printable(text))
 
     def round_done(self, config: RunConfig, records: Sequence[RoundRecord]) -> None:
         """Passes the new record on."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import html
+import io
 import shutil
 import tempfile
 import weakref
@@ -13,11 +13,14 @@ from typing import TYPE_CHECKING, Any, overload
 
 from torch import nn
 
+from fedproto.api.table import Table, comparison
 from fedproto.config import RunConfig
 from fedproto.data.base import data_root
-from fedproto.data.federation import Federation
+from fedproto.data.federation import DataFacts, Federation
+from fedproto.data.sharing import HeldOut
 from fedproto.engines.setting import load_state
-from fedproto.errors import ConfigError, StoreError
+from fedproto.errors import ConfigError, StoreError, unknown_name
+from fedproto.options import options_to_dict, read_options
 from fedproto.report.arrangement import Arrangement, arrange
 from fedproto.report.figures import curves
 from fedproto.report.page_file import write_page
@@ -106,8 +109,24 @@ class Result:
 
     def about_data(self) -> dict[str, Any]:
         """What the run was trained on, in a few facts; loaded only where nothing says them."""
-        known = {} if self.path is None else read_description(self.path).get("data", {})
-        return known if known and self.data is None else self.federation.about()
+        known = None if self.path is None else read_description(self.path).get("data")
+        if not known or self.data is not None:
+            return self.federation.about()
+        try:
+            facts = options_to_dict(read_options(DataFacts, dict(known), "data"))
+        except (ConfigError, TypeError, ValueError) as error:
+            raise StoreError(
+                f"{self.path}/run.json describes its data in a way that is not valid: {error};"
+                " name the data: fedproto.load(run, data=...)"
+            ) from None
+        source = self.config.data
+        if facts.get("mean") is None and isinstance(source, HeldOut):
+            # A server that has no samples knows what their configuration gives.
+            if source.normalize == "given":
+                return {**facts, "mean": list(source.mean), "std": list(source.std)}
+            if source.normalize == "none":
+                return {**facts, "mean": [], "std": []}
+        return facts
 
     def export(self, folder: str | Path, formats: Iterable[str] = ("safetensors", "pt")) -> Path:
         """Writes the model for use elsewhere, with a model card; see `fedproto.api.export`.
@@ -120,9 +139,13 @@ class Result:
         export(self, folder, formats)
         return Path(folder)
 
-    def table(self) -> Any:
-        """One row per round, as a data frame where pandas is installed, else as dictionaries."""
-        return _as_table(_rows(self))
+    def table(self) -> Table:
+        """The last scores, as a table of one row."""
+        return Results([self]).table()
+
+    def rounds(self) -> Table:
+        """One row per round."""
+        return Results([self]).rounds()
 
     def plot(self, metric: str | None = None) -> Figure:
         """The curve of a score over the rounds; the task's main one by default."""
@@ -170,7 +193,7 @@ class Result:
         )
 
     def _repr_html_(self) -> str:
-        return Results([self])._repr_html_()
+        return self.table()._repr_html_()
 
 
 class Results(Sequence[Result]):
@@ -199,15 +222,36 @@ class Results(Sequence[Result]):
     def __len__(self) -> int:
         return len(self._results)
 
-    def table(self) -> Any:
-        """One row per run and round, as a data frame where pandas is installed."""
-        return _as_table([row for result in self for row in _rows(result)])
+    def table(self, metric: str | None = None, baseline: str | None = None) -> Table:
+        """One row per method and condition: mean ± standard deviation and difference.
+
+        Args:
+            metric: The score to compare by; the task's main one by default.
+            baseline: The method that differences are from; the first by default.
+
+        Raises:
+            ConfigError: If no run has such a score, or no method is called so.
+        """
+        chosen = self._known(metric)
+        return comparison(self.summary(chosen, baseline=baseline), chosen)
+
+    def rounds(self) -> Table:
+        """One row per run and round."""
+        return Table([row for result in self for row in _rows(result)])
+
+    def to_pandas(self, metric: str | None = None, baseline: str | None = None) -> Any:
+        """The comparison as a data frame; ``rounds().to_pandas()`` has all rounds."""
+        return self.table(metric, baseline).to_pandas()
+
+    def to_latex(self, metric: str | None = None, baseline: str | None = None) -> str:
+        """The comparison as a LaTeX table; needs the package booktabs."""
+        return self.table(metric, baseline).to_latex()
 
     def summary(
         self, metric: str | None = None, target: float | None = None, baseline: str | None = None
     ) -> list[Summary]:
         """One row per method and condition with verdicts, as in ``fedproto compare``."""
-        return summarize(self._arranged(), metric or self.metric, target, baseline)
+        return summarize(self._arranged(), self._known(metric), target, baseline)
 
     @property
     def metric(self) -> str:
@@ -215,8 +259,32 @@ class Results(Sequence[Result]):
         return main_score(result.stored() for result in self)
 
     def plot(self, metric: str | None = None) -> Figure:
-        """Curves of a score over the rounds; the task's main one by default."""
-        return curves(self._arranged(), metric or self.metric)
+        """Curves of a score over the rounds; the task's main one by default.
+
+        Notebooks show it; ``plot().savefig("curves.pdf")`` writes it.
+
+        Raises:
+            ConfigError: If no run has such a score.
+        """
+        figure = curves(self._arranged(), self._known(metric))
+
+        def png() -> bytes:
+            content = io.BytesIO()
+            figure.savefig(content, format="png", dpi=100)
+            return content.getvalue()
+
+        # Notebooks know how to show figures only once pyplot was imported, which this is without.
+        figure.__dict__["_repr_png_"] = png
+        return figure
+
+    def _known(self, metric: str | None) -> str:
+        """A score that some run has; the main one for None."""
+        if metric is None:
+            return self.metric
+        known = {name for each in self for record in each.records for name in record.metrics}
+        if metric not in known:
+            raise ConfigError(unknown_name("metric", metric, known))
+        return metric
 
     def report(self, path: str | Path) -> Path:
         """Writes the HTML page about the runs."""
@@ -228,24 +296,12 @@ class Results(Sequence[Result]):
         return arrange(result.stored() for result in self if result.records)
 
     def __repr__(self) -> str:
-        if not self._results:
-            return "Results()"
-        lines = ", ".join(dict.fromkeys(result.config.title for result in self))
-        return f"Results({len(self)} runs: {lines})"
+        if not any(result.records for result in self):
+            return f"Results({len(self)} runs without rounds)" if self else "Results()"
+        return repr(self.table())
 
     def _repr_html_(self) -> str:
-        names = [self.metric, "loss"]
-        head = "".join(
-            f"<th>{html.escape(name)}</th>" for name in ("run", "seeds", "rounds", *names)
-        )
-        body = ""
-        for row in self.summary():
-            cells = [html.escape(row.title), str(len(row.seeds)), str(row.rounds)]
-            for name in names:
-                mean, spread = row.values.get(name, (float("nan"), None))
-                cells.append(f"{mean:.3f}" + ("" if spread is None else f" ± {spread:.3f}"))
-            body += "<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
-        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        return self.table()._repr_html_()
 
 
 def _rows(result: Result) -> list[dict[str, Any]]:
@@ -262,11 +318,3 @@ def _rows(result: Result) -> list[dict[str, Any]]:
         }
         for record in result.records
     ]
-
-
-def _as_table(rows: list[dict[str, Any]]) -> Any:
-    try:
-        import pandas
-    except ImportError:
-        return rows
-    return pandas.DataFrame(rows)

@@ -1,7 +1,7 @@
 """The same from Python as from the command line: train, sweep, load, look inside, predict.
 
-Every section of a recipe is a keyword here, as a dictionary, as options that were made already, or
-as a name alone; so is every single option of training and schedule.
+The common options are keywords, and so is every section of a recipe, as options that were made
+already or as a dictionary.
 
     fedproto.run("digits", "cnn", "fedavg", rounds=20, engine={"device": "cpu"}, lr=0.05)
 """
@@ -9,24 +9,27 @@ as a name alone; so is every single option of training and schedule.
 from __future__ import annotations
 
 import copy
+import itertools
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, Unpack
 
 from torch import nn
 
 from fedproto.api.progress import Callbacks, OnProgress, OnRound, progress_bar
 from fedproto.api.result import Result, Results
 from fedproto.config import RunConfig, read_config
-from fedproto.config.keywords import as_tables
-from fedproto.config.recipe import directory_name
+from fedproto.config.keywords import Sections, as_tables
+from fedproto.config.recipe import axis_name, directory_name, set_option
 from fedproto.data.base import DATASETS, data_root
 from fedproto.data.federation import Federation
 from fedproto.data.own import located
+from fedproto.disk.limits import check_limit
 from fedproto.errors import ConfigError, StoreError
-from fedproto.models.base import ModelOptions, under_seed
+from fedproto.models.base import ModelOptions, build_model, under_seed
 from fedproto.options import Options, read_options
 from fedproto.rounds.runs import Run
 from fedproto.simulate import check_assignment, model_for
@@ -44,84 +47,163 @@ def run(
     model: Model,
     strategy: Section = "fedproto",
     *,
+    rounds: int | None = None,
+    cohort: int | None = None,
+    delta: float | None = None,
+    epochs: int | None = None,
+    batch_size: int | None = None,
+    lr: float | None = None,
+    device: str | None = None,
+    seed: int = 0,
+    label: str = "",
     out: str | os.PathLike[str] | None = None,
     on_round: OnRound | None = None,
     progress: bool | OnProgress = False,
-    **options: Any,
+    **sections: Unpack[Sections],
 ) -> Result:
     """Trains one strategy.
 
     Args:
         data: The clients' data: a federation, for instance from `Federation.from_clients`; or a
             data set's name, or its options.
-        model: A module with ``features(x)``, see `with_features`: training starts from its weights,
-            which are left as they are. Or a function that makes one, which is called under the
-            run's seed; or a model's name, or its options.
+        model: Any module that gives logits: training starts from its weights, which are left as
+            they are. Or a function that makes one, which is called under the run's seed; or a
+            model's name, or its options.
         strategy: The federated method: an instance, a name, or a name with options.
+        rounds: Number of rounds; 50 by default.
+        cohort: Clients per round.
+        delta: Share of stragglers in a cohort.
+        epochs: Local epochs.
+        batch_size: Samples per local step.
+        lr: Learning rate of local training.
+        device: ``"cpu"``, ``"cuda"`` or ``"auto"``.
+        seed: Seed of initial weights, cohorts, stragglers and batch orders.
+        label: What to call the run in tables; the strategy's name by default.
         out: A directory to keep the run in; a stopped run of the same configuration, data and model
             goes on there.
-        on_round: Is told of every round that is over.
-        progress: True for a bar; or is told how many of how many rounds are done.
-        **options: Sections of a recipe (`train`, `schedule`, `evaluate`, `measure`, `engine`, …) as
-            dictionaries; `seed` and `label`; or single options of sections by their own names:
-            rounds, cohort, delta, epochs, batch_size, lr, device, …
+        on_round: Called with configuration and record after every round.
+        progress: True for a bar; or called with the rounds done and the rounds in all.
+        **sections: The sections of a recipe (`train`, `schedule`, `server`, `evaluate`, `engine`,
+            …) as `TrainOptions` and its like, or as dictionaries.
 
     Raises:
-        ConfigError: If an option is unknown or impossible.
+        ConfigError: If an option is unknown, ambiguous or impossible.
         DataError: If data cannot be loaded.
         TrainingError: If model and data do not fit together.
         StoreError: If the directory cannot be used, or holds a run on other data.
     """
-    config = _config(data, model, {"strategy": strategy, **options})
+    common = _given(
+        rounds=rounds, cohort=cohort, delta=delta, epochs=epochs, batch_size=batch_size, lr=lr,
+        device=device,
+    )  # fmt: skip
+    keywords = {"strategy": strategy, "seed": seed, "label": label, **common, **sections}
+    config = _config(data, model, as_tables(keywords))
     assignment = _assignment(config, _loaded(config, data), model)
     store = None if out is None else open_or_create(Path(out), config)
     return _train([assignment], [store], on_round, progress)[0]
 
 
 def sweep(
-    variants: Mapping[str, Section],
     data: Data,
     model: Model,
+    strategies: Mapping[str, Section] | Sequence[Section],
     *,
     seeds: int | Iterable[int] = 1,
+    grid: Mapping[str, Sequence[Any]] | None = None,
+    rounds: int | None = None,
+    cohort: int | None = None,
+    delta: float | None = None,
+    epochs: int | None = None,
+    batch_size: int | None = None,
+    lr: float | None = None,
+    device: str | None = None,
     out: str | os.PathLike[str] | None = None,
     on_round: OnRound | None = None,
     progress: bool | OnProgress = False,
-    **options: Any,
+    **sections: Unpack[Sections],
 ) -> Results:
     """Trains several strategies on the same cohorts and batches, together.
 
     Args:
-        variants: What to compare, by label: strategies as in `run`; or dictionaries of keywords of
-            `run`, such as ``{"strategy": "fedavg", "delta": 0.5}``.
         data: As in `run`; the same for all.
         model: As in `run`; the same for all.
+        strategies: What to compare, by label: strategies as in `run`; or dictionaries of keywords
+            of `run`, such as ``{"strategy": "fedavg", "delta": 0.5}``. A list has the strategies'
+            own names as labels.
         seeds: How many, from 0 on; or which.
-        out: A directory to keep the runs in; a stopped sweep goes on there.
-        on_round: Is told of every round that is over.
-        progress: True for a bar; or is told how many of how many rounds are done.
-        **options: As in `run`, for all runs.
+        grid: Values to try per option, in all combinations: ``{"lr": [0.01, 0.1]}``; options
+            other than the common ones by dotted names, ``{"server.momentum": [0, 0.9]}``.
+        rounds: As in `run`, and so are the other options.
+        cohort: Clients per round.
+        delta: Share of stragglers in a cohort.
+        epochs: Local epochs.
+        batch_size: Samples per local step.
+        lr: Learning rate of local training.
+        device: ``"cpu"``, ``"cuda"`` or ``"auto"``.
+        out: A directory to keep the runs in. Runs that are there already are reused, stopped ones
+            go on, missing ones are added.
+        on_round: Called with configuration and record after every round.
+        progress: True for a bar; or called with the rounds done and the rounds in all.
+        **sections: As in `run`, for all runs.
 
     Raises:
         FedprotoError: As `run`.
     """
+    common = _given(
+        rounds=rounds, cohort=cohort, delta=delta, epochs=epochs, batch_size=batch_size, lr=lr,
+        device=device,
+    )  # fmt: skip
+    axes = {key: list(values) for key, values in (grid or {}).items()}
     chosen = range(seeds) if isinstance(seeds, int) else list(seeds)
+    variants = _variants(strategies)
+    number = len(variants) * len(chosen) * math.prod(map(len, axes.values()))
+    check_limit("runs", number, "the sweep")
     configs: dict[str, RunConfig] = {}
-    for label, variant in variants.items():
-        # A table with a name is a strategy's; one without is a table of keywords.
-        plain = isinstance(variant, Mapping) and "name" not in variant
-        changes = dict(variant) if isinstance(variant, Mapping) and plain else {"strategy": variant}
-        for seed in chosen:
-            keywords = {**options, **changes, "seed": seed, "label": label}
-            configs[directory_name(f"{label}-seed{seed}")] = _config(data, model, keywords)
+    for label, changes in variants.items():
+        for values in itertools.product(*axes.values()):
+            point = dict(zip(axes, values, strict=True))
+            for seed in chosen:
+                keywords = {**common, **sections, **changes, "seed": seed, "label": label}
+                tables = as_tables(keywords | {k: v for k, v in point.items() if "." not in k})
+                for key, value in point.items():
+                    if "." in key:
+                        set_option(tables, key, value)
+                parts = [label, *itertools.starmap(axis_name, point.items()), f"seed{seed}"]
+                configs[directory_name("-".join(parts))] = _config(data, model, tables)
     if not configs:
-        raise ConfigError("a sweep needs at least one variant and one seed")
+        raise ConfigError("a sweep needs at least one strategy, one value per option and one seed")
     loaded = _loaded(next(iter(configs.values())), data)
     assignments = [_assignment(config, loaded, model) for config in configs.values()]
     stores: Sequence[RunStore | None] = [None] * len(assignments)
     if out is not None:
         stores = create_sweep(Path(out), configs, reuse=True)
     return Results(_train(assignments, stores, on_round, progress))
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    """The options that have a value."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _variants(strategies: Mapping[str, Section] | Sequence[Section]) -> dict[str, dict[str, Any]]:
+    """Keywords of `run` by label."""
+    if isinstance(strategies, str) or not isinstance(strategies, Mapping | Sequence):
+        raise ConfigError(
+            "sweep takes data, model and strategies in this order; strategies are a list or a"
+            f" dictionary by label, not {strategies!r}"
+        )
+    if not isinstance(strategies, Mapping):
+        named = [read_config({"strategy": strategy}).title for strategy in strategies]
+        strategies = dict(zip(named, strategies, strict=True))
+        if len(strategies) < len(named):
+            raise ConfigError("two strategies have one name; give them labels in a dictionary")
+    return {
+        # A table with a name is a strategy's; one without is a table of keywords.
+        label: dict(given)
+        if isinstance(given, Mapping) and "name" not in given
+        else {"strategy": given}
+        for label, given in strategies.items()
+    }
 
 
 def load_data(name: str, **options: Any) -> Federation:
@@ -155,10 +237,17 @@ def load(
     store = RunStore.open(Path(directory))
     config = store.config
     build: Callable[[], nn.Module] | None = None
+    about = store.description().get("data", {}) if data is None else data.about()
     if model is not None:
         build = _builder(config, model, data)
+    elif config.model is not None and "input_shape" in about:
+        shape, named = tuple(about["input_shape"]), config.model.untrained()
+
+        def build() -> nn.Module:
+            return build_model(named, shape, about["num_classes"], config.seed)
+
     elif config.model is not None:
-        build = _builder(config, config.model.untrained(), data)
+        build = _builder(config, config.model.untrained(), None)
     return Result(config, store.records(), store.load_checkpoint(), build, data, store.path)
 
 
@@ -174,8 +263,7 @@ def load_all(directory: str | os.PathLike[str]) -> Results:
     return Results([load(each) for each in found])
 
 
-def _config(data: Data, model: Model, keywords: Mapping[str, Any]) -> RunConfig:
-    tables = as_tables(keywords)
+def _config(data: Data, model: Model, tables: dict[str, Any]) -> RunConfig:
     if not isinstance(data, Federation):
         tables["data"] = data
     if not _is_own(model):

@@ -17,10 +17,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from fedproto.cli.options import DataRoot, Directories
-from fedproto.cli.tables import print_table
+from fedproto.cli.tables import echo, print_table
 from fedproto.data import DataSource, Federation, data_root
 from fedproto.engines.base import available_cores
-from fedproto.errors import ConfigError, FedprotoError
+from fedproto.errors import ConfigError, DataError, FedprotoError
 from fedproto.report.analysing import (
     MARGIN,
     MODEL_MEASURES,
@@ -99,11 +99,11 @@ def analyse_runs(
         found.append(facts)
         if as_json:
             line = {"run": str(run.path), "round": round_, **facts}
-            typer.echo(json.dumps({**line, **_attention(run)}))
+            echo(json.dumps({**line, **_attention(run)}))
     if not as_json:
         _print_table(runs, found)
         for run in runs:
-            typer.echo(f"wrote {run.path / 'analysis'}", err=True)
+            echo(f"wrote {run.path / 'analysis'}", err=True)
     _say_correlation(found, as_json)
 
 
@@ -121,7 +121,7 @@ def analyse_missing(directories: Sequence[Path]) -> None:
             tasks.append((run, AnalysisRequest(what=tuple(missing))))
     for result in _look_into(tasks):
         if isinstance(result, FedprotoError):
-            typer.echo(f"not analysed: {result}", err=True)
+            echo(f"not analysed: {result}", err=True)
 
 
 def _look_into(tasks: Sequence[tuple[StoredRun, AnalysisRequest]]) -> Iterator[Outcome]:
@@ -166,7 +166,13 @@ def _look(task: tuple[Path, DataSource | None, AnalysisRequest]) -> Outcome:
 def _federation(source: DataSource) -> Federation:
     """The data of runs, loaded once; processes that are forked later find it there."""
     if source not in _federations:
-        _federations[source] = source.load(data_root())
+        try:
+            _federations[source] = source.load(data_root())
+        except DataError as error:
+            raise DataError(
+                f"{error}; to analyse a run takes its data: do so where that is, or name its folder"
+                " with --data-root ('fedproto predict' and 'fedproto export' do without)"
+            ) from None
     return _federations[source]
 
 
@@ -217,15 +223,15 @@ def _say_correlation(found: Sequence[dict[str, float]], as_json: bool) -> None:
     try:
         correlated = correlation(found)
     except ConfigError as error:
-        typer.echo(f"no correlation of margin and score: {error}", err=True)
+        echo(f"no correlation of margin and score: {error}", err=True)
         return
     if correlated is None:
         return
     metric, result = correlated
     if as_json:
-        typer.echo(json.dumps({"correlation": [MARGIN, metric], **vars(result)}))
+        echo(json.dumps({"correlation": [MARGIN, metric], **vars(result)}))
     else:
-        typer.echo(
+        echo(
             f"AMM and {metric} over {result.number} runs: Pearson's ρ = {result.rho:.2f}"
             f" (p = {result.p_value:.2g})"
         )

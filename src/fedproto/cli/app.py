@@ -11,6 +11,7 @@ import typer
 
 from fedproto.cli.ondemand import OnDemand
 from fedproto.cli.options import set_for_command
+from fedproto.cli.tables import echo
 from fedproto.disk.limits import VARIABLE, limits
 from fedproto.errors import FedprotoError
 from fedproto.options.registry import load_plugin
@@ -47,7 +48,7 @@ def common(
         typer.Option(
             metavar="NAME=NUMBER",
             help="The most that files may make this machine unpack or allocate: file, members,"
-            " classes, pixels.",
+            " classes, pixels, runs.",
             envvar=VARIABLE,
         ),
     ] = None,
@@ -85,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         app(args=_plugins_first(list(sys.argv[1:] if arguments is None else arguments)))
     except FedprotoError as error:
-        sys.stderr.write(f"error: {error}\n")
+        echo(f"error: {error}", err=True)
         return 2
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)

@@ -27,8 +27,12 @@ _KIND_OF = {"strategy": "strategies", "data": "datasets", "model": "models"}
 
 
 def entries(kind: str) -> list[Entry]:
-    """All of a kind such as ``strategies``; all sections for ``options``; or one section."""
+    """All of a kind such as ``strategies``; all sections for ``options``; one section; one name."""
     kind = _KIND_OF.get(kind, kind)
+    if kind not in (*KINDS, *SECTIONS, RECIPES, OPTIONS):
+        found = [_described(kind, one.get(kind)) for one in KINDS.values() if kind in one.names()]
+        if found:
+            return found
     if kind == RECIPES:
         return summaries(kind)
     if kind == OPTIONS:
@@ -36,7 +40,9 @@ def entries(kind: str) -> list[Entry]:
     if kind in SECTIONS:
         return [_section(kind)]
     if kind not in KINDS:
-        raise ConfigError(unknown_name("kind", kind, [*KINDS, RECIPES, OPTIONS, *SECTIONS]))
+        names = [name for registry in KINDS.values() for name in registry.names()]
+        known = [*KINDS, RECIPES, OPTIONS, *SECTIONS, *names]
+        raise ConfigError(unknown_name("kind, section or name", kind, known))
     found = [_described(name, KINDS[kind].get(name)) for name in KINDS[kind].names()]
     if kind == "engines":
         found = [summaries(kind)[0], *found, _section("engine")]

@@ -13,10 +13,10 @@ from typing import Annotated, Any
 import typer
 
 from fedproto.cli.options import Directories, Metric, Target
-from fedproto.cli.tables import print_table
+from fedproto.cli.tables import echo, print_table
 from fedproto.config import flatten
 from fedproto.data.tasks import is_share
-from fedproto.errors import ConfigError, unknown_name
+from fedproto.errors import ConfigError, printable, unknown_name
 from fedproto.report.arrangement import Arrangement, arrange
 from fedproto.report.evidence import FEWEST_PAIRS
 from fedproto.report.figures import save_figures
@@ -41,27 +41,27 @@ def compare(
     as_csv: Annotated[bool, typer.Option("--csv", help="The table as CSV.")] = False,
 ) -> None:
     """Compare methods under each condition, seed by seed; seeds of one method share a row."""
-    runs = find_runs(directories, lambda text: typer.echo(text, err=True))
+    runs = find_runs(directories, lambda text: echo(text, err=True))
     metric = metric or main_score(runs)
     _check_target(target, metric)
     arrangement = _arranged(runs, metric)
     shown = arrangement.split() if each else arrangement
     rows = summarize(shown, metric, target, baseline)
     if len({run.config.evaluate.every for run in runs if not run.config.strategy.pooled}) > 1:
-        typer.echo(
+        echo(
             "not all runs were tested after the same rounds; on the same data they are compared at"
             " the rounds they share",
             err=True,
         )
     if as_json:
-        typer.echo(json.dumps([asdict(row) for row in rows], indent=2))
+        echo(json.dumps([asdict(row) for row in rows], indent=2))
     elif as_csv:
         _print_csv(rows)
     else:
         _print(rows, metric, target)
     if plots is not None:
         for path in save_figures(arrangement, metric, plots):
-            typer.echo(f"wrote {path}", err=True)
+            echo(f"wrote {path}", err=True)
 
 
 def _check_target(target: float | None, metric: str) -> None:
@@ -84,9 +84,17 @@ def _print_csv(rows: Sequence[Summary]) -> None:
             cells |= {name: mean, f"{name} std": deviation}
         flat.append(cells)
     names = list(dict.fromkeys(name for cells in flat for name in cells))
-    writer = csv.DictWriter(sys.stdout, names, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(flat)
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(map(csv_cell, names))
+    writer.writerows([csv_cell(cells.get(name, "")) for name in names] for cells in flat)
+
+
+def csv_cell(value: Any) -> Any:
+    """A value for CSV; text that a spreadsheet would take for a formula begins with a quote."""
+    if not isinstance(value, str):
+        return value
+    text = printable(value)
+    return f"'{text}" if text.lstrip()[:1] in tuple("=+-@＝＋－＠") else text
 
 
 def print_comparison(directories: Iterable[Path]) -> None:

@@ -22,6 +22,7 @@ from rich.progress import (
 from rich.table import Table
 
 from fedproto.cli.options import AsJson, DataRoot
+from fedproto.cli.tables import echo
 from fedproto.config.recipe import apply_overrides
 from fedproto.data.base import DATASETS, DataSource, OnProgress, data_root
 from fedproto.data.federation import Federation
@@ -55,9 +56,11 @@ def fetch(name: Name, data_root_: DataRoot = None) -> None:
     with _named(name), byte_progress() as on_bytes:
         written = fetch_files(source, data_root(), on_bytes)
     for path in written:
-        typer.echo(f"wrote {path}")
+        echo(f"wrote {path}")
+    if source.licence:
+        echo(f"licence: {source.licence}")
     if not written:
-        typer.echo(f"all files of {name} are in {data_root() / source.folder} already")
+        echo(f"all files of {name} are in {data_root() / source.folder} already")
 
 
 @group.command()
@@ -68,12 +71,12 @@ def check(name: Name, data_root_: DataRoot = None) -> None:
     damaged = []
     with _named(name):
         for file in check_files(source, root):
-            typer.echo(f"{'ok ' if file.good else 'BAD'} {file.path}: {file.state}")
+            echo(f"{'ok ' if file.good else 'BAD'} {file.path}: {file.state}")
             if not file.good:
                 damaged.append(file.path)
         for download in source.downloads:
             if not (root / download.path).exists():
-                typer.echo(f"not there: {root / download.path}")
+                echo(f"not there: {root / download.path}")
     if damaged:
         raise DataError(f"{name}: {damaged[0]} is damaged; fetch it again")
 
@@ -91,16 +94,15 @@ def stats(
         federations["by the official lists"] = listed
     rows = {title: statistics(federation) for title, federation in federations.items()}
     if as_json:
-        typer.echo(json.dumps({title: asdict(row) for title, row in rows.items()}, indent=2))
+        echo(json.dumps({title: asdict(row) for title, row in rows.items()}, indent=2))
         return
-    console = Console()
-    console.print(_table(name, rows))
+    Console().print(_table(name, rows))
     for title, row in rows.items():
-        console.print(
+        echo(
             f"{title}: clients of {row.smallest:,} to {row.largest:,} samples;"
             f" {row.fewest_classes} to {row.most_classes} classes per client,"
             f" {row.mean_classes:.1f} on average;"
-            f" {row.train:,} for training, {row.test:,} for the test,"
+            f" {row.train:,} for training, {row.test:,} for the test ({row.test_set}),"
             f" {row.validation:,} for validation by the server"
         )
 
@@ -127,7 +129,7 @@ def plot(
     if len(federation.input_shape) == 3:
         written.append(draw_contact_sheet(federation, folder / f"{name}-samples.png"))
     for path in written:
-        typer.echo(f"wrote {path}")
+        echo(f"wrote {path}")
 
 
 def prepare_all(sources: Sequence[DataSource]) -> None:
@@ -190,10 +192,12 @@ def _load(source: DataSource) -> Federation:
 def _rows(
     source: DataSource, federation: Federation, alphas: list[float] | None
 ) -> list[tuple[str, Federation]]:
-    if not isinstance(source, SharedOut) or source.partition != "dirichlet":
-        if alphas:
-            raise ConfigError("--alpha: this partition has no concentration α")
+    partition = source.partition if isinstance(source, SharedOut) else ""
+    if alphas and partition != "quantity" and not partition.startswith("dirichlet"):
+        raise ConfigError("--alpha: this partition has no concentration α")
+    if not alphas and partition != "dirichlet":
         return [("", federation)]
+    assert isinstance(source, SharedOut)  # noqa: S101 - narrows the type
     return [
         (f"α = {alpha:g}", replace(source, alpha=alpha).load(data_root()))
         for alpha in alphas or ALPHAS

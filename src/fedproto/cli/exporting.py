@@ -10,6 +10,8 @@ import typer
 from fedproto.api import load
 from fedproto.api.export import ALWAYS, FORMATS, export, loading_code
 from fedproto.cli.options import DataRoot
+from fedproto.cli.tables import echo
+from fedproto.disk.files import Folder, explained
 
 
 def export_run(
@@ -31,6 +33,9 @@ def export_run(
     """
     del data_root
     result = load(run)
-    for path in export(result, out or run / "export", format_ or ALWAYS):
-        typer.echo(f"wrote {path}")
-    typer.echo(f"\nTo load it:\n\n{loading_code(result)}")
+    if out is None:
+        with explained(run, " cannot be written", "; choose another folder with --out"):
+            out = Folder(run).make("export")
+    for path in export(result, out, format_ or ALWAYS):
+        echo(f"wrote {path}")
+    echo(f"\nTo load it:\n\n{loading_code(result)}")

@@ -19,6 +19,7 @@ from fedproto.cli.options import DataRoot
 from fedproto.cli.outcome import conclude
 from fedproto.cli.progress import progress_for
 from fedproto.cli.running import Out, Overrides, Quiet, Rounds
+from fedproto.cli.tables import echo
 from fedproto.errors import ConfigError, FedprotoError
 from fedproto.store import RunStore
 
@@ -261,5 +262,5 @@ def _summary(stores: Sequence[RunStore], *, quiet: bool) -> None:
         for record in store.records():
             reasons = [f"client {client}: {why}" for client, why in record.failures.items()]
             for text in [*reasons, *([record.note] if record.note else [])]:
-                typer.echo(f"{store.config.title}, round {record.round + 1}: {text}", err=True)
+                echo(f"{store.config.title}, round {record.round + 1}: {text}", err=True)
     conclude(stores, quiet=quiet)

@@ -10,8 +10,10 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from fedproto.cli.options import AsJson, Directories
+from fedproto.cli.tables import echo, plain
 from fedproto.errors import StoreError
 from fedproto.options.registry import extended
 from fedproto.options.sources import summaries
@@ -34,11 +36,11 @@ def check(paths: Directories) -> None:
     broken = 0
     for verdict in (*map(check_sweep, sweeps), *map(check_run, runs)):
         state = "damaged" if verdict.faults else "whole"
-        typer.echo(f"{verdict.path}: {state}; {verdict.found}")
+        echo(f"{verdict.path}: {state}; {verdict.found}")
         for fault in verdict.faults:
-            typer.echo(f"  {fault}")
+            echo(f"  {fault}")
         if verdict.faults:
-            typer.echo(f"  what can be saved: {verdict.remedy}")
+            echo(f"  what can be saved: {verdict.remedy}")
             broken += 1
     if broken:
         raise typer.Exit(1)
@@ -48,8 +50,8 @@ def list_known(
     kind: Annotated[
         str | None,
         typer.Argument(
-            help=f"Show only these, with their options: {', '.join(KINDS)}; 'options' for all"
-            " sections of a recipe, or a section such as 'train'."
+            help=f"Show only these, a line each: {', '.join(KINDS)}; with its options one of them,"
+            " such as 'fedproto', or a section, such as 'train'; 'options' for all sections."
         ),
     ] = None,
     section: Annotated[
@@ -67,29 +69,37 @@ def list_known(
         from fedproto.cli import catalogue  # imports everything that there is
 
         if markdown:
-            typer.echo(catalogue.as_markdown(), nl=False)
+            echo(catalogue.as_markdown(), nl=False)
             return
         chosen = section if kind == catalogue.OPTIONS and section is not None else kind
         known = {name: catalogue.entries(name) for name in ([chosen] if chosen else KINDS)}
     if as_json:
         tables = {name: [asdict(entry) for entry in found] for name, found in known.items()}
-        typer.echo(json.dumps(tables, indent=2, ensure_ascii=False))
+        echo(json.dumps(tables, indent=2, ensure_ascii=False))
         return
     console = Console()
     for name, found in known.items():
-        table = Table("name", "what it is", title=name, title_justify="left", expand=True)
+        table = Table(title=name, title_justify="left", expand=True)
+        widest = max((len(entry.name) for entry in found), default=0)
+        table.add_column("name", no_wrap=True, min_width=widest)
+        short = kind is None or kind in KINDS
+        table.add_column("what it is", no_wrap=short, overflow="ellipsis" if short else "fold")
         for entry in found:
-            table.add_row(entry.name, entry.summary)
-            for option in entry.options if kind else []:
+            table.add_row(plain(entry.name), plain(entry.summary))
+            for option in entry.options if not short else []:
                 table.add_row(
-                    f"  {option.name} = {option.default}",
-                    f"[dim]{option.help} ({option.type})[/dim]",
+                    plain(f"  {option.name} = {option.default}"),
+                    plain(f"{option.help} ({option.type})", "dim"),
                 )
         console.print(table)
     if kind is None:
         console.print(
-            "Options of each: fedproto list strategies (or datasets, models). All other options:"
-            " fedproto list options."
+            "Options of each: fedproto list NAME. Sections of a recipe: fedproto list options."
+        )
+    elif kind in [entry.name for entry in summaries("strategies")]:
+        console.print(
+            "Sections that combine with every strategy (fedproto list SECTION): head, serve,"
+            " server, aggregate, train, schedule."
         )
 
 
@@ -107,7 +117,7 @@ def info(as_json: AsJson = False) -> None:
         "data sets": {name: DATASETS.get(name).status(root) for name in DATASETS.names()},
     }
     if as_json:
-        typer.echo(json.dumps(facts, indent=2))
+        echo(json.dumps(facts, indent=2))
         return
     table = Table(show_header=False, box=None)
     for name, fact in facts.items():
@@ -118,5 +128,5 @@ def info(as_json: AsJson = False) -> None:
             if isinstance(fact, str)
             else fact
         )
-        table.add_row(name, "\n".join(lines))
+        table.add_row(name, Text("\n").join(map(plain, lines)))
     Console().print(table)

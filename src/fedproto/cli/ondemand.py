@@ -24,6 +24,8 @@ COMMANDS = {
     "predict": ("predicting", "predict"),
     "export": ("exporting", "export_run"),
     "compare": ("comparing", "compare"),
+    "best": ("choosing", "best"),
+    "tune": ("choosing", "tune_recipe"),
     "analyse": ("analysing", "analyse_runs"),
     "report": ("reporting", "report"),
     "reproduce": ("reproducing", "reproduce"),

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import typer
 
 from fedproto.cli.comparing import print_comparison
+from fedproto.cli.tables import echo
 from fedproto.store import RunStore
 from fedproto.types import RoundRecord
 
@@ -24,10 +25,10 @@ def conclude(stores: Sequence[RunStore], *, quiet: bool) -> None:
         records = store.records()
         complaint = refusals(records)
         if complaint is not None:
-            typer.echo(f"{store.config.title}: {complaint}", err=True)
+            echo(f"{store.config.title}: {complaint}", err=True)
         failed = failed or hardly_learned(records)
     if failed:
-        typer.echo("error: a model has hardly learned; see above and in rounds.jsonl", err=True)
+        echo("error: a model has hardly learned; see above and in rounds.jsonl", err=True)
         raise typer.Exit(HARDLY_LEARNED)
 
 

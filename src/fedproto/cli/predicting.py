@@ -11,7 +11,8 @@ import typer
 from fedproto.api import load
 from fedproto.api.predictor import Predictor, pictures_in
 from fedproto.cli.options import DataRoot
-from fedproto.disk.atomic import explained
+from fedproto.cli.tables import echo
+from fedproto.disk.files import explained
 from fedproto.errors import ConfigError, DataError
 from fedproto.report.maps import save_heat, save_labels
 
@@ -47,7 +48,7 @@ def predict(
         else:
             found = predictor.classify(image)
             facts = {"classes": found.probabilities, "entropy": found.entropy}
-        typer.echo(json.dumps({"image": str(image), **facts}) if as_json else _text(image, facts))
+        echo(json.dumps({"image": str(image), **facts}) if as_json else _text(image, facts))
 
 
 def _segment(predictor: Predictor, image: Path, folder: Path) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import typer
 
 from fedproto.cli.analysing import analyse_missing
 from fedproto.cli.options import DataRoot, Directories, Metric, Target
+from fedproto.cli.tables import echo
 from fedproto.report.live import LiveReport, LiveServer
 from fedproto.report.page_file import write_page
 from fedproto.report.spread import DataPanels
@@ -56,14 +57,14 @@ def report(
         panels=DataPanels() if data else None,
     )
     for problem in problems:
-        typer.echo(f"left out: {problem}", err=True)
-    typer.echo(f"wrote {file} ({file.stat().st_size / 1e6:.1f} MB)")
+        echo(f"left out: {problem}", err=True)
+    echo(f"wrote {file} ({file.stat().st_size / 1e6:.1f} MB)")
 
 
 def _serve(live: LiveReport, port: int) -> None:
     with LiveServer(live, port) as server:
-        typer.echo(f"live at {server.address} (Ctrl-C ends it)", err=True)
+        echo(f"live at {server.address} (Ctrl-C ends it)", err=True)
         try:
             server.serve_forever(poll_interval=0.2)
         except KeyboardInterrupt:
-            typer.echo("stopped; the runs are not affected", err=True)
+            echo("stopped; the runs are not affected", err=True)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -13,12 +15,15 @@ import typer
 from fedproto.cli.data import prepare_all
 from fedproto.cli.options import DataRoot
 from fedproto.cli.outcome import conclude
-from fedproto.cli.progress import progress_for
+from fedproto.cli.progress import progress_for, time_in_words
+from fedproto.cli.tables import echo
 from fedproto.config import RunConfig
 from fedproto.config.recipe import read_recipe
 from fedproto.data import DataSource, Federation
 from fedproto.errors import ConfigError, unknown_name
 from fedproto.simulate import load_federations, simulate
+from fedproto.simulate.driver import carry_out, demand_of
+from fedproto.simulate.stored import assigned
 from fedproto.store import RunStore, open_or_create
 from fedproto.store.extending import extend
 from fedproto.store.sinks import check_sinks, logging_to
@@ -32,11 +37,18 @@ Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change an option, e.g. schedule.delta=0.8."),
 ]
+Scale = Annotated[
+    str | None,
+    typer.Option(help="A smaller version that the recipe describes, such as 'quick'."),
+]
 Out = Annotated[
     Path | None, typer.Option(help="Directory for the results; a new one under runs/ by default.")
 ]
 Reuse = Annotated[
-    bool, typer.Option("--reuse", help="Continue or reuse what --out holds, if it is the same.")
+    bool,
+    typer.Option(
+        "--reuse", help="Continue what --out holds: train the missing runs, reuse the others."
+    ),
 ]
 AsJson = Annotated[
     bool, typer.Option("--json", help="One JSON object a round on standard output, no progress.")
@@ -56,30 +68,39 @@ LogTo = Annotated[
 Rounds = Annotated[
     int | None, typer.Option(min=1, help="Go on to so many rounds in all, even if it is over.")
 ]
+DryRun = Annotated[
+    bool,
+    typer.Option("--dry-run", help="Train one round, print runs, time and disk space, and stop."),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No table at the end.")]
 
 
 def run(
     recipe: Recipe,
     overrides: Overrides = None,
+    scale: Scale = None,
     out: Out = None,
     reuse: Reuse = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
     log_to: LogTo = None,
+    dry_run: DryRun = False,
     data_root: DataRoot = None,
 ) -> None:
     """Train one strategy as a recipe says."""
     del data_root
     check_sinks(log_to or [])
-    configs = read_recipe(recipe, overrides or [])
+    configs = read_recipe(recipe, overrides or [], scale)
     if len(configs) > 1:
         raise ConfigError(
             f"recipe {recipe} describes {len(configs)} runs; start them with 'fedproto sweep'"
         )
-    path = out or fresh_directory(recipe)
     config = next(iter(configs.values())).located()
-    federations = _load([config])
+    federations = load([config])
+    if dry_run:
+        _rehearse([config], federations)
+        return
+    path = out or fresh_directory(recipe)
     store = open_or_create(path, config) if reuse else RunStore.create(path, config)
     _carry_out([store], path, federations, log_to or [], as_json=as_json, quiet=quiet)
 
@@ -87,21 +108,26 @@ def run(
 def sweep(
     recipe: Recipe,
     overrides: Overrides = None,
+    scale: Scale = None,
     out: Out = None,
     reuse: Reuse = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
     only: Only = None,
     log_to: LogTo = None,
+    dry_run: DryRun = False,
     data_root: DataRoot = None,
 ) -> None:
     """Train all runs of a recipe together."""
     del data_root
     check_sinks(log_to or [])
-    read = _labelled(read_recipe(recipe, overrides or []), only or [])
+    read = _labelled(read_recipe(recipe, overrides or [], scale), only or [])
     configs = {name: config.located() for name, config in read.items()}
+    federations = load(configs.values())
+    if dry_run:
+        _rehearse(list(configs.values()), federations)
+        return
     path = out or fresh_directory(recipe)
-    federations = _load(configs.values())
     stores = create_sweep(path, configs, reuse=reuse)
     _carry_out(stores, path, federations, log_to or [], as_json=as_json, quiet=quiet)
 
@@ -120,7 +146,7 @@ def resume(
     if rounds is not None:
         extend(directory, rounds)
     stores = open_runs(directory)
-    federations = _load(store.config for store in stores if not store.finished)
+    federations = load(store.config for store in stores if not store.finished)
     _carry_out(stores, directory, federations, log_to or [], as_json=as_json, quiet=quiet)
 
 
@@ -134,8 +160,7 @@ def _carry_out(
     quiet: bool,
 ) -> None:
     if not as_json:
-        runs = "1 run" if len(stores) == 1 else f"{len(stores)} runs"
-        typer.echo(f"{runs} in {path}", err=True)
+        echo(_plan(stores, path, federations), err=True)
     try:
         with (
             progress_for(stores, as_json) as progress,
@@ -144,14 +169,74 @@ def _carry_out(
             simulate(stores, watcher, federations)
     except KeyboardInterrupt:
         done = sum(len(store.records()) for store in stores)
-        typer.echo(f"stopped; {done} rounds are safe: fedproto resume {path}", err=True)
+        echo(f"stopped; {done} rounds are safe: fedproto resume {path}", err=True)
         raise typer.Exit(130) from None
     if as_json:
-        typer.echo(json.dumps({"finished": True, "directory": str(path)}))
+        echo(json.dumps({"finished": True, "directory": str(path)}))
     conclude(stores, quiet=quiet or as_json)
+    if not (quiet or as_json):
+        ways = f"fedproto report {path}, fedproto compare {path}"
+        first = f", fedproto export {stores[0].path}" if stores else ""
+        typer.echo(f"next: {ways}{first}", err=True)
 
 
-def _load(configs: Iterable[RunConfig]) -> dict[DataSource, Federation]:
+def _plan(
+    stores: Sequence[RunStore], path: Path, federations: Mapping[DataSource, Federation]
+) -> str:
+    """What is going to be done where, and what was found done."""
+    configs = [store.config for store in stores]
+    begun = [store for store in stores if store.records()]
+    over = sum(store.finished for store in stores)
+    found = (
+        f"; found {over} finished and {len(begun) - over} begun, {len(stores) - len(begun)} to be"
+        " trained from the start"
+    )
+    return f"{_runs(configs)} in {path}: {_amount(configs, federations)}{found if begun else ''}"
+
+
+def _runs(configs: Sequence[RunConfig]) -> str:
+    return "1 run" if len(configs) == 1 else f"{len(configs)} runs"
+
+
+def _amount(configs: Sequence[RunConfig], federations: Mapping[DataSource, Federation]) -> str:
+    """Rounds, and the disk space of the weights in checkpoints."""
+    size = 0
+    sizes: dict[tuple[object, object], int] = {}
+    for config in configs:
+        kept, rounds = config.store, config.schedule.rounds
+        if config.data is None or config.data not in federations or not kept.checkpoint_every:
+            continue
+        key = (config.data, config.model)
+        if key not in sizes:
+            state = assigned(config, federations[config.data]).initial()
+            tensors = (*state.params.values(), *state.buffers.values())
+            sizes[key] = sum(tensor.nbytes for tensor in tensors)
+        made = -(-rounds // kept.checkpoint_every)
+        size += sizes[key] * min(kept.keep or made, made)
+    rounds = sum(config.schedule.rounds for config in configs)
+    return f"{rounds} rounds" + (f", {size / 1e6:.1f} MB of weights on disk" if size else "")
+
+
+def _rehearse(configs: Sequence[RunConfig], federations: Mapping[DataSource, Federation]) -> None:
+    """Trains the first round of the first run in memory, and says what all would take."""
+    config = configs[0]
+    assert config.data is not None  # noqa: S101 - it was loaded
+    federation = federations[config.data]
+    once = replace(config, schedule=replace(config.schedule, rounds=1))
+    began = time.perf_counter()
+    carry_out([assigned(once, federation)])
+    seconds = time.perf_counter() - began
+    steps = sum(
+        demand_of([each], federations[each.data]).steps for each in configs if each.data is not None
+    )
+    left = time_in_words(seconds * steps / max(1, demand_of([once], federation).steps))
+    typer.echo(f"{_runs(configs)}: {_amount(configs, federations)}")
+    typer.echo(f"about {left} if all rounds took as long as the first one of {config.title}")
+    for each in configs:
+        typer.echo(f"  {each.title}, seed {each.seed}, {each.schedule.rounds} rounds")
+
+
+def load(configs: Iterable[RunConfig]) -> dict[DataSource, Federation]:
     """Prepares, with progress, and loads the data of some runs."""
     configs = list(configs)
     prepare_all([config.data for config in configs if config.data is not None])

@@ -1,17 +1,34 @@
-"""Tables that fit the terminal: names stay readable, no number is cut, what has no room is said."""
+"""What goes to the terminal: lines and tables in which text from outside cannot steer it.
+
+Tables fit the terminal: names stay readable, no number is cut, what has no room is said.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import typer
 from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
+
+from fedproto.errors import printable
 
 WIDEST = 160
 """For pipes and files, which have no width of their own."""
 
 _NAME_ROOM = 34
+
+
+def echo(text: str, *, err: bool = False, nl: bool = True) -> None:
+    """Prints lines, control characters escaped."""
+    typer.echo("\n".join(map(printable, text.split("\n"))), err=err, nl=nl)
+
+
+def plain(text: object, style: str = "") -> Text:
+    """Text for rich as it is: without markup, control characters escaped."""
+    return Text(printable(text), style)
 
 
 def print_table(
@@ -29,18 +46,23 @@ def print_table(
     where the value in `sections` changes.
     """
     console = Console()
+    rows, least = list(map(printable, rows)), list(map(printable, least))
+    columns = {printable(name): list(map(printable, cells)) for name, cells in columns.items()}
     width = console.width if console.is_terminal else WIDEST
     kept, left_out = _fitting(rows, columns, least, width)
     if left_out:
         caption = "; ".join(filter(None, [caption, f"no room for {', '.join(left_out)}"]))
-    table = Table(title=title, caption=caption or None)
+    table = Table(
+        title=None if title is None else plain(title, "table.title"),
+        caption=plain(caption, "table.caption") if caption else None,
+    )
     table.add_column("run", overflow="fold")
     for name in kept:
-        table.add_column(name, justify="right", no_wrap=True)
+        table.add_column(plain(name), justify="right", no_wrap=True)
     for index, row in enumerate(rows):
         if sections and index and sections[index] != sections[index - 1]:
             table.add_section()
-        table.add_row(row, *(columns[name][index] for name in kept))
+        table.add_row(*map(plain, [row, *(columns[name][index] for name in kept)]))
     (console if console.is_terminal else Console(width=WIDEST)).print(table)
 
 

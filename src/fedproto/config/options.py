@@ -29,10 +29,16 @@ class ScheduleOptions(Options):
 
 @dataclass(frozen=True)
 class EvaluateOptions(Options):
-    """When the aggregate model is tested."""
+    """When models are tested."""
 
-    every: int = option(1, "test after every so many rounds; the last one always", at_least=1)
+    every: int = option(1, "rounds between two tests; the last round is always tested", at_least=1)
     validation: bool = option(True, "also score the server's validation part, where there is one")
+    finetune_epochs: int = option(
+        0,
+        "after the last round: epochs of fine-tuning the served model on each client that never"
+        " took part, before it is tested there; 0 for none",
+        at_least=0,
+    )
 
 
 @dataclass(frozen=True)

@@ -7,34 +7,44 @@ runs are all variants with all combinations of the listed values.
 ``extends = "mnist"`` starts from another recipe, of which only what differs is written; its
 variants and its sweep are taken over or replaced as a whole. ``variants = "methods-digits"`` takes
 those of another recipe. The other recipe is a bundled one or one in the same folder, by name, or a
-file.
+file. A table such as ``[scales.quick]`` holds what differs in a smaller version of the recipe,
+which is chosen by its name; ``[tune]`` lists values for `fedproto tune` to choose from.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
+import json
+import math
 import re
 import tomllib
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from fedproto.config.run import RunConfig, flatten, read_config
+from fedproto.disk.files import user_path
+from fedproto.disk.limits import check_limit
 from fedproto.errors import ConfigError, unknown_name
+from fedproto.options import Options, options_to_dict
 from fedproto.options.sources import bundled_recipes
 
 _LONGEST_NAME = 150
 """Bytes of a folder's name; file systems allow 255, and files in it have names too."""
 
 
-def read_recipe(source: str, overrides: Iterable[str] = ()) -> dict[str, RunConfig]:
+def read_recipe(
+    source: str, overrides: Iterable[str] = (), scale: str | None = None
+) -> dict[str, RunConfig]:
     """Reads a recipe and expands it into runs.
 
     Args:
         source: A file, or the name of a bundled recipe.
         overrides: ``key=value`` texts that change single options.
+        scale: Name of one of the recipe's scales; as the recipe stands by default.
 
     Returns:
         The configurations by directory name, in the recipe's order.
@@ -42,12 +52,46 @@ def read_recipe(source: str, overrides: Iterable[str] = ()) -> dict[str, RunConf
     Raises:
         ConfigError: If the file cannot be read or says something impossible.
     """
+    with _naming(_find(source).name):
+        return expand(read_tables(source, overrides, scale))
+
+
+def read_tables(
+    source: str, overrides: Iterable[str] = (), scale: str | None = None
+) -> dict[str, Any]:
+    """A recipe's tables as they are written, with those of the recipes that it extends."""
     path = _find(source)
     recipe = _load(path)
+    with _naming(path.name):
+        return apply_overrides(_scaled(recipe, scale), overrides)
+
+
+@contextlib.contextmanager
+def _naming(name: str) -> Iterator[None]:
+    """Names the recipe in errors about it."""
     try:
-        return expand(apply_overrides(recipe, overrides))
+        yield
     except ConfigError as error:
-        raise ConfigError(f"recipe {path.name}: {error}") from None
+        text = str(error)
+        raise ConfigError(
+            text if text.startswith("recipe ") else f"recipe {name}: {text}"
+        ) from None
+
+
+def _scaled(recipe: dict[str, Any], scale: str | None) -> dict[str, Any]:
+    """The recipe without its scales, with the changes of one of them."""
+    scales = recipe.pop("scales", {})
+    if not isinstance(scales, Mapping) or not all(
+        isinstance(one, Mapping) for one in scales.values()
+    ):
+        raise ConfigError("scales must be sections: write [scales.quick] and the like")
+    if scale is None:
+        return recipe
+    if scale not in scales:
+        raise ConfigError(f"--scale: {unknown_name('scale', scale, scales)}")
+    if "sweep" in scales[scale]:
+        recipe.pop("sweep", None)
+    return _merge(recipe, scales[scale])
 
 
 def _load(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
@@ -64,9 +108,7 @@ def _load(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
         name = recipe.pop(key)
         if not isinstance(name, str):
             raise ConfigError(f"recipe {path.name}: {key} must name a recipe, not {name!r}")
-        beside = path.parent / name
-        found = beside if beside.is_file() else _find(name, path.parent)
-        return _load(found, (*above, path))
+        return _load(_find(name, path.parent), (*above, path))
 
     base = other("extends") if "extends" in recipe else {}
     if isinstance(recipe.get("variants"), str):
@@ -91,7 +133,7 @@ def apply_overrides(recipe: Mapping[str, Any], overrides: Iterable[str]) -> dict
             raise ConfigError(f"--set {text}: write it as key=value, such as schedule.delta=0.5")
         if key in swept:
             raise ConfigError(f"--set {text}: the recipe sweeps over {key}; set sweep.{key}=[...]")
-        _set(result, key, _parse_value(value.strip()))
+        set_option(result, key, _parse_value(value.strip()))
     return result
 
 
@@ -101,15 +143,16 @@ def expand(recipe: Mapping[str, Any]) -> dict[str, RunConfig]:
     Raises:
         ConfigError: If a part is not what it should be.
     """
-    base = {key: value for key, value in recipe.items() if key not in ("variants", "sweep")}
-    variants, axes = _variants(recipe), _axes(recipe)
+    axes = axes_of(recipe.get("sweep", {}), "sweep")
+    variants = variants_of(recipe)
+    check_limit("runs", len(variants) * math.prod(map(len, axes.values())), "the sweep")
     runs: dict[str, RunConfig] = {}
     for variant, values in itertools.product(variants, itertools.product(*axes.values())):
-        tables = _merge(base, variant)
+        tables = dict(variant)
         for key, value in zip(axes, values, strict=True):
-            _set(tables, key, value)
+            set_option(tables, key, value)
         config = read_config(tables)
-        parts = [config.title, *(_axis_name(*axis) for axis in zip(axes, values, strict=True))]
+        parts = [config.title, *(axis_name(*axis) for axis in zip(axes, values, strict=True))]
         name = directory_name("-".join(parts))
         if name in runs:
             raise ConfigError(f"two runs would be called '{name}'; give the variants labels")
@@ -128,13 +171,14 @@ def directory_name(title: str) -> str:
     return name.encode()[: _LONGEST_NAME - 9].decode(errors="ignore") + f"-{mark}"
 
 
-def _find(source: str, folder: Path | None = None) -> Path:
-    """A file, or a recipe by name: a bundled one, or one in `folder`."""
+def _find(source: str, *folders: Path) -> Path:
+    """A recipe's file: beside another one, from the current folder, or a bundled one."""
     path = Path(source)
-    if path.is_file():
-        return path
-    beside = folder.glob("*.toml") if folder else ()
-    recipes = {one.stem: one for one in beside} | bundled_recipes()
+    for found in (*(user_path(str(folder / source)) for folder in folders), user_path(source)):
+        if found is not None and found.is_file():
+            return found
+    beside = {one.stem: one for folder in folders for one in folder.glob("*.toml")}
+    recipes = beside | bundled_recipes()
     if source in recipes:
         return recipes[source]
     if path.suffix == ".toml" or len(path.parts) > 1:
@@ -142,22 +186,69 @@ def _find(source: str, folder: Path | None = None) -> Path:
     raise ConfigError(unknown_name("recipe", source, recipes))
 
 
-def _variants(recipe: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def variants_of(recipe: Mapping[str, Any], *, tuned: bool = False) -> list[dict[str, Any]]:
+    """The tables of every variant with what all share; `tuned` keeps the section of tuning."""
     variants = recipe.get("variants") or [{}]
     if not isinstance(variants, list) or not all(isinstance(each, Mapping) for each in variants):
         raise ConfigError("variants must be tables: write [[variants]] above each")
-    return variants
+    left_out = {"variants", "sweep"} | (set() if tuned else {"tune"})
+    base = {key: value for key, value in recipe.items() if key not in left_out}
+    merged = [_merge(base, variant) for variant in variants]
+    return [
+        {key: value for key, value in tables.items() if key not in left_out} for tables in merged
+    ]
 
 
-def _axes(recipe: Mapping[str, Any]) -> dict[str, list[Any]]:
-    sweep = recipe.get("sweep", {})
-    if not isinstance(sweep, Mapping):
-        raise ConfigError(f"sweep must be a section of lists, not {sweep!r}")
-    axes = flatten(sweep)
+def axes_of(section: Any, where: str) -> dict[str, list[Any]]:
+    """The values to try per option, by dotted names."""
+    if not isinstance(section, Mapping):
+        raise ConfigError(f"{where} must be a section of lists, not {section!r}")
+    axes = flatten(section)
     for key, values in axes.items():
         if not isinstance(values, list) or not values:
-            raise ConfigError(f"sweep.{key} must be a list of values, not {values!r}")
+            raise ConfigError(f"{where}.{key} must be a list of values, not {values!r}")
     return axes
+
+
+def recipe_text(tables: Mapping[str, Any]) -> str:
+    """Tables as a recipe; options first, then a section each, then the variants."""
+    lines = [f"{key} = {_toml(value)}" for key, value in tables.items() if not _is_table(value)]
+    for key, value in tables.items():
+        if isinstance(value, Mapping):
+            lines += [
+                "",
+                f"[{key}]",
+                *(f"{_key(name)} = {_toml(one)}" for name, one in value.items()),
+            ]
+        elif _is_table(value):
+            for each in value:
+                lines += [
+                    "",
+                    f"[[{key}]]",
+                    *(f"{_key(k)} = {_toml(one)}" for k, one in each.items()),
+                ]
+    return "\n".join(lines).lstrip("\n") + "\n"
+
+
+def _is_table(value: Any) -> bool:
+    tables = isinstance(value, list) and bool(value) and isinstance(value[0], Mapping)
+    return isinstance(value, Mapping) or tables
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else json.dumps(name, ensure_ascii=False)
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, Mapping):
+        inner = ", ".join(f"{_key(name)} = {_toml(one)}" for name, one in value.items())
+        return f"{{ {inner} }}" if inner else "{}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_toml, value))}]"
+    if isinstance(value, bool):
+        return str(value).lower()
+    # JSON's strings are TOML's basic strings, and Python's numbers are TOML's.
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
 
 
 def _merge(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
@@ -166,17 +257,19 @@ def _merge(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]
     for key, value in change.items():
         old = result.get(key)
         if isinstance(old, Mapping) and isinstance(value, Mapping):
-            names = {table["name"] for table in (old, value) if "name" in table}
-            value = _merge(old, value) if len(names) < 2 else value
+            same = "name" not in old or "name" not in value or old["name"] == value["name"]
+            value = _merge(old, value) if same else value
         result[key] = value
     return result
 
 
-def _set(tables: dict[str, Any], key: str, value: Any) -> None:
-    """Sets a dotted key in place, copying the tables on the way to it."""
+def set_option(tables: dict[str, Any], key: str, value: Any) -> None:
+    """Sets an option by its dotted name in place, copying the tables on the way to it."""
     *path, last = key.split(".")
     for part in path:
         inner = tables.get(part, {})
+        if isinstance(inner, Options):
+            inner = options_to_dict(inner)
         if not isinstance(inner, Mapping):
             raise ConfigError(f"{key}: {part} is an option, not a section")
         tables[part] = dict(inner)
@@ -193,7 +286,8 @@ def _parse_value(text: str) -> Any:
         return text
 
 
-def _axis_name(key: str, value: Any) -> str:
+def axis_name(key: str, value: Any) -> str:
+    """What an option and its value are called in a directory's name."""
     if isinstance(value, Mapping):
         value = value.get("name", "-".join(str(part) for part in value.values()))
     return f"{key.rsplit('.', 1)[-1]}{value}"

@@ -30,7 +30,8 @@ from fedproto.engines.training.augment import AugmentOptions
 from fedproto.errors import ConfigError, unknown_name
 from fedproto.measures import MEASURES, MeasureOptions
 from fedproto.models.base import MODELS, ModelOptions
-from fedproto.options import Options, options_to_dict, read_options
+from fedproto.options import Options, options_to_dict, plain, read_options
+from fedproto.options.base import is_unicode
 from fedproto.options.registry import Registry
 from fedproto.strategies.aggregation import AggregateOptions
 from fedproto.strategies.base import STRATEGIES, Strategy
@@ -124,6 +125,21 @@ class RunConfig:
             result[name] = options_to_dict(getattr(self, name))
         return result
 
+    def to_recipe(self) -> dict[str, Any]:
+        """The tables of `to_dict` without options that have their default."""
+        tables = self.to_dict()
+        for name, table in tables.items():
+            if isinstance(table, dict):
+                usual = {
+                    field.name: field.default for field in dataclasses.fields(getattr(self, name))
+                }
+                tables[name] = {
+                    key: value
+                    for key, value in table.items()
+                    if key not in usual or getattr(self, name).__dict__[key] != usual[key]
+                }
+        return {name: value for name, value in tables.items() if value not in ({}, "")}
+
     def digest(self) -> str:
         """A short hash of all that the results depend on."""
         return digest_of(self.to_dict())
@@ -166,10 +182,10 @@ def read_config(given: Mapping[str, Any]) -> RunConfig:
         raise ConfigError("strategy is missing; add a [strategy] section with a name")
     check_engine_name(parts["engine"].name)
     _check_measures(parts["measure"])
-    seed, label = given.get("seed", 0), given.get("label", "")
+    seed, label = plain(given.get("seed", 0)), given.get("label", "")
     if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
         raise ConfigError(f"seed must be a whole number of at least 0, not {seed!r}")
-    if not isinstance(label, str):
+    if not isinstance(label, str) or not is_unicode(label):
         raise ConfigError(f"label must be a text, not {label!r}")
     config = RunConfig(seed=seed, label=label, **parts)
     _ = config.method  # refuses sections that have no meaning together

@@ -35,9 +35,11 @@ class DataSource(Options, abc.ABC):
     Attributes:
         folder: Its folder below the data root; empty for what needs no files there.
         downloads: The official files.
+        licence: The terms that its owners set; empty where there are none to name.
     """
 
     folder: ClassVar[str] = ""
+    licence: ClassVar[str] = ""
     downloads: ClassVar[tuple[Download, ...]] = ()
 
     seed: int = option(0, "seed of generation, partition and 80/20 split", at_least=0)
@@ -67,9 +69,10 @@ class DataSource(Options, abc.ABC):
             return "your own files: set data.path"
         if not cls.folder:
             return "ready (nothing to download)"
+        terms = f"; licence: {cls.licence}" if cls.licence else ""
         if cls.is_present(root):
-            return f"files in {root / cls.folder}"
-        return f"no files in {root / cls.folder}{cls.how_to_get()}"
+            return f"files in {root / cls.folder}{terms}"
+        return f"no files in {root / cls.folder}{cls.how_to_get()}{terms}"
 
     @classmethod
     def is_present(cls, root: Path) -> bool:
@@ -83,10 +86,17 @@ class DataSource(Options, abc.ABC):
             return ""
         return f"; get them with: fedproto data fetch {DATASETS.name_of(cls)}"
 
+    @classmethod
+    def addresses(cls, root: Path) -> str:
+        """Where its files are to be had and where they go, to go after `how_to_get`."""
+        places = [f"{one.url} as {root / one.path}" for one in cls.downloads]
+        return f" (saves {', '.join(places)})" if places else ""
+
     def tree(self, root: Path) -> FileTree:
         """Its files."""
         if not self.is_present(root):
-            raise DataError(f"there are no files in {root / self.folder}{self.how_to_get()}")
+            how = self.how_to_get() + self.addresses(root)
+            raise DataError(f"there are no files in {root / self.folder}{how}")
         return open_tree(root / self.folder, self.how_to_get())
 
 

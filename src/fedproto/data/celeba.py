@@ -33,6 +33,7 @@ class CelebA(HeldOut):
     """
 
     folder = "celeba"
+    licence = "non-commercial research only"
     downloads = (
         Download(
             _DRIVE + "0B7EVK8r0v71pZjFTYXZWM3FlRnM",
@@ -54,7 +55,7 @@ class CelebA(HeldOut):
     validation: float = 0.1
     attribute: str = option("Smiling", "the attribute to tell")
     minimum: int = option(5, "images a person must have to be a client", at_least=1)
-    size: int = option(84, "width and height of the images", at_least=8)
+    size: int = option(84, "width and height of the images", at_least=8, at_most=4096)
     allow_missing: bool = option(False, "do with the images that are there")
 
     def load(self, root: Path) -> Federation:

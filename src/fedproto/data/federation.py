@@ -4,20 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
 from fedproto.data.clients import Client, Clients
 from fedproto.data.given import Given, scaled
-from fedproto.data.samples import Samples, TensorSamples, join_clients
+from fedproto.data.samples import MappedSamples, Samples, TensorSamples, join_clients
 from fedproto.data.tasks import task_named
 from fedproto.disk.limits import check_limit
 from fedproto.errors import DataError
+from fedproto.options import Options, option
 from fedproto.rng import Indices, Purpose, stream
 from fedproto.rng.seeding import shuffled_rows
 from fedproto.types import POOLED, VOID
+
+MOST_MEANS = 10_000
+"""Pixels that are normalised one by one, up to which a run keeps their means."""
+
+
+@dataclass(frozen=True)
+class DataFacts(Options):
+    """What a federation is, in the few plain facts that ``run.json`` keeps."""
+
+    name: str = option("", "what it is called")
+    clients: int = option(0, "number of clients", at_least=0)
+    train: int = option(0, "samples for training", at_least=0)
+    test: int = option(0, "samples for the test", at_least=0)
+    num_classes: int = option(0, "number of classes", at_least=0)
+    class_names: tuple[str, ...] = option((), "what they are called")
+    input_shape: tuple[int, ...] = option((), "shape of an input")
+    task: Literal["classification", "segmentation"] = option("classification", "what is learned")
+    mean: tuple[float, ...] | None = option(None, "mean that inputs are normalised by")
+    std: tuple[float, ...] | None = option(None, "deviation that inputs are normalised by")
 
 
 @dataclass(frozen=True, repr=False)
@@ -34,6 +54,8 @@ class Federation:
             where nobody knows.
         labels: The class of every sample where the targets are label maps: what it mainly shows,
             counted from 0 without the background. None where the targets say it.
+        test_set: Where the test samples come from: ``split`` off every client's own; anything
+            else, such as ``official``, is one set for all, dealt out evenly among the clients.
     """
 
     name: str
@@ -46,6 +68,7 @@ class Federation:
     labels: Indices | None = None
     class_names: tuple[str, ...] = ()
     validation_owner: Indices | None = None
+    test_set: str = "split"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "clients", Clients.of(self.clients))
@@ -90,16 +113,26 @@ class Federation:
         return self.class_names[label] if label < len(self.class_names) else str(label)
 
     def about(self) -> dict[str, Any]:
-        """What it is, in a few plain facts."""
+        """Facts that `DataFacts` reads back: all that its models need to be built and applied.
+
+        Mean and deviation of normalised inputs are None where they are not known here, and where
+        they are too many to be written down.
+        """
+        like = self.samples
+        mean, std = (like.mean, like.std) if isinstance(like, MappedSamples) else ((), ())
+        told = isinstance(like, MappedSamples | TensorSamples) and len(mean) <= MOST_MEANS
         return {
             "name": self.name,
             "clients": len(self.clients),
             "train": int(self.train_sizes.sum()),
             "test": len(self.test_indices),
+            "test_set": self.test_set,
             "num_classes": self.num_classes,
             "class_names": list(self.class_names),
             "input_shape": list(self.input_shape),
             "task": self.task,
+            "mean": list(mean) if told else None,
+            "std": list(std) if told else None,
         }
 
     def __repr__(self) -> str:
@@ -176,6 +209,7 @@ class Federation:
             input_shape=tuple(first.shape[1:]),
             task=task,
             class_names=tuple(class_names) or given.class_names,
+            test_set="given" if given.shared else "split",
         )
 
 

@@ -35,6 +35,7 @@ class FEMNIST(IdxImages):
     """
 
     folder = "EMNIST"
+    licence = "public domain (NIST, Special Database 19)"
     downloads = (
         Download(
             "https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip",
@@ -54,18 +55,14 @@ class FEMNIST(IdxImages):
     )
     minimum: int = 3
 
-    def read(self, tree: FileTree) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-        """The letters of both files; EMNIST stores images transposed."""
-        images, labels = [], []
-        for part in ("train", "test"):
-            prefix = f"emnist-byclass-{part}"
-            pixels, classes = read_images_and_labels(
-                tree, f"{prefix}-images-idx3-ubyte", f"{prefix}-labels-idx1-ubyte"
-            )
-            letters = (classes >= _FIRST) & (classes < _FIRST + _CLASSES)
-            images.append(pixels[letters].transpose(0, 2, 1))
-            labels.append(classes[letters] - _FIRST)
-        return np.concatenate(images), np.concatenate(labels)
+    def read(self, tree: FileTree, part: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+        """The letters of a pair of files; EMNIST stores images transposed."""
+        prefix = f"emnist-byclass-{part}"
+        pixels, classes = read_images_and_labels(
+            tree, f"{prefix}-images-idx3-ubyte", f"{prefix}-labels-idx1-ubyte"
+        )
+        letters = (classes >= _FIRST) & (classes < _FIRST + _CLASSES)
+        return pixels[letters].transpose(0, 2, 1), classes[letters] - _FIRST
 
     def looks(self, images: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """As they are stored, or inverted and at half their size."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import http.client
+import os
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
@@ -13,7 +14,8 @@ from pathlib import Path, PurePosixPath
 from typing import TypeAlias
 
 from fedproto.data.base import DataSource, Download
-from fedproto.data.files import ARCHIVES, PARTIAL, FileTree, explained, open_tree
+from fedproto.data.files import ARCHIVES, FileTree, explained, open_tree
+from fedproto.disk.files import PARTIAL, open_plain, open_regular
 from fedproto.errors import DataError
 
 OnBytes: TypeAlias = Callable[[str, int, int | None], None]
@@ -60,7 +62,8 @@ def _download(download: Download, path: Path, on_bytes: OnBytes | None) -> None:
             length = answer.headers.get("Content-Length")
             total = done + int(length) if length else None
             path.parent.mkdir(parents=True, exist_ok=True)
-            with partial.open("ab" if done else "wb") as file:
+            how = os.O_APPEND if done else os.O_TRUNC
+            with open_plain(partial, os.O_WRONLY | os.O_CREAT | how) as file:
                 while chunk := answer.read(_CHUNK):
                     file.write(chunk)
                     done += len(chunk)
@@ -140,5 +143,5 @@ def _read_through(path: Path, published: Mapping[str, str]) -> Iterator[FileStat
 
 def md5_of(path: Path) -> str:
     """A file's MD5 digest, the kind that the data sets' authors publish."""
-    with explained(path), path.open("rb") as file:
+    with explained(path), open_regular(path) as file:
         return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()

@@ -21,11 +21,12 @@ from functools import cached_property, partial
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, cast
 
+from fedproto.disk.files import PARTIAL, open_regular
 from fedproto.disk.limits import check_limit, read_limited
-from fedproto.errors import DataError
+from fedproto.errors import DataError, printable
+from fedproto.options.base import is_unicode
 
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz")
-PARTIAL = ".partial"
 
 _DAMAGES = (
     zipfile.BadZipFile,
@@ -121,7 +122,7 @@ class FileTree:
                 by_archive.setdefault(location.path, set()).add(name)
             else:
                 with explained(location.path):
-                    with location.path.open("rb") as file:
+                    with open_regular(location.path) as file:
                         content = read_limited(file, location)
                     yield name, _expanded(name, content, location)
         for path, wanted in by_archive.items():
@@ -148,6 +149,10 @@ def open_tree(folder: Path, advice: str = "") -> FileTree:
         below = Path(where).relative_to(folder).as_posix()
         prefix = "" if below == "." else f"{below}/"
         for name in names:
+            if not is_unicode(prefix + name):
+                raise DataError(
+                    f"{folder}: the name of {printable(prefix + name)} is not UTF-8; rename it"
+                )
             if not name.endswith(PARTIAL) and not name.startswith("."):
                 sources[prefix + name] = Path(where, name)
     return FileTree(folder, dict(sorted(sources.items())), advice)
@@ -172,14 +177,14 @@ def explained(path: Path) -> Iterator[None]:
 def _read_members(path: Path) -> Iterator[tuple[str, Callable[[], bytes]]]:
     """An archive's plain files in stored order; links and devices are passed over."""
     if path.suffix == ".zip":
-        with zipfile.ZipFile(path) as packed:
+        with open_regular(path) as file, zipfile.ZipFile(file) as packed:
             check_limit("members", len(packed.infolist()), path)
             for info in packed.infolist():
                 if not info.is_dir():
                     name = _safe(path, info.filename)
                     yield name, partial(_read_zip_member, packed, info, Location(path, name))
         return
-    with tarfile.open(path) as archive:
+    with open_regular(path) as file, tarfile.open(fileobj=file) as archive:
         for number, member in enumerate(archive, start=1):
             check_limit("members", number, path)
             if member.isfile():

@@ -43,16 +43,15 @@ class Given:
         self.number = len(train)
         self.class_names: tuple[str, ...] = ()
         tests = [] if test is None else test if each else [test]
-        self._shared = test is not None and not each
+        self.shared = test is not None and not each
         self.parts: list[ClientData] = [self._plain(part, columns) for part in [*train, *tests]]
 
     def tests(self, parts: Sequence[Indices], seed: int) -> list[Indices] | None:
         """Each client's test samples; None where they are to be split off."""
         own = list(parts[self.number :])
-        if not self._shared:
+        if not self.shared:
             return own or None
-        shuffled = own[0][stream(seed, Purpose.SPLIT).permutation(len(own[0]))]
-        return [np.sort(part) for part in np.array_split(shuffled, self.number)]
+        return deal(own[0], self.number, seed)
 
     def _plain(self, part: Any, columns: tuple[str, str] | None) -> ClientData:
         """Rows as arrays; anything else as it is."""
@@ -73,6 +72,12 @@ class Given:
                 f"the inputs in column '{names[0]}' have different shapes; bring them to one first"
             )
         return np.stack(inputs), np.array([row[names[1]] for row in rows])
+
+
+def deal(samples: Indices, clients: int, seed: int) -> list[Indices]:
+    """Deals a test set for all out evenly among the clients."""
+    shuffled = samples[stream(seed, Purpose.SPLIT).permutation(len(samples))]
+    return [np.sort(part) for part in np.array_split(shuffled, clients)]
 
 
 def scaled(

@@ -6,22 +6,17 @@ import abc
 import math
 import struct
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from fedproto.data.base import DATASETS, OnProgress
-from fedproto.data.federation import Federation
+from fedproto.data.base import OnProgress
 from fedproto.data.files import FileTree
-from fedproto.data.prepared import Arrays, Builder, prepared
-from fedproto.data.samples import MappedSamples
-from fedproto.data.sharing import SharedOut
+from fedproto.data.official import PARTS, OfficialImages
+from fedproto.data.prepared import Builder
 from fedproto.errors import DataError
 
 _UNSIGNED_BYTE = 0x08
-CLASSES = 10
 
 
 def read_idx(tree: FileTree, name: str, dimensions: int) -> NDArray[np.uint8]:
@@ -54,50 +49,19 @@ def read_images_and_labels(
 
 
 @dataclass(frozen=True)
-class IdxImages(SharedOut):
+class IdxImages(OfficialImages):
     """Grey images of ten classes, 28×28 pixels, from idx files."""
 
     validation: float = 0.1
 
     @abc.abstractmethod
-    def read(self, tree: FileTree) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-        """Upright images ``[N, H, W]`` and labels from 0, of all official files."""
+    def read(self, tree: FileTree, part: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+        """Upright images ``[N, H, W]`` and labels from 0, of the files ``train`` or ``test``."""
 
-    def load(self, root: Path) -> Federation:
-        """Reads the official files and shares the images out."""
-        arrays = self.arrays(root)
-        labels = np.array(arrays["labels"])
-        images = torch.from_numpy(self.looks(arrays["images"]))
-        return self.federation(
-            DATASETS.name_of(type(self)),
-            MappedSamples(images, torch.from_numpy(labels)),
-            self.share(labels),
-            num_classes=CLASSES,
-            input_shape=(1, *arrays["images"].shape[2:]),
-        )
-
-    def looks(self, images: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """The images ``[N, 1, H, W]`` as they are to look; as they are stored by default."""
-        return images
-
-    def arrays(self, root: Path, on_progress: OnProgress | None = None) -> Arrays:
+    def build(self, tree: FileTree, builder: Builder, on_progress: OnProgress | None) -> None:
         """Unpacks the images."""
         del on_progress
-        tree = self.tree(root)
-
-        def build(builder: Builder) -> None:
-            images, labels = self.read(tree)
-            _check_labels(labels, tree.folder)
-            builder.put("images", images[:, None])
-            builder.put("labels", labels)
-
-        return prepared(DATASETS.name_of(type(self)), tree.sources, {}, build)
-
-
-def _check_labels(labels: NDArray[np.int64], folder: Path) -> None:
-    found = np.unique(labels)
-    if len(found) and found[-1] >= CLASSES:
-        raise DataError(f"{folder}: label {found[-1]} is outside the classes 0 to {CLASSES - 1}")
-    for label in range(CLASSES):
-        if label not in found:
-            raise DataError(f"{folder}: class {label} has no images; fetch the files again")
+        parts = [self.read(tree, part) for part in PARTS]
+        self.put_parts(
+            builder, [(images[:, None], labels) for images, labels in parts], tree.folder
+        )

@@ -1,4 +1,8 @@
-"""Decoding pictures, many at a time."""
+"""Decoding pictures, many at a time.
+
+Which of Pillow's decoders reads a file is decided by its content, among `FORMATS` alone: others are
+rarely tested on hostile files, and one of them starts another program.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ from numpy.typing import NDArray
 
 from fedproto.data.files import FileTree
 from fedproto.disk.limits import check_limit
-from fedproto.errors import DataError
+from fedproto.errors import DataError, reason_of
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -25,13 +29,23 @@ if TYPE_CHECKING:
     from fedproto.data.base import OnProgress
     from fedproto.data.prepared import Builder
 
-SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
+FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "BMP", "GIF")
+"""What is read; of a picture that moves, or has several pages, the first one."""
+
+SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
+_MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr")
+"""Pillow's names of what has 8 bits per channel, or fewer that it scales."""
+
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
-def open_image(content: bytes, where: object) -> Image:
-    """A decoded picture, turned as its camera says."""
+def open_image(content: bytes, where: object, *, scale: bool = True) -> Image:
+    """A decoded picture of 8 bits per channel, turned as its camera says.
+
+    Grey pictures of 16 bits are scaled to 8, unless their values are not to be scaled. Other depths
+    are refused: what is black and white in them is not known.
+    """
     try:
         from PIL import Image, ImageOps, UnidentifiedImageError
     except ImportError:
@@ -40,15 +54,38 @@ def open_image(content: bytes, where: object) -> Image:
         with warnings.catch_warnings():
             # Sizes are limited below, by a limit that the owner of this machine can set.
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            picture = Image.open(io.BytesIO(content))
-            check_limit("pixels", picture.width * picture.height, where)
-            picture.load()
-        return ImageOps.exif_transpose(picture)
+            opened = Image.open(io.BytesIO(content), formats=FORMATS)
+            # Known from the header alone: nothing is unpacked yet.
+            check_limit("pixels", opened.width * opened.height, where)
+            opened.load()
+        bits = _grey_bits(opened)
+        picture = ImageOps.exif_transpose(opened)
+        if bits == 16 and scale:
+            grey = np.asarray(picture).astype(np.uint32)
+            return Image.fromarray(np.rint(grey / 257).astype(np.uint8))
+        if picture.mode not in _MODES:
+            raise DataError(
+                f"{where} has pixels of an unusual kind ({picture.mode}); save it with 8 bits per"
+                " channel, or as a grey picture of 16"
+            )
+        return picture
     except UnidentifiedImageError:  # which names the bytes, not the file
-        raise DataError(f"{where} does not decode as a picture: its kind is unknown") from None
+        raise DataError(
+            f"{where} does not decode as a picture: its kind is unknown; read are"
+            f" {', '.join(FORMATS)}"
+        ) from None
     except _decoding_errors() as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise DataError(f"{where} does not decode as a picture: {reason}") from None
+        raise DataError(f"{where} does not decode as a picture: {reason_of(error)}") from None
+
+
+def _grey_bits(picture: Image) -> int | None:
+    """16 for a grey picture of 16 bits, from black at 0 to white; None for any other."""
+    if picture.format == "PNG" and picture.mode in ("I", "I;16", "I;16B"):
+        return 16
+    tags = getattr(picture, "tag_v2", {})
+    depth, white_is_0 = tags.get(258, (1,)), tags.get(262) == 0
+    plain = picture.format == "TIFF" and picture.mode.startswith("I;16")
+    return 16 if plain and tuple(depth) == (16,) and not white_is_0 else None
 
 
 def _decoding_errors() -> tuple[type[Exception], ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 from fedproto.data.base import DATASETS
 from fedproto.data.files import FileTree
 from fedproto.data.own import Listing, OwnPictures, checked_classes
+from fedproto.disk.files import open_regular
 from fedproto.errors import DataError
 
 
@@ -58,7 +60,7 @@ def _in_order(classes: Sequence[str], *, given: bool) -> Sequence[str]:
 
 def _read_csv(path: Path) -> list[dict[str, Any]]:
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
+        with io.TextIOWrapper(open_regular(path), newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file, strict=True)
             rows: list[dict[str, Any]] = list(reader)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
@@ -75,7 +77,8 @@ def _read_parquet(path: Path) -> list[dict[str, Any]]:
     except ImportError:
         raise DataError(f"{path} needs pyarrow: pip install 'fedproto[parquet]'") from None
     try:
-        rows: list[dict[str, Any]] = parquet.read_table(path).to_pylist()
+        with open_regular(path) as file:
+            rows: list[dict[str, Any]] = parquet.read_table(file).to_pylist()
     except (OSError, ArrowException, ValueError) as error:
         raise DataError(f"{path} cannot be read as Parquet: {error}") from None
     return rows

@@ -19,6 +19,7 @@ from fedproto.data.partition import by_key
 from fedproto.data.prepared import Arrays, Builder, prepared
 from fedproto.data.samples import MappedSamples
 from fedproto.data.sharing import HeldOut
+from fedproto.disk.files import open_regular
 from fedproto.disk.integrity import DamagedError, read_json
 from fedproto.disk.limits import read_limited
 from fedproto.errors import DataError
@@ -106,7 +107,7 @@ def _whole(labels: Any) -> Any:
 
 def _read_users(path: Path) -> Iterator[tuple[str, Any, Any]]:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             content = read_json(read_limited(file, path))
         data = content["user_data"]
         users = {user: (data[user]["x"], data[user]["y"]) for user in content["users"]}

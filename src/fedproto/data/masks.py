@@ -39,7 +39,7 @@ class Pair:
 
 def read_mask(content: bytes, where: object, num_classes: int) -> NDArray[np.uint8]:
     """A label map ``[H, W]``: a grey or palette picture whose values are the classes."""
-    picture = open_image(content, where)
+    picture = open_image(content, where, scale=False)
     if picture.mode not in ("L", "P", "1"):
         raise DataError(f"{where} is no label map: its mode is {picture.mode}, not grey or palette")
     mask = np.asarray(picture, dtype=np.uint8)

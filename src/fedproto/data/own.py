@@ -18,6 +18,7 @@ from fedproto.data.partition import by_key
 from fedproto.data.prepared import Arrays, Builder, prepared
 from fedproto.data.samples import MappedSamples
 from fedproto.data.sharing import SharedOut
+from fedproto.disk.files import user_path
 from fedproto.errors import DataError, unknown_name
 from fedproto.options import option
 
@@ -38,7 +39,9 @@ class OwnPictures(SharedOut):
     """Pictures of one size with a class each; clients of their own, or shared out."""
 
     path: str = option("", "where the data is")
-    size: int = option(32, "width and height that all pictures are brought to", at_least=1)
+    size: int = option(
+        32, "width and height that all pictures are brought to", at_least=1, at_most=4096
+    )
     channels: int = option(3, "1 for grey, 3 for colour", at_least=1, at_most=3)
     classes: tuple[str, ...] = option((), "the classes in order; those that are found by default")
 
@@ -80,11 +83,10 @@ def own_path(path: str, root: Path) -> Path:
     """A user's path: from the current folder, or else from the data root."""
     if not path:
         raise DataError("path is missing: set data.path to where your data is")
-    given = Path(path).expanduser()
-    for found in (given, root / given):
-        if found.exists():
-            return found
-    raise DataError(f"path {given} does not exist")
+    found = user_path(path, root)
+    if found is None:
+        raise DataError(f"path {path} does not exist")
+    return found
 
 
 def located(source: DataSource) -> DataSource:
@@ -96,8 +98,8 @@ def located(source: DataSource) -> DataSource:
     path = getattr(source, "path", "")
     if not isinstance(path, str) or not path:
         return source
-    found = Path(path).expanduser()
-    if not found.exists() or str(found.absolute()) == path:
+    found = user_path(path)
+    if found is None or str(found.absolute()) == path:
         return source
     return replace(source, path=str(found.absolute()))  # type: ignore[call-arg]
 

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from fedproto.errors import DataError
 from fedproto.rng import Indices
 
+_ATTEMPTS = 1000
+_BITS = 24
 _ADDED = 5
 """What FedProx's script for letters adds to every client's size."""
 
@@ -139,10 +141,11 @@ def by_dirichlet(
     on the classes.
 
     With `alpha` near 0 a client has one class, with a large one the mix of the whole data; `gamma`
-    is the tail exponent of the Pareto law that the sizes follow.
+    is the tail exponent of the Pareto law that the sizes follow. The concentration of a class is
+    `alpha` times the number of classes times the class's share, so `alpha` itself where all classes
+    are equally large.
     """
-    if not alpha > 0:
-        raise DataError(f"alpha must be above 0, not {alpha}")
+    _check_alpha(alpha)
     if not gamma > 0:
         raise DataError(f"gamma must be above 0, not {gamma}")
     _check_clients(clients, len(labels))
@@ -165,6 +168,107 @@ def by_dirichlet(
                 ]
             )
         )
+    return _checked_parts(parts)
+
+
+def by_dirichlet_of_equal_sizes(
+    labels: Indices, rng: np.random.RandomState, *, clients: int, alpha: float
+) -> list[Indices]:
+    """Class mixes drawn from a Dirichlet distribution, clients of equal size.
+
+    The rule of FedDyn's code. Every client draws its class mix from ``Dir(α, …, α)`` over the
+    classes. Then clients take samples in random order of turns, each of a class drawn from its own
+    mix; a class that is used up is drawn no more. Every sample is given to one client, and sizes
+    differ by at most one.
+    """
+    _check_alpha(alpha)
+    _check_clients(clients, len(labels))
+    classes, left = np.unique(labels, return_counts=True)
+    mixes = _log_dirichlet(rng, np.full((clients, len(classes)), alpha))
+    turns = rng.permutation(np.arange(len(labels)) % clients)
+    drawn = np.empty(0, dtype=np.int64)
+    while len(drawn) < len(turns):
+        # All turns up to the one that asks for a class that is used up: there is one per class.
+        some = _draw_classes(rng, np.where(left > 0, mixes, -np.inf), turns[len(drawn) :])
+        over = [
+            places[number]
+            for index, number in enumerate(left)
+            if len(places := np.flatnonzero(some == index)) > number
+        ]
+        some = some[: min(over, default=len(some))]
+        left = left - np.bincount(some, minlength=len(left))
+        drawn = np.concatenate([drawn, some])
+    owner = np.empty(len(labels), dtype=np.int64)
+    for index, label in enumerate(classes):
+        owner[rng.permutation(np.flatnonzero(labels == label))] = turns[drawn == index]
+    return by_key(owner)
+
+
+def by_dirichlet_per_class(
+    labels: Indices, rng: np.random.RandomState, *, clients: int, alpha: float, minimum: int = 10
+) -> list[Indices]:
+    """Every class is divided among the clients by Dirichlet proportions, so sizes differ too.
+
+    The rule of NIID-Bench's code: for every class, proportions from ``Dir(α, …, α)`` over the
+    clients, of which those that already have their even share of all samples get nothing. All of it
+    is drawn again until every client has `minimum` samples.
+    """
+    _check_alpha(alpha)
+    _check_clients(clients, len(labels))
+    classes, counts = np.unique(labels, return_counts=True)
+    for _ in range(_ATTEMPTS):
+        shares = np.zeros((len(classes), clients), dtype=np.int64)
+        for index, count in enumerate(counts):
+            logs = _log_dirichlet(rng, np.full(clients, alpha))
+            logs[shares.sum(axis=0) >= len(labels) / clients] = -np.inf
+            proportions = np.exp(logs - logs.max())
+            ends = np.cumsum(proportions / proportions.sum()) * count
+            shares[index] = np.diff(np.floor(ends[:-1]).astype(np.int64), prepend=0, append=count)
+        if shares.sum(axis=0).min() >= minimum:
+            break
+    else:
+        raise _too_skewed(minimum)
+    owner = np.empty(len(labels), dtype=np.int64)
+    for label, share in zip(classes, shares, strict=True):
+        samples = rng.permutation(np.flatnonzero(labels == label))
+        owner[samples] = np.repeat(np.arange(clients), share)
+    return by_key(owner)
+
+
+def by_quantity(
+    labels: Indices, rng: np.random.RandomState, *, clients: int, alpha: float, minimum: int = 10
+) -> list[Indices]:
+    """Sizes from a Dirichlet distribution, samples at random: quantity skew as in NIID-Bench.
+
+    The sizes are proportional to ``Dir(α, …, α)`` over the clients, drawn again until every client
+    has `minimum` samples.
+    """
+    _check_alpha(alpha)
+    _check_clients(clients, len(labels))
+    for _ in range(_ATTEMPTS):
+        logs = _log_dirichlet(rng, np.full(clients, alpha))
+        sizes = apportion(len(labels), np.exp(logs - logs.max()), minimum=0)
+        if sizes.min() >= minimum:
+            return _checked_parts(np.split(rng.permutation(len(labels)), np.cumsum(sizes)[:-1]))
+    raise _too_skewed(minimum)
+
+
+def within_groups(groups: Indices, rng: np.random.RandomState, *, clients: int) -> list[Indices]:
+    """Natural groups, each divided evenly at random among its clients.
+
+    Client u belongs to group u (modulo their number), so as many clients as groups are one each.
+    """
+    names = np.unique(groups)
+    if clients < len(names):
+        raise DataError(
+            f"clients must be at least {len(names)}, one per natural group, not {clients}"
+        )
+    parts: list[Indices] = [np.empty(0, dtype=np.int64)] * clients
+    for index, name in enumerate(names):
+        members = range(index, clients, len(names))
+        samples = rng.permutation(np.flatnonzero(groups == name))
+        for client, part in zip(members, np.array_split(samples, len(members)), strict=True):
+            parts[client] = part
     return _checked_parts(parts)
 
 
@@ -224,8 +328,23 @@ def _log_dirichlet(
     In logarithms, and by ``Gamma(a) = Gamma(a + 1) · U^(1/a)``, since for small concentrations the
     proportions themselves are below what floating point can tell from zero.
     """
-    uniform = 1 - rng.uniform(size=len(concentration))
+    uniform = 1 - rng.uniform(size=concentration.shape)
     return np.asarray(np.log(rng.gamma(concentration + 1)) + np.log(uniform) / concentration)
+
+
+def _draw_classes(
+    rng: np.random.RandomState, log_mixes: NDArray[np.float64], clients: Indices
+) -> Indices:
+    """A class for each of some turns, drawn from the mix of the client whose turn it is."""
+    chances = np.exp(log_mixes - log_mixes.max(axis=1, keepdims=True))
+    ends = np.cumsum(chances, axis=1)
+    ends /= ends[:, -1:]
+    # One sorted list for all clients, client u's from u to u + 1. Few enough bits keep the sums
+    # of client and draw exact, so that none reaches the next client's.
+    draws = np.floor(rng.random_sample(len(clients)) * 2**_BITS) / 2**_BITS
+    flat = (np.arange(len(ends))[:, None] + ends).ravel()
+    places = np.searchsorted(flat, clients + draws, side="right")
+    return np.asarray(places - clients * ends.shape[1], dtype=np.int64)
 
 
 def _draw_without_exceeding(
@@ -251,6 +370,18 @@ def _neighbouring_classes(labels: Indices, clients: int, classes_per_client: int
     _check_clients(clients, len(labels))
     held = np.arange(clients)[:, None] + np.arange(classes_per_client)
     return np.asarray(held % num_classes, dtype=np.int64)
+
+
+def _check_alpha(alpha: float) -> None:
+    if not alpha > 0:
+        raise DataError(f"alpha must be above 0, not {alpha}")
+
+
+def _too_skewed(minimum: int) -> DataError:
+    return DataError(
+        f"some client had fewer than {minimum} samples in each of {_ATTEMPTS} draws; raise alpha,"
+        " or lower clients or min_size"
+    )
 
 
 def _check_clients(clients: int, samples: int) -> None:

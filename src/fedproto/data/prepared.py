@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -20,7 +21,8 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from fedproto.data.base import cache_root
-from fedproto.data.files import PARTIAL, explained
+from fedproto.data.files import explained
+from fedproto.disk.files import PARTIAL, locked, open_regular, write_atomically
 from fedproto.disk.integrity import DamagedError, read_json
 from fedproto.errors import DataError
 
@@ -65,7 +67,7 @@ def prepared(
     key = json.dumps([FORMAT, name, options, _content_digest(sources, root)], sort_keys=True)
     entry = root / f"{name}-{hashlib.sha256(key.encode()).hexdigest()[:20]}"
     if not entry.is_dir():
-        with _cache_errors(root), _locked(entry.with_suffix(".lock")):
+        with _cache_errors(root), locked(entry.with_suffix(".lock"), math.inf):
             # Another process may have built it while this one waited for the lock.
             if not entry.is_dir():
                 _build(entry, build)
@@ -74,7 +76,7 @@ def prepared(
             return _open(entry)
         # What a file that is no array raises depends on its bytes.
         except (ValueError, EOFError, SyntaxError, TypeError, DamagedError, FileNotFoundError):
-            with _locked(entry.with_suffix(".lock")):
+            with locked(entry.with_suffix(".lock"), math.inf):
                 shutil.rmtree(entry, ignore_errors=True)
                 _build(entry, build)
         return _open(entry)
@@ -123,34 +125,21 @@ def _content_digest(sources: Mapping[str, Path], root: Path) -> str:
     for name, path in sorted(sources.items()):
         with explained(path):
             stat = path.stat()
-        signature.update(f"{name}\0{path}\0{stat.st_size}\0{stat.st_mtime_ns}\0".encode())
+        signature.update(
+            f"{name}\0{path}\0{stat.st_size}\0{stat.st_mtime_ns}\0".encode(errors="surrogateescape")
+        )
     memo = root / "digests" / signature.hexdigest()
     with contextlib.suppress(OSError):
         return memo.read_text()
     content = hashlib.sha256()
     for name, path in sorted(sources.items()):
-        with explained(path), path.open("rb") as file:
+        with explained(path), open_regular(path) as file:
             content.update(f"{name}\0{hashlib.file_digest(file, 'sha256').hexdigest()}\0".encode())
     digest = content.hexdigest()
     with _cache_errors(root):
         memo.parent.mkdir(exist_ok=True)
-        partial = memo.with_suffix(f".{os.getpid()}{PARTIAL}")
-        partial.write_text(digest)
-        partial.replace(memo)
+        write_atomically(memo, digest.encode())
     return digest
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Waits for other processes that hold the lock; released even when this one is killed."""
-    try:
-        import fcntl
-    except ImportError:  # not a POSIX system: no such locks
-        yield
-        return
-    with path.open("wb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 @contextlib.contextmanager

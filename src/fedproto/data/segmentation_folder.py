@@ -33,7 +33,9 @@ class SegmentationFolder(SharedOut):
     images: str = option("images", "name of the folder of pictures")
     masks: str = option("masks", "name of the folder of label maps")
     num_classes: int = option(21, "number of classes with the background", at_least=2, at_most=255)
-    size: int = option(224, "width and height that all pictures are brought to", at_least=8)
+    size: int = option(
+        224, "width and height that all pictures are brought to", at_least=8, at_most=4096
+    )
     mean: tuple[float, ...] = option(IMAGENET_MEAN, "subtracted from pixels between 0 and 1")
     std: tuple[float, ...] = option(IMAGENET_STD, "pixels are divided by this")
 

@@ -44,8 +44,8 @@ _EDGE = 0.5
 class Shapes(SharedOut):
     """Textured figures to segment, generated from the seed; nothing to download."""
 
-    images: int = option(200, "number of images", at_least=1)
-    size: int = option(48, "width and height of the images", at_least=16)
+    images: int = option(200, "number of images", at_least=1, at_most=1_000_000)
+    size: int = option(48, "width and height of the images", at_least=16, at_most=4096)
     classes: int = option(3, "number of figures", at_least=1, at_most=len(_FIGURES))
     alpha: float = 1.0
 

@@ -32,6 +32,7 @@ class Statistics:
     train: int
     test: int
     validation: int
+    test_set: str
 
 
 def statistics(federation: Federation) -> Statistics:
@@ -52,17 +53,23 @@ def statistics(federation: Federation) -> Statistics:
         train=int(federation.train_sizes.sum()),
         test=len(federation.test_indices),
         validation=len(federation.validation),
+        test_set=federation.test_set,
     )
 
 
 def class_counts(federation: Federation) -> Indices:
-    """How many samples of each class each client has for training and test, ``[K, C]``.
+    """How many samples of each class each client has of its own, ``[K, C]``.
 
-    For segmentation the background is no class.
+    These are its training samples and those split off for the test; a test set for all is nobody's
+    own. For segmentation the background is no class.
     """
     labels = sample_labels(federation)
     num_classes = federation.num_classes - federation.has_label_maps
-    parts = [np.concatenate([client.train, client.test]) for client in federation.clients]
+    own_test = federation.test_set == "split"
+    parts = [
+        np.concatenate([client.train, client.test]) if own_test else client.train
+        for client in federation.clients
+    ]
     return np.array([np.bincount(labels[part], minlength=num_classes) for part in parts])
 
 

@@ -33,7 +33,7 @@ class Synthetic(HeldOut):
     """
 
     seed: int = option(686, "seed of generation and 80/20 split", at_least=0, at_most=2**32 - 1)
-    clients: int = option(30, "number of clients", at_least=1)
+    clients: int = option(30, "number of clients", at_least=1, at_most=1_000_000)
     phi1: float = option(1.0, "how much the clients' models differ", at_least=0)
     phi2: float = option(1.0, "how much the clients' inputs differ", at_least=0)
 

@@ -62,6 +62,7 @@ class Pascal(SharedOut):
     """
 
     folder = "VOC"
+    licence = "images: Flickr's terms; research only"
     downloads = (
         Download(
             "http://host.robots.ox.ac.uk/pascal/VOC/voc2012/VOCtrainval_11-May-2012.tar",
@@ -78,7 +79,7 @@ class Pascal(SharedOut):
     seed: int = option(65, "seed of partition and splits", at_least=0)
     clients: int = 100
     partition: Partition = "dirichlet"
-    size: int = option(224, "width and height of the images", at_least=8)
+    size: int = option(224, "width and height of the images", at_least=8, at_most=4096)
     mean: tuple[float, ...] = option(IMAGENET_MEAN, "subtracted from pixels between 0 and 1")
     std: tuple[float, ...] = option(IMAGENET_STD, "pixels are divided by this")
 

@@ -1,38 +1,33 @@
-"""Fingerprints of what lies on disk, so that a flipped bit or an edited number shows.
+"""Fingerprints of what lies on disk, so that a flipped bit, a torn line or a careless edit shows.
 
-They are not signatures: whoever can write a run directory can also compute them anew. They tell a
-damaged or carelessly edited file from a whole one, and records that belong to a checkpoint from
-others.
+They are checksums, not signatures: whoever can write a run directory can also compute them anew.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedproto.disk.atomic import explained, is_there
+from fedproto.disk.files import content
 from fedproto.errors import StoreError
 
 HASH = "hash"
 """The key under which sealed JSON carries its fingerprint."""
-
-UNTIMED = ("seconds",)
-"""What may differ between two equal runs, and is no part of their chain."""
 
 
 class DamagedError(Exception):
     """Something that is not what its fingerprint says; turned into a message by who reads it."""
 
 
-def fingerprint(content: bytes) -> str:
+def fingerprint(data: bytes) -> str:
     """A fingerprint of bytes, in 32 letters."""
-    return hashlib.sha256(content).hexdigest()[:32]
+    return hashlib.sha256(data).hexdigest()[:32]
 
 
 def tensors_fingerprint(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> str:
@@ -52,80 +47,56 @@ def sealed(tables: Mapping[str, Any]) -> bytes:
     return json.dumps(whole, indent=2).encode() + b"\n"
 
 
-def unsealed(content: bytes) -> tuple[dict[str, Any], bool]:
+def unsealed(text: bytes) -> tuple[dict[str, Any], bool]:
     """The tables of JSON, compared with its fingerprint, and whether it carries one."""
-    tables = read_json(content)
+    tables = read_json(text)
     if not isinstance(tables, dict):
-        raise DamagedError("it holds no tables")
+        raise DamagedError("it holds no table")
     given = tables.pop(HASH, None)
     if given is not None and given != fingerprint(_text(tables)):
         raise DamagedError("it was changed after it was written")
     return tables, given is not None
 
 
-def read_json(content: bytes) -> Any:
+def read_json(text: bytes) -> Any:
     """JSON from outside, without the numbers that no JSON has."""
     try:
-        return json.loads(content, parse_constant=_no_number)
+        if b"\\ud" in text.lower():  # halves of characters, which must come in pairs
+            json.dumps(json.loads(text), ensure_ascii=False).encode()
+        return json.loads(text, parse_constant=_no_number)
     # A RecursionError is what thousands of opening brackets give.
     except (ValueError, RecursionError) as error:
-        raise DamagedError(f"it is no JSON: {error}") from None
+        raise DamagedError(f"it is not JSON: {error}") from None
 
 
-class Chain:
-    """Links lines of JSON, each to all before it.
-
-    The links leave out how long things took, so that equal runs have equal chains; a line's own
-    fingerprint covers that as well.
-    """
-
-    def __init__(self) -> None:
-        self.head = ""
-        self.begun = False
-
-    def add(self, data: Mapping[str, Any]) -> bytes:
-        """The next line, with its link and fingerprint."""
-        plain = json.loads(json.dumps(data, allow_nan=False))
-        self._link(plain)
-        linked = {**plain, "chain": self.head}
-        return json.dumps({**linked, HASH: fingerprint(_text(linked))}).encode() + b"\n"
-
-    def check(self, data: dict[str, Any]) -> dict[str, Any]:
-        """A line's own data, after comparing it with its fingerprint and its link."""
-        given, link = data.pop(HASH, None), data.get("chain")
-        if given is not None and given != fingerprint(_text(data)):
-            raise DamagedError("it was changed after it was written")
-        data.pop("chain", None)
-        begun = self.begun
-        self._link(data)
-        self.begun = begun or link is not None
-        if (link is not None and link != self.head) or (begun and None in (given, link)):
-            raise DamagedError("it does not follow the lines before it")
-        return data
-
-    def _link(self, data: Mapping[str, Any]) -> None:
-        kept = {name: value for name, value in data.items() if name not in UNTIMED}
-        self.head = fingerprint(self.head.encode() + _text(kept))
-        self.begun = True
+def sealed_line(data: Mapping[str, Any]) -> bytes:
+    """A table as a line of JSON that carries its own fingerprint."""
+    plain = json.loads(json.dumps(data, allow_nan=False))
+    return json.dumps({**plain, HASH: fingerprint(_text(plain))}).encode() + b"\n"
 
 
-def read_linked(path: Path, chain: Chain | None = None) -> Iterator[dict[str, Any]]:
-    """The data of a file of linked lines; none where there is no file.
+def unsealed_line(line: bytes, *, required: bool = True) -> dict[str, Any]:
+    """The table of such a line, compared with its fingerprint."""
+    data, marked = unsealed(line)
+    if required and not marked:
+        raise DamagedError("its fingerprint is missing")
+    data.pop("chain", None)  # lines of earlier versions have one
+    return data
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The tables in a file of such lines; none where there is no file.
 
     Raises:
-        StoreError: If a line was changed or is missing.
+        StoreError: If a line is damaged; a last one without its end is left out.
     """
-    chain = chain or Chain()
-    with explained(path):
-        content = path.read_bytes() if is_there(path) else b""
-    for number, line in enumerate(content.split(b"\n")[:-1], start=1):
+    found = []
+    for number, line in enumerate(content(path).split(b"\n")[:-1], start=1):
         try:
-            data = read_json(line)
-            if not isinstance(data, dict):
-                raise DamagedError("it is no table")
-            yield chain.check(data)
+            found.append(unsealed_line(line))
         except DamagedError as error:
             raise StoreError(f"{path} line {number} is damaged: {error}") from None
+    return found
 
 
 def _text(data: Any) -> bytes:

@@ -27,7 +27,8 @@ class Limits(Options):
     )
     members: int = option(5_000_000, "files in one archive", at_least=1)
     classes: int = option(100_000, "classes that labels may ask for", at_least=1)
-    pixels: int = option(200_000_000, "pixels of one picture", at_least=1)
+    runs: int = option(10_000, "runs of one sweep", at_least=1)
+    pixels: int = option(64_000_000, "pixels of one picture", at_least=1)
 
 
 def limits() -> Limits:

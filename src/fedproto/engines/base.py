@@ -150,6 +150,16 @@ class Engine(abc.ABC):
     def evaluate(self, states: Sequence[ServerState], indices: Indices) -> list[dict[str, float]]:
         """The task's metrics of models, of any run, on some samples."""
 
+    def evaluate_personal(self, jobs: Sequence[LocalJob]) -> list[dict[str, float]]:
+        """The task's metrics of each client's own model on its own test part."""
+        clients = self.workload.federation.clients
+        return [
+            self.evaluate([job.personal_model], clients[job.client].test)[0]
+            if len(clients[job.client].test)
+            else {}
+            for job in jobs
+        ]
+
     def judged(self, usable: Collection[int], refused: Mapping[int, str]) -> None:
         """A round's updates are weighed: what became of them, over all its runs.
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fedproto.engines.training import TrainOptions
 from fedproto.engines.training.augment import AugmentOptions
 from fedproto.rng.schedule import BatchOrder
 from fedproto.strategies.base import Strategy
+from fedproto.strategies.contract import PERSONAL
 from fedproto.strategies.method import Method
-from fedproto.types import ServerState, Tensors
+from fedproto.types import ServerState, Tensors, part
 
 
 @dataclass(frozen=True)
@@ -50,3 +51,24 @@ class LocalJob:
     def strategy(self) -> Strategy:
         """The method's strategy."""
         return self.method.strategy
+
+    def personalised(self) -> LocalJob:
+        """The same job from the received model with the client's personal parameters over it."""
+        own = {} if self.method.needs.personal_model else part(PERSONAL, self.memory)
+        return replace(self, state=laid_over(self.state, own)) if own else self
+
+    @property
+    def personal_model(self) -> ServerState:
+        """The client's own model: as received, with all that stays on the client over it."""
+        return laid_over(self.state, part(PERSONAL, self.memory))
+
+
+def laid_over(state: ServerState, own: Tensors) -> ServerState:
+    """A model with a client's own tensors in place of some of its own."""
+    if not own:
+        return state
+    return replace(
+        state,
+        params={name: own.get(name, one) for name, one in state.params.items()},
+        buffers={name: own.get(name, one) for name, one in state.buffers.items()},
+    )

@@ -9,7 +9,7 @@ import copy
 import functools
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeAlias
 
@@ -48,9 +48,21 @@ from fedproto.strategies.contract import (
     Statistic,
 )
 from fedproto.strategies.method import Method
-from fedproto.types import ClientFailure, ClientUpdate, ServerState, Tensors, part, under
+from fedproto.types import ClientFailure, ClientUpdate, ServerState, Tensors, under
 
 Step: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class _Only(Strategy):
+    """Plain training of some parameters."""
+
+    names: tuple[str, ...] = ()
+
+    def trainable(self, local: Local, epoch: int, epochs: int) -> Collection[str]:
+        """The same in every epoch."""
+        del local, epoch, epochs
+        return self.names
 
 
 @ENGINES.register("reference")
@@ -104,7 +116,7 @@ class ReferenceEngine(Engine):
     def train_client(self, job: LocalJob) -> ClientUpdate:
         """A client's part of a round: statistics, training, statistics again, report."""
         indices = self.workload.federation.train_indices(job.client)
-        job = replace(job, state=personalised(job.state, job.memory, job.method))
+        job = job.personalised()
         needs = job.method.needs
         self._load(job.state)
         if self._lacks_statistics(job.state):
@@ -117,7 +129,7 @@ class ReferenceEngine(Engine):
         params, buffers = read_state(self._model)
         report = job.method.report(local, params, before, after)
         personal = (
-            self._train_personal_model(job, indices, local)
+            self._train_personal_model(job, indices, local, {**params, **buffers})
             if needs.personal_model
             else {name: params[name] for name in self._personal(job)}
         )
@@ -137,13 +149,17 @@ class ReferenceEngine(Engine):
             memory={**report.memory, **under(PERSONAL, personal)},
         )
 
-    def _train_personal_model(self, job: LocalJob, indices: Indices, local: Local) -> Tensors:
-        """The client's own model, trained on the same batches from where it stood."""
-        own, received = part(PERSONAL, job.memory), job.state
-        params = {name: own.get(name, one) for name, one in received.params.items()}
-        buffers = {name: own.get(name, one) for name, one in received.buffers.items()}
-        self._load(ServerState(received.round, params, buffers))
-        plain = replace(job, method=Method(Strategy()))
+    def _train_personal_model(
+        self, job: LocalJob, indices: Indices, local: Local, shared: Tensors
+    ) -> Tensors:
+        """The client's own model, trained on the same batches."""
+        received = {**job.state.params, **job.state.buffers}
+        start = job.strategy.personal_start(local, received, shared)
+        params = {name: start[name] for name in job.state.params}
+        buffers = {name: one for name, one in start.items() if name not in params}
+        self._load(ServerState(job.state.round, params, buffers))
+        names = job.strategy.personal_trainable(local)
+        plain = replace(job, method=Method(Strategy() if names is None else _Only(tuple(names))))
         with seeded(job.seed, self._device):
             self._fit(plain, indices, local, job.strategy.personal_objective(local))
         trained, counted = read_state(self._model)
@@ -360,15 +376,7 @@ class ReferenceEngine(Engine):
 
 def needs_head(needs: Needs) -> bool:
     """Whether a strategy's hooks may ask for the names of the last layer's parameters."""
-    return bool(needs.hooks & {"trainable", "batch_term", "personal"})
-
-
-def personalised(state: ServerState, memory: Tensors, method: Method) -> ServerState:
-    """The received model with the client's personal parameters laid over it."""
-    own = {} if method.needs.personal_model else part(PERSONAL, memory)
-    if not own:
-        return state
-    return replace(state, params={name: own.get(name, one) for name, one in state.params.items()})
+    return needs.personal_model or bool(needs.hooks & {"trainable", "batch_term", "personal"})
 
 
 def by_client(federation: Federation, indices: Indices) -> Iterator[tuple[Indices, Indices]]:

@@ -8,7 +8,6 @@ Shapes: J jobs, R models to test, N samples.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -18,7 +17,7 @@ from fedproto.data.samples import held
 from fedproto.engines.base import ENGINES, Engine, OnDone, Workload
 from fedproto.engines.captured import CapturedEngine
 from fedproto.engines.job import LocalJob
-from fedproto.engines.reference import ReferenceEngine, by_client, personalised
+from fedproto.engines.reference import ReferenceEngine, by_client
 from fedproto.engines.stacking.choice import network_for
 from fedproto.engines.stacking.fusing import Compiled, unfused
 from fedproto.engines.stacking.lockstep import Lockstep
@@ -73,7 +72,7 @@ class StackedEngine(Engine):
         """Runs the jobs of a kind together, split where they do not fit."""
         if self._reference is not None:
             return self._reference.train(jobs, on_done)
-        jobs = [replace(job, state=personalised(job.state, job.memory, job.method)) for job in jobs]
+        jobs = [job.personalised() for job in jobs]
         results: dict[int, ClientUpdate | ClientFailure] = {}
         alone = [index for index, job in enumerate(jobs) if self._members.alone(job)]
         if alone:

@@ -1,21 +1,20 @@
 """The audit log of a deployment: who enrolled with which key, who was refused, who counted.
 
-One append-only file, ``audit.jsonl`` in the directory that was submitted; every line is linked to
-all before it, as the records are, so that an edit shows. It is for people who have to account for a
-model, not for going on with a run.
+One append-only file, ``audit.jsonl`` in the directory that was submitted; every line carries a
+fingerprint, as the records do. It is for people who have to account for a model, not for going on
+with a run.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from fedproto.config import RunConfig
-from fedproto.disk.atomic import append, explained
-from fedproto.disk.integrity import Chain, read_linked
+from fedproto.disk.files import Folder, content, explained
+from fedproto.disk.integrity import read_lines, sealed_line
 from fedproto.rounds import Watcher
 from fedproto.store.checking import AUDIT_FILE
 from fedproto.types import RoundRecord
@@ -25,21 +24,21 @@ class AuditLog:
     """Appends events, each with its time."""
 
     def __init__(self, folder: Path) -> None:
-        self._path = folder / AUDIT_FILE
-        self._chain = Chain()
+        self._folder = Folder(folder)
+        path = folder / AUDIT_FILE
+        before = content(path)
         # A line cut short by a kill is dropped: the next begins where it began.
-        if self._path.exists():
-            with explained(self._path):
-                whole = self._path.read_bytes().rfind(b"\n") + 1
-                os.truncate(self._path, whole)
-        for _ in read_linked(self._path, self._chain):
-            pass
+        whole = before[: before.rfind(b"\n") + 1]
+        if whole != before:
+            with explained(path):
+                self._folder.write(AUDIT_FILE, whole)
+        read_lines(path)
 
     def write(self, event: str, **facts: Any) -> None:
         """Adds an event and waits until it is on disk."""
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        line = self._chain.add({"time": now, "event": event, **facts})
-        append(self._path, line)
+        with explained(self._folder.path / AUDIT_FILE):
+            self._folder.append(AUDIT_FILE, sealed_line({"time": now, "event": event, **facts}))
 
 
 class AuditedWatcher(Watcher):

@@ -30,7 +30,8 @@ from fedproto.config import RunConfig
 from fedproto.data.base import data_root
 from fedproto.data.clients import Client
 from fedproto.data.federation import Federation
-from fedproto.disk.atomic import write_atomically
+from fedproto.disk.files import Folder
+from fedproto.engines.job import LocalJob, laid_over
 from fedproto.engines.reference import ReferenceEngine
 from fedproto.engines.setting import read_state, setting_of
 from fedproto.errors import ConfigError, DataError, FedprotoError, TrainingError
@@ -41,8 +42,8 @@ from fedproto.options.registry import load_plugin
 from fedproto.rng import Indices
 from fedproto.rounds.client_memory import remembered
 from fedproto.store.client_memory import MemoryOnDisk
-from fedproto.strategies.contract import initial_tensors
-from fedproto.types import ClientFailure, ServerState
+from fedproto.strategies.contract import PERSONAL, initial_tensors
+from fedproto.types import ClientFailure, ServerState, part
 
 app = ClientApp()
 
@@ -83,7 +84,7 @@ class ThisNode:
             if self.noise is None
             else PrivateEngine(workload, *self.noise)
         )
-        engine.secret = lambda job: own_secret(self.state_folder / job.run)
+        engine.secret = lambda job: own_secret(job, self.state_folder)
         return engine
 
     def with_samples(self, number: int) -> ThisNode:
@@ -99,17 +100,16 @@ def spread(indices: Indices, number: int) -> Indices:
     return indices[np.arange(number) * len(indices) // number]
 
 
-def own_secret(folder: Path) -> int:
+def own_secret(job: LocalJob, state_folder: Path) -> int:
     """The seed of a client's own draws in a run, which the server never knows.
 
     The same in every round: answers drawn afresh would reveal more with each of them.
     """
-    path = folder / "secret"
     with contextlib.suppress(OSError, ValueError):
-        return int(path.read_text())
+        return int((state_folder / job.run / "secret").read_text())
     secret = secrets.randbits(62)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, str(secret).encode())
+    state_folder.mkdir(parents=True, exist_ok=True)
+    Folder(state_folder).write(f"{job.run}/secret", str(secret).encode())
     return secret
 
 
@@ -174,7 +174,7 @@ def _train(content: RecordDict, context: Context) -> RecordDict:
         engine = node.with_samples(job.batches.num_examples).engine(config)
     elif job.batches.num_examples > own:
         raise ConfigError(f"the job is for {job.batches.num_examples} samples; {own} are here")
-    memory = MemoryOnDisk(node.state_folder / job.run)
+    memory = MemoryOnDisk(Folder(node.state_folder), job.run)
     declared = config.method.client_memory(setting)
     kept = remembered(memory, node.client, job.last_round, declared)
     state = job.state.to(config.engine.torch_device())
@@ -183,6 +183,7 @@ def _train(content: RecordDict, context: Context) -> RecordDict:
     if isinstance(result, ClientFailure):
         raise TrainingError(result.reason)
     if result.memory:
+        node.state_folder.mkdir(parents=True, exist_ok=True)
         memory.save(node.client, job.state.round, result.memory, keep_from=job.keep_from)
     return wire.encode_update(result, job.state.round, began_anew=kept is None)
 
@@ -195,16 +196,27 @@ def _evaluate(content: RecordDict, context: Context) -> RecordDict:
     if test.client != node.client:
         raise ConfigError(f"the test is for client {test.client}; this is {node.client}")
     federation = node.federation
-    part = (
+    samples = (
         federation.validation_of(node.client)
         if test.validation
         else federation.clients[node.client].test
     )
-    if not 0 < test.num_examples <= len(part):
-        raise DataError(f"the test is for {test.num_examples} samples; {len(part)} are here")
-    tally = engine.tally(test.state, spread(part, test.num_examples))
+    if not 0 < test.num_examples <= len(samples):
+        raise DataError(f"the test is for {test.num_examples} samples; {len(samples)} are here")
+    state = _own_model(node, engine, config, test) if test.run else test.state
+    tally = engine.tally(state, spread(samples, test.num_examples))
     assert tally is not None  # noqa: S101 - there are samples
     return wire.encode_tally(node.client, test.state.round, tally)
+
+
+def _own_model(
+    node: ThisNode, engine: ReferenceEngine, config: RunConfig, test: wire.TestJob
+) -> ServerState:
+    """The model to test, with all that stays on this client laid over it."""
+    declared = config.method.client_memory(setting_of(engine.workload, test.state.params))
+    memory = MemoryOnDisk(Folder(node.state_folder), test.run)
+    kept = remembered(memory, node.client, test.last_round, declared)
+    return laid_over(test.state, part(PERSONAL, kept or {}))
 
 
 def this_node(config: RunConfig, context: Context) -> ThisNode:

@@ -206,37 +206,48 @@ class FlowerEngine(Engine):
             federation.validation_of(client) if validation else federation.clients[client].test
         )
 
+    def evaluate_personal(self, jobs: Sequence[LocalJob]) -> list[dict[str, float]]:
+        """Asks every connected client to test its own model; nothing from the others."""
+        task = self.workload.task
+        by_client = {job.client: job for job in jobs if self._held(job.client, validation=False)}
+        tallies = self._tallies(by_client, jobs[0].state.round, validation=False) if jobs else {}
+        return [task.metrics(tallies[job.client]) if job.client in tallies else {} for job in jobs]
+
     def _evaluate(self, state: ServerState, *, validation: bool) -> dict[str, float]:
         """The scores over the test or validation parts of all clients that are connected."""
+        clients = range(len(self.workload.federation.clients))
+        held = {one: None for one in clients if self._held(one, validation=validation)}
+        tallies = self._tallies(held, state.round, validation=validation, state=state)
+        return self._scores(list(tallies.values())) if tallies else {}
+
+    def _tallies(
+        self,
+        asked: Mapping[int, LocalJob | None],
+        round_: int,
+        *,
+        validation: bool,
+        state: ServerState | None = None,
+    ) -> dict[int, Tensor]:
+        """Test sums by client: of a state, or of each client's own model as its job has it."""
         self._nodes.refresh()
         node_of = {
             client: node
             for client, node in sorted(self._nodes.clients().items())
-            if self._held(client, validation=validation) and self._suspended.is_asked(client)
+            if client in asked and self._suspended.is_asked(client)
         }
         contents = {
-            node: wire.encode_test(
-                client,
-                state,
-                self._config,
-                self._held(client, validation=validation),
-                validation=validation,
-            )
+            node: self._test(client, asked[client], state, validation=validation)
             for client, node in node_of.items()
         }
         answers = exchange(
             self._grid,
             "evaluate",
             contents,
-            round_=state.round,
+            round_=round_,
             deadline=self._options.deadline,
         )
-        tallies = []
-        absent = [
-            str(client)
-            for client in range(len(self.workload.federation.clients))
-            if self._held(client, validation=validation) and client not in node_of
-        ]
+        found: dict[int, Tensor] = {}
+        absent = [str(client) for client in asked if client not in node_of]
         if absent:
             self._incidents.append(
                 f"not tested on clients {', '.join(absent)}: not connected, or failing"
@@ -244,14 +255,25 @@ class FlowerEngine(Engine):
         for client, node in node_of.items():
             held = self._held(client, validation=validation)
             try:
-                tally = self._read_tally(answers[node], client, state.round, held)
+                found[client] = self._read_tally(answers[node], client, round_, held)
             except UnreadableError as error:
                 self._incidents.append(f"not tested on client {client}: {error}")
                 self._suspended.failed(client, TEST, str(error))
             else:
                 self._suspended.answered(client, TEST)
-                tallies.append(tally)
-        return self._scores(tallies) if tallies else {}
+        return found
+
+    def _test(
+        self, client: int, job: LocalJob | None, state: ServerState | None, *, validation: bool
+    ) -> RecordDict:
+        held = self._held(client, validation=validation)
+        if job is None:
+            assert state is not None  # noqa: S101 - one of the two is given
+            return wire.encode_test(client, state, self._config, held, validation=validation)
+        config = replace(self._config, strategy=job.strategy)
+        return wire.encode_test(
+            client, job.state, config, held, run=job.run, last_round=job.last_round
+        )
 
     def _scores(self, tallies: Sequence[Tensor]) -> dict[str, float]:
         """The scores over all samples, and the main one with every client counted alike."""

@@ -24,7 +24,7 @@ from fedproto.data.clients import Client
 from fedproto.data.federation import Federation
 from fedproto.data.samples import Samples
 from fedproto.data.tasks import task_named
-from fedproto.disk.atomic import explained, is_there, write_atomically
+from fedproto.disk.files import explained, is_there, write_atomically
 from fedproto.disk.integrity import DamagedError, read_json, sealed, unsealed
 from fedproto.errors import ConfigError, DataError, StoreError
 from fedproto.flower.greeting import Hello

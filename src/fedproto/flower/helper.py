@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedproto.data.tasks import task_named
-from fedproto.engines.reference import personalised
 from fedproto.engines.setting import load_state, read_state, setting_for
 from fedproto.engines.training.terms import BatchTerm, outputs_of
 from fedproto.equations import class_sums
@@ -32,7 +31,7 @@ from fedproto.strategies.contract import (
     initial_tensors,
 )
 from fedproto.strategies.method import Method
-from fedproto.types import ServerState, Tensors, under
+from fedproto.types import ServerState, Tensors, part, under
 
 ARRAYS, METRICS, NUM_EXAMPLES = "arrays", "metrics", "num-examples"
 """Names in messages that are Flower's own."""
@@ -123,7 +122,10 @@ def train_locally(
     memory = _recalled(context, int(str(about[LAST_ROUND])), declared)
     broadcast = _broadcast(message.content, method.strategy.server_memory(setting.setting))
     received = ServerState(int(str(about[ROUND])), *read_state(model))
-    started = personalised(received, _on(memory, device), method)
+    own = {} if method.needs.personal_model else part(PERSONAL, _on(memory, device))
+    started = replace(
+        received, params={name: own.get(name, one) for name, one in received.params.items()}
+    )
     load_state(model, started)
     labels = torch.cat([labels.flatten() for _, labels in batches]).to(device)
     local = Local(

@@ -18,6 +18,7 @@ from torch import nn
 from fedproto.config import RunConfig, StopOptions
 from fedproto.data.base import DataSource
 from fedproto.data.federation import Federation
+from fedproto.disk.files import write_atomically
 from fedproto.engines.base import Engine, Notify
 from fedproto.errors import ConfigError, FedprotoError
 from fedproto.flower.audit import AuditedWatcher, AuditLog
@@ -54,7 +55,7 @@ def main(grid: Grid, context: Context) -> None:
         serve(grid, out, keys={int(client): key for client, key in keys.items()})
     except FedprotoError as error:
         # The process that submitted the run shows this; Flower keeps only a traceback.
-        outcome.write_text(f"{error}\n", encoding="utf-8")
+        write_atomically(outcome, f"{error}\n".encode())
         raise
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fedproto.config import FlowerOptions
-from fedproto.disk.atomic import explained, is_there, write_atomically
+from fedproto.disk.files import explained, is_there, write_atomically
 from fedproto.disk.integrity import DamagedError, sealed, unsealed
 from fedproto.errors import StoreError
 

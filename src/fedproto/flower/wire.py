@@ -38,12 +38,19 @@ NONE_YET = -1
 
 @dataclass(frozen=True)
 class TestJob:
-    """Test this model on a client's test part, or on what was taken out for validation."""
+    """Test this model on a client's test part, or on its validation part.
+
+    Attributes:
+        run: Digest of the run whose memory the client lays over the model; empty for none.
+        last_round: The round whose memory is valid; None for none.
+    """
 
     client: int
     state: ServerState
     num_examples: int
     validation: bool = False
+    run: str = ""
+    last_round: int | None = None
 
 
 def encode_job(job: LocalJob, config: RunConfig) -> RecordDict:
@@ -104,8 +111,7 @@ def decode_job(
         raise UnreadableError("the job's learning rate is not a positive number")
     if fields["seed"] >= 2**63 or fields["order_seed"] >= 2**63:
         raise UnreadableError("the job's seed is too large")
-    if not (fields["run"].isascii() and fields["run"].isalnum() and len(fields["run"]) <= 64):
-        raise UnreadableError("the job's run is no digest")
+    _check_run(fields["run"])
     params, buffers = _model_tensors(content, like.params, like.buffers)
     sent = {
         name: one
@@ -139,6 +145,12 @@ def decode_job(
         last_round=None if last_round == NONE_YET else last_round,
         keep_from=fields["keep_from"],
     )
+
+
+def _check_run(run: str) -> None:
+    """A run's digest names a folder on the client."""
+    if not (run.isascii() and run.isalnum() and len(run) <= 64):
+        raise UnreadableError("the run is not named by a digest")
 
 
 def encode_update(update: ClientUpdate, round_: int, *, began_anew: bool = False) -> RecordDict:
@@ -205,6 +217,8 @@ def encode_test(
     num_examples: int,
     *,
     validation: bool = False,
+    run: str = "",
+    last_round: int | None = None,
 ) -> RecordDict:
     """A model to be tested on some samples of a client's own test part, or validation part."""
     fields = {
@@ -213,17 +227,23 @@ def encode_test(
         "round": state.round,
         "num_examples": num_examples,
         "validation": validation,
+        "run": run,
+        "last_round": NONE_YET if last_round is None else last_round,
     }
     return _with_model("test", fields, state)
 
 
 def decode_test(content: RecordDict, like: ServerState) -> TestJob:
     """A model to test, for a client whose own model tells what it must look like."""
-    numbers = dict.fromkeys(("client", "round", "num_examples"), int)
-    wanted = {"config": str, "validation": bool, **numbers}
+    numbers = dict.fromkeys(("client", "round", "num_examples", "last_round"), int)
+    wanted = {"config": str, "validation": bool, "run": str, **numbers}
     fields = expect_fields(content, "test", wanted, beside=("params", "buffers"))
+    _check_run(fields["run"] or "none")
     state = ServerState(fields["round"], *_model_tensors(content, like.params, like.buffers))
-    return TestJob(fields["client"], state, fields["num_examples"], fields["validation"])
+    last = None if fields["last_round"] == NONE_YET else fields["last_round"]
+    return TestJob(
+        fields["client"], state, fields["num_examples"], fields["validation"], fields["run"], last
+    )
 
 
 def encode_tally(client: int, round_: int, tally: torch.Tensor) -> RecordDict:

@@ -10,7 +10,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from fedproto.errors import TrainingError
+from fedproto.errors import TrainingError, reason_of
 from fedproto.options import Options, option
 from fedproto.options.registry import Registry
 from fedproto.rng import Purpose, seeded, torch_seed
@@ -73,8 +73,7 @@ def build_model(
     try:
         return under_seed(seed, build)
     except (RuntimeError, MemoryError, OverflowError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise TrainingError(f"the model cannot be built: {reason}") from None
+        raise TrainingError(f"the model cannot be built: {reason_of(error)}") from None
 
 
 def under_seed(seed: int, build: Callable[[], nn.Module]) -> nn.Module:
@@ -175,15 +174,15 @@ def _last_layer(model: nn.Module, x: Tensor) -> nn.Module | None:
     ]
     try:
         with torch.enable_grad():
-            logits = model(x)
+            total = model(x).sum()
     finally:
         for hook in hooks:
             hook.remove()
     for layer in reversed(passed):
         trained = [tensor for tensor in layer.parameters() if tensor.requires_grad]
-        if not trained or not logits.requires_grad:
+        if not trained or not total.requires_grad:
             return layer
-        found = torch.autograd.grad(logits.sum(), trained, retain_graph=True, allow_unused=True)
+        found = torch.autograd.grad(total, trained, retain_graph=True, allow_unused=True)
         if any(one is not None for one in found):
             return layer
     return None

@@ -5,17 +5,17 @@ Own code rather than a library's, because those that have this architecture need
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - the name everyone uses
 
-from fedproto.errors import ConfigError, TrainingError
-from fedproto.models.base import MODELS, ModelOptions
+from fedproto.errors import TrainingError
+from fedproto.models.base import MODELS
 from fedproto.models.mobilenet import FOR_CLASSIFICATION, MobileNetV2, conv_bn
-from fedproto.models.pretrained import load_pretrained
+from fedproto.models.pretrained import PretrainedOptions, load_pretrained
 from fedproto.options import option
 
 _LOW_LEVEL_CHANNELS = 48
@@ -103,25 +103,13 @@ def _resized(x: Tensor, size: torch.Size) -> Tensor:
 
 @MODELS.register("deeplab")
 @dataclass(frozen=True)
-class DeepLabOptions(ModelOptions):
+class DeepLabOptions(PretrainedOptions):
     """DeepLab-V3+ on MobileNet-V2, for segmentation of images of any size."""
 
     width: float = option(1.0, "factor on the encoder's channels", above=0)
     channels: int = option(256, "channels of the features and of the decoder", at_least=1)
     rates: tuple[int, ...] = option((6, 12, 18), "dilations of the ASPP's branches")
     output_stride: Literal[8, 16, 32] = option(16, "pixels per position of the feature map")
-    pretrained: str = option(
-        "none",
-        "ImageNet weights of the encoder: 'none', a .safetensors or .pth file in torchvision's key"
-        " names (also looked for in the data root), or 'torchvision'",
-    )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.init == "glorot" and self.pretrained != "none":
-            raise ConfigError(
-                "init = 'glorot' would replace 'pretrained' weights; take one of them"
-            )
 
     def build(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
         """Takes images as channels × height × width."""
@@ -139,10 +127,6 @@ class DeepLabOptions(ModelOptions):
         if self.pretrained != "none":
             load_pretrained(backbone, self.pretrained, "mobilenet_v2", FOR_CLASSIFICATION)
         return model
-
-    def untrained(self) -> DeepLabOptions:
-        """Without ImageNet's weights."""
-        return replace(self, pretrained="none")
 
 
 @MODELS.register("deeplab-small")

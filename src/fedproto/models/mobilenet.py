@@ -1,13 +1,23 @@
-"""MobileNet-V2 (Sandler et al. 2018) as an encoder for dense prediction.
+"""MobileNet-V2 (Sandler et al. 2018), as a classifier and as an encoder for dense prediction.
 
 Modules have the names of torchvision's model, so that its weights fit: ``features.0`` is the first
-convolution and ``features.1`` to ``features.17`` are the inverted residuals. What follows there
-serves classification alone and is left out.
+convolution and ``features.1`` to ``features.17`` are the inverted residuals. ``features.18``, a
+last convolution, serves classification alone.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import cast
+
+import torch
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 - the name everyone uses
+
+from fedproto.errors import ConfigError, TrainingError
+from fedproto.models.base import MODELS, FeatureModel
+from fedproto.models.pretrained import PretrainedOptions, load_pretrained
+from fedproto.options import option
 
 # Expansion, output channels, blocks and stride of each stage, as in the paper's Table 2.
 _STAGES = (
@@ -20,6 +30,7 @@ _STAGES = (
     (6, 320, 1, 1),
 )
 _LOW_LEVEL_STAGE = 1
+_LAST = 1280
 FOR_CLASSIFICATION = ("features.18.", "classifier.")
 """How the names of those weights begin that a dense prediction has no use for."""
 
@@ -28,11 +39,16 @@ class MobileNetV2(nn.Module):
     """The encoder: images to a coarse map of features and a fine one of low-level features.
 
     One position of the coarse map stands for `output_stride` pixels of the image; stages that would
-    shrink the map further are dilated instead.
+    shrink the map further are dilated instead. `classify` adds the last convolution.
     """
 
     def __init__(
-        self, input_channels: int = 3, width: float = 1.0, output_stride: int = 16
+        self,
+        input_channels: int = 3,
+        width: float = 1.0,
+        output_stride: int = 16,
+        *,
+        classify: bool = False,
     ) -> None:
         super().__init__()
         channels = _rounded(32 * width)
@@ -61,6 +77,10 @@ class MobileNetV2(nn.Module):
             if stage == _LOW_LEVEL_STAGE:
                 self._low_level_end = len(layers)
                 self.low_level_channels = channels
+        if classify:
+            last = _rounded(_LAST * max(1.0, width))
+            layers.append(conv_bn(channels, last, 1, activation=nn.ReLU6))
+            channels = last
         self.out_channels = channels
         self.features = nn.Sequential(*layers)
 
@@ -130,3 +150,74 @@ def _rounded(channels: float, divisor: int = 8) -> int:
     """The nearest multiple of 8, but never a tenth below what was asked for, as in the original."""
     nearest = max(divisor, int(channels + divisor / 2) // divisor * divisor)
     return nearest + divisor if nearest < 0.9 * channels else nearest
+
+
+class MobileNetClassifier(FeatureModel):
+    """The mean over all positions of the last convolution gives the features, one layer scores.
+
+    Where the encoder is frozen it stays as in a test, and only the classifier is trained.
+    """
+
+    def __init__(
+        self, backbone: MobileNetV2, num_classes: int, resize: int, *, frozen: bool
+    ) -> None:
+        super().__init__()
+        self.backbone = backbone.requires_grad_(not frozen)
+        self.classifier = nn.Linear(backbone.out_channels, num_classes)
+        self._resize, self._frozen = resize, frozen
+
+    def train(self, mode: bool = True) -> MobileNetClassifier:
+        """A frozen encoder normalises by the statistics it came with."""
+        super().train(mode)
+        self.backbone.train(mode and not self._frozen)
+        return self
+
+    def features(self, x: Tensor) -> Tensor:
+        """``[B, channels, H, W]`` to ``[B, D]``."""
+        if self._resize:
+            x = F.interpolate(x, (self._resize, self._resize), mode="bilinear", align_corners=False)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self._frozen):
+            coarse, _ = self.backbone(x)
+            return cast("Tensor", coarse.mean(dim=(2, 3)))
+
+    def head(self, features: Tensor) -> Tensor:
+        """``[B, D]`` to ``[B, C]``."""
+        scores: Tensor = self.classifier(features)
+        return scores
+
+
+@MODELS.register("mobilenetv2")
+@dataclass(frozen=True)
+class MobileNetOptions(PretrainedOptions):
+    """MobileNet-V2 as a classifier, with ImageNet's weights if they are given.
+
+    It has 3,504,872 parameters for 1,000 classes and gives 1,280 features.
+    """
+
+    width: float = option(1.0, "factor on the channels", above=0)
+    frozen: bool = option(
+        False, "train the classifier alone, on the encoder's features as they are"
+    )
+    resize: int = option(
+        0, "width and height that images are brought to first; 0 for their own", at_least=0
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.frozen and self.init == "glorot":
+            raise ConfigError("frozen = true keeps pretrained weights; leave out init = 'glorot'")
+
+    def build(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+        """Takes images as channels × height × width."""
+        if len(input_shape) != 3:
+            raise TrainingError(
+                "model 'mobilenetv2' needs images (channels, height, width), not inputs of shape"
+                f" {input_shape}"
+            )
+        backbone = MobileNetV2(input_shape[0], self.width, output_stride=32, classify=True)
+        for module in backbone.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out")
+        if self.pretrained != "none":
+            load_pretrained(backbone, self.pretrained, "mobilenet_v2", ("classifier.",))
+        return MobileNetClassifier(backbone, num_classes, self.resize, frozen=self.frozen)

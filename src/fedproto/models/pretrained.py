@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,9 +11,34 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fedproto.data.base import data_root
-from fedproto.errors import ConfigError
+from fedproto.disk.files import user_path
+from fedproto.errors import ConfigError, reason_of
+from fedproto.models.base import ModelOptions
+from fedproto.options import option
 
 _SHOWN = 3
+
+
+@dataclass(frozen=True)
+class PretrainedOptions(ModelOptions):
+    """An architecture whose encoder can start from ImageNet's weights."""
+
+    pretrained: str = option(
+        "none",
+        "ImageNet weights of the encoder: 'none', a .safetensors or .pth file in torchvision's key"
+        " names (also looked for in the data root), or 'torchvision'",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.init == "glorot" and self.pretrained != "none":
+            raise ConfigError(
+                "init = 'glorot' would replace 'pretrained' weights; take one of them"
+            )
+
+    def untrained(self) -> ModelOptions:
+        """Without ImageNet's weights."""
+        return replace(self, pretrained="none")
 
 
 def load_pretrained(
@@ -32,6 +57,11 @@ def load_pretrained(
     faults = {
         "lack": sorted(needed - given.keys()),
         "have extra": sorted(given.keys() - own.keys()),
+        "have other than floating-point numbers in": [
+            f"{name} ({str(value.dtype).removeprefix('torch.')})"
+            for name, value in given.items()
+            if name in needed and own[name].is_floating_point() > value.is_floating_point()
+        ],
         "have misshapen": [
             f"{name} {list(value.shape)} instead of {list(own[name].shape)}"
             for name, value in given.items()
@@ -52,11 +82,10 @@ def load_pretrained(
 
 
 def _from_file(source: str) -> Mapping[str, Tensor]:
-    given = Path(source).expanduser()
-    path = next((path for path in (given, data_root() / given) if path.is_file()), None)
-    if path is None:
+    path = user_path(source, data_root())
+    if path is None or not path.is_file():
         raise ConfigError(
-            f"there are no pretrained weights in {given}, nor in {data_root() / given}; give a"
+            f"there are no pretrained weights in {source}, nor below {data_root()}; give a"
             " .safetensors or .pth file, 'torchvision' or 'none'"
         )
     try:
@@ -67,8 +96,7 @@ def _from_file(source: str) -> Mapping[str, Tensor]:
         )
     # What a damaged file raises depends on what its bytes happen to ask for.
     except Exception as error:  # noqa: BLE001
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ConfigError(f"pretrained weights {path} cannot be read: {reason}") from None
+        raise ConfigError(f"pretrained weights {path} cannot be read: {reason_of(error)}") from None
     if not isinstance(content, Mapping) or not all(
         isinstance(value, Tensor) for value in content.values()
     ):

@@ -6,7 +6,16 @@ from fedproto.options.base import (
     describe,
     option,
     options_to_dict,
+    plain,
     read_options,
 )
 
-__all__ = ["Description", "Options", "describe", "option", "options_to_dict", "read_options"]
+__all__ = [
+    "Description",
+    "Options",
+    "describe",
+    "option",
+    "options_to_dict",
+    "plain",
+    "read_options",
+]

@@ -127,11 +127,19 @@ def _declared(cls: type[Options]) -> dict[str, tuple[Any, Mapping[str, Any]]]:
     return _DECLARED[cls]
 
 
+def plain(value: Any) -> Any:
+    """A scalar of NumPy or PyTorch as Python's own; anything else as it is."""
+    return value.item() if getattr(value, "shape", None) == () else value
+
+
 def _checked(value: Any, hint: Any, name: str, limits: Mapping[str, float]) -> Any:
-    converted, fits = _convert(value, hint)
+    converted, fits = _convert(plain(value), hint)
     if not fits:
-        raise ConfigError(f"{name} must be {_type_name(hint)}, not {value!r}")
-    if limits and converted is not None and not _within(converted, limits):
+        number = isinstance(value, (int, float)) and abs(value) < math.inf
+        size = " of ordinary size" if number and not _is_ordinary(value) else ""
+        raise ConfigError(f"{name} must be {_type_name(hint)}{size}, not {value!r}")
+    number = isinstance(converted, int | float)
+    if limits and number and not _within(converted, limits):
         raise ConfigError(f"{name} must be{_range_text(limits)}, not {value!r}")
     return converted
 
@@ -150,17 +158,32 @@ def _convert(value: Any, hint: Any) -> tuple[Any, bool]:
     if origin is tuple:
         if not isinstance(value, (list, tuple)):
             return value, False
-        members = [_convert(member, get_args(hint)[0]) for member in value]
+        members = [_convert(plain(member), get_args(hint)[0]) for member in value]
         return tuple(member for member, _ in members), all(fits for _, fits in members)
     if hint is float:
         number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        try:
-            return (float(value), math.isfinite(value)) if number else (value, False)
-        except OverflowError:  # a whole number larger than any floating-point one
-            return value, False
+        # Without the sign of a zero, which numpy takes for one below zero.
+        return (float(value) + 0.0, True) if number and _is_ordinary(value) else (value, False)
     if hint is int:
-        return value, isinstance(value, int) and not isinstance(value, bool)
-    return value, isinstance(value, hint)
+        number = isinstance(value, int) and not isinstance(value, bool)
+        return value, number and _is_ordinary(value)
+    return value, isinstance(value, hint) and (hint is not str or is_unicode(value))
+
+
+def _is_ordinary(value: float) -> bool:
+    """Whether a number is one of 63 bits, or of 32 bits floating-point, where all is computed."""
+    if isinstance(value, int):
+        return abs(value) < 2**63
+    return value == 0 or 1e-37 < abs(value) < 1e37
+
+
+def is_unicode(text: str) -> bool:
+    """Whether a text can be written; lone halves of characters cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _within(value: float, limits: Mapping[str, float]) -> bool:

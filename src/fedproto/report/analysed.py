@@ -11,18 +11,32 @@ Whatever of these is missing is None; what is damaged is None too, with a senten
 from __future__ import annotations
 
 import base64
-import json
 import math
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fedproto.disk.files import content, open_plain
+from fedproto.disk.integrity import DamagedError, read_json
+from fedproto.errors import StoreError
+
 MOST_POINTS = 4000
 MOST_PICTURE_BYTES = 12_000_000
 # What was seen first, then what was made of it.
 _KINDS_OF_MAP = ("picture", "truth", "prediction", "softmax-entropy", "feature-entropy")
+_DAMAGES = (
+    StoreError,
+    DamagedError,
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+)
+"""What comes of a file that holds anything at all."""
 _COLOR = re.compile(r"#[0-9a-fA-F]{6}")
 
 
@@ -57,8 +71,8 @@ def read_analysis(run: Path) -> Analysis:
         if not file.exists():
             return None
         try:
-            return check(json.loads(file.read_bytes()))
-        except (OSError, ValueError, TypeError, KeyError, AttributeError, IndexError):
+            return check(read_json(content(file)))
+        except _DAMAGES:
             problems.append(f"{file} is damaged; make it again with 'fedproto analyse {run}'")
             return None
 
@@ -77,12 +91,13 @@ def embedded_pictures(paths: list[Path]) -> dict[Path, str]:
     room = MOST_PICTURE_BYTES
     for path in paths:
         try:
-            content = path.read_bytes()
+            with open_plain(path, os.O_RDONLY) as file:  # no link: it could lead to any file
+                picture = file.read(room + 1)
         except OSError:
             continue
-        if len(content) <= room:
-            room -= len(content)
-            encoded = base64.b64encode(content).decode()
+        if len(picture) <= room:
+            room -= len(picture)
+            encoded = base64.b64encode(picture).decode()
             addresses[path] = f"data:image/png;base64,{encoded}"
     return addresses
 
@@ -108,11 +123,11 @@ def _scores(given: dict[str, Any]) -> Scores:
 
 def _calibration(given: dict[str, Any]) -> dict[str, Any]:
     bins = [
-        {name: float(one[name]) for name in ("low", "high", "confidence", "accuracy", "count")}
+        {name: _finite(one[name]) for name in ("low", "high", "confidence", "accuracy", "count")}
         for one in given["bins"]
         if one["count"]
     ]
-    return {"round": int(given["round"]), "ece": float(given["ece"]), "bins": bins}
+    return {"round": int(given["round"]), "ece": _finite(given["ece"]), "bins": bins}
 
 
 def _embedding(given: dict[str, Any]) -> dict[str, Any]:
@@ -126,8 +141,8 @@ def _embedding(given: dict[str, Any]) -> dict[str, Any]:
     return {
         "round": int(given["round"]),
         "method": str(given["method"]),
-        "x": [round(float(x), 3) for x, _, _ in kept],
-        "y": [round(float(y), 3) for _, y, _ in kept],
+        "x": [round(_finite(x), 3) for x, _, _ in kept],
+        "y": [round(_finite(y), 3) for _, y, _ in kept],
         "class": [int(label) for _, _, label in kept],
         "classes": names,
         "colors": colors,
@@ -142,8 +157,12 @@ def _place_of_map(path: Path) -> tuple[str, int, str]:
     return picture, rank, kind
 
 
+def _finite(value: Any) -> float:
+    if not math.isfinite(value):
+        raise ValueError("not a finite number")
+    return float(value)
+
+
 def _number(value: Any) -> float | None:
     """A finite number; None for a client or class without test samples."""
-    if value is None or not math.isfinite(value):
-        return None
-    return float(value)
+    return None if value is None or not math.isfinite(value) else float(value)

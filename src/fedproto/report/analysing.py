@@ -26,7 +26,9 @@ from fedproto.analysis.embedding import embed
 from fedproto.analysis.runs import Correlation, pearson
 from fedproto.analysis.scores import score_classes, score_clients
 from fedproto.data.tasks import headline
-from fedproto.disk.atomic import explained, write_atomically
+from fedproto.disk.files import Folder, explained, write_atomically
+from fedproto.disk.files import content as read_content
+from fedproto.disk.integrity import DamagedError, read_json
 from fedproto.errors import ConfigError, StoreError, unknown_name
 from fedproto.measures.base import Gauge
 from fedproto.report.analysis_figures import draw_embedding, draw_reliability, have_matplotlib
@@ -73,7 +75,7 @@ class AnalysisRequest:
 def analyse(subject: Subject, request: AnalysisRequest) -> dict[str, float]:
     """Writes the parts that are asked for; what was found, by name, for a table."""
     with explained(subject.folder, " cannot be written", ""):
-        subject.folder.mkdir(exist_ok=True)
+        Folder(subject.path).make("analysis")
         for name in request.what:
             PARTS[name](subject, request)
     return subject.facts
@@ -166,8 +168,7 @@ def _maps(subject: Subject, request: AnalysisRequest) -> None:
     test = subject.probe.federation.test_indices
     order = stream(subject.config.seed, Purpose.MAPPED).permutation(len(test))
     chosen = [int(index) for index in np.sort(test[order[: request.pictures]])]
-    folder = subject.folder / "maps"
-    folder.mkdir(exist_ok=True)
+    folder = Folder(subject.path).make("analysis/maps")
     for old in folder.glob("*.png"):
         old.unlink()
     for index in chosen:
@@ -206,8 +207,8 @@ def read_parts(path: Path, names: Sequence[str]) -> dict[str, Any]:
         file = path / "analysis" / f"{name}.json"
         if file.exists():
             try:
-                found[name] = json.loads(file.read_bytes())
-            except (OSError, ValueError) as error:
+                found[name] = read_json(read_content(file))
+            except (StoreError, DamagedError) as error:
                 raise StoreError(
                     f"{file} cannot be read ({error}); make it again: fedproto analyse {path}"
                 ) from None

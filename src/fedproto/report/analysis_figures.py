@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedproto.report.looks import COLORS
+from fedproto.report.looks import COLORS, literal, save_figure
 
 if TYPE_CHECKING:
     from fedproto.analysis.calibration import Bin
@@ -60,8 +60,7 @@ def draw_reliability(bins: Sequence[Bin], error: float, path: Path) -> Path:
     for axes in (upper, lower):
         axes.grid(alpha=0.3)
         axes.set_axisbelow(True)
-    figure.savefig(path, dpi=150)
-    return path
+    return save_figure(figure, path)
 
 
 def draw_embedding(content: Mapping[str, Any], path: Path) -> Path:
@@ -82,7 +81,7 @@ def draw_embedding(content: Mapping[str, Any], path: Path) -> Path:
             s=12,
             marker=MARKERS[label % len(MARKERS)],
             color=content["colors"][label],
-            label=content["classes"][label],
+            label=literal(content["classes"][label]),
             linewidths=0,
         )
     axes.set(xticks=[], yticks=[], aspect="equal")
@@ -95,5 +94,4 @@ def draw_embedding(content: Mapping[str, Any], path: Path) -> Path:
         markerscale=2,
         title="class",
     )
-    figure.savefig(path, dpi=150)
-    return path
+    return save_figure(figure, path)

@@ -14,7 +14,7 @@ from fedproto.data.masks import VOID, palette
 from fedproto.data.samples import MappedSamples
 from fedproto.data.statistics import class_counts
 from fedproto.errors import ConfigError
-from fedproto.report.looks import COLORS, new_figure
+from fedproto.report.looks import COLORS, literal, new_figure, save_figure
 from fedproto.rng import Indices
 
 SHOWN_CLIENTS = 30
@@ -24,8 +24,7 @@ _HATCHES = ("", "////", "....", "xxxx", "----", "oooo", "||||", "++++")
 
 def draw_class_mixes(federations: Sequence[tuple[str, Federation]], path: Path) -> Path:
     """Writes `class_mix_figure` as a PNG file."""
-    class_mix_figure(federations).savefig(path, dpi=150)
-    return path
+    return save_figure(class_mix_figure(federations), path)
 
 
 def class_mix_figure(federations: Sequence[tuple[str, Federation]]) -> Any:
@@ -74,7 +73,7 @@ def draw_contact_sheet(
             axes.axis("off")
             if column < len(images):
                 axes.imshow(images[column], interpolation="nearest")
-                axes.set_title(captions[column], fontsize=6, pad=1)
+                axes.set_title(literal(captions[column]), fontsize=6, pad=1)
         row[0].text(
             -0.1,
             0.5,
@@ -84,8 +83,7 @@ def draw_contact_sheet(
             va="center",
             fontsize=7,
         )
-    figure.savefig(path, dpi=150)
-    return path
+    return save_figure(figure, path)
 
 
 def _draw_mix(axes: Any, counts: Indices) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedproto.data.tasks import loss_beside
 from fedproto.report.arrangement import Arrangement
-from fedproto.report.looks import Look, add_legend, panel_grid
+from fedproto.report.looks import Look, add_legend, literal, panel_grid, save_figure
 from fedproto.report.results import WINDOW, StoredRun
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ _COLUMNS = 3
 
 def save_figures(arrangement: Arrangement, metric: str, folder: Path) -> list[Path]:
     """Draws all figures that the runs have data for."""
-    folder.mkdir(parents=True, exist_ok=True)
     written = [
         draw_curves(arrangement, name, folder / f"{name}.png")
         for name in (metric, loss_beside(metric))
@@ -40,8 +39,7 @@ def save_figures(arrangement: Arrangement, metric: str, folder: Path) -> list[Pa
 
 def draw_curves(arrangement: Arrangement, metric: str, path: Path) -> Path:
     """Writes the curves of a metric."""
-    curves(arrangement, metric).savefig(path, dpi=150)
-    return path
+    return save_figure(curves(arrangement, metric), path)
 
 
 def curves(arrangement: Arrangement, metric: str) -> Figure:
@@ -58,13 +56,13 @@ def curves(arrangement: Arrangement, metric: str) -> Figure:
                 line = _draw_group(axes, group.runs, metric, method.look)
                 if line is not None:
                     handles.setdefault(method.title, line)
-        axes.set_title(condition.title, fontsize="small")
+        axes.set_title(literal(condition.title), fontsize="small")
         axes.grid(alpha=0.3)
     note = f"moving average over {100 * WINDOW:.0f} % of the rounds"
     if most_seeds > 1:
         note += f"; mean ± sample standard deviation of {most_seeds} seeds"
     figure.supxlabel(f"round\n{note}", fontsize="small")
-    figure.supylabel(NAMES.get(metric, metric.replace("_", " ")), fontsize="medium")
+    figure.supylabel(literal(NAMES.get(metric, metric.replace("_", " "))), fontsize="medium")
     add_legend(figure, handles)
     return figure
 
@@ -78,12 +76,11 @@ def draw_attention(arrangement: Arrangement, path: Path) -> Path:
     bins = np.linspace(0, max(max(values) for _, values in shown), 40)
     for (group, values), axes in zip(shown, panels, strict=True):
         axes.hist(values, bins=list(bins), color=arrangement.methods[group.method].look.color)
-        axes.set_title(group.title, fontsize="small")
+        axes.set_title(literal(group.title), fontsize="small")
         axes.grid(alpha=0.3)
     figure.supxlabel("federated attention value", fontsize="medium")
     figure.supylabel("occurrences", fontsize="medium")
-    figure.savefig(path, dpi=150)
-    return path
+    return save_figure(figure, path)
 
 
 def attention_values(runs: Iterable[StoredRun]) -> list[float]:

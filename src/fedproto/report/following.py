@@ -11,14 +11,13 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from fedproto.disk.atomic import explained
+from fedproto.disk.files import explained, open_regular
 from fedproto.errors import StoreError
 from fedproto.measures.clients import PER_CLASS, PER_CLIENT
 from fedproto.report.analysed import Scores
 from fedproto.report.grids import AttentionMap
 from fedproto.report.results import StoredRun
 from fedproto.store import RunStore
-from fedproto.store.records import RecordReader
 from fedproto.store.sweeps import run_directories
 from fedproto.types import RoundRecord
 
@@ -60,7 +59,7 @@ class RunFollower:
         with (
             explained(file, " cannot be read", ""),
             contextlib.suppress(FileNotFoundError),
-            file.open("rb") as lines,
+            open_regular(file) as lines,
         ):
             lines.seek(self._read)
             while chunk := lines.read(_CHUNK) + lines.readline():
@@ -75,7 +74,7 @@ class RunFollower:
         self._described = _identity(self.path / "run.json")
         self._identity = _identity(self.path / "rounds.jsonl")
         self._read = 0
-        self._reader = RecordReader(self.path / "rounds.jsonl")
+        self._reader = self.store.reader()
 
     def _take(self, chunk: bytes) -> None:
         # A last line without its end is still being written: it is read again the next time.

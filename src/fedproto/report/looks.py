@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedproto.data.masks import palette
-from fedproto.errors import ConfigError
+from fedproto.disk.files import explained, write_atomically
+from fedproto.errors import ConfigError, printable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -83,6 +86,25 @@ def new_figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), layout="constrained")
 
 
+def save_figure(figure: Figure, path: Path) -> Path:
+    """Writes a picture as PNG, and makes the folder it goes to.
+
+    Raises:
+        StoreError: If it cannot be written.
+    """
+    content = io.BytesIO()
+    figure.savefig(content, format="png", dpi=150)
+    with explained(path, " cannot be written", "; choose another folder"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, content.getvalue())
+    return path
+
+
+def literal(text: str) -> str:
+    """A label for matplotlib as it is: dollar signs do not begin a formula."""
+    return printable(text).replace("$", r"\$")
+
+
 def panel_grid(
     number: int, columns: int, size: tuple[float, float], around: tuple[float, float]
 ) -> tuple[Figure, list[Any]]:
@@ -102,7 +124,7 @@ def add_legend(figure: Figure, handles: Mapping[str, Any]) -> None:
         columns = int(figure.get_figwidth() / LEGEND_ENTRY)
         figure.legend(
             handles.values(),
-            handles.keys(),
+            map(literal, handles),
             loc="outside upper center",
             ncols=max(1, min(columns, len(handles))),
             frameon=False,

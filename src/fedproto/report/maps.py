@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ from fedproto.analysis.entropy import feature_entropy, relative, softmax_entropy
 from fedproto.analysis.probe import Probe
 from fedproto.data.masks import palette
 from fedproto.data.samples import MappedSamples, Samples
-from fedproto.disk.atomic import explained
+from fedproto.disk.files import explained, write_atomically
 from fedproto.errors import DataError
 from fedproto.types import ServerState
 
@@ -53,7 +54,9 @@ def save_picture(pixels: NDArray[np.uint8], path: Path) -> Path:
 
 def _save(picture: Image, path: Path) -> Path:
     with explained(path, " cannot be written", "", DataError):
-        picture.save(path)
+        content = io.BytesIO()
+        picture.save(content, "PNG")
+        write_atomically(path, content.getvalue())
     return path
 
 

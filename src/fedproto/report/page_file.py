@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedproto.disk.atomic import explained, write_atomically
+from fedproto.disk.files import explained, write_atomically
 from fedproto.errors import StoreError
 from fedproto.report.content import page_content
 from fedproto.report.following import Followers

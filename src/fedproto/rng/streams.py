@@ -38,6 +38,8 @@ class Purpose(enum.IntEnum):
     EMBEDDED = 14
     MAPPED = 15
     SECRET = 16
+    TUNING = 17
+    SHIFT = 20
 
 
 def stream(seed: int, purpose: Purpose, *numbers: int) -> np.random.RandomState:

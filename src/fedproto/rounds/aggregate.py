@@ -117,7 +117,7 @@ def aggregate_round(
         (update for update in updates if update.client not in apart),
         key=lambda update: update.client,
     )
-    combined = _combined(method, state, updates, setting) if updates else None
+    combined = combine_updates(method, state, updates, setting) if updates else None
     if combined is None:
         stays = replace(state, round=state.round + 1)
         note = "the model did not move: " + (
@@ -131,7 +131,7 @@ def aggregate_round(
     return RoundOutcome(following, updates, dict(zip(clients, weights, strict=True)), failures)
 
 
-def _combined(
+def combine_updates(
     method: Method, state: ServerState, updates: Updates, setting: Setting
 ) -> tuple[ServerState, list[float]] | None:
     """The next state and each client's weight; None where either is not finite.
@@ -146,7 +146,7 @@ def _combined(
     if strategy.server_memory(setting):
         seen = as_remembered(options, state, updates)
         memory = {**state.memory, **strategy.remember(state, seen, setting)}
-        parts = [strategy.adds(state, update, setting) for update in updates]
+        parts = [strategy.adds(state, update, setting, len(updates)) for update in updates]
         memory |= {
             name: memory[name] + one for name, one in summed(options, updates, parts).items()
         }

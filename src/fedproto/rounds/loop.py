@@ -19,6 +19,7 @@ from fedproto.errors import ConfigError
 from fedproto.measures import MEASURES
 from fedproto.measures.base import Gauge, Taken
 from fedproto.rounds.aggregate import Expected, RoundOutcome, aggregate_round
+from fedproto.rounds.personal import finetuned_scores, personal_scores
 from fedproto.rounds.planning import RoundPlan, check_fits, plan_round, remember_all
 from fedproto.rounds.runs import Run
 from fedproto.strategies.contract import Setting
@@ -99,6 +100,13 @@ def run_rounds(
         engine.judged(usable, {one: why for one, why in failed.items() if one not in usable})
         states = [each.state.served for each in outcomes]
         scores = _evaluate(active, states, federation, engine)
+        for run, outcome, score in zip(active, outcomes, scores, strict=True):
+            last = {**run.last_round, **dict.fromkeys(outcome.attention, run.state.round)}
+            served = outcome.state.served
+            if score:
+                score |= personal_scores(run, served, last, federation, engine, setting)
+            if served.round == run.config.schedule.rounds:
+                score |= finetuned_scores(run, served, last, federation, engine)
         measured = [
             _measure(run.config, state, gauge) for run, state in zip(active, states, strict=True)
         ]

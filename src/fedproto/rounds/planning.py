@@ -51,6 +51,11 @@ def check_fits(config: RunConfig, federation: Federation) -> None:
             f"strategy {type(strategy).__name__} is made for plain gradient descent on the"
             " clients; set train.optimizer = 'sgd' or 'sam' and train.momentum = 0"
         )
+    if train.epochs < strategy.least_epochs:
+        raise ConfigError(
+            f"strategy {type(strategy).__name__} needs train.epochs of at least"
+            f" {strategy.least_epochs}, not {train.epochs}"
+        )
     config.aggregate.check_fits(
         config.schedule.cohort, pooled=strategy.pooled, weighs_tensors=method.weighs_rows
     )

@@ -112,7 +112,8 @@ def _carry_out_together(
         store_of = {id(runs[id(assignment)]): assignment.store for assignment in left}
         model = left[0].build()
         if engine_for is None:
-            before = [how for assignment in left for how in _engines(assignment)[-1:]]
+            # Runs that are over count too: those added to a sweep are trained like the others.
+            before = [how for assignment in group for how in _engines(assignment)[-1:]]
             engine = stack.enter_context(
                 engine_of(configs, federation, model, watcher.notice, before)
             )

@@ -6,12 +6,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedproto.disk.atomic import explained, is_there
-from fedproto.disk.integrity import DamagedError, read_linked, unsealed
+from fedproto.disk.files import content, is_there
+from fedproto.disk.integrity import DamagedError, read_lines, unsealed
 from fedproto.errors import StoreError
 from fedproto.store import RunStore
 from fedproto.store.client_memory import read_kept
-from fedproto.store.records import RecordReader
 from fedproto.store.sweeps import run_directories
 
 AUDIT_FILE = "audit.jsonl"
@@ -40,11 +39,14 @@ class Verdict:
 
 def read_audit(folder: Path) -> list[dict[str, Any]]:
     """The events of a deployment's log, oldest first; none where there is none."""
-    return list(read_linked(folder / AUDIT_FILE))
+    return read_lines(folder / AUDIT_FILE)
 
 
 def check_run(path: Path) -> Verdict:
     """Reads everything in a run directory and compares it with its fingerprints.
+
+    A run may be writing there: checkpoints are listed before records are read, because a round's
+    record is written first, and files that a run has removed in between are not missed.
 
     Raises:
         StoreError: If something cannot be read at all, which says nothing of its content.
@@ -59,12 +61,12 @@ def check_run(path: Path) -> Verdict:
             " run without run.json"
         )
         return verdict
-    links, fault = _read_records(path / "rounds.jsonl")
+    checkpoints = store.checkpoints()
+    records, fault = _count_records(store)
     verdict.faults += [fault] if fault else []
-    usable, damaged = _read_checkpoints(store, links, verdict)
+    usable, damaged = _read_checkpoints(store, checkpoints, records, verdict)
     beside = _read_beside(path)
-    records, whole = len(links) - 1, len(store.checkpoints()) - len(damaged)
-    verdict.found = f"{_number(records, 'record')} and {_number(whole, 'checkpoint')} whole"
+    verdict.found = f"{_number(records, 'record')} and {_number(len(usable), 'checkpoint')} whole"
     if store.format == 1:
         verdict.found += "; begun without fingerprints, so older parts are only readable"
     if verdict.faults:
@@ -94,7 +96,7 @@ def _read_beside(path: Path) -> list[str]:
     for name in SEALED:
         try:
             if is_there(path / name):
-                unsealed((path / name).read_bytes())
+                unsealed(content(path / name))
         except DamagedError as error:
             faults.append(f"{path / name} is damaged: {error}")
     for kept in KEPT:
@@ -102,44 +104,36 @@ def _read_beside(path: Path) -> list[str]:
             try:
                 read_kept(file)
             except StoreError as error:
-                faults.append(str(error))
+                if file.exists():
+                    faults.append(str(error))
     return faults
 
 
-def _read_records(path: Path) -> tuple[list[str], str | None]:
-    """The link after each whole record, that before the first included, and the first fault."""
-    reader = RecordReader(path)
-    links = [reader.chain.head]
-    with explained(path, " cannot be read", ""):
-        lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
-    for line in lines:
-        try:
-            reader.read(line + b"\n")
-        except StoreError as error:
-            return links, str(error).partition(";")[0]
-        links.append(reader.chain.head)
-    return links, None
+def _count_records(store: RunStore) -> tuple[int, str | None]:
+    """The number of whole records before the first fault, and that fault."""
+    reader = store.reader()
+    try:
+        reader.read(content(reader.path))
+    except StoreError as error:
+        return reader.count, str(error).partition(";")[0]
+    return reader.count, None
 
 
 def _read_checkpoints(
-    store: RunStore, links: list[str], verdict: Verdict
+    store: RunStore, checkpoints: list[Path], records: int, verdict: Verdict
 ) -> tuple[list[int], list[Path]]:
     """The rounds from which the run can go on, and the checkpoints from which it cannot."""
     usable, damaged = [], []
-    for path in store.checkpoints():
+    for path in checkpoints:
         try:
-            state, follows = store.read_checkpoint(path)
-            if state.round < len(links) and follows not in (None, links[state.round]):
-                raise DamagedError("does not follow the records in rounds.jsonl")
+            round_ = store.read_checkpoint(path).round
+            if round_ > records:
+                raise DamagedError("is whole, but records before it are missing")
+            usable.append(round_)
         except DamagedError as error:
-            damaged.append(path)
-            verdict.faults.append(f"{path} {error}")
-        else:
-            if state.round < len(links):
-                usable.append(state.round)
-            else:
-                verdict.faults.append(f"{path} is whole, but records before it are missing")
+            if path.exists():
                 damaged.append(path)
+                verdict.faults.append(f"{path} {error}")
     return usable, damaged
 
 

@@ -13,15 +13,15 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
-from fedproto.disk.atomic import explained, write_atomically
+from fedproto.disk.files import Folder, explained, open_regular
 from fedproto.disk.integrity import DamagedError, tensors_fingerprint
 from fedproto.types import ServerState, part, under
 
 _NAME = re.compile(r"round-(\d{6,})\.safetensors")
 
 
-def write_checkpoint(folder: Path, state: ServerState, about: dict[str, Any]) -> None:
-    """Writes the state after a round, and what else is to be known of it.
+def write_checkpoint(run: Folder, state: ServerState, about: dict[str, Any]) -> None:
+    """Writes the state after a round, and what else is to be known of it, into ``checkpoints``.
 
     Raises:
         StoreError: If it cannot be written; what is there is untouched.
@@ -31,24 +31,20 @@ def write_checkpoint(folder: Path, state: ServerState, about: dict[str, Any]) ->
     # One entry: the file format does not keep the order of several, and equal states should
     # give equal files.
     metadata = {"fedproto": json.dumps(about)}
-    path = folder / f"round-{state.round:06d}.safetensors"
-    with explained(path):
-        folder.mkdir(exist_ok=True)
-        write_atomically(path, to_safetensors(tensors, metadata))
+    name = f"checkpoints/round-{state.round:06d}.safetensors"
+    with explained(run.path / name):
+        run.write(name, to_safetensors(tensors, metadata))
 
 
-def read_checkpoint(
-    path: Path, digests: Collection[str], run_format: int
-) -> tuple[ServerState, str | None]:
-    """A checkpoint's state, and the link of the last record it follows where it names one.
+def read_checkpoint(path: Path, digests: Collection[str], run_format: int) -> ServerState:
+    """A checkpoint's state.
 
     Raises:
         DamagedError: If it is damaged or belongs to another configuration.
     """
     try:
-        with safe_open(path, framework="pt") as file:
-            about = json.loads((file.metadata() or {})["fedproto"])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        metadata, tensors = read_tensors(path)
+        about = json.loads(metadata["fedproto"])
         state = _unpack(tensors, int(about["round"]))
         given = about.pop("hash", None)
     except (SafetensorError, OSError, KeyError, TypeError, ValueError, RecursionError) as error:
@@ -60,7 +56,15 @@ def read_checkpoint(
         raise DamagedError("is damaged: its content is not what its fingerprint says")
     if state.round != round_of(path):
         raise DamagedError(f"is named after another round than its own, {state.round}")
-    return state, about.get("records")
+    return state
+
+
+def read_tensors(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """What a file of tensors says about itself, and the tensors."""
+    open_regular(path).close()  # a pipe would never end
+    with safe_open(path, framework="pt") as file:
+        names = file.keys()
+        return file.metadata() or {}, {name: file.get_tensor(name) for name in names}
 
 
 def checkpoints_in(folder: Path) -> list[Path]:
@@ -87,7 +91,14 @@ def _pack(state: ServerState) -> dict[str, Tensor]:
     tensors = {**_model(state), **state.memory}
     if state.served_model is not None:
         tensors |= under(_SERVED, _model(state.served_model))
-    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    packed: dict[str, Tensor] = {}
+    places: set[int] = set()
+    for name, tensor in tensors.items():
+        one = tensor.detach().cpu().contiguous()
+        # The file format refuses tensors that share their memory, as an average of one model does.
+        packed[name] = one.clone() if one.data_ptr() in places else one
+        places.add(one.data_ptr())
+    return packed
 
 
 def _model(state: ServerState) -> dict[str, Tensor]:

@@ -5,20 +5,22 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save as to_safetensors
 
-from fedproto.disk.atomic import explained, is_there, write_atomically
+from fedproto.disk.files import Folder, explained, is_there
 from fedproto.disk.integrity import HASH, tensors_fingerprint
 from fedproto.errors import StoreError
+from fedproto.store.checkpoints import read_tensors
 from fedproto.types import Tensors
 
 
 class MemoryOnDisk:
-    """A folder per client with a file per round."""
+    """A folder per client with a file per round, below a name in another folder."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Folder, below: str) -> None:
         self._folder = folder
+        self._below = below
 
     def load(self, client: int, round_: int) -> Tensors | None:
         """What a file holds."""
@@ -35,28 +37,29 @@ class MemoryOnDisk:
         kept = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
         content = to_safetensors(kept, {HASH: tensors_fingerprint(kept, _about(path))})
         with explained(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, content)
+            self._folder.write(self._name(path), content)
         earlier = [one for one in sorted(path.parent.glob("round-*.safetensors")) if one < path]
         needed = self._path(client, keep_from)
         outdated = [one for one in earlier if one < needed][:-1]
         for one in outdated:
             with contextlib.suppress(OSError):
-                one.unlink()
+                self._folder.remove(self._name(one))
 
     def _path(self, client: int, round_: int) -> Path:
-        return self._folder / f"{client:06d}" / f"round-{max(round_, 0):06d}.safetensors"
+        name = f"{self._below}/{client:06d}/round-{max(round_, 0):06d}.safetensors"
+        return self._folder.path / name
+
+    def _name(self, path: Path) -> str:
+        return path.relative_to(self._folder.path).as_posix()
 
 
 def read_kept(path: Path) -> Tensors:
     """The tensors of a file, compared with its fingerprint."""
     try:
-        with safe_open(path, framework="pt") as file:
-            given = (file.metadata() or {}).get(HASH)
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        metadata, tensors = read_tensors(path)
     except (SafetensorError, OSError) as error:
         raise StoreError(f"{path} cannot be read ({error}); restore it from a copy") from None
-    if given != tensors_fingerprint(tensors, _about(path)):
+    if metadata.get(HASH) != tensors_fingerprint(tensors, _about(path)):
         raise StoreError(f"{path} is not what was written; restore it from a copy")
     return tensors
 

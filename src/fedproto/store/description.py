@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fedproto.disk.atomic import content, is_there
+from fedproto.disk.files import content, is_there
 from fedproto.disk.integrity import DamagedError, unsealed
 from fedproto.errors import StoreError
 

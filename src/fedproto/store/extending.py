@@ -42,7 +42,7 @@ def _check(store: RunStore, rounds: int) -> None:
             f"{store.path} is a run of {config.schedule.rounds} rounds, which {rounds} are not more"
             " than"
         )
-    if rounds != config.schedule.rounds and config.train.lr_schedule != "constant":
+    if rounds != config.schedule.rounds and config.train.rate_needs_rounds:
         raise ConfigError(
             f"{store.path} has a learning rate that depends on the number of rounds; start a new"
             f" run of {rounds} rounds"

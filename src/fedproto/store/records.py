@@ -1,4 +1,4 @@
-"""Round records as lines of ``rounds.jsonl``, each linked to all before and checked when read."""
+"""Round records as lines of ``rounds.jsonl``, each with a fingerprint and checked when read."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, TypeAlias, get_args, get_origin
 
-from fedproto.disk.integrity import Chain, DamagedError, read_json
+from fedproto.disk.integrity import DamagedError, unsealed_line
 from fedproto.errors import StoreError
 from fedproto.types import RoundRecord
 
@@ -18,12 +18,15 @@ _BY_CLIENT = ("epochs", "attention", "failures")
 
 
 class RecordReader:
-    """Reads records in order, piece by piece."""
+    """Reads records in order, piece by piece.
 
-    def __init__(self, path: Path) -> None:
+    Those of version 0.1.0 had no fingerprints; only there may they be missing.
+    """
+
+    def __init__(self, path: Path, *, fingerprinted: bool = True) -> None:
         self.path = path
         self.count = 0
-        self.chain = Chain()
+        self._fingerprinted = fingerprinted
 
     def read(self, content: bytes) -> list[RoundRecord]:
         """The records in whole lines; what follows the last line's end is left out."""
@@ -32,7 +35,7 @@ class RecordReader:
     def _read(self, line: bytes) -> RoundRecord:
         where = f"{self.path} line {self.count + 1}"
         try:
-            record = _record(self.chain.check(_table(read_json(line))))
+            record = _record(unsealed_line(line, required=self._fingerprinted))
         except DamagedError as error:
             raise StoreError(
                 f"{where} is damaged: {error}; restore the file from a copy, or start the run again"
@@ -42,12 +45,6 @@ class RecordReader:
             raise StoreError(f"{where} is about round {record.round}, out of order")
         self.count += 1
         return record
-
-
-def _table(data: Any) -> dict[str, Any]:
-    if not isinstance(data, dict):
-        raise DamagedError("it is no record")
-    return data
 
 
 def _record(data: dict[str, Any]) -> RoundRecord:

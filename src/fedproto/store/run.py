@@ -10,15 +10,16 @@ under another name that is then changed in one step. So at any instant there is 
 with all records before it and all that the clients of these records kept; records beyond it are
 dropped and computed again when the run goes on.
 
-Everything carries a fingerprint (`fedproto.disk.integrity`) that is compared when it is read: the
-description, every record, which is linked to all before it, and every checkpoint, which names its
-round and the last record it follows. What cannot be read is never taken for what is not there.
+The description, every record and every checkpoint carry a fingerprint (`fedproto.disk.integrity`)
+that is compared when they are read. What cannot be read is never taken for what is not there.
+
+A run holds its directory (`fedproto.disk.files`): no other process writes there, and if it is moved
+or replaced the run stops.
 """
 
 from __future__ import annotations
 
 import contextlib
-import copy
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -26,9 +27,8 @@ from typing import Any
 
 from fedproto.config import RunConfig, digest_of, read_config
 from fedproto.config.upgrade import upgraded
-from fedproto.disk.atomic import append, content, explained, write_atomically
-from fedproto.disk.integrity import Chain, DamagedError, sealed
-from fedproto.disk.locking import holds_nothing, locked
+from fedproto.disk.files import Folder, content, explained
+from fedproto.disk.integrity import DamagedError, sealed, sealed_line
 from fedproto.errors import ConfigError, StoreError
 from fedproto.rounds.runs import reason_to_end
 from fedproto.store.checkpoints import checkpoints_in, read_checkpoint, round_of, write_checkpoint
@@ -70,27 +70,27 @@ class RunStore:
         self.digest = digest
         self.format = format
         self.earlier = tuple(earlier)
-        self._chain: Chain | None = None
-        self._follows: str | None = None
+        self.folder = Folder(path)
 
     @property
     def client_memory(self) -> MemoryOnDisk:
         """What the run's clients keep between their rounds."""
-        return MemoryOnDisk(self.path / "clients")
+        return MemoryOnDisk(self.folder, "clients")
 
     @staticmethod
     def create(path: Path, config: RunConfig) -> RunStore:
         """Starts a new run directory."""
+        folder = Folder(path)
         with explained(path):
             path.mkdir(parents=True, exist_ok=True)
             # Locked before looking: of two processes that start here at once, one finds a run.
-            with locked(path, CREATION_ENDS_WITHIN):
+            with folder.held(CREATION_ENDS_WITHIN):
                 if is_run(path):
                     raise StoreError(
                         f"{path} holds a run already; continue it with 'fedproto resume {path}' or"
                         " choose another directory"
                     )
-                if not holds_nothing(path):
+                if not folder.is_empty():
                     raise StoreError(
                         f"{path} is not empty and holds no run; choose another directory"
                     )
@@ -100,7 +100,7 @@ class RunStore:
                     "digest": config.digest(),
                     "environment": describe_environment(),
                 }
-                write_atomically(path / "run.json", sealed(description))
+                folder.write("run.json", sealed(description))
         return RunStore(path, config, config.digest())
 
     @staticmethod
@@ -128,9 +128,8 @@ class RunStore:
 
     def describe(self, **facts: Any) -> None:
         """Adds to ``run.json`` what is known only when a run begins."""
-        path = self.path / "run.json"
-        with explained(path):
-            write_atomically(path, sealed(self.description() | facts))
+        with explained(self.path / "run.json"):
+            self.folder.write("run.json", sealed(self.description() | facts))
 
     def reconfigure(self, config: RunConfig) -> None:
         """Goes on under another configuration, which must not change what is done already."""
@@ -149,20 +148,11 @@ class RunStore:
         Raises:
             StoreError: If a line before the last is damaged.
         """
-        return self._read_records()[0]
+        return self.reader().read(content(self.path / "rounds.jsonl"))
 
-    def _read_records(self, first: int | None = None) -> tuple[list[RoundRecord], RecordReader]:
-        """The first records, or all, and their reader."""
-        path = self.path / "rounds.jsonl"
-        reader = RecordReader(path)
-        lines = content(path).splitlines(keepends=True)
-        return reader.read(b"".join(lines[:first])), reader
-
-    def _links(self) -> Chain:
-        """The links up to the last record; the file is read for them once."""
-        if self._chain is None:
-            self._chain = self._read_records()[1].chain
-        return self._chain
+    def reader(self) -> RecordReader:
+        """Reads the records, from the first on."""
+        return RecordReader(self.path / "rounds.jsonl", fingerprinted=self.format > 1)
 
     def append(self, record: RoundRecord) -> None:
         """Adds a round's record and waits until it is on disk.
@@ -170,9 +160,8 @@ class RunStore:
         Raises:
             StoreError: If it cannot be written; the file is then as it was before.
         """
-        chain = copy.copy(self._links())
-        append(self.path / "rounds.jsonl", chain.add(asdict(record)))
-        self._chain = chain
+        with explained(self.path / "rounds.jsonl"):
+            self.folder.append("rounds.jsonl", sealed_line(asdict(record)))
 
     def save_checkpoint(self, state: ServerState, *, last: bool = False) -> None:
         """Writes a checkpoint if one is due, and removes old ones.
@@ -183,16 +172,11 @@ class RunStore:
         every, keep = self.config.store.checkpoint_every, self.config.store.keep
         if every == 0 or (state.round % every and not last):
             return
-        about = {
-            "format": FORMAT,
-            "round": state.round,
-            "digest": self.digest,
-            "records": self._links().head,
-        }
-        write_checkpoint(self.path / "checkpoints", state, about)
+        about = {"format": FORMAT, "round": state.round, "digest": self.digest}
+        write_checkpoint(self.folder, state, about)
         for outdated in self.checkpoints()[:-keep] if keep else []:
             with explained(outdated):
-                outdated.unlink()
+                self.folder.remove(f"checkpoints/{outdated.name}")
 
     def load_checkpoint(self) -> ServerState | None:
         """The newest checkpoint's state; None when there is none.
@@ -206,43 +190,35 @@ class RunStore:
         path = paths[-1]
         before = f"go on from {paths[-2].name}" if len(paths) > 1 else "begin again from round 0"
         try:
-            state, self._follows = self.read_checkpoint(path)
+            return self.read_checkpoint(path)
         except DamagedError as error:
             raise StoreError(f"checkpoint {path} {error}; delete it to {before}") from None
-        return state
 
-    def read_checkpoint(self, path: Path) -> tuple[ServerState, str | None]:
+    def read_checkpoint(self, path: Path) -> ServerState:
         """As `fedproto.store.checkpoints.read_checkpoint`, of this run."""
         return read_checkpoint(path, (self.digest, *self.earlier), self.format)
 
     def go_back_to(self, round_: int) -> list[RoundRecord]:
         """Drops records from a round on and leftovers of broken writes; the records kept."""
-        kept, reader = self._read_records(round_)
         path = self.path / "rounds.jsonl"
+        lines = content(path).splitlines(keepends=True)[:round_]
+        kept = self.reader().read(b"".join(lines))
         if len(kept) < round_:
             raise StoreError(
                 f"{path} has {len(kept)} records but the checkpoint is of round {round_}; restore"
                 " the file from a copy, or start the run again"
             )
-        if self._follows not in (None, reader.chain.head):
-            raise StoreError(
-                f"{path} holds other records than those that the checkpoint of round {round_}"
-                " follows; restore the file from a copy, or start the run again"
-            )
         with explained(path):
-            lines = content(path).splitlines(keepends=True)[:round_]
-            write_atomically(path, b"".join(lines))
-            for leftover in self.path.rglob("*.partial"):
-                leftover.unlink()
-        self._chain = reader.chain
+            self.folder.write(path.name, b"".join(lines))
+            self.folder.remove_leftovers()
         return kept
 
     @contextlib.contextmanager
     def locked(self, patience: float = 0.0) -> Iterator[None]:
-        """Keeps other processes from writing here; released even when this one is killed."""
+        """Holds the directory: see `fedproto.disk.files.Folder.held`."""
         with contextlib.ExitStack() as stack:
             with explained(self.path):
-                stack.enter_context(locked(self.path, patience))
+                stack.enter_context(self.folder.held(patience))
             yield
 
     def newest_round(self) -> int | None:

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from fedproto.config import RunConfig, differences, read_config
-from fedproto.disk.atomic import explained, is_there, write_atomically
+from fedproto.config.upgrade import upgraded
+from fedproto.disk.files import Folder, content, explained, is_there
 from fedproto.disk.integrity import DamagedError, sealed, unsealed
-from fedproto.disk.locking import holds_nothing, locked
 from fedproto.errors import FedprotoError, StoreError
 from fedproto.store.description import CREATION_ENDS_WITHIN, is_run
 from fedproto.store.run import RunStore
@@ -28,36 +28,52 @@ def create_sweep(
     The list of runs is written before any of them begins, so that a sweep stopped at any moment
     can be continued as a whole.
 
-    The same sweep can be gone on with, if `reuse` says so.
+    With `reuse` a sweep that is there goes on: runs of the same name and configuration are taken
+    as they are, missing ones are added to the list, and those not asked for stay in it.
+
+    Returns:
+        The runs asked for, in their order.
     """
     for name in configs:
         _check_name(name)
     with explained(path):
         path.mkdir(parents=True, exist_ok=True)
-        with locked(path, CREATION_ENDS_WITHIN):
-            _begin(path, configs, reuse=reuse)
-    return open_sweep(path)
+        folder = Folder(path)
+        with folder.held(CREATION_ENDS_WITHIN):
+            _begin(folder, configs, reuse=reuse)
+    return [open_or_create(path / name, config) for name, config in configs.items()]
 
 
-def _begin(path: Path, configs: Mapping[str, RunConfig], *, reuse: bool) -> None:
-    """Writes the list of runs, or finds the same there."""
+def _begin(folder: Folder, configs: Mapping[str, RunConfig], *, reuse: bool) -> None:
+    """Writes the list of runs, or adds to the one that is there."""
+    path, tables = folder.path, {name: config.to_dict() for name, config in configs.items()}
     if is_sweep(path):
-        known = _read(path)
         if not reuse:
             raise StoreError(
-                f"{path} holds a sweep already; continue it with 'fedproto resume {path}', or"
-                " choose another directory"
+                f"{path} holds a sweep already; continue it with 'fedproto resume {path}', add"
+                " missing runs to it with --reuse, or choose another directory"
             )
-        if {name: config.located().digest() for name, config in known.items()} != {
-            name: config.located().digest() for name, config in configs.items()
-        }:
-            raise StoreError(
-                f"{path} holds a sweep of other configurations; choose another directory"
+        known = _read(path)
+        for name, config in configs.items():
+            if name in known and known[name].located().digest() != config.located().digest():
+                different = ", ".join(differences(known[name].located(), config.located()))
+                raise StoreError(
+                    f"{path} holds a run '{name}' of another configuration (it differs in"
+                    f" {different}); give the variant another label, or choose another directory"
+                )
+        if tables.keys() - known.keys():
+            there = _tables(path)
+            _write(
+                folder,
+                {
+                    **{name: there.get(name, table) for name, table in tables.items()},
+                    **{name: table for name, table in there.items() if name not in tables},
+                },
             )
-    elif is_run(path) or not holds_nothing(path):
+    elif is_run(path) or not folder.is_empty():
         raise StoreError(f"{path} is not empty and holds no sweep; choose another directory")
     else:
-        _write(path, {name: config.to_dict() for name, config in configs.items()})
+        _write(folder, tables)
 
 
 def open_or_create(path: Path, config: RunConfig) -> RunStore:
@@ -120,17 +136,17 @@ def rewrite_sweep(path: Path, changes: Mapping[str, Any]) -> None:
         for name, value in changes.items():
             section, _, option = name.rpartition(".")
             table[section] = {**table.get(section, {}), option: value}
-    _write(path, tables)
+    _write(Folder(path), tables)
 
 
-def _write(path: Path, tables: Mapping[str, Any]) -> None:
-    with explained(path):
-        write_atomically(path / "sweep.json", sealed({"runs": tables}))
+def _write(folder: Folder, tables: Mapping[str, Any]) -> None:
+    with explained(folder.path):
+        folder.write("sweep.json", sealed({"runs": tables}))
 
 
 def _read(path: Path) -> dict[str, RunConfig]:
     try:
-        return {name: read_config(table) for name, table in _tables(path).items()}
+        return {name: read_config(upgraded(table)) for name, table in _tables(path).items()}
     except (AttributeError, TypeError, FedprotoError) as error:
         raise StoreError(
             f"{path / 'sweep.json'} cannot be read ({error}); name a plugin that it needs with"
@@ -142,7 +158,7 @@ def _tables(path: Path) -> dict[str, Any]:
     """The runs' configurations as they are written, by name."""
     file = path / "sweep.json"
     try:
-        tables = dict(unsealed(file.read_bytes())[0]["runs"])
+        tables = dict(unsealed(content(file))[0]["runs"])
         for name in tables:
             _check_name(name)
         return tables

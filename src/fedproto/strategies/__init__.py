@@ -2,30 +2,52 @@
 
 from fedproto.strategies.base import STRATEGIES, Strategy
 from fedproto.strategies.centralized import Centralized
+from fedproto.strategies.ditto import Ditto
+from fedproto.strategies.fedacg import FedACG
 from fedproto.strategies.fedatt import FedAtt
 from fedproto.strategies.fedavg import FedAvg
+from fedproto.strategies.fedbabu import FedBABU
+from fedproto.strategies.feddecorr import FedDecorr
 from fedproto.strategies.feddisco import FedDisco
 from fedproto.strategies.feddyn import FedDyn
 from fedproto.strategies.fedlc import FedLC
 from fedproto.strategies.fednova import FedNova
+from fedproto.strategies.fedntd import FedNTD
+from fedproto.strategies.fedper import FedPer
 from fedproto.strategies.fedproto import FedProto
+from fedproto.strategies.fedprototan import FedProtoTan
 from fedproto.strategies.fedprox import FedProx
+from fedproto.strategies.fedrep import FedRep
+from fedproto.strategies.fedrod import FedRoD
 from fedproto.strategies.fedrs import FedRS
+from fedproto.strategies.ghbm import GHBM
+from fedproto.strategies.moon import Moon
 from fedproto.strategies.qfedavg import QFedAvg
 from fedproto.strategies.scaffold import Scaffold
 
 __all__ = [
+    "GHBM",
     "STRATEGIES",
     "Centralized",
+    "Ditto",
+    "FedACG",
     "FedAtt",
     "FedAvg",
+    "FedBABU",
+    "FedDecorr",
     "FedDisco",
     "FedDyn",
     "FedLC",
+    "FedNTD",
     "FedNova",
+    "FedPer",
     "FedProto",
+    "FedProtoTan",
     "FedProx",
     "FedRS",
+    "FedRep",
+    "FedRoD",
+    "Moon",
     "QFedAvg",
     "Scaffold",
     "Strategy",

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fedproto.equations import sample_shares
+from fedproto.errors import TrainingError
 from fedproto.options import Options
 from fedproto.options.registry import Registry
 from fedproto.strategies.contract import (
@@ -31,7 +32,7 @@ from fedproto.strategies.contract import (
     Seen,
     Setting,
 )
-from fedproto.types import ClientUpdate, ClientWeights, ServerState, Tensors, Updates
+from fedproto.types import ClientUpdate, ClientWeights, ServerState, Tensors, Updates, part
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class Strategy(Options):
         partial_work: Whether updates of clients that finish only part of their epochs are used,
             unless ``schedule.partial_work`` says otherwise.
         lookahead: The method's own ``server.lookahead``.
+        splits_head: Whether the last layer is treated apart, so that it must be known.
         statistics: What the hooks below need besides the model and the batches.
         personal_model: Whether each client also trains a model of its own, by
             `personal_objective`, from the same batches.
@@ -55,6 +57,7 @@ class Strategy(Options):
     weighs_tensors: ClassVar[bool] = False
     partial_work: ClassVar[bool] = False
     lookahead: ClassVar[float] = 0.0
+    splits_head: ClassVar[bool] = False
     statistics: ClassVar[Needs] = Needs()
     personal_model: ClassVar[bool] = False
 
@@ -68,6 +71,11 @@ class Strategy(Options):
     def needs(self) -> Needs:
         """What the engine that runs the strategy's jobs must be able to do, as a value."""
         return replace(self.statistics, hooks=self._hooks, personal_model=self.personal_model)
+
+    @property
+    def least_epochs(self) -> int:
+        """The fewest local epochs with which the method has a meaning."""
+        return 1
 
     def server_memory(self, setting: Setting) -> Declarations:
         """Tensors that the server keeps from round to round; clients get those to be broadcast."""
@@ -114,6 +122,19 @@ class Strategy(Options):
         del local
         return Objective()
 
+    def personal_start(self, local: Local, received: Tensors, trained: Tensors) -> Tensors:
+        """The personal model before it is trained: where it stood, the received one at first.
+
+        `received` and `trained` are whole models, `trained` the shared one after local training.
+        """
+        del trained
+        return {**received, **part(PERSONAL, local.memory)}
+
+    def personal_trainable(self, local: Local) -> Collection[str] | None:
+        """Names of the parameters of the personal model that train; None for all."""
+        del local
+        return None
+
     def report(self, local: Local, trained: Tensors, before: Seen, after: Seen) -> Report:
         """Tensors that a client sends and keeps after training.
 
@@ -135,12 +156,15 @@ class Strategy(Options):
         del state, updates, setting
         return {}
 
-    def adds(self, state: ServerState, update: ClientUpdate, setting: Setting) -> Tensors:
+    def adds(
+        self, state: ServerState, update: ClientUpdate, setting: Setting, cohort: int = 1
+    ) -> Tensors:
         """A client's addition to server memory; the aggregation rule bounds it.
 
-        For memory that is a sum over clients, in place of `remember`.
+        For memory that is a sum over clients, in place of `remember`; `cohort` is the number of
+        updates that are added up.
         """
-        del state, update, setting
+        del state, update, setting, cohort
         return {}
 
     def correct(self, combined: ServerState, setting: Setting) -> Tensors:
@@ -166,6 +190,20 @@ def personal_memory(strategy: Strategy, setting: Setting) -> Declarations:
     names = strategy.personal(setting)
     own = {name: one for name, one in setting.params.items() if name in names}
     return setting.like(PERSONAL, own, initial=None)
+
+
+def known_head(strategy: Strategy, setting: Setting) -> tuple[str, ...]:
+    """Names of the last layer's parameters, for methods that treat it apart.
+
+    Raises:
+        TrainingError: If the model does not tell its last layer.
+    """
+    if not setting.head:
+        raise TrainingError(
+            f"{type(strategy).__name__} needs a model whose last layer is dense or a convolution"
+            " with one row per class; give the model a method last_layer() that returns it"
+        )
+    return setting.head
 
 
 def size_weights(updates: Updates) -> Tensor:

@@ -55,8 +55,11 @@ class FedDyn(Strategy):
         del state
         return ClientWeights(equal_weights(updates))
 
-    def adds(self, state: ServerState, update: ClientUpdate, setting: Setting) -> Tensors:
+    def adds(
+        self, state: ServerState, update: ClientUpdate, setting: Setting, cohort: int = 1
+    ) -> Tensors:
         """The client's part of h."""
+        del cohort
         much = self.alpha / setting.num_clients
         drift = {name: much * (old - update.params[name]) for name, old in state.params.items()}
         return under(DRIFT, drift)

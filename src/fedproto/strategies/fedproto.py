@@ -94,7 +94,7 @@ class FedProto(Strategy):
         aggregate = _in_float64(Prototypes(state.memory[SUM], state.memory[COUNT]))
         attention: list[Tensor] = []
         if self.margins != "local":
-            local = _in_float64(_reported(updates))
+            local = _in_float64(reported(updates))
             margin_kc = (
                 aggregate_margin(local, aggregate)
                 if self.measure == "margin"
@@ -110,7 +110,7 @@ class FedProto(Strategy):
     def remember(self, state: ServerState, updates: Updates, setting: Setting) -> Tensors:
         """The aggregate prototypes of this round, eq. (10)."""
         del setting
-        new = aggregate_prototypes(_in_float64(_reported(updates)))
+        new = aggregate_prototypes(_in_float64(reported(updates)))
         if self.carry_unseen_prototypes and SUM in state.memory:
             known = _in_float64(Prototypes(state.memory[SUM], state.memory[COUNT]))
             new = Prototypes(
@@ -121,7 +121,7 @@ class FedProto(Strategy):
 
     def metrics(self, updates: Updates) -> dict[str, float]:
         """The cohort's AMM, eq. (15)."""
-        return {"aggregate_mean_margin": float(aggregate_mean_margin(_reported(updates).merged()))}
+        return {"aggregate_mean_margin": float(aggregate_mean_margin(reported(updates).merged()))}
 
 
 def _same_class_only(local: Prototypes, reference_cd: Tensor, seen_c: Tensor) -> Tensor:
@@ -133,7 +133,7 @@ def _same_class_only(local: Prototypes, reference_cd: Tensor, seen_c: Tensor) ->
     return same_class_distance(minmax_normalize(local.mean), reference_cd, local.seen, seen_c)
 
 
-def _reported(updates: Updates) -> Prototypes:
+def reported(updates: Updates) -> Prototypes:
     """The clients' prototypes, ``[K, C, D]``."""
     return Prototypes.stack([Prototypes(one.payload[SUM], one.payload[COUNT]) for one in updates])
 

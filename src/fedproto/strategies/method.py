@@ -11,7 +11,7 @@ from functools import cached_property
 
 from fedproto.errors import ConfigError, TrainingError
 from fedproto.strategies.aggregation import AggregateOptions
-from fedproto.strategies.base import Strategy, personal_memory
+from fedproto.strategies.base import Strategy, known_head, personal_memory
 from fedproto.strategies.contract import Declarations, Local, Needs, Report, Seen, Setting
 from fedproto.strategies.head import HeadOptions
 from fedproto.strategies.serve import ServeOptions
@@ -58,6 +58,8 @@ class Method:
                 f"{type(self.strategy).__name__} sees features and logits of a batch, which needs a"
                 " classifier with features(x) and head(features)"
             )
+        if self.strategy.splits_head:
+            known_head(self.strategy, setting)
         self.strategy.personal(setting)
         self.head.check(setting)
         self.serve.check(setting)

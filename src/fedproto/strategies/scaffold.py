@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fedproto.options import option
 from fedproto.strategies.base import STRATEGIES, Strategy, equal_weights
 from fedproto.strategies.contract import Declarations, Local, Objective, Report, Seen, Setting
 from fedproto.types import ClientUpdate, ClientWeights, ServerState, Tensors, Updates, part, under
@@ -26,11 +27,26 @@ class Scaffold(Strategy):
     1 (others by the server's optimizer). The paper has all clients make the same number of steps;
     taken for stragglers: each its own. A client that made none keeps its ``c_k``. ``c_k⁺ − c_k`` is
     not sent: the server has the weights, the steps and c, so no client can tell another one.
+
+    With `gamma` (Liu et al. 2025, FedMoSWA) the server averages the variates themselves,
+    ``c ← c + γ · mean_k (c_k⁺ − c)``: clients that rarely take part do not hold it back. The server
+    does not know ``c_k``, so clients then send ``c_k⁺``.
     """
 
     plain_sgd: ClassVar[bool] = True
-
     partial_work: ClassVar[bool] = True
+
+    gamma: float | None = option(
+        None,
+        "weight γ of a cohort in an averaged variate (FedMoSWA: 0.2); none: SCAFFOLD's own step",
+        above=0,
+        at_most=1,
+    )
+
+    def payload(self, setting: Setting, num_examples: int) -> Declarations:
+        """The new ``c_k``, where the server averages them."""
+        del num_examples
+        return {} if self.gamma is None else setting.like_params(CONTROL)
 
     def server_memory(self, setting: Setting) -> Declarations:
         """The server's control variate c, which clients get."""
@@ -51,16 +67,22 @@ class Scaffold(Strategy):
         server, own = part(CONTROL, local.broadcast), part(CONTROL, local.memory)
         steps = torch.as_tensor(local.steps)
         moved = _moved(local.params, trained, server, steps, local.lr)
-        return Report(memory=under(CONTROL, {name: own[name] + way for name, way in moved.items()}))
+        new = under(CONTROL, {name: own[name] + change for name, change in moved.items()})
+        return Report({} if self.gamma is None else new, memory=new)
 
     def weigh(self, state: ServerState, updates: Updates) -> ClientWeights:
         """Equal weights."""
         del state
         return ClientWeights(equal_weights(updates))
 
-    def adds(self, state: ServerState, update: ClientUpdate, setting: Setting) -> Tensors:
-        """The change of the client's ``c_k``, as one of all clients."""
+    def adds(
+        self, state: ServerState, update: ClientUpdate, setting: Setting, cohort: int = 1
+    ) -> Tensors:
+        """The change of the client's ``c_k``, as one of all clients, or its part of the mean."""
         server, steps = part(CONTROL, state.memory), torch.as_tensor(update.steps)
+        if self.gamma is not None:
+            share, new = self.gamma / cohort, part(CONTROL, update.payload)
+            return under(CONTROL, {name: share * (new[name] - c) for name, c in server.items()})
         moved = _moved(state.params, update.params, server, steps, update.lr)
         return under(CONTROL, {name: way / setting.num_clients for name, way in moved.items()})
 

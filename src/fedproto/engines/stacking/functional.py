@@ -269,6 +269,9 @@ def reason_not_to_stack(model: nn.Module, inputs: Tensor) -> str | None:
 
 
 def _unknown_layer(model: nn.Module, buffers: Tensors) -> str | None:
+    frozen = [name for name, one in model.named_parameters() if not one.requires_grad]
+    if frozen:
+        return f"'{frozen[0]}' is not trained, and a stack trains all"
     drawing = layer_that_draws(model)
     if drawing is not None:
         return f"{drawing} draws random numbers"

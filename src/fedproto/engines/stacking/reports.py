@@ -94,6 +94,7 @@ def _together(
                 lambda name: _stacked(one.broadcast[name] for one in own), own[0].broadcast, among
             ),
             _Row(lambda name: _stacked(one.memory[name] for one in own), own[0].memory, among),
+            head=own[0].head,
             secret=secret,
         )
         found = method.report(

@@ -36,6 +36,9 @@ class AugmentOptions(Options):
     crop: int = option(
         0, "width and height of the part that is cut out; 0 for the image's own", at_least=0
     )
+    pad: int = option(
+        0, "pixels by which the part may lie outside of the image on each side", at_least=0
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -67,7 +70,8 @@ class AugmentOptions(Options):
         An image is resized by a factor between the two of `scale`, the larger ones as rarely as the
         smaller ones (uniform in the logarithm), and a window of the size of the crop is cut out at
         random. Where the image is smaller than the window it lies somewhere in it; around it are
-        zeros (the mean colour of normalised images) and void.
+        zeros (the mean colour of normalised images) and void. `pad` is the usual padded random
+        crop: the window is moved by whole pixels, and may leave the image by so many.
 
         Label maps ``[B, H, W]`` follow their images; labels ``[B]`` stay as they are.
         """
@@ -97,7 +101,10 @@ class AugmentOptions(Options):
         theta = np.zeros((len(draws), 2, 3))
         # The map's first row is about x (width), its second about y (height).
         for row, side in ((0, 1), (1, 0)):
-            start = draws[:, 1 + row] * (scale * size[side] - crop[side])
+            room = scale * size[side] - crop[side]
+            start = draws[:, 1 + row] * room
+            if self.pad:
+                start = np.floor(draws[:, 1 + row] * (np.floor(room) + 2 * self.pad + 1)) - self.pad
             theta[:, row, row] = crop[side] / (scale * size[side])
             theta[:, row, 2] = (2 * start + crop[side]) / (scale * size[side]) - 1
         if self.flip:

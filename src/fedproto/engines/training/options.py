@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
@@ -27,10 +28,11 @@ class TrainOptions(Options):
         "sgd", "optimizer of local training; 'sam' is sgd with sharpness-aware gradients"
     )
     lr: float = option(0.01, "learning rate at the start", above=0)
-    lr_schedule: Literal["constant", "polynomial"] = option(
-        "constant", "learning rate over the rounds"
+    lr_schedule: Literal["constant", "polynomial", "exponential", "cosine"] = option(
+        "constant", "learning rate over the rounds; 'cosine': lr·(1 + cos(π·round/rounds))/2"
     )
     lr_power: float = option(0.9, "for 'polynomial': lr·(1 − round/rounds)^power", above=0)
+    lr_decay: float = option(0.998, "for 'exponential': lr·decay^round", above=0, at_most=1)
     momentum: float = option(0.0, "momentum of sgd and sam", at_least=0, at_most=1)
     weight_decay: float = option(0.0, "weight decay (L2)", at_least=0)
     rho: float = option(RHO, "sam: distance at which the gradient is taken", above=0)
@@ -55,7 +57,7 @@ class TrainOptions(Options):
     @cached_property
     def kind(self) -> TrainOptions:
         """What jobs have in common whose steps differ in their rate and number alone."""
-        return replace(self, lr=1.0, epochs=1, lr_schedule="constant", lr_power=1.0)
+        return replace(self, lr=1.0, epochs=1, lr_schedule="constant", lr_power=1.0, lr_decay=1.0)
 
     @property
     def follows_gradient(self) -> bool:
@@ -77,10 +79,19 @@ class TrainOptions(Options):
         """
         return self.optimizer != "adam" and not self.momentum
 
+    @property
+    def rate_needs_rounds(self) -> bool:
+        """Whether the learning rate depends on how many rounds there will be."""
+        return self.lr_schedule in ("polynomial", "cosine")
+
     def lr_at(self, round_: int, rounds: int) -> float:
-        """The learning rate of a round; constant within it."""
+        """The learning rate of a round, the first of which is 0; constant within it."""
         if self.lr_schedule == "constant":
             return self.lr
+        if self.lr_schedule == "exponential":
+            return self.lr * self.lr_decay**round_
+        if self.lr_schedule == "cosine":
+            return self.lr * (1 + math.cos(math.pi * round_ / rounds)) / 2
         return float(self.lr * (1 - round_ / rounds) ** self.lr_power)
 
     def shared_buffers(self, model: nn.Module, buffers: Tensors) -> Tensors:

@@ -2,7 +2,8 @@
 
 Frozen models run in evaluation mode and without gradients. The model "received" is the one the job
 started from; any other name is a group of the client's memory or of the broadcast that holds a
-whole model, and the received one until there is such a group.
+model. Tensors that the group lacks are those of the received model: all of them until there is such
+a group, and the buffers where it holds parameters alone.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def outputs_of(model: nn.Module, x: Tensor) -> Outputs:
 def frozen_weights(name: str, local: Local, received: ServerState) -> Tensors:
     """The tensors of a frozen model, by name."""
     kept = {} if name == RECEIVED else part(name, local.memory) or part(name, local.broadcast)
-    return kept or {**received.params, **received.buffers}
+    return {**received.params, **received.buffers, **kept}
 
 
 class BatchTerm:

@@ -12,8 +12,8 @@ page.sections.push({
   },
   legend: false,
   rows() {
-    return [["data", "clients", "classes", "samples", "mean_per_client", "std", "smallest", "largest", "mean_classes", "train", "test"],
-      ...page.data.data.filter((panel) => panel.statistics).map(({ statistics: one, ...panel }) => [spreadTitle(panel), one.clients, one.classes, one.samples, one.mean, one.std, one.smallest, one.largest, one.mean_classes, one.train, one.test])];
+    return [["data", "clients", "classes", "samples", "mean_per_client", "std", "smallest", "largest", "mean_classes", "train", "test", "test_set"],
+      ...page.data.data.filter((panel) => panel.statistics).map(({ statistics: one, ...panel }) => [spreadTitle(panel), one.clients, one.classes, one.samples, one.mean, one.std, one.smallest, one.largest, one.mean_classes, one.train, one.test, one.test_set])];
   },
   drawings() {
     return page.data.data.filter((panel) => panel.grid).map((panel) => ({ title: spreadTitle(panel), draw: (width) => heatDrawing(panel.grid, dataSpec(panel), width) }));

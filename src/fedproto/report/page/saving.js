@@ -21,7 +21,9 @@ function download(name, type, content) {
 
 function csvOf(rows) {
   const cell = (value) => {
-    const text = value === null || value === undefined ? "" : String(value);
+    let text = value === null || value === undefined ? "" : String(value);
+    // What a spreadsheet would take for a formula begins with a quote.
+    if (typeof value === "string" && /^\s*[=+\-@＝＋－＠]/.test(text) && isNaN(Number(text))) text = `'${text}`;
     return /[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
   };
   return rows.map((row) => row.map(cell).join(",")).join("\n") + "\n";

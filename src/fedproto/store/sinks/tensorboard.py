@@ -26,7 +26,7 @@ class TensorBoard(Sink):
         from torch.utils.tensorboard import SummaryWriter
 
         super().__init__(store)
-        folder = store.path / "tensorboard"
+        folder = store.folder.make("tensorboard")
         for old in folder.glob("events.out.tfevents.*"):
             old.unlink()
         self._writer = SummaryWriter(str(folder))

@@ -14,10 +14,12 @@ import json
 import uuid
 from typing import Any
 
-from fedproto.disk.atomic import write_atomically
+from fedproto.disk.files import content
 from fedproto.store import RunStore
 from fedproto.store.sinks.base import SINKS, Sink, scalars
 from fedproto.types import RoundRecord
+
+_FILE = "wandb.json"
 
 
 @SINKS.register("wandb")
@@ -29,8 +31,8 @@ class WeightsAndBiases(Sink):
 
     def __init__(self, store: RunStore) -> None:
         super().__init__(store)
-        self._file = store.path / "wandb.json"
-        known = json.loads(self._file.read_bytes()) if self._file.exists() else {}
+        known = json.loads(content(store.path / _FILE) or b"{}")
+        store.folder.make("wandb")
         self._id = str(known.get("id") or uuid.uuid4().hex[:16])
         self._run: Any = importlib.import_module("wandb").init(
             id=self._id,
@@ -58,5 +60,5 @@ class WeightsAndBiases(Sink):
         self._run.finish()
 
     def _remember(self) -> None:
-        content = json.dumps({"id": self._id, "logged": self._logged})
-        write_atomically(self._file, content.encode() + b"\n")
+        known = json.dumps({"id": self._id, "logged": self._logged})
+        self.store.folder.write(_FILE, known.encode() + b"\n")

@@ -1,0 +1,259 @@
+"""Tuning with one budget for every method: successive halving on the validation part.
+
+Every method gets as many configurations of its space, trained for as many rounds. After each rung
+the best of them go on to more rounds, until a few have all rounds and the best of these is chosen.
+Test samples are not part of the federation that is trained and scored on.
+
+A rung goes by the records up to its own round, so a stopped tuning that is started again chooses
+as if it had never stopped.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedproto.config import RunConfig, differences, read_config
+from fedproto.config.recipe import axes_of, directory_name, set_option, variants_of
+from fedproto.data.base import DataSource
+from fedproto.data.clients import Client
+from fedproto.data.federation import Federation
+from fedproto.data.tasks import lower_is_better, task_named
+from fedproto.errors import ConfigError, DataError, StoreError
+from fedproto.measures import MeasureOptions
+from fedproto.options import Options, option, read_options
+from fedproto.report.results import StoredRun
+from fedproto.rng import Purpose, stream
+from fedproto.rounds import Watcher
+from fedproto.simulate.driver import carry_out
+from fedproto.simulate.stored import assigned
+from fedproto.store import RunStore, is_run
+from fedproto.store.extending import extend
+
+
+@dataclass(frozen=True)
+class TuneOptions(Options):
+    """How hyperparameters are chosen."""
+
+    trials: int = option(9, "configurations per method", at_least=2)
+    factor: int = option(3, "of so many configurations one goes on to more rounds", at_least=2)
+    metric: str | None = option(None, "validation score to choose by; the task's main one")
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One configuration of a method: the options tried, and the run that tries them."""
+
+    method: str
+    name: str
+    chosen: Mapping[str, Any]
+    config: RunConfig
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The best configuration of a method, and its validation score."""
+
+    trial: Trial
+    score: float
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """All that is to be tried.
+
+    Attributes:
+        rungs: Configurations per method, and rounds that each of them has when they are compared.
+    """
+
+    options: TuneOptions
+    trials: Sequence[Trial]
+    rungs: Sequence[tuple[int, int]] = field(default_factory=list)
+
+    @property
+    def methods(self) -> list[str]:
+        """What is tuned."""
+        return list(dict.fromkeys(trial.method for trial in self.trials))
+
+    @property
+    def rounds_per_method(self) -> int:
+        """The budget: the same for every method."""
+        before = [0, *(rounds for _, rounds in self.rungs)]
+        return sum(n * (r - past) for (n, r), past in zip(self.rungs, before, strict=False))
+
+
+def planned(recipe: Mapping[str, Any], trials: int | None = None) -> Tuning:
+    """What a recipe's section ``[tune]`` asks for.
+
+    ``[tune.space]`` lists values by dotted option names for all methods, ``[variants.tune.space]``
+    more for one. Methods with the same space try the same configurations.
+
+    Raises:
+        ConfigError: If there is no space, a method has too few configurations, or a section says
+            something impossible.
+    """
+    found: list[Trial] = []
+    options = TuneOptions()
+    for tables in variants_of(recipe, tuned=True):
+        section = dict(tables.pop("tune", {}))
+        axes = axes_of(section.pop("space", {}), "tune.space")
+        if trials is not None:
+            section["trials"] = trials
+        options = read_options(TuneOptions, section, "tune")
+        config = read_config(tables)
+        points = list(itertools.product(*axes.values()))
+        if not axes or len(points) < options.trials:
+            raise ConfigError(
+                f"{config.title} has {len(points) if axes else 0} configurations to try, fewer than"
+                f' {options.trials} trials; list more values, such as [tune.space] "train.lr" ='
+                " [0.01, 0.1], or set tune.trials"
+            )
+        if config.train.lr_schedule != "constant":
+            raise ConfigError(
+                "train.lr_schedule must be 'constant' for tuning: runs that do well get more rounds"
+            )
+        drawn = stream(config.seed, Purpose.TUNING).permutation(len(points))[: options.trials]
+        for number in sorted(drawn.tolist()):
+            chosen = dict(zip(axes, points[number], strict=True))
+            changed = dict(tables)
+            for key, value in chosen.items():
+                set_option(changed, key, value)
+            name = directory_name(f"{config.title}-{number}")
+            found.append(Trial(config.title, name, chosen, _for_tuning(read_config(changed))))
+    if len({trial.name for trial in found}) < len(found):
+        raise ConfigError("two variants have one label; give them labels of their own")
+    rounds = {trial.config.schedule.rounds for trial in found}
+    if len(rounds) > 1:
+        raise ConfigError("schedule.rounds must be the same for all methods that are tuned")
+    return Tuning(options, found, _rungs(options, rounds.pop()))
+
+
+def _for_tuning(config: RunConfig) -> RunConfig:
+    """Scored on validation data after every test, and not measured otherwise."""
+    evaluate = replace(config.evaluate, validation=True)
+    return replace(config, evaluate=evaluate, measure=MeasureOptions()).located()
+
+
+def _rungs(options: TuneOptions, rounds: int) -> list[tuple[int, int]]:
+    """Configurations and rounds of each rung; the last has all rounds."""
+    sizes = [options.trials]
+    while sizes[-1] > options.factor:
+        sizes.append(math.ceil(sizes[-1] / options.factor))
+    ends = [max(1, rounds // options.factor**left) for left in reversed(range(len(sizes)))]
+    return list(zip(sizes, ends, strict=True))
+
+
+def tune(
+    tuning: Tuning,
+    out: Path,
+    federations: Mapping[DataSource, Federation],
+    watch: Watcher | None = None,
+) -> list[Choice]:
+    """Trains what is missing, and gives the best configuration of every method.
+
+    Raises:
+        DataError: If there is no validation data.
+        StoreError: If the folder holds another tuning.
+    """
+    blind = {source: without_test(each) for source, each in federations.items()}
+    left = list(tuning.trials)
+    scores: dict[str, float] = {}
+    for place, (_, rounds) in enumerate(tuning.rungs):
+        runs = [_opened(out / trial.name, trial, rounds) for trial in left]
+        carry_out(
+            [assigned(run.config, blind[run.config.data], run) for run in runs if run.config.data],
+            watch,
+        )
+        scores = {
+            trial.name: _score(run, rounds, tuning.options.metric, blind)
+            for trial, run in zip(left, runs, strict=True)
+        }
+        keep = tuning.rungs[place + 1][0] if place + 1 < len(tuning.rungs) else 1
+        left = [
+            trial
+            for method in tuning.methods
+            for trial in _best([each for each in left if each.method == method], scores, keep)
+        ]
+    return [Choice(trial, abs(scores[trial.name])) for trial in left]
+
+
+def without_test(federation: Federation) -> Federation:
+    """The same clients without their test samples.
+
+    Raises:
+        DataError: If there is no validation data to choose by.
+    """
+    if not len(federation.validation):
+        raise DataError(
+            "tuning needs validation data: set data.validation to the share of every client that"
+            " the server keeps, such as 0.1"
+        )
+    nothing = np.empty(0, dtype=np.int64)
+    return replace(
+        federation, clients=[Client(client.train, nothing) for client in federation.clients]
+    )
+
+
+def _opened(path: Path, trial: Trial, rounds: int) -> RunStore:
+    """A trial's run, with at least so many rounds to do."""
+    schedule = replace(trial.config.schedule, rounds=rounds)
+    if not is_run(path):
+        return RunStore.create(path, replace(trial.config, schedule=schedule))
+    store = RunStore.open(path)
+    different = differences(replace(store.config, schedule=schedule), trial.config)
+    if set(different) - {"schedule.rounds"}:
+        raise StoreError(
+            f"{path} is of another tuning (it differs in {', '.join(different)}); choose another"
+            " folder"
+        )
+    if store.config.schedule.rounds < rounds:
+        extend(path, rounds)
+        store = RunStore.open(path)
+    return store
+
+
+def _score(
+    run: RunStore,
+    rounds: int,
+    metric: str | None,
+    federations: Mapping[DataSource, Federation],
+) -> float:
+    """A run's validation score at a rung, negative for losses: larger is better."""
+    assert run.config.data is not None  # noqa: S101 - it was loaded
+    headline = task_named(federations[run.config.data].task).headline
+    name = metric or f"validation_{headline}"
+    if not name.startswith("validation_"):
+        raise ConfigError(
+            f"tune.metric must be a score on validation data, such as validation_{headline}, not"
+            f" {name}"
+        )
+    at = replace(run.config, schedule=replace(run.config.schedule, rounds=rounds))
+    found = StoredRun(run.path, at, run.records()[:rounds]).final(name)
+    if found is None or not math.isfinite(found):
+        return -math.inf
+    return -found if lower_is_better(name) else found
+
+
+def _best(trials: Sequence[Trial], scores: Mapping[str, float], number: int) -> list[Trial]:
+    """The best of a method's configurations, in their order; the earlier one of equal ones."""
+    order = sorted(range(len(trials)), key=lambda place: -scores[trials[place].name])
+    return [trials[place] for place in sorted(order[:number])]
+
+
+def tuned_recipe(recipe: Mapping[str, Any], choices: Sequence[Choice]) -> dict[str, Any]:
+    """The recipe with the chosen options, without what was to be tuned."""
+    result = {key: value for key, value in recipe.items() if key not in ("tune", "variants")}
+    variants = []
+    for variant, choice in zip(recipe.get("variants") or [{}], choices, strict=True):
+        changed = {key: value for key, value in variant.items() if key != "tune"}
+        changed["label"] = choice.trial.method
+        for key, value in choice.trial.chosen.items():
+            set_option(changed, key, value)
+        variants.append(changed)
+    return {**result, "variants": variants}

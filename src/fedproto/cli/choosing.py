@@ -1,0 +1,105 @@
+"""Commands that choose among configurations: best, tune."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedproto.api.table import Table, comparison
+from fedproto.api.tuning import planned, tune, tuned_recipe
+from fedproto.cli.options import DataRoot, Directories
+from fedproto.cli.progress import progress_for
+from fedproto.cli.running import Overrides, Recipe, fresh_directory, load
+from fedproto.config.recipe import read_tables, recipe_text
+from fedproto.data.tasks import is_share, lower_is_better
+from fedproto.disk.files import explained, write_atomically
+from fedproto.errors import ConfigError, unknown_name
+from fedproto.report.arrangement import arrange
+from fedproto.report.results import find_runs
+from fedproto.report.summary import summarize
+from fedproto.store import RunStore
+
+TUNED = "tuned.toml"
+
+
+def best(
+    directories: Directories,
+    by: Annotated[
+        str | None,
+        typer.Option(metavar="METRIC", help="Score to choose by; a validation score by default."),
+    ] = None,
+    top: Annotated[int, typer.Option(min=1, help="How many to list.")] = 10,
+) -> None:
+    """Sort configurations by a score; print the best as a recipe on standard output."""
+    runs = [run for run in find_runs(directories) if run.records]
+    known = sorted({name for run in runs for record in run.records for name in record.metrics})
+    metric = by or next((name for name in known if _on_validation(name)), None)
+    if metric is None:
+        raise ConfigError(
+            "these runs have no validation score to choose by; train with data.validation = 0.1,"
+            " or name a score: --by accuracy"
+        )
+    if metric not in known:
+        raise ConfigError(f"--by: {unknown_name('metric', metric, known)}")
+    if not metric.startswith("validation_"):
+        typer.echo(f"{metric} is a score on test data: the best one overstates itself", err=True)
+    rows = [row for row in summarize(arrange(runs), metric) if metric in row.values]
+    rows.sort(key=lambda row: row.values[metric][0], reverse=not lower_is_better(metric))
+    if len({len(row.seeds) for row in rows}) > 1:
+        typer.echo("not all configurations have the same number of seeds", err=True)
+    typer.echo(str(comparison(rows[:top], metric)), err=True)
+    winner = RunStore.open(Path(rows[0].directories[0])).config
+    tables = winner.to_recipe()
+    if len(rows[0].seeds) > 1:
+        tables["sweep"] = {"seed": rows[0].seeds}
+    typer.echo(f"\nbest by {metric}: {rows[0].title}; its recipe:", err=True)
+    typer.echo(recipe_text(tables), nl=False)
+
+
+def _on_validation(metric: str) -> bool:
+    return metric.startswith("validation_") and is_share(metric)
+
+
+def tune_recipe(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the runs; a stopped tuning goes on there.")
+    ] = None,
+    trials: Annotated[int | None, typer.Option(min=2, help="Configurations per method.")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be trained, and stop.")
+    ] = False,
+    data_root: DataRoot = None,
+) -> None:
+    """Choose hyperparameters by validation data, with the same budget for every method."""
+    del data_root
+    tables = read_tables(recipe, overrides or [])
+    tuning = planned(tables, trials)
+    path = out or fresh_directory(f"{Path(recipe).stem}-tuned")
+    rungs = ", then ".join(f"{number} for {rounds} rounds" for number, rounds in tuning.rungs)
+    typer.echo(
+        f"{len(tuning.methods)} methods, each with {rungs} ({tuning.rounds_per_method} rounds in"
+        f" all); in {path}",
+        err=True,
+    )
+    if dry_run:
+        return
+    federations = load([trial.config for trial in tuning.trials])
+    total = len(tuning.methods) * tuning.rounds_per_method
+    try:
+        with progress_for([], total=total) as watcher:
+            choices = tune(tuning, path / "trials", federations, watcher)
+    except KeyboardInterrupt:
+        typer.echo("stopped; the same command goes on where it stands", err=True)
+        raise typer.Exit(130) from None
+    with explained(path):
+        write_atomically(path / TUNED, recipe_text(tuned_recipe(tables, choices)).encode())
+    rows = [
+        {"method": each.trial.method, "validation": each.score, **each.trial.chosen}
+        for each in choices
+    ]
+    typer.echo(str(Table(rows)))
+    typer.echo(f"\ntrain them with: fedproto sweep {path / TUNED}", err=True)

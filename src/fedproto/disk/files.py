@@ -1,0 +1,292 @@
+"""Files written whole or not at all, never through a symbolic link; directories held and locked.
+
+A run directory may come from a stranger, and may be moved or replaced while a run writes to it. So
+every write goes through a `Folder`: it opens the directory, walks to the file without following
+links, and while it is held it writes to the directory that was opened, wherever its path leads now.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import stat
+import time
+from collections.abc import Iterator
+from io import BufferedReader
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO, cast
+
+from fedproto.errors import FedprotoError, StoreError
+
+LOCK_FILE = ".lock"
+"""Never replaced or removed, so that all processes lock the same file. Empty."""
+
+PARTIAL = ".partial"
+"""How the names of files end that are not whole yet."""
+
+_POSIX = os.name == "posix"  # elsewhere directories cannot be opened
+_DIRECTORY = getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
+_NO_LINK = getattr(os, "O_NOFOLLOW", 0)
+# A pipe without a writer, or a terminal, must not block: it is refused once it is open.
+_PLAIN = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+_LOOK_AGAIN = 0.2
+"""Seconds between two looks at a directory that another process uses."""
+
+
+class Folder:
+    """A directory whose files are written whole or not at all, without following links.
+
+    Files are named relative to it, with slashes. Its own path may lead through links, because a
+    user chose it; what is inside of it may not.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._held: tuple[int, int] | None = None  # the directory and its lock
+
+    def write(self, name: str, content: bytes) -> None:
+        """Creates or replaces a file in one step, even if the machine stops; makes its folder."""
+        with self._opened(name, make=True) as (at, last):
+            partial = str(Path(last).with_name(f".{secrets.token_hex(8)}{PARTIAL}"))
+            try:
+                with open_plain(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, at) as file:
+                    file.write(content)
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.replace(partial, last, src_dir_fd=at, dst_dir_fd=at)
+                if at is not None:
+                    os.fsync(at)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    os.unlink(partial, dir_fd=at)
+                raise
+
+    def append(self, name: str, line: bytes) -> None:
+        """Adds to a file and waits until it is on disk; a failure leaves the file as it was."""
+        with (
+            self._opened(name, make=True) as (at, last),
+            open_plain(last, os.O_WRONLY | os.O_CREAT | os.O_APPEND, at) as file,
+        ):
+            end = file.seek(0, os.SEEK_END)
+            try:
+                file.write(line)
+                file.flush()
+                os.fsync(file.fileno())
+            except OSError:
+                with contextlib.suppress(OSError):
+                    file.truncate(end)
+                raise
+
+    def make(self, name: str) -> Path:
+        """A folder below that is not a link; made unless it is there."""
+        with self._opened(f"{name}/-", make=True):
+            return self.path / name
+
+    def remove(self, name: str) -> None:
+        """Removes a file; a link is removed itself."""
+        with self._opened(name) as (at, last):
+            os.unlink(last, dir_fd=at)
+
+    def remove_leftovers(self) -> None:
+        """Removes what broken writes left, in the folders below too."""
+        for leftover in self.path.rglob(f"*{PARTIAL}"):
+            self.remove(leftover.relative_to(self.path).as_posix())
+
+    def is_empty(self) -> bool:
+        """Whether there is nothing in it but a lock and leftovers of broken writes."""
+        found = self.path.iterdir()
+        return all(item.suffix == PARTIAL or item.name == LOCK_FILE for item in found)
+
+    @contextlib.contextmanager
+    def held(self, patience: float = 0.0) -> Iterator[None]:
+        """Holds the directory and keeps other processes out; released even by a kill.
+
+        Waits `patience` seconds for another process that uses it. From now on a write raises a
+        `StoreError` if the path leads to another directory, or the lock was removed.
+        """
+        if not _POSIX:  # no such locks
+            yield
+            return
+        directory = os.open(self.path, _DIRECTORY)
+        try:
+            with locked(self.path / LOCK_FILE, patience, directory) as lock:
+                self._held = directory, lock
+                try:
+                    self.check_in_place()
+                    yield
+                finally:
+                    self._held = None
+        finally:
+            os.close(directory)
+
+    def check_in_place(self) -> None:
+        """Raises a `StoreError` if the directory that is held was moved, deleted or replaced."""
+        if self._held is None:
+            return
+        directory, lock = self._held
+        try:
+            named = os.stat(LOCK_FILE, dir_fd=directory, follow_symlinks=False)
+            same = os.path.samestat(self.path.stat(), os.fstat(directory)) and os.path.samestat(
+                named, os.fstat(lock)
+            )
+        except (FileNotFoundError, NotADirectoryError):
+            same = False
+        if not same:
+            raise StoreError(
+                f"{self.path} was moved, deleted or replaced during the run, or its {LOCK_FILE}"
+                " was; the run has stopped and written nothing since. If you moved it, continue it"
+                " there: fedproto resume"
+            )
+
+    @contextlib.contextmanager
+    def _opened(self, name: str, *, make: bool = False) -> Iterator[tuple[int | None, str]]:
+        """The folder that a file is in, opened, and the file's name there."""
+        *folders, last = PurePosixPath(name).parts
+        if not _POSIX:
+            path = self.path.joinpath(*folders)
+            if make:
+                path.mkdir(parents=True, exist_ok=True)
+            yield None, str(path / last)
+            return
+        self.check_in_place()
+        try:
+            at = os.open(self.path, _DIRECTORY) if self._held is None else os.dup(self._held[0])
+            try:
+                for number in range(1, len(folders) + 1):
+                    at = self._enter(at, "/".join(folders[:number]), make=make)
+                yield at, last
+            finally:
+                os.close(at)
+        except OSError as error:
+            where = self.path / name
+            if error.errno == errno.ELOOP:
+                raise _linked(where) from None
+            error.filename, error.filename2 = str(where), None
+            raise
+
+    def _enter(self, at: int, name: str, *, make: bool) -> int:
+        """Opens a folder below; the one above is closed."""
+        last = PurePosixPath(name).name
+        if make:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(last, dir_fd=at)
+        try:
+            inner = os.open(last, _DIRECTORY | _NO_LINK, dir_fd=at)
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.ENOTDIR):
+                raise _linked(self.path / name) from None
+            raise
+        os.close(at)
+        return inner
+
+
+@contextlib.contextmanager
+def locked(path: Path, patience: float, at: int | None = None) -> Iterator[int]:
+    """Locks a file, made unless it is there; released even when this process is killed.
+
+    Waits `patience` seconds for another process. `at` is the file's folder, if it is open.
+    """
+    try:
+        import fcntl
+    except ImportError:  # not a POSIX system: no such locks
+        yield -1
+        return
+    # Opened for writing, which network file systems ask for before they lock.
+    name = path if at is None else path.name
+    with open_plain(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, at) as lock:
+        until = time.monotonic() + patience
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= until:
+                    raise StoreError(
+                        f"{path.parent} is in use by another process; wait for it or stop it"
+                    ) from None
+            time.sleep(_LOOK_AGAIN)
+        yield lock.fileno()
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Writes a file so that it is there whole or not at all; a link in its place is replaced."""
+    Folder(path.parent).write(path.name, content)
+
+
+def open_regular(path: Path) -> BufferedReader:
+    """Opens a file to be read; a pipe or a device, which may never end, is refused."""
+    return cast(BufferedReader, open_plain(path, os.O_RDONLY, follow=True))
+
+
+def open_plain(
+    path: str | Path, flags: int, at: int | None = None, *, follow: bool = False
+) -> BinaryIO:
+    """Opens a regular file that is no link, in a folder that is open or by its path."""
+    descriptor = os.open(path, flags | _PLAIN | (0 if follow else _NO_LINK), 0o666, dir_fd=at)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    mode = "rb" if flags == os.O_RDONLY else "ab" if flags & os.O_APPEND else "wb"
+    return cast(BinaryIO, os.fdopen(descriptor, mode))
+
+
+def _linked(path: Path) -> StoreError:
+    return StoreError(
+        f"{path} is a symbolic link or of the wrong kind, and nothing is written through it;"
+        " remove it"
+    )
+
+
+INTACT = (
+    "; what was saved before is intact: free space or mend the permissions, then resume the run"
+)
+
+
+@contextlib.contextmanager
+def explained(
+    path: Path, what: str = "", remedy: str = INTACT, kind: type[FedprotoError] = StoreError
+) -> Iterator[None]:
+    """Turns a failing disk into a message that names file and remedy."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or error
+        raise kind(f"{error.filename or path}{what}: {reason}{remedy}") from error
+
+
+def is_there(path: Path) -> bool:
+    """Whether a file is there; one that cannot be looked at is not taken for a missing one."""
+    with explained(path):
+        try:
+            path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+    return True
+
+
+def user_path(text: str, *roots: Path) -> Path | None:
+    """Where a path that a user wrote leads, from the current folder or below others.
+
+    None where it leads nowhere, or cannot be a path at all: too long, or of an unknown user.
+    """
+    try:
+        given = Path(text).expanduser()
+    except RuntimeError:  # ~nobody
+        return None
+    for path in (given, *(root / given for root in roots)):
+        with contextlib.suppress(OSError, ValueError):
+            if path.exists():
+                return path
+    return None
+
+
+def content(path: Path) -> bytes:
+    """What a file holds; nothing where there is none."""
+    with explained(path):
+        try:
+            with open_regular(path) as file:
+                return file.read()
+        except FileNotFoundError:
+            return b""

@@ -1,0 +1,29 @@
+"""FedBABU (Oh et al. 2022): the body alone is trained; the head stays as it was drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fedproto.strategies.base import STRATEGIES, Strategy
+from fedproto.strategies.contract import Local
+
+
+@STRATEGIES.register("fedbabu")
+@dataclass(frozen=True)
+class FedBABU(Strategy):
+    """Clients train everything but the last layer, which keeps its random initial values.
+
+    All clients thus classify by the same directions, and the body learns to serve them. Clients get
+    models of their own afterwards, by fine-tuning the trained model on their data; that is part of
+    the evaluation, never of the rounds. The paper draws the head as PyTorch does; taken: as the
+    model was built.
+    """
+
+    splits_head: ClassVar[bool] = True
+
+    def trainable(self, local: Local, epoch: int, epochs: int) -> Collection[str]:
+        """All parameters but the last layer's."""
+        del epoch, epochs
+        return [name for name in local.params if name not in local.head]

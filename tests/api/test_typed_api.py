@@ -1,0 +1,191 @@
+"""The Python API as a program and its author see it: signatures, mistakes, tables, figures."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from dataclasses import fields
+from typing import get_type_hints
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fedproto
+from fedproto import ConfigError, DataError, Federation, TrainingError, TrainOptions
+from fedproto.config import RunConfig
+from fedproto.config.keywords import COMMON, Sections
+from fedproto.config.run import CHOICES, SECTIONS, options_of
+
+TINY = {"rounds": 3, "cohort": 3, "epochs": 3, "lr": 0.5}
+
+
+def federation() -> Federation:
+    generator = torch.Generator().manual_seed(0)
+    parts = []
+    for _ in range(4):
+        labels = torch.arange(15) % 3
+        noise = torch.rand(15, 4, generator=generator)
+        parts.append((noise + labels[:, None], labels))
+    return Federation.from_clients(parts, num_classes=3)
+
+
+def net() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
+
+
+@pytest.fixture(scope="module")
+def results():
+    strategies = {"FedAvg": "fedavg", "50 % & [ours]_1": "fedproto"}
+    return fedproto.sweep(federation(), net, strategies, seeds=3, **TINY)
+
+
+def test_common_options_are_in_the_signatures_and_sections_are_typed():
+    for function in (fedproto.run, fedproto.sweep):
+        parameters = inspect.signature(function).parameters
+        assert list(parameters)[:2] == ["data", "model"]
+        assert set(COMMON) <= set(parameters)
+    for option, section in COMMON.items():
+        assert option in options_of(section)
+    typed = set(get_type_hints(Sections))
+    others = {"seed", "label", *CHOICES}
+    assert typed == set(SECTIONS) == {item.name for item in fields(RunConfig)} - others
+
+
+def test_names_are_there_for_completion():
+    code = "import fedproto, sys; print(*dir(fedproto)); print('torch' in sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    names, imported = found.stdout.splitlines()
+    assert {"run", "sweep", "FedAvg", "DataError", "TrainingError", "TrainOptions"} <= {
+        *names.split()
+    }
+    assert imported == "False"
+    assert all(hasattr(fedproto, name) for name in fedproto.__all__)
+    assert issubclass(DataError, fedproto.FedprotoError)
+    assert issubclass(TrainingError, fedproto.FedprotoError)
+
+
+@pytest.mark.parametrize(
+    ("keywords", "message"),
+    [
+        ({"momentum": 0.5}, r"write train={'momentum': ...} or server={'momentum': ...}$"),
+        (
+            {"strategy": "guided", "momentum": 0.5},
+            r"or server={'momentum': ...} or strategy={'name': 'guided', 'momentum': ...}$",
+        ),
+        ({"mu": 0.5}, r"unknown keyword 'mu'; it is an option of a strategy: {'name': 'fedprox'"),
+        ({"zzz": 1}, "unknown keyword 'zzz'; 'fedproto list options'"),
+        ({"epoch": 1}, "did you mean 'epochs'"),
+    ],
+)
+def test_keywords_are_never_taken_for_something_else(keywords, message):
+    with pytest.raises(ConfigError, match=message) as refused:
+        fedproto.run(federation(), net, **{"strategy": "fedavg", **TINY, **keywords})
+    assert len(str(refused.value)) < 250
+
+
+def test_sweep_says_its_order():
+    with pytest.raises(ConfigError, match="data, model and strategies in this order"):
+        fedproto.sweep({"FedAvg": "fedavg"}, federation(), net)
+    with pytest.raises(ConfigError, match="give them labels"):
+        fedproto.sweep(federation(), net, ["fedavg", "fedavg"], **TINY)
+
+
+def test_sections_are_objects_and_numpy_scalars_are_numbers():
+    result = fedproto.run(
+        federation(), net, fedproto.FedProx(mu=np.float32(0.5)), rounds=np.int64(1),
+        cohort=np.int32(2), lr=np.float32(0.5), seed=np.int64(3), train=TrainOptions(momentum=0.9),
+    )  # fmt: skip
+    config = result.config
+    assert (config.schedule.rounds, config.schedule.cohort, config.seed) == (1, 2, 3)
+    assert (config.train.lr, config.train.momentum, config.strategy.mu) == (0.5, 0.9, 0.5)
+    assert type(config.train.lr) is float
+    with pytest.raises(ConfigError, match="rounds must be a"):
+        fedproto.run(federation(), net, rounds=np.float64(1.5))
+
+
+def test_results_print_as_the_comparison(results):
+    rows = results.table()
+    assert [row["method"] for row in rows] == ["FedAvg", "50 % & [ours]_1"]
+    finals = [run.stored().final("accuracy") for run in results["FedAvg"]]
+    assert rows[0]["accuracy"] == pytest.approx(np.mean(finals))
+    assert rows[0]["accuracy sd"] == pytest.approx(np.std(finals, ddof=1))
+    assert rows[1]["difference"] == pytest.approx(rows[1]["accuracy"] - rows[0]["accuracy"])
+    text = repr(results)
+    assert text == str(results.table())
+    head, line, first, second = text.splitlines()
+    assert head.split() == ["method", "accuracy", "%", "difference", "loss", "seeds", "rounds"]
+    assert f"{100 * np.mean(finals):.1f} ± {100 * np.std(finals, ddof=1):.1f}" in first
+    assert "[ours]" in second
+    assert max(map(len, (head, line, first, second))) < 110
+    assert len(results.rounds()) == 18
+    assert len(str(results.rounds()).splitlines()) == 20
+    assert fedproto.Results([]).__repr__() == "Results()"
+
+
+def test_a_table_goes_into_a_paper(results):
+    text = results.to_latex()
+    assert text.startswith("\\begin{tabular}{lrrrrr}\n\\toprule\n")
+    assert r"50 \% \& [ours]\_1 & " in text
+    assert r" $\pm$ " in text
+    assert text.count(r"\\") == 3
+    assert "±" not in text
+    assert results.table()._repr_html_().count("<tr>") == 3
+    baseline = results.table(baseline="50 % & [ours]_1")
+    assert baseline[1]["difference"] is None
+
+
+def test_an_unknown_score_is_a_clear_error(results):
+    for call in (results.plot, results.table, results.summary, results[0].plot):
+        with pytest.raises(ConfigError, match="unknown metric 'acc'; known: accuracy,"):
+            call("acc")
+
+
+def test_a_figure_shows_in_a_notebook(results, tmp_path):
+    figure = results.plot("loss")
+    assert figure._repr_png_().startswith(b"\x89PNG")
+    figure.savefig(tmp_path / "curves.pdf")
+    assert (tmp_path / "curves.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_a_grid_is_all_combinations(tmp_path):
+    grid = {"lr": [0.05, 0.1], "server.momentum": [0.0, 0.9]}
+    results = fedproto.sweep(
+        federation(), net, ["fedavg"], grid=grid, server={"optimizer": "sgd"},
+        rounds=1, cohort=2, epochs=1, out=tmp_path / "grid",
+    )  # fmt: skip
+    found = [(run.config.train.lr, run.config.server.momentum) for run in results]
+    assert found == [(0.05, 0.0), (0.05, 0.9), (0.1, 0.0), (0.1, 0.9)]
+    assert len(results.table()) == 4
+    assert (tmp_path / "grid" / "fedavg-lr0.05-momentum0.9-seed0").is_dir()
+
+
+def content(folder):
+    """What runs are: their records without times, and their last weights."""
+    found = {}
+    for run in fedproto.load_all(folder):
+        chain = [(record.round, record.metrics, record.cohort) for record in run.records]
+        found[run.path.name] = (chain, run.state.params)
+    return found
+
+
+@pytest.mark.parametrize("engine", ["auto", "processes"])
+def test_a_sweep_that_grew_equals_the_one_made_at_once(tmp_path, engine):
+    three = {"FedAvg": "fedavg", "FedProto": "fedproto", "FedProx": {"name": "fedprox", "mu": 0.1}}
+    two = {label: three[label] for label in ("FedAvg", "FedProto")}
+    keywords = {**TINY, "engine": {"name": engine, "device": "cpu"}}
+    fedproto.sweep(federation(), net, three, seeds=3, out=tmp_path / "once", **keywords)
+    grown = tmp_path / "grown"
+    fedproto.sweep(federation(), net, two, seeds=2, out=grown, **keywords)
+    begun = {path: path.stat().st_mtime_ns for path in grown.rglob("rounds.jsonl")}
+    fedproto.sweep(federation(), net, two, seeds=3, out=grown, **keywords)
+    fedproto.sweep(federation(), net, three, seeds=3, out=grown, **keywords)
+    assert {path: path.stat().st_mtime_ns for path in begun} == begun, "nothing is trained twice"
+    one, other = content(tmp_path / "once"), content(grown)
+    assert list(one) == list(other)
+    for name in one:
+        assert one[name][0] == other[name][0]
+        for tensor, value in one[name][1].items():
+            assert torch.equal(value, other[name][1][tensor])

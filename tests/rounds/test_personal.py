@@ -1,0 +1,146 @@
+"""Parameters and models that stay on clients: kept, never sent, tested on the client's own part."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from engine_cases import (
+    CLASSES,
+    MODELS,
+    PersonalHead,
+    Phases,
+    TwoModels,
+    engine_for,
+    run_config,
+    small_federation,
+)
+from fedproto import FedAvg
+from fedproto.config import EvaluateOptions
+from fedproto.engines.setting import read_state, setting_of
+from fedproto.models.base import build_model
+from fedproto.rounds import run_rounds
+from fedproto.rounds.planning import plan_round
+from fedproto.rounds.runs import Run
+from fedproto.strategies.contract import PERSONAL
+from fedproto.types import ServerState, num_bytes, part
+
+HEAD = ("classifier.weight", "classifier.bias")
+
+
+def trained(strategy, rounds=3, engine="reference", **evaluate):
+    federation = small_federation()
+    model = build_model(MODELS["mlp"], federation.input_shape, CLASSES, seed=5).double()
+    running = engine_for(engine, federation, model, [])
+    config = run_config(strategy, 0.0)
+    schedule = replace(config.schedule, rounds=rounds)
+    config = replace(config, schedule=schedule, evaluate=EvaluateOptions(**evaluate))
+    run = Run(config, ServerState(0, *read_state(model)))
+    records = [record for _, record in run_rounds([run], federation, running)]
+    running.close()
+    return run, records, running, federation
+
+
+def test_personal_parameters_are_never_sent_and_differ_from_client_to_client():
+    run, records, engine, _ = trained(PersonalHead())
+    begun = {name: one for name, one in engine.workload.model.named_parameters() if name in HEAD}
+    for name in HEAD:  # the server's copy never moves
+        assert torch.equal(run.state.params[name], begun[name])
+    heads = []
+    for client, last in run.last_round.items():
+        kept = part(PERSONAL, run.memory.load(client, last))
+        assert set(kept) == set(HEAD)
+        heads.append(kept["classifier.bias"])
+    assert len({tuple(head.tolist()) for head in heads}) == len(heads)
+    everything = num_bytes(run.state.params) * len(records[0].attention)
+    assert records[0].bytes_up == everything - num_bytes(begun) * len(records[0].attention)
+
+
+def test_a_job_begins_from_the_personal_parameters_of_the_round_before():
+    run, _, engine, federation = trained(PersonalHead())
+    run.config = replace(run.config, schedule=replace(run.config.schedule, cohort=5, rounds=9))
+    setting = setting_of(engine.workload, run.state.params)
+    jobs = plan_round(run, federation, setting).jobs
+    known = [job for job in jobs if job.client in run.last_round]
+    assert known
+    for job in known:
+        kept = part(PERSONAL, run.memory.load(job.client, run.last_round[job.client]))
+        started = job.personalised().state
+        assert all(torch.equal(started.params[name], kept[name]) for name in HEAD)
+        assert torch.equal(started.params["dense1.weight"], run.state.params["dense1.weight"])
+
+
+def accuracy(engine, params, indices) -> float:
+    return engine.evaluate([ServerState(0, params, {})], indices)[0]["accuracy"]
+
+
+@pytest.mark.parametrize("strategy", [PersonalHead(), TwoModels()], ids=["head", "model"])
+def test_personal_scores_are_means_over_the_clients_own_test_parts(strategy):
+    run, records, engine, federation = trained(strategy)
+    scores = []
+    for client, own in enumerate(federation.clients):
+        if not len(own.test):
+            continue
+        params = dict(run.state.params)
+        if client in run.last_round:
+            kept = part(PERSONAL, run.memory.load(client, run.last_round[client]))
+            params = {name: kept.get(name, one) for name, one in params.items()}
+        scores.append(accuracy(engine, params, own.test))
+    metrics = records[-1].metrics
+    assert metrics["personal_accuracy"] == pytest.approx(np.mean(scores))
+    assert metrics["worst_tenth_personal_accuracy"] == pytest.approx(min(scores))
+    assert metrics["personal_accuracy"] >= metrics["accuracy"]
+
+
+def test_methods_without_personal_parts_have_no_personal_scores():
+    _, records, _, _ = trained(FedAvg())
+    assert not any("personal" in name for record in records for name in record.metrics)
+
+
+def test_phases_train_the_named_parameters_alone():
+    federation = small_federation()
+    model = build_model(MODELS["mlp"], federation.input_shape, CLASSES, seed=5).double()
+    engine = engine_for("reference", federation, model, [])
+    run = Run(run_config(Phases(), 0.0), ServerState(0, *read_state(model)))
+    setting = setting_of(engine.workload, run.state.params)
+    job = plan_round(run, federation, setting).jobs[0]
+    one_epoch = replace(job, batches=replace(job.batches, epochs=1))
+    (update,) = engine.train([one_epoch])
+    for name, one in update.params.items():
+        assert torch.equal(one, run.state.params[name]), name
+    assert not torch.equal(
+        update.memory[f"{PERSONAL}/classifier.weight"], run.state.params["classifier.weight"]
+    )
+    (update,) = engine.train([job])
+    assert not torch.equal(update.params["dense1.weight"], run.state.params["dense1.weight"])
+
+
+def test_the_personal_model_leaves_the_shared_one_as_it_is():
+    """Training a second model beside changes no bit of the first."""
+    plain, _, _, _ = trained(FedAvg())
+    both, _, _, _ = trained(TwoModels())
+    for name, one in plain.state.params.items():
+        assert torch.equal(one, both.state.params[name])
+
+
+def test_new_clients_are_tested_after_fine_tuning():
+    run, records, engine, federation = trained(FedAvg(), rounds=1, finetune_epochs=30)
+    new = [client for client in range(len(federation.clients)) if client not in run.last_round]
+    assert new
+    assert "finetuned_accuracy" in records[-1].metrics
+    before = np.mean(
+        [accuracy(engine, run.state.params, federation.clients[one].train) for one in new]
+    )
+    assert records[-1].metrics["finetuned_loss"] != records[-1].metrics["loss"]
+    assert 0 <= before <= 1
+
+
+@pytest.mark.parametrize("engine", ["processes", "stacked"])
+def test_engines_agree_on_personal_scores(engine):
+    _, truth, _, _ = trained(PersonalHead())
+    _, found, _, _ = trained(PersonalHead(), engine=engine)
+    for ours, theirs in zip(found, truth, strict=True):
+        assert ours.metrics == pytest.approx(theirs.metrics, abs=1e-6)

@@ -1,0 +1,184 @@
+"""Run directories of strangers with right fingerprints, links and pipes: no traceback, no trace.
+
+A few dozen cases a target here; ``make fuzz`` tries ten thousand.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+import fedproto
+from fedproto.cli import main
+from fedproto.config import digest_of
+from fedproto.disk.integrity import sealed, sealed_line, unsealed, unsealed_line
+from fedproto.errors import FedprotoError
+from fedproto.simulate import simulate
+from fedproto.store import RunStore
+from fuzzing import CASES, ODD, fuzzed
+from run_directories import snapshot, tiny
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A run of four rounds with two done, and what must not change outside of it."""
+    folder = tmp_path_factory.mktemp("directories")
+    store = RunStore.create(folder / "whole", tiny(schedule={"rounds": 3, "cohort": 2}))
+    simulate([store])
+    lines = (store.path / "rounds.jsonl").read_bytes().splitlines(keepends=True)
+    (store.path / "rounds.jsonl").write_bytes(b"".join(lines[:2]))
+    (store.path / "checkpoints" / "round-000003.safetensors").unlink()
+    outside = folder / "outside"
+    outside.mkdir()
+    for name in ("README.md", "round-000001.safetensors", "scores.json"):
+        (outside / name).write_text("mine")
+    return folder
+
+
+def quietly(*arguments):
+    """A command whose output does not matter; a mistake of a user's is not a traceback."""
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        assert main(list(map(str, arguments))) in (0, 1, 2)
+
+
+def places(value, path=()):
+    """The places in nested tables and lists."""
+    yield path
+    if isinstance(value, (dict, list)):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, inner in items:
+            yield from places(inner, (*path, key))
+
+
+def changed(value, where, new):
+    """Nested tables with another value in some place."""
+    found = copy.deepcopy(value)
+    options = [path for path in places(found) if path]
+    *above, last = options[where % len(options)]
+    inner = found
+    for key in above:
+        inner = inner[key]
+    inner[last] = new
+    return found
+
+
+VALUES = ODD | st.sampled_from([None, "\x1b[2J", "../../x", "[/]", "=1", 1e308, [[]], {"name": []}])
+
+
+@fuzzed
+@given(where=st.integers(0, 10_000), new=VALUES, redigest=st.booleans())
+@example(where=0, new="\ud800", redigest=True)
+@example(where=1, new={"strategy": {"name": []}}, redigest=True)
+def test_descriptions_with_right_fingerprints(folder, where, new, redigest):
+    run = folder / "described"
+    shutil.rmtree(run, ignore_errors=True)
+    shutil.copytree(folder / "whole", run)
+    tables = changed(unsealed((run / "run.json").read_bytes())[0], where, new)
+    with contextlib.suppress(TypeError, AttributeError, FedprotoError):
+        if redigest:
+            tables["digest"] = digest_of(tables["config"])
+    (run / "run.json").write_bytes(sealed(tables))
+    for command in (["compare"], ["check"], ["report", "--no-data"], ["export"]):
+        quietly(*command, run)
+    with contextlib.suppress(FedprotoError):
+        fedproto.load(run)
+
+
+@fuzzed
+@given(line=st.integers(0, 1), where=st.integers(0, 500), new=VALUES)
+@example(line=0, where=0, new=0.5)
+def test_records_with_right_fingerprints(folder, line, where, new):
+    run = folder / "recorded"
+    shutil.rmtree(run, ignore_errors=True)
+    shutil.copytree(folder / "whole", run)
+    lines = (run / "rounds.jsonl").read_bytes().splitlines()
+    record = changed(unsealed_line(lines[line]), where, new)
+    with contextlib.suppress(ValueError):  # what is no number of JSON cannot be written at all
+        lines[line] = sealed_line(record).rstrip()
+    (run / "rounds.jsonl").write_bytes(b"\n".join(lines) + b"\n")
+    for command in (["compare"], ["check"], ["report", "--no-data"]):
+        quietly(*command, run)
+
+
+@fuzzed
+@given(where=st.integers(0, 500), new=VALUES)
+def test_analyses_of_strangers(folder, where, new):
+    run = folder / "analysed"
+    if not run.exists():
+        shutil.copytree(folder / "whole", run)
+        quietly("analyse", run)
+    kept = folder / "analysis"
+    if not kept.exists():
+        shutil.copytree(run / "analysis", kept)
+    for file in kept.glob("*.json"):
+        found = changed(json.loads(file.read_text()), where, new)
+        (run / "analysis" / file.name).write_text(json.dumps(found))
+    quietly("report", run, "--no-data")
+
+
+NAMES = [
+    ".lock", "run.json", "rounds.jsonl", "report.html", "report.html.partial", "run.json.partial",
+    "rounds.jsonl.partial", "checkpoints", "checkpoints/round-000003.safetensors",
+    "checkpoints/round-000001.safetensors", "checkpoints/x.partial", "clients", "analysis",
+    "analysis/scores.json", "analysis/maps", "export", "export/README.md", "export/model.pt",
+    "figures/accuracy.png", "tensorboard", "nodes", "audit.jsonl",
+]  # fmt: skip
+KINDS = [
+    "link to a file", "link to a folder", "link to nothing", "link to itself", "pipe", "zeros",
+]  # fmt: skip
+COMMANDS = ["resume", "report", "export", "analyse", "check", "compare"]
+
+
+def plant(path: Path, kind: str, outside: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_dir():
+        shutil.rmtree(path)
+    path.unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(path)
+        return
+    path.symlink_to(
+        {
+            "link to a file": outside / "README.md",
+            "link to a folder": outside,
+            "link to nothing": outside / "nothing",
+            "link to itself": path,
+            "zeros": Path("/dev/zero"),
+        }[kind]
+    )
+
+
+# A case trains a round or two; so there are fewer of them.
+@fuzzed
+@given(
+    planted=st.dictionaries(st.sampled_from(NAMES), st.sampled_from(KINDS), min_size=1, max_size=2),
+    command=st.sampled_from(COMMANDS),
+)
+@example(planted={"checkpoints": "link to a folder"}, command="resume")
+@example(planted={"report.html.partial": "link to a file"}, command="report")
+@example(planted={"rounds.jsonl": "pipe"}, command="resume")
+@example(planted={"rounds.jsonl": "zeros"}, command="check")
+@example(planted={"run.json": "pipe"}, command="compare")
+@example(planted={"analysis/scores.json": "pipe"}, command="report")
+@example(planted={"checkpoints/round-000001.safetensors": "pipe"}, command="check")
+@pytest.mark.timeout(max(300, CASES))
+def test_links_and_pipes(folder, planted, command):
+    run = folder / "linked"
+    shutil.rmtree(run, ignore_errors=True)
+    shutil.copytree(folder / "whole", run)
+    before = snapshot(folder / "outside")
+    for name, kind in planted.items():
+        with contextlib.suppress(OSError):  # below another one that was planted
+            plant(run / name, kind, folder / "outside")
+    more = {"compare": ["--plots", run / "figures"], "report": ["--no-data"], "resume": ["-q"]}
+    quietly(command, run, *more.get(command, []))
+    assert snapshot(folder / "outside") == before

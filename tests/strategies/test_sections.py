@@ -1,0 +1,343 @@
+"""Sections that combine with every strategy: the head by class, the served model, look-ahead."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedproto import STRATEGIES, ConfigError, FedAtt, FedAvg, FedProto, Scaffold, ServerOptions
+from fedproto.config import read_config
+from fedproto.errors import TrainingError
+from fedproto.rounds.aggregate import Expected, aggregate_round, combine_updates
+from fedproto.strategies.base import Strategy
+from fedproto.strategies.contract import FeatureShape, Observation, Setting, initial_tensors
+from fedproto.strategies.head import CLASSES, HeadOptions, class_shares, randomised_response
+from fedproto.strategies.method import Method
+from fedproto.strategies.serve import (
+    COUNT,
+    PRODUCTS,
+    SUM,
+    ServeOptions,
+    gaussian_head,
+    mean_head,
+    ridge_head,
+)
+from fedproto.types import ClientUpdate, ClientWeights, ServerState
+
+DOUBLE = torch.float64
+
+
+def tensor(values) -> torch.Tensor:
+    return torch.tensor(values, dtype=DOUBLE)
+
+
+PARAMS = {"body": tensor([1.0, 2.0]), "head.weight": tensor([[0.0, 0.0]] * 3)}
+SETTING = Setting(
+    PARAMS, 3, 10, FeatureShape(2, 1), head=("head.weight",), buffers={"mean": tensor([0.0])}
+)
+
+
+def update(client: int, head, body=(1.0, 2.0), samples: int = 10, **payload) -> ClientUpdate:
+    return ClientUpdate(
+        client,
+        samples,
+        {"body": tensor(body), "head.weight": tensor(head)},
+        {"mean": tensor([float(client)])},
+        None,
+        1,
+        steps=1,
+        lr=0.1,
+        payload=payload,
+    )
+
+
+def begun(method: Method, round_: int = 0) -> ServerState:
+    memory = initial_tensors(method.server_memory(SETTING))
+    return ServerState(round_, PARAMS, {"mean": tensor([0.0])}, memory)
+
+
+def after(method: Method, state: ServerState, updates) -> ServerState:
+    found = combine_updates(method, state, updates, SETTING)
+    assert found is not None
+    return found[0]
+
+
+def test_rows_are_averaged_among_the_holders_of_a_class():
+    method = Method(FedAvg(weights="uniform"), head=HeadOptions(rows="holders"))
+    holds = {0: [1, 1, 0], 1: [0, 1, 0]}
+    updates = [
+        update(client, [[client + 1.0] * 2] * 3, **{CLASSES: torch.tensor(held)})
+        for client, held in holds.items()
+    ]
+    head = after(method, begun(method), updates).params["head.weight"]
+    # Class 0 is held by client 0 alone, class 1 by both, class 2 by nobody: its row stays.
+    assert head.tolist() == [[1.0, 1.0], [1.5, 1.5], [0.0, 0.0]]
+
+
+def test_rows_by_counts_weigh_holders_by_their_samples_of_the_class():
+    method = Method(FedAvg(), head=HeadOptions(rows="counts"))
+    counts = {0: [9, 1, 0], 1: [0, 3, 0]}
+    updates = [
+        update(client, [[client + 1.0] * 2] * 3, **{CLASSES: torch.tensor(held)})
+        for client, held in counts.items()
+    ]
+    head = after(method, begun(method), updates).params["head.weight"]
+    assert head[1].tolist() == pytest.approx([1.75, 1.75])
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 5), min_size=3, max_size=3), min_size=1, max_size=6),
+    st.data(),
+)
+def test_class_shares_sum_to_one_where_a_class_is_held(counts, data):
+    count_kc = torch.tensor(counts)
+    weight_k = tensor([data.draw(st.floats(0, 1)) for _ in counts])
+    share_kc = class_shares(weight_k.unsqueeze(1).expand(count_kc.shape), count_kc > 0)
+    held_c = (count_kc > 0).any(dim=0)
+    assert torch.allclose(share_kc.sum(dim=0), held_c.double())
+    assert bool((share_kc[count_kc == 0] == 0).all())
+
+
+def test_flipped_answers_are_the_same_in_every_round():
+    holds_c = torch.tensor([True, False, True, False] * 50)
+    once = randomised_response(holds_c, 7, 0.3)
+    assert torch.equal(once, randomised_response(holds_c, 7, 0.3))
+    assert 0.2 < float((once != holds_c).float().mean()) < 0.4
+    assert not torch.equal(once, randomised_response(holds_c, 8, 0.3))
+
+
+@pytest.mark.parametrize("name", [one for one in STRATEGIES.names() if one != "centralized"])
+def test_sections_go_with_every_strategy_or_are_refused_with_a_reason(name):
+    strategy = STRATEGIES.get(name)()
+    for section in ({"head": {"rows": "holders"}}, {"serve": {"head": "lda", "add": True}}):
+        tables = {"strategy": name, **section}
+        if "head" in section and strategy.weighs_tensors:
+            with pytest.raises(ConfigError, match="tensor by tensor"):
+                read_config(tables)
+        else:
+            assert read_config(tables).method.reports
+
+
+def test_sections_without_a_meaning_are_refused():
+    for tables, words in (
+        ({"strategy": "centralized", "head": {"rows": "holders"}}, "one model on all data"),
+        ({"strategy": "centralized", "serve": {"head": "lda"}}, "one model on all data"),
+        ({"strategy": "fedavg", "serve": {"head": "lda", "average": "ema"}}, "not for an average"),
+        ({"strategy": "fedavg", "head": {"flip": 0.1}}, "flip is for rows = 'holders'"),
+        (
+            {"strategy": "fedavg", "server": {"optimizer": "adam", "lookahead": 0.8}},
+            "a momentum of its own",
+        ),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            read_config(tables)
+    with pytest.raises(TrainingError, match=r"head.rows = 'holders' needs a model"):
+        Method(FedAvg(), head=HeadOptions(rows="holders")).check(replace(SETTING, head=()))
+    with pytest.raises(TrainingError, match="one dense layer of its features"):
+        Method(FedAvg(), serve=ServeOptions(head="lda")).check(replace(SETTING, linear=False))
+
+
+def test_defaults_of_a_strategy_yield_to_the_section():
+    assert read_config({"strategy": "fedproto"}).partial_work
+    assert not read_config({"strategy": "fedavg"}).partial_work
+    given = {"strategy": "fedproto", "schedule": {"partial_work": False}}
+    assert not read_config(given).partial_work
+
+
+def test_look_ahead_by_hand():
+    """FedACG: m ← λm + Δ, θ ← sent + Δ, next sent = θ + λm; θ is served."""
+    method = Method(FedAvg(weights="uniform"), server=ServerOptions(lookahead=0.5))
+    state, mean, sent = begun(method), 0.0, PARAMS["body"]
+    for moved in (1.0, -0.5, 2.0):
+        updates = [update(one, [[0.0] * 2] * 3, body=(sent + moved).tolist()) for one in range(2)]
+        state = after(method, state, updates)
+        mean = 0.5 * mean + moved
+        theta = sent + moved
+        assert torch.allclose(state.served.params["body"], theta)
+        sent = theta + 0.5 * mean
+        assert torch.allclose(state.params["body"], sent)
+
+
+@pytest.mark.parametrize(
+    ("options", "weights"),
+    [
+        # Rounds 1, 2, 3 with models 1, 2, 4: shares of the newest are 1, 1/2, 1/3.
+        (ServeOptions(average="all", growth=0.0), [1 / 3, 1 / 3, 1 / 3]),
+        (ServeOptions(average="ema", decay=0.9), [1 / 3, 1 / 3, 1 / 3]),
+        (ServeOptions(average="ema", decay=0.5), [0.25, 0.25, 0.5]),
+        (ServeOptions(average="window", window=2), [0.0, 0.5, 0.5]),
+        (ServeOptions(average="all", growth=1.0), [1 / 6, 2 / 6, 3 / 6]),
+    ],
+)
+def test_averages_over_rounds_by_hand(options, weights):
+    method, plain = Method(FedAvg(), serve=options), Method(FedAvg())
+    state, trained = begun(method), begun(plain)
+    models = (1.0, 2.0, 4.0)
+    for value in models:
+        updates = [update(one, [[value] * 2] * 3) for one in range(2)]
+        state, trained = after(method, state, updates), after(plain, trained, updates)
+        assert torch.equal(state.params["head.weight"], trained.params["head.weight"])
+    expected = sum(weight * value for weight, value in zip(weights, models, strict=True))
+    assert float(state.served.params["head.weight"][0, 0]) == pytest.approx(expected)
+    assert float(state.served.buffers["mean"]) == pytest.approx(0.5)
+    assert trained.served is trained
+
+
+def labelled(seed: int, number: int = 200, classes: int = 3, channels: int = 2):
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(0, classes, number)
+    means = rng.normal(size=(classes, channels)) * 3
+    return means[labels] + rng.normal(size=(number, channels)) @ rng.normal(
+        size=(channels, channels)
+    ), labels
+
+
+def statistics(features, labels) -> Observation:
+    return Observation.of(
+        frozenset({"features", "products"}),
+        torch.from_numpy(features),
+        torch.from_numpy(labels),
+        3,
+        torch.zeros(()),
+    )
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_gaussian_head_predicts_as_discriminant_analysis_does(seed):
+    from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+
+    features, labels = labelled(seed)
+    seen = statistics(features, labels)
+    weight, bias = gaussian_head(seen.count.double(), seen.sums, seen.products)
+    ours = (torch.from_numpy(features) @ weight.t() + bias).argmax(dim=1).numpy()
+    theirs = LinearDiscriminantAnalysis(solver="lsqr").fit(features, labels).predict(features)
+    assert (ours == theirs).mean() > 0.98
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_ridge_head_is_ridge_regression(seed):
+    from sklearn.linear_model import Ridge
+
+    features, labels = labelled(seed)
+    seen = statistics(features, labels)
+    weight, _ = ridge_head(seen.count.double(), seen.sums, seen.products, 0.01)
+    penalty = 0.01 * float(seen.products.diagonal().mean())
+    fitted = Ridge(alpha=penalty, fit_intercept=False).fit(features, np.eye(3)[labels])
+    assert np.allclose(weight.numpy(), fitted.coef_, atol=1e-10)
+
+
+def test_the_mean_head_has_rows_of_norm_one():
+    features, labels = labelled(1)
+    seen = statistics(features, labels)
+    count = seen.count.double().index_fill(0, torch.tensor([1]), 0)
+    weight, bias = mean_head(count, seen.sums)
+    assert weight.norm(dim=1).tolist() == pytest.approx([1.0, 0.0, 1.0])
+    assert bias.tolist() == [0.0, 0.0, 0.0]
+
+
+def test_products_by_class_sum_to_the_pooled_ones():
+    features, labels = labelled(2)
+    pooled = statistics(features, labels).products
+    by_class = Observation.of(
+        frozenset({"features", "class_products"}),
+        torch.from_numpy(features),
+        torch.from_numpy(labels),
+        3,
+        torch.zeros(()),
+    ).products
+    assert by_class.shape == (3, 2, 2)
+    assert torch.allclose(by_class.sum(dim=0), pooled)
+    own = torch.from_numpy(features[labels == 1])
+    assert torch.allclose(by_class[1], own.t() @ own)
+
+
+def served(options: ServeOptions, reports) -> ServerState:
+    method = Method(FedAvg(), serve=options)
+    updates = [update(one, [[5.0] * 2] * 3, **report) for one, report in enumerate(reports)]
+    return after(method, begun(method), updates)
+
+
+def test_the_served_head_belongs_to_the_received_model_and_training_goes_on():
+    features, labels = labelled(3)
+    report = ServeOptions(head="lda").report(statistics(features, labels))
+    state = served(ServeOptions(head="lda"), [report, report])
+    assert state.params["head.weight"].tolist() == [[5.0, 5.0]] * 3
+    assert torch.equal(state.served.params["body"], PARAMS["body"])
+    assert not torch.equal(state.served.params["head.weight"], PARAMS["head.weight"])
+    assert state.memory[COUNT].sum() == 400
+
+
+def test_products_that_no_features_have_are_left_out():
+    features, labels = labelled(4)
+    honest = ServeOptions(head="lda").report(statistics(features, labels))
+    liar = {**honest, PRODUCTS: -honest[PRODUCTS]}
+    alone = served(ServeOptions(head="lda"), [honest])
+    with_liar = served(ServeOptions(head="lda"), [honest, liar])
+    assert torch.allclose(alone.memory[SUM], with_liar.memory[SUM])
+
+
+@dataclass(frozen=True)
+class Weighs(Strategy):
+    """Gives weights of any kind."""
+
+    kind: str = "two"
+
+    def weigh(self, state, updates):
+        del state
+        number = len(updates)
+        return {
+            "list": [1 / number] * number,
+            "short": ClientWeights(torch.ones(1, dtype=DOUBLE)),
+            "two": ClientWeights(torch.full((number,), 2 / number, dtype=DOUBLE)),
+        }[self.kind]
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("list", r"Weighs.weigh\(\) must return ClientWeights\(weights\), not a list"),
+        ("short", "one weight per update, 2 here"),
+        ("two", "sum to 1; these sum to 2"),
+    ],
+)
+def test_weights_that_are_no_weights_are_a_clear_error(kind, words):
+    updates = [update(one, [[0.0] * 2] * 3) for one in range(2)]
+    method = Method(Weighs(kind))
+    with pytest.raises(TrainingError, match=words):
+        combine_updates(method, begun(method), updates, SETTING)
+
+
+def test_the_order_of_updates_does_not_matter():
+    method = Method(FedProto())
+    state = begun(method)
+    results = []
+    for client in range(4):
+        counts = torch.tensor([client + 1, 0, 2])
+        payload = {
+            "prototypes/sum": counts.unsqueeze(1) * torch.rand(3, 2, dtype=DOUBLE),
+            "prototypes/count": counts,
+            "margins/local": torch.where(counts > 0, 0.1 * client, 0.0).double(),
+        }
+        one = update(client, [[float(client)] * 2] * 3, samples=20, **payload)
+        expected = Expected(client, 20, 1, state, method.payload(SETTING, 20))
+        results.append((expected, one))
+    found = aggregate_round(method, state, results, SETTING)
+    again = aggregate_round(method, state, results[::-1], SETTING)
+    assert found.failures == {}
+    assert found.attention == again.attention
+    assert torch.equal(found.state.params["head.weight"], again.state.params["head.weight"])
+
+
+def test_needs_are_values_that_say_which_hooks_a_strategy_has():
+    assert FedAvg().needs.hooks == frozenset()
+    assert Scaffold().needs.hooks == {"objective", "report"}
+    assert FedAtt().needs.hooks == frozenset()
+    assert FedProto().needs.before == {"features"}
+    method = Method(FedAvg(), head=HeadOptions(rows="holders"), serve=ServeOptions(head="lda"))
+    assert method.needs.classes
+    assert method.needs.before == {"features", "products"}
