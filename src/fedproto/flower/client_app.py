@@ -103,13 +103,15 @@ def spread(indices: Indices, number: int) -> Indices:
 def own_secret(job: LocalJob, state_folder: Path) -> int:
     """The seed of a client's own draws in a run, which the server never knows.
 
-    The same in every round: answers drawn afresh would reveal more with each of them.
+    The same in every round: answers drawn afresh would reveal more with each of them. Another for
+    every client that keeps its state in the folder.
     """
+    name = f"{job.run}/secret-{job.client}"
     with contextlib.suppress(OSError, ValueError):
-        return int((state_folder / job.run / "secret").read_text())
+        return int((state_folder / name).read_text())
     secret = secrets.randbits(62)
     state_folder.mkdir(parents=True, exist_ok=True)
-    Folder(state_folder).write(f"{job.run}/secret", str(secret).encode())
+    Folder(state_folder).write(name, str(secret).encode())
     return secret
 
 
