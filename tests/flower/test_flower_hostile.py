@@ -22,9 +22,8 @@ from hypothesis import strategies as st
 from fedproto import FedAvg, FedProto
 from fedproto.config import read_config
 from fedproto.engines.job import LocalJob
-from fedproto.flower import greeting, wire
-from fedproto.flower.arrays import LONGEST_REASON, UnreadableError, write_tensors
-from fedproto.flower.parts import PROTOCOL
+from fedproto.flower import wire
+from fedproto.flower.arrays import LONGEST_REASON, PROTOCOL, UnreadableError, write_tensors
 from fedproto.strategies.fedproto import COUNT, MARGIN, SUM
 from fedproto.types import ClientUpdate
 from flower_grid import through_the_wire
@@ -229,16 +228,16 @@ def test_a_strange_reason_becomes_one_printable_line():
 @pytest.mark.parametrize(
     ("hello", "reason"),
     [
-        (greeting.Hello(1, 11, 5, 3, (4,), "classification"), "claims 11 training"),
-        (greeting.Hello(1, 5, 11, 3, (4,), "classification"), "claims 5 training and 11"),
-        (greeting.Hello(1, 0, 5, 3, (4,), "classification"), "claims 0 training"),
-        (greeting.Hello(-1, 5, 5, 3, (4,), "classification"), "negative"),
-        (greeting.Hello(1, 5, 5, 3, (-4,), "classification"), "input shape"),
+        (wire.Hello(1, 11, 5, 3, (4,), "classification"), "claims 11 training"),
+        (wire.Hello(1, 5, 11, 3, (4,), "classification"), "claims 5 training and 11"),
+        (wire.Hello(1, 0, 5, 3, (4,), "classification"), "claims 0 training"),
+        (wire.Hello(-1, 5, 5, 3, (4,), "classification"), "negative"),
+        (wire.Hello(1, 5, 5, 3, (-4,), "classification"), "input shape"),
     ],
 )
 def test_claims_about_samples_are_bounded(hello, reason):
     with pytest.raises(UnreadableError, match=re.escape(reason)):
-        greeting.decode_hello(sent(greeting.encode_hello(hello)), max_examples=10)
+        wire.decode_hello(sent(wire.encode_hello(hello)), max_examples=10)
 
 
 CONFIG = read_config(
@@ -390,10 +389,10 @@ def test_no_job_crashes_the_client(fields, kind):
     content = RecordDict({name: ConfigRecord({"protocol": PROTOCOL, "config": "{}", **fields})})
     for read in (
         wire.decode_job_config,
-        greeting.decode_question,
+        wire.decode_question,
         lambda content: wire.decode_test(content, make_state()),
         lambda content: wire.decode_tally(content, 0, 0),
-        lambda content: greeting.decode_hello(content, 10),
+        lambda content: wire.decode_hello(content, 10),
     ):
         with pytest.raises(UnreadableError):
             read(content)

@@ -14,8 +14,8 @@ from documents import ROOT
 from fedproto.config import RunConfig, read_config
 from fedproto.config.recipe import bundled_recipes, read_recipe
 from fedproto.flower import client_app, nodes
-from fedproto.flower.greeting import SERVERS_OWN, config_text
 from fedproto.flower.server_app import serve
+from fedproto.flower.wire import SERVERS_OWN, config_text
 from fedproto.rng import Purpose, torch_seed
 from fedproto.simulate import simulate
 from fedproto.store import RunStore

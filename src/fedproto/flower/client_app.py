@@ -35,7 +35,7 @@ from fedproto.engines.job import LocalJob, laid_over
 from fedproto.engines.reference import ReferenceEngine
 from fedproto.engines.setting import read_state, setting_of
 from fedproto.errors import ConfigError, DataError, FedprotoError, TrainingError
-from fedproto.flower import greeting, superexec, wire
+from fedproto.flower import superexec, wire
 from fedproto.flower.privacy import PrivateEngine
 from fedproto.models.base import build_model
 from fedproto.options.registry import load_plugin
@@ -145,11 +145,11 @@ def _answer(
 
 
 def _hello(content: RecordDict, context: Context) -> RecordDict:
-    node = this_node(greeting.decode_question(content), context)
+    node = this_node(wire.decode_question(content), context)
     federation = node.federation
     own = federation.clients[node.client]
-    return greeting.encode_hello(
-        greeting.Hello(
+    return wire.encode_hello(
+        wire.Hello(
             client=node.client,
             num_train=len(own.train),
             num_test=len(own.test),

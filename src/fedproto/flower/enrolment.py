@@ -27,8 +27,8 @@ from fedproto.data.tasks import task_named
 from fedproto.disk.files import explained, is_there, write_atomically
 from fedproto.disk.integrity import DamagedError, read_json, sealed, unsealed
 from fedproto.errors import ConfigError, DataError, StoreError
-from fedproto.flower.greeting import Hello
 from fedproto.flower.nodes import Nodes
+from fedproto.flower.wire import Hello
 from fedproto.rng import Indices
 
 CLAIMS = {"num_train": "training", "num_test": "test", "num_validation": "validation"}

@@ -21,11 +21,11 @@ from flwr.serverapp import Grid
 from fedproto.config import RunConfig
 from fedproto.engines.base import Notify
 from fedproto.errors import FedprotoError
-from fedproto.flower import greeting, wire
+from fedproto.flower import wire
 from fedproto.flower.arrays import UnreadableError, one_line
 from fedproto.flower.commands import is_node_name, node_name
-from fedproto.flower.greeting import Hello
 from fedproto.flower.keys import fingerprint
+from fedproto.flower.wire import Hello
 
 T = TypeVar("T")
 
@@ -211,7 +211,7 @@ class Nodes:
         new = self._online - self._known.keys()
         if not ask_again:
             new -= self._asked_in_vain
-        question = greeting.encode_question(self._config)
+        question = wire.encode_question(self._config)
         answers = exchange(
             self._grid,
             "query.hello",
@@ -262,7 +262,7 @@ class Nodes:
         refusal = wire.decode_refusal(answer.content)
         if refusal is not None:
             raise UnreadableError(refusal)
-        hello = greeting.decode_hello(answer.content, self._config.flower.max_examples)
+        hello = wire.decode_hello(answer.content, self._config.flower.max_examples)
         name = self._names.get(node, "")
         if is_node_name(name) and name != node_name(hello.client):
             raise UnreadableError(
