@@ -14,7 +14,7 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedproto
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from fedproto.config import read_config
-from fedproto.flower import greeting, wire
+from fedproto.flower import wire
 from fedproto.flower.arrays import UnreadableError
 from fedproto.types import ClientUpdate
 from flower_messages import SETTING, honest, job_for, received
@@ -27,7 +27,7 @@ CONFIG = read_config(
         "model": {"name": "mlp"},
     }
 )
-HELLO = greeting.Hello(3, 10, 2, 4, (1, 8, 8), "classification", 1, ("a", "b", "c", "d"))
+HELLO = wire.Hello(3, 10, 2, 4, (1, 8, 8), "classification", 1, ("a", "b", "c", "d"))
 
 
 @st.composite
@@ -91,7 +91,7 @@ def test_damaged_jobs(what):
 @given(what=changes())
 def test_damaged_greetings(what):
     with contextlib.suppress(UnreadableError):
-        found = greeting.decode_hello(changed(greeting.encode_hello(HELLO), what), 1000)
+        found = wire.decode_hello(changed(wire.encode_hello(HELLO), what), 1000)
         assert found.num_train <= 1000
         assert len(found.class_names) in (0, found.num_classes)
 

@@ -9,7 +9,7 @@ from flower_runs import CLIENTS, over_flower, tables
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedproto[flower]'")
 
 from fedproto.config import read_config
-from fedproto.errors import StoreError
+from fedproto.errors import ConfigError, StoreError
 from fedproto.flower import nodes
 from fedproto.flower.arrays import write_tensors
 from fedproto.flower.server_app import serve
@@ -44,7 +44,8 @@ def test_a_mute_client_costs_few_deadlines_is_suspended_and_let_back_in(tmp_path
     assert [kind for kind, round_ in asked if round_ < 4] == ["train", "train"]
     assert [2 in record.attention for record in records] == [False] * 5 + [True] * 3
     assert records[3].failures[2] == (
-        "suspended until round 6 after 2 failures, the last: no answer within 0.2 s"
+        "suspended until round 6: 2 of its last 2 answers (train) were not usable, the last: no"
+        " answer within 0.2 s"
     )
     assert "client 2 is suspended until round 6" in records[1].note
     assert "client 2 answers again" in records[5].note
@@ -79,7 +80,7 @@ def test_suspensions_outlast_a_server_that_starts_again(tmp_path):
     assert asked == [0, 1, 6]
     records = store.records()
     assert all("suspended until round 7" in records[round_].failures[2] for round_ in (2, 3, 4, 5))
-    assert "client 2 is suspended until round 16 after 3 failures" in records[6].note
+    assert "client 2 is suspended until round 16: 3 of its last 3" in records[6].note
     kept = store.path / "suspensions.json"
     kept.write_text(kept.read_text().replace('"left": 7', '"left": 0'))
     store.reconfigure(read_config(tables(schedule=schedule | {"rounds": 9}, flower=flower)))
@@ -104,7 +105,7 @@ def times(factor):
 
 @pytest.mark.parametrize(
     ("factor", "reason"),
-    [(float("nan"), "is not finite"), (100.0, "times as far as most of its cohort")],
+    [(float("nan"), "is NaN, infinite"), (100.0, "times as long as the cohort's median")],
 )
 def test_a_client_that_is_always_refused_is_suspended(tmp_path, factor, reason):
     """By itself or beside the others: its answer arrives in time and is of no use."""
@@ -120,10 +121,10 @@ def test_a_client_that_is_always_refused_is_suspended(tmp_path, factor, reason):
     assert asked == [0, 1, 5]
     assert all(reason in records[round_].failures[2] for round_ in (0, 1, 5))
     assert all(
-        records[round_].failures[2].startswith("suspended until round 6 after 2 failures")
+        records[round_].failures[2].startswith("suspended until round 6: 2 of its last 2 answers")
         for round_ in (2, 3, 4)
     )
-    assert "client 2 is suspended until round 13 after 3 failures" in records[5].note
+    assert "client 2 is suspended until round 13: 3 of its last 3" in records[5].note
 
 
 def test_a_run_whose_every_update_is_refused_suspends_nobody_from_another(tmp_path):
@@ -152,3 +153,60 @@ def test_rounds_with_too_few_clients_are_nobodys_failure_who_answered(tmp_path):
     told = [record.failures[2] for record in store.records()]
     assert all(text.startswith("round skipped") for text in told)
     assert "suspended until" in store.records()[-1].failures[0]
+
+
+def asked_and_mute(silent):
+    """Client 2 leaves some questions without an answer; the rounds in which it left any."""
+    rounds = []
+
+    def tamper(client, reply):
+        kind = reply.metadata.message_type
+        if client != 2 or kind == "query.hello":
+            return reply
+        content = reply.content
+        round_ = next(content[name]["round"] for name in ("update", "tally") if name in content)
+        if not silent(kind, round_):
+            return reply
+        rounds.append(round_)
+        return None
+
+    return rounds, tamper
+
+
+@pytest.mark.parametrize(
+    ("silent", "paid"),
+    [
+        # It trains in every round and never tests: two deadlines, then five rounds of peace.
+        (lambda kind, _: kind == "evaluate", [1, 2, 8]),
+        # Never two in a row; after the suspension the first is enough.
+        (lambda kind, round_: kind == "train" and round_ % 2 == 0, [0, 2, 8]),
+        (lambda kind, round_: kind == "train" and round_ % 3 == 0, [0, 3, 9]),
+    ],
+    ids=["mute in tests", "in every other round", "in every third"],
+)
+def test_a_client_that_answers_in_between_costs_no_more_deadlines_than_a_mute_one(
+    tmp_path, silent, paid
+):
+    rounds, tamper = asked_and_mute(silent)
+    schedule = {"cohort": CLIENTS, "delta": 0.0, "rounds": 10}
+    store = over_flower(
+        tmp_path / "flower",
+        LocalGrid(range(CLIENTS), tamper),
+        schedule=schedule,
+        flower={"evaluate_on": "clients"},
+    )
+    assert rounds == paid
+    assert sum("client 2 is suspended" in (record.note or "") for record in store.records()) == 2
+
+
+def test_one_failure_now_and_then_is_forgiven(tmp_path):
+    rounds, tamper = asked_and_mute(lambda kind, round_: kind == "train" and round_ % 5 == 0)
+    schedule = {"cohort": CLIENTS, "delta": 0.0, "rounds": 7}
+    store = over_flower(tmp_path / "flower", LocalGrid(range(CLIENTS), tamper), schedule=schedule)
+    assert rounds == [0, 5]
+    assert not any("suspended" in (record.note or "") for record in store.records())
+
+
+def test_a_window_smaller_than_the_failures_that_suspend_is_refused():
+    with pytest.raises(ConfigError, match="suspend_after must be at most suspend_window, 5, not 6"):
+        read_config(tables(flower={"suspend_after": 6}))

@@ -40,6 +40,16 @@ def simulated(folder, **sections) -> RunStore:
     return store
 
 
+def pooled(metrics):
+    """Scores without those of single clients, which a server with or without data has apart."""
+    of_clients = ("mean_client", "worst_tenth", "at_zero")
+    return {
+        name: value
+        for name, value in metrics.items()
+        if not name.removeprefix("validation_").startswith(of_clients)
+    }
+
+
 def everyone(**sections):
     """Sections for a run in which all clients are in every cohort."""
     schedule = {"cohort": CLIENTS, "delta": 0.0, "rounds": 2}

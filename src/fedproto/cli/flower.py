@@ -85,7 +85,14 @@ def keys(
         typer.Option(help="Name or address under which clients reach the server; may be repeated."),
     ],
     clients: Annotated[int, typer.Option(help="Number of clients.", min=1)],
-    port: Annotated[int, typer.Option(help="The server's port.")] = 8000,
+    port: Annotated[
+        int,
+        typer.Option(
+            help="The server's port for nodes; the one above it is its owner's, on loopback.",
+            min=1,
+            max=65534,
+        ),
+    ] = 8000,
     install: Annotated[
         Path, typer.Option(help="Where the folder of a host will lie on it, for systemd.")
     ] = Path("/etc/fedproto"),
@@ -118,15 +125,13 @@ def keys(
 def register(server: ServerFolder) -> None:
     """Make the clients' keys known to the server that runs on this host."""
     _need_flwr()
-    from fedproto.flower.commands import node_name
+    from fedproto.flower.keys import public_keys
 
     control = _control(server)
-    found = sorted(
-        server.glob(f"{node_name(0)[:-1]}*.pub"), key=lambda path: (len(path.name), path)
-    )
+    found = public_keys(server)
     if not found:
         raise ConfigError(f"{server} has no keys of clients (client-0.pub and so on)")
-    for path in found:
+    for path in found.values():
         control.register(path, path.stem)
         typer.echo(f"registered {path.stem}")
 
@@ -204,12 +209,12 @@ def _control(server: Path) -> Any:
     from fedproto.flower.hosts import SERVER_FILE
 
     try:
-        address = json.loads((server / SERVER_FILE).read_text(encoding="utf-8"))["address"]
+        address = json.loads((server / SERVER_FILE).read_text(encoding="utf-8"))["control"]
     except (OSError, ValueError, KeyError, TypeError):
         raise ConfigError(
-            f"{server} is no server's folder; make one with 'fedproto flower keys'"
+            f"{server} is no server's folder of this version; make one with 'fedproto flower keys'"
         ) from None
-    return Control(server / "control", str(address), server / "ca.crt")
+    return Control(server / "control", str(address), server)
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from fedproto.errors import ConfigError
 from fedproto.options import Options, option
 
 
@@ -87,7 +88,13 @@ class FlowerOptions(Options):
         "skip", "with fewer clients than that: skip the round, or stop the run (to be resumed)"
     )
     suspend_after: int = option(
-        2, "failures in a row after which a client is left out for a while; 0 for never", at_least=0
+        2,
+        "failures among a client's last 'suspend_window' answers, to training or to tests, after"
+        " which it is left out for a while; 0 for never",
+        at_least=0,
+    )
+    suspend_window: int = option(
+        5, "last answers of a client that count, at most one of each kind a round", at_least=1
     )
     suspend_rounds: int = option(
         5, "rounds that it is left out; twice as many every time after", at_least=1
@@ -107,3 +114,17 @@ class FlowerOptions(Options):
     max_examples: int = option(
         10_000_000, "more samples than this no client is believed to have", at_least=1
     )
+    max_claim: float = option(
+        10.0,
+        "most samples that a client uses and that count for it, where the server does not have the"
+        " data: a multiple of the median that clients claim; 0 for all",
+        at_least=0,
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.suspend_after > self.suspend_window:
+            raise ConfigError(
+                f"suspend_after must be at most suspend_window, {self.suspend_window}, not"
+                f" {self.suspend_after}"
+            )

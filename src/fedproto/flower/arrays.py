@@ -1,7 +1,8 @@
-"""Tensors as Flower arrays, and back only in the type and shape that the reader expects.
+"""Parts of messages as Flower records: fields and tensors, read only as the reader expects them.
 
-Flower's own format is kept (NumPy's ``.npy``), so other Flower code can read our arrays. The
-header is compared with the expectation before anything is allocated, and nothing is unpickled.
+Flower's own format of arrays is kept (NumPy's ``.npy``), so other Flower code can read ours. Names,
+types and shapes are compared with the expectation before anything is allocated, and nothing is
+unpickled.
 """
 
 from __future__ import annotations
@@ -10,19 +11,24 @@ import io
 import tokenize
 import warnings
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
 from fedproto.errors import FedprotoError
+from fedproto.strategies.contract import Declarations
 from fedproto.types import Tensors
+
+PROTOCOL = 4
+"""Changes whenever a reader of the version before could misread a message."""
+
+LONGEST_TEXT = 100_000
 
 NUMPY_FORMAT = "numpy.ndarray"
 LONGEST_HEADER = 1024
-
-
 LONGEST_REASON = 300
 
 
@@ -109,3 +115,66 @@ def _read_header(file: io.BytesIO, name: str) -> tuple[tuple[int, ...], bool, np
         raise UnreadableError(f"tensor '{name}' is no array") from None
     rows_first = not columns_first
     return tuple(int(side) for side in shape), rows_first, dtype
+
+
+def about(fields: Mapping[str, Any]) -> ConfigRecord:
+    """Fields as a record that names the protocol's version."""
+    return ConfigRecord({"protocol": PROTOCOL, **fields})
+
+
+def expect_fields(
+    content: RecordDict,
+    name: str,
+    wanted: Mapping[str, type],
+    *,
+    optional: Mapping[str, type] | None = None,
+    beside: tuple[str, ...] = (),
+) -> dict[str, Any]:
+    """The fields of a message's `ConfigRecord`, all of the right type and none too many.
+
+    Fields of `optional` may be missing; the message may have other records beside.
+    """
+    for other in content:
+        if other != name and other not in beside:
+            raise UnreadableError(f"the message has an unexpected part '{other}'")
+    record = content.get(name)
+    if not isinstance(record, ConfigRecord):
+        raise UnreadableError(f"the message has no part '{name}'")
+    fields = dict(record)
+    version = fields.pop("protocol", None)
+    if type(version) is not int or version != PROTOCOL:
+        raise UnreadableError(
+            f"the message is of protocol {version!r}; this side speaks {PROTOCOL}"
+        )
+    known = {**wanted, **(optional or {})}
+    for field, value in fields.items():
+        _check_field(f"{name} field '{field}'", value, known.get(field))
+    for field in wanted:
+        if field not in fields:
+            raise UnreadableError(f"{name} has no field '{field}'")
+    return fields
+
+
+def _check_field(what: str, value: object, wanted: type | None) -> None:
+    if wanted is None:
+        raise UnreadableError(f"{what} is unknown")
+    if type(value) is not wanted:
+        raise UnreadableError(f"{what} is not of type {wanted.__name__}")
+    if isinstance(value, str) and len(value) > LONGEST_TEXT:
+        raise UnreadableError(f"{what} is too long")
+
+
+def expect_arrays(content: RecordDict, name: str) -> ArrayRecord:
+    """A message's tensors of a name."""
+    record = content.get(name)
+    if not isinstance(record, ArrayRecord):
+        raise UnreadableError(f"the message has no tensors '{name}'")
+    return record
+
+
+def expect_declared(content: RecordDict, name: str, declared: Declarations) -> Tensors:
+    """A message's tensors that a strategy declared; none where it declared none."""
+    if not declared and name not in content:
+        return {}
+    like = {key: torch.empty(one.shape, dtype=one.dtype) for key, one in declared.items()}
+    return read_tensors(expect_arrays(content, name), like, name)

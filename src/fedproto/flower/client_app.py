@@ -35,10 +35,11 @@ from fedproto.engines.job import LocalJob, laid_over
 from fedproto.engines.reference import ReferenceEngine
 from fedproto.engines.setting import read_state, setting_of
 from fedproto.errors import ConfigError, DataError, FedprotoError, TrainingError
-from fedproto.flower import greeting, superexec, wire
+from fedproto.flower import superexec, wire
 from fedproto.flower.privacy import PrivateEngine
 from fedproto.models.base import build_model
 from fedproto.options.registry import load_plugin
+from fedproto.rng import Indices
 from fedproto.rounds.client_memory import remembered
 from fedproto.store.client_memory import MemoryOnDisk
 from fedproto.strategies.contract import PERSONAL, initial_tensors
@@ -86,17 +87,31 @@ class ThisNode:
         engine.secret = lambda job: own_secret(job, self.state_folder)
         return engine
 
+    def with_samples(self, number: int) -> ThisNode:
+        """The same with some of its training samples."""
+        clients = list(self.federation.clients)
+        own = clients[self.client]
+        clients[self.client] = replace(own, train=spread(own.train, number))
+        return replace(self, federation=replace(self.federation, clients=clients))
+
+
+def spread(indices: Indices, number: int) -> Indices:
+    """So many of some samples, evenly spaced, whatever they are sorted by."""
+    return indices[np.arange(number) * len(indices) // number]
+
 
 def own_secret(job: LocalJob, state_folder: Path) -> int:
     """The seed of a client's own draws in a run, which the server never knows.
 
-    The same in every round: answers drawn afresh would reveal more with each of them.
+    The same in every round: answers drawn afresh would reveal more with each of them. Another for
+    every client that keeps its state in the folder.
     """
+    name = f"{job.run}/secret-{job.client}"
     with contextlib.suppress(OSError, ValueError):
-        return int((state_folder / job.run / "secret").read_text())
+        return int((state_folder / name).read_text())
     secret = secrets.randbits(62)
     state_folder.mkdir(parents=True, exist_ok=True)
-    Folder(state_folder).write(f"{job.run}/secret", str(secret).encode())
+    Folder(state_folder).write(name, str(secret).encode())
     return secret
 
 
@@ -130,11 +145,11 @@ def _answer(
 
 
 def _hello(content: RecordDict, context: Context) -> RecordDict:
-    node = this_node(greeting.decode_question(content), context)
+    node = this_node(wire.decode_question(content), context)
     federation = node.federation
     own = federation.clients[node.client]
-    return greeting.encode_hello(
-        greeting.Hello(
+    return wire.encode_hello(
+        wire.Hello(
             client=node.client,
             num_train=len(own.train),
             num_test=len(own.test),
@@ -157,7 +172,9 @@ def _train(content: RecordDict, context: Context) -> RecordDict:
     own = len(node.federation.clients[node.client].train)
     if job.client != node.client:
         raise ConfigError(f"the job is for client {job.client}; this is client {node.client}")
-    if job.batches.num_examples != own:
+    if job.batches.num_examples < own:
+        engine = node.with_samples(job.batches.num_examples).engine(config)
+    elif job.batches.num_examples > own:
         raise ConfigError(f"the job is for {job.batches.num_examples} samples; {own} are here")
     memory = MemoryOnDisk(Folder(node.state_folder), job.run)
     declared = config.method.client_memory(setting)
@@ -180,12 +197,17 @@ def _evaluate(content: RecordDict, context: Context) -> RecordDict:
     test = wire.decode_test(content, _layout(engine, config))
     if test.client != node.client:
         raise ConfigError(f"the test is for client {test.client}; this is {node.client}")
-    test_part = node.federation.clients[node.client].test
-    validation_part = node.federation.validation_of(node.client)
+    federation = node.federation
+    samples = (
+        federation.validation_of(node.client)
+        if test.validation
+        else federation.clients[node.client].test
+    )
+    if not 0 < test.num_examples <= len(samples):
+        raise DataError(f"the test is for {test.num_examples} samples; {len(samples)} are here")
     state = _own_model(node, engine, config, test) if test.run else test.state
-    tally = engine.tally(state, validation_part if test.validation else test_part)
-    if tally is None:
-        raise DataError("this client has no test samples")
+    tally = engine.tally(state, spread(samples, test.num_examples))
+    assert tally is not None  # noqa: S101 - there are samples
     return wire.encode_tally(node.client, test.state.round, tally)
 
 

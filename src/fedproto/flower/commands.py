@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from fedproto.data.base import data_root
@@ -41,6 +42,7 @@ clientapp = "fedproto_run.client:app"
 
 [tool.flwr.app.config]
 out = {out}
+keys = {keys}
 """
 
 
@@ -80,18 +82,21 @@ def environment(home: Path) -> dict[str, str]:
     }
 
 
-def superlink(server: Path | None, host: str, port: int, database: Path) -> list[str]:
-    """The server's command; without its folder of certificates it is insecure."""
-    secure = ["--insecure"]
-    if server is not None:
-        secure = [
-            *("--ssl-ca-certfile", str(server / "ca.crt")),
-            *("--ssl-certfile", str(server / "server.crt")),
-            *("--ssl-keyfile", str(server / "server.key")),
-            "--enable-supernode-auth",
-        ]
-    where = [*("--database", str(database)), *("--host", host), *("--port", str(port))]
-    return ["flower-superlink", *secure, *where]
+def superlink(server: Path | None, public: str, port: int, database: Path) -> list[str]:
+    """The server's command: for its owner at a port of loopback, for nodes at a public address.
+
+    Without its folder of certificates it is insecure, and nodes too reach it at that port.
+    """
+    where = [*("--database", str(database)), *("--host", "127.0.0.1"), *("--port", str(port))]
+    if server is None:
+        return ["flower-superlink", "--insecure", *where]
+    return [
+        *("python3", "-P", "-m", "fedproto.flower.superlink", "--public", public),
+        *("--ssl-ca-certfile", str(server / "ca.crt")),
+        *("--ssl-certfile", str(server / "server.crt")),
+        *("--ssl-keyfile", str(server / "server.key")),
+        *("--enable-supernode-auth", *where),
+    ]
 
 
 def supernode(
@@ -109,12 +114,13 @@ def supernode(
     return ["flower-supernode", *secure, *where]
 
 
-def write_app(folder: Path, out: Path) -> None:
-    """The app to submit: our ServerApp and ClientApp, and the directory of the run."""
+def write_app(folder: Path, out: Path, keys: Mapping[int, str]) -> None:
+    """The app to submit: our ServerApp and ClientApp, the directory of the run, clients' keys."""
     package = folder / "fedproto_run"
     package.mkdir(parents=True, exist_ok=True)
     (folder / "pyproject.toml").write_text(
-        _APP.format(out=json.dumps(str(out.resolve()))), encoding="utf-8"
+        _APP.format(out=json.dumps(str(out.resolve())), keys=json.dumps(json.dumps(keys))),
+        encoding="utf-8",
     )
     (package / "__init__.py").write_text('"""A fedproto run."""\n', encoding="utf-8")
     for side in ("server", "client"):

@@ -13,6 +13,7 @@ from typing import Any
 
 from fedproto.errors import FedprotoError
 from fedproto.flower import commands
+from fedproto.flower.keys import fingerprint, public_keys
 from fedproto.rounds import Watcher
 from fedproto.store import RunStore
 
@@ -35,15 +36,17 @@ class DeploymentError(FedprotoError):
 class Control:
     """A connection to a server through the command ``flwr``."""
 
-    def __init__(self, folder: Path, address: str, trusted: Path | None) -> None:
+    def __init__(self, folder: Path, address: str, server: Path | None) -> None:
+        """Keeps its own files in a folder; `server` has the certificate and the clients' keys."""
         self._folder = folder.resolve()
         self._address = address
+        self._server = server
         self._home = self._folder / "home"
         self._home.mkdir(parents=True, exist_ok=True)
         trust = (
             "insecure = true"
-            if trusted is None
-            else f"root-certificates = {json.dumps(str(trusted.resolve()))}"
+            if server is None
+            else f"root-certificates = {json.dumps(str((server / 'ca.crt').resolve()))}"
         )
         (self._home / "config.toml").write_text(
             '[superlink]\ndefault = "fedproto"\n\n'
@@ -59,7 +62,8 @@ class Control:
         """Starts the run of a directory, or goes on with it; the number that Flower gives it."""
         (out / ERROR_FILE).unlink(missing_ok=True)
         app = self._folder / "app"
-        commands.write_app(app, out)
+        known = {} if self._server is None else public_keys(self._server)
+        commands.write_app(app, out, {client: fingerprint(path) for client, path in known.items()})
         return str(self._flwr("run", str(app), "fedproto")["run-id"])
 
     def status(self, run: str) -> str:

@@ -107,9 +107,9 @@ class Deployment:
         self._node_config = node_config
         self._port = free_port()
         self._address = f"127.0.0.1:{self._port}"
+        self.public = self._address if keys is None else f"127.0.0.1:{free_port()}"
         self.folder.mkdir(parents=True, exist_ok=True)
-        trusted = None if keys is None else keys.server / "ca.crt"
-        self.control = Control(self.folder, self._address, trusted)
+        self.control = Control(self.folder, self._address, keys.server if keys else None)
 
     def start_link(self) -> None:
         """Starts the server, or starts it again on the same database."""
@@ -118,7 +118,7 @@ class Deployment:
             time.sleep(0.2)  # one that was killed is still letting go of its port
         server = None if self.keys is None else self.keys.server.resolve()
         database = self.folder / "state.db"
-        command = commands.superlink(server, "127.0.0.1", self._port, database)
+        command = commands.superlink(server, self.public, self._port, database)
         self.link = self._start("superlink", command)
         ends = time.monotonic() + START_FOR
         while not answers(self._address):
@@ -135,7 +135,7 @@ class Deployment:
         """Starts a client's node, or starts it again under its old id."""
         keys = keys or self.keys
         folder = None if keys is None else keys.node(client).resolve()
-        command = commands.supernode(folder, self._address, client, free_port(), self._node_config)
+        command = commands.supernode(folder, self.public, client, free_port(), self._node_config)
         name = node_name(client)
         superexec.write_program(self._home(name) / commands.PROGRAMS, shlex.quote(sys.executable))
         if client in self.nodes:

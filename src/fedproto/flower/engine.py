@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import reduce
 
 import numpy as np
+import torch
 from flwr.app import RecordDict
 from flwr.serverapp import Grid
 from torch import Tensor
@@ -27,6 +29,9 @@ from fedproto.flower.nodes import Answer, Nodes, exchange
 from fedproto.flower.suspension import Suspensions
 from fedproto.rng import Indices
 from fedproto.types import POOLED, ClientFailure, ClientUpdate, ServerState
+
+TRAIN, TEST = "train", "test"
+"""What a client is asked to do."""
 
 
 class FlowerEngine(Engine):
@@ -57,7 +62,6 @@ class FlowerEngine(Engine):
         self._setting = setting_of(workload, params)
         self._given_up: set[int] = set()
         self._suspended = suspended
-        self._failing: set[int] = set()
         self._asked: set[int] = set()
         self._incidents: list[str] = []
         on_server = self._options.evaluate_on == "server"
@@ -102,18 +106,19 @@ class FlowerEngine(Engine):
         return [self._evaluate(state, validation=validation) for state in states]
 
     def judged(self, usable: Collection[int], refused: Mapping[int, str]) -> None:
-        """Who was asked and gave nothing usable, in whatever way, has failed once more."""
+        """Who was asked and gave nothing usable, in whatever way, has failed in this round."""
         for client in sorted(self._asked):
             if client in usable:
-                self._suspended.answered(client)
+                self._suspended.answered(client, TRAIN)
             elif client in refused:
-                self._suspended.failed(client, refused[client], self._options)
+                self._suspended.failed(client, TRAIN, refused[client])
         self._asked.clear()
 
     def take_incidents(self) -> list[str]:
         """Clients turned away and tests that failed."""
         taken, self._incidents = self._incidents, []
-        return taken + self._suspended.end_round() + self._nodes.take_notices()
+        suspended = self._suspended.end_round(self._options)
+        return taken + suspended + self._nodes.take_notices()
 
     def _gather(self, clients: set[int]) -> set[int] | str:
         """The clients that are connected, or why the round cannot be."""
@@ -182,11 +187,7 @@ class FlowerEngine(Engine):
         )
         for node, answer in answers.items():
             index = index_of[node]
-            result = results[index] = self._read_update(answer, jobs[index])
-            if isinstance(result, ClientFailure):
-                self._failing.add(result.client)
-            else:
-                self._failing.discard(result.client)
+            results[index] = self._read_update(answer, jobs[index])
         return results
 
     def _read_update(self, answer: Answer, job: LocalJob) -> ClientUpdate | ClientFailure:
@@ -208,7 +209,7 @@ class FlowerEngine(Engine):
     def evaluate_personal(self, jobs: Sequence[LocalJob]) -> list[dict[str, float]]:
         """Asks every connected client to test its own model; nothing from the others."""
         task = self.workload.task
-        by_client = {job.client: job for job in jobs}
+        by_client = {job.client: job for job in jobs if self._held(job.client, validation=False)}
         tallies = self._tallies(by_client, jobs[0].state.round, validation=False) if jobs else {}
         return [task.metrics(tallies[job.client]) if job.client in tallies else {} for job in jobs]
 
@@ -217,10 +218,7 @@ class FlowerEngine(Engine):
         clients = range(len(self.workload.federation.clients))
         held = {one: None for one in clients if self._held(one, validation=validation)}
         tallies = self._tallies(held, state.round, validation=validation, state=state)
-        total: Tensor | None = None
-        for tally in tallies.values():
-            total = tally if total is None else total + tally
-        return {} if total is None else self.workload.task.metrics(total)
+        return self._scores(list(tallies.values())) if tallies else {}
 
     def _tallies(
         self,
@@ -235,7 +233,7 @@ class FlowerEngine(Engine):
         node_of = {
             client: node
             for client, node in sorted(self._nodes.clients().items())
-            if client in asked and self._is_asked(client)
+            if client in asked and self._suspended.is_asked(client)
         }
         contents = {
             node: self._test(client, asked[client], state, validation=validation)
@@ -260,21 +258,30 @@ class FlowerEngine(Engine):
                 found[client] = self._read_tally(answers[node], client, round_, held)
             except UnreadableError as error:
                 self._incidents.append(f"not tested on client {client}: {error}")
-                self._suspended.failed(client, str(error), self._options)
+                self._suspended.failed(client, TEST, str(error))
+            else:
+                self._suspended.answered(client, TEST)
         return found
 
     def _test(
         self, client: int, job: LocalJob | None, state: ServerState | None, *, validation: bool
     ) -> RecordDict:
+        held = self._held(client, validation=validation)
         if job is None:
             assert state is not None  # noqa: S101 - one of the two is given
-            return wire.encode_test(client, state, self._config, validation=validation)
+            return wire.encode_test(client, state, self._config, held, validation=validation)
         config = replace(self._config, strategy=job.strategy)
-        return wire.encode_test(client, job.state, config, run=job.run, last_round=job.last_round)
+        return wire.encode_test(
+            client, job.state, config, held, run=job.run, last_round=job.last_round
+        )
 
-    def _is_asked(self, client: int) -> bool:
-        """Whether a client is worth a deadline: not one that just failed or is left out."""
-        return client not in self._failing and not self._suspended.reason(client)
+    def _scores(self, tallies: Sequence[Tensor]) -> dict[str, float]:
+        """The scores over all samples, and the main one with every client counted alike."""
+        task = self.workload.task
+        each = [task.metrics(tally) for tally in tallies]
+        alike = [scores[task.headline] for scores in each if task.headline in scores]
+        pooled = task.metrics(reduce(torch.add, tallies))
+        return pooled | ({f"mean_client_{task.headline}": float(np.mean(alike))} if alike else {})
 
     def _read_tally(self, answer: Answer, client: int, round_: int, held: int) -> Tensor:
         tally = wire.decode_tally(_content(answer), client, round_)

@@ -2,12 +2,18 @@
 
 Cohorts are drawn by size, so all sizes are needed before the first round. They are kept in the
 run directory; when a run goes on, a client may be absent, but not come back with other numbers.
+
+Sizes are claims. They decide how often a client is drawn, its weight, the counts that it may report
+and its part in the test, so none is believed beyond a multiple of the federation's median: a client
+that claims more is asked to train and to test on that many of its samples.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
+from statistics import median_low
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,9 +27,12 @@ from fedproto.data.tasks import task_named
 from fedproto.disk.files import explained, is_there, write_atomically
 from fedproto.disk.integrity import DamagedError, read_json, sealed, unsealed
 from fedproto.errors import ConfigError, DataError, StoreError
-from fedproto.flower.greeting import Hello
 from fedproto.flower.nodes import Nodes
+from fedproto.flower.wire import Hello
 from fedproto.rng import Indices
+
+CLAIMS = {"num_train": "training", "num_test": "test", "num_validation": "validation"}
+"""What a client tells of its size, and what each is called."""
 
 
 class RemoteSamples(Samples):
@@ -52,7 +61,7 @@ def enrol(config: RunConfig, nodes: Nodes, folder: Path) -> Federation:
     data = digest_of({"data": config.to_dict()["data"]})
     enrolled = _read(path, data)
     if data in enrolled:
-        return federation_of(config, enrolled[data])
+        return federation_of(config, _capped(enrolled[data], config, nodes))
     number = config.flower.clients or getattr(config.data, "clients", None)
     if not isinstance(number, int):
         raise ConfigError(
@@ -68,12 +77,36 @@ def enrol(config: RunConfig, nodes: Nodes, folder: Path) -> Federation:
             " them, or wait longer (flower.wait)"
         )
     hellos = [nodes.hello_of(client) for client in range(number)]
-    federation = federation_of(config, hellos)
+    federation = federation_of(config, _capped(hellos, config, nodes))
     enrolled[data] = hellos
     with explained(path):
         tables = {name: [asdict(one) for one in each] for name, each in enrolled.items()}
         write_atomically(path, sealed(tables))
     return federation
+
+
+def _capped(hellos: list[Hello], config: RunConfig, nodes: Nodes) -> list[Hello]:
+    """The claims, each cut to `flower.max_claim` times the median of those that claim any."""
+    times = config.flower.max_claim
+    if not times:
+        return hellos
+    caps = {}
+    for name in CLAIMS:
+        claims = [claim for hello in hellos if (claim := getattr(hello, name))]
+        # The lower of two in the middle: one of two clients alone does not raise it.
+        caps[name] = max(1, int(times * median_low(claims))) if claims else 0
+    believed = []
+    for hello in hellos:
+        cut: dict[str, Any] = {
+            name: cap for name, cap in caps.items() if getattr(hello, name) > cap
+        }
+        believed.append(replace(hello, **cut))
+        for name, cap in cut.items():
+            nodes.note(
+                f"client {hello.client} claims {getattr(hello, name):,} {CLAIMS[name]} samples and"
+                f" uses {cap:,}: flower.max_claim is {times:g} times the median"
+            )
+    return believed
 
 
 def federation_of(config: RunConfig, hellos: list[Hello]) -> Federation:

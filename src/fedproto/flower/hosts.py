@@ -19,6 +19,7 @@ _SCRIPT = """\
 # {title}
 # Needs fedproto[flower] on the PATH; works from wherever this folder was copied to.
 set -eu
+umask 077
 here=$(cd "$(dirname "$0")" && pwd)
 cd "$here"
 {environment}
@@ -52,16 +53,17 @@ WantedBy=multi-user.target
 def write_host_files(keys: Keys, host: str, port: int, clients: int, install: Path) -> None:
     """Writes start scripts and systemd units beside the keys.
 
-    Clients reach the server under `host`; the folder of a host will lie at `install` on it.
+    Clients reach the server under `host` and its owner on loopback, one port above; the folder of a
+    host will lie at `install` on it.
     """
-    facts = {"address": f"127.0.0.1:{port}"}
+    facts = {"control": f"127.0.0.1:{port + 1}"}
     (keys.server / SERVER_FILE).write_text(json.dumps(facts) + "\n", encoding="utf-8")
-    here, everywhere = Path("$here"), "0.0.0.0"  # noqa: S104 - clients are on other hosts
+    here, everywhere = Path("$here"), f"0.0.0.0:{port}"  # clients are on other hosts
     _write(
         keys.server,
         "superlink",
         "The server of a fedproto federation",
-        superlink(here, everywhere, port, here / "state.db"),
+        superlink(here, everywhere, port + 1, here / "state.db"),
         install,
         f"{install} /var/lib/fedproto",
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import hashlib
 import ipaddress
 import os
 from collections.abc import Sequence
@@ -44,6 +45,22 @@ class Keys:
     def public_key(self, client: int) -> Path:
         """What the server registers of a client's node."""
         return self.server / f"{node_name(client)}.pub"
+
+
+def public_keys(server: Path) -> dict[int, Path]:
+    """The clients' public keys in the server's folder, by client."""
+    numbers = {path.stem.rpartition("-")[2]: path for path in server.glob("*.pub")}
+    found = {int(number): path for number, path in numbers.items() if number.isdecimal()}
+    return {client: found[client] for client in sorted(found)}
+
+
+def fingerprint(public_key: Path | bytes) -> str:
+    """A short fingerprint of a public key: of OpenSSH's file, or as Flower has it (PEM)."""
+    if isinstance(public_key, Path):
+        public_key = serialization.load_ssh_public_key(public_key.read_bytes()).public_bytes(
+            serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+        )
+    return hashlib.sha256(public_key).hexdigest()[:32]
 
 
 def make_keys(folder: Path, hosts: Sequence[str], clients: int) -> Keys:

@@ -1,14 +1,13 @@
 """Who is connected: Flower's nodes have random numbers, our clients stable ids.
 
 Every node is asked once who it is. A client keeps its node as long as that is connected; a second
-node that claims the same id is turned away. Where nodes are registered under a name, as the
-commands of ``fedproto flower keys`` do, a node may only be the client of that name: the name
-belongs to its key.
+node that claims the same id is turned away. Where the server's folder has the clients' public keys,
+as ``fedproto flower keys`` makes it, a client is the node with its key and no other, whatever else
+was registered and whenever the run goes on.
 """
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -22,10 +21,11 @@ from flwr.serverapp import Grid
 from fedproto.config import RunConfig
 from fedproto.engines.base import Notify
 from fedproto.errors import FedprotoError
-from fedproto.flower import greeting, wire
+from fedproto.flower import wire
 from fedproto.flower.arrays import UnreadableError, one_line
 from fedproto.flower.commands import is_node_name, node_name
-from fedproto.flower.greeting import Hello
+from fedproto.flower.keys import fingerprint
+from fedproto.flower.wire import Hello
 
 T = TypeVar("T")
 
@@ -156,7 +156,8 @@ class ServerGoneError(FedprotoError):
 class Nodes:
     """The connected clients.
 
-    `audit` is told of nodes that enrol or are turned away, with their keys.
+    `audit` is told of nodes that enrol or are turned away, with their keys. With `keys`, the
+    fingerprints of the clients' public keys, a client is whoever has its key.
     """
 
     def __init__(
@@ -165,8 +166,10 @@ class Nodes:
         config: RunConfig,
         notify: Notify,
         audit: Callable[..., None] = lambda event, **facts: None,  # noqa: ARG005
+        keys: Mapping[int, str] | None = None,
     ) -> None:
         self._audit = audit
+        self._bound = keys or {}
         self._grid = grid
         self._config = config
         self._notify = notify
@@ -186,8 +189,13 @@ class Nodes:
         """What a connected client told of itself."""
         return self._known[self.clients()[client]]
 
+    def note(self, text: str) -> None:
+        """Shows a notice and keeps it for the round's record."""
+        self._notices.append(text)
+        self._notify(text)
+
     def take_notices(self) -> list[str]:
-        """Which nodes were turned away since the last call, and why."""
+        """What was noted since the last call, such as nodes that were turned away."""
         taken, self._notices = self._notices, []
         return taken
 
@@ -195,12 +203,15 @@ class Nodes:
         """Looks who is connected and asks the new ones, or all that gave no good answer yet."""
         nodes = list(patiently(self._grid.get_nodes))
         self._online = {node.node_id for node in nodes}
-        self._keys = {node.node_id: _key(node.public_key) for node in nodes}
+        self._keys = {
+            node.node_id: fingerprint(node.public_key) if node.public_key else None
+            for node in nodes
+        }
         self._names = {node.node_id: node.name for node in nodes}
         new = self._online - self._known.keys()
         if not ask_again:
             new -= self._asked_in_vain
-        question = greeting.encode_question(self._config)
+        question = wire.encode_question(self._config)
         answers = exchange(
             self._grid,
             "query.hello",
@@ -217,8 +228,7 @@ class Nodes:
                 if notice not in self._said:
                     self._said.add(notice)
                     self._audit("turned away", **self._who(node), reason=str(error))
-                    self._notices.append(notice)
-                    self._notify(notice)
+                    self.note(notice)
             else:
                 self._asked_in_vain.discard(node)
                 self._known[node] = hello
@@ -252,17 +262,17 @@ class Nodes:
         refusal = wire.decode_refusal(answer.content)
         if refusal is not None:
             raise UnreadableError(refusal)
-        hello = greeting.decode_hello(answer.content, self._config.flower.max_examples)
+        hello = wire.decode_hello(answer.content, self._config.flower.max_examples)
         name = self._names.get(node, "")
         if is_node_name(name) and name != node_name(hello.client):
             raise UnreadableError(
                 f"its key is registered as {name}, but it says it is {hello.client}"
             )
+        if self._bound and self._bound.get(hello.client) != self._keys.get(node):
+            raise UnreadableError(
+                f"its key is not that of client {hello.client}, {node_name(hello.client)}.pub in"
+                " the server's folder"
+            )
         if hello.client in self.clients():
             raise UnreadableError(f"client {hello.client} is connected already")
         return hello
-
-
-def _key(public_key: bytes) -> str | None:
-    """A short fingerprint of a node's public key; None for a node without one."""
-    return hashlib.sha256(public_key).hexdigest()[:32] if public_key else None

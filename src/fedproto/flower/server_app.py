@@ -6,7 +6,9 @@ so), and a run that was cut short goes on from its newest checkpoint when it is 
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from flwr.app import Context
@@ -49,15 +51,21 @@ def main(grid: Grid, context: Context) -> None:
     outcome = out / ERROR_FILE
     outcome.unlink(missing_ok=True)
     try:
-        serve(grid, out)
+        keys = json.loads(str(context.run_config.get("keys", "{}")))
+        serve(grid, out, keys={int(client): key for client, key in keys.items()})
     except FedprotoError as error:
         # The process that submitted the run shows this; Flower keeps only a traceback.
         write_atomically(outcome, f"{error}\n".encode())
         raise
 
 
-def serve(grid: Grid, out: Path, watcher: Watcher | None = None) -> None:
-    """Carries out the runs of a directory over a grid."""
+def serve(
+    grid: Grid,
+    out: Path,
+    watcher: Watcher | None = None,
+    keys: Mapping[int, str] | None = None,
+) -> None:
+    """Carries out the runs of a directory over a grid, with clients known by their keys."""
     for plugin in os.environ.get("FEDPROTO_PLUGINS", "").split():
         load_plugin(plugin)
     stores = open_runs(out)
@@ -74,7 +82,7 @@ def serve(grid: Grid, out: Path, watcher: Watcher | None = None) -> None:
             raise ConfigError("a run over Flower needs a [data] section; clients read it")
         if config.data in federations:
             continue
-        nodes[config.data] = Nodes(grid, config, watcher.notice, log.write)
+        nodes[config.data] = Nodes(grid, config, watcher.notice, log.write, keys)
         if config.flower.evaluate_on == "server":
             federations |= load_federations([config])
         else:

@@ -23,7 +23,13 @@ from fedproto import strategies
 from fedproto.data.tasks import task_named
 from fedproto.engines.setting import setting_for
 from fedproto.errors import ConfigError
-from fedproto.flower.arrays import UnreadableError, read_tensors, write_tensors
+from fedproto.flower.arrays import (
+    UnreadableError,
+    expect_arrays,
+    expect_declared,
+    read_tensors,
+    write_tensors,
+)
 from fedproto.flower.helper import (
     ARRAYS,
     BROADCAST,
@@ -36,7 +42,6 @@ from fedproto.flower.helper import (
     ROUND,
     WORK,
 )
-from fedproto.flower.parts import expect_arrays, expect_declared
 from fedproto.models.adapter import adapted
 from fedproto.rng import Purpose, stream
 from fedproto.rounds.aggregate import Expected, aggregate_round

@@ -1,14 +1,18 @@
-"""Clients that fail again and again are left out for a while, and let back in.
+"""Clients that fail too often are left out for a while, and let back in.
 
 A mute client costs a deadline whenever it is asked, and one whose updates are always refused costs
-work for nothing. After some failures in a row, of whatever kind, a client is not asked for some
-rounds; then it is tried again, and a single failure more suspends it for twice as long.
+work for nothing. Kept are the outcomes of the last rounds in which a client was asked to train, and
+of those in which it was asked to test. With too many failures among either, of whatever kind, it is
+not asked for some rounds. Then it is tried again; while those failures are among its last outcomes,
+a single one more suspends it for twice as long.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections import defaultdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from fedproto.config import FlowerOptions
 from fedproto.disk.files import explained, is_there, write_atomically
@@ -20,9 +24,19 @@ SUSPENSIONS_FILE = "suspensions.json"
 
 @dataclass
 class _Conduct:
-    failures: int = 0
+    """A client's.
+
+    Attributes:
+        failed: Whether it failed, in its last rounds, by the kind of question.
+        left: Rounds that it is still left out.
+        times: How often it was suspended since it last had a clean record.
+        back: Whether it has answered since.
+    """
+
+    failed: dict[str, list[bool]] = field(default_factory=dict)
     left: int = 0
     times: int = 0
+    back: bool = True
     reason: str = ""
 
 
@@ -38,7 +52,7 @@ class Suspensions:
         self._kept = self._tables()
         self._round = 0
         self._out: set[int] = set()
-        self._notices: list[str] = []
+        self._outcomes: dict[int, dict[str, str | None]] = defaultdict(dict)
 
     def begin_round(self, round_: int) -> None:
         """A round begins: whoever is left out in it has one less before it."""
@@ -47,43 +61,62 @@ class Suspensions:
         for client in self._out:
             self._conduct[client].left -= 1
 
-    def end_round(self) -> list[str]:
-        """Keeps how things stand; who was suspended or let back in during the round."""
+    def failed(self, client: int, kind: str, reason: str) -> None:
+        """A client gave no usable answer to a question of a kind."""
+        self._outcomes[client][kind] = reason
+
+    def answered(self, client: int, kind: str) -> None:
+        """A client gave a usable answer; an unusable one in the same round counts for more."""
+        self._outcomes[client].setdefault(kind, None)
+
+    def is_asked(self, client: int) -> bool:
+        """Whether a client is worth a deadline: not left out, and no failure yet in this round."""
+        return not (self.reason(client) or any(self._outcomes.get(client, {}).values()))
+
+    def end_round(self, options: FlowerOptions) -> list[str]:
+        """Judges and keeps the outcomes of the round; who is suspended now, or let back in."""
+        judged = [self._judge(client, options) for client in sorted(self._outcomes)]
+        self._outcomes.clear()
         tables = self._tables()
         if tables != self._kept:
             with explained(self._path):
                 write_atomically(self._path, sealed(tables))
             self._kept = tables
-        taken, self._notices = self._notices, []
-        return taken
+        return [notice for notice in judged if notice is not None]
 
     def reason(self, client: int) -> str | None:
         """Why a client is not asked; None when it is."""
         conduct = self._conduct.get(client)
         if conduct is None or not (conduct.left or client in self._out):
             return None
-        return (
-            f"suspended until round {self._round + conduct.left + 2} after {conduct.failures}"
-            f" failures, the last: {conduct.reason}"
-        )
+        return f"suspended until round {self._round + conduct.left + 2}: {conduct.reason}"
 
-    def failed(self, client: int, reason: str, options: FlowerOptions) -> None:
-        """A client gave no usable answer."""
+    def _judge(self, client: int, options: FlowerOptions) -> str | None:
         conduct = self._conduct.setdefault(client, _Conduct())
-        conduct.failures += 1
-        conduct.reason = reason
-        if options.suspend_after and conduct.failures >= options.suspend_after:
+        outcomes = self._outcomes[client]
+        suspended = False
+        for kind, reason in outcomes.items():
+            last = [*conduct.failed.get(kind, []), reason is not None][-options.suspend_window :]
+            conduct.failed[kind] = last
+            if reason is not None and 0 < options.suspend_after <= sum(last):
+                suspended = True
+                conduct.reason = (
+                    f"{sum(last)} of its last {len(last)} answers ({kind}) were not usable, the"
+                    f" last: {reason}"
+                )
+        if suspended:
             conduct.left = options.suspend_rounds * 2**conduct.times
             conduct.times += 1
-            self._notices.append(f"client {client} is {self.reason(client)}")
+            conduct.back = False
+            return f"client {client} is {self.reason(client)}"
+        if not any(map(any, conduct.failed.values())):
+            del self._conduct[client]
+        if conduct.back or any(outcomes.values()):
+            return None
+        conduct.back = True
+        return f"client {client} answers again and is no longer suspended"
 
-    def answered(self, client: int) -> None:
-        """A client gave a usable answer: its failures before are forgotten."""
-        conduct = self._conduct.pop(client, None)
-        if conduct is not None and conduct.times:
-            self._notices.append(f"client {client} answers again and is no longer suspended")
-
-    def _tables(self) -> dict[str, dict[str, int | str]]:
+    def _tables(self) -> dict[str, dict[str, Any]]:
         return {str(client): asdict(conduct) for client, conduct in self._conduct.items()}
 
 

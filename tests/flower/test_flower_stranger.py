@@ -1,0 +1,168 @@
+"""A stranger who has the federation's certificate, and a second key under a client's name."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import ssl
+import subprocess
+
+import pytest
+
+pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedproto[flower]'")
+
+import httpx
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
+from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
+
+from fedproto.config import read_config
+from fedproto.flower import nodes
+from fedproto.flower.control import Control, DeploymentError
+from fedproto.flower.deploy import Deployment
+from fedproto.flower.keys import fingerprint, make_keys, public_keys
+from fedproto.flower.server_app import serve
+from fedproto.flower.superlink import NODE_CALLS, Gateway
+from fedproto.store import RunStore
+from fedproto.store.checking import read_audit
+from flower_grid import LocalGrid
+from flower_runs import CLIENTS, tables
+
+NOBODY = 65534
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """A server with TLS on loopback, one registered client and no node."""
+    folder = tmp_path_factory.mktemp("server")
+    deployed = Deployment(folder / "flower", make_keys(folder / "keys", ["localhost"], 1))
+    try:
+        deployed.start_link()
+        deployed.register(0)
+        yield deployed
+    finally:
+        deployed.end()
+
+
+@pytest.mark.timeout(300)
+def test_the_certificate_alone_lists_registers_submits_and_stops_nothing(server, tmp_path):
+    """What lies on every client's host: ca.crt, and a key that the stranger made."""
+    own = make_keys(tmp_path / "own", ["localhost"], 1)
+    stranger = Control(tmp_path / "stranger", server.public, server.keys.node(0))
+    store = RunStore.create(tmp_path / "run", read_config(tables()))
+    with pytest.raises(DeploymentError, match="404 Not Found"):
+        stranger.register(own.public_key(0), "client-0")
+    with pytest.raises(DeploymentError, match="404 Not Found"):
+        stranger.submit(store.path)
+    with pytest.raises(DeploymentError, match="404 Not Found"):
+        stranger.status("1")
+    # The owner, on loopback, sees one node: nothing was registered.
+    (node,) = server.control._flwr("supernode", "list")["nodes"]
+    assert node["status"] == "registered"
+
+
+@pytest.mark.timeout(120)
+def test_the_public_port_has_the_calls_of_registered_nodes_and_nothing_else(server):
+    trusted = ssl.create_default_context(cafile=str(server.keys.node(0) / "ca.crt"))
+    pages = [("GET", "/health"), ("GET", "/docs"), ("GET", "/openapi.json")]
+    with httpx.Client(verify=trusted, base_url=f"https://{server.public}") as client:
+        found = {
+            path: client.request(
+                method, path, headers={"content-type": PROTOBUF_MEDIA_TYPE}
+            ).status_code
+            for method, path in [*PROTOBUF_REQUEST_TYPES, *pages]
+        }
+    assert {path for path, status in found.items() if status != 404} == NODE_CALLS
+    assert {found[path] for path in NODE_CALLS} == {401}
+    assert len(found) > len(NODE_CALLS) + 40
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root, to be another user")
+@pytest.mark.timeout(60)
+def test_another_user_of_the_servers_host_does_not_reach_the_owners_port(server):
+    ask = ["curl", "-sk", "-o", "/dev/null", "-w", "%{http_code}"]
+    ask.append(f"https://{server.control._address}/health")
+    as_owner = subprocess.run(ask, capture_output=True, text=True, check=True)
+    other = subprocess.run(ask, capture_output=True, text=True, check=True, user=NOBODY)
+    assert (as_owner.stdout, other.stdout) == ("200", "404")
+
+
+@pytest.mark.parametrize(
+    ("scope", "passes"),
+    [
+        ({"type": "lifespan"}, True),
+        ({"type": "http", "server": ("10.0.0.1", 8000), "path": "/v1/fleet/get-run"}, True),
+        ({"type": "http", "server": ("10.0.0.1", 8000), "path": "/v1/fleet/get-run/"}, False),
+        ({"type": "http", "server": ("10.0.0.1", 8001), "path": "/v1/control/list-runs"}, False),
+        ({"type": "http", "server": None, "path": "/v1/control/list-runs"}, False),
+        # No process is behind this one.
+        (
+            {
+                "type": "http",
+                "server": ("127.0.0.1", 8001),
+                "client": ("127.0.0.1", 1),
+                "path": "/v1/control/list-runs",
+            },
+            False,
+        ),
+        ({"type": "websocket", "server": ("10.0.0.1", 8000), "path": "/"}, False),
+    ],
+)
+def test_a_request_is_judged_by_where_it_arrived_and_its_exact_path(scope, passes):
+    reached, sent = [], []
+
+    async def app(scope, receive, send):
+        del receive, send
+        reached.append(scope)
+
+    async def send(event):
+        sent.append(event)
+
+    asyncio.run(Gateway(app, ("127.0.0.1", 8001))(scope, None, send))
+    assert bool(reached) == passes
+    assert bool(sent) != passes
+
+
+def a_key() -> bytes:
+    key = ec.generate_private_key(ec.SECP384R1()).public_key()
+    return key.public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+
+
+def test_a_second_key_under_a_clients_name_never_takes_part_as_that_client(tmp_path, monkeypatch):
+    """Client 0 is away, when the run begins and when it goes on; who comes is not client 0."""
+    monkeypatch.setattr(nodes, "PULL_EVERY", 0.01)
+    monkeypatch.setattr(nodes, "LOOK_EVERY", 0.01)
+    own = {1000 + client: a_key() for client in range(CLIENTS)}
+    bound = {client: fingerprint(own[1000 + client]) for client in range(CLIENTS)}
+
+    def grid(*, impostor: bool) -> LocalGrid:
+        made = LocalGrid(range(CLIENTS))
+        made.keys = own | ({1000: a_key()} if impostor else {})
+        made.names = {node: f"client-{client}" for node, client in made.clients.items()}
+        return made
+
+    everyone = {"cohort": CLIENTS, "delta": 0.0, "rounds": 1}
+    store = RunStore.create(tmp_path / "run", read_config(tables(schedule=everyone)))
+    for rounds, impostor in ((1, True), (2, False), (3, True)):
+        config = read_config(tables(schedule=everyone | {"rounds": rounds}))
+        store.reconfigure(config)
+        serve(grid(impostor=impostor), store.path, keys=bound)
+    first, second, third = store.records()
+    assert [record.failures.keys() for record in (first, second, third)] == [{0}, set(), {0}]
+    assert "its key is not that of client 0" in first.note
+    refused = [one for one in read_audit(store.path) if one["event"] == "turned away"]
+    assert {one["name"] for one in refused} == {"client-0"}
+
+
+def test_the_fingerprint_of_a_key_is_the_same_on_disk_and_from_flower(tmp_path):
+    keys = make_keys(tmp_path / "keys", ["localhost"], 11)
+    found = public_keys(keys.server)
+    assert list(found) == list(range(11))
+    public = serialization.load_ssh_public_key(found[10].read_bytes())
+    as_flower = public.public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+    assert fingerprint(found[10]) == fingerprint(as_flower)
