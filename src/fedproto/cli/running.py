@@ -94,7 +94,7 @@ def run(
     config = next(iter(configs.values())).located()
     federations = load([config])
     if dry_run:
-        _rehearse([config], federations)
+        _rehearse({config.title: config}, federations)
         return
     path = out or fresh_directory(recipe)
     store = open_or_create(path, config) if reuse else RunStore.create(path, config)
@@ -120,7 +120,7 @@ def sweep(
     configs = {name: config.located() for name, config in read.items()}
     federations = load(configs.values())
     if dry_run:
-        _rehearse(list(configs.values()), federations)
+        _rehearse(configs, federations)
         return
     path = out or fresh_directory(recipe)
     stores = create_sweep(path, configs, reuse=reuse)
@@ -212,12 +212,13 @@ def _amount(configs: Sequence[RunConfig], federations: Mapping[DataSource, Feder
     return f"{rounds} rounds" + (f", {size / 1e6:.1f} MB of weights on disk" if size else "")
 
 
-def _rehearse(configs: Sequence[RunConfig], federations: Mapping[DataSource, Federation]) -> None:
+def _rehearse(named: Mapping[str, RunConfig], federations: Mapping[DataSource, Federation]) -> None:
     """Trains the first round of the first run in memory, and says what all would take."""
-    config = configs[0]
-    assert config.data is not None  # noqa: S101 - it was loaded
-    federation = federations[config.data]
-    once = replace(config, schedule=replace(config.schedule, rounds=1))
+    configs = list(named.values())
+    first = configs[0]
+    assert first.data is not None  # noqa: S101 - it was loaded
+    federation = federations[first.data]
+    once = replace(first, schedule=replace(first.schedule, rounds=1))
     began = time.perf_counter()
     carry_out([assigned(once, federation)])
     seconds = time.perf_counter() - began
@@ -225,10 +226,10 @@ def _rehearse(configs: Sequence[RunConfig], federations: Mapping[DataSource, Fed
         demand_of([each], federations[each.data]).steps for each in configs if each.data is not None
     )
     left = time_in_words(seconds * steps / max(1, demand_of([once], federation).steps))
+    for name, config in named.items():
+        typer.echo(f"  {name}: {config.schedule.rounds} rounds")
     typer.echo(f"{_runs(configs)}: {_amount(configs, federations)}")
-    typer.echo(f"about {left} if all rounds took as long as the first one of {config.title}")
-    for each in configs:
-        typer.echo(f"  {each.title}, seed {each.seed}, {each.schedule.rounds} rounds")
+    typer.echo(f"about {left} if all rounds took as long as the first one of {first.title}")
 
 
 def load(configs: Iterable[RunConfig]) -> dict[DataSource, Federation]:
