@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import time
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +23,7 @@ from fedproto.data import DataSource, Federation
 from fedproto.disk.atomic import explained
 from fedproto.errors import ConfigError, unknown_name
 from fedproto.simulate import load_federations, simulate
-from fedproto.simulate.driver import carry_out, demand_of
+from fedproto.simulate.driver import carry_out
 from fedproto.simulate.stored import assigned
 from fedproto.store import RunStore, open_or_create
 from fedproto.store.extending import extend
@@ -212,6 +212,13 @@ def _amount(configs: Sequence[RunConfig], federations: Mapping[DataSource, Feder
     return f"{rounds} rounds" + (f", {size / 1e6:.1f} MB of weights on disk" if size else "")
 
 
+def _steps(config: RunConfig, federation: Federation) -> float:
+    """Roughly how many local steps a run makes; pooled training makes as many."""
+    train, schedule = config.train, config.schedule
+    each = math.ceil(float(federation.train_sizes.mean()) / train.batch_size)
+    return schedule.rounds * schedule.cohort * train.epochs * each
+
+
 def _rehearse(named: Mapping[str, RunConfig], federations: Mapping[DataSource, Federation]) -> None:
     """Trains the first round of the first run in memory, and says what all would take."""
     configs = list(named.values())
@@ -219,13 +226,10 @@ def _rehearse(named: Mapping[str, RunConfig], federations: Mapping[DataSource, F
     assert first.data is not None  # noqa: S101 - it was loaded
     federation = federations[first.data]
     once = replace(first, schedule=replace(first.schedule, rounds=1))
-    began = time.perf_counter()
-    carry_out([assigned(once, federation)])
-    seconds = time.perf_counter() - began
-    steps = sum(
-        demand_of([each], federations[each.data]).steps for each in configs if each.data is not None
-    )
-    left = time_in_words(seconds * steps / max(1, demand_of([once], federation).steps))
+    (run,) = carry_out([assigned(once, federation)])
+    assert run is not None  # noqa: S101 - it was not kept, so it was not over before
+    steps = sum(_steps(each, federations[each.data]) for each in configs if each.data is not None)
+    left = time_in_words(run.records[0].seconds * steps / _steps(once, federation))
     for name, config in named.items():
         typer.echo(f"  {name}: {config.schedule.rounds} rounds")
     typer.echo(f"{_runs(configs)}: {_amount(configs, federations)}")
