@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import time
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +24,7 @@ from fedproto.data import DataSource, Federation
 from fedproto.disk.files import explained
 from fedproto.errors import ConfigError, unknown_name
 from fedproto.simulate import load_federations, simulate
-from fedproto.simulate.driver import carry_out, demand_of
+from fedproto.simulate.driver import carry_out
 from fedproto.simulate.stored import assigned
 from fedproto.store import RunStore, open_or_create
 from fedproto.store.extending import extend
@@ -100,7 +100,7 @@ def run(
     config = next(iter(configs.values())).located()
     federations = load([config])
     if dry_run:
-        _rehearse([config], federations)
+        _rehearse({config.title: config}, federations)
         return
     path = out or fresh_directory(recipe)
     store = open_or_create(path, config) if reuse else RunStore.create(path, config)
@@ -127,7 +127,7 @@ def sweep(
     configs = {name: config.located() for name, config in read.items()}
     federations = load(configs.values())
     if dry_run:
-        _rehearse(list(configs.values()), federations)
+        _rehearse(configs, federations)
         return
     path = out or fresh_directory(recipe)
     stores = create_sweep(path, configs, reuse=reuse)
@@ -219,23 +219,28 @@ def _amount(configs: Sequence[RunConfig], federations: Mapping[DataSource, Feder
     return f"{rounds} rounds" + (f", {size / 1e6:.1f} MB of weights on disk" if size else "")
 
 
-def _rehearse(configs: Sequence[RunConfig], federations: Mapping[DataSource, Federation]) -> None:
+def _steps(config: RunConfig, federation: Federation) -> float:
+    """Roughly how many local steps a run makes; pooled training makes as many."""
+    train, schedule = config.train, config.schedule
+    each = math.ceil(float(federation.train_sizes.mean()) / train.batch_size)
+    return schedule.rounds * schedule.cohort * train.epochs * each
+
+
+def _rehearse(named: Mapping[str, RunConfig], federations: Mapping[DataSource, Federation]) -> None:
     """Trains the first round of the first run in memory, and says what all would take."""
-    config = configs[0]
-    assert config.data is not None  # noqa: S101 - it was loaded
-    federation = federations[config.data]
-    once = replace(config, schedule=replace(config.schedule, rounds=1))
-    began = time.perf_counter()
-    carry_out([assigned(once, federation)])
-    seconds = time.perf_counter() - began
-    steps = sum(
-        demand_of([each], federations[each.data]).steps for each in configs if each.data is not None
-    )
-    left = time_in_words(seconds * steps / max(1, demand_of([once], federation).steps))
+    configs = list(named.values())
+    first = configs[0]
+    assert first.data is not None  # noqa: S101 - it was loaded
+    federation = federations[first.data]
+    once = replace(first, schedule=replace(first.schedule, rounds=1))
+    (run,) = carry_out([assigned(once, federation)])
+    assert run is not None  # noqa: S101 - it was not kept, so it was not over before
+    steps = sum(_steps(each, federations[each.data]) for each in configs if each.data is not None)
+    left = time_in_words(run.records[0].seconds * steps / _steps(once, federation))
+    for name, config in named.items():
+        typer.echo(f"  {name}: {config.schedule.rounds} rounds")
     typer.echo(f"{_runs(configs)}: {_amount(configs, federations)}")
-    typer.echo(f"about {left} if all rounds took as long as the first one of {config.title}")
-    for each in configs:
-        typer.echo(f"  {each.title}, seed {each.seed}, {each.schedule.rounds} rounds")
+    typer.echo(f"about {left} if all rounds took as long as the first one of {first.title}")
 
 
 def load(configs: Iterable[RunConfig]) -> dict[DataSource, Federation]:
