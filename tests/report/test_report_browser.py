@@ -357,6 +357,8 @@ def test_every_table_is_a_csv_file(page, downloads):
         rows = list(csv.reader(io.StringIO(text)))
         assert len(rows) > 1, section
         assert {len(row) for row in rows} == {len(rows[0])}, section
+    formulas = page.execute_script("return csvOf([['=1+1', '@x', '-2', -2, 'a']])")
+    assert formulas == "'=1+1,'@x,-2,-2,a\n"
     text = downloaded(page, downloads, "summary", "CSV").decode()
     first, _ = csv.DictReader(io.StringIO(text))
     assert first["method"] == "Averaging"
