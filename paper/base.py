@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedproto.options.registry import Registry
-from fedproto.report.results import comparable
-from fedproto.report.results import StoredRun
+from fedproto.report.results import StoredRun, comparable
 from paper.cases import Scope
 from paper.library import Library, Request
 from paper.output import Output

@@ -426,6 +426,8 @@ def test_every_table_is_a_csv_file(page, downloads):
     assert float(averaging["MB up"]) == pytest.approx(1e-6 * sent)
     assert float(averaging["MB"]) == pytest.approx(2e-6 * sent)
     assert float(averaging["mean client %"]) > 1
+    formulas = page.execute_script("return csvOf([['=1+1', '@x', '-2', -2, 'a']])")
+    assert formulas == "'=1+1,'@x,-2,-2,a\n"
 
 
 def test_every_chart_is_an_svg_file(page, downloads):
