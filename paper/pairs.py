@@ -31,7 +31,7 @@ ALONE = (
     "runs",
     "score",
     "std",
-    "area",
+    "mean_over_rounds",
     "reached_target",
     "rounds_to_target",
     "megabytes_up_a_round",
@@ -50,8 +50,8 @@ PAIRED = (
     "wins",
     "losses",
 )
-FINAL, AREA = "final", "mean over rounds"
-"""What methods are compared by: the score in the end, and the area under its curve."""
+FINAL, OVER_ROUNDS = "final", "mean over rounds"
+"""What methods are compared by: the score at the end, and its mean over all rounds."""
 TARGET = "rounds to target"
 
 
@@ -76,7 +76,7 @@ def show_pairs(
     # Two recipes may ask for the same run.
     runs = runs.drop_duplicates([*WHICH, "seed"])
     alone = output.csv(name, ALONE, _alone(runs))
-    scores = ["runs", "score", "std", "area"]
+    scores = ["runs", "score", "std", "mean_over_rounds"]
     output.table(title, alone[[*WHICH, *scores]])
     output.table("Rounds to the target, and costs", alone.drop(columns=scores))
     paired = _paired(runs, (FAIR_AND_TOLERANT, *subjects))
@@ -109,7 +109,7 @@ def _figures(
                     | {"seed": result.seed, "part": part_of(case, label), TARGET: None}
                     | figures
                     | {"rounds": len(result.run.records)}
-                    | {FINAL: 100 * figures[metric], AREA: 100 * figures["area"]}
+                    | {FINAL: 100 * figures[metric], OVER_ROUNDS: 100 * figures[OVER_ROUNDS]}
                 )
     return rows
 
@@ -117,7 +117,7 @@ def _figures(
 def _alone(runs: pd.DataFrame) -> pd.DataFrame:
     """Every method by itself: means over seeds, and what it costs."""
     groups = runs.astype({TARGET: float}).groupby(list(WHICH), sort=False)
-    numbers = [FINAL, AREA, TARGET, "bytes up", "bytes down", "seconds", "rounds"]
+    numbers = [FINAL, OVER_ROUNDS, TARGET, "bytes up", "bytes down", "seconds", "rounds"]
     # NumPy's own mean, as in all other tables: groupby's differs in the last digit.
     mean = groups[numbers].agg(lambda column: column.mean())
     return pd.DataFrame(
@@ -125,7 +125,7 @@ def _alone(runs: pd.DataFrame) -> pd.DataFrame:
             "runs": groups.size(),
             "score": mean[FINAL],
             "std": groups[FINAL].agg(lambda column: column.std()),
-            "area": mean[AREA],
+            "mean_over_rounds": mean[OVER_ROUNDS],
             "reached_target": groups[TARGET].count(),
             "rounds_to_target": mean[TARGET],
             "megabytes_up_a_round": mean["bytes up"] / mean["rounds"] / 1e6,
@@ -139,7 +139,7 @@ def _paired(runs: pd.DataFrame, others: Sequence[str]) -> list[tuple[Any, ...]]:
     """Every method minus each of the others, over the seeds that both have."""
     methods = {which: own.set_index("seed") for which, own in runs.groupby(list(WHICH), sort=False)}
     lines: list[tuple[Any, ...]] = []
-    for other, quantity, part in product(others, (FINAL, AREA), runs["part"].unique()):
+    for other, quantity, part in product(others, (FINAL, OVER_ROUNDS), runs["part"].unique()):
         found = [
             (which, apart)
             for which, own in methods.items()
@@ -166,7 +166,7 @@ def _draw(alone: pd.DataFrame, pairs: pd.DataFrame, subject: str | None) -> Any:
     other, sign = subject or FAIR_AND_TOLERANT, -1 if subject else 1
     labels = [label for label in alone["method"].unique() if label != other]
     settings = list(dict.fromkeys(zip(alone["alpha"], alone["delta"], strict=True)))
-    marks = list(product((FINAL, AREA), settings))
+    marks = list(product((FINAL, OVER_ROUNDS), settings))
     cases = alone.groupby(["data_set", "trained_on"], sort=False).groups
     figure = new_figure(2.6 * len(cases) + 2.2, 0.26 * len(labels) + 1.3)
     panels = figure.subplots(1, len(cases), squeeze=False, sharey=True)[0]
@@ -185,7 +185,7 @@ def _draw(alone: pd.DataFrame, pairs: pd.DataFrame, subject: str | None) -> Any:
                 - 0.25,
                 xerr=None if row.high is None else row.high - row.difference,
                 fmt="os^Dv<>"[settings.index(setting) % 7],
-                color=COLORS[(FINAL, AREA).index(row.quantity)],
+                color=COLORS[(FINAL, OVER_ROUNDS).index(row.quantity)],
                 markersize=3,
                 capsize=2,
                 label=f"{words}, {row.quantity}",

@@ -16,7 +16,7 @@ COLUMNS = (
     "method",
     "parameter",
     "validation_score",
-    "validation_area",
+    "validation_mean_over_rounds",
     "best",
 )
 SMOKE = ("Fairness + toleration", "FedRS", "Head by class")
@@ -62,8 +62,8 @@ def _lines(case: Case, results: list[FoundRun]) -> list[tuple[Any, ...]]:
             found.append((*_split(result.label), *scores))
     best = {method: max(s for m, _, s, _ in found if m == method) for method, *_ in found}
     return [
-        (case.title, case.stands_in, method, parameter, score, area, score == best[method])
-        for method, parameter, score, area in found
+        (case.title, case.stands_in, method, parameter, score, mean, score == best[method])
+        for method, parameter, score, mean in found
     ]
 
 

@@ -1,6 +1,10 @@
-"""The federated methods, one file each; `base` says what they can override."""
+"""The federated methods, one file each; `base` says what they can override.
 
-from fedproto.strategies.base import STRATEGIES, Strategy
+This module also exports what a strategy of one's own needs: declarations, batches, reports.
+"""
+
+from fedproto.options import option
+from fedproto.strategies.base import STRATEGIES, Strategy, equal_weights, size_weights
 from fedproto.strategies.centralized import Centralized
 from fedproto.strategies.ditto import Ditto
 from fedproto.strategies.fedacg import FedACG
@@ -24,11 +28,29 @@ from fedproto.strategies.ghbm import GHBM
 from fedproto.strategies.moon import Moon
 from fedproto.strategies.qfedavg import QFedAvg
 from fedproto.strategies.scaffold import Scaffold
+from fedproto.strategies.contract import (
+    Batch,
+    Declarations,
+    Declared,
+    Local,
+    Needs,
+    Objective,
+    Observation,
+    Outputs,
+    Report,
+    Seen,
+    Setting,
+)
+from fedproto.strategies.method import Method
+from fedproto.types import ClientUpdate, ClientWeights, Prototypes, ServerState, part, under
 
 __all__ = [
-    "GHBM",
-    "STRATEGIES",
+    "Batch",
     "Centralized",
+    "ClientUpdate",
+    "ClientWeights",
+    "Declarations",
+    "Declared",
     "Ditto",
     "FedACG",
     "FedAtt",
@@ -47,8 +69,26 @@ __all__ = [
     "FedRS",
     "FedRep",
     "FedRoD",
+    "GHBM",
+    "Local",
+    "Method",
     "Moon",
+    "Needs",
+    "Objective",
+    "Observation",
+    "Outputs",
+    "Prototypes",
     "QFedAvg",
+    "Report",
+    "STRATEGIES",
     "Scaffold",
+    "Seen",
+    "ServerState",
+    "Setting",
     "Strategy",
+    "equal_weights",
+    "option",
+    "part",
+    "size_weights",
+    "under",
 ]
