@@ -166,7 +166,7 @@ LAYERS = {
 @pytest.mark.parametrize("policy", ["average", "frozen", "local"])
 @pytest.mark.parametrize("layers", LAYERS)
 def test_a_users_batch_norm_and_dropout_are_stacked(layers, policy):
-    strategies = [FedProx(mu=0.5), FedProto(), Everything()]
+    strategies = [FedProx(mu=0.5), FedProto(), *([] if policy == "local" else [Everything()])]
     train = TrainOptions(epochs=2, batch_size=5, lr=0.02, batch_norm=policy)
     # Clients whose last batch is one sample, which has no variance.
     options = {"federation": small_federation(sizes=(4, 9, 31, 16, 11)), "eval_batch_size": 6}

@@ -170,14 +170,18 @@ def test_the_head_is_found_by_running_the_module_once(name):
     assert class_rows(model, x, CLASSES) == (f"{head}.weight", f"{head}.bias")
 
 
+COMPUTED = {"serve": {"head": "lda", "add": True, "fade": 50.0}}
+"""A served head that is computed, which needs the features and the head of a model."""
+
+
 @pytest.mark.parametrize("engine", ["reference", "stacked"])
 @pytest.mark.parametrize("name", BUILDS)
 def test_modules_of_any_build_train_as_they_are(name, engine):
     build, _ = BUILDS[name]
-    for strategy in ("fedavg", "protohead", "fedproto"):
+    for strategy, sections in (("fedavg", {}), ("fedavg", COMPUTED), ("fedproto", {})):
         result = fedproto.run(
             federation(), build, strategy, rounds=3, cohort=4, lr=0.1, batch_size=4, seed=3,
-            engine={"name": engine, "device": "cpu"},
+            engine={"name": engine, "device": "cpu"}, **sections,
         )  # fmt: skip
         assert len(result.records) == 3
         assert type(result.model) is type(build())
@@ -191,7 +195,7 @@ def test_faster_engines_agree_with_the_reference(name, engine):
     states = []
     for chosen in ("reference", engine):
         result = fedproto.run(
-            federation(), build, "protohead", rounds=2, cohort=4, lr=0.1, batch_size=4,
+            federation(), build, "fedavg", rounds=2, cohort=4, lr=0.1, batch_size=4, **COMPUTED,
             engine={"name": chosen, "device": "cpu", "workers": 1},
         )  # fmt: skip
         states.append(result.state.params)
@@ -258,7 +262,9 @@ class DeepHead(nn.Module):
 @pytest.mark.parametrize("build", [Scaled, LogSoftmax, InPlace, DeepHead])
 def test_a_head_that_does_not_give_the_logits_is_refused_where_one_is_needed(build, tmp_path):
     with pytest.raises(TrainingError, match=r"one dense layer|has no features") as refused:
-        fedproto.run(federation(), build(), "protohead", rounds=1, cohort=2, out=tmp_path / "run")
+        fedproto.run(
+            federation(), build(), "fedavg", rounds=1, cohort=2, out=tmp_path / "run", **COMPUTED
+        )
     assert not (tmp_path / "run").exists()
     assert "\n" not in str(refused.value)
     for engine in ("reference", "stacked"):
@@ -270,7 +276,7 @@ def test_a_head_that_does_not_give_the_logits_is_refused_where_one_is_needed(bui
 
 def test_the_head_can_be_named_and_is_checked():
     named = with_features(TwoHeads(), head="main")
-    result = fedproto.run(federation(), named, "protohead", rounds=1, cohort=2)
+    result = fedproto.run(federation(), named, "fedavg", rounds=1, cohort=2, **COMPUTED)
     assert len(result.records) == 1
     with pytest.raises(TrainingError, match="layer 'aux' does not give the logits of TwoHeads"):
         fedproto.run(federation(), with_features(TwoHeads(), head="aux"), "fedavg", cohort=2)
@@ -304,7 +310,7 @@ def test_lazy_layers_are_made_under_the_seed():
         return nn.Sequential(nn.Flatten(), nn.LazyLinear(6), nn.ReLU(), nn.LazyLinear(CLASSES))
 
     def run(seed: int) -> fedproto.Result:
-        return fedproto.run(federation(), lazy, "protohead", rounds=1, cohort=2, seed=seed)
+        return fedproto.run(federation(), lazy, "fedavg", rounds=1, cohort=2, seed=seed, **COMPUTED)
 
     one, again, other = (run(seed).build()[1].weight for seed in (0, 0, 1))
     assert torch.equal(one, again)

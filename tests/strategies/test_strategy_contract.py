@@ -59,8 +59,10 @@ def test_the_next_state_has_the_same_names_shapes_and_dtypes(strategy):
         (state.buffers, result.buffers),
         (state.memory, result.memory),
     )
+    # Memory that begins empty may be there afterwards.
+    assert result.memory.keys() <= strategy.server_memory(make_setting()).keys()
     for old, new in pairs:
-        assert old.keys() == new.keys()
+        assert old.keys() <= new.keys()
         for name in old:
             assert (new[name].shape, new[name].dtype) == (old[name].shape, old[name].dtype)
 

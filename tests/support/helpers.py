@@ -169,7 +169,9 @@ def state_for(strategy: Strategy, round_: int = 1) -> ServerState:
     """A state with the memory that a strategy keeps."""
     state = make_state(round_)
     declared = strategy.server_memory(make_setting())
-    kept = {name: one for name, one in state.memory.items() if name in declared}
+    kept = {
+        name: one.to(declared[name].dtype) for name, one in state.memory.items() if name in declared
+    }
     return replace(state, memory={**initial_tensors(declared), **kept})
 
 

@@ -24,7 +24,12 @@ from fedproto.analysis.dissimilarity import (
 )
 from fedproto.engines.base import Workload
 from fedproto.engines.setting import load_state
-from fedproto.engines.training.batch_norm import estimate, goes_by_batch, statistics_names
+from fedproto.engines.training.batch_norm import (
+    estimate,
+    goes_by_batch,
+    statistics_names,
+    tolerate_single_values,
+)
 from fedproto.equations import class_prototypes
 from fedproto.models.base import class_rows, features_of
 from fedproto.rng import Indices
@@ -47,6 +52,7 @@ class Probe:
         self.device = workload.options.torch_device()
         dtype = workload.options.torch_dtype()
         self._model = copy.deepcopy(workload.model).to(self.device, dtype).eval()
+        tolerate_single_values(self._model)
         if self.device.type == "cpu":  # whose convolutions prefer it
             self._model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._samples = workload.federation.samples.to(self.device, dtype)

@@ -47,11 +47,6 @@ class CapturedEngine(ReferenceEngine):
 
     def __init__(self, workload: Workload, *, channels_last: bool = False) -> None:
         super().__init__(workload, channels_last=channels_last)
-        if self._device.type != "cuda":
-            workload.notify(
-                f"engine 'captured' replays CUDA graphs; on {self._device} it trains step by step,"
-                " as engine 'reference' does"
-            )
         take_over(self._model)
         self._kinds: dict[tuple[TrainOptions, float], _Kind] = {}
         self._pool = None if self._device.type != "cuda" else torch.cuda.graph_pool_handle()

@@ -11,6 +11,7 @@ from fedproto.data.federation import Federation
 from fedproto.engines.base import Engine
 from fedproto.engines.job import LocalJob
 from fedproto.engines.setting import setting_of
+from fedproto.engines.training.batch_norm import statistics_names
 from fedproto.errors import ConfigError, StoreError
 from fedproto.rng import Purpose, schedule, torch_seed
 from fedproto.rounds.client_memory import remembered
@@ -66,8 +67,19 @@ def remember_all(runs: Sequence[Run], engine: Engine) -> Setting:
     setting = setting_of(engine.workload, runs[0].state.params if runs else {})
     for run in runs:
         run.config.method.check(setting)
+        _check_frozen(run.config, engine)
         run.state = with_memory(run.config, run.state, setting)
     return setting
+
+
+def _check_frozen(config: RunConfig, engine: Engine) -> None:
+    """Refuses frozen models whose batch-norm statistics nobody has."""
+    local = config.train.batch_norm == "local" and statistics_names(engine.workload.model)
+    if local and config.method.needs.frozen:
+        raise ConfigError(
+            f"strategy {type(config.strategy).__name__} compares with frozen models, whose"
+            " batch-norm statistics are not sent with train.batch_norm = 'local'; use 'average'"
+        )
 
 
 def with_memory(config: RunConfig, state: ServerState, setting: Setting) -> ServerState:

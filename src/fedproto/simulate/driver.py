@@ -220,6 +220,11 @@ def engine_of(
     choice = choose(first.engine, workload.task, demand_of(configs, federation), before)
     if first.engine.name == AUTO:
         notify(f"engine: {choice.name} ({choice.reason})")
+    elif choice.name == "captured" and first.engine.torch_device().type != "cuda":
+        notify(
+            f"engine 'captured' replays CUDA graphs; on {first.engine.torch_device()} it trains"
+            " step by step, as engine 'reference' does"
+        )
     workload = replace(workload, options=replace(first.engine, name=choice.name))
     with threads(choice.threads), contextlib.closing(ENGINES.get(choice.name)(workload)) as engine:
         yield engine

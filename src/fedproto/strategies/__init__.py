@@ -6,6 +6,19 @@ This module also exports what a strategy of one's own needs: declarations, batch
 from fedproto.options import option
 from fedproto.strategies.base import STRATEGIES, Strategy, equal_weights, size_weights
 from fedproto.strategies.centralized import Centralized
+from fedproto.strategies.contract import (
+    Batch,
+    Declarations,
+    Declared,
+    Local,
+    Needs,
+    Objective,
+    Observation,
+    Outputs,
+    Report,
+    Seen,
+    Setting,
+)
 from fedproto.strategies.ditto import Ditto
 from fedproto.strategies.fedacg import FedACG
 from fedproto.strategies.fedatt import FedAtt
@@ -25,26 +38,15 @@ from fedproto.strategies.fedrep import FedRep
 from fedproto.strategies.fedrod import FedRoD
 from fedproto.strategies.fedrs import FedRS
 from fedproto.strategies.ghbm import GHBM
+from fedproto.strategies.method import Method
 from fedproto.strategies.moon import Moon
 from fedproto.strategies.qfedavg import QFedAvg
 from fedproto.strategies.scaffold import Scaffold
-from fedproto.strategies.contract import (
-    Batch,
-    Declarations,
-    Declared,
-    Local,
-    Needs,
-    Objective,
-    Observation,
-    Outputs,
-    Report,
-    Seen,
-    Setting,
-)
-from fedproto.strategies.method import Method
 from fedproto.types import ClientUpdate, ClientWeights, Prototypes, ServerState, part, under
 
 __all__ = [
+    "GHBM",
+    "STRATEGIES",
     "Batch",
     "Centralized",
     "ClientUpdate",
@@ -69,7 +71,6 @@ __all__ = [
     "FedRS",
     "FedRep",
     "FedRoD",
-    "GHBM",
     "Local",
     "Method",
     "Moon",
@@ -80,7 +81,6 @@ __all__ = [
     "Prototypes",
     "QFedAvg",
     "Report",
-    "STRATEGIES",
     "Scaffold",
     "Seen",
     "ServerState",
