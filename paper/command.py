@@ -68,6 +68,9 @@ def reproduce(
     existing: Annotated[
         bool, typer.Option("--existing", help="Train nothing; show what the runs allow.")
     ] = False,
+    first: Annotated[
+        int | None, typer.Option(min=1, help="With --existing: the first so many rounds alone.")
+    ] = None,
     list_all: Annotated[bool, typer.Option("--list", help="List the tables and figures.")] = False,
     data_root: DataRoot = None,
 ) -> None:
@@ -78,6 +81,8 @@ def reproduce(
         return
     if not what:
         raise ConfigError(f"name what to reproduce: {', '.join(EXPERIMENTS.names())} or {ALL}")
+    if first is not None and not existing:
+        raise ConfigError("--first is about runs that exist: add --existing")
     scope = Scope(
         scale=scale.value,
         seeds=seeds,
@@ -85,7 +90,7 @@ def reproduce(
         recipes=_recipes(recipe or []),
         settings=tuple(overrides or ()),
     )
-    library = Library(runs, _notice)
+    library = Library(runs, _notice, first)
     plan = reproduction.make_plan(what, scope, library, training=not existing)
     _announce(plan)
     with threads(1 if scope.scale == "smoke" else torch.get_num_threads()):
@@ -97,7 +102,7 @@ def reproduce(
             if dry_run:
                 _show_runs(plan)
             else:
-                _render(plan, out, _command(what, plan))
+                _render(plan, out, _command(what, plan, first))
         except KeyboardInterrupt:
             _notice("stopped; what is done is safe: the same command goes on from there")
             raise typer.Exit(130) from None
@@ -165,10 +170,11 @@ def _recipes(texts: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _command(what: Sequence[str], plan: Plan) -> str:
+def _command(what: Sequence[str], plan: Plan, first: int | None) -> str:
     scope = plan.scope
     parts = ["fedproto reproduce", *what, f"--scale {scope.scale}"]
     parts += [] if plan.training else ["--existing"]
+    parts += [f"--first {first}"] if first else []
     parts += [f"--seeds {scope.seeds}"] if scope.seeds else []
     parts += [f"--only {name}" for name in scope.only]
     parts += [f"--recipe {name}={recipe}" for name, recipe in scope.recipes.items()]

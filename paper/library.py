@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedproto.config import RunConfig, digest_of, recipe
+from fedproto.config.upgrade import options_without_successor
 from fedproto.data.tasks import headline
 from fedproto.engines.base import Notify, ignore
 from fedproto.errors import FedprotoError
@@ -21,15 +22,19 @@ from fedproto.report.results import StoredRun
 from fedproto.store import RunStore, is_run
 
 _NO_RESULT = ("label", "engine", "evaluate", "measure", "stop")
+_OF_COHORTS = ("delta", "sampling", "partial_work")
 
 
 def settings_digest(config: RunConfig) -> str:
     """A digest of what a run's results depend on."""
+    # A strategy's own choice of partial work is the same as one that is written down.
+    schedule = replace(config.schedule, partial_work=config.partial_work)
+    config = replace(config, schedule=schedule)
     tables = {name: part for name, part in config.to_dict().items() if name not in _NO_RESULT}
     if "data" in tables:
         tables["data"] = {k: v for k, v in tables["data"].items() if k != "allow_missing"}
     if config.strategy.pooled:
-        tables["schedule"] = {k: v for k, v in tables["schedule"].items() if k != "delta"}
+        tables["schedule"] = {k: v for k, v in tables["schedule"].items() if k not in _OF_COHORTS}
     return digest_of(tables)
 
 
@@ -53,13 +58,21 @@ class Request:
     checkpoint: bool = False
     instead: str = ""
 
-    def is_answered_by(self, run: StoredRun, *, modest: bool = False) -> bool:
-        """Whether a run of the same settings gives what is asked for; modestly, what it must."""
+    def is_answered_by(
+        self, run: StoredRun, *, modest: bool = False, first: int | None = None
+    ) -> bool:
+        """Whether a run of the same settings gives what is asked for; modestly, what it must.
+
+        Where only the `first` rounds are looked at, a run that stopped after them will do.
+        """
         measured = self.needs if modest else self.needs | self.wishes
         rounds = self.config.schedule.rounds
-        if not run.begins_as_run_of(rounds) or not all(map(run.config.measure.takes, measured)):
+        begun = first and run.config.schedule.rounds == rounds and len(run.records) >= first
+        if not (begun or run.begins_as_run_of(rounds)):
             return False
-        if self.validated and not validation_score(_up_to(rounds, run)):
+        if not all(map(run.config.measure.takes, measured)):
+            return False
+        if self.validated and not validation_score(_up_to(first or rounds, run)):
             return False
         if not self.checkpoint:
             return True
@@ -69,10 +82,11 @@ class Request:
 
 
 class Library:
-    """The run directories below a folder."""
+    """The run directories below a folder, of whose runs only the `first` rounds may be shown."""
 
-    def __init__(self, root: Path, notify: Notify = ignore) -> None:
+    def __init__(self, root: Path, notify: Notify = ignore, first: int | None = None) -> None:
         self.root = root
+        self.first = first
         self._notify = notify
         self._paths: dict[str, list[Path]] = {}
         self._read: dict[Path, StoredRun] = {}
@@ -86,6 +100,8 @@ class Library:
         except FedprotoError as error:
             self._notify(f"{path} is left out: {error}")
             return
+        if options_without_successor(store.description()["config"]):
+            return  # it would pass for a run of the options that are left
         paths = self._paths.setdefault(_whatever_rounds(store.config), [])
         if path not in paths:
             paths.append(path)
@@ -94,7 +110,9 @@ class Library:
     def find(self, request: Request, *, modest: bool = False) -> StoredRun | None:
         """A run that gives what is asked for, up to there; modestly, with most of the wishes."""
         answers = (
-            run for run in self._runs(request.config) if request.is_answered_by(run, modest=modest)
+            run
+            for run in self._runs(request.config)
+            if request.is_answered_by(run, modest=modest, first=self.first)
         )
         found = max(
             answers,
@@ -104,7 +122,7 @@ class Library:
             ),
             default=None,
         )
-        return found and _up_to(request.config.schedule.rounds, found)
+        return found and _up_to(self.first or request.config.schedule.rounds, found)
 
     def place_for(self, config: RunConfig, folder: str) -> Path:
         """Where to train a run: the directory of one that was stopped, or a new one.

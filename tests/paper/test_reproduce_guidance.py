@@ -27,7 +27,7 @@ from paper.forgetting import (
     show_forgetting,
 )
 from paper.library import Request
-from paper.pairs import AREA, FINAL, show_pairs
+from paper.pairs import OVER_ROUNDS, FINAL, show_pairs
 from paper.panels import Panel, show_panels
 
 
@@ -108,7 +108,7 @@ def test_the_table_says_who_is_ahead_and_by_how_much():
     assert ahead[GUIDED]["low"] == pytest.approx(pairs[0].low)
     assert ahead[GUIDED]["corrected_p"] == pytest.approx(holm([one.p for one in pairs])[0])
     assert (ahead[GUIDED]["wins"], ahead[GUIDED]["losses"]) == (3, 0)
-    on_the_way = shown.pairs(FAIR_AND_TOLERANT, AREA)[GUIDED]
+    on_the_way = shown.pairs(FAIR_AND_TOLERANT, OVER_ROUNDS)[GUIDED]
     assert on_the_way["difference"] == pytest.approx(5.5)
     assert on_the_way["high"] == pytest.approx(0.55 * pairs[0].high)
     behind = shown.pairs(GUIDED)

@@ -2,7 +2,8 @@
 
 Until version 0.1 options that combine with every strategy belonged to strategies: sampling, partial
 work, the head by class, the served model; and ``guided`` and ``protohead`` were strategies of their
-own. Run directories of that version stay readable through `upgraded`.
+own. Run directories of that version stay readable through `upgraded`; what a run did that no option
+of today says is named by `options_without_successor`.
 """
 
 from __future__ import annotations
@@ -49,3 +50,23 @@ def upgraded(tables: Mapping[str, Any]) -> dict[str, Any]:
         del old["weights"]
     kept = {name: value for name, value in old.items() if name not in _REMOVED}
     return {**result, "strategy": kept, "schedule": schedule}
+
+
+def options_without_successor(tables: Mapping[str, Any]) -> list[str]:
+    """Options of a stored strategy that changed its results, and that `upgraded` has to leave out.
+
+    Such a run can be shown and compared, but is not a run of the configuration it is read as.
+    """
+    old = tables.get("strategy")
+    if not isinstance(old, Mapping) or not any(mark in old for mark in _MARKS):
+        return []
+    by_class = old.get("head") == "by-class"
+    took_effect = {
+        "weights": old.get("weights") == "balanced",
+        "rehearsal": old.get("rehearsal", 0) != 0,
+        "head_others": by_class and old.get("head_others", 0) != 0,
+        "head_weights": by_class and old.get("head_weights") == "margins",
+        "sharpness": old.get("sharpness") is not None,
+        "max_attention": old.get("max_attention") is not None,
+    }
+    return [name for name, took in took_effect.items() if took]

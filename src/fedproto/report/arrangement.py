@@ -1,7 +1,7 @@
 """Which runs belong together: methods under conditions, found from what varies.
 
-A *method* is what a run is called, with the options of its strategy, averaging and server that tell
-runs of that name apart. A *condition* is all else that changes results: data, model, schedule,
+A *method* is what a run is called, with the options of its strategy, averaging, head, server and
+toleration of partial work that tell runs of that name apart. A *condition* is all else that changes results: data, model, schedule,
 training. What is only bookkeeping (engine, checkpoints, measures, when to test) splits nothing, and
 seeds are repetitions. A *group* is the runs of one method under one condition, one run per seed.
 
@@ -35,7 +35,8 @@ BOOKKEEPING = ("engine", "store", "flower", "measure", "evaluate")
 """Sections that change how a run is carried out and watched, not what it is a run of."""
 
 # The strategy, and what combines with every one.
-_METHOD = ("strategy", "aggregate", "server")
+_METHOD = ("strategy", "aggregate", "server", "head", "serve")
+_PARTIAL_WORK = "schedule.partial_work"
 
 
 @dataclass(frozen=True)
@@ -189,16 +190,18 @@ def _one_per_seed(runs: Sequence[StoredRun]) -> tuple[list[StoredRun], list[str]
     return kept, notices
 
 
-_OF_COHORTS = ("schedule.delta", "schedule.cohort")
+_OF_COHORTS = ("schedule.delta", "schedule.cohort", "schedule.sampling", _PARTIAL_WORK)
 
 
 def _telling_options(run: StoredRun) -> Options:
     """What makes a run what it is, option by option."""
     nothing = (*BOOKKEEPING, "label")
     pooled = run.config.strategy.pooled
+    # A strategy's own choice of partial work is the same as one that is written down.
+    options = flatten(run.config.to_dict()) | {_PARTIAL_WORK: run.config.partial_work}
     return {
         name: _text(value)
-        for name, value in flatten(run.config.to_dict()).items()
+        for name, value in options.items()
         if name.partition(".")[0] not in nothing and not (pooled and name in _OF_COHORTS)
     }
 
@@ -209,7 +212,9 @@ def _identity(flat: Options, own: set[str]) -> Identity:
         sorted(
             (name, value)
             for name, value in flat.items()
-            if name != "seed" and name.partition(".")[0] not in _METHOD and name not in own
+            if name not in ("seed", _PARTIAL_WORK)
+            and name.partition(".")[0] not in _METHOD
+            and name not in own
         )
     )
 

@@ -32,7 +32,8 @@ LEGEND_ENTRY = 2.2
 _RESERVED = (
     ("fedavg", "fedproto", "fedprox", "fedatt", "fairness + toleration", "fedavgm", "centralized"),
     ("fedadam", "guided", "protohead", "feddyn", "scaffold", "fednova", "qfedavg", "feddisco"),
-    ("fedlc", "fedrs"),
+    ("fedlc", "fedrs", "ditto", "fedacg", "fedbabu", "feddecorr", "fedntd", "fedper"),
+    ("fedprototan", "fedrep", "fedrod", "ghbm", "moon"),
 )
 _KEPT = {
     name: (dash, color) for dash, names in enumerate(_RESERVED) for color, name in enumerate(names)
