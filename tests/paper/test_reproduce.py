@@ -370,6 +370,10 @@ def test_a_longer_run_answers_for_the_rounds_it_begins_with(reproduced, tmp_path
     assert library.find(asking(5)) is None
     assert library.find(asking(4, checkpoint=True)) is None
     assert library.place_for(source.config, "smoke/synthetic") == copied
+    cut = Library(tmp_path, first=3).find(asking(len(source.records)))
+    assert cut is not None
+    assert cut.records == source.records[:3]
+    assert Library(tmp_path, first=5).find(asking(len(source.records))) is None
 
 
 def test_how_often_to_measure_is_the_users_choice():

@@ -27,7 +27,7 @@ from paper.forgetting import (
     show_forgetting,
 )
 from paper.library import Request
-from paper.pairs import OVER_ROUNDS, FINAL, show_pairs
+from paper.pairs import FINAL, OVER_ROUNDS, show_pairs
 from paper.panels import Panel, show_panels
 
 

@@ -1,9 +1,10 @@
 """Which runs belong together: methods under conditions, found from what varies.
 
-A *method* is what a run is called, with the options of its strategy, averaging, head, server and
-toleration of partial work that tell runs of that name apart. A *condition* is all else that changes results: data, model, schedule,
-training. What is only bookkeeping (engine, checkpoints, measures, when to test) splits nothing, and
-seeds are repetitions. A *group* is the runs of one method under one condition, one run per seed.
+A *method* is what a run is called, with the options of its strategy, averaging, head and server and
+whether it tolerates partial work, where these tell runs of that name apart. A *condition* is all
+else that changes results: data, model, schedule, training. What is only bookkeeping (engine,
+checkpoints, measures, when to test) splits nothing, and seeds are repetitions. A *group* is the
+runs of one method under one condition, one run per seed.
 
 Training on pooled data knows neither cohorts nor stragglers, so it stands beside every condition on
 the same data and model.
