@@ -26,7 +26,7 @@ from fedproto.config import RunConfig, read_config
 from fedproto.engines.base import ENGINES
 from fedproto.engines.job import LocalJob
 from fedproto.flower.defence import DEFENCES
-from fedproto.rounds import closing, guard
+from fedproto.rounds import aggregate
 from fedproto.simulate import simulate
 from fedproto.store import RunStore
 from fedproto.store.environment import describe_environment
@@ -202,14 +202,14 @@ def carry_out(configs: Sequence[RunConfig], attacks: Sequence[Attack | None]) ->
 
 def believe_claims() -> None:
     """As over a network, where a client's samples are those it enrolled with."""
-    refuse = guard.reason_to_refuse
+    refuse = aggregate.reason_to_refuse
 
     def reason(update, expected):  # noqa: ANN001, ANN202
         if update.num_examples == CLAIMED:
             update = replace(update, num_examples=expected.num_examples)
         return refuse(update, expected)
 
-    closing.reason_to_refuse = reason
+    aggregate.reason_to_refuse = reason
 
 
 def main() -> None:

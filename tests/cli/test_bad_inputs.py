@@ -304,7 +304,7 @@ def test_a_sweep_of_very_many_runs_is_refused_before_it_is_made(tmp_path, capsys
     assert "the sweep is over the limit of 10,000 for 'runs'" in said
     assert "--limit runs=" in said
     with pytest.raises(DataError, match="over the limit of 10,000 for 'runs'"):
-        fedproto.sweep({"a": "fedavg"}, "digits", "mlp", seeds=10**8)
+        fedproto.sweep("digits", "mlp", {"a": "fedavg"}, seeds=10**8)
 
 
 def test_whole_numbers_do_not_pass_for_pretrained_weights(tmp_path):

@@ -279,7 +279,7 @@ def test_a_run_that_learned_nothing_is_no_success(tmp_path, capsys):
     where = ["--out", str(tmp_path / "run"), "--set", "schedule.rounds=4"]
     assert main(["run", "quickstart", "-q", *where, "--set", "train.lr=1e30"]) == 1
     said = " ".join(capsys.readouterr().err.split())
-    assert "of 40 updates were not used; most often: tensor" in said
+    assert "of 40 updates were not used; most often: parameter" in said
     assert "error: a model has hardly learned" in said
 
 

@@ -107,11 +107,16 @@ def test_checks_say_ok_and_a_narrow_table_keeps_the_interval(here, capsys, monke
     monkeypatch.setattr("fedproto.cli.tables.WIDEST", 80)
     assert main(["compare", "runs"]) == 0
     assert "95 % interval │" in capsys.readouterr().out.replace("┃", "│")
-    assert main(["compare", "runs", "--latex", "--figure", "figures/curves.pdf"]) == 0
-    assert capsys.readouterr().out.startswith("\\begin{tabular}{lrrrrr}")
-    assert (here / "figures/curves.pdf").read_bytes().startswith(b"%PDF")
-    assert main(["compare", "runs", "--figure", "curves.txt"]) == 2
-    assert "--figure curves.txt: " in capsys.readouterr().err
+    plots = ["--plots", "figures", "--plot-format=pdf"]
+    assert main(["compare", "runs", "--latex", *plots]) == 0
+    table = capsys.readouterr().out
+    assert table.startswith("\\begin{tabular}{lrrr")
+    assert "95 \\% interval &" in table
+    figures = list((here / "figures").iterdir())
+    assert figures
+    assert all(figure.read_bytes().startswith(b"%PDF") for figure in figures)
+    assert main(["compare", "runs", "--plots", "figures", "--plot-format=txt"]) == 2
+    assert "'txt' is not one of 'pdf', 'svg', 'png'" in capsys.readouterr().err
 
 
 def test_runs_of_a_plugin_are_compared_without_it(here):

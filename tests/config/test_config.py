@@ -79,7 +79,7 @@ def test_a_changed_default_keeps_range_and_meaning():
 def test_every_bundled_recipe_is_valid():
     recipes = bundled_recipes()
     assert {"demo", "quickstart", "synthetic", "digits", "ablation"} <= recipes.keys()
-    assert len(recipes) <= 15, "those of studies are in paper/recipes"
+    assert len(recipes) <= 20, "those of studies are in paper/recipes"
     for name, path in recipes.items():
         assert read_recipe(name)
         assert recipe_summary(path)
@@ -91,7 +91,8 @@ def test_the_ablation_recipe_has_the_papers_ten_rows_at_three_delta():
     assert len({config.label for config in configs}) == 10
     assert {config.schedule.delta for config in configs} == {0.0, 0.5, 0.8}
     fair = next(config for config in configs if config.label == "Fairness sampling iid")
-    assert fair.strategy == FedAvg(weights="uniform", sampling="uniform")
+    assert fair.strategy == FedAvg(weights="uniform")
+    assert fair.schedule.sampling == "uniform"
 
 
 BASE = {
@@ -277,24 +278,21 @@ def test_a_recipe_extends_another(tmp_path):
 def test_options_without_a_name_hold_for_every_class():
     runs = expand(
         {
-            "strategy": {"sampling": "uniform"},
+            "strategy": {"mu": 0.5},
             "variants": [
-                {"strategy": {"name": "fedavg"}},
-                {"strategy": {"name": "fedprox", "sampling": "size"}},
+                {"strategy": {"name": "fedprox"}},
+                {"strategy": {"name": "fedacg", "mu": 0.25}},
             ],
         }
     )
-    assert {run.title: run.strategy.sampling for run in runs.values()} == {
-        "fedavg": "uniform",
-        "fedprox": "size",
-    }
+    assert {run.title: run.strategy.mu for run in runs.values()} == {"fedprox": 0.5, "fedacg": 0.25}
 
 
 def test_the_papers_recipes_draw_cohorts_as_its_sources_do():
     for name in ("mnist", "femnist", "synthetic", "celeba"):
-        assert {run.strategy.sampling for run in read_recipe(name).values()} == {"uniform"}
-        assert {run.strategy.sampling for run in configs_of(f"earlier-{name}")} == {"size"}
-    by_size = [run for run in configs_of("mnist-ablation") if run.strategy.sampling == "size"]
+        assert {run.schedule.sampling for run in read_recipe(name).values()} == {"uniform"}
+        assert {run.schedule.sampling for run in configs_of(f"earlier-{name}")} == {"size"}
+    by_size = [run for run in configs_of("mnist-ablation") if run.schedule.sampling == "size"]
     assert {run.label for run in by_size} == {"Fairness"}
 
 

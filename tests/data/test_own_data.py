@@ -151,7 +151,7 @@ def test_a_parquet_index_is_the_same_as_csv(folder, tmp_path):
 def test_parquet_without_pyarrow_says_what_to_install(folder, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     (folder / "index.parquet").write_bytes(b"")
-    with pytest.raises(DataError, match=r"fedproto\[parquet\]"):
+    with pytest.raises(DataError, match=r"pip install .pyarrow>="):
         IndexFile(path=str(folder / "index.parquet")).load(tmp_path)
 
 

@@ -103,5 +103,5 @@ def test_a_comparison_for_a_paper_takes_fifteen_lines(tmp_path):
     assert result.returncode == 0, result.stderr
     table = (tmp_path / "table.tex").read_text(encoding="utf-8")
     assert table.count("\\\\\n") == 6
-    assert "protohead" in table
+    assert "fedacg" in table
     assert (tmp_path / "curves.pdf").read_bytes().startswith(b"%PDF")

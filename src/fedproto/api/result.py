@@ -36,6 +36,25 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+def stored_facts(path: Path) -> dict[str, Any]:
+    """The facts that a run's ``run.json`` keeps about its data; empty where it keeps none.
+
+    Raises:
+        StoreError: If they are none that a run would have written.
+    """
+    known = read_description(path).get("data")
+    if not known:
+        return {}
+    try:
+        facts = options_to_dict(read_options(DataFacts, dict(known), "data"))
+    except (ConfigError, TypeError, ValueError) as error:
+        raise StoreError(
+            f"{path}/run.json describes its data in a way that is not valid: {error};"
+            " name the data: fedproto.load(run, data=...)"
+        ) from None
+    return {"mean": None, "std": None, **facts}
+
+
 @dataclass(frozen=True, repr=False)
 class Result:
     """A run that is over, or one that was loaded from its directory.
@@ -110,18 +129,11 @@ class Result:
 
     def about_data(self) -> dict[str, Any]:
         """What the run was trained on, in a few facts; loaded only where nothing says them."""
-        known = None if self.path is None else read_description(self.path).get("data")
-        if not known or self.data is not None:
+        facts = {} if self.path is None or self.data is not None else stored_facts(self.path)
+        if not facts:
             return self.federation.about()
-        try:
-            facts = options_to_dict(read_options(DataFacts, dict(known), "data"))
-        except (ConfigError, TypeError, ValueError) as error:
-            raise StoreError(
-                f"{self.path}/run.json describes its data in a way that is not valid: {error};"
-                " name the data: fedproto.load(run, data=...)"
-            ) from None
         source = self.config.data
-        if facts.get("mean") is None and isinstance(source, HeldOut):
+        if facts["mean"] is None and isinstance(source, HeldOut):
             # A server that has no samples knows what their configuration gives.
             if source.normalize == "given":
                 return {**facts, "mean": list(source.mean), "std": list(source.std)}

@@ -23,7 +23,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from fedproto.api.progress import Callbacks, OnProgress, OnRound, progress_bar
-from fedproto.api.result import Result, Results, hardly_learned, refusals
+from fedproto.api.result import Result, Results, hardly_learned, refusals, stored_facts
 from fedproto.config import RunConfig, read_config
 from fedproto.config.keywords import Sections, as_tables
 from fedproto.config.recipe import axis_name, directory_name, set_option
@@ -245,13 +245,15 @@ def load(
     store = RunStore.open(Path(directory))
     config = store.config
     build: Callable[[], nn.Module] | None = None
-    about = store.description().get("data", {}) if data is None else data.about()
+    described = data is not None or "input_shape" in store.description().get("data", {})
     if model is not None:
         build = _builder(config, model, data)
-    elif config.model is not None and "input_shape" in about:
-        shape, named = tuple(about["input_shape"]), config.model.untrained()
+    elif config.model is not None and described:
+        named = config.model.untrained()
 
         def build() -> nn.Module:
+            about = stored_facts(store.path) if data is None else data.about()
+            shape = tuple(about["input_shape"])
             return build_model(named, shape, about["num_classes"], config.seed)
 
     elif config.model is not None:

@@ -32,6 +32,7 @@ class DataFacts(Options):
     clients: int = option(0, "number of clients", at_least=0)
     train: int = option(0, "samples for training", at_least=0)
     test: int = option(0, "samples for the test", at_least=0)
+    test_set: str = option("split", "where the test samples come from")
     num_classes: int = option(0, "number of classes", at_least=0)
     class_names: tuple[str, ...] = option((), "what they are called")
     input_shape: tuple[int, ...] = option((), "shape of an input")

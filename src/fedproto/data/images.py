@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from fedproto.data.base import OnProgress
     from fedproto.data.prepared import Builder
 
-FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "BMP", "GIF")
+FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "BMP", "GIF", "PPM")
 """What is read; of a picture that moves, or has several pages, the first one."""
 
-SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
+SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 _MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr")
 """Pillow's names of what has 8 bits per channel, or fewer that it scales."""
 

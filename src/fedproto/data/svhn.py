@@ -13,7 +13,7 @@ from fedproto.data.base import DATASETS, Download, OnProgress
 from fedproto.data.files import FileTree
 from fedproto.data.official import PARTS, Benchmark
 from fedproto.data.prepared import Builder
-from fedproto.errors import DataError, reason_of
+from fedproto.errors import DataError, install, reason_of
 
 _SITE = "http://ufldl.stanford.edu/housenumbers/"
 
@@ -49,7 +49,7 @@ class SVHN(Benchmark):
 def _read(tree: FileTree, file: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """Images ``X [32, 32, 3, N]`` and labels ``y [N, 1]`` of a MAT file; label 10 is digit 0."""
     if importlib.util.find_spec("scipy") is None:
-        raise DataError(f"{file} needs SciPy: pip install 'fedproto[analysis]'")
+        raise DataError(f"{file} needs SciPy: {install('analysis')}")
     from scipy.io import loadmat
 
     name = tree.require(file)
