@@ -14,7 +14,7 @@ ROUNDS ?= 10
 CASES ?= 10000
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-ray lint docs pictures screenshots bench bench-peers format clean fuzz
+.PHONY: help install demo test test-slow test-ray lint docs pictures screenshots bench bench-peers format clean fuzz
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,8 +40,11 @@ demo: $(STAMP) ## FedProto, Guided and ProtoHead beside FedAvg, FedProx and FedA
 	@echo "  $(BIN)/fedproto sweep digits --set schedule.delta=0.8"
 	@echo "  $(BIN)/fedproto list"
 
-test: lint ## linter, strict type checker and all tests
-	$(BIN)/python -m pytest -n 2 -q
+test: lint ## linter, strict type checker and the tests that take minutes
+	$(BIN)/python -m pytest -n 2 -q -m "not slow"
+
+test-slow: $(STAMP) ## the other tests: deployments, reproduction, kills at every write, archives, parity
+	$(BIN)/python -m pytest -n 2 -q -m slow
 
 test-ray: $(STAMP) ## the same bits on Flower's simulation engine; installs Ray (some 500 MB)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,ray]'

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -14,6 +16,26 @@ from fedproto.models.mlp import MLPOptions
 # Shared machines stall now and then; a slow example is no failure.
 settings.register_profile("default", deadline=None)
 settings.load_profile("default")
+
+
+SLOW = (
+    *("flower/test_flower_deployment", "flower/test_flower_parity", "flower/test_flower_engine"),
+    *("paper/", "test_results", "store/test_kill_and_resume", "store/test_fuzz_directories"),
+    *("report/test_report_archives", "report/test_report_browser", "data/test_paper_data"),
+    *("engines/test_engine_parity", "engines/test_stacking_kernels", "models/test_any_module"),
+    *("strategies/test_new_methods", "simulate/test_segmentation_run", "cli/test_choosing"),
+    *("flower/test_flower_strategy", "flower/test_own_strategy", "test_project"),
+)
+"""Deployments, reproduction, kills at every write, archives, parity of everything with everything:
+`make test-slow`."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks the tests of slow modules."""
+    for item in items:
+        place = item.path.relative_to(Path(__file__).parent).as_posix()
+        if place.startswith(SLOW):
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(autouse=True, scope="session")
