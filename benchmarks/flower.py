@@ -204,6 +204,7 @@ def _sizes(config: RunConfig, store: RunStore) -> dict[str, str]:
     from fedproto.data.tasks import task_named
     from fedproto.engines.base import Workload
     from fedproto.engines.reference import ReferenceEngine
+    from fedproto.engines.setting import setting_of
     from fedproto.models.base import build_model
 
     (federation,) = load_federations([config]).values()
@@ -211,7 +212,8 @@ def _sizes(config: RunConfig, store: RunStore) -> dict[str, str]:
     model = build_model(config.model, federation.input_shape, federation.num_classes, 0)
     state = store.load_checkpoint()
     assert state is not None
-    job = plan_round(Run(config, state), federation).jobs[0]
+    setting = setting_of(config.workload(federation, model), state.params)
+    job = plan_round(Run(config, state), federation, setting).jobs[0]
     workload = Workload(federation, model, task_named(federation.task), config.engine)
     (update,) = ReferenceEngine(workload).train([job])
     down = _bytes(encode_job(job, config))

@@ -35,6 +35,7 @@ from fedproto.rng import Indices
 from fedproto.rng.schedule import BatchOrder
 from fedproto.store.environment import describe_environment
 from fedproto.strategies import FedAvg, FedProto, Strategy
+from fedproto.strategies.method import Method
 from fedproto.types import ServerState
 
 CLASSES = 21
@@ -78,7 +79,7 @@ def main() -> None:
         job = LocalJob(
             client=0,
             state=state,
-            strategy=strategy,
+            method=Method(strategy),
             batches=BatchOrder(0, 0, 0, given.batch * given.steps, given.batch, 1),
             train=TrainOptions(epochs=1, batch_size=given.batch, optimizer="adam", lr=LR),
             augment=augment,

@@ -17,6 +17,7 @@ from fedproto.models.cnn4 import CNN4Options
 from fedproto.models.mlp import MLPOptions
 from fedproto.rng.schedule import BatchOrder
 from fedproto.strategies import FedAvg, Strategy
+from fedproto.strategies.method import Method
 from fedproto.types import ServerState
 
 CLASSES = 10
@@ -81,7 +82,7 @@ def jobs_on(
         LocalJob(
             client=client,
             state=state,
-            strategy=strategy or FedAvg(),
+            method=Method(strategy or FedAvg()),
             batches=BatchOrder(
                 0, round_, client, len(data.clients[client].train), train.batch_size, epochs
             ),

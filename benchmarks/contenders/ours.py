@@ -52,7 +52,7 @@ def main() -> None:
     engine = ENGINES.get(name)(Workload(federation, model, task, chosen))
     everlasting = 10**9
     config = RunConfig(
-        strategy=FedAvg(sampling="uniform"),
+        strategy=FedAvg(),
         seed=work.seed,
         train=TrainOptions(epochs=work.epochs, batch_size=work.batch_size, lr=work.lr),
         schedule=ScheduleOptions(rounds=everlasting, cohort=work.cohorts.shape[1]),

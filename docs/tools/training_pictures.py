@@ -16,7 +16,8 @@ from fedproto.config import RunConfig, ScheduleOptions
 from fedproto.data.digits import Digits
 from fedproto.data.tasks import Classification
 from fedproto.engines.base import EngineOptions, Workload
-from fedproto.engines.reference import ReferenceEngine, load_state, read_state
+from fedproto.engines.reference import ReferenceEngine
+from fedproto.engines.setting import load_state, read_state, setting_of
 from fedproto.engines.training import TrainOptions
 from fedproto.equations import (
     class_prototypes,
@@ -209,7 +210,8 @@ def _train_one(trained: Trained, client: int) -> ClientUpdate:
             rounds=SCHEDULE.rounds + 1, cohort=len(trained.federation.clients)
         ),
     )
-    plan = plan_round(Run(longer, run.state), trained.federation)
+    setting = setting_of(trained.engine.workload, run.state.params)
+    plan = plan_round(Run(longer, run.state), trained.federation, setting)
     (job,) = (job for job in plan.jobs if job.client == client)
     return trained.engine.train_client(job)
 
