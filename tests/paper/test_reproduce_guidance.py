@@ -100,7 +100,7 @@ def test_the_table_says_who_is_ahead_and_by_how_much():
     assert guided["score"] == pytest.approx(82)
     assert guided["std"] == pytest.approx(1)
     # scores grow in a straight line: from a tenth of the last one, 55 % of it on average
-    assert guided["area"] == pytest.approx(0.55 * 82)
+    assert guided["mean_over_rounds"] == pytest.approx(0.55 * 82)
     pairs = difference([11.0, 9.0, 10.0]), difference([11.0, 7.0, 10.0])
     ahead = shown.pairs(FAIR_AND_TOLERANT)
     assert ahead.keys() == {GUIDED, "FedAvgM"}
@@ -250,7 +250,7 @@ def test_what_was_tested_on_the_test_part_alone_is_not_in_the_grid():
     (row,) = shown.tables["guidance-grid"]
     assert (row["method"], row["parameter"], row["best"]) == ("Method", "λ 1", True)
     assert row["validation_score"] == pytest.approx(45)
-    assert row["validation_area"] == pytest.approx(22.5)
+    assert row["validation_mean_over_rounds"] == pytest.approx(22.5)
 
 
 @pytest.mark.parametrize("kind", ["guidance", "guidance-field", "guidance-grid"])

@@ -175,7 +175,8 @@ def test_predict_into_a_folder_and_its_mistakes(folder, picture, tmp_path, capsy
     for arguments, message in (
         ([run, tmp_path / "missing.jpg"], "missing.jpg cannot be read"),
         ([run, broken], "does not decode as a picture"),
-        ([folder, picture], "is not a run directory"),
+        ([tmp_path, picture], "is not a run directory"),
+        ([folder, picture], "is not a run but holds several"),
         ([run, picture, picture, "--out", out], "the same name"),
     ):
         assert main(["predict", *map(str, arguments)]) == 2

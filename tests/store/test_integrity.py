@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 
 import fedproto.store.run
 from fedproto.cli import main
+from fedproto.config.options import FlowerOptions
 from fedproto.config.recipe import expand
 from fedproto.disk.integrity import sealed
 from fedproto.errors import StoreError
@@ -417,7 +418,9 @@ def test_check_reads_what_a_deployment_and_a_sweep_have_beside_their_runs(tmp_pa
     log = AuditLog(sweep)
     log.write("began", runs=["one"])
     log.write("notice", text="a word")
-    Suspensions(sweep).end_round()
+    suspensions = Suspensions(sweep)
+    suspensions.failed(0, "training", "no answer")
+    suspensions.end_round(FlowerOptions())
     (sweep / "clients.json").write_bytes(sealed({"data": []}))
     assert main(["check", str(tmp_path)]) == 0
     assert f"{sweep}: OK (a list of runs, 2 of them begun)" in capsys.readouterr().out
