@@ -163,7 +163,11 @@ def _begin(assignment: Assignment, identity: Mapping[str, str]) -> Run:
     state = store.load_checkpoint()
     if state is not None or store.records():
         check_same(store.identity(), {**identity, **_model_part(assignment)}, store.path)
-    state = state or assignment.initial()
+    initial = assignment.initial()
+    state = state or initial
+    if state.params.keys() == initial.params.keys():
+        # The model's order, which files lose: sums over parameters round by it.
+        state = replace(state, params={name: state.params[name] for name in initial.params})
     records = store.go_back_to(state.round)
     began_as = (*store.earlier, store.digest)[0]
     return Run(store.config, state.to(device), records, store.client_memory, began_as)
