@@ -16,11 +16,12 @@ import torch
 from torch import nn
 
 from fedproto.config import RunConfig
+from fedproto.config.upgrade import options_without_successor
 from fedproto.data.federation import Federation, uneven_test
 from fedproto.engines.auto import Demand, choose, threads
 from fedproto.engines.base import AUTO, ENGINES, Engine, Notify, ignore
 from fedproto.engines.setting import read_state
-from fedproto.errors import ConfigError, unknown_name
+from fedproto.errors import ConfigError, StoreError, unknown_name
 from fedproto.measures.base import Gauge
 from fedproto.rounds import Watcher, run_rounds
 from fedproto.rounds.runs import Run
@@ -160,6 +161,12 @@ def _begin(assignment: Assignment, identity: Mapping[str, str]) -> Run:
     device = config.engine.torch_device()
     if store is None:
         return Run(config, assignment.initial().to(device))
+    gone = options_without_successor(store.description()["config"])
+    if gone:
+        raise StoreError(
+            f"{store.path} was begun by an earlier version with options that are gone"
+            f" ({', '.join(gone)}); it can be read, but not continued: start a new run"
+        )
     state = store.load_checkpoint()
     if state is not None or store.records():
         check_same(store.identity(), {**identity, **_model_part(assignment)}, store.path)
