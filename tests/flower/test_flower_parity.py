@@ -128,6 +128,14 @@ SECTIONS = {
     "served-average": {"serve": {"average": "ema"}},
     "look-ahead": {"server": {"lookahead": 0.85}},
     "rows-segmentation": {"data": SHAPES, "model": DEEPLAB, "head": {"rows": "holders"}},
+    **{
+        name: {"strategy": {"name": name}}
+        for name in (
+            *("fedacg", "ghbm", "moon", "fedntd", "feddecorr", "fedprototan"),
+            *("fedper", "fedbabu", "ditto", "fedrod"),
+        )
+    },
+    "fedrep": {"strategy": {"name": "fedrep"}, "train": {"epochs": 2}},
     "float64": {"engine": {"dtype": "float64"}},
     "task": {
         "data": SHAPES,
