@@ -173,7 +173,12 @@ def _one_line(notices: Sequence[str]) -> list[str]:
 
 
 def _uneven(about: Iterable[Mapping[str, Any]]) -> list[str]:
-    shares = {one.get("name", ""): float(one.get("largest_test_share", 0)) for one in about}
+    # What a stranger's run directory says of its data may be anything.
+    shares = {
+        str(one.get("name", "")): share
+        for one in about
+        if isinstance(share := one.get("largest_test_share", 0.0), float) and 0 <= share <= 1
+    }
     return [text for name, share in shares.items() if (text := uneven_test(name, share))]
 
 
