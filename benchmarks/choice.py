@@ -22,7 +22,7 @@ from pathlib import Path
 from fedproto.config import RunConfig
 from fedproto.data.base import data_root
 from fedproto.data.federation import Federation
-from fedproto.measures.options import MeasureOptions
+from fedproto.measures import MeasureOptions
 from fedproto.rounds import run_rounds
 from fedproto.rounds.runs import Run
 from fedproto.simulate import initial_state, model_for

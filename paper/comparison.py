@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedproto.report.looks import COLORS, add_legend, panel_grid
+from fedproto.report.style import COLORS, add_legend, panel_grid
 from paper.base import EXPERIMENTS, Experiment, FoundRuns
 from paper.cases import Case, Scope
 from paper.curves import Averaged

@@ -16,10 +16,9 @@ import pandas as pd
 
 from fedproto.data.federation import Federation
 from fedproto.data.statistics import class_counts
-from fedproto.measures.clients import PER_CLASS
-from fedproto.measures.head import ROW_NORM
-from fedproto.report.looks import add_legend, new_figure
+from fedproto.measures.scores import PER_CLASS, ROW_NORM
 from fedproto.report.results import StoredRun
+from fedproto.report.style import add_legend, new_figure
 from paper.base import FoundRun
 from paper.cases import Case
 from paper.output import Output

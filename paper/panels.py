@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from fedproto.report.looks import add_legend, looks_of, new_figure
+from fedproto.report.style import add_legend, looks_of, new_figure
 from paper.base import FoundRun, FoundRuns
 from paper.cases import CENTRALIZED, FAIR_AND_TOLERANT, Case
 from paper.curves import band

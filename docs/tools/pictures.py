@@ -19,7 +19,7 @@ from training_pictures import draw_attention, draw_prototypes, held_labels, trai
 
 from fedproto.data.digits import Digits
 from fedproto.data.synthetic import Synthetic
-from fedproto.report.looks import COLORS
+from fedproto.report.style import COLORS
 from fedproto.rng import schedule
 
 BLUE, ORANGE = COLORS[0], COLORS[4]

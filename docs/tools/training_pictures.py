@@ -28,7 +28,7 @@ from fedproto.equations import (
 )
 from fedproto.models.base import build_model, features_of
 from fedproto.models.cnn import CNNOptions
-from fedproto.report.looks import COLORS
+from fedproto.report.style import COLORS
 from fedproto.rng import Indices
 from fedproto.rounds import run_rounds
 from fedproto.rounds.planning import plan_round

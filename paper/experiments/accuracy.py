@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedproto.measures.loss import TRAINING_LOSS
+from fedproto.measures.scores import TRAINING_LOSS
 from paper.base import EXPERIMENTS, FoundRuns
 from paper.cases import CLASSIFICATION, Scope
 from paper.comparison import Comparison, ComparisonTable

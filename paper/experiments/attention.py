@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from fedproto.report.figures import attention_values
-from fedproto.report.looks import add_legend, new_figure
+from fedproto.report.style import add_legend, new_figure
 from paper.base import EXPERIMENTS, Experiment, FoundRuns
 from paper.cases import CLASSIFICATION, Scope
 from paper.library import Request

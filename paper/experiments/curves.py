@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from fedproto.measures.loss import TRAINING_LOSS
+from fedproto.measures.scores import TRAINING_LOSS
 from paper.base import EXPERIMENTS, Experiment, FoundRuns
 from paper.cases import CLASSIFICATION, Scope
 from paper.library import Request

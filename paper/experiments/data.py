@@ -11,7 +11,7 @@ from fedproto.data.base import data_root
 from fedproto.data.federation import Federation
 from fedproto.data.statistics import class_counts, statistics
 from fedproto.errors import DataError
-from fedproto.report.looks import COLORS, panel_grid
+from fedproto.report.style import COLORS, panel_grid
 from paper.base import EXPERIMENTS, FoundRuns
 from paper.cases import CLASSIFICATION, SEGMENTATION, Case, Scope
 from paper.comparison import Comparison, ComparisonTable, show

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fedproto.data.base import data_root
 from fedproto.data.statistics import class_counts
 from fedproto.errors import DataError
-from fedproto.report.data_figures import class_mix_figure
+from fedproto.report.figures import class_mix_figure
 from paper.base import EXPERIMENTS, Experiment, FoundRuns
 from paper.cases import Scope
 from paper.output import Output

@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedproto.analysis.entropy import feature_entropy, relative, softmax_entropy, upsampled
+from fedproto.analysis.uncertainty import feature_entropy, relative, softmax_entropy, upsampled
 from fedproto.data.federation import Federation
 from fedproto.data.masks import VOID, palette
 from fedproto.errors import DataError
-from fedproto.report.looks import new_figure
-from fedproto.report.maps import picture_of
-from fedproto.report.subject import open_subject
+from fedproto.report.analysing import open_subject, picture_of
+from fedproto.report.style import new_figure
 from fedproto.rng import Indices, Purpose, stream
 from paper.base import EXPERIMENTS, Experiment, FoundRun, FoundRuns
 from paper.cases import CENTRALIZED, Case, Scope

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from fedproto.analysis.discrepancy import feature_discrepancy
 from fedproto.analysis.runs import pearson
-from fedproto.measures.margin import PER_CHANNEL
+from fedproto.measures.features import PER_CHANNEL
 from paper.base import EXPERIMENTS, FoundRun, FoundRuns
 from paper.cases import CENTRALIZED, CLASSIFICATION, Scope
 from paper.comparison import Comparison, ComparisonTable

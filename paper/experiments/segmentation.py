@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from fedproto.report.looks import add_legend, new_figure
+from fedproto.report.style import add_legend, new_figure
 from paper.base import EXPERIMENTS, FoundRuns
 from paper.cases import CENTRALIZED, SEGMENTATION, Case, Scope
 from paper.comparison import Comparison, ComparisonTable, show

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 
 from fedproto.errors import DataError
-from fedproto.report.analysing import AnalysisRequest, analyse, read_parts
-from fedproto.report.looks import new_figure
-from fedproto.report.subject import open_subject
+from fedproto.report.analysing import AnalysisRequest, analyse, open_subject, read_parts
+from fedproto.report.style import new_figure
 from paper.base import EXPERIMENTS, Experiment, FoundRun, FoundRuns
 from paper.cases import Scope
 from paper.library import Request

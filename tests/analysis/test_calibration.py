@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedproto.analysis.calibration import calibration_error, reliability, tally_confidence
+from fedproto.analysis.uncertainty import calibration_error, reliability, tally_confidence
 
 
 def scores_of(*confidences):

@@ -7,7 +7,12 @@ import math
 import pytest
 import torch
 
-from fedproto.analysis.entropy import feature_entropy, shannon_entropy, softmax_entropy, upsampled
+from fedproto.analysis.uncertainty import (
+    feature_entropy,
+    shannon_entropy,
+    softmax_entropy,
+    upsampled,
+)
 
 
 def test_certain_uniform_and_half_and_half():

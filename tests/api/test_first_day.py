@@ -24,7 +24,7 @@ from fedproto.data.images import open_image
 from fedproto.disk.integrity import sealed, unsealed
 from fedproto.errors import ConfigError, DataError, StoreError
 from fedproto.options import describe, registry
-from fedproto.report.data_figures import _pictures
+from fedproto.report.figures import _pictures
 from fedproto.store import RunStore
 from paper.output import Output
 

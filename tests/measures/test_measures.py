@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from fedproto import Centralized, FedAvg, FedProto, run
-from fedproto.analysis.calibration import calibration_error, tally_confidence
 from fedproto.analysis.discrepancy import mmd2, mmd2_linear
+from fedproto.analysis.uncertainty import calibration_error, tally_confidence
 from fedproto.cli import main
 from fedproto.config import RunConfig, read_config
 from fedproto.config.recipe import read_recipe
@@ -20,8 +20,8 @@ from fedproto.data.tasks import task_named
 from fedproto.disk.integrity import sealed
 from fedproto.engines.base import ENGINES, EngineOptions, Workload
 from fedproto.errors import ConfigError
+from fedproto.measures import MeasureOptions
 from fedproto.measures.base import MEASURES, Gauge, Measure
-from fedproto.measures.options import MeasureOptions
 from fedproto.report.arrangement import arrange
 from fedproto.report.results import find_runs
 from fedproto.rng import Purpose, stream

@@ -15,9 +15,9 @@ from fedproto.config import RunConfig, ScheduleOptions
 from fedproto.config.recipe import read_recipe
 from fedproto.data.base import DATASETS
 from fedproto.engines.base import EngineOptions
-from fedproto.measures.options import MeasureOptions
-from fedproto.report.looks import add_legend, new_figure
+from fedproto.measures import MeasureOptions
 from fedproto.report.results import StoredRun
+from fedproto.report.style import add_legend, new_figure
 from fedproto.types import RoundRecord
 from paper.base import FoundRun
 from paper.cases import CLASSIFICATION, SCALES, Case, Scope, case_table

@@ -11,8 +11,7 @@ import pytest
 
 from fedproto.data.digits import Digits
 from fedproto.data.statistics import class_counts
-from fedproto.measures.clients import PER_CLASS
-from fedproto.measures.head import ROW_NORM
+from fedproto.measures.scores import PER_CLASS, ROW_NORM
 from fedproto.report.results import StoredRun
 from fedproto.report.statistics import difference, holm
 from fedproto.types import RoundRecord

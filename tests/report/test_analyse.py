@@ -21,7 +21,7 @@ from fedproto.data.masks import palette
 from fedproto.errors import ConfigError, StoreError
 from fedproto.models.base import build_model
 from fedproto.report.analysing import read_parts
-from fedproto.report.looks import class_colors
+from fedproto.report.style import class_colors
 from fedproto.store import RunStore
 from fedproto.types import RoundRecord
 

@@ -12,8 +12,8 @@ from fedproto.data.synthetic import Synthetic
 from fedproto.errors import ConfigError
 from fedproto.report.arrangement import Arrangement, arrange
 from fedproto.report.figures import FigureFormat, FigureWidth, save_figures
-from fedproto.report.looks import looks_of
 from fedproto.report.results import StoredRun, at_shared_rounds, comparable
+from fedproto.report.style import looks_of
 from fedproto.report.summary import summarize
 from fedproto.strategies.centralized import Centralized
 from fedproto.types import RoundRecord

@@ -163,7 +163,7 @@ def test_a_method_has_one_colour_everywhere(browser, synthetic):
         " false, 'round').map((line) => line.method)).size)"
     )
     assert colors == [6, 10, 6]
-    from fedproto.report.looks import looks_of
+    from fedproto.report.style import looks_of
     from paper.panels import line_of
 
     for method in browser.execute_script("return page.data.methods"):

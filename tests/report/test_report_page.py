@@ -20,14 +20,19 @@ import pytest
 
 from fedproto.cli import main
 from fedproto.errors import ConfigError, StoreError
-from fedproto.report import content as content_module
-from fedproto.report.analysed import read_analysis
-from fedproto.report.content import page_content
-from fedproto.report.following import Followers, RunFollower
-from fedproto.report.html import render
+from fedproto.report import html as content_module
+from fedproto.report.html import page_content, render
 from fedproto.report.live import LiveReport, LiveServer
+from fedproto.report.panels import (
+    AttentionShares,
+    DataPanels,
+    Followers,
+    RunFollower,
+    binned,
+    class_grid,
+    read_analysis,
+)
 from fedproto.report.results import find_runs
-from fedproto.report.spread import AttentionShares, DataPanels, binned, class_grid
 from fedproto.store import RunStore
 from fedproto.types import POOLED
 from report_runs import (
@@ -429,7 +434,7 @@ def test_dripping_connections_do_not_keep_others_out(tmp_path, monkeypatch):
 
 def test_the_audit_log_of_a_deployment_is_summed_up_by_client(tmp_path):
     from fedproto.flower.audit import AuditLog
-    from fedproto.report.content import accounts
+    from fedproto.report.html import accounts
 
     assert accounts([tmp_path / "run"]) == {"clients": [], "incidents": [], "problems": []}
     log = AuditLog(tmp_path)

@@ -1,6 +1,5 @@
 """Looking into trained models: measures as functions of tensors, and what applies them to runs."""
 
-from fedproto.analysis.calibration import calibration_error, reliability, tally_confidence
 from fedproto.analysis.discrepancy import (
     feature_discrepancy,
     grouped_mmd2,
@@ -14,8 +13,15 @@ from fedproto.analysis.dissimilarity import (
     summarize_distances,
 )
 from fedproto.analysis.embedding import embed
-from fedproto.analysis.entropy import feature_entropy, shannon_entropy, softmax_entropy
 from fedproto.analysis.runs import Correlation, attention_matrix, attention_spread, pearson
+from fedproto.analysis.uncertainty import (
+    calibration_error,
+    feature_entropy,
+    reliability,
+    shannon_entropy,
+    softmax_entropy,
+    tally_confidence,
+)
 
 __all__ = [
     "Correlation",

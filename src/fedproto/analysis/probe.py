@@ -15,13 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedproto.analysis.calibration import BINS, tally_confidence
 from fedproto.analysis.dissimilarity import (
     distances_together,
     mean_gradient,
     similar_sizes,
     squared_distance,
 )
+from fedproto.analysis.uncertainty import BINS, tally_confidence
 from fedproto.engines.base import Workload
 from fedproto.engines.setting import load_state
 from fedproto.engines.training.batch_norm import (

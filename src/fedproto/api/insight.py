@@ -13,7 +13,7 @@ from fedproto.api.predictor import ClassPrediction, MapPrediction, Predictor, pi
 from fedproto.api.result import Result
 from fedproto.errors import DataError
 from fedproto.report import analysing
-from fedproto.report.subject import open_subject
+from fedproto.report.analysing import open_subject
 
 
 def analyse(

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedproto.analysis.entropy import (
+from fedproto.analysis.uncertainty import (
     feature_entropy,
     relative,
     shannon_entropy,

@@ -25,8 +25,8 @@ from fedproto.options import options_to_dict, read_options
 from fedproto.report.arrangement import Arrangement, arrange
 from fedproto.report.figures import curves
 from fedproto.report.html import write_page
+from fedproto.report.panels import DataPanels
 from fedproto.report.results import StoredRun, main_score
-from fedproto.report.spread import DataPanels
 from fedproto.report.summary import Summary, summarize
 from fedproto.simulate.identity import data_identity
 from fedproto.store import RunStore, read_description

@@ -28,10 +28,10 @@ from fedproto.report.analysing import (
     AnalysisRequest,
     analyse,
     correlation,
+    open_subject,
 )
 from fedproto.report.arrangement import arrange
 from fedproto.report.results import StoredRun, find_runs
-from fedproto.report.subject import open_subject
 
 # The parts that the report page shows, and by what it is told whether one was made.
 PAGE_PARTS = {

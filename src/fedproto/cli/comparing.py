@@ -18,7 +18,7 @@ from fedproto.cli.tables import echo, print_table
 from fedproto.config import flatten
 from fedproto.data.tasks import is_share
 from fedproto.errors import ConfigError, printable, unknown_name
-from fedproto.measures.clients import CLIENT_SCORES
+from fedproto.measures.scores import CLIENT_SCORES
 from fedproto.report.arrangement import Arrangement, arrange
 from fedproto.report.figures import FigureFormat, FigureWidth, save_figures
 from fedproto.report.results import StoredRun, find_runs, main_score

@@ -33,7 +33,7 @@ from fedproto.data.sharing import SharedOut
 from fedproto.data.statistics import Statistics, statistics
 from fedproto.errors import ConfigError, DataError
 from fedproto.options import read_options
-from fedproto.report.data_figures import draw_class_mixes, draw_contact_sheet
+from fedproto.report.figures import draw_class_mixes, draw_contact_sheet
 
 group = typer.Typer(name="data", help=__doc__, no_args_is_help=True)
 

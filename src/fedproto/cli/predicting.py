@@ -14,7 +14,7 @@ from fedproto.cli.options import DataRoot
 from fedproto.cli.tables import echo
 from fedproto.disk.files import explained
 from fedproto.errors import ConfigError, DataError
-from fedproto.report.maps import save_heat, save_labels
+from fedproto.report.analysing import save_heat, save_labels
 
 _SHOWN = 5
 

@@ -12,7 +12,7 @@ from fedproto.cli.options import DataRoot, Directories, Metric, Target
 from fedproto.cli.tables import echo
 from fedproto.report.html import write_page
 from fedproto.report.live import LiveReport, LiveServer
-from fedproto.report.spread import DataPanels
+from fedproto.report.panels import DataPanels
 
 
 def report(

@@ -1,5 +1,50 @@
-"""Measures: what is taken of aggregate models every few rounds, one file each."""
+"""Measures of aggregate models, taken every few rounds while they are trained.
 
-from fedproto.measures.options import MEASURES, MeasureOptions
+Here are only the options, so that a configuration can name measures without importing them.
+"""
 
-__all__ = ["MEASURES", "MeasureOptions"]
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from fedproto.options import Options, option
+from fedproto.options.registry import Registry
+
+if TYPE_CHECKING:
+    from fedproto.measures.base import Measure
+
+MEASURES: Registry[Measure] = Registry("measure", "fedproto.measures")
+
+
+@dataclass(frozen=True)
+class MeasureOptions(Options):
+    """Looking into aggregate models while they are trained; changes nothing of the training."""
+
+    every: int = option(
+        0,
+        "measure after every so many rounds and the last one; 0 for never (clients are scored at"
+        " the end of every run)",
+        at_least=0,
+    )
+    what: tuple[str, ...] = option(
+        ("dissimilarity", "margin", "ece"), "the measures; `fedproto list measures` shows them"
+    )
+    reference: str | None = option(
+        None, "mmd: directory of a finished run of strategy 'centralized' on the same data"
+    )
+    samples: int = option(1000, "mmd: feature vectors per client at most", at_least=2)
+    estimator: Literal["quadratic", "linear"] = option(
+        "quadratic", "mmd: all pairs of vectors, or neighbouring ones in linear time"
+    )
+    clients: int = option(
+        0, "dissimilarity: estimate it from so many clients; 0 for all of them", at_least=0
+    )
+
+    def due(self, round_: int, rounds: int) -> bool:
+        """Whether to measure after so many rounds of so many in all."""
+        return self.every > 0 and (round_ % self.every == 0 or round_ == rounds)
+
+    def takes(self, name: str) -> bool:
+        """Whether a measure is switched on."""
+        return self.every > 0 and name in self.what

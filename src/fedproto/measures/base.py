@@ -11,7 +11,7 @@ from typing import ClassVar, TypeAlias
 from fedproto.analysis.probe import Probe
 from fedproto.engines.base import Workload
 from fedproto.errors import ConfigError, TrainingError
-from fedproto.measures.options import MEASURES, MeasureOptions
+from fedproto.measures import MEASURES, MeasureOptions
 from fedproto.types import ServerState
 
 __all__ = ["MEASURES", "ComparingMeasure", "Gauge", "Measure", "Taken"]

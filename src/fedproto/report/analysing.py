@@ -12,31 +12,51 @@ Every file says after how many rounds the model was looked at; the HTML page dra
 from __future__ import annotations
 
 import importlib.util
+import io
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
 
-from fedproto.analysis.calibration import calibration_error, reliability
 from fedproto.analysis.embedding import embed
+from fedproto.analysis.probe import Probe
 from fedproto.analysis.runs import Correlation, pearson
-from fedproto.analysis.scores import score_classes, score_clients
+from fedproto.analysis.uncertainty import (
+    calibration_error,
+    feature_entropy,
+    relative,
+    reliability,
+    softmax_entropy,
+    upsampled,
+)
+from fedproto.config import RunConfig
+from fedproto.data.federation import Federation
+from fedproto.data.masks import palette
+from fedproto.data.samples import MappedSamples, Samples
 from fedproto.data.tasks import headline
 from fedproto.disk.files import Folder, explained, write_atomically
 from fedproto.disk.files import content as read_content
 from fedproto.disk.integrity import DamagedError, read_json
-from fedproto.errors import ConfigError, StoreError, unknown_name
+from fedproto.errors import ConfigError, DataError, StoreError, unknown_name
 from fedproto.measures.base import Gauge
-from fedproto.measures.clients import summarize_clients
-from fedproto.report.looks import class_colors
-from fedproto.report.maps import save_maps
-from fedproto.report.subject import Subject
+from fedproto.measures.scores import score_classes, score_clients, summarize_clients
+from fedproto.report.style import class_colors
 from fedproto.rng import Purpose, stream
+from fedproto.simulate import model_for
+from fedproto.simulate.identity import check_same, data_identity
 from fedproto.simulate.reference import check_reference, reference_state
+from fedproto.store import RunStore
+from fedproto.types import ServerState
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
 
 PICTURES_EMBEDDED = 100
 """Label maps give hundreds of feature vectors each; so many pictures are enough for t-SNE."""
@@ -209,3 +229,121 @@ def read_parts(path: Path, names: Sequence[str]) -> dict[str, Any]:
                     f"{file} cannot be read ({error}); make it again: fedproto analyse {path}"
                 ) from None
     return found
+
+
+@dataclass
+class Subject:
+    """A run's newest model, ready to be looked at."""
+
+    path: Path
+    config: RunConfig
+    state: ServerState
+    probe: Probe
+    facts: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def folder(self) -> Path:
+        """Where the results go."""
+        return self.path / "analysis"
+
+
+def open_subject(path: Path, federation: Federation, model: nn.Module | None = None) -> Subject:
+    """Makes a run's newest model ready.
+
+    Raises:
+        StoreError: If it is no run, has no checkpoint, or was trained on other data.
+        ConfigError: If its model was given in Python, and not here.
+    """
+    store = RunStore.open(path)
+    config = store.config
+    if model is None:
+        if config.model is None:
+            raise ConfigError(
+                f"{path} was started from Python with an own module; look into it from there:"
+                " fedproto.analyse(fedproto.load(run, model=..., data=...))"
+            )
+        model = model_for(replace(config, model=config.model.untrained()), federation)
+    check_same(store.identity(), data_identity(federation), path)
+    state = store.load_checkpoint()
+    if state is None:
+        raise StoreError(f"{path} has no checkpoint yet; nothing to look into")
+    # The machine that looks need not be the one that trained.
+    anywhere = replace(config.engine, name="reference", device="auto")
+    probe = Probe(replace(config, engine=anywhere).workload(federation, model))
+    return Subject(path, config, state.served.to(probe.device), probe)
+
+
+# From dark blue to yellow, told apart with all common kinds of colour vision.
+_HEAT = np.array(
+    [(0, 34, 78), (65, 77, 107), (124, 123, 120), (188, 175, 111), (254, 232, 56)], dtype=np.float64
+)
+
+
+def save_labels(labels: NDArray[np.uint8], path: Path) -> Path:
+    """Writes a label map ``[H, W]`` as PASCAL VOC does: the classes, with its palette."""
+    from PIL import Image
+
+    picture = Image.fromarray(labels)
+    picture.putpalette(palette().tobytes())
+    return _save(picture, path)
+
+
+def save_heat(values: NDArray[np.float64], path: Path) -> Path:
+    """Writes values between 0 (dark blue) and 1 (yellow), ``[H, W]``."""
+    from PIL import Image
+
+    levels = np.linspace(0, 1, len(_HEAT))
+    colours = np.stack([np.interp(values, levels, _HEAT[:, channel]) for channel in range(3)], -1)
+    return _save(Image.fromarray(np.rint(colours).astype(np.uint8)), path)
+
+
+def save_picture(pixels: NDArray[np.uint8], path: Path) -> Path:
+    """Writes a picture ``[H, W, channels]`` of one or three channels."""
+    from PIL import Image
+
+    return _save(Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels), path)
+
+
+def _save(picture: Image, path: Path) -> Path:
+    with explained(path, " cannot be written", "", DataError):
+        content = io.BytesIO()
+        picture.save(content, "PNG")
+        write_atomically(path, content.getvalue())
+    return path
+
+
+def save_maps(probe: Probe, state: ServerState, index: int, folder: Path) -> list[Path]:
+    """Writes the maps of one sample.
+
+    Entropies are shown as shares of the largest possible one, from dark blue (0) to yellow (1).
+    """
+    scores, features, target = probe.maps(state, index)
+    size = (target.shape[-2], target.shape[-1])
+    stem = folder / f"{index:06d}"
+
+    def file(kind: str) -> Path:
+        return stem.with_name(f"{stem.name}-{kind}.png")
+
+    feature_map = upsampled(feature_entropy(features), size)
+    return [
+        save_picture(picture_of(probe.federation.samples, index), file("picture")),
+        save_labels(_bytes(target[0]), file("truth")),
+        save_labels(_bytes(scores.argmax(dim=1)[0]), file("prediction")),
+        save_heat(relative(softmax_entropy(scores)[0], scores.shape[1]), file("softmax-entropy")),
+        save_heat(relative(feature_map[0], features.shape[1]), file("feature-entropy")),
+    ]
+
+
+def picture_of(samples: Samples, index: int) -> NDArray[np.uint8]:
+    """A sample's input as a picture ``[H, W, channels]``; stretched where it is no picture."""
+    where = np.array([index])
+    raw = samples.raw(where) if isinstance(samples, MappedSamples) else samples.batch(where)
+    values = raw[0][0].double().movedim(0, -1).cpu().numpy()
+    low, high = float(values.min()), float(values.max())
+    if low < 0 or high > 1:
+        values = (values - low) / max(high - low, 1e-12)
+    return np.asarray(np.rint(255 * values), dtype=np.uint8)
+
+
+def _bytes(labels: Tensor) -> NDArray[np.uint8]:
+    return labels.cpu().numpy().astype(np.uint8)

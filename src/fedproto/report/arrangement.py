@@ -19,8 +19,8 @@ from itertools import product
 from typing import Any, TypeAlias
 
 from fedproto.config import flatten
-from fedproto.report.looks import Look, looks_of
 from fedproto.report.results import StoredRun, comparable
+from fedproto.report.style import Look, looks_of
 
 Options: TypeAlias = Mapping[str, str]
 Identity: TypeAlias = tuple[tuple[str, str], ...]

@@ -19,10 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from fedproto.errors import ConfigError, FedprotoError, StoreError
-from fedproto.report.content import page_content
-from fedproto.report.following import Followers
-from fedproto.report.html import render
-from fedproto.report.spread import DataPanels
+from fedproto.report.html import page_content, render
+from fedproto.report.panels import DataPanels, Followers
 
 ADDRESS = "127.0.0.1"
 IDLE_FOR = 20.0

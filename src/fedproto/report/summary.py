@@ -10,7 +10,7 @@ import numpy as np
 
 from fedproto.data.tasks import is_share, loss_beside, lower_is_better
 from fedproto.errors import ConfigError, unknown_name
-from fedproto.measures.clients import CLIENT_SCORES
+from fedproto.measures.scores import CLIENT_SCORES
 from fedproto.report.arrangement import Arrangement
 from fedproto.report.results import StoredRun
 from fedproto.report.statistics import (

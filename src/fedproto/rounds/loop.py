@@ -18,7 +18,7 @@ from fedproto.engines.base import Engine
 from fedproto.errors import ConfigError
 from fedproto.measures import MEASURES
 from fedproto.measures.base import Gauge, Taken
-from fedproto.measures.clients import PER_CLIENT
+from fedproto.measures.scores import PER_CLIENT
 from fedproto.rounds.aggregate import Expected, RoundOutcome, aggregate_round
 from fedproto.rounds.personal import finetuned_scores, personal_scores
 from fedproto.rounds.planning import RoundPlan, check_fits, plan_round, remember_all

@@ -1,8 +1,12 @@
-"""Calibration: is a model that is 80 % sure right in 80 % of the cases?
+"""Calibration and entropy of predictions, and entropy of features.
 
-Predictions are sorted into bins by their confidence, the largest probability of the softmax (Guo et
-al. 2017). Sums per bin add up over batches, clients and pixels, so that maps of any number of
-pixels take no memory.
+Calibration asks whether predictions of 80 % confidence are right in 80 % of the cases. They are put
+into bins by confidence, the largest softmax probability (Guo et al. 2017). Sums per bin add up over
+batches, clients and pixels, so that maps of any size take no memory.
+
+``H_S = H(M(W; X))`` is the pixel-wise Shannon entropy of the softmax: low where the model is
+confident. ``H_E = H(Ê(W; X))`` is that of the features, normalised to sum to 1 over the channels:
+high where many channels respond. Both are in nats; the channels are dimension 1.
 
 Shapes: B samples, C classes, S bins.
 """
@@ -11,8 +15,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional as F  # noqa: N812 - the name everyone uses
 
 from fedproto.types import VOID
 
@@ -81,3 +88,35 @@ def reliability(tally: Tensor) -> list[Bin]:
             )
         )
     return bins
+
+
+def shannon_entropy(probabilities: Tensor, dim: int = 1) -> Tensor:
+    """``H(p) = −Σ p log p`` along a dimension, with ``0 log 0 = 0``."""
+    summed: Tensor = torch.special.xlogy(probabilities, probabilities).sum(dim=dim)
+    return -summed
+
+
+def softmax_entropy(scores: Tensor) -> Tensor:
+    """``H_S``: scores ``[B, C, …]`` before the softmax to entropies ``[B, …]``, at most log C."""
+    return shannon_entropy(torch.softmax(scores, dim=1))
+
+
+def feature_entropy(features: Tensor) -> Tensor:
+    """``H_E``: features ``[B, D, …]`` to entropies ``[B, …]``, at most log D.
+
+    The paper's features come out of a ReLU. Of others the negative part is taken for zero; where no
+    channel responds at all the entropy is 0.
+    """
+    positive = features.clamp(min=0)
+    total = positive.sum(dim=1, keepdim=True)
+    return shannon_entropy(torch.where(total > 0, positive / total, 0))
+
+
+def upsampled(maps: Tensor, size: tuple[int, int]) -> Tensor:
+    """Maps ``[B, h, w]`` brought to the size of their images, ``[B, H, W]``."""
+    return F.interpolate(maps.unsqueeze(1), size, mode="bilinear", align_corners=False).squeeze(1)
+
+
+def relative(entropy: Tensor, channels: int) -> NDArray[np.float64]:
+    """Entropies as shares of the largest possible one."""
+    return np.asarray(entropy.double().cpu().numpy() / np.log(max(channels, 2)))

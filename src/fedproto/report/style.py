@@ -19,6 +19,7 @@ from fedproto.errors import ConfigError, printable
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+
 # Okabe and Ito's palette: told apart with all common kinds of colour vision.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
 DASHES: tuple[tuple[float, ...], ...] = ((), (5, 2), (5, 1.5, 1, 1.5), (1, 1.5))

@@ -1,4 +1,4 @@
-"""MMD between the features of the aggregate model and those of a centrally trained one.
+"""Measures of a model's features and gradients: margin, gradient dissimilarity, MMD.
 
 Equation (MMD) averages over clients: here over all clients with at least two held-out samples, each
 with the features of these under the aggregate model and under the reference. The kernel's bandwidth
@@ -7,15 +7,59 @@ is the median distance between the reference's features over all clients, the sa
 
 from __future__ import annotations
 
+import math
+from typing import ClassVar
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedproto.analysis.discrepancy import grouped_mmd2, median_bandwidth, mmd2_linear
+from fedproto.analysis.dissimilarity import summarize_distances
+from fedproto.equations import aggregate_mean_margin
 from fedproto.errors import ConfigError
-from fedproto.measures.base import MEASURES, ComparingMeasure
+from fedproto.measures.base import MEASURES, ComparingMeasure, Measure
 from fedproto.rng import Indices, Purpose, stream
-from fedproto.types import ServerState
+from fedproto.types import POOLED, ServerState
+
+
+@MEASURES.register("dissimilarity")
+class DissimilarityMeasure(Measure):
+    """Mean of ‖∇L_k − ∇L‖² over all clients; of a sample of them also its standard error."""
+
+    def take(self, state: ServerState) -> dict[str, float]:
+        """Other clients are drawn after every round, so that their errors do not add up."""
+        total = len(self.probe.federation.clients)
+        number = min(self.options.clients, total) or total
+        clients = list(range(total))
+        if number < total:
+            draw = stream(self.seed, Purpose.MEASURED_CLIENTS, state.round)
+            clients = sorted(int(client) for client in draw.permutation(total)[:number])
+        found = summarize_distances(self.probe.gradient_distances(state, clients), total)
+        metrics = {"dissimilarity": found.mean}
+        if number < total:
+            metrics["dissimilarity_error"] = found.error
+        return metrics
+
+
+PER_CHANNEL = "margin_per_channel"
+"""The margin divided by √D: as a root mean square over the channels it can be compared with that of
+models of another width."""
+
+
+@MEASURES.register("margin")
+class MarginMeasure(Measure):
+    """AMM of all clients' prototypes under the aggregate model; also divided by √D."""
+
+    stands_for: ClassVar[frozenset[str]] = frozenset({"aggregate_mean_margin"})
+
+    def take(self, state: ServerState) -> dict[str, float]:
+        """All clients, not the cohort: curves then show the models and not the draw of clients."""
+        train = self.probe.federation.train_indices(POOLED)
+        prototypes = self.probe.prototypes(state, train)
+        margin = float(aggregate_mean_margin(prototypes))
+        channels = prototypes.sum.shape[-1]
+        return {"aggregate_mean_margin": margin, PER_CHANNEL: margin / math.sqrt(channels)}
 
 
 @MEASURES.register("mmd")

@@ -1,0 +1,156 @@
+"""Measures of how good a model is: scores per client and per class, training loss, calibration.
+
+A client's score is the task's main metric on its own test part. A class's score is the accuracy
+over its test samples, or its IoU over all test pixels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedproto.analysis.probe import Probe
+from fedproto.analysis.uncertainty import calibration_error
+from fedproto.measures.base import MEASURES, Measure
+from fedproto.types import POOLED, ServerState
+
+
+@dataclass(frozen=True)
+class Scores:
+    """One score per client by number, or per class by name, that has test samples or pixels."""
+
+    metric: str
+    of: list[int] | list[str]
+    examples: list[int]
+    values: list[float]
+
+    def table(self, kind: str) -> dict[str, Any]:
+        """As columns, whose first is called after what the scores are of."""
+        return {kind: self.of, "examples": self.examples, self.metric: self.values}
+
+    def rounded(self, digits: int) -> dict[str, float]:
+        """The scores by what they are of, in text."""
+        return {
+            str(one): round(value, digits) for one, value in zip(self.of, self.values, strict=True)
+        }
+
+
+def score_clients(probe: Probe, state: ServerState) -> Scores:
+    """The task's main score on each client's own test part.
+
+    Clients without test samples, or whose test part has no object for a mean IoU, are left out.
+    """
+    metric, federation = probe.task.headline, probe.federation
+    clients, examples, values = [], [], []
+    tested = [client.test for client in federation.clients]
+    for client, tally in enumerate(probe.tallies(state, tested)):
+        scores = {} if tally is None else probe.task.metrics(tally)
+        if metric in scores:
+            clients.append(client)
+            examples.append(len(tested[client]))
+            values.append(scores[metric])
+    return Scores(metric, clients, examples, values)
+
+
+def score_classes(probe: Probe, state: ServerState) -> Scores:
+    """Accuracy or IoU per class over the test parts of all clients."""
+    federation, test = probe.federation, probe.federation.test_indices
+    classes = federation.num_classes
+    confusion = torch.zeros(classes, classes, dtype=torch.int64)
+    for scores, targets in probe.scores(state, test):
+        pair = targets * classes + scores.argmax(dim=1)
+        valid = (targets >= 0) & (targets < classes)
+        confusion += (torch.bincount(pair[valid].flatten().cpu(), minlength=classes**2)).reshape(
+            classes, classes
+        )
+    true, correct = confusion.sum(dim=1), confusion.diagonal()
+    total = true + confusion.sum(dim=0) - correct if probe.task.label_maps else true
+    present = np.flatnonzero(true.numpy())
+    return Scores(
+        metric=probe.task.class_score,
+        of=[federation.class_name(int(label)) for label in present],
+        examples=true[present].tolist(),
+        values=(correct.double() / total.clamp(min=1))[present].tolist(),
+    )
+
+
+PER_CLIENT, PER_CLASS = "client", "class"
+DIGITS = 5
+CLIENT_SCORES = {
+    "mean_client_": "mean client",
+    "worst_tenth_": "worst tenth",
+    "at_zero_": "at zero",
+}
+"""What is said of the clients' scores: beginnings of metrics, each followed by the score's name."""
+
+
+def summarize_clients(values: Sequence[float]) -> tuple[float, float, float]:
+    """The mean over clients, the mean of their worst tenth, and the share that scores zero."""
+    scores = np.sort(np.asarray(values, dtype=np.float64))
+    worst = scores[: max(1, -(-len(scores) // 10))]
+    return float(scores.mean()), float(worst.mean()), float((scores == 0).mean())
+
+
+@MEASURES.register("clients")
+class ClientsMeasure(Measure):
+    """The score of every client and class as tables, with mean, worst tenth and share at zero.
+
+    Taken at the end of every run, and every few rounds where a run asks for it.
+    """
+
+    def take(self, state: ServerState) -> Mapping[str, float | Mapping[str, float]]:
+        """Three metrics and two tables; nothing where nobody has test samples."""
+        clients = score_clients(self.probe, state)
+        if not clients.values:
+            return {}
+        summary = zip(CLIENT_SCORES, summarize_clients(clients.values), strict=True)
+        return {
+            **{prefix + clients.metric: value for prefix, value in summary},
+            PER_CLIENT: clients.rounded(DIGITS),
+            PER_CLASS: score_classes(self.probe, state).rounded(DIGITS),
+        }
+
+
+ROW_NORM = "row norm"
+
+
+@MEASURES.register("head")
+class HeadMeasure(Measure):
+    """The score of every class and the norm of its row of the last layer, as tables."""
+
+    def take(self, state: ServerState) -> Mapping[str, float | Mapping[str, float]]:
+        """Two tables, by class; rows where the model's last layer has one per class."""
+        scores, norms = score_classes(self.probe, state), self.probe.row_norms(state)
+        named = {
+            self.probe.federation.class_name(index): round(norm, DIGITS)
+            for index, norm in enumerate([] if norms is None else norms.tolist())
+        }
+        return {PER_CLASS: scores.rounded(DIGITS), ROW_NORM: named}
+
+
+TRAINING_LOSS = "aggregate_train_loss"
+
+
+@MEASURES.register("loss")
+class TrainingLossMeasure(Measure):
+    """Training loss of the aggregate model over all clients, as the paper's loss curves show it."""
+
+    def take(self, state: ServerState) -> dict[str, float]:
+        """The mean over all samples, which weighs clients by size; their own losses may differ."""
+        train = self.probe.federation.train_indices(POOLED)
+        (tally,) = self.probe.tallies(state, [train])
+        return {} if tally is None else {TRAINING_LOSS: self.probe.task.metrics(tally)["loss"]}
+
+
+@MEASURES.register("ece")
+class CalibrationMeasure(Measure):
+    """Expected calibration error on the test parts of all clients, per pixel for label maps."""
+
+    def take(self, state: ServerState) -> dict[str, float]:
+        """Nothing where nobody has test samples."""
+        test = self.probe.federation.test_indices
+        return {"ece": calibration_error(self.probe.confidences(state, test))} if len(test) else {}
