@@ -35,7 +35,7 @@ from fedproto.rng import Indices
 from fedproto.rng.schedule import BatchOrder
 from fedproto.store.environment import describe_environment
 from fedproto.strategies import FedAvg, FedProto, Strategy
-from fedproto.strategies.method import Method
+from fedproto.strategies.sections import Method
 from fedproto.types import ServerState
 
 CLASSES = 21

@@ -17,7 +17,7 @@ from fedproto.models.cnn4 import CNN4Options
 from fedproto.models.mlp import MLPOptions
 from fedproto.rng.schedule import BatchOrder
 from fedproto.strategies import FedAvg, Strategy
-from fedproto.strategies.method import Method
+from fedproto.strategies.sections import Method
 from fedproto.types import ServerState
 
 CLASSES = 10

@@ -67,10 +67,8 @@ if TYPE_CHECKING:
         Strategy,
     )
     from fedproto.strategies.aggregation import AggregateOptions
-    from fedproto.strategies.head import HeadOptions
-    from fedproto.strategies.method import Method
+    from fedproto.strategies.sections import HeadOptions, Method, ServerOptions
     from fedproto.strategies.serve import ServeOptions
-    from fedproto.strategies.server import ServerOptions
     from fedproto.types import Prototypes, RoundRecord
 
 __all__ = [
@@ -148,10 +146,8 @@ _HOMES = (
     "data",
     "strategies",
     "strategies.aggregation",
-    "strategies.server",
-    "strategies.head",
     "strategies.serve",
-    "strategies.method",
+    "strategies.sections",
     "models",
     "store.extending",
     "data.tasks",

@@ -28,7 +28,7 @@ from fedproto.engines.training.step import take_step
 from fedproto.errors import ConfigError
 from fedproto.models.cnn4 import CNN4Options
 from fedproto.rounds.planning import check_fits
-from fedproto.strategies.contract import Objective
+from fedproto.strategies.base import Objective
 
 PULL, SLOPE = 0.4, 0.05
 PLAIN = TrainOptions(epochs=2, batch_size=5, lr=0.2)

@@ -20,7 +20,7 @@ from fedproto.models.cnn import CNN, CNNOptions
 from fedproto.models.cnn4 import CNN4Options
 from fedproto.models.mlp import MLPOptions
 from fedproto.strategies import FedAvg, FedProx, Strategy
-from fedproto.strategies.contract import Objective
+from fedproto.strategies.base import Objective
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
 SMALL_CNN = CNNOptions(channels1=3, channels2=5, features=7)

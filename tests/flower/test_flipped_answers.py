@@ -11,7 +11,7 @@ from fedproto.flower import nodes
 from fedproto.flower.server_app import serve
 from fedproto.simulate import load_federations
 from fedproto.store.extending import extend
-from fedproto.strategies.head import CLASSES
+from fedproto.strategies.sections import CLASSES
 from flower_grid import LocalGrid
 from flower_runs import CLIENTS, over_flower
 

@@ -25,7 +25,7 @@ from fedproto.errors import ConfigError
 from fedproto.flower.discrete_gaussian import discrete_gaussian
 from fedproto.flower.privacy import STEPS, PrivateEngine, epsilon, on_lattice, with_noise
 from fedproto.models.adapter import with_features
-from fedproto.strategies.contract import Observation
+from fedproto.strategies.base import Observation
 from fedproto.types import ServerState
 from flower_grid import LocalGrid
 from flower_runs import CLIENTS, everyone, over_flower, simulated

@@ -21,10 +21,9 @@ from fedproto.errors import ConfigError
 from fedproto.flower.helper import observe, train_locally
 from fedproto.flower.strategy import FedProtoStrategy
 from fedproto.models.adapter import adapted
-from fedproto.strategies.contract import Objective
+from fedproto.strategies.base import Objective
 from fedproto.strategies.fedproto import COUNT, MARGIN, SUM
-from fedproto.strategies.head import HeadOptions
-from fedproto.strategies.method import Method
+from fedproto.strategies.sections import HeadOptions, Method
 from fedproto.strategies.serve import ServeOptions
 from flower_grid import LocalGrid
 

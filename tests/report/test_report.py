@@ -15,7 +15,7 @@ from fedproto.report.figures import FigureFormat, FigureWidth, save_figures
 from fedproto.report.results import StoredRun, at_shared_rounds, comparable
 from fedproto.report.style import looks_of
 from fedproto.report.summary import summarize
-from fedproto.strategies.centralized import Centralized
+from fedproto.strategies.fedavg import Centralized
 from fedproto.types import RoundRecord
 from helpers import config_of
 

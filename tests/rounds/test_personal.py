@@ -25,7 +25,7 @@ from fedproto.models.base import build_model
 from fedproto.rounds import run_rounds
 from fedproto.rounds.planning import plan_round
 from fedproto.rounds.runs import Run
-from fedproto.strategies.contract import PERSONAL
+from fedproto.strategies.base import PERSONAL
 from fedproto.types import ServerState, num_bytes, part
 
 HEAD = ("classifier.weight", "classifier.bias")

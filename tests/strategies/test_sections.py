@@ -14,10 +14,14 @@ from fedproto import STRATEGIES, ConfigError, FedAtt, FedAvg, FedProto, Scaffold
 from fedproto.config import read_config
 from fedproto.errors import TrainingError
 from fedproto.rounds.aggregate import Expected, aggregate_round, combine_updates
-from fedproto.strategies.base import Strategy
-from fedproto.strategies.contract import FeatureShape, Observation, Setting, initial_tensors
-from fedproto.strategies.head import CLASSES, HeadOptions, class_shares, randomised_response
-from fedproto.strategies.method import Method
+from fedproto.strategies.base import FeatureShape, Observation, Setting, Strategy, initial_tensors
+from fedproto.strategies.sections import (
+    CLASSES,
+    HeadOptions,
+    Method,
+    class_shares,
+    randomised_response,
+)
 from fedproto.strategies.serve import (
     COUNT,
     PRODUCTS,

@@ -13,7 +13,7 @@ from fedproto.equations import aggregate_margin, aggregate_prototypes
 from fedproto.errors import ConfigError, TrainingError
 from fedproto.rounds.loop import finish_round
 from fedproto.rounds.planning import remember_all
-from fedproto.strategies.contract import Local, Observation
+from fedproto.strategies.base import Local, Observation
 from fedproto.strategies.fedproto import COUNT, MARGIN, SUM
 from fedproto.types import ClientUpdate, Prototypes, ServerState
 from helpers import (

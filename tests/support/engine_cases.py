@@ -39,10 +39,9 @@ from fedproto.strategies import (
     Scaffold,
     Strategy,
 )
-from fedproto.strategies.contract import Declared, Needs, Objective, Report
-from fedproto.strategies.head import HeadOptions
+from fedproto.strategies.base import Declared, Needs, Objective, Report
+from fedproto.strategies.sections import HeadOptions, ServerOptions
 from fedproto.strategies.serve import ServeOptions
-from fedproto.strategies.server import ServerOptions
 from fedproto.types import ClientWeights, RoundRecord, ServerState, part, under
 
 CLASSES = 4

@@ -13,7 +13,7 @@ from fedproto.flower import wire
 from fedproto.flower.arrays import UnreadableError
 from fedproto.rng.schedule import BatchOrder
 from fedproto.rounds.aggregate import Expected, reason_to_refuse
-from fedproto.strategies.method import Method
+from fedproto.strategies.sections import Method
 from fedproto.types import ClientUpdate
 from helpers import make_setting, make_state, make_update
 

@@ -19,9 +19,9 @@ from fedproto.rounds.aggregate import combine_updates
 from fedproto.rounds.planning import RoundPlan, plan_round
 from fedproto.rounds.runs import Run
 from fedproto.strategies.aggregation import MEAN, AggregateOptions
-from fedproto.strategies.contract import FeatureShape, Setting, initial_tensors
+from fedproto.strategies.base import FeatureShape, Setting, initial_tensors
 from fedproto.strategies.fedproto import COUNT, MARGIN, SUM
-from fedproto.strategies.method import Method
+from fedproto.strategies.sections import Method
 from fedproto.types import ClientUpdate, Prototypes, RoundRecord, ServerState, Tensors
 
 

@@ -24,9 +24,8 @@ from fedproto.measures import MeasureOptions
 from fedproto.options import Options, options_to_dict
 from fedproto.strategies.aggregation import AggregateOptions
 from fedproto.strategies.base import STRATEGIES
-from fedproto.strategies.head import HeadOptions
+from fedproto.strategies.sections import HeadOptions, ServerOptions
 from fedproto.strategies.serve import ServeOptions
-from fedproto.strategies.server import ServerOptions
 
 ROUNDS = 50
 """How many rounds, when nobody says."""

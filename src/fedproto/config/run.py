@@ -35,10 +35,8 @@ from fedproto.options.base import is_unicode
 from fedproto.options.registry import Registry
 from fedproto.strategies.aggregation import AggregateOptions
 from fedproto.strategies.base import STRATEGIES, Strategy
-from fedproto.strategies.head import HeadOptions
-from fedproto.strategies.method import Method
+from fedproto.strategies.sections import HeadOptions, Method, ServerOptions
 from fedproto.strategies.serve import ServeOptions
-from fedproto.strategies.server import ServerOptions
 
 O = TypeVar("O", bound=Options)  # noqa: E741 - the letter stands for Options
 

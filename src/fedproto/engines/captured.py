@@ -24,7 +24,7 @@ from fedproto.engines.spaced import take_over
 from fedproto.engines.training import TrainOptions
 from fedproto.engines.training.batch_norm import freeze
 from fedproto.engines.training.dropout import layer_that_draws
-from fedproto.strategies.contract import Local, Objective
+from fedproto.strategies.base import Local, Objective
 from fedproto.types import ServerState
 
 WARM_UP = 2

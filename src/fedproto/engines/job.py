@@ -7,9 +7,8 @@ from dataclasses import dataclass, field, replace
 from fedproto.engines.training import TrainOptions
 from fedproto.engines.training.augment import AugmentOptions
 from fedproto.rng.schedule import BatchOrder
-from fedproto.strategies.base import Strategy
-from fedproto.strategies.contract import PERSONAL
-from fedproto.strategies.method import Method
+from fedproto.strategies.base import PERSONAL, Strategy
+from fedproto.strategies.sections import Method
 from fedproto.types import ServerState, Tensors, part
 
 

@@ -25,7 +25,7 @@ from fedproto.engines.workers.pool import Work, WorkerPool
 from fedproto.engines.workers.shared import SharedSlots
 from fedproto.engines.workers.trainer import ManualTrainer
 from fedproto.rng import Indices
-from fedproto.strategies.contract import PERSONAL
+from fedproto.strategies.base import PERSONAL
 from fedproto.types import ClientFailure, ClientUpdate, ServerState, part, under
 
 

@@ -38,17 +38,17 @@ from fedproto.equations import class_sums
 from fedproto.errors import TrainingError
 from fedproto.models.base import features_of
 from fedproto.rng import Indices, seeded
-from fedproto.strategies.base import PersonalModel
-from fedproto.strategies.contract import (
+from fedproto.strategies.base import (
     PERSONAL,
     Local,
     Needs,
     Objective,
     Observation,
+    PersonalModel,
     Setting,
     Statistic,
 )
-from fedproto.strategies.method import Method
+from fedproto.strategies.sections import Method
 from fedproto.types import ClientFailure, ClientUpdate, ServerState, Tensors, under
 
 Step: TypeAlias = Callable[[Tensor, Tensor], Tensor]

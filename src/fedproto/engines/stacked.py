@@ -31,7 +31,7 @@ from fedproto.engines.stacking.reports import StackReports
 from fedproto.engines.stacking.statistics import lacking, received, returned
 from fedproto.errors import TrainingError
 from fedproto.rng import Indices
-from fedproto.strategies.contract import PERSONAL
+from fedproto.strategies.base import PERSONAL
 from fedproto.types import ClientFailure, ClientUpdate, ServerState, under
 
 

@@ -19,7 +19,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
 from fedproto.errors import FedprotoError
-from fedproto.strategies.contract import Declarations
+from fedproto.strategies.base import Declarations
 from fedproto.types import Tensors
 
 PROTOCOL = 4

@@ -42,7 +42,7 @@ from fedproto.options.registry import load_plugin
 from fedproto.rng import Indices
 from fedproto.rounds.client_memory import remembered
 from fedproto.store.client_memory import MemoryOnDisk
-from fedproto.strategies.contract import PERSONAL, initial_tensors
+from fedproto.strategies.base import PERSONAL, initial_tensors
 from fedproto.types import ClientFailure, ServerState, part
 
 app = ClientApp()

@@ -20,17 +20,18 @@ from fedproto.errors import TrainingError
 from fedproto.flower.arrays import read_tensors, write_tensors
 from fedproto.models.adapter import adapted
 from fedproto.models.base import features_of
-from fedproto.strategies.base import PersonalModel, Strategy
-from fedproto.strategies.contract import (
+from fedproto.strategies.base import (
     PERSONAL,
     Declarations,
     Local,
     Observation,
+    PersonalModel,
     Setting,
     Statistic,
+    Strategy,
     initial_tensors,
 )
-from fedproto.strategies.method import Method
+from fedproto.strategies.sections import Method
 from fedproto.types import ServerState, Tensors, part, under
 
 ARRAYS, METRICS, NUM_EXAMPLES = "arrays", "metrics", "num-examples"

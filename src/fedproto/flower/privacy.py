@@ -28,7 +28,7 @@ from fedproto.engines.reference import ReferenceEngine
 from fedproto.errors import ConfigError, install
 from fedproto.flower.discrete_gaussian import discrete_gaussian
 from fedproto.rng import Indices
-from fedproto.strategies.contract import Observation, Statistic
+from fedproto.strategies.base import Observation, Statistic
 from fedproto.types import ClientUpdate, ServerState
 
 SENSITIVITY = 2

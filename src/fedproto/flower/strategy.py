@@ -45,8 +45,8 @@ from fedproto.flower.helper import (
 from fedproto.models.adapter import adapted
 from fedproto.rng import Purpose, stream
 from fedproto.rounds.aggregate import Expected, aggregate_round
-from fedproto.strategies.contract import initial_tensors
-from fedproto.strategies.method import Method
+from fedproto.strategies.base import initial_tensors
+from fedproto.strategies.sections import Method
 from fedproto.types import ClientFailure, ClientUpdate, ServerState
 
 MOST_STEPS = 10_000_000

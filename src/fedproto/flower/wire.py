@@ -35,7 +35,7 @@ from fedproto.flower.arrays import (
 )
 from fedproto.rng.schedule import BatchOrder
 from fedproto.rounds.aggregate import Expected
-from fedproto.strategies.contract import LARGEST, Setting
+from fedproto.strategies.base import LARGEST, Setting
 from fedproto.types import ClientUpdate, ServerState, Tensors
 
 SERVERS_OWN = frozenset(

@@ -18,8 +18,8 @@ from torch import Tensor
 from fedproto.engines.job import LocalJob
 from fedproto.errors import TrainingError
 from fedproto.strategies.aggregation import as_remembered, combine, summed, update_norms
-from fedproto.strategies.contract import Declarations, Setting
-from fedproto.strategies.method import Method
+from fedproto.strategies.base import Declarations, Setting
+from fedproto.strategies.sections import Method
 from fedproto.types import (
     ClientFailure,
     ClientUpdate,

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from fedproto.errors import StoreError
-from fedproto.strategies.contract import Declarations, initial_tensors
+from fedproto.strategies.base import Declarations, initial_tensors
 from fedproto.types import Tensors
 
 

@@ -23,7 +23,7 @@ from fedproto.rounds.aggregate import Expected, RoundOutcome, aggregate_round
 from fedproto.rounds.personal import finetuned_scores, personal_scores
 from fedproto.rounds.planning import RoundPlan, check_fits, plan_round, remember_all
 from fedproto.rounds.runs import Run, reason_to_end
-from fedproto.strategies.contract import Setting
+from fedproto.strategies.base import Setting
 from fedproto.types import (
     POOLED,
     ClientFailure,

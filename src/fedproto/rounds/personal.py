@@ -15,9 +15,8 @@ from fedproto.errors import ConfigError
 from fedproto.rng import Purpose, schedule, torch_seed
 from fedproto.rounds.client_memory import remembered
 from fedproto.rounds.runs import Run
-from fedproto.strategies.base import Strategy
-from fedproto.strategies.contract import Setting
-from fedproto.strategies.method import Method
+from fedproto.strategies.base import Setting, Strategy
+from fedproto.strategies.sections import Method
 from fedproto.types import ClientUpdate, ServerState, Tensors
 
 PERSONAL, FINETUNED = "personal_", "finetuned_"

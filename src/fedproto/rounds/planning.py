@@ -16,7 +16,7 @@ from fedproto.errors import ConfigError, StoreError
 from fedproto.rng import Purpose, schedule, torch_seed
 from fedproto.rounds.client_memory import remembered
 from fedproto.rounds.runs import Run
-from fedproto.strategies.contract import Setting, initial_tensors
+from fedproto.strategies.base import Setting, initial_tensors
 from fedproto.types import POOLED, ServerState, Tensors
 
 

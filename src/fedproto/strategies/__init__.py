@@ -4,9 +4,8 @@ This module also exports what a strategy of one's own needs: declarations, batch
 """
 
 from fedproto.options import option
-from fedproto.strategies.base import STRATEGIES, Strategy, equal_weights, size_weights
-from fedproto.strategies.centralized import Centralized
-from fedproto.strategies.contract import (
+from fedproto.strategies.base import (
+    STRATEGIES,
     Batch,
     Declarations,
     Declared,
@@ -18,11 +17,14 @@ from fedproto.strategies.contract import (
     Report,
     Seen,
     Setting,
+    Strategy,
+    equal_weights,
+    size_weights,
 )
 from fedproto.strategies.ditto import Ditto
 from fedproto.strategies.fedacg import FedACG
 from fedproto.strategies.fedatt import FedAtt
-from fedproto.strategies.fedavg import FedAvg
+from fedproto.strategies.fedavg import Centralized, FedAvg
 from fedproto.strategies.fedbabu import FedBABU
 from fedproto.strategies.feddecorr import FedDecorr
 from fedproto.strategies.feddisco import FedDisco
@@ -30,18 +32,17 @@ from fedproto.strategies.feddyn import FedDyn
 from fedproto.strategies.fedlc import FedLC
 from fedproto.strategies.fednova import FedNova
 from fedproto.strategies.fedntd import FedNTD
-from fedproto.strategies.fedper import FedPer
+from fedproto.strategies.fedper import FedPer, FedRep
 from fedproto.strategies.fedproto import FedProto
 from fedproto.strategies.fedprototan import FedProtoTan
 from fedproto.strategies.fedprox import FedProx
-from fedproto.strategies.fedrep import FedRep
 from fedproto.strategies.fedrod import FedRoD
 from fedproto.strategies.fedrs import FedRS
 from fedproto.strategies.ghbm import GHBM
-from fedproto.strategies.method import Method
 from fedproto.strategies.moon import Moon
 from fedproto.strategies.qfedavg import QFedAvg
 from fedproto.strategies.scaffold import Scaffold
+from fedproto.strategies.sections import Method
 from fedproto.types import ClientUpdate, ClientWeights, Prototypes, ServerState, part, under
 
 __all__ = [

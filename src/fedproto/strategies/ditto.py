@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedproto.options import option
-from fedproto.strategies.base import STRATEGIES, Strategy
-from fedproto.strategies.contract import Local, Objective
+from fedproto.strategies.base import STRATEGIES, Local, Objective, Strategy
 
 
 @STRATEGIES.register("ditto")

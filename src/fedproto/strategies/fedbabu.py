@@ -6,8 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedproto.strategies.base import STRATEGIES, Strategy
-from fedproto.strategies.contract import Local
+from fedproto.strategies.base import STRATEGIES, Local, Strategy
 
 
 @STRATEGIES.register("fedbabu")

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from fedproto.options import option
-from fedproto.strategies.base import STRATEGIES, Strategy
-from fedproto.strategies.contract import Batch, Local
+from fedproto.strategies.base import STRATEGIES, Batch, Local, Strategy
 
 TINY = 1e-8
 """Added to variances, as in the authors' code: a channel may be constant in a batch."""

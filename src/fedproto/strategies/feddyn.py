@@ -6,8 +6,17 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedproto.options import option
-from fedproto.strategies.base import STRATEGIES, Strategy, equal_weights
-from fedproto.strategies.contract import Declarations, Local, Objective, Report, Seen, Setting
+from fedproto.strategies.base import (
+    STRATEGIES,
+    Declarations,
+    Local,
+    Objective,
+    Report,
+    Seen,
+    Setting,
+    Strategy,
+    equal_weights,
+)
 from fedproto.types import ClientUpdate, ClientWeights, ServerState, Tensors, Updates, part, under
 
 SLOPE, DRIFT = "slope", "drift"

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from fedproto.options import option
-from fedproto.strategies.base import STRATEGIES, Strategy
-from fedproto.strategies.contract import Batch, Local, Needs
+from fedproto.strategies.base import STRATEGIES, Batch, Local, Needs, Strategy
 from fedproto.strategies.fedlc import OUT_OF_THE_SOFTMAX
 
 RECEIVED = "received"

@@ -26,8 +26,18 @@ from fedproto.equations import (
     same_class_distance,
 )
 from fedproto.options import option
-from fedproto.strategies.base import STRATEGIES, Strategy, size_weights
-from fedproto.strategies.contract import Declarations, Declared, Local, Needs, Report, Seen, Setting
+from fedproto.strategies.base import (
+    STRATEGIES,
+    Declarations,
+    Declared,
+    Local,
+    Needs,
+    Report,
+    Seen,
+    Setting,
+    Strategy,
+    size_weights,
+)
 from fedproto.strategies.serve import prototypes_declared
 from fedproto.types import ClientWeights, Prototypes, ServerState, Tensors, Updates
 

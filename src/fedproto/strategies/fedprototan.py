@@ -8,8 +8,17 @@ from typing import ClassVar, Literal
 import torch
 
 from fedproto.options import option
-from fedproto.strategies.base import STRATEGIES, Strategy
-from fedproto.strategies.contract import Batch, Declarations, Local, Needs, Report, Seen, Setting
+from fedproto.strategies.base import (
+    STRATEGIES,
+    Batch,
+    Declarations,
+    Local,
+    Needs,
+    Report,
+    Seen,
+    Setting,
+    Strategy,
+)
 from fedproto.strategies.fedproto import COUNT, SUM, reported
 from fedproto.strategies.serve import prototypes_declared
 from fedproto.types import Prototypes, ServerState, Tensors, Updates

@@ -8,9 +8,18 @@ from typing import ClassVar
 
 import torch
 
-from fedproto.strategies import contract
-from fedproto.strategies.base import STRATEGIES, Strategy
-from fedproto.strategies.contract import PERSONAL, Local, Objective, Report, Seen, Setting
+from fedproto.strategies.base import (
+    PERSONAL,
+    STRATEGIES,
+    Declarations,
+    Local,
+    Needs,
+    Objective,
+    Report,
+    Seen,
+    Setting,
+    Strategy,
+)
 from fedproto.strategies.fedlc import OUT_OF_THE_SOFTMAX
 from fedproto.types import Tensors, part, under
 
@@ -31,9 +40,9 @@ class FedRoD(Strategy):
 
     splits_head: ClassVar[bool] = True
     personal_model: ClassVar[bool] = True
-    statistics: ClassVar[contract.Needs] = contract.Needs(classes=True)
+    statistics: ClassVar[Needs] = Needs(classes=True)
 
-    def client_memory(self, setting: Setting) -> contract.Declarations:
+    def client_memory(self, setting: Setting) -> Declarations:
         """G after the client's last round: the personal model's head less G is P."""
         head = {name: setting.params[name] for name in setting.head}
         return setting.like(GENERIC, head, initial=None)

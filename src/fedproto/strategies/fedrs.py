@@ -8,8 +8,7 @@ from typing import ClassVar
 import torch
 
 from fedproto.options import option
-from fedproto.strategies.base import STRATEGIES
-from fedproto.strategies.contract import Local, Needs, Objective
+from fedproto.strategies.base import STRATEGIES, Local, Needs, Objective
 from fedproto.strategies.fedavg import FedAvg
 
 

@@ -6,8 +6,15 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedproto.options import option
-from fedproto.strategies.base import STRATEGIES, Strategy
-from fedproto.strategies.contract import Declarations, Declared, Local, Objective, Setting
+from fedproto.strategies.base import (
+    STRATEGIES,
+    Declarations,
+    Declared,
+    Local,
+    Objective,
+    Setting,
+    Strategy,
+)
 from fedproto.types import ServerState, Tensors, Updates, part, under
 
 PAST = "past"

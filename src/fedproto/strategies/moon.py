@@ -9,8 +9,17 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity, softplus
 
 from fedproto.options import option
-from fedproto.strategies.base import STRATEGIES, Strategy
-from fedproto.strategies.contract import Batch, Declarations, Local, Needs, Report, Seen, Setting
+from fedproto.strategies.base import (
+    STRATEGIES,
+    Batch,
+    Declarations,
+    Local,
+    Needs,
+    Report,
+    Seen,
+    Setting,
+    Strategy,
+)
 from fedproto.types import Tensors, under
 
 RECEIVED, PREVIOUS = "received", "previous"

@@ -8,8 +8,17 @@ from typing import ClassVar
 import torch
 
 from fedproto.options import option
-from fedproto.strategies.base import STRATEGIES, Strategy
-from fedproto.strategies.contract import Declarations, Declared, Local, Needs, Report, Seen, Setting
+from fedproto.strategies.base import (
+    STRATEGIES,
+    Declarations,
+    Declared,
+    Local,
+    Needs,
+    Report,
+    Seen,
+    Setting,
+    Strategy,
+)
 from fedproto.types import ClientWeights, ServerState, Tensors, Updates
 
 LOSS = "loss/received"

@@ -30,7 +30,7 @@ from fedproto.engines.stacking.terms import StackTerm
 from fedproto.engines.stacking.whole import MlpStep, StepState
 from fedproto.engines.training.step import centralize
 from fedproto.rng import Indices
-from fedproto.strategies.contract import Local, Objective
+from fedproto.strategies.base import Local, Objective
 from fedproto.types import ServerState, Tensors
 
 STEPS_PER_GRAPH = 8

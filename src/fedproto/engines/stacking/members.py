@@ -20,8 +20,7 @@ from fedproto.engines.stacking.statistics import received
 from fedproto.engines.stacking.terms import StackTerm
 from fedproto.equations import class_sums
 from fedproto.errors import TrainingError
-from fedproto.strategies.base import Strategy
-from fedproto.strategies.contract import Local, Objective, Setting
+from fedproto.strategies.base import Local, Objective, Setting, Strategy
 
 CLOSED, OWN, ALONE = "closed", "own", "alone"
 """Penalties: in closed form, through `torch.func`, or not in a stack at all."""

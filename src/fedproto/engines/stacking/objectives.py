@@ -15,8 +15,7 @@ from torch.func import grad, vmap
 from fedproto.engines.stacking.flat import FlatLayout
 from fedproto.engines.stacking.network import Calibration, Network
 from fedproto.engines.training import TrainOptions
-from fedproto.strategies.base import Strategy
-from fedproto.strategies.contract import Objective
+from fedproto.strategies.base import Objective, Strategy
 from fedproto.types import Tensors
 
 

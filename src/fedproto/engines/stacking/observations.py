@@ -18,7 +18,7 @@ from fedproto.engines.stacking.memory import free_bytes
 from fedproto.engines.stacking.network import Network
 from fedproto.engines.stacking.statistics import estimated, lacking
 from fedproto.rng import Indices
-from fedproto.strategies.contract import Observation, Statistic
+from fedproto.strategies.base import Observation, Statistic
 from fedproto.types import Tensors
 
 FILLS = -1

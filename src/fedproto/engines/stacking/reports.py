@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.func import vmap
 
 from fedproto.engines.job import LocalJob
-from fedproto.strategies.contract import Local, Observation, Report
-from fedproto.strategies.method import Method
+from fedproto.strategies.base import Local, Observation, Report
+from fedproto.strategies.sections import Method
 from fedproto.types import Tensors
 
 Observations = Mapping[int, Observation]

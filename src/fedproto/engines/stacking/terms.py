@@ -17,8 +17,7 @@ from torch.func import grad, vmap
 
 from fedproto.engines.stacking.network import Network, Term
 from fedproto.engines.training.terms import frozen_weights
-from fedproto.strategies.base import Strategy
-from fedproto.strategies.contract import Batch, Local, Outputs
+from fedproto.strategies.base import Batch, Local, Outputs, Strategy
 from fedproto.types import ServerState, Tensors, part, under
 
 NUMBERS, CLASSES, PARAMS = "numbers", "classes", "params"

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fedproto.models.base import features_of, head_of
-from fedproto.strategies.base import Strategy
-from fedproto.strategies.contract import Batch, Local, Outputs
+from fedproto.strategies.base import Batch, Local, Outputs, Strategy
 from fedproto.types import ServerState, Tensors, part
 
 RECEIVED = "received"

@@ -25,7 +25,7 @@ from torch.nn import functional as F  # noqa: N812 - the name everyone uses
 
 from fedproto.engines.workers.spectra import Spectra, SpectralConvolution
 from fedproto.models.layers import ConvLayer, DenseLayer, Layer, layers_of
-from fedproto.strategies.contract import Objective
+from fedproto.strategies.base import Objective
 from fedproto.types import Tensors
 
 WIDE_KERNEL, SMALL_IMAGE = 5, 32

@@ -9,7 +9,7 @@ from fedproto.engines.job import LocalJob
 from fedproto.engines.reference import ReferenceEngine, Step
 from fedproto.engines.workers.manual import manual_network
 from fedproto.rng import Indices
-from fedproto.strategies.contract import Local, Objective
+from fedproto.strategies.base import Local, Objective
 
 
 class ManualTrainer(ReferenceEngine):

@@ -1,0 +1,360 @@
+"""Sections that combine with every strategy: ``[head]`` and ``[server]``; and `Method`.
+
+*Head.* A client that lacks a class only pushes its row of the last layer down. With
+``rows = "holders"`` the row of class c is averaged over the clients of the cohort that hold c; a
+row without a holder stays as it was.
+
+*Server.* The difference of the sent and the combined parameters is taken for a gradient (Reddi et
+al. 2021, "Adaptive Federated Optimization"). Buffers are never stepped.
+
+*Method.* A strategy with all sections beside it; engines, guard and wire format see it as one.
+
+Shapes: K clients of the cohort, C classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedproto.errors import ConfigError, TrainingError
+from fedproto.options import Options, option
+from fedproto.strategies.aggregation import AggregateOptions
+from fedproto.strategies.base import (
+    Declarations,
+    Declared,
+    Local,
+    Needs,
+    Report,
+    Seen,
+    Setting,
+    Strategy,
+    known_head,
+    personal_memory,
+)
+from fedproto.strategies.serve import ServeOptions
+from fedproto.types import ClientWeights, ServerState, Tensors, Updates, part, under
+
+CLASSES = "classes/count"
+"""Name in the payload."""
+
+_GOLDEN = -0x61C8864680B583EB
+_FRACTION = 2**53 - 1
+
+
+@dataclass(frozen=True)
+class HeadOptions(Options):
+    """How the last layer is averaged, whatever the strategy."""
+
+    rows: Literal["average", "holders", "counts"] = option(
+        "average",
+        "last layer: averaged like the rest, or row by row among the clients that hold the class,"
+        " by the strategy's weights or by their samples of the class",
+    )
+    flip: float = option(
+        0.0,
+        "rows 'holders': probability that a client reports the opposite for a class (randomised"
+        " response; drawn once per client and class, for the whole run)",
+        at_least=0,
+        at_most=0.5,
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.flip and self.rows != "holders":
+            raise ConfigError(
+                "flip is for rows = 'holders'; with 'counts' clients report more than it hides"
+            )
+
+    @property
+    def by_class(self) -> bool:
+        """Whether rows are averaged class by class."""
+        return self.rows != "average"
+
+    @property
+    def needs(self) -> Needs:
+        """The client's class counts."""
+        return Needs(classes=self.by_class)
+
+    def check(self, setting: Setting) -> None:
+        """Refuses a model without a last layer that has a row per class."""
+        if self.by_class and not setting.head:
+            raise TrainingError(
+                f"head.rows = '{self.rows}' needs a model whose last layer is dense or a"
+                " convolution with one row per class; set head.rows = 'average', or give the model"
+                " a method last_layer()"
+            )
+
+    def payload(self, setting: Setting, num_examples: int) -> Declarations:
+        """The classes that the client holds: counts, or 1 and 0."""
+        if not self.by_class:
+            return {}
+        labels = num_examples * setting.labels
+        high, total = (labels, labels) if self.rows == "counts" else (1, setting.num_classes)
+        return {
+            CLASSES: Declared((setting.num_classes,), torch.int64, low=0, high=high, total=total)
+        }
+
+    def report(self, local: Local) -> Tensors:
+        """The client's classes, as the payload declares them."""
+        if not self.by_class:
+            return {}
+        if self.rows == "counts":
+            return {CLASSES: local.classes}
+        holds_c = local.classes > 0
+        if self.flip:
+            holds_c = randomised_response(holds_c, local.secret, self.flip)
+        return {CLASSES: holds_c.long()}
+
+    def weigh(self, weights: ClientWeights, updates: Updates, setting: Setting) -> ClientWeights:
+        """The strategy's weights, with shares of their own for the rows of the last layer."""
+        if not self.by_class:
+            return weights
+        count_kc = torch.stack([update.payload[CLASSES] for update in updates]).cpu()
+        by_weight_kc = weights.client.unsqueeze(1).expand(count_kc.shape)
+        share_kc = class_shares(count_kc if self.rows == "counts" else by_weight_kc, count_kc > 0)
+        own = dict.fromkeys((name for name in setting.head if name in updates[0].params), share_kc)
+        return replace(weights, tensor={**(weights.tensor or {}), **own})
+
+
+def class_shares(weight_kc: Tensor, holds_kc: Tensor) -> Tensor:
+    """Shares class by class among the holders, ``A[k, c] = s_k[c] / Σ_j s_j[c]``, ``[K, C]``.
+
+    Holders whose weights are all zero share equally; a class without a holder has no shares.
+    """
+    weight_kc = torch.where(holds_kc, weight_kc.double(), 0)
+    total_c = weight_kc.sum(dim=0)
+    equal_kc = holds_kc.double() / holds_kc.sum(dim=0).clamp(min=1)
+    return torch.where(total_c > 0, weight_kc / torch.where(total_c > 0, total_c, 1), equal_kc)
+
+
+def randomised_response(holds_c: Tensor, secret: int | Tensor, chance: float) -> Tensor:
+    """The classes a client reports if it flips each answer with some probability.
+
+    Each answer is then ``ln((1 − p) / p)``-differentially private (Warner 1965). The draws are a
+    hash of secret and class (Steele et al. 2014, "SplitMix"), alike on every engine and in every
+    round, so that answers of many rounds reveal no more than one.
+    """
+    bits = torch.as_tensor(secret, device=holds_c.device) + _GOLDEN * (
+        1 + torch.arange(holds_c.shape[-1], device=holds_c.device)
+    )
+    for shift, factor in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15), (31, 1)):
+        bits = (bits ^ ((bits >> shift) & ((1 << (64 - shift)) - 1))) * factor
+    return holds_c ^ ((bits & _FRACTION).double() < chance * (_FRACTION + 1))
+
+
+MOMENTUM, SQUARE, LOOKAHEAD = "server/momentum", "server/square", "server/lookahead"
+
+
+@dataclass(frozen=True)
+class ServerOptions(Options):
+    """An optimizer on the server, for any strategy: FedAvgM, FedAdagrad, FedAdam, FedYogi."""
+
+    optimizer: Literal["none", "sgd", "adam", "yogi", "adagrad"] = option(
+        "none", "optimizer that steps towards the combined weights; 'none' takes them as they are"
+    )
+    lr: float = option(1.0, "server learning rate", above=0)
+    momentum: float = option(0.0, "sgd: m ← momentum·m + g, as FedAvgM", at_least=0, at_most=1)
+    beta1: float = option(0.9, "adam, yogi, adagrad: decay of the mean", at_least=0, at_most=1)
+    beta2: float = option(0.99, "adam, yogi: decay of the mean square", at_least=0, at_most=1)
+    tau: float = option(1e-3, "adam, yogi, adagrad: adaptivity τ; v begins at τ²", above=0)
+    lookahead: float | None = option(
+        None,
+        "momentum λ of the look-ahead (FedACG): clients start from θ + λm, θ is tested; none: the"
+        " strategy's own, 0 for most",
+        at_least=0,
+        at_most=1,
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.lookahead and self._adapts:
+            raise ConfigError(
+                "lookahead is a momentum of its own; use it with optimizer 'none', or with 'sgd'"
+                " and momentum = 0"
+            )
+
+    @property
+    def _adapts(self) -> bool:
+        """Whether the optimizer keeps a momentum."""
+        return self.optimizer not in ("none", "sgd") or (
+            self.optimizer == "sgd" and self.momentum > 0
+        )
+
+    def memory(self, setting: Setting) -> dict[str, Declared]:
+        """The tensors that the optimizer keeps."""
+        if not self._adapts:
+            return setting.like_params(LOOKAHEAD) if self.lookahead else {}
+        kept = setting.like_params(MOMENTUM)
+        if self.optimizer != "sgd":
+            kept |= setting.like_params(SQUARE, initial=self.tau**2)
+        return kept
+
+    def step(self, old: ServerState, combined: ServerState) -> ServerState:
+        """The next state, given the one that was sent and the combined updates.
+
+        With look-ahead (Kim et al. 2024, FedACG): ``m ← λm + (θ − sent)``; clients go on from
+        ``θ + λm`` and θ, the result of the step, is served.
+        """
+        stepped = self._stepped(old, combined)
+        if not self.lookahead:
+            return stepped
+        mean = {
+            name: self.lookahead * tensor.to(stepped.params[name].device)
+            + (stepped.params[name] - old.params[name])
+            for name, tensor in part(LOOKAHEAD, old.memory).items()
+        }
+        ahead = {
+            name: one + self.lookahead * mean[name] if name in mean else one
+            for name, one in stepped.params.items()
+        }
+        memory = {**stepped.memory, **under(LOOKAHEAD, mean)}
+        return replace(
+            stepped, params=ahead, memory=memory, served_model=replace(stepped, memory={})
+        )
+
+    def _stepped(self, old: ServerState, combined: ServerState) -> ServerState:
+        if self.optimizer == "none":
+            return combined
+        if self.optimizer == "sgd" and not self.momentum:
+            params = {
+                name: torch.lerp(old.params[name], target, self.lr)
+                for name, target in combined.params.items()
+            }
+            return replace(combined, params=params)
+        gradient = {name: old.params[name] - target for name, target in combined.params.items()}
+        momentum = {
+            name: self._mean(tensor.to(gradient[name].device), gradient[name])
+            for name, tensor in part(MOMENTUM, old.memory).items()
+        }
+        memory = {**combined.memory, **under(MOMENTUM, momentum)}
+        if self.optimizer == "sgd":
+            step = momentum
+        else:
+            second_moment = _SECOND_MOMENTS[self.optimizer]
+            square = {
+                name: second_moment(tensor.to(gradient[name].device), gradient[name], self.beta2)
+                for name, tensor in part(SQUARE, old.memory).items()
+            }
+            memory |= under(SQUARE, square)
+            step = {
+                name: mean / (square[name].sqrt() + self.tau) for name, mean in momentum.items()
+            }
+        params = {name: tensor - self.lr * step[name] for name, tensor in old.params.items()}
+        return replace(combined, params=params, memory=memory)
+
+    def _mean(self, mean: Tensor, gradient: Tensor) -> Tensor:
+        if self.optimizer == "sgd":
+            return self.momentum * mean + gradient
+        return self.beta1 * mean + (1 - self.beta1) * gradient
+
+
+def _adam(square: Tensor, gradient: Tensor, beta2: float) -> Tensor:
+    return beta2 * square + (1 - beta2) * gradient.square()
+
+
+def _yogi(square: Tensor, gradient: Tensor, beta2: float) -> Tensor:
+    new = gradient.square()
+    return square - (1 - beta2) * new * torch.sign(square - new)
+
+
+def _adagrad(square: Tensor, gradient: Tensor, beta2: float) -> Tensor:
+    del beta2
+    return square + gradient.square()
+
+
+_SECOND_MOMENTS: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
+    "adam": _adam,
+    "yogi": _yogi,
+    "adagrad": _adagrad,
+}
+
+
+@dataclass(frozen=True)
+class Method:
+    """A strategy and the sections beside it."""
+
+    strategy: Strategy
+    head: HeadOptions = field(default_factory=HeadOptions)
+    serve: ServeOptions = field(default_factory=ServeOptions)
+    server: ServerOptions = field(default_factory=ServerOptions)
+    aggregate: AggregateOptions = field(default_factory=AggregateOptions)
+
+    def __post_init__(self) -> None:
+        name = type(self.strategy).__name__
+        if self.strategy.pooled and (self.head.by_class or self.serve.computes_head):
+            raise ConfigError(
+                f"{name} trains one model on all data: head.rows and serve.head need clients"
+            )
+        if self.head.by_class and self.strategy.weighs_tensors:
+            raise ConfigError(
+                f"{name} weighs clients tensor by tensor, so the last layer has weights already;"
+                " set head.rows = 'average'"
+            )
+
+    @cached_property
+    def needs(self) -> Needs:
+        """What the engine must be able to do."""
+        return self.strategy.needs | self.head.needs | self.serve.needs
+
+    @property
+    def weighs_rows(self) -> bool:
+        """Whether clients are weighed tensor by tensor, or row by row."""
+        return self.strategy.weighs_tensors or self.head.by_class
+
+    def check(self, setting: Setting) -> None:
+        """Refuses a model with which the strategy or a section has no meaning."""
+        if "batch_term" in self.needs.hooks and (not setting.has_head or setting.labels > 1):
+            raise TrainingError(
+                f"{type(self.strategy).__name__} sees features and logits of a batch, which needs a"
+                " classifier with features(x) and head(features)"
+            )
+        if self.strategy.splits_head:
+            known_head(self.strategy, setting)
+        self.strategy.personal(setting)
+        self.head.check(setting)
+        self.serve.check(setting)
+
+    def server_memory(self, setting: Setting) -> Declarations:
+        """Tensors that the server keeps from round to round."""
+        return {
+            **self.strategy.server_memory(setting),
+            **self.serve.memory(setting),
+            **self.server.memory(setting),
+        }
+
+    def broadcast(self, state: ServerState, setting: Setting) -> Tensors:
+        """Tensors of the server's memory that clients get beside the weights."""
+        return {
+            name: state.memory[name]
+            for name, one in self.strategy.server_memory(setting).items()
+            if one.broadcast and name in state.memory
+        }
+
+    def client_memory(self, setting: Setting) -> Declarations:
+        """Tensors that a client keeps between its own rounds."""
+        return {**self.strategy.client_memory(setting), **personal_memory(self.strategy, setting)}
+
+    def payload(self, setting: Setting, num_examples: int) -> Declarations:
+        """Tensors that a client with this number of samples adds to its update."""
+        return {
+            **self.strategy.payload(setting, num_examples),
+            **self.head.payload(setting, num_examples),
+            **self.serve.payload(setting, num_examples),
+        }
+
+    @property
+    def reports(self) -> bool:
+        """Whether clients send or keep anything besides the model."""
+        return "report" in self.needs.hooks or self.head.by_class or self.serve.computes_head
+
+    def report(self, local: Local, trained: Tensors, before: Seen, after: Seen) -> Report:
+        """Tensors that a client sends and keeps after training."""
+        own = self.strategy.report(local, trained, before, after)
+        added = {**self.head.report(local), **self.serve.report(before)}
+        return Report({**own.payload, **added}, own.memory)
