@@ -17,7 +17,6 @@ from fedproto.disk.limits import check_limit
 from fedproto.errors import DataError
 from fedproto.options import Options, option
 from fedproto.rng import Indices, Purpose, stream
-from fedproto.rng.seeding import shuffled_rows
 from fedproto.types import POOLED, VOID
 
 MOST_MEANS = 10_000
@@ -254,16 +253,12 @@ def split_clients(
     starts = np.concatenate([[0], np.cumsum(sizes)])
     samples = np.concatenate([np.empty(0, dtype=np.int64), *parts]).astype(np.int64)
     cuts = np.maximum(1, ((1 - test_fraction) * sizes + 1e-9).astype(np.int64))
-    # Clients of one size together: their rows form a table.
-    for size in np.unique(sizes):
-        clients = np.flatnonzero(sizes == size)
-        where = starts[clients, None] + np.arange(size)
-        orders = shuffled_rows(seed, Purpose.SPLIT, clients, int(size))
-        table = np.take_along_axis(samples[where], orders, axis=1)
-        cut = int(cuts[clients[0]])
-        table[:, :cut].sort(axis=1)
-        table[:, cut:].sort(axis=1)
-        samples[where] = table
+    owner = np.repeat(np.arange(len(parts)), sizes)
+    keys = stream(seed, Purpose.SPLIT).random_sample(len(samples))
+    shuffled = np.lexsort((keys, owner))
+    tested = np.arange(len(samples)) - starts[owner] >= cuts[owner]
+    samples = samples[shuffled]
+    samples = samples[np.lexsort((samples, tested, owner))]
     return Clients(samples, starts, starts[:-1] + cuts)
 
 

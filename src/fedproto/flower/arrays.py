@@ -22,7 +22,7 @@ from fedproto.errors import FedprotoError
 from fedproto.strategies.base import Declarations
 from fedproto.types import Tensors
 
-PROTOCOL = 4
+PROTOCOL = 5
 """Changes whenever a reader of the version before could misread a message."""
 
 LONGEST_TEXT = 100_000

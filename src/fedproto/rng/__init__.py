@@ -1,5 +1,5 @@
-"""Randomness: streams by purpose, round and client, and many of them at once."""
+"""Randomness: streams by purpose, round and client, and the schedule drawn from them."""
 
-from fedproto.rng.streams import Indices, Purpose, entropy, seeded, stream, torch_seed
+from fedproto.rng.streams import Indices, Purpose, seeded, stream, torch_seed
 
-__all__ = ["Indices", "Purpose", "entropy", "seeded", "stream", "torch_seed"]
+__all__ = ["Indices", "Purpose", "seeded", "stream", "torch_seed"]

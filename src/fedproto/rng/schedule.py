@@ -53,7 +53,7 @@ class BatchOrder:
 
     Attributes:
         batch_size: Samples per step; the last batch of an epoch may be smaller.
-        max_steps: Stop after so many steps even inside an epoch; 0 for no limit.
+        max_steps: Stop after this number of steps, even inside an epoch; 0 for no limit.
     """
 
     seed: int
@@ -77,12 +77,8 @@ class BatchOrder:
 
     def epoch(self, number: int) -> Indices:
         """The order of the samples in one epoch, as positions among the client's own."""
-        shuffle = stream(*self.origin(number))
+        shuffle = stream(self.seed, Purpose.BATCHES, self.round, self.client, number)
         return shuffle.permutation(self.num_examples).astype(np.int64)
-
-    def origin(self, number: int) -> tuple[int, Purpose, int, int, int]:
-        """What an epoch's random stream depends on."""
-        return self.seed, Purpose.BATCHES, self.round, self.client, number
 
     def __iter__(self) -> Iterator[list[Indices]]:
         """The batches, epoch by epoch."""

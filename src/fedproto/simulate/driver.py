@@ -16,7 +16,6 @@ import torch
 from torch import nn
 
 from fedproto.config import RunConfig
-from fedproto.config.upgrade import options_without_successor
 from fedproto.data.federation import Federation, uneven_test
 from fedproto.engines.auto import Demand, choose, threads
 from fedproto.engines.base import AUTO, ENGINES, Engine, Notify, ignore
@@ -28,6 +27,7 @@ from fedproto.rounds.runs import Run
 from fedproto.simulate.identity import check_same, data_identity, model_identity
 from fedproto.simulate.reference import check_reference, reference_state
 from fedproto.store import RunStore
+from fedproto.store.description import FORMAT
 from fedproto.types import RoundRecord, ServerState
 
 EngineFor: TypeAlias = Callable[[RunConfig, Federation, nn.Module, Notify], Engine]
@@ -161,11 +161,10 @@ def _begin(assignment: Assignment, identity: Mapping[str, str]) -> Run:
     device = config.engine.torch_device()
     if store is None:
         return Run(config, assignment.initial().to(device))
-    gone = options_without_successor(store.description()["config"])
-    if gone:
+    if store.format < FORMAT and not store.finished:
         raise StoreError(
-            f"{store.path} was begun by an earlier version with options that are gone"
-            f" ({', '.join(gone)}); it can be read, but not continued: start a new run"
+            f"{store.path} was begun by an earlier version, which drew cohorts and batches from"
+            " other random streams; it can be read, but not continued: start a new run"
         )
     state = store.load_checkpoint()
     if state is not None or store.records():

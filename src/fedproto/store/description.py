@@ -10,13 +10,14 @@ from fedproto.disk.files import content, is_there
 from fedproto.disk.integrity import DamagedError, unsealed
 from fedproto.errors import StoreError
 
-FORMAT = 2
-"""Format 1 had no fingerprints; such directories are read and continued, with fingerprints."""
+FORMAT = 3
+"""Format 1 had no fingerprints, runs up to format 2 drew from other random streams: such
+directories are read, but not continued."""
 
 CREATION_ENDS_WITHIN = 5.0
 """Seconds to wait for another process that is creating the same directory."""
 
-_READABLE = (1, FORMAT)
+_READABLE = (1, 2, FORMAT)
 
 
 def _are(values: Any, kind: type) -> bool:

@@ -17,7 +17,6 @@ from fedproto.data.federation import Federation
 from fedproto.engines.job import LocalJob
 from fedproto.rng import Indices
 from fedproto.rng.schedule import BatchOrder
-from fedproto.rng.seeding import permutations
 
 NONE = -1
 """Fills up the last batch of an epoch."""
@@ -53,12 +52,9 @@ class StackOrders:
 
     def draw(self, steps: int) -> None:
         """Draws all that begins before a step; the rest can wait until a device is at work."""
-        now = []
         while self.waiting and self.waiting[-1].step < steps:
-            now.append(self.waiting.pop())
-        origins = [epoch.order.origin(epoch.number) for epoch in now]
-        sizes = [epoch.order.num_examples for epoch in now]
-        for epoch, positions in zip(now, permutations(origins, sizes), strict=True):
+            epoch = self.waiting.pop()
+            positions = epoch.order.epoch(epoch.number)
             self.samples[epoch.start : epoch.start + len(positions)] = epoch.own[positions]
 
 
