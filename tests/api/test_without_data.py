@@ -13,7 +13,7 @@ import torch
 import fedproto
 from fedproto.cli.app import main
 from fedproto.data.federation import Federation
-from fedproto.flower.enrolment import RemoteSamples
+from fedproto.flower.nodes import RemoteSamples
 from fedproto.store import RunStore
 
 Image = pytest.importorskip("PIL.Image", reason="needs Pillow (fedproto[images])")

@@ -20,8 +20,7 @@ from fedproto import STRATEGIES
 from fedproto.config import read_config
 from fedproto.errors import ConfigError, DataError, StoreError, TrainingError
 from fedproto.flower import nodes, wire
-from fedproto.flower.audit import AuditLog
-from fedproto.flower.server_app import serve
+from fedproto.flower.server_app import AuditLog, serve
 from fedproto.store import RunStore
 from fedproto.store.checking import read_audit
 from fedproto.store.extending import extend

@@ -23,7 +23,7 @@ from fedproto import FedAvg, FedProto
 from fedproto.config import read_config
 from fedproto.engines.job import LocalJob
 from fedproto.flower import wire
-from fedproto.flower.arrays import LONGEST_REASON, PROTOCOL, UnreadableError, write_tensors
+from fedproto.flower.wire import LONGEST_REASON, PROTOCOL, UnreadableError, write_tensors
 from fedproto.strategies.fedproto import COUNT, MARGIN, SUM
 from fedproto.types import ClientUpdate
 from flower_grid import through_the_wire

@@ -22,8 +22,14 @@ from fedproto.data.tasks import task_named
 from fedproto.engines.base import EngineOptions, Workload
 from fedproto.engines.reference import read_state
 from fedproto.errors import ConfigError
-from fedproto.flower.discrete_gaussian import discrete_gaussian
-from fedproto.flower.privacy import STEPS, PrivateEngine, epsilon, on_lattice, with_noise
+from fedproto.flower.privacy import (
+    STEPS,
+    PrivateEngine,
+    discrete_gaussian,
+    epsilon,
+    on_lattice,
+    with_noise,
+)
 from fedproto.models.adapter import with_features
 from fedproto.strategies.base import Observation
 from fedproto.types import ServerState

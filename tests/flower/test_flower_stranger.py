@@ -19,8 +19,7 @@ from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
 
 from fedproto.config import read_config
 from fedproto.flower import nodes
-from fedproto.flower.control import Control, DeploymentError
-from fedproto.flower.deploy import Deployment
+from fedproto.flower.deploy import Control, Deployment, DeploymentError
 from fedproto.flower.keys import fingerprint, make_keys, public_keys
 from fedproto.flower.server_app import serve
 from fedproto.flower.superlink import NODE_CALLS, Gateway

@@ -15,7 +15,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from fedproto.config import read_config
 from fedproto.flower import wire
-from fedproto.flower.arrays import UnreadableError
+from fedproto.flower.wire import UnreadableError
 from fedproto.types import ClientUpdate
 from flower_messages import SETTING, honest, job_for, received
 from fuzzing import ODD, damaged, damages, fuzzed

@@ -11,8 +11,8 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedproto
 from fedproto.config import read_config
 from fedproto.errors import ConfigError, StoreError
 from fedproto.flower import nodes
-from fedproto.flower.arrays import write_tensors
 from fedproto.flower.server_app import serve
+from fedproto.flower.wire import write_tensors
 from fedproto.store import RunStore
 from fedproto.store.sweeps import create_sweep
 from flower_grid import LocalGrid

@@ -433,7 +433,7 @@ def test_dripping_connections_do_not_keep_others_out(tmp_path, monkeypatch):
 
 
 def test_the_audit_log_of_a_deployment_is_summed_up_by_client(tmp_path):
-    from fedproto.flower.audit import AuditLog
+    from fedproto.flower.server_app import AuditLog
     from fedproto.report.html import accounts
 
     assert accounts([tmp_path / "run"]) == {"clients": [], "incidents": [], "problems": []}

@@ -19,8 +19,8 @@ from fedproto.config.options import FlowerOptions
 from fedproto.config.recipe import expand
 from fedproto.disk.integrity import sealed
 from fedproto.errors import StoreError
-from fedproto.flower.audit import AuditLog
-from fedproto.flower.suspension import Suspensions
+from fedproto.flower.engine import Suspensions
+from fedproto.flower.server_app import AuditLog
 from fedproto.simulate import simulate
 from fedproto.store import RunStore, read_description
 from fedproto.store.sweeps import create_sweep, open_sweep

@@ -10,7 +10,7 @@ from fedproto import FedProto
 from fedproto.engines.job import LocalJob
 from fedproto.engines.training import TrainOptions
 from fedproto.flower import wire
-from fedproto.flower.arrays import UnreadableError
+from fedproto.flower.wire import UnreadableError
 from fedproto.rng.schedule import BatchOrder
 from fedproto.rounds.aggregate import Expected, reason_to_refuse
 from fedproto.strategies.sections import Method

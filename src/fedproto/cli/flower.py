@@ -50,8 +50,7 @@ def up(
     """Start a server and a node per client on this machine, run, and take all down again."""
     del data_root
     _need_flwr()
-    from fedproto.flower.control import DeploymentError
-    from fedproto.flower.deploy import deployment
+    from fedproto.flower.deploy import DeploymentError, deployment
     from fedproto.flower.keys import make_keys
     from fedproto.flower.server_app import INSECURE
 
@@ -205,7 +204,7 @@ def _need_flwr() -> None:
 
 
 def _control(server: Path) -> Any:
-    from fedproto.flower.control import Control
+    from fedproto.flower.deploy import Control
     from fedproto.flower.hosts import SERVER_FILE
 
     try:

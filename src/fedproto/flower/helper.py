@@ -17,7 +17,7 @@ from fedproto.engines.setting import load_state, read_state, setting_for
 from fedproto.engines.training.terms import BatchTerm, outputs_of
 from fedproto.equations import class_sums
 from fedproto.errors import TrainingError
-from fedproto.flower.arrays import read_tensors, write_tensors
+from fedproto.flower.wire import read_tensors, write_tensors
 from fedproto.models.adapter import adapted
 from fedproto.models.base import features_of
 from fedproto.strategies.base import (

@@ -6,8 +6,8 @@ import json
 import shlex
 from pathlib import Path
 
-from fedproto.flower.commands import ENVIRONMENT, PROGRAMS, node_name, superlink, supernode
-from fedproto.flower.keys import Keys
+from fedproto.flower.deploy import ENVIRONMENT, PROGRAMS, superlink, supernode
+from fedproto.flower.keys import Keys, node_name
 from fedproto.flower.superexec import write_program
 
 SERVER_FILE = "server.json"

@@ -16,10 +16,22 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedproto.errors import ConfigError
-from fedproto.flower.commands import node_name
 
 DAYS = 825
 """The longest that common TLS libraries accept for a server's certificate."""
+
+
+_PREFIX = "client-"
+
+
+def node_name(client: int) -> str:
+    """The name under which a client's node is registered."""
+    return f"{_PREFIX}{client}"
+
+
+def is_node_name(name: str) -> bool:
+    """Whether a name is one of ours, and so binds a key to a client."""
+    return name.startswith(_PREFIX)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,8 @@ as they are. Strategies whose payload tells of anything else in the data are ref
 from __future__ import annotations
 
 import importlib.util
+import math
+import secrets
 from dataclasses import replace
 from fractions import Fraction
 
@@ -26,7 +28,6 @@ from fedproto.engines.base import Workload
 from fedproto.engines.job import LocalJob
 from fedproto.engines.reference import ReferenceEngine
 from fedproto.errors import ConfigError, install
-from fedproto.flower.discrete_gaussian import discrete_gaussian
 from fedproto.rng import Indices
 from fedproto.strategies.base import Observation, Statistic
 from fedproto.types import ClientUpdate, ServerState
@@ -128,3 +129,45 @@ def epsilon(noise: float, rounds: int, delta: float) -> float:
 
     event = SelfComposedDpEvent(GaussianDpEvent(noise), RELEASES_PER_ROUND * rounds)
     return float(RdpAccountant().compose(event).get_epsilon(delta))
+
+
+def discrete_gaussian(variance: Fraction) -> int:
+    """One number with ``σ² = variance``.
+
+    The variance is a fraction, so that it is exactly what is accounted for.
+    """
+    above, below = variance.numerator, variance.denominator
+    scale = math.isqrt(above // below) + 1
+    # (|x| − σ²/scale)² / 2σ² as whole numbers: fractions would be reduced at every step.
+    denominator = 2 * above * below * scale**2
+    while True:
+        found = _discrete_laplace(scale)
+        if _happens_exp((abs(found) * below * scale - above) ** 2, denominator):
+            return found
+
+
+def _discrete_laplace(scale: int) -> int:
+    """A number with ``P(x) ∝ exp(−|x| / scale)``."""
+    while True:
+        fine = secrets.randbelow(scale)
+        if not _happens_exp(fine, scale):
+            continue
+        coarse = 0
+        while _happens_exp(1, 1):
+            coarse += 1
+        size, negative = fine + scale * coarse, secrets.randbelow(2)
+        if size or not negative:  # zero has no sign and must not count twice
+            return -size if negative else size
+
+
+def _happens_exp(above: int, below: int) -> bool:
+    """True with a chance of ``exp(−above / below)``, for a quotient of at least 0."""
+    while above > below:
+        if not _happens_exp(1, 1):
+            return False
+        above -= below
+    turn = 1
+    # The chance to stop at an odd turn is the alternating series of the exponential.
+    while secrets.randbelow(below * turn) < above:
+        turn += 1
+    return turn % 2 == 1

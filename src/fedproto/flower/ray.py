@@ -11,7 +11,7 @@ from flwr.simulation import run_simulation
 
 from fedproto.errors import FedprotoError
 from fedproto.flower.client_app import app as client_app
-from fedproto.flower.commands import ENVIRONMENT
+from fedproto.flower.deploy import ENVIRONMENT
 from fedproto.flower.server_app import serve
 from fedproto.rounds import Watcher
 

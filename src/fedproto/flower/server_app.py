@@ -7,9 +7,12 @@ so), and a run that was cut short goes on from its newest checkpoint when it is 
 from __future__ import annotations
 
 import json
+import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
@@ -18,20 +21,19 @@ from torch import nn
 from fedproto.config import RunConfig, StopOptions
 from fedproto.data.base import DataSource
 from fedproto.data.federation import Federation
-from fedproto.disk.files import write_atomically
+from fedproto.disk.files import Folder, content, explained, write_atomically
+from fedproto.disk.integrity import read_lines, sealed_line
 from fedproto.engines.base import Engine, Notify
-from fedproto.errors import ConfigError, FedprotoError
-from fedproto.flower.audit import AuditedWatcher, AuditLog
-from fedproto.flower.control import ERROR_FILE
-from fedproto.flower.engine import FlowerEngine
-from fedproto.flower.enrolment import enrol
-from fedproto.flower.nodes import Nodes
-from fedproto.flower.progress import LogLines
-from fedproto.flower.suspension import Suspensions
+from fedproto.errors import ConfigError, FedprotoError, printable
+from fedproto.flower.deploy import ERROR_FILE
+from fedproto.flower.engine import FlowerEngine, Suspensions
+from fedproto.flower.nodes import Nodes, enrol
 from fedproto.options.registry import load_plugin
 from fedproto.rounds import Watcher
 from fedproto.simulate import load_federations, simulate
+from fedproto.store.checking import AUDIT_FILE
 from fedproto.store.sweeps import open_runs
+from fedproto.types import RoundRecord
 
 app = ServerApp()
 
@@ -98,3 +100,72 @@ def serve(
         return FlowerEngine(workload, grid, config, nodes[config.data], suspended)
 
     simulate(stores, watcher, federations, engine_for, patience=PREDECESSOR_ENDS_WITHIN)
+
+
+class AuditLog:
+    """Appends events, each with its time."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = Folder(folder)
+        path = folder / AUDIT_FILE
+        before = content(path)
+        # A line cut short by a kill is dropped: the next begins where it began.
+        whole = before[: before.rfind(b"\n") + 1]
+        if whole != before:
+            with explained(path):
+                self._folder.write(AUDIT_FILE, whole)
+        read_lines(path)
+
+    def write(self, event: str, **facts: Any) -> None:
+        """Adds an event and waits until it is on disk."""
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        with explained(self._folder.path / AUDIT_FILE):
+            self._folder.append(AUDIT_FILE, sealed_line({"time": now, "event": event, **facts}))
+
+
+class AuditedWatcher(Watcher):
+    """Passes everything on to another watcher, and rounds to the audit log as well."""
+
+    def __init__(self, watcher: Watcher, log: AuditLog) -> None:
+        super().__init__(watcher)
+        self._log = log
+
+    def notice(self, text: str) -> None:
+        """Passed on and logged."""
+        self._log.write("notice", text=text)
+        super().notice(text)
+
+    def round_done(self, config: RunConfig, records: Sequence[RoundRecord]) -> None:
+        """Logs every client's share of the aggregate, and what was refused and why."""
+        record = records[-1]
+        self._log.write(
+            "round",
+            run=config.title,
+            seed=config.seed,
+            round=record.round,
+            shares=record.attention,
+            refused=record.failures,
+            note=record.note,
+        )
+        super().round_done(config, records)
+
+
+LOG = logging.getLogger("flwr")
+
+
+class LogLines(Watcher):
+    """One line a round, and one for every notice."""
+
+    def notice(self, text: str) -> None:
+        """Writes a warning."""
+        LOG.warning("%s", printable(text))
+
+    def round_done(self, config: RunConfig, records: Sequence[RoundRecord]) -> None:
+        """Writes the round's scores and incidents."""
+        record = records[-1]
+        scores = ", ".join(f"{name} {value:.4f}" for name, value in record.metrics.items())
+        LOG.info("%s round %d: %s", printable(config.title), record.round + 1, printable(scores))
+        for client, reason in record.failures.items():
+            LOG.warning("round %d, client %d: %s", record.round + 1, client, printable(reason))
+        if record.note:
+            LOG.warning("round %d: %s", record.round + 1, printable(record.note))

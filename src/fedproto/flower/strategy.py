@@ -23,13 +23,6 @@ from fedproto import strategies
 from fedproto.data.tasks import task_named
 from fedproto.engines.setting import setting_for
 from fedproto.errors import ConfigError
-from fedproto.flower.arrays import (
-    UnreadableError,
-    expect_arrays,
-    expect_declared,
-    read_tensors,
-    write_tensors,
-)
 from fedproto.flower.helper import (
     ARRAYS,
     BROADCAST,
@@ -41,6 +34,13 @@ from fedproto.flower.helper import (
     PAYLOAD,
     ROUND,
     WORK,
+)
+from fedproto.flower.wire import (
+    UnreadableError,
+    expect_arrays,
+    expect_declared,
+    read_tensors,
+    write_tensors,
 )
 from fedproto.models.adapter import adapted
 from fedproto.rng import Purpose, stream
