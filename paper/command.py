@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.table import Table
 
 from fedproto.cli.data import prepare_all
-from fedproto.cli.options import DataRoot
 from fedproto.cli.progress import progress_for
+from fedproto.cli.terminal import DataRoot
 from fedproto.engines.auto import threads
 from fedproto.errors import ConfigError
 from paper import reproduction

@@ -74,7 +74,7 @@ REFUSES = {
 """What cannot work in a fresh environment by itself, and says what to do."""
 
 ALL_COMMANDS = """
-from fedproto.cli.ondemand import COMMANDS, command
+from fedproto.cli.app import COMMANDS, command
 for name in COMMANDS:
     for inner in getattr(command(name), "commands", [""]):
         print(f"{name} {inner}".strip())

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import fedproto
-from fedproto.cli import catalogue, main
-from fedproto.cli.ondemand import COMMANDS, command, summary
+from fedproto.cli import inspecting, main
+from fedproto.cli.app import COMMANDS, command, summary
 from fedproto.options.sources import summaries
 
 TINY = [
@@ -256,12 +256,12 @@ def test_without_a_checkout_reproduce_says_where_it_runs(tmp_path):
     assert done.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("kind", catalogue.KINDS)
+@pytest.mark.parametrize("kind", inspecting.registries())
 def test_the_overview_is_what_the_registries_hold(kind):
-    registry = catalogue.KINDS[kind]
+    registry = inspecting.registries()[kind]
     ours = [
         (entry.name, entry.summary)
-        for entry in catalogue.entries(kind)
+        for entry in inspecting.entries(kind)
         if entry.name in registry.names()
         and registry.get(entry.name).__module__.startswith("fedproto.")
     ]

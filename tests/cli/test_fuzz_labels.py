@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from fedproto import FedAvg
-from fedproto.cli import main, tables
+from fedproto.cli import main, terminal
 from fedproto.cli.comparing import csv_cell
 from fedproto.cli.progress import Bars, LiveBars
 from fedproto.errors import printable
@@ -117,4 +117,4 @@ def test_cells_of_csv_are_no_formulas(value, cell):
 
 def test_joiners_and_other_scripts_stay():
     assert printable("実験 Ünder 👩\u200d🔬 α") == "実験 Ünder 👩\u200d🔬 α"
-    assert tables.plain("[red]x").plain == "[red]x"
+    assert terminal.plain("[red]x").plain == "[red]x"

@@ -104,7 +104,7 @@ def test_checks_say_ok_and_a_narrow_table_keeps_the_interval(here, capsys, monke
     fedproto.sweep(DIGITS, SMALL, ["fedavg", "fedproto"], seeds=3, out=here / "runs", **KEYWORDS)
     assert main(["check", "runs"]) == 0
     assert capsys.readouterr().out.count("OK (") == 7
-    monkeypatch.setattr("fedproto.cli.tables.WIDEST", 80)
+    monkeypatch.setattr("fedproto.cli.terminal.WIDEST", 80)
     assert main(["compare", "runs"]) == 0
     assert "95 % interval │" in capsys.readouterr().out.replace("┃", "│")
     plots = ["--plots", "figures", "--plot-format=pdf"]

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from fedproto import FedAvg, FedProto, FedProx
-from fedproto.cli import comparing, main, tables
+from fedproto.cli import comparing, main, terminal
 from fedproto.cli.progress import Bars, LiveBars
 from helpers import config_of
 from report_runs import make_record, write_run
@@ -56,7 +56,7 @@ def runs(tmp_path_factory):
 
 def table_at(width, monkeypatch, *arguments) -> list[str]:
     monkeypatch.setattr(Terminal, "width_of_tests", width)
-    monkeypatch.setattr(tables, "Console", Terminal)
+    monkeypatch.setattr(terminal, "Console", Terminal)
     assert main(["compare", *map(str, arguments)]) == 0
     return Terminal.last.file.getvalue().splitlines()
 

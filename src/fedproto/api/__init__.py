@@ -1,6 +1,6 @@
 """The same from Python as from the command line: train, sweep, load, look inside, predict."""
 
-from fedproto.api.insight import analyse, predict
+from fedproto.api.predictor import analyse, predict
 from fedproto.api.result import Result, Results
 from fedproto.api.training import load, load_all, load_data, run, sweep
 

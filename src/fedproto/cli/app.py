@@ -1,21 +1,107 @@
-"""The entry point: finds the command and turns a user's mistakes into one-line errors."""
+"""The entry point: imports the command that was called, and turns mistakes into one-line errors.
+
+Most commands need PyTorch, which takes seconds to import; `fedproto --help` does not. Its line
+about a command is the first paragraph of the command's docstring, read from the source.
+"""
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import sys
 from collections.abc import Sequence
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
-from fedproto.cli.ondemand import OnDemand
-from fedproto.cli.options import set_for_command
-from fedproto.cli.tables import echo
+from fedproto.cli.terminal import echo, set_for_command
 from fedproto.disk.limits import VARIABLE, limits
-from fedproto.errors import FedprotoError
+from fedproto.errors import ConfigError, FedprotoError
 from fedproto.options.registry import load_plugin
+from fedproto.options.sources import docstring
 from fedproto.version import __version__
+
+if TYPE_CHECKING:
+    from click import Command, Context
+
+COMMANDS = {
+    "run": ("running", "run"),
+    "sweep": ("running", "sweep"),
+    "resume": ("running", "resume"),
+    "predict": ("models", "predict"),
+    "export": ("models", "export_run"),
+    "compare": ("comparing", "compare"),
+    "best": ("choosing", "best"),
+    "tune": ("choosing", "tune_recipe"),
+    "analyse": ("reporting", "analyse_runs"),
+    "report": ("reporting", "report"),
+    "reproduce": ("app", "reproduce"),
+    "list": ("inspecting", "list_known"),
+    "info": ("inspecting", "info"),
+    "check": ("inspecting", "check"),
+    "data": ("data", ""),
+    "flower": ("flower", ""),
+}
+"""The module and the function of each command; a group of commands has no function."""
+
+_CHECKOUT = Path(__file__).resolve().parents[3]
+
+
+class OnDemand(TyperGroup):
+    """Knows the names of all commands, and imports the one that is called."""
+
+    def list_commands(self, ctx: Context) -> list[str]:
+        """All commands, in the order of the help."""
+        del ctx
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Context, cmd_name: str) -> Command | None:
+        """A stand-in with the command's summary, for the help."""
+        del ctx
+        if cmd_name not in COMMANDS:
+            return None
+        return TyperCommand(cmd_name, help=summary(cmd_name))
+
+    def resolve_command(
+        self, ctx: Context, args: list[str]
+    ) -> tuple[str | None, Command | None, list[str]]:
+        """The command that was called, with all its options."""
+        name, _, rest = super().resolve_command(ctx, args)
+        return name, command(name) if name in COMMANDS else None, rest
+
+
+def command(name: str) -> Command:
+    """A command with all its options; imports what it needs."""
+    module, function = COMMANDS[name]
+    home, gathered = importlib.import_module(f"fedproto.cli.{module}"), typer.Typer()
+    if not function:
+        gathered.add_typer(home.group)
+    elif name != "reproduce":
+        gathered.command(name)(getattr(home, function))
+    elif "paper" in sys.modules or (_CHECKOUT / "paper/command.py").is_file():
+        sys.path.insert(0, str(_CHECKOUT))
+        gathered.command(name)(importlib.import_module("paper.command").reproduce)
+    else:  # its options are unknown here: whatever they are, the answer is where it runs
+        unread = {"allow_extra_args": True, "ignore_unknown_options": True}
+        gathered.command(name, context_settings=unread)(reproduce)
+    return typer.main.get_group(gathered).commands[name]
+
+
+def summary(name: str) -> str:
+    """One sentence about a command."""
+    module, function = COMMANDS[name]
+    return docstring(f"fedproto.cli.{module}", function).split("\n\n")[0]
+
+
+def reproduce() -> None:
+    """Reproduce tables and figures of the paper, from a checkout of the repository."""
+    raise ConfigError(
+        "fedproto reproduce runs from a checkout of the repository: clone it, install it with"
+        " pip install -e '.[paper]' in its folder, and try again"
+    )
+
 
 app = typer.Typer(
     name="fedproto",

@@ -9,9 +9,9 @@ import typer
 
 from fedproto.api.table import Table, comparison
 from fedproto.api.tuning import planned, tune, tuned_recipe
-from fedproto.cli.options import DataRoot, Directories
 from fedproto.cli.progress import progress_for
 from fedproto.cli.running import Overrides, Recipe, fresh_directory, load
+from fedproto.cli.terminal import DataRoot, Directories
 from fedproto.config.recipe import read_tables, recipe_text
 from fedproto.data.tasks import is_share, lower_is_better
 from fedproto.disk.files import explained, write_atomically

@@ -13,8 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedproto.cli.options import Directories, Metric, Target
-from fedproto.cli.tables import echo, print_table
+from fedproto.cli.terminal import Directories, Metric, Target, echo, print_table
 from fedproto.config import flatten
 from fedproto.data.tasks import is_share
 from fedproto.errors import ConfigError, printable, unknown_name

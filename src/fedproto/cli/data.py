@@ -21,8 +21,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from fedproto.cli.options import AsJson, DataRoot
-from fedproto.cli.tables import echo
+from fedproto.cli.terminal import AsJson, DataRoot, echo
 from fedproto.config.recipe import apply_overrides
 from fedproto.data.base import DATASETS, DataSource, OnProgress, data_root
 from fedproto.data.federation import Federation

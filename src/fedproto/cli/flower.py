@@ -14,11 +14,9 @@ from typing import Annotated, Any
 import typer
 
 from fedproto.cli.flower_runs import runs_here, runs_of
-from fedproto.cli.options import DataRoot
-from fedproto.cli.outcome import conclude
 from fedproto.cli.progress import progress_for
-from fedproto.cli.running import Out, Overrides, Quiet, Rounds
-from fedproto.cli.tables import echo
+from fedproto.cli.running import Out, Overrides, Quiet, Rounds, conclude
+from fedproto.cli.terminal import DataRoot, echo
 from fedproto.disk.files import Folder, write_atomically
 from fedproto.errors import ConfigError, FedprotoError, install
 from fedproto.store import RunStore

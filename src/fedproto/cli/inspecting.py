@@ -1,7 +1,11 @@
-"""Commands that look: list, info, check."""
+"""Commands that look: list, info, check.
+
+What `fedproto list` shows without arguments is read from the sources; options take imports.
+"""
 
 from __future__ import annotations
 
+import inspect
 import json
 import platform
 from dataclasses import asdict
@@ -12,13 +16,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fedproto.cli.options import AsJson, Directories
-from fedproto.cli.tables import echo, plain
-from fedproto.errors import StoreError
-from fedproto.options.registry import extended
-from fedproto.options.sources import summaries
+from fedproto.cli.terminal import AsJson, Directories, echo, plain
+from fedproto.errors import ConfigError, StoreError, unknown_name
+from fedproto.options import Options, describe
+from fedproto.options.registry import Registry, extended
+from fedproto.options.sources import Entry, summaries
 
 KINDS = ("strategies", "datasets", "models", "engines", "measures", "sinks", "recipes")
+OPTIONS = "options"
+_KIND_OF = {"strategy": "strategies", "data": "datasets", "model": "models"}
 
 
 def check(paths: Directories) -> None:
@@ -66,13 +72,11 @@ def list_known(
     if kind is None and not as_json and not markdown and not extended():
         known = {name: summaries(name) for name in KINDS}
     else:
-        from fedproto.cli import catalogue  # imports everything that there is
-
         if markdown:
-            echo(catalogue.as_markdown(), nl=False)
+            echo(as_markdown(), nl=False)
             return
-        chosen = section if kind == catalogue.OPTIONS and section is not None else kind
-        known = {name: catalogue.entries(name) for name in ([chosen] if chosen else KINDS)}
+        chosen = section if kind == OPTIONS and section is not None else kind
+        known = {name: entries(name) for name in ([chosen] if chosen else KINDS)}
     if as_json:
         tables = {name: [asdict(entry) for entry in found] for name, found in known.items()}
         echo(json.dumps(tables, indent=2, ensure_ascii=False))
@@ -130,3 +134,75 @@ def info(as_json: AsJson = False) -> None:
         )
         table.add_row(name, Text("\n").join(map(plain, lines)))
     Console().print(table)
+
+
+def registries() -> dict[str, Registry[Any]]:
+    """The registries by kind; imports everything that can be named."""
+    from fedproto.config import CHOICES
+    from fedproto.engines.base import ENGINES
+    from fedproto.measures.base import MEASURES
+    from fedproto.store.sinks import SINKS
+
+    choices = {kind: CHOICES[section] for section, kind in _KIND_OF.items()}
+    return {**choices, "engines": ENGINES, "measures": MEASURES, "sinks": SINKS}
+
+
+def entries(kind: str) -> list[Entry]:
+    """All of a kind such as ``strategies``; all sections for ``options``; one section; one name."""
+    from fedproto.config import SECTIONS
+
+    known, kind = registries(), _KIND_OF.get(kind, kind)
+    if kind == "recipes":
+        return summaries(kind)
+    if kind == OPTIONS:
+        return [_described(name, section) for name, section in SECTIONS.items()]
+    if kind in known:
+        found = [_described(name, known[kind].get(name)) for name in known[kind].names()]
+        if kind == "engines":
+            found = [summaries(kind)[0], *found, _described("engine", SECTIONS["engine"])]
+        return found
+    if kind in SECTIONS:
+        return [_described(kind, SECTIONS[kind])]
+    found = [_described(kind, each.get(kind)) for each in known.values() if kind in each.names()]
+    if not found:
+        names = [name for registry in known.values() for name in registry.names()]
+        known_names = [*KINDS, OPTIONS, *SECTIONS, *names]
+        raise ConfigError(unknown_name("kind, section or name", kind, known_names))
+    return found
+
+
+def as_markdown() -> str:
+    """The page of all options."""
+    parts = [
+        "# Options",
+        "Everything that a recipe, `--set` or a keyword of `fedproto.run` can say. This page is"
+        " made from the code: `fedproto list options --markdown`; a section alone is shown by"
+        " `fedproto list train`. In a recipe a section is a table (`[train]`), on the command line"
+        " its name goes before the option (`--set train.lr=0.1`), and in Python it is a dictionary"
+        ' (`train={"lr": 0.1}`), or the option by its own name where only one section has it'
+        " (`lr=0.1`).",
+        "`seed` and `label` stand above all sections: the seed of initial weights, cohorts,"
+        " stragglers and batch orders, and what to call the run in tables.",
+    ]
+    for entry in entries(OPTIONS):
+        parts += [f"## {entry.name}", entry.summary, _table(entry)]
+    for section, kind in _KIND_OF.items():
+        parts += [f"## {section}", "`name` is one of these; the other options are its own."]
+        for entry in entries(kind):
+            parts += [f"### {section} {entry.name}", entry.summary]
+            parts += [_table(entry)] if entry.options else []
+    return "\n\n".join(parts) + "\n"
+
+
+def _described(name: str, cls: type) -> Entry:
+    options = describe(cls) if issubclass(cls, Options) else []
+    return Entry(name, (inspect.getdoc(cls) or "").splitlines()[0], options)
+
+
+def _table(entry: Entry) -> str:
+    lines = ["| option | default | meaning |", "|---|---|---|"]
+    for option in entry.options:
+        default = "none" if option.default is None else f"`{option.default!r}`"
+        meaning = f"{option.help} ({option.type})".replace("|", "\\|")
+        lines.append(f"| `{option.name}` | {default} | {meaning} |")
+    return "\n".join(lines)

@@ -18,7 +18,7 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
-from fedproto.cli.tables import echo, plain
+from fedproto.cli.terminal import echo, plain
 from fedproto.config import RunConfig
 from fedproto.data.tasks import headline, is_share
 from fedproto.rounds import Watcher

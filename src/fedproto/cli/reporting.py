@@ -1,18 +1,39 @@
-"""The command that writes or serves the HTML page about runs."""
+"""Commands that look into trained runs and write the page about them: analyse, report."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
+from multiprocessing import get_all_start_methods, get_context
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
+import torch
 import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from fedproto.cli.analysing import analyse_missing
-from fedproto.cli.options import DataRoot, Directories, Metric, Target
-from fedproto.cli.tables import echo
+from fedproto.cli.terminal import DataRoot, Directories, Metric, Target, echo, print_table
+from fedproto.data import DataSource, Federation, data_root
+from fedproto.engines.base import available_cores
+from fedproto.errors import ConfigError, DataError, FedprotoError
+from fedproto.report.analysing import (
+    MARGIN,
+    MODEL_MEASURES,
+    PARTS,
+    AnalysisRequest,
+    analyse,
+    correlation,
+    open_subject,
+)
+from fedproto.report.arrangement import arrange
 from fedproto.report.html import write_page
 from fedproto.report.live import LiveReport, LiveServer
 from fedproto.report.panels import DataPanels
+from fedproto.report.results import StoredRun, find_runs
 
 
 def report(
@@ -68,3 +89,207 @@ def _serve(live: LiveReport, port: int) -> None:
             server.serve_forever(poll_interval=0.2)
         except KeyboardInterrupt:
             echo("stopped; the runs are not affected", err=True)
+
+
+# The parts that the report page shows, and by what it is told whether one was made.
+PAGE_PARTS = {
+    "scores": "scores.json",
+    "calibration": "calibration.json",
+    "embedding": "embedding.json",
+    "maps": "maps",
+}
+COLUMNS = {
+    "accuracy": "accuracy %",
+    "miou": "mIoU %",
+    "worst tenth of clients": "10 % of clients below %",
+    "ece": "ECE %",
+    MARGIN: "AMM",
+    "dissimilarity": "dissimilarity",
+    "mmd": "MMD²",
+    "attention": "attention ÷ equal",
+}
+
+
+Outcome: TypeAlias = "tuple[int, dict[str, float]] | FedprotoError"
+"""After how many rounds a model was looked at and what was found; or why it was not."""
+
+_federations: dict[DataSource, Federation] = {}
+
+
+def analyse_runs(
+    directories: Directories,
+    what: Annotated[
+        list[str] | None,
+        typer.Option(help=f"Only this part; may be given several times: {', '.join(PARTS)}."),
+    ] = None,
+    reference: Annotated[
+        Path | None, typer.Option(help="A finished run of strategy 'centralized', for MMD.")
+    ] = None,
+    measure: Annotated[
+        list[str] | None,
+        typer.Option(
+            help=f"Of the measures only this; may be repeated: {', '.join(MODEL_MEASURES)}."
+        ),
+    ] = None,
+    samples: Annotated[int, typer.Option(min=4, help="Features in the t-SNE at most.")] = 2000,
+    pictures: Annotated[int, typer.Option(min=0, help="Pictures that get maps.")] = 4,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a run.")] = False,
+    data_root: DataRoot = None,
+) -> None:
+    """Look into the newest models of runs; files go to the folder 'analysis' of each.
+
+    Of several runs it also gives the correlation of the aggregate mean margin with the score.
+    """
+    del data_root
+    request = AnalysisRequest(
+        what=tuple(what or PARTS),
+        reference=None if reference is None else str(reference),
+        samples=samples,
+        pictures=pictures,
+        measures=tuple(measure or ()),
+    )
+    runs = find_runs(directories)
+    found = []
+    for run, result in zip(runs, _look_into([(run, request) for run in runs]), strict=True):
+        if isinstance(result, FedprotoError):
+            raise result
+        round_, facts = result
+        found.append(facts)
+        if as_json:
+            line = {"run": str(run.path), "round": round_, **facts}
+            echo(json.dumps({**line, **_attention(run)}))
+    if not as_json:
+        _print_facts(runs, found)
+        for run in runs:
+            echo(f"wrote {run.path / 'analysis'}", err=True)
+    _say_correlation(found, as_json)
+
+
+def analyse_missing(directories: Sequence[Path]) -> None:
+    """Makes what the report page shows of models, for all runs that lack some of it.
+
+    A run that cannot be looked into, for want of its data or a checkpoint, is named and left out.
+    """
+    tasks = []
+    for run in find_runs(directories):
+        missing = [
+            name for name, file in PAGE_PARTS.items() if not (run.path / "analysis" / file).exists()
+        ]
+        if set(missing) - {"maps"}:  # only segmentation has them
+            tasks.append((run, AnalysisRequest(what=tuple(missing))))
+    for result in _look_into(tasks):
+        if isinstance(result, FedprotoError):
+            echo(f"not analysed: {result}", err=True)
+
+
+def _look_into(tasks: Sequence[tuple[StoredRun, AnalysisRequest]]) -> Iterator[Outcome]:
+    """What is found in each run, in their order; on a CPU they are looked into side by side."""
+    _federations.clear()  # the folder of the data may be another one than before
+    given = [(run.path, run.config.data, request) for run, request in tasks]
+    cores = min(available_cores(), len(tasks))
+    if cores < 2 or torch.cuda.is_available() or "fork" not in get_all_start_methods():
+        yield from _counted(map(_look, given), len(tasks))
+        return
+    for _, source, _ in given:
+        with suppress(FedprotoError):  # which the process will meet too
+            if source is not None:
+                _federation(source)
+    # One thread each: two that wait for each other collapse on a machine that is busy.
+    pool = ProcessPoolExecutor(cores, get_context("fork"), torch.set_num_threads, (1,))
+    try:
+        yield from _counted(pool.map(_look, given), len(tasks))
+    except BrokenProcessPool:
+        raise FedprotoError(
+            "a process that looked into a run was killed; is there enough memory? Look into fewer"
+            " runs at once"
+        ) from None
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _look(task: tuple[Path, DataSource | None, AnalysisRequest]) -> Outcome:
+    path, source, request = task
+    try:
+        if source is None:
+            raise ConfigError(
+                f"{path} was started from Python with own data; look into it from there:"
+                " fedproto.analyse(fedproto.load(run, model=..., data=...))"
+            )
+        subject = open_subject(path, _federation(source))
+        return subject.state.round, analyse(subject, request)
+    except FedprotoError as error:
+        return error
+
+
+def _federation(source: DataSource) -> Federation:
+    """The data of runs, loaded once; processes that are forked later find it there."""
+    if source not in _federations:
+        try:
+            _federations[source] = source.load(data_root())
+        except DataError as error:
+            raise DataError(
+                f"{error}; to analyse a run takes its data: do so where that is, or name its folder"
+                " with --data-root ('fedproto predict' and 'fedproto export' do without)"
+            ) from None
+    return _federations[source]
+
+
+def _counted(results: Iterable[Outcome], number: int) -> Iterator[Outcome]:
+    """Shows a bar on a terminal, nothing elsewhere."""
+    console = Console(stderr=True)
+    with Progress(
+        TextColumn("{task.completed} of {task.total} runs"),
+        BarColumn(),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    ) as bars:
+        yield from bars.track(results, total=number)
+
+
+def _attention(run: StoredRun) -> dict[str, dict[str, float]]:
+    spread = run.attention_spread()
+    return {} if spread is None else {"attention": vars(spread)}
+
+
+def _print_facts(runs: Sequence[StoredRun], found: Sequence[dict[str, float]]) -> None:
+    cells: dict[Path, dict[str, str]] = {}
+    for run, facts in zip(runs, found, strict=True):
+        cells[run.path] = {name: _shown_fact(name, value) for name, value in facts.items()}
+        spread = run.attention_spread()
+        if spread is not None:
+            cells[run.path]["attention"] = f"{spread.lowest:.2f} to {spread.highest:.2f}"
+    groups = arrange(runs).split().groups
+    rows = [cells[group.runs[0].path] for group in groups]
+    columns = [name for name in COLUMNS if any(name in row for row in rows)]
+    print_table(
+        [group.title for group in groups],
+        {COLUMNS[name]: [row.get(name, "–") for row in rows] for name in columns},
+        least=[COLUMNS[name] for name in reversed(columns[1:])],
+        caption="attention ÷ equal: smallest to largest weight relative to equal ones",
+    )
+
+
+def _shown_fact(name: str, value: float) -> str:
+    percent = COLUMNS.get(name, "").endswith("%")
+    return f"{100 * value:.1f}" if percent else f"{value:.4g}"
+
+
+def _say_correlation(found: Sequence[dict[str, float]], as_json: bool) -> None:
+    """Prints the correlation of margin and score over runs, where there are enough of them."""
+    try:
+        correlated = correlation(found)
+    except ConfigError as error:
+        echo(f"no correlation of margin and score: {error}", err=True)
+        return
+    if correlated is None:
+        return
+    metric, result = correlated
+    if as_json:
+        echo(json.dumps({"correlation": [MARGIN, metric], **vars(result)}))
+    else:
+        echo(
+            f"AMM and {metric} over {result.number} runs: Pearson's ρ = {result.rho:.2f}"
+            f" (p = {result.p_value:.2g})"
+        )

@@ -13,11 +13,11 @@ from typing import Annotated
 
 import typer
 
+from fedproto.api.result import hardly_learned, refusals
+from fedproto.cli.comparing import print_comparison
 from fedproto.cli.data import prepare_all
-from fedproto.cli.options import DataRoot
-from fedproto.cli.outcome import conclude
 from fedproto.cli.progress import progress_for, time_in_words
-from fedproto.cli.tables import echo
+from fedproto.cli.terminal import DataRoot, echo
 from fedproto.config import RunConfig
 from fedproto.config.recipe import read_recipe
 from fedproto.data import DataSource, Federation
@@ -271,3 +271,23 @@ def fresh_directory(recipe: str) -> Path:
                 (runs / name).mkdir()
                 break
     return runs / name
+
+
+HARDLY_LEARNED = 1
+"""The exit code when most updates of a run were refused, or its model never moved."""
+
+
+def conclude(stores: Sequence[RunStore], *, quiet: bool) -> None:
+    """Prints the comparison and what was refused; exits with `HARDLY_LEARNED` where that is so."""
+    if not quiet:
+        print_comparison([store.path for store in stores])
+    failed = False
+    for store in stores:
+        records = store.records()
+        complaint = refusals(records)
+        if complaint is not None:
+            echo(f"{store.config.title}: {complaint}", err=True)
+        failed = failed or hardly_learned(records)
+    if failed:
+        echo("error: a model has hardly learned; see above and in rounds.jsonl", err=True)
+        raise typer.Exit(HARDLY_LEARNED)

@@ -1,4 +1,4 @@
-"""The command that applies a trained run to pictures."""
+"""Commands that use a trained model: predict, export."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Annotated, Any
 import typer
 
 from fedproto.api import load
+from fedproto.api.export import ALWAYS, FORMATS, export, loading_code
 from fedproto.api.predictor import Predictor, pictures_in
-from fedproto.cli.options import DataRoot
-from fedproto.cli.tables import echo
-from fedproto.disk.files import explained
+from fedproto.cli.terminal import DataRoot, echo
+from fedproto.disk.files import Folder, explained
 from fedproto.errors import ConfigError, DataError
 from fedproto.report.analysing import save_heat, save_labels
 
@@ -67,3 +67,30 @@ def _text(image: Path, facts: dict[str, Any]) -> str:
     if "entropy" in facts:
         line += f"; entropy {facts['entropy']:.3f}"
     return "\n".join([line, *(f"wrote {path}" for path in facts.get("files", []))])
+
+
+def export_run(
+    run: Annotated[Path, typer.Argument(help="Directory of a run.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the files; 'export' in the run by default.")
+    ] = None,
+    format_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--format", help=f"May be given several times: {', '.join(FORMATS)}; the first two."
+        ),
+    ] = None,
+    data_root: DataRoot = None,
+) -> None:
+    """Write a run's newest model for use elsewhere, with a model card.
+
+    The weights have the names that the module itself gives them.
+    """
+    del data_root
+    result = load(run)
+    if out is None:
+        with explained(run, " cannot be written", "; choose another folder with --out"):
+            out = Folder(run).make("export")
+    for path in export(result, out, format_ or ALWAYS):
+        echo(f"wrote {path}")
+    echo(f"\nTo load it:\n\n{loading_code(result)}")
