@@ -27,7 +27,7 @@ from fedproto.rounds import run_rounds
 from fedproto.rounds.runs import Run
 from fedproto.simulate import initial_state, model_for
 from fedproto.simulate.driver import engine_of
-from fedproto.store.environment import describe_environment
+from fedproto.store.run import describe_environment
 from paper.cases import Scope
 
 ENGINES = ("auto", "processes", "reference")

@@ -31,7 +31,7 @@ from fedproto.models.base import build_model
 from fedproto.models.mlp import MLPOptions
 from fedproto.rounds import run_rounds
 from fedproto.rounds.runs import Run
-from fedproto.store.environment import describe_environment
+from fedproto.store.run import describe_environment
 from fedproto.types import ServerState
 
 SAMPLES, CHANNELS, CLASSES, COHORT = 5, 16, 10, 100

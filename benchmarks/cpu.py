@@ -26,7 +26,7 @@ import numpy as np
 from workloads import MODELS, SHAPES, federation, initial_state, work_w_sizes
 
 from fedproto.rng.schedule import BatchOrder, cohort
-from fedproto.store.environment import describe_environment
+from fedproto.store.run import describe_environment
 
 HERE = Path(__file__).resolve().parent
 SEED, EPOCHS, BATCH, LR, COHORT = 7, 2, 10, 0.01, 10

@@ -34,7 +34,7 @@ from fedproto.rounds.planning import plan_round
 from fedproto.rounds.runs import Run
 from fedproto.simulate import load_federations, simulate
 from fedproto.store import RunStore
-from fedproto.store.environment import describe_environment
+from fedproto.store.run import describe_environment
 
 WARM, COLD, EMPTY = "warm", "cold", "empty"
 

@@ -34,7 +34,7 @@ from fedproto.models.base import build_model
 from fedproto.rounds import run_rounds
 from fedproto.rounds.runs import Run
 from fedproto.simulate import simulate
-from fedproto.store.environment import describe_environment
+from fedproto.store.run import describe_environment
 from fedproto.store.sweeps import create_sweep
 from fedproto.strategies import STRATEGIES
 

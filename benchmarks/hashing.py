@@ -19,7 +19,7 @@ from fedproto.disk import integrity
 from fedproto.simulate import simulate
 from fedproto.store import RunStore, checkpoints
 from fedproto.store import run as run_store
-from fedproto.store.environment import describe_environment
+from fedproto.store.run import describe_environment
 
 spent = {"hashing": 0.0}
 

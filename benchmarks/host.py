@@ -19,7 +19,7 @@ from pathlib import Path
 
 from fedproto.config.recipe import read_recipe
 from fedproto.simulate import simulate
-from fedproto.store.environment import describe_environment
+from fedproto.store.run import describe_environment
 from fedproto.store.sweeps import create_sweep
 
 METHODS = ("fedavg", "fedprox", "fedatt", "fedproto")

@@ -26,7 +26,7 @@ from fedproto import FedAvg, FedProto
 from fedproto.config import RunConfig, ScheduleOptions
 from fedproto.data.synthetic import Synthetic
 from fedproto.store import RunStore
-from fedproto.store.environment import describe_environment
+from fedproto.store.run import describe_environment
 from fedproto.types import RoundRecord
 
 METRICS = ("accuracy", "loss", "train_loss", "ece", "dissimilarity", "mmd", "aggregate_mean_margin")

@@ -33,7 +33,7 @@ from fedproto.models.base import build_model
 from fedproto.models.deeplab import DeepLabOptions
 from fedproto.rng import Indices
 from fedproto.rng.schedule import BatchOrder
-from fedproto.store.environment import describe_environment
+from fedproto.store.run import describe_environment
 from fedproto.strategies import FedAvg, FedProto, Strategy
 from fedproto.strategies.sections import Method
 from fedproto.types import ServerState

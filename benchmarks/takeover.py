@@ -29,7 +29,7 @@ from fedproto.flower.defence import DEFENCES
 from fedproto.rounds import aggregate
 from fedproto.simulate import simulate
 from fedproto.store import RunStore
-from fedproto.store.environment import describe_environment
+from fedproto.store.run import describe_environment
 from fedproto.types import ClientUpdate
 
 Attack = Callable[[LocalJob, ClientUpdate], ClientUpdate]

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedproto.options.registry import Registry
+from fedproto.options import Registry
 from fedproto.report.results import StoredRun, comparable
 from paper.cases import Scope
 from paper.library import Library, Request

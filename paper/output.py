@@ -13,7 +13,7 @@ from rich.progress import track
 from rich.table import Table
 
 from fedproto.errors import StoreError
-from fedproto.store.environment import describe_environment
+from fedproto.store.run import describe_environment
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

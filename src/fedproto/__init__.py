@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     )
     from fedproto.measures import MeasureOptions
     from fedproto.models import MODELS, FeatureModel, ModelOptions, with_features
-    from fedproto.store.extending import extend
+    from fedproto.store.sweeps import extend
     from fedproto.strategies import (
         GHBM,
         STRATEGIES,
@@ -149,7 +149,7 @@ _HOMES = (
     "strategies.serve",
     "strategies.sections",
     "models",
-    "store.extending",
+    "store.sweeps",
     "data.tasks",
     "engines.base",
     "engines.training",

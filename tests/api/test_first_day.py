@@ -18,12 +18,13 @@ from rich.console import Console
 import fedproto
 from documents import ROOT
 from fedproto import STRATEGIES, Federation
+from fedproto import options as registered_options
 from fedproto.cli import main
 from fedproto.config import SECTIONS, digest_of
 from fedproto.data.images import open_image
 from fedproto.disk.integrity import sealed, unsealed
 from fedproto.errors import ConfigError, DataError, StoreError
-from fedproto.options import describe, registry
+from fedproto.options import describe
 from fedproto.report.figures import _pictures
 from fedproto.store import RunStore
 from paper.output import Output
@@ -40,6 +41,7 @@ TINY = [
 
 PLUGIN = """
 from dataclasses import dataclass
+from fedproto import options as registered_options
 from fedproto import STRATEGIES, FedAvg
 
 @STRATEGIES.register("mine")
@@ -83,7 +85,7 @@ def test_a_run_of_a_plugin_does_not_hide_the_others(swept, tmp_path, capsys, plu
 
 def test_plugins_are_named_anywhere_and_remembered(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(registry, "_loaded", [])
+    monkeypatch.setattr(registered_options, "_loaded", [])
     monkeypatch.setattr(STRATEGIES, "_entries", dict(STRATEGIES._entries))
     (tmp_path / "own_strategy.py").write_text(PLUGIN)
     for place, command in enumerate(

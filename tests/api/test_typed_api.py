@@ -16,7 +16,7 @@ from torch import nn
 import fedproto
 from fedproto import ConfigError, DataError, Federation, TrainingError, TrainOptions
 from fedproto.config import RunConfig
-from fedproto.config.keywords import COMMON, Sections
+from fedproto.config.recipe import COMMON, Sections
 from fedproto.config.run import CHOICES, SECTIONS, options_of
 
 TINY = {"rounds": 3, "cohort": 3, "epochs": 3, "lr": 0.5}

@@ -17,7 +17,7 @@ from fedproto.cli import main
 from fedproto.config import read_config
 from fedproto.config.recipe import read_recipe
 from fedproto.data.federation import Federation
-from fedproto.disk.limits import VARIABLE
+from fedproto.disk.files import VARIABLE
 from fedproto.errors import ConfigError, DataError
 from fedproto.models.pretrained import load_pretrained
 from fedproto.simulate import load_federations

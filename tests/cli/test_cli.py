@@ -13,7 +13,7 @@ import pytest
 import fedproto
 from fedproto.cli import inspecting, main
 from fedproto.cli.app import COMMANDS, command, summary
-from fedproto.options.sources import summaries
+from fedproto.options import summaries
 
 TINY = [
     "--set=data.name=digits",

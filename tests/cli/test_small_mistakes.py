@@ -15,7 +15,7 @@ from documents import ROOT
 from fedproto import FedAvg
 from fedproto.cli.app import main
 from fedproto.errors import ConfigError, install
-from fedproto.options.registry import load_plugin
+from fedproto.options import load_plugin
 from fedproto.strategies import STRATEGIES
 
 TINY = ["--set=schedule.rounds=2", "--set=schedule.cohort=2", "--set=data.clients=4",

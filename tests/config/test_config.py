@@ -12,8 +12,15 @@ from fedproto import FedAvg, FedProto, FedProx
 from fedproto.config import RunConfig, differences, read_config
 from fedproto.config.recipe import apply_overrides, expand, read_recipe
 from fedproto.errors import ConfigError
-from fedproto.options import Options, describe, option, options_to_dict, read_options
-from fedproto.options.sources import bundled_recipes, recipe_summary
+from fedproto.options import (
+    Options,
+    bundled_recipes,
+    describe,
+    option,
+    options_to_dict,
+    read_options,
+    recipe_summary,
+)
 from paper.cases import configs_of
 
 

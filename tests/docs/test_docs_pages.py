@@ -17,7 +17,7 @@ from documents import DOCUMENTS, ROOT, anchors, blocks, commands, prose
 from fedproto.cli import main
 from fedproto.cli.app import app
 from fedproto.config.recipe import expand, read_recipe
-from fedproto.options.sources import bundled_recipes
+from fedproto.options import bundled_recipes
 
 EACH_DOCUMENT = pytest.mark.parametrize(
     "path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT))

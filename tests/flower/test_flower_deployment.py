@@ -21,7 +21,7 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedproto
 from fedproto.config import read_config
 from fedproto.flower.deploy import Deployment, deployment
 from fedproto.flower.keys import make_keys
-from fedproto.options.registry import load_plugin
+from fedproto.options import load_plugin
 from fedproto.rounds import Watcher
 from fedproto.simulate import simulate
 from fedproto.store import RunStore

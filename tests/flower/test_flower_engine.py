@@ -23,8 +23,7 @@ from fedproto.flower import nodes, wire
 from fedproto.flower.server_app import AuditLog, serve
 from fedproto.store import RunStore
 from fedproto.store.checking import read_audit
-from fedproto.store.extending import extend
-from fedproto.store.sweeps import create_sweep
+from fedproto.store.sweeps import create_sweep, extend
 from flower_grid import LocalGrid
 from helpers import same_tensors
 

@@ -12,7 +12,7 @@ from fedproto import STRATEGIES
 from fedproto.config import read_config
 from fedproto.engines.base import ENGINES
 from fedproto.models.mlp import MLPOptions
-from fedproto.options.registry import load_plugin
+from fedproto.options import load_plugin
 from fedproto.simulate import simulate
 from fedproto.store import RunStore
 from helpers import same_tensors

@@ -17,7 +17,7 @@ from fedproto.rounds.client_memory import MemoryInRAM, remembered
 from fedproto.rounds.runs import Run
 from fedproto.simulate import simulate
 from fedproto.store import RunStore
-from fedproto.store.client_memory import MemoryOnDisk
+from fedproto.store.checkpoints import MemoryOnDisk
 from fedproto.strategies.base import Declared
 from fedproto.types import ClientFailure
 from helpers import begin, config_of, engine_for, same_tensors

@@ -26,8 +26,7 @@ from fedproto.data.masks import fitted
 from fedproto.data.own import is_picture
 from fedproto.data.samples import MappedSamples
 from fedproto.data.tasks import task_named
-from fedproto.disk.files import explained, open_regular
-from fedproto.disk.limits import read_limited
+from fedproto.disk.files import explained, open_regular, read_limited
 from fedproto.engines.base import EngineOptions
 from fedproto.engines.training.batch_norm import estimate, statistics_names
 from fedproto.errors import ConfigError, DataError

@@ -25,13 +25,12 @@ from torch.nn.parameter import is_lazy
 from fedproto.api.progress import Callbacks, OnProgress, OnRound, progress_bar
 from fedproto.api.result import Result, Results, hardly_learned, refusals, stored_facts
 from fedproto.config import RunConfig, read_config
-from fedproto.config.keywords import Sections, as_tables
-from fedproto.config.recipe import axis_name, directory_name, set_option
+from fedproto.config.recipe import Sections, as_tables, axis_name, directory_name, set_option
 from fedproto.config.run import asked_config
 from fedproto.data.base import DATASETS, data_root
 from fedproto.data.federation import Federation
 from fedproto.data.own import located
-from fedproto.disk.limits import check_limit
+from fedproto.disk.files import check_limit
 from fedproto.errors import ConfigError, HardlyLearnedWarning, StoreError, printable
 from fedproto.models.base import ModelOptions, build_model, under_seed
 from fedproto.options import Options, read_options

@@ -34,7 +34,7 @@ from fedproto.rounds import Watcher
 from fedproto.simulate.driver import carry_out
 from fedproto.simulate.stored import assigned
 from fedproto.store import RunStore, is_run
-from fedproto.store.extending import extend
+from fedproto.store.sweeps import extend
 
 
 @dataclass(frozen=True)

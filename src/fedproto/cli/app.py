@@ -17,10 +17,9 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from fedproto.cli.terminal import echo, set_for_command
-from fedproto.disk.limits import VARIABLE, limits
+from fedproto.disk.files import VARIABLE, limits
 from fedproto.errors import ConfigError, FedprotoError
-from fedproto.options.registry import load_plugin
-from fedproto.options.sources import docstring
+from fedproto.options import docstring, load_plugin
 from fedproto.version import __version__
 
 if TYPE_CHECKING:

@@ -13,8 +13,7 @@ from fedproto.errors import ConfigError, StoreError
 from fedproto.flower.defence import defended
 from fedproto.simulate import load_federations
 from fedproto.store import RunStore, is_run
-from fedproto.store.extending import extend
-from fedproto.store.sweeps import create_sweep, is_sweep, open_runs
+from fedproto.store.sweeps import create_sweep, extend, is_sweep, open_runs
 
 
 def runs_of(

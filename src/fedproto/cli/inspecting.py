@@ -18,9 +18,7 @@ from rich.text import Text
 
 from fedproto.cli.terminal import AsJson, Directories, echo, plain
 from fedproto.errors import ConfigError, StoreError, unknown_name
-from fedproto.options import Options, describe
-from fedproto.options.registry import Registry, extended
-from fedproto.options.sources import Entry, summaries
+from fedproto.options import Entry, Options, Registry, describe, extended, summaries
 
 KINDS = ("strategies", "datasets", "models", "engines", "measures", "sinks", "recipes")
 OPTIONS = "options"
@@ -110,7 +108,7 @@ def list_known(
 def info(as_json: AsJson = False) -> None:
     """Show versions, devices and which data sets can be loaded here."""
     from fedproto.data import DATASETS, data_root
-    from fedproto.store.environment import devices, package_versions
+    from fedproto.store.run import devices, package_versions
 
     root = data_root()
     facts: dict[str, Any] = {

@@ -27,9 +27,8 @@ from fedproto.simulate import load_federations, simulate
 from fedproto.simulate.driver import carry_out
 from fedproto.simulate.stored import assigned
 from fedproto.store import RunStore, open_or_create
-from fedproto.store.extending import extend
 from fedproto.store.sinks import check_sinks, logging_to
-from fedproto.store.sweeps import create_sweep, open_runs
+from fedproto.store.sweeps import create_sweep, extend, open_runs
 
 Recipe = Annotated[
     str,

@@ -30,9 +30,7 @@ from fedproto.engines.training.augment import AugmentOptions
 from fedproto.errors import ConfigError, unknown_name
 from fedproto.measures import MEASURES, MeasureOptions
 from fedproto.models.base import MODELS, ModelOptions
-from fedproto.options import Options, options_to_dict, plain, read_options
-from fedproto.options.base import is_unicode
-from fedproto.options.registry import Registry
+from fedproto.options import Options, Registry, is_unicode, options_to_dict, plain, read_options
 from fedproto.strategies.aggregation import AggregateOptions
 from fedproto.strategies.base import STRATEGIES, Strategy
 from fedproto.strategies.sections import HeadOptions, Method, ServerOptions

@@ -12,8 +12,7 @@ from typing import Any, ClassVar, TypeAlias
 from fedproto.data.federation import Federation
 from fedproto.data.files import FileTree, has_files, open_tree
 from fedproto.errors import DataError
-from fedproto.options import Options, option
-from fedproto.options.registry import Registry
+from fedproto.options import Options, Registry, option
 
 OnProgress: TypeAlias = Callable[[int, int], None]
 """Is told how many of how many samples are prepared."""

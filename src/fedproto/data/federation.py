@@ -13,7 +13,7 @@ from fedproto.data.clients import Client, Clients
 from fedproto.data.given import Given, scaled
 from fedproto.data.samples import MappedSamples, Samples, TensorSamples, join_clients
 from fedproto.data.tasks import task_named
-from fedproto.disk.limits import check_limit
+from fedproto.disk.files import check_limit
 from fedproto.errors import DataError
 from fedproto.options import Options, option
 from fedproto.rng import Indices, Purpose, stream

@@ -21,10 +21,9 @@ from functools import cached_property, partial
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, cast
 
-from fedproto.disk.files import PARTIAL, open_regular
-from fedproto.disk.limits import check_limit, read_limited
+from fedproto.disk.files import PARTIAL, check_limit, open_regular, read_limited
 from fedproto.errors import DataError, printable
-from fedproto.options.base import is_unicode
+from fedproto.options import is_unicode
 
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz")
 
@@ -196,14 +195,14 @@ def _read_members(path: Path) -> Iterator[tuple[str, Callable[[], bytes]]]:
 
 def _read_zip_member(packed: zipfile.ZipFile, info: zipfile.ZipInfo, where: Location) -> bytes:
     with packed.open(info) as file:
-        return read_limited(cast(BinaryIO, file), where)
+        return read_limited(cast("BinaryIO", file), where)
 
 
 def _read_tar_member(archive: tarfile.TarFile, member: tarfile.TarInfo, where: Location) -> bytes:
     file = archive.extractfile(member)
     if file is None:
         raise DataError(f"{where} is no plain file")
-    return read_limited(cast(BinaryIO, file), where)
+    return read_limited(cast("BinaryIO", file), where)
 
 
 def _safe(path: Path, name: str) -> str:
@@ -217,4 +216,4 @@ def _expanded(name: str, content: bytes, where: Location) -> bytes:
     if not name.endswith(".gz"):
         return content
     with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
-        return read_limited(cast(BinaryIO, file), where)
+        return read_limited(cast("BinaryIO", file), where)

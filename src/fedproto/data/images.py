@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedproto.data.files import FileTree
-from fedproto.disk.limits import check_limit
+from fedproto.disk.files import check_limit
 from fedproto.errors import DataError, install, reason_of
 
 if TYPE_CHECKING:

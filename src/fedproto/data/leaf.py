@@ -19,9 +19,8 @@ from fedproto.data.partition import by_key
 from fedproto.data.prepared import Arrays, Builder, prepared
 from fedproto.data.samples import MappedSamples
 from fedproto.data.sharing import HeldOut
-from fedproto.disk.files import open_regular
+from fedproto.disk.files import open_regular, read_limited
 from fedproto.disk.integrity import DamagedError, read_json
-from fedproto.disk.limits import read_limited
 from fedproto.errors import DataError
 from fedproto.options import option
 

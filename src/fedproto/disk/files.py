@@ -13,12 +13,15 @@ import os
 import secrets
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
 from io import BufferedReader
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, cast
 
-from fedproto.errors import FedprotoError, StoreError
+from fedproto.errors import ConfigError, DataError, FedprotoError, StoreError
+from fedproto.options import Options, option, read_options
 
 LOCK_FILE = ".lock"
 """Never replaced or removed, so that all processes lock the same file. Empty."""
@@ -217,7 +220,7 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 def open_regular(path: Path) -> BufferedReader:
     """Opens a file to be read; a pipe or a device, which may never end, is refused."""
-    return cast(BufferedReader, open_plain(path, os.O_RDONLY, follow=True))
+    return cast("BufferedReader", open_plain(path, os.O_RDONLY, follow=True))
 
 
 def open_plain(
@@ -229,7 +232,7 @@ def open_plain(
         os.close(descriptor)
         raise OSError(errno.EINVAL, "not a regular file", str(path))
     mode = "rb" if flags == os.O_RDONLY else "ab" if flags & os.O_APPEND else "wb"
-    return cast(BinaryIO, os.fdopen(descriptor, mode))
+    return cast("BinaryIO", os.fdopen(descriptor, mode))
 
 
 def _linked(path: Path) -> StoreError:
@@ -290,3 +293,58 @@ def content(path: Path) -> bytes:
                 return file.read()
         except FileNotFoundError:
             return b""
+
+
+VARIABLE = "FEDPROTO_LIMITS"
+
+
+@dataclass(frozen=True)
+class Limits(Options):
+    """The largest that is believed."""
+
+    file: int = option(
+        4 * 2**30, "bytes of one file, unpacked, that is read as a whole", at_least=1
+    )
+    members: int = option(5_000_000, "files in one archive", at_least=1)
+    classes: int = option(100_000, "classes that labels may ask for", at_least=1)
+    runs: int = option(10_000, "runs of one sweep", at_least=1)
+    pixels: int = option(64_000_000, "pixels of one picture", at_least=1)
+
+
+def limits() -> Limits:
+    """The limits on this machine."""
+    return _parsed(os.environ.get(VARIABLE, ""))
+
+
+def read_limited(file: BinaryIO, where: object) -> bytes:
+    """The whole of a file that may be larger than it looks, such as an unpacked one."""
+    most = limits().file
+    content = file.read(most + 1)
+    check_limit("file", len(content), where)
+    return content
+
+
+def check_limit(name: str, value: int, where: object) -> None:
+    """Refuses what is over a limit."""
+    most = getattr(limits(), name)
+    if value > most:
+        raise DataError(
+            f"{where} is over the limit of {most:,} for '{name}'; if that is what it should be,"
+            f" raise it: fedproto --limit {name}=…"
+        )
+
+
+@lru_cache(maxsize=8)
+def _parsed(text: str) -> Limits:
+    return read_options(Limits, dict(_pairs(text.split())), "limit")
+
+
+def _pairs(texts: Iterable[str]) -> Iterable[tuple[str, int]]:
+    for text in texts:
+        name, _, value = text.partition("=")
+        try:
+            yield name, int(float(value))
+        except (ValueError, OverflowError):
+            raise ConfigError(
+                f"limit '{text}': write it as name=number, such as file=1e9"
+            ) from None

@@ -16,8 +16,7 @@ from fedproto.data.federation import Federation
 from fedproto.data.tasks import Task
 from fedproto.engines.job import LocalJob
 from fedproto.errors import ConfigError, unknown_name
-from fedproto.options import Options, option
-from fedproto.options.registry import Registry
+from fedproto.options import Options, Registry, option
 from fedproto.rng import Indices
 from fedproto.types import ClientFailure, ClientUpdate, ServerState
 

@@ -38,10 +38,10 @@ from fedproto.errors import ConfigError, DataError, FedprotoError, TrainingError
 from fedproto.flower import superexec, wire
 from fedproto.flower.privacy import PrivateEngine
 from fedproto.models.base import build_model
-from fedproto.options.registry import load_plugin
+from fedproto.options import load_plugin
 from fedproto.rng import Indices
 from fedproto.rounds.client_memory import remembered
-from fedproto.store.client_memory import MemoryOnDisk
+from fedproto.store.checkpoints import MemoryOnDisk
 from fedproto.strategies.base import PERSONAL, initial_tensors
 from fedproto.types import ClientFailure, ServerState, part
 

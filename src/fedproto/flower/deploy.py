@@ -24,7 +24,7 @@ from fedproto.data.base import data_root
 from fedproto.errors import ConfigError, FedprotoError, install
 from fedproto.flower import leash, superexec
 from fedproto.flower.keys import Keys, fingerprint, node_name, public_keys
-from fedproto.options.registry import loaded_plugins
+from fedproto.options import loaded_plugins
 from fedproto.rounds import Watcher
 from fedproto.store import RunStore
 

@@ -28,7 +28,7 @@ from fedproto.errors import ConfigError, FedprotoError, printable
 from fedproto.flower.deploy import ERROR_FILE
 from fedproto.flower.engine import FlowerEngine, Suspensions
 from fedproto.flower.nodes import Nodes, enrol
-from fedproto.options.registry import load_plugin
+from fedproto.options import load_plugin
 from fedproto.rounds import Watcher
 from fedproto.simulate import load_federations, simulate
 from fedproto.store.checking import AUDIT_FILE

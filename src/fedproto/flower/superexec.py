@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedproto.errors import FedprotoError
-from fedproto.options.registry import load_plugin
+from fedproto.options import load_plugin
 
 if TYPE_CHECKING:
     from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResult

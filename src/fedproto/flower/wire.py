@@ -23,7 +23,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from torch import Tensor
 
 from fedproto.config import RunConfig, read_config
-from fedproto.disk.limits import limits
+from fedproto.disk.files import limits
 from fedproto.engines.job import LocalJob
 from fedproto.errors import FedprotoError
 from fedproto.rng.schedule import BatchOrder

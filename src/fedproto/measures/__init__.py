@@ -8,8 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from fedproto.options import Options, option
-from fedproto.options.registry import Registry
+from fedproto.options import Options, Registry, option
 
 if TYPE_CHECKING:
     from fedproto.measures.base import Measure

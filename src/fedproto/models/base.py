@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedproto.errors import TrainingError, reason_of
-from fedproto.options import Options, option
-from fedproto.options.registry import Registry
+from fedproto.options import Options, Registry, option
 from fedproto.rng import Purpose, seeded, torch_seed
 
 

@@ -27,7 +27,7 @@ from fedproto.rounds.runs import Run
 from fedproto.simulate.identity import check_same, data_identity, model_identity
 from fedproto.simulate.reference import check_reference, reference_state
 from fedproto.store import RunStore
-from fedproto.store.description import FORMAT
+from fedproto.store.run import FORMAT
 from fedproto.types import RoundRecord, ServerState
 
 EngineFor: TypeAlias = Callable[[RunConfig, Federation, nn.Module, Notify], Engine]

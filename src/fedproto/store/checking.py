@@ -10,7 +10,7 @@ from fedproto.disk.files import content, is_there
 from fedproto.disk.integrity import DamagedError, read_lines, unsealed
 from fedproto.errors import StoreError
 from fedproto.store import RunStore
-from fedproto.store.client_memory import read_kept
+from fedproto.store.checkpoints import read_kept
 from fedproto.store.sweeps import run_directories
 
 AUDIT_FILE = "audit.jsonl"

@@ -20,29 +20,57 @@ or replaced the run stops.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+import os
+import platform
+import subprocess
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from fedproto.config import RunConfig, digest_of, read_config
 from fedproto.config.upgrade import upgraded
-from fedproto.disk.files import Folder, content, explained
-from fedproto.disk.integrity import DamagedError, sealed, sealed_line
+from fedproto.disk.files import Folder, content, explained, is_there
+from fedproto.disk.integrity import DamagedError, sealed, sealed_line, unsealed
 from fedproto.errors import ConfigError, StoreError
+from fedproto.options import loaded_plugins
 from fedproto.rounds.runs import reason_to_end
-from fedproto.store.checkpoints import checkpoints_in, read_checkpoint, round_of, write_checkpoint
-from fedproto.store.client_memory import MemoryOnDisk
-from fedproto.store.description import (
-    CREATION_ENDS_WITHIN,
-    FORMAT,
-    is_run,
-    plugin_hint,
-    read_description,
+from fedproto.store.checkpoints import (
+    MemoryOnDisk,
+    checkpoints_in,
+    read_checkpoint,
+    round_of,
+    write_checkpoint,
 )
-from fedproto.store.environment import describe_environment
 from fedproto.store.records import RecordReader
 from fedproto.types import RoundRecord, ServerState
+
+FORMAT = 3
+"""Format 1 had no fingerprints, runs up to format 2 drew from other random streams: such
+directories are read, but not continued."""
+
+CREATION_ENDS_WITHIN = 5.0
+"""Seconds to wait for another process that is creating the same directory."""
+
+_READABLE = (1, 2, FORMAT)
+
+
+def _are(values: Any, kind: type) -> bool:
+    return isinstance(values, list) and all(isinstance(value, kind) for value in values)
+
+
+_KINDS: dict[str, Callable[[Any], bool]] = {
+    "config": lambda value: isinstance(value, dict),
+    "environment": lambda value: isinstance(value, dict),
+    "identity": lambda value: isinstance(value, dict),
+    "data": lambda value: isinstance(value, dict),
+    "engines": lambda value: _are(value, dict),
+    "earlier": lambda value: _are(value, str),
+}
+"""What is written by name, and of which kind it is."""
 
 
 class RunStore:
@@ -241,3 +269,125 @@ class RunStore:
             return False
         # A kill between the last record and its checkpoint leaves that round to be done again.
         return self.config.store.checkpoint_every == 0 or self.newest_round() == len(records)
+
+
+def is_run(path: Path) -> bool:
+    """Whether a directory holds a run."""
+    return is_there(path / "run.json")
+
+
+def read_description(path: Path) -> dict[str, Any]:
+    """What ``run.json`` says."""
+    file = path / "run.json"
+    if not is_there(file):
+        if not path.exists():
+            raise StoreError(f"{path} does not exist")
+        inside = sorted(str(found.parent) for found in path.glob("*/run.json"))
+        if inside:
+            more = f" and {len(inside) - 3} more" if len(inside) > 3 else ""
+            raise StoreError(
+                f"{path} is not a run but holds several; name one: {', '.join(inside[:3])}{more}"
+            )
+        raise StoreError(f"{path} is not a run directory: it has no run.json")
+    try:
+        description, marked = unsealed(content(file))
+        version = description.get("format")
+        if version != 1 and version in _READABLE and not marked:
+            raise DamagedError("its fingerprint is missing")
+        for name, fits in _KINDS.items():
+            if name in description and not fits(description[name]):
+                raise DamagedError(f"its {name} is of the wrong kind")
+    except DamagedError as error:
+        raise StoreError(
+            f"{file} is damaged: {error}; restore it from a copy, or start a new run"
+        ) from None
+    if version not in _READABLE:
+        raise StoreError(f"{file} is of format {version}; this version reads format {FORMAT}")
+    return description
+
+
+def plugin_hint(description: dict[str, Any]) -> str:
+    """What to do about names that are not known here."""
+    try:
+        plugins = [str(plugin) for plugin in description["environment"]["plugins"]]
+    except (KeyError, TypeError):
+        plugins = []
+    if not plugins:
+        return "if a plugin or a program of yours added it, name that: --plugin FILE"
+    return f"the run was made with {' '.join(f'--plugin {plugin}' for plugin in plugins)}"
+
+
+PACKAGES = (
+    "fedproto",
+    "torch",
+    "numpy",
+    "safetensors",
+    "typer",
+    "flwr",
+    "rich",
+    "matplotlib",
+    "pillow",
+    "pyarrow",
+    "scikit-learn",
+)
+
+
+def package_versions() -> dict[str, str | None]:
+    """Version per package; None where it is not installed."""
+    versions: dict[str, str | None] = {}
+    for name in PACKAGES:
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:
+            versions[name] = None
+    return versions
+
+
+def devices() -> list[str]:
+    """The devices that PyTorch can use, in words."""
+    found = [f"cpu: {_processor()}, {os.cpu_count()} cores"]
+    found += [
+        f"cuda:{index}: {torch.cuda.get_device_name(index)}"
+        for index in range(torch.cuda.device_count())
+    ]
+    return found
+
+
+def describe_environment() -> dict[str, Any]:
+    """Versions, hardware and commit, for the run directory."""
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": {name: found for name, found in package_versions().items() if found},
+        "devices": devices(),
+        "threads": torch.get_num_threads(),
+        "commit": _commit(),
+        "plugins": list(loaded_plugins()),
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def _commit() -> str | None:
+    """The commit of the source tree the package runs from; None for an installed package."""
+    tree = Path(__file__).resolve().parents[3]
+    if not (tree / ".git").exists():
+        return None
+    try:
+        shown = subprocess.run(  # noqa: S603 - fixed arguments
+            ["git", "-C", str(tree), "describe", "--always", "--dirty", "--abbrev=40"],  # noqa: S607
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return shown.stdout.strip() or None

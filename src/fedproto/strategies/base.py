@@ -24,8 +24,7 @@ from torch import Tensor
 
 from fedproto.equations import class_sums, sample_shares
 from fedproto.errors import TrainingError
-from fedproto.options import Options
-from fedproto.options.registry import Registry
+from fedproto.options import Options, Registry
 from fedproto.types import ClientUpdate, ClientWeights, ServerState, Tensors, Updates, part
 
 Statistic: TypeAlias = Literal["features", "products", "class_products", "loss"]

@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from fedproto.config import RunConfig
 from fedproto.errors import ConfigError, install
-from fedproto.options.registry import Registry
+from fedproto.options import Registry
 from fedproto.rounds import Watcher
 from fedproto.store import RunStore
 from fedproto.types import RoundRecord
