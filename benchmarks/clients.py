@@ -28,7 +28,7 @@ from fedproto.engines.base import ENGINES, EngineOptions, Workload
 from fedproto.engines.reference import read_state
 from fedproto.engines.training import TrainOptions
 from fedproto.models.base import build_model
-from fedproto.models.mlp import MLPOptions
+from fedproto.models.small import MLPOptions
 from fedproto.rounds import run_rounds
 from fedproto.rounds.runs import Run
 from fedproto.store.run import describe_environment

@@ -19,8 +19,7 @@ from pathlib import Path
 
 import torch
 
-from fedproto.data.clients import Client
-from fedproto.data.federation import Federation
+from fedproto.data.federation import Client, Federation
 from fedproto.data.samples import TensorSamples
 from fedproto.data.tasks import task_named
 from fedproto.engines.base import EngineOptions, Workload

@@ -5,16 +5,13 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from fedproto.data.clients import Client
-from fedproto.data.federation import Federation
+from fedproto.data.federation import Client, Federation
 from fedproto.data.samples import TensorSamples
 from fedproto.engines.job import LocalJob
 from fedproto.engines.reference import read_state
 from fedproto.engines.training import TrainOptions
 from fedproto.models.base import ModelOptions, build_model
-from fedproto.models.cnn import CNNOptions
-from fedproto.models.cnn4 import CNN4Options
-from fedproto.models.mlp import MLPOptions
+from fedproto.models.small import CNN4Options, CNNOptions, MLPOptions
 from fedproto.rng.schedule import BatchOrder
 from fedproto.strategies import FedAvg, Strategy
 from fedproto.strategies.sections import Method

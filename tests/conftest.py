@@ -11,7 +11,7 @@ from hypothesis import settings
 
 from fedproto.data.federation import Federation
 from fedproto.models.base import build_model
-from fedproto.models.mlp import MLPOptions
+from fedproto.models.small import MLPOptions
 
 # Shared machines stall now and then; a slow example is no failure.
 settings.register_profile("default", deadline=None)

@@ -12,16 +12,14 @@ from common import Work, quiet, serve
 from torch import Tensor
 
 from fedproto.config import EvaluateOptions, RunConfig, ScheduleOptions
-from fedproto.data.clients import Client
-from fedproto.data.federation import Federation
+from fedproto.data.federation import Client, Federation
 from fedproto.data.samples import TensorSamples
 from fedproto.data.tasks import task_named
 from fedproto.engines.base import ENGINES, EngineOptions, Workload
 from fedproto.engines.reference import read_state
 from fedproto.engines.training import TrainOptions
 from fedproto.models.base import build_model
-from fedproto.models.cnn import CNNOptions
-from fedproto.models.mlp import MLPOptions
+from fedproto.models.small import CNNOptions, MLPOptions
 from fedproto.rounds import run_rounds
 from fedproto.rounds.runs import Run
 from fedproto.strategies import FedAvg

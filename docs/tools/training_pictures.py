@@ -27,7 +27,7 @@ from fedproto.equations import (
     same_class_distance,
 )
 from fedproto.models.base import build_model, features_of
-from fedproto.models.cnn import CNNOptions
+from fedproto.models.small import CNNOptions
 from fedproto.report.style import COLORS
 from fedproto.rng import Indices
 from fedproto.rounds import run_rounds

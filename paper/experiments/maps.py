@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 
 from fedproto.analysis.uncertainty import feature_entropy, relative, softmax_entropy, upsampled
 from fedproto.data.federation import Federation
-from fedproto.data.masks import VOID, palette
+from fedproto.data.segmentation import palette
 from fedproto.errors import DataError
 from fedproto.report.analysing import open_subject, picture_of
 from fedproto.report.style import new_figure
 from fedproto.rng import Indices, Purpose, stream
+from fedproto.types import VOID
 from paper.base import EXPERIMENTS, Experiment, FoundRun, FoundRuns
 from paper.cases import CENTRALIZED, Case, Scope
 from paper.experiments.tsne import first_of_each

@@ -20,7 +20,7 @@ from fedproto.engines.reference import load_state, read_state
 from fedproto.errors import ConfigError
 from fedproto.models.adapter import with_features
 from fedproto.models.base import build_model
-from fedproto.models.cnn import CNNOptions
+from fedproto.models.small import CNNOptions
 from fedproto.types import ServerState
 
 

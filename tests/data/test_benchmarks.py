@@ -13,15 +13,13 @@ from hypothesis import given
 from data_files import idx_bytes, image_bytes, needs_real, write_tar, write_zip
 from fedproto.cli import main
 from fedproto.data import DATASETS
-from fedproto.data.cifar import CIFAR10, CIFAR100
+from fedproto.data.benchmarks import CIFAR10, CIFAR100, GTSRB, PACS, SVHN, TinyImageNet
 from fedproto.data.federation import Federation
 from fedproto.data.mnist import MNIST, FashionMNIST
-from fedproto.data.pictures import GTSRB, PACS, TinyImageNet
 from fedproto.data.samples import MappedSamples, TensorSamples
-from fedproto.data.shift import shifted
 from fedproto.data.statistics import class_counts, statistics
-from fedproto.data.svhn import SVHN
 from fedproto.data.synthetic import Synthetic
+from fedproto.data.transforms import shifted
 from fedproto.errors import DataError
 from fuzzing import damaged, damages, fuzzed
 

@@ -14,10 +14,8 @@ import pytest
 from data_files import image_bytes
 from documents import ROOT
 from fedproto.cli import main
-from fedproto.data.folders import ClientFolders, ImageFolder
-from fedproto.data.index_file import IndexFile
-from fedproto.data.leaf import Leaf
-from fedproto.data.segmentation_folder import SegmentationFolder
+from fedproto.data.own import ClientFolders, ImageFolder, IndexFile, Leaf
+from fedproto.data.segmentation import SegmentationFolder
 from fedproto.data.statistics import class_counts, statistics
 from fedproto.errors import ConfigError, DataError
 

@@ -18,7 +18,7 @@ from data_files import image_bytes
 from fedproto.api.predictor import _content
 from fedproto.data.base import DATASETS
 from fedproto.data.images import FORMATS, SUFFIXES, open_image, pixels
-from fedproto.data.masks import read_mask
+from fedproto.data.segmentation import read_mask
 from fedproto.errors import DataError
 
 RAMP = np.linspace(0, 255, 64).astype(np.uint8).reshape(8, 8)

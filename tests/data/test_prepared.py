@@ -12,14 +12,13 @@ import torch
 from data_files import idx_bytes, write_mnist, write_tar, write_zip
 from fedproto.data import samples
 from fedproto.data.files import open_tree
-from fedproto.data.idx import read_idx
-from fedproto.data.mnist import MNIST
+from fedproto.data.mnist import MNIST, read_idx
 from fedproto.data.prepared import prepared
 from fedproto.data.samples import held
 from fedproto.data.tasks import Classification
 from fedproto.engines import ENGINES, EngineOptions, Workload
 from fedproto.errors import DataError
-from fedproto.models.cnn import CNNOptions
+from fedproto.models.small import CNNOptions
 
 pytest_plugins = ["data_fixtures"]
 pytestmark = pytest.mark.usefixtures("cache")

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch.nn import functional as F  # noqa: N812 - the name everyone uses
 
-from fedproto.data.masks import VOID
 from fedproto.data.tasks import TaskOptions, headline, task_named
 from fedproto.equations import class_prototypes
+from fedproto.types import VOID
 
 TASK = task_named("segmentation", ("background", "cat", "dog", "owl", "yak"))
 

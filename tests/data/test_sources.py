@@ -11,26 +11,23 @@ import torch
 from data_files import needs_real
 from engine_cases import check_same, engine_for, small_federation, sweep
 from fedproto.config.recipe import read_recipe
-from fedproto.data.femnist import FEMNIST
-from fedproto.data.leaf import Leaf
-from fedproto.data.mnist import MNIST
-from fedproto.data.normalize import normalized
+from fedproto.data.mnist import FEMNIST, MNIST
+from fedproto.data.own import Leaf
 from fedproto.data.partition import by_first_samples
-from fedproto.data.published import TEST_SIZES, candidates, most_alike
 from fedproto.data.samples import MappedSamples, TensorSamples
 from fedproto.data.statistics import statistics
 from fedproto.data.synthetic import Synthetic
+from fedproto.data.transforms import normalized
 from fedproto.engines.reference import read_state
 from fedproto.engines.training import TrainOptions
 from fedproto.errors import ConfigError
 from fedproto.models.base import build_model
-from fedproto.models.cnn import CNNOptions
-from fedproto.models.cnn4 import CNN4Options
 from fedproto.models.deeplab import DeepLabOptions
-from fedproto.models.mlp import MLPOptions
+from fedproto.models.small import CNN4Options, CNNOptions, MLPOptions
 from fedproto.strategies import FedAvg, FedProto
 from fedproto.types import ServerState
 from paper.printed import paper
+from paper.published import TEST_SIZES, candidates, most_alike
 
 pytest_plugins = ["data_fixtures"]
 

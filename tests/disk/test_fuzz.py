@@ -26,9 +26,9 @@ from fedproto.config import read_config
 from fedproto.config.recipe import apply_overrides, bundled_recipes, expand, read_recipe
 from fedproto.data.base import DATASETS
 from fedproto.data.files import FileTree
-from fedproto.data.index_file import _read_csv
-from fedproto.data.masks import read_mask
+from fedproto.data.own import _read_csv
 from fedproto.data.prepared import prepared
+from fedproto.data.segmentation import read_mask
 from fedproto.errors import FedprotoError
 from fedproto.options import describe
 from fedproto.simulate import load_federations, simulate

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from fedproto.data.masks import VOID
 from fedproto.engines.training.augment import AugmentOptions
 from fedproto.errors import ConfigError
 from fedproto.rng.schedule import BatchOrder
+from fedproto.types import VOID
 
 ALL = AugmentOptions(flip=True, scale=(0.5, 2.0))
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from fedproto import FedAvg, Federation, FedProto, run, with_features
-from fedproto.data.clients import Client
+from fedproto.data.federation import Client
 from fedproto.data.samples import TensorSamples
 from fedproto.engines.reference import read_state
 from fedproto.engines.training.batch_norm import estimate, statistics_names, tolerate_single_values

@@ -21,8 +21,7 @@ from fedproto.config import ScheduleOptions
 from fedproto.engines.base import ENGINES
 from fedproto.engines.training import TrainOptions
 from fedproto.models.base import build_model
-from fedproto.models.cnn import CNNOptions
-from fedproto.models.cnn4 import CNN4Options
+from fedproto.models.small import CNN4Options, CNNOptions
 from fedproto.options import Options
 from fedproto.strategies import FedAvg, FedProto, FedProx, Scaffold
 

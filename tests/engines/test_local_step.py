@@ -26,7 +26,7 @@ from fedproto.engines.base import ENGINES
 from fedproto.engines.training import TrainOptions
 from fedproto.engines.training.step import take_step
 from fedproto.errors import ConfigError
-from fedproto.models.cnn4 import CNN4Options
+from fedproto.models.small import CNN4Options
 from fedproto.rounds.planning import check_fits
 from fedproto.strategies.base import Objective
 

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 - the name everyone uses
 
 from engine_cases import CLASSES, STRATEGIES, engine_for, jobs_of, small_federation
-from fedproto.data.tasks.classification import Classification
+from fedproto.data.tasks import Classification
 from fedproto.engines.reference import ReferenceEngine
 from fedproto.engines.training import TrainOptions
 from fedproto.engines.training.augment import AugmentOptions
@@ -16,9 +16,7 @@ from fedproto.engines.workers.manual import manual_network
 from fedproto.engines.workers.spectra import SpectralConvolution
 from fedproto.engines.workers.trainer import ManualTrainer, can_step_manually
 from fedproto.models.base import build_model
-from fedproto.models.cnn import CNN, CNNOptions
-from fedproto.models.cnn4 import CNN4Options
-from fedproto.models.mlp import MLPOptions
+from fedproto.models.small import CNN, CNN4Options, CNNOptions, MLPOptions
 from fedproto.strategies import FedAvg, FedProx, Strategy
 from fedproto.strategies.base import Objective
 

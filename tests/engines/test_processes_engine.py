@@ -19,9 +19,7 @@ from engine_cases import (
 )
 from fedproto.cli.progress import Notices
 from fedproto.config import RunConfig, ScheduleOptions
-from fedproto.data.tasks import task_named
-from fedproto.data.tasks.base import Task
-from fedproto.data.tasks.classification import Classification
+from fedproto.data.tasks import Classification, Task, task_named
 from fedproto.engines import auto, processes
 from fedproto.engines.auto import Demand
 from fedproto.engines.base import EngineOptions

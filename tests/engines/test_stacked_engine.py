@@ -29,7 +29,7 @@ from fedproto.engines.training import TrainOptions
 from fedproto.errors import TrainingError
 from fedproto.models import with_features
 from fedproto.models.base import build_model
-from fedproto.models.cnn4 import CNN4Options
+from fedproto.models.small import CNN4Options
 from fedproto.strategies import Centralized, FedAvg, FedProto, FedProx, Strategy
 
 

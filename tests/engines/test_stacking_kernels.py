@@ -20,8 +20,7 @@ from fedproto.engines.stacking.launching import CUTS, ConvKernels, Cuts, DenseKe
 from fedproto.engines.stacking.lockstep import Lockstep
 from fedproto.engines.stacking.whole import MlpStep
 from fedproto.engines.training import TrainOptions
-from fedproto.models.cnn import CNNOptions
-from fedproto.models.mlp import MLPOptions
+from fedproto.models.small import CNNOptions, MLPOptions
 from fedproto.strategies import FedProto, FedProx
 
 pytest.importorskip("triton")

@@ -11,7 +11,7 @@ from engine_cases import check_same, small_federation, sweep
 from fedproto import STRATEGIES
 from fedproto.config import read_config
 from fedproto.engines.base import ENGINES
-from fedproto.models.mlp import MLPOptions
+from fedproto.models.small import MLPOptions
 from fedproto.options import load_plugin
 from fedproto.simulate import simulate
 from fedproto.store import RunStore

@@ -13,9 +13,9 @@ from fedproto import MODELS
 from fedproto.engines.training import TrainOptions
 from fedproto.errors import ConfigError, TrainingError
 from fedproto.models.base import build_model
-from fedproto.models.lenet import LeNetOptions
 from fedproto.models.mobilenet import MobileNetOptions
 from fedproto.models.resnet import ResNet18Options, ResNet20Options, StandardizedConv2d
+from fedproto.models.small import LeNetOptions
 from fedproto.strategies import FedAvg, FedProto, Scaffold
 
 CIFAR = (3, 32, 32)

@@ -17,7 +17,7 @@ from fedproto.analysis.embedding import embed
 from fedproto.analysis.runs import attention_matrix, attention_spread, pearson
 from fedproto.cli import main
 from fedproto.data.base import data_root
-from fedproto.data.masks import palette
+from fedproto.data.segmentation import palette
 from fedproto.errors import ConfigError, StoreError
 from fedproto.models.base import build_model
 from fedproto.report.analysing import read_parts

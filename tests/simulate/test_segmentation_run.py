@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 
 from fedproto.cli import main
-from fedproto.data.masks import palette
+from fedproto.data.segmentation import palette
 from fedproto.data.shapes import Shapes
 from fedproto.store import RunStore
 

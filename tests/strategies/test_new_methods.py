@@ -24,7 +24,7 @@ from fedproto.engines.setting import read_state
 from fedproto.engines.training import TrainOptions
 from fedproto.errors import ConfigError, TrainingError
 from fedproto.models.base import build_model
-from fedproto.models.cnn4 import CNN4Options
+from fedproto.models.small import CNN4Options
 from fedproto.rounds import run_rounds
 from fedproto.rounds.planning import roster_of
 from fedproto.rounds.runs import Run

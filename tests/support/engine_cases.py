@@ -18,8 +18,7 @@ from fedproto.engines.job import LocalJob
 from fedproto.engines.reference import read_state
 from fedproto.engines.training import TrainOptions
 from fedproto.models.base import ModelOptions, build_model
-from fedproto.models.cnn import CNNOptions
-from fedproto.models.mlp import MLPOptions
+from fedproto.models.small import CNNOptions, MLPOptions
 from fedproto.options import Options
 from fedproto.rounds import run_rounds
 from fedproto.rounds.planning import plan_round, remember_all

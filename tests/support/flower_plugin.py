@@ -10,7 +10,7 @@ from pathlib import Path
 from torch import nn
 
 from fedproto.models.base import MODELS
-from fedproto.models.mlp import MLPOptions
+from fedproto.models.small import MLPOptions
 
 
 @MODELS.register("watched")

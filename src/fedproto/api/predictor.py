@@ -22,9 +22,9 @@ from fedproto.analysis.uncertainty import (
 )
 from fedproto.api.result import Result
 from fedproto.data.images import SUFFIXES, open_image, pixels
-from fedproto.data.masks import fitted
 from fedproto.data.own import is_picture
 from fedproto.data.samples import MappedSamples
+from fedproto.data.segmentation import fitted
 from fedproto.data.tasks import task_named
 from fedproto.disk.files import explained, open_regular, read_limited
 from fedproto.engines.base import EngineOptions

@@ -22,8 +22,7 @@ import numpy as np
 from fedproto.config import RunConfig, differences, read_config
 from fedproto.config.recipe import axes_of, directory_name, set_option, variants_of
 from fedproto.data.base import DataSource
-from fedproto.data.clients import Client
-from fedproto.data.federation import Federation
+from fedproto.data.federation import Client, Federation
 from fedproto.data.tasks import lower_is_better, task_named
 from fedproto.errors import ConfigError, DataError, StoreError
 from fedproto.measures import MeasureOptions

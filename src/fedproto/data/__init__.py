@@ -1,8 +1,7 @@
 """Data sets as federations, one file each; `federation` says what they all become."""
 
 from fedproto.data.base import DATASETS, DataSource, data_root
-from fedproto.data.clients import Client
-from fedproto.data.federation import Federation, split_clients
+from fedproto.data.federation import Client, Federation, split_clients
 from fedproto.data.samples import DatasetSamples, Samples, TensorSamples
 
 __all__ = [

@@ -1,25 +1,29 @@
-"""What all sources of a user's own pictures share: from a list of files to a federation."""
+"""A user's own data on disk: pictures in folders or listed in an index file, and LEAF's JSON."""
 
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
+import csv
+import io
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
 from fedproto.data.base import DATASETS, DataSource, OnProgress
-from fedproto.data.federation import Federation
-from fedproto.data.files import FileTree
+from fedproto.data.federation import Client, Federation, checked_num_classes
+from fedproto.data.files import FileTree, open_tree
 from fedproto.data.images import SUFFIXES, put_images
 from fedproto.data.partition import by_key
 from fedproto.data.prepared import Arrays, Builder, prepared
 from fedproto.data.samples import MappedSamples
-from fedproto.data.sharing import SharedOut
-from fedproto.disk.files import user_path
-from fedproto.errors import DataError, unknown_name
+from fedproto.data.sharing import HeldOut, SharedOut
+from fedproto.disk.files import open_regular, read_limited, user_path
+from fedproto.disk.integrity import DamagedError, read_json
+from fedproto.errors import DataError, install, unknown_name
 from fedproto.options import option
 
 
@@ -117,3 +121,212 @@ def checked_classes(found: Sequence[str], given: Sequence[str], where: object) -
         if name not in given:
             raise DataError(f"{where}: {unknown_name('class', name, given)}")
     return list(given)
+
+
+@DATASETS.register("images")
+@dataclass(frozen=True)
+class ImageFolder(OwnPictures):
+    """Your own pictures as ``class/picture``, shared out among clients."""
+
+    levels: ClassVar[tuple[str, ...]] = ("class",)
+
+    def listing(self, path: Path) -> Listing:
+        """A folder per class, in one per client where there are such; only pictures count."""
+        tree, form = open_tree(path), "/".join((*self.levels, "picture"))
+        deep = [name for name in tree.sources if name.count("/") >= len(self.levels)]
+        pictures = [name for name in deep if is_picture(name)]
+        if not pictures:
+            raise DataError(f"{path} holds no folders of pictures; expected {form}")
+        top, last = ([name.split("/")[level] for name in pictures] for level in (0, self._class()))
+        for folder in sorted(path.iterdir()):
+            if folder.is_dir() and folder.name[0] != "." and folder.name not in top:
+                raise DataError(
+                    f"{self.levels[0]} folder {folder} holds no pictures; expected {form}"
+                )
+        classes = checked_classes(last, self.classes, path)
+        sources = {name: tree.sources[name] for name in pictures}
+        clients = top if self._class() else None
+        return Listing(FileTree(path, sources), pictures, last, clients, classes)
+
+    def _class(self) -> int:
+        """At which level classes are."""
+        return self.levels.index("class")
+
+
+@DATASETS.register("client-folders")
+@dataclass(frozen=True)
+class ClientFolders(ImageFolder):
+    """Your own pictures as ``client/class/picture``; the options of the partition do not matter."""
+
+    levels = ("client", "class")
+
+
+@DATASETS.register("index")
+@dataclass(frozen=True)
+class IndexFile(OwnPictures):
+    """Your own pictures in a CSV or Parquet file: path, label and, unless shared out, client."""
+
+    def listing(self, path: Path) -> Listing:
+        """Paths are relative to the index; without a column client the pictures are shared out."""
+        rows = _read_parquet(path) if path.suffix == ".parquet" else _read_csv(path)
+        if not rows:
+            raise DataError(f"{path} has no rows")
+        for column in ("path", "label"):
+            if column not in rows[0]:
+                raise DataError(
+                    f"{path} has no column '{column}'; it has {', '.join(map(str, rows[0]))}"
+                )
+        names = [str(row["path"]) for row in rows]
+        sources: dict[str, Path] = {}
+        for number, name in enumerate(names, start=2):
+            if name in sources:
+                raise DataError(f"{path} row {number}: {name} is named twice")
+            sources[name] = path.parent / name
+            try:
+                found = sources[name].is_file()
+            except (OSError, ValueError) as error:  # too long, or not a name at all
+                raise DataError(f"{path} row {number}: {name[:80]!r}: {error}") from None
+            if not found:
+                raise DataError(f"{path} row {number}: there is no file {sources[name]}")
+        labels = [str(row["label"]) for row in rows]
+        classes = _in_order(checked_classes(labels, self.classes, path), given=bool(self.classes))
+        clients = [str(row["client"]) for row in rows] if "client" in rows[0] else None
+        # The index is a source too: other labels make other data.
+        tree = FileTree(path.parent, {**sources, path.name: path})
+        return Listing(tree, names, labels, clients, classes)
+
+
+def _in_order(classes: Sequence[str], *, given: bool) -> Sequence[str]:
+    """Found classes that are whole numbers come in the order of the numbers: 2 before 10."""
+    if given or not all(name.lstrip("-").isdigit() for name in classes):
+        return classes
+    return sorted(classes, key=int)
+
+
+def _read_csv(path: Path) -> list[dict[str, Any]]:
+    try:
+        with io.TextIOWrapper(open_regular(path), newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file, strict=True)
+            rows: list[dict[str, Any]] = list(reader)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path} cannot be read as CSV: {error}") from None
+    for number, row in enumerate(rows, start=2):
+        if None in row or None in row.values():
+            raise DataError(f"{path} row {number} has more or fewer fields than the first line")
+    return rows
+
+
+def _read_parquet(path: Path) -> list[dict[str, Any]]:
+    try:
+        from pyarrow import ArrowException, parquet
+    except ImportError:
+        raise DataError(f"{path} needs pyarrow: {install('parquet')}") from None
+    try:
+        with open_regular(path) as file:
+            rows: list[dict[str, Any]] = parquet.read_table(file).to_pylist()
+    except (OSError, ArrowException, ValueError) as error:
+        raise DataError(f"{path} cannot be read as Parquet: {error}") from None
+    return rows
+
+
+@DATASETS.register("leaf")
+@dataclass(frozen=True)
+class Leaf(HeldOut):
+    """LEAF's JSON: ``users``, ``num_samples`` and ``user_data`` with numbers x and labels y.
+
+    Where the files lie in folders ``train`` and ``test``, as LEAF and FedProx publish them, that
+    split is kept and nothing is held out for validation; otherwise every client is split 80/20.
+    """
+
+    path: str = option("", "the folder of the JSON files")
+    shape: tuple[int, ...] = option((), "shape of one input; as it is in the files by default")
+    num_classes: int = option(0, "number of classes; 0 counts them", at_least=0)
+
+    def load(self, root: Path) -> Federation:
+        """Reads the files if that was not done before."""
+        arrays = self.arrays(root)
+        labels, users = np.array(arrays["labels"]), np.array(arrays["users"])
+        inputs = torch.from_numpy(arrays["inputs"])
+        shape = self._input_shape(tuple(inputs.shape[1:]))
+        federation = self.federation(
+            Path(self.path).stem,
+            MappedSamples(inputs.view(-1, *shape), torch.from_numpy(labels)),
+            by_key(users),
+            num_classes=checked_num_classes(labels, self.num_classes or None, f"{self.path}: "),
+            input_shape=shape,
+        )
+        if not arrays["test"].any():
+            return federation
+        # LEAF's own split takes the place of ours; whoever has nothing to train on is no client.
+        test = np.array(arrays["test"], dtype=bool)
+        clients = [Client(part[~test[part]], part[test[part]]) for part in by_key(users)]
+        return replace(
+            federation,
+            clients=tuple(client for client in clients if len(client.train)),
+            validation=np.empty(0, dtype=np.int64),
+        )
+
+    def _input_shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
+        if self.shape and np.prod(self.shape) != np.prod(stored):
+            raise DataError(f"shape {list(self.shape)} does not fit inputs of shape {list(stored)}")
+        return self.shape or stored
+
+    def arrays(self, root: Path, on_progress: OnProgress | None = None) -> Arrays:
+        """Reads the files."""
+        folder = own_path(self.path, root)
+        sources = {
+            name: path for name, path in open_tree(folder).sources.items() if path.suffix == ".json"
+        }
+        if not sources:
+            raise DataError(f"{folder} holds no JSON files")
+
+        def build(builder: Builder) -> None:
+            inputs, labels, users, test = [], [], [], []
+            for done, (name, path) in enumerate(sources.items(), start=1):
+                for user, x, y in _read_users(path):
+                    inputs.append(x)
+                    labels.append(y)
+                    users += [user] * len(y)
+                    test += [name.split("/")[0] == "test"] * len(y)
+                if on_progress is not None:
+                    on_progress(done, len(sources))
+            if not inputs:
+                raise DataError(f"{folder}: its JSON files name no users")
+            if len({part.shape[1:] for part in inputs}) > 1:
+                raise DataError(f"{folder}: the users' inputs have different shapes")
+            builder.put("inputs", np.concatenate(inputs))
+            builder.put("labels", np.concatenate(labels))
+            builder.put("users", np.array(users))
+            builder.put("test", np.array(test))
+
+        return prepared("leaf", sources, {}, build)
+
+
+def _whole(labels: Any) -> Any:
+    """Labels that were written as 3.0 as whole numbers; others as they are."""
+    written_so = labels.dtype.kind == "f" and np.array_equal(labels, np.rint(labels))
+    return labels.astype(np.int64) if written_so else labels
+
+
+def _read_users(path: Path) -> Iterator[tuple[str, Any, Any]]:
+    try:
+        with open_regular(path) as file:
+            content = read_json(read_limited(file, path))
+        data = content["user_data"]
+        users = {user: (data[user]["x"], data[user]["y"]) for user in content["users"]}
+    except (OSError, DamagedError) as error:
+        raise DataError(f"{path} cannot be read as JSON: {error}") from None
+    except (KeyError, TypeError) as error:
+        raise DataError(f"{path} is not in LEAF's form: {error} is missing or wrong") from None
+    for user, (x, y) in users.items():
+        try:
+            inputs, labels = np.asarray(x, dtype=np.float32), _whole(np.asarray(y))
+        except (ValueError, TypeError, OverflowError):
+            raise DataError(f"{path}: the inputs of user {user} are not numbers") from None
+        if inputs.ndim < 2 or not inputs.size or not np.isfinite(inputs).all():
+            raise DataError(f"{path}: the inputs of user {user} are not lists of finite numbers")
+        if labels.dtype.kind not in "iu" or labels.ndim != 1 or len(labels) != len(inputs):
+            raise DataError(
+                f"{path}: user {user} has {len(inputs)} inputs and labels of another number or kind"
+            )
+        yield str(user), inputs, labels.astype(np.int64)

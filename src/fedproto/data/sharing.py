@@ -9,10 +9,8 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from fedproto.data.base import DataSource
-from fedproto.data.clients import Client
-from fedproto.data.federation import Federation, hold_out, split_clients
+from fedproto.data.federation import Client, Federation, hold_out, split_clients
 from fedproto.data.given import deal
-from fedproto.data.normalize import Normalize, normalized
 from fedproto.data.partition import (
     by_classes,
     by_classes_and_sizes,
@@ -26,7 +24,7 @@ from fedproto.data.partition import (
     within_groups,
 )
 from fedproto.data.samples import Samples
-from fedproto.data.shift import Shift, shifted
+from fedproto.data.transforms import Normalize, Shift, normalized, shifted
 from fedproto.errors import DataError
 from fedproto.options import option
 from fedproto.rng import Indices, Purpose, stream

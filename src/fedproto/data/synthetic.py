@@ -29,7 +29,7 @@ class Synthetic(HeldOut):
 
     The published file is one draw of unknown seed; the paper's Table 1 counts the nine tenths of it
     that are for training. The recipe for it leaves a tenth out (`validation`) and takes the seed
-    that `fedproto.data.published` finds most like the published file.
+    that `paper.published` finds most like the published file.
     """
 
     seed: int = option(686, "seed of generation and 80/20 split", at_least=0, at_most=2**32 - 1)

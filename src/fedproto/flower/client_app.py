@@ -28,8 +28,7 @@ from flwr.clientapp import ClientApp
 
 from fedproto.config import RunConfig
 from fedproto.data.base import data_root
-from fedproto.data.clients import Client
-from fedproto.data.federation import Federation
+from fedproto.data.federation import Client, Federation
 from fedproto.disk.files import Folder
 from fedproto.engines.job import LocalJob, laid_over
 from fedproto.engines.reference import ReferenceEngine

@@ -24,8 +24,7 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from fedproto.config import RunConfig, digest_of
-from fedproto.data.clients import Client
-from fedproto.data.federation import Federation
+from fedproto.data.federation import Client, Federation
 from fedproto.data.samples import Samples
 from fedproto.data.tasks import task_named
 from fedproto.disk.files import explained, is_there, write_atomically

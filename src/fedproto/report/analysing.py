@@ -37,8 +37,8 @@ from fedproto.analysis.uncertainty import (
 )
 from fedproto.config import RunConfig
 from fedproto.data.federation import Federation
-from fedproto.data.masks import palette
 from fedproto.data.samples import MappedSamples, Samples
+from fedproto.data.segmentation import palette
 from fedproto.data.tasks import headline
 from fedproto.disk.files import Folder, explained, write_atomically
 from fedproto.disk.files import content as read_content

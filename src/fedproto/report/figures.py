@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedproto.data.federation import Federation
-from fedproto.data.masks import VOID, palette
 from fedproto.data.samples import MappedSamples
+from fedproto.data.segmentation import palette
 from fedproto.data.statistics import class_counts
 from fedproto.data.tasks import is_share, loss_beside
 from fedproto.errors import ConfigError
@@ -34,6 +34,7 @@ from fedproto.report.style import (
 )
 from fedproto.report.summary import Summary
 from fedproto.rng import Indices
+from fedproto.types import VOID
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedproto.data.masks import palette
+from fedproto.data.segmentation import palette
 from fedproto.disk.files import explained, write_atomically
 from fedproto.errors import ConfigError, printable
 

@@ -2,7 +2,7 @@
 
 Its script sets no seed, so the published file cannot be drawn again; but how many samples its
 clients have, and of which classes, is known of its test half. The rule below was fixed before any
-model was trained on what it chooses: `python -m fedproto.data.published` prints it with its choice.
+model was trained on what it chooses: `python -m paper.published` prints it with its choice.
 
 1. Seeds from 0 on, whose training halves have Table 1's number of samples and standard deviation
    within `TOLERANCE`.
