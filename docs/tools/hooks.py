@@ -1,10 +1,11 @@
 """Makes a site of Markdown that is written for a code host.
 
 Pages link to files of the repository (``../src/fedproto/rounds.py``), which a site does not have.
-Each such file or folder becomes a page of its own here, so that every link works offline. A link
-whose text is a module's name in the tables of ``docs/api.md`` leads to the module's page in the API
-reference, made from its docstrings. What would look different on the two, or be fetched from
-elsewhere, is a warning, and warnings are errors. Notebooks are run and shown with what came out.
+Each such file or folder becomes a page of its own here, so that every link works offline. Every
+module has a page in the API reference, made from its docstrings; a link whose text is a module's
+name leads there, and ``docs/api.md`` is followed by a list of them. What would look different on
+the two, or be fetched from elsewhere, is a warning, and warnings are errors. Notebooks are run and
+shown with their output.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from notebooks import as_markdown
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
+SOURCE = ROOT / "src" / "fedproto"
 TOOLS = DOCS / "tools"
 LANGUAGES = {
     ".csv": "text",
@@ -43,7 +45,6 @@ LARGEST_PAGE = 200_000  # bytes of a text that is still shown; a longer one is o
 log = logging.getLogger("mkdocs.hooks.fedproto")
 
 _LINK = re.compile(r"\[(?P<text>[^\]]*)\]\((?P<target>[^)#\s]+)(?P<anchor>#[^)\s]*)?\)")
-_MODULE = re.compile(r"^\| \[`(fedproto[\w.]*)`\]\(\.\./src/", flags=re.MULTILINE)
 _FETCHED = re.compile(r"<(?:script|img|iframe|source|link)\b[^>]*\b(?:src|href)=\"?(?:https?:)?//")
 _ITEM = re.compile(r"\s*([-*]|\d+\.) ")
 
@@ -64,7 +65,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         text = as_markdown(notebook)
         files.append(File.generated(config, f"{notebook.stem}.md", content=text))
     for module in _modules():
-        text = f"# {module}\n\n::: {module}\n"
+        # Guides come before modules among the results of a search.
+        text = f"---\nsearch:\n  boost: 0.3\n---\n\n# {module}\n\n::: {module}\n"
         files.append(File.generated(config, _api_page(module), content=text))
     waiting = [path for page in files.documentation_pages() for path in _outside(page)]
     while waiting:
@@ -78,6 +80,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Turns links out of docs/ into links to their pages; names what would read differently."""
     del config, files
+    if page.file.src_uri == "api.md":
+        markdown += _list_of_modules()
     for number, line in _misread_lists(markdown):
         log.warning(
             "%s:%d: a list needs an empty line above it: %s", page.file.src_uri, number, line
@@ -103,9 +107,26 @@ def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
 
 
 def _reference() -> dict[str, list[str]]:
-    """The modules of the API reference by the headings that they are listed under."""
-    _, *sections = (DOCS / "api.md").read_text(encoding="utf-8").split("\n## ")
-    return {text.partition("\n")[0]: _MODULE.findall(text) for text in sections}
+    """The modules of the API reference by their packages."""
+    found: dict[str, list[str]] = {}
+    for path in sorted(SOURCE.rglob("*.py")):
+        parts = path.relative_to(SOURCE.parent).with_suffix("").parts
+        if not parts[-1].startswith("_"):
+            found.setdefault(".".join(parts[: min(2, len(parts) - 1)]), []).append(".".join(parts))
+    return found
+
+
+def _list_of_modules() -> str:
+    """A table per package: its modules and the first lines of their docstrings."""
+    text = ""
+    for package, modules in _reference().items():
+        text += f"\n## {package}\n\n| Module | Content |\n|---|---|\n"
+        for module in modules:
+            file = SOURCE.parent / f"{module.replace('.', '/')}.py"
+            docstring = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
+            summary = docstring.split("\n\n")[0].replace("\n", " ").replace("|", "\\|")
+            text += f"| [`{module}`](../src/{module.replace('.', '/')}.py) | {summary} |\n"
+    return text
 
 
 def _modules() -> list[str]:
