@@ -116,7 +116,17 @@ def test_results_print_as_the_comparison(results):
     text = repr(results)
     assert text == str(results.table())
     head, line, first, second = text.splitlines()
-    assert head.split() == ["method", "accuracy", "%", "difference", "loss", "seeds", "rounds"]
+    columns = [
+        "method",
+        "accuracy %",
+        "difference",
+        "95 % interval",
+        "p",
+        "loss",
+        "seeds",
+        "rounds",
+    ]
+    assert head.split() == " ".join(columns).split()
     assert f"{100 * np.mean(finals):.1f} ± {100 * np.std(finals, ddof=1):.1f}" in first
     assert "[ours]" in second
     assert max(map(len, (head, line, first, second))) < 110
@@ -127,10 +137,10 @@ def test_results_print_as_the_comparison(results):
 
 def test_a_table_goes_into_a_paper(results):
     text = results.to_latex()
-    assert text.startswith("\\begin{tabular}{lrrrrr}\n\\toprule\n")
+    assert text.startswith("\\begin{tabular}{lrrrrrrr}\n\\toprule\n")
     assert r"50 \% \& [ours]\_1 & " in text
     assert r" $\pm$ " in text
-    assert text.count(r"\\") == 3
+    assert text.count(r" \\") == 3
     assert "±" not in text
     assert results.table()._repr_html_().count("<tr>") == 3
     baseline = results.table(baseline="50 % & [ours]_1")

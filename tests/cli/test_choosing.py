@@ -30,7 +30,7 @@ engine = { name = "reference", device = "cpu" }
 trials = 4
 factor = 2
 [tune.space]
-"train.lr" = [0.0001, 0.01, 0.3]
+"train.lr" = [0.0001, 0.1, 0.3]
 "train.momentum" = [0.0, 0.5]
 
 [[variants]]

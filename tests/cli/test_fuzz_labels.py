@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from fedproto import FedAvg
+from fedproto.api.table import csv_cell
 from fedproto.cli import main, terminal
-from fedproto.cli.comparing import csv_cell
 from fedproto.cli.progress import Bars, LiveBars
 from fedproto.errors import printable
 from fuzzing import fuzzed

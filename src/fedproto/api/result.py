@@ -246,7 +246,7 @@ class Results(Sequence[Result]):
             ConfigError: If no run has such a score, or no method is called so.
         """
         chosen = self._known(metric)
-        return comparison(self.summary(chosen, baseline=baseline), chosen)
+        return comparison(self.summary(chosen, baseline=baseline), chosen, brief=True)
 
     def rounds(self) -> Table:
         """One row per run and round."""

@@ -1,13 +1,17 @@
-"""Tables that print as text, show in notebooks, and go to pandas and LaTeX."""
+"""Tables of results: printed as text, shown in notebooks, written as Markdown, LaTeX or CSV."""
 
 from __future__ import annotations
 
+import csv
 import html
-from collections.abc import Mapping, Sequence
+import io
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, overload
 
 from fedproto.data.tasks import is_share
-from fedproto.errors import ConfigError
+from fedproto.errors import ConfigError, printable
+from fedproto.measures.scores import CLIENT_SCORES
 from fedproto.report.statistics import FEWEST_PAIRS
 from fedproto.report.summary import Summary
 
@@ -17,10 +21,27 @@ _LATEX = {
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
     "±": r"$\pm$",
+    "α": r"$\alpha$",
     "δ": r"$\delta$",
     "−": "$-$",
+    "–": "--",
     "·": r"$\cdot$",
 }
+_OPTIONAL = (
+    "wall s",
+    "MB",
+    "loss",
+    "mean over rounds",
+    "mean over rounds %",
+    "at zero %",
+    "rounds",
+    "seeds",
+    "worst tenth %",
+    "mean client %",
+    "95 % interval",
+    "p",
+)
+"""Columns of a comparison that a narrow terminal leaves out, the least important one first."""
 
 
 class Table(Sequence[Mapping[str, Any]]):
@@ -29,14 +50,27 @@ class Table(Sequence[Mapping[str, Any]]):
     Args:
         rows: The values by column.
         shown: The same as text, where it differs from the values.
+        optional: Columns that a narrow terminal leaves out, the least important one first.
+        sections: One value per row; a line is drawn where it changes.
+        title: Printed above the table.
+        caption: Printed below it.
     """
 
     def __init__(
-        self, rows: Sequence[Mapping[str, Any]], shown: Sequence[Mapping[str, str]] | None = None
+        self,
+        rows: Sequence[Mapping[str, Any]],
+        shown: Sequence[Mapping[str, str]] | None = None,
+        *,
+        optional: Sequence[str] = (),
+        sections: Sequence[str] = (),
+        title: str = "",
+        caption: str = "",
     ) -> None:
         self._rows = list(rows)
         self._shown = list(shown) if shown is not None else [_as_text(row) for row in rows]
         self.columns = list(dict.fromkeys(name for row in self._shown for name in row))
+        self.optional, self.sections = list(optional), list(sections)
+        self.title, self.caption = title, caption
 
     @overload
     def __getitem__(self, index: int) -> Mapping[str, Any]: ...
@@ -50,10 +84,21 @@ class Table(Sequence[Mapping[str, Any]]):
     def __len__(self) -> int:
         return len(self._rows)
 
+    def cells(self) -> list[list[str]]:
+        """The head and the rows as text, control characters escaped."""
+        rows = [[row.get(name, "") for name in self.columns] for row in self._shown]
+        return [[printable(cell) for cell in row] for row in [self.columns, *rows]]
+
+    def begins_section(self, index: int) -> bool:
+        """Whether a line is drawn above a row."""
+        return (
+            bool(self.sections) and index > 0 and self.sections[index] != self.sections[index - 1]
+        )
+
     def __repr__(self) -> str:
         if not self._rows:
             return "no rows"
-        cells = self._cells()
+        cells = self.cells()
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         lines = [
             "  ".join(
@@ -64,17 +109,10 @@ class Table(Sequence[Mapping[str, Any]]):
         ]
         return "\n".join([lines[0], "─" * (sum(widths) + 2 * len(widths) - 2), *lines[1:]])
 
-    def _cells(self) -> list[list[str]]:
-        """The head, then the rows."""
-        return [
-            self.columns,
-            *([row.get(name, "") for name in self.columns] for row in self._shown),
-        ]
-
     def _repr_html_(self) -> str:
         head, *body = [
             "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in row)
-            for tag, row in zip(["th", *["td"] * len(self)], self._cells(), strict=True)
+            for tag, row in zip(["th", *["td"] * len(self)], self.cells(), strict=True)
         ]
         rows = "".join(f"<tr>{row}</tr>" for row in body)
         return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
@@ -91,68 +129,164 @@ class Table(Sequence[Mapping[str, Any]]):
             raise ConfigError("to_pandas() needs pandas: pip install pandas") from None
         return pandas.DataFrame(self._rows)
 
+    def to_csv(self) -> str:
+        """The values as CSV; text that could be a spreadsheet's formula begins with a quote."""
+        names = list(dict.fromkeys(name for row in self._rows for name in row))
+        content = io.StringIO()
+        writer = csv.writer(content, lineterminator="\n")
+        writer.writerow(map(csv_cell, names))
+        writer.writerows([csv_cell(row.get(name, "")) for name in names] for row in self._rows)
+        return content.getvalue()
+
+    def to_markdown(self) -> str:
+        """The text as a Markdown table, with title and caption below."""
+        head, *rows = [[cell.replace("|", "\\|") for cell in row] for row in self.cells()]
+        rule = ["---", *["---:"] * (len(self.columns) - 1)]
+        lines = [f"| {' | '.join(cells)} |" for cells in [head, rule, *rows]]
+        below = "; ".join(filter(None, [self.title, self.caption]))
+        return "\n".join([*lines, *(["", f"{below}."] if below else [])]) + "\n"
+
     def to_latex(self) -> str:
         """The text as a LaTeX tabular; needs the package booktabs."""
-        head, *body = [" & ".join(map(_latex, row)) + r" \\" for row in self._cells()]
-        sides = "l" + "r" * (len(self.columns) - 1)
-        return "\n".join(
-            [
-                rf"\begin{{tabular}}{{{sides}}}",
-                r"\toprule",
-                head,
-                r"\midrule",
-                *body,
-                r"\bottomrule",
-                r"\end{tabular}",
-                "",
-            ]
-        )
+        head, *body = [" & ".join(map(_latex, row)) + r" \\" for row in self.cells()]
+        lines = [rf"\begin{{tabular}}{{l{'r' * (len(self.columns) - 1)}}}", r"\toprule", head]
+        lines.append(r"\midrule")
+        for index, row in enumerate(body):
+            lines += [r"\midrule"] if self.begins_section(index) else []
+            lines.append(row)
+        lines += [r"\bottomrule", r"\end{tabular}"]
+        below = "; ".join(filter(None, [self.title, self.caption]))
+        return "\n".join([*lines, *([f"% {_latex(below)}"] if below else [])]) + "\n"
 
 
-def comparison(rows: Sequence[Summary], metric: str) -> Table:
-    """One row per method and condition: mean ± standard deviation over seeds, and difference."""
+def csv_cell(value: Any) -> Any:
+    """A value for CSV; text that a spreadsheet would take for a formula begins with a quote."""
+    if not isinstance(value, str):
+        return value
+    text = printable(value)
+    return f"'{text}" if text.lstrip()[:1] in tuple("=+-@＝＋－＠") else text
+
+
+def comparison(
+    rows: Sequence[Summary], metric: str, target: float | None = None, *, brief: bool = False
+) -> Table:
+    """One row per method and condition: mean ± standard deviation over seeds, and difference.
+
+    Scores between 0 and 1 are shown as percentages, losses and margins as they are.
+
+    Args:
+        rows: The methods under their conditions.
+        metric: The score to compare by.
+        target: Also show when this score is reached.
+        brief: Only score, difference, loss, seeds and rounds.
+    """
     factor, digits, unit = (100, 1, " %") if is_share(metric) else (1, 3, "")
-    compared = any(row.against is not None for row in rows)
-    values: list[dict[str, Any]] = []
-    shown: list[dict[str, str]] = []
-    for row in rows:
-        mean, deviation = row.values.get(metric, (None, None))
-        loss, loss_deviation = row.values.get("loss", (None, None))
-        found = None if row.against is None else row.against.difference
-        own: dict[str, Any] = {"method": row.method}
-        text = {"method": row.method}
-        if any(other.condition for other in rows):
-            own["condition"] = text["condition"] = row.condition
-        own |= {metric: mean, f"{metric} sd": deviation}
-        text[metric + unit] = _mean(mean, deviation, factor, digits)
-        if compared:
-            own["difference"] = None if found is None else found.mean
-            own["low"] = None if found is None else found.low
-            own["high"] = None if found is None else found.high
-            text["difference"] = "–" if found is None else f"{found.mean * factor:+.{digits}f}"
-            if (
-                found is not None
-                and found.pairs >= FEWEST_PAIRS
-                and found.low is not None
-                and found.high is not None
-            ):
-                low, high = found.low * factor, found.high * factor
-                text["difference"] += f" [{low:+.{digits}f}, {high:+.{digits}f}]"
-        if metric != "loss":
-            own |= {"loss": loss, "loss sd": loss_deviation}
-            text["loss"] = _mean(loss, loss_deviation, 1, 3)
-        own |= {"seeds": len(row.seeds), "rounds": row.rounds}
-        text |= {"seeds": str(len(row.seeds)), "rounds": str(row.rounds)}
-        values.append(own)
-        shown.append(text)
-    return Table(values, shown)
+    compared = [row.against for row in rows if row.against is not None]
+    tested = any(each.difference.pairs >= FEWEST_PAIRS for each in compared)
+    cells: dict[str, Callable[[Summary], str]] = {
+        "method": lambda row: row.title,
+        metric + unit: partial(_mean, name=metric, factor=factor, digits=digits),
+    }
+    if compared:
+        cells["difference"] = partial(_difference, factor=factor, digits=digits, tested=tested)
+    if tested:
+        cells["95 % interval"] = partial(_interval, factor=factor, digits=digits)
+        cells["p"] = _p_value
+    if not brief:
+        for name in CLIENT_SCORES.values():
+            if any(name in row.values for row in rows):
+                cells[f"{name} %"] = partial(_mean, name=name, factor=100, digits=1)
+    if metric != "loss":
+        cells["loss"] = partial(_mean, name="loss")
+    if not brief:
+        name = "mean over rounds"
+        cells[name + unit] = partial(_mean, name=name, factor=factor, digits=digits)
+    if target is not None:
+        cells[f"rounds to {target:g}"] = partial(_mean, name="rounds to target", digits=0)
+    cells["seeds"] = lambda row: str(len(row.seeds))
+    cells["rounds"] = lambda row: (
+        str(row.rounds) if row.rounds >= row.planned else f"{row.rounds} of {row.planned}"
+    )
+    if not brief:
+        cells["MB"] = lambda row: (
+            f"{1e-6 * (row.values['bytes up'][0] + row.values['bytes down'][0]):.1f}"
+        )
+        cells["wall s"] = partial(_mean, name="seconds", digits=0, spread=False)
+    return Table(
+        [_values(row) for row in rows],
+        [{name: cell(row) for name, cell in cells.items()} for row in rows],
+        optional=_OPTIONAL,
+        sections=[row.condition for row in rows],
+        title=f"{metric} and loss: mean over the last 10 % of the rounds",
+        caption=_caption(rows, metric),
+    )
 
 
-def _mean(mean: float | None, deviation: float | None, factor: float, digits: int) -> str:
-    if mean is None:
+def _values(row: Summary) -> dict[str, Any]:
+    values: dict[str, Any] = {"method": row.method, "condition": row.condition}
+    for name, (mean, deviation) in row.values.items():
+        values |= {name: mean, f"{name} sd": deviation}
+    found = None if row.against is None else row.against.difference
+    values["difference"] = None if found is None else found.mean
+    values["low"] = None if found is None else found.low
+    values["high"] = None if found is None else found.high
+    values["p"] = None if row.against is None else row.against.corrected_p
+    return values | {"seeds": len(row.seeds), "rounds": row.rounds}
+
+
+def _caption(rows: Sequence[Summary], metric: str) -> str:
+    parts = []
+    if any(len(row.seeds) > 1 for row in rows):
+        parts.append("±: sample standard deviation over seeds")
+    compared = [row.against for row in rows if row.against is not None]
+    if compared:
+        baselines = " or ".join(dict.fromkeys(each.baseline for each in compared))
+        parts.append(f"difference: from {baselines} on the same seeds")
+        tests, margin = compared[0].comparisons, compared[0].margin
+        if tests:
+            parts.append(f"p: corrected for {tests} comparison{'s' if tests > 1 else ''} (Holm)")
+            within = ""
+            if margin is not None:
+                unit = "" if not is_share(metric) else " point" if margin == 0.01 else " points"
+                size = 100 * margin if unit else margin
+                within = f", equivalent: interval within ± {size:g}{unit}"
+            parts.append(f"better or worse: p < 0.05{within}")
+        if any(each.difference.pairs < FEWEST_PAIRS for each in compared):
+            parts.append(f"fewer than {FEWEST_PAIRS} seeds decide nothing")
+        if any(each.at_round is not None for each in compared):
+            parts.append("@ n: unfinished runs, compared at round n")
+    return "; ".join(parts)
+
+
+def _mean(
+    row: Summary, name: str, factor: float = 1, digits: int = 3, *, spread: bool = True
+) -> str:
+    if name not in row.values:
         return "–"
-    around = "" if deviation is None else f" ± {deviation * factor:.{digits}f}"
+    mean, deviation = row.values[name]
+    around = "" if deviation is None or not spread else f" ± {deviation * factor:.{digits}f}"
     return f"{mean * factor:.{digits}f}{around}"
+
+
+def _difference(row: Summary, factor: float, digits: int, *, tested: bool) -> str:
+    if row.against is None:
+        return "–"
+    text = f"{row.against.difference.mean * factor:+.{digits}f}"
+    if tested:
+        text += f" {row.against.verdict}"
+    return text if row.against.at_round is None else f"{text} @ {row.against.at_round}"
+
+
+def _interval(row: Summary, factor: float, digits: int) -> str:
+    found = None if row.against is None else row.against.difference
+    if found is None or found.low is None or found.high is None:
+        return "–"
+    return f"{found.low * factor:+.{digits}f} to {found.high * factor:+.{digits}f}"
+
+
+def _p_value(row: Summary) -> str:
+    p = None if row.against is None else row.against.corrected_p
+    return "–" if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def _as_text(row: Mapping[str, Any]) -> dict[str, str]:

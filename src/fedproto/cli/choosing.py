@@ -49,7 +49,7 @@ def best(
     rows.sort(key=lambda row: row.values[metric][0], reverse=not lower_is_better(metric))
     if len({len(row.seeds) for row in rows}) > 1:
         typer.echo("not all configurations have the same number of seeds", err=True)
-    typer.echo(str(comparison(rows[:top], metric)), err=True)
+    typer.echo(str(comparison(rows[:top], metric, brief=True)), err=True)
     winner = RunStore.open(Path(rows[0].directories[0])).config
     tables = winner.to_recipe()
     if len(rows[0].seeds) > 1:

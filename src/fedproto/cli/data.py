@@ -19,9 +19,9 @@ from rich.progress import (
     ProgressColumn,
     TextColumn,
 )
-from rich.table import Table
 
-from fedproto.cli.terminal import AsJson, DataRoot, echo
+from fedproto.api.table import Table
+from fedproto.cli.terminal import AsJson, DataRoot, echo, print_table
 from fedproto.config.recipe import apply_overrides
 from fedproto.data.base import DATASETS, DataSource, OnProgress, data_root
 from fedproto.data.federation import Federation
@@ -29,7 +29,7 @@ from fedproto.data.fetch import OnBytes
 from fedproto.data.fetch import check as check_files
 from fedproto.data.fetch import fetch as fetch_files
 from fedproto.data.sharing import SharedOut
-from fedproto.data.statistics import Statistics, statistics
+from fedproto.data.statistics import statistics
 from fedproto.errors import ConfigError, DataError
 from fedproto.options import read_options
 from fedproto.report.figures import draw_class_mixes, draw_contact_sheet
@@ -44,7 +44,7 @@ Settings = Annotated[
 ALPHAS = (0.01, 0.05, 0.1, 0.2, 0.5, 1.0, 1000.0)
 """The concentrations of the supplementary's figure."""
 
-COLUMNS, DECIMAL = ("classes", "clients", "samples", "mean", "std"), ("mean", "std")
+FORMATS = (("classes", ","), ("clients", ","), ("samples", ","), ("mean", ",.1f"), ("std", ",.1f"))
 
 
 @group.command()
@@ -95,7 +95,11 @@ def stats(
     if as_json:
         echo(json.dumps({title: asdict(row) for title, row in rows.items()}, indent=2))
         return
-    Console().print(_table(name, rows))
+    table = [
+        {"": title} | {column: f"{asdict(row)[column]:{format_}}" for column, format_ in FORMATS}
+        for title, row in rows.items()
+    ]
+    print_table(Table(table, title=name))
     for title, row in rows.items():
         echo(
             f"{title}: clients of {row.smallest:,} to {row.largest:,} samples;"
@@ -201,13 +205,3 @@ def _rows(
         (f"α = {alpha:g}", replace(source, alpha=alpha).load(data_root()))
         for alpha in alphas or ALPHAS
     ]
-
-
-def _table(name: str, rows: dict[str, Statistics]) -> Table:
-    table = Table(title=name, title_justify="left")
-    for column in ("", *COLUMNS):
-        table.add_column(column, justify="right" if column else "left")
-    for title, row in rows.items():
-        formats = (",.1f" if column in DECIMAL else "," for column in COLUMNS)
-        table.add_row(title, *map(format, map(asdict(row).get, COLUMNS), formats))
-    return table

@@ -16,6 +16,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from fedproto.api.table import Table
 from fedproto.cli.terminal import DataRoot, Directories, Metric, Target, echo, print_table
 from fedproto.data import DataSource, Federation, data_root
 from fedproto.engines.base import available_cores
@@ -34,62 +35,6 @@ from fedproto.report.html import write_page
 from fedproto.report.live import LiveReport, LiveServer
 from fedproto.report.panels import DataPanels
 from fedproto.report.results import StoredRun, find_runs
-
-
-def report(
-    directories: Directories,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="The HTML file; report.html in the directory given by default."),
-    ] = None,
-    title: Annotated[str | None, typer.Option(help="What to call the page.")] = None,
-    metric: Metric = None,
-    target: Target = None,
-    data: Annotated[
-        bool, typer.Option("--data/--no-data", help="Show how the data is spread over clients.")
-    ] = True,
-    analyse: Annotated[
-        bool, typer.Option("--analyse", help="First look into models that were not analysed yet.")
-    ] = False,
-    live: Annotated[
-        bool, typer.Option("--live", help="Serve the page on this machine while runs go on.")
-    ] = False,
-    port: Annotated[
-        int, typer.Option(help="Port of --live; 0 for any free one.", min=0, max=65535)
-    ] = 8765,
-    data_root: DataRoot = None,
-) -> None:
-    """Write one self-contained HTML page about runs, or serve it while they go on."""
-    del data_root
-    name = title or ", ".join(path.resolve().name for path in directories)
-    if analyse:
-        analyse_missing(directories)
-    if live:
-        panels = DataPanels() if data else None
-        _serve(LiveReport(directories, name, metric=metric, target=target, panels=panels), port)
-        return
-    file = out or (directories[0] if len(directories) == 1 else Path()) / "report.html"
-    problems = write_page(
-        directories,
-        file,
-        title=name,
-        metric=metric,
-        target=target,
-        panels=DataPanels() if data else None,
-    )
-    for problem in problems:
-        echo(f"left out: {problem}", err=True)
-    echo(f"wrote {file} ({file.stat().st_size / 1e6:.1f} MB)")
-
-
-def _serve(live: LiveReport, port: int) -> None:
-    with LiveServer(live, port) as server:
-        echo(f"live at {server.address} (Ctrl-C ends it)", err=True)
-        try:
-            server.serve_forever(poll_interval=0.2)
-        except KeyboardInterrupt:
-            echo("stopped; the runs are not affected", err=True)
-
 
 # The parts that the report page shows, and by what it is told whether one was made.
 PAGE_PARTS = {
@@ -261,13 +206,17 @@ def _print_facts(runs: Sequence[StoredRun], found: Sequence[dict[str, float]]) -
         if spread is not None:
             cells[run.path]["attention"] = f"{spread.lowest:.2f} to {spread.highest:.2f}"
     groups = arrange(runs).split().groups
-    rows = [cells[group.runs[0].path] for group in groups]
-    columns = [name for name in COLUMNS if any(name in row for row in rows)]
+    rows = {group.title: cells[group.runs[0].path] for group in groups}
+    columns = [name for name in COLUMNS if any(name in row for row in rows.values())]
     print_table(
-        [group.title for group in groups],
-        {COLUMNS[name]: [row.get(name, "–") for row in rows] for name in columns},
-        least=[COLUMNS[name] for name in reversed(columns[1:])],
-        caption="attention ÷ equal: smallest to largest weight relative to equal ones",
+        Table(
+            [
+                {"run": title} | {COLUMNS[name]: row.get(name, "–") for name in columns}
+                for title, row in rows.items()
+            ],
+            optional=[COLUMNS[name] for name in reversed(columns[1:])],
+            caption="attention ÷ equal: smallest to largest weight relative to equal ones",
+        )
     )
 
 
@@ -293,3 +242,58 @@ def _say_correlation(found: Sequence[dict[str, float]], as_json: bool) -> None:
             f"AMM and {metric} over {result.number} runs: Pearson's ρ = {result.rho:.2f}"
             f" (p = {result.p_value:.2g})"
         )
+
+
+def report(
+    directories: Directories,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The HTML file; report.html in the directory given by default."),
+    ] = None,
+    title: Annotated[str | None, typer.Option(help="What to call the page.")] = None,
+    metric: Metric = None,
+    target: Target = None,
+    data: Annotated[
+        bool, typer.Option("--data/--no-data", help="Show how the data is spread over clients.")
+    ] = True,
+    analyse: Annotated[
+        bool, typer.Option("--analyse", help="First look into models that were not analysed yet.")
+    ] = False,
+    live: Annotated[
+        bool, typer.Option("--live", help="Serve the page on this machine while runs go on.")
+    ] = False,
+    port: Annotated[
+        int, typer.Option(help="Port of --live; 0 for any free one.", min=0, max=65535)
+    ] = 8765,
+    data_root: DataRoot = None,
+) -> None:
+    """Write one self-contained HTML page about runs, or serve it while they go on."""
+    del data_root
+    name = title or ", ".join(path.resolve().name for path in directories)
+    if analyse:
+        analyse_missing(directories)
+    if live:
+        panels = DataPanels() if data else None
+        _serve(LiveReport(directories, name, metric=metric, target=target, panels=panels), port)
+        return
+    file = out or (directories[0] if len(directories) == 1 else Path()) / "report.html"
+    problems = write_page(
+        directories,
+        file,
+        title=name,
+        metric=metric,
+        target=target,
+        panels=DataPanels() if data else None,
+    )
+    for problem in problems:
+        echo(f"left out: {problem}", err=True)
+    echo(f"wrote {file} ({file.stat().st_size / 1e6:.1f} MB)")
+
+
+def _serve(live: LiveReport, port: int) -> None:
+    with LiveServer(live, port) as server:
+        echo(f"live at {server.address} (Ctrl-C ends it)", err=True)
+        try:
+            server.serve_forever(poll_interval=0.2)
+        except KeyboardInterrupt:
+            echo("stopped; the runs are not affected", err=True)

@@ -7,17 +7,20 @@ and a column without room is named below.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.cells import cell_len
 from rich.console import Console
-from rich.table import Table
+from rich.table import Table as RichTable
 from rich.text import Text
 
 from fedproto.errors import printable
+
+if TYPE_CHECKING:
+    from fedproto.api.table import Table
 
 WIDEST = 160
 """For pipes and files, which have no width of their own."""
@@ -35,57 +38,45 @@ def plain(text: object, style: str = "") -> Text:
     return Text(printable(text), style)
 
 
-def print_table(
-    rows: Sequence[str],
-    columns: Mapping[str, Sequence[str]],
-    *,
-    least: Sequence[str] = (),
-    sections: Sequence[object] = (),
-    title: str | None = None,
-    caption: str = "",
-) -> None:
-    """Prints a table whose first column names the rows.
-
-    Columns of `least` may be left out where there is no room, first ones first. A line is drawn
-    where the value in `sections` changes.
-    """
+def print_table(table: Table) -> None:
+    """Prints a table without the optional columns that the terminal has no room for."""
     console = Console()
-    rows, least = list(map(printable, rows)), list(map(printable, least))
-    columns = {printable(name): list(map(printable, cells)) for name, cells in columns.items()}
-    width = console.width if console.is_terminal else WIDEST
-    kept, left_out = _fitting(rows, columns, least, width)
-    if left_out:
-        caption = "; ".join(filter(None, [caption, f"no room for {', '.join(left_out)}"]))
-    table = Table(
-        title=None if title is None else plain(title, "table.title"),
-        caption=plain(caption, "table.caption") if caption else None,
+    if not console.is_terminal:
+        console = Console(width=WIDEST)
+    head, *rows = table.cells()
+    kept = _fitting([head, *rows], list(map(printable, table.optional)), console.width)
+    hidden = [name for place, name in enumerate(head) if place not in kept]
+    notes = [table.caption] if table.caption else []
+    if hidden:
+        notes.append(f"hidden at this width: {', '.join(hidden)}")
+    shown = RichTable(
+        title=plain(table.title, "table.title") if table.title else None,
+        caption=plain("; ".join(notes), "table.caption") if notes else None,
     )
-    table.add_column("run", overflow="fold")
-    for name in kept:
-        table.add_column(plain(name), justify="right", no_wrap=True)
+    for place in kept:
+        if place == 0:
+            shown.add_column(plain(head[0]), overflow="fold")
+        else:
+            shown.add_column(plain(head[place]), justify="right", no_wrap=True)
     for index, row in enumerate(rows):
-        if sections and index and sections[index] != sections[index - 1]:
-            table.add_section()
-        table.add_row(*map(plain, [row, *(columns[name][index] for name in kept)]))
-    (console if console.is_terminal else Console(width=WIDEST)).print(table)
+        if table.begins_section(index):
+            shown.add_section()
+        shown.add_row(*(plain(row[place]) for place in kept))
+    console.print(shown)
 
 
-def _fitting(
-    rows: Sequence[str], columns: Mapping[str, Sequence[str]], least: Sequence[str], width: int
-) -> tuple[list[str], list[str]]:
-    """The columns that there is room for, in order, and the others."""
-    widths = {
-        name: 3 + max(map(cell_len, [name, *cells]), default=0) for name, cells in columns.items()
-    }
-    longest = max(map(cell_len, ["run", *rows]), default=0)
-    room = width - 4 - min(longest, _NAME_ROOM)
-    kept = {name for name in columns if name not in least}
-    room -= sum(widths[name] for name in kept)
-    for name in reversed(least):  # what matters most is let in first
-        if name in columns and widths[name] <= room:
-            kept.add(name)
-            room -= widths[name]
-    return [name for name in columns if name in kept], [n for n in columns if n not in kept]
+def _fitting(cells: Sequence[Sequence[str]], optional: Sequence[str], width: int) -> list[int]:
+    """The columns that there is room for, in order."""
+    head = list(cells[0])
+    widths = [3 + max(map(cell_len, column)) for column in zip(*cells, strict=True)]
+    widths[0] = 4 + min(widths[0] - 3, _NAME_ROOM)
+    kept = {place for place, name in enumerate(head) if name not in optional}
+    room = width - sum(widths[place] for place in kept)
+    for name in reversed(optional):  # the most important one first
+        if name in head and widths[head.index(name)] <= room:
+            kept.add(head.index(name))
+            room -= widths[head.index(name)]
+    return sorted(kept)
 
 
 def set_for_command(context: typer.Context, variable: str, value: str) -> None:
