@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import time
 from pathlib import Path
 from urllib.parse import unquote, urlparse
@@ -16,7 +15,7 @@ from browser import axe_violations, console, open_browser, set_size
 from fedproto.cli import main
 from fedproto.report.results import find_runs
 from fedproto.store import RunStore
-from report_runs import NASTY, append_records, make_record, served, write_run, write_sweep
+from report_runs import NASTY, write_run, write_sweep
 
 
 @pytest.fixture(scope="module")
@@ -515,55 +514,3 @@ def test_sections_without_anything_take_a_line_that_says_how_to_fill_them(browse
     assert "fedproto report --analyse" in lines["calibration"]
     assert not browser.find_element("id", "calibration").is_displayed()
     assert console(browser) == []
-
-
-def test_a_live_page_waits_for_the_first_run(browser, tmp_path):
-    from selenium.webdriver.support.wait import WebDriverWait
-
-    with served(tmp_path) as address:
-        browser.get(address)
-        assert browser.find_element("id", "waiting").is_displayed()
-        assert not browser.find_element("id", "main").is_displayed()
-        write_run(tmp_path / "one", rounds=0, planned=30, label="One")
-        shown = WebDriverWait(browser, 20)
-        shown.until(lambda page: page.find_element("id", "main").is_displayed())
-        assert "No round is finished yet" in browser.find_element("id", "absent").text
-        append_records(tmp_path / "one", [make_record(0)])
-        shown.until(lambda page: page.find_elements("css selector", "#curves-panels svg"))
-        assert console(browser) == []
-
-
-def test_a_live_page_keeps_what_the_reader_chose(browser, tmp_path):
-    from selenium.webdriver.common.keys import Keys
-    from selenium.webdriver.support.wait import WebDriverWait
-
-    write_run(tmp_path / "one", rounds=5, planned=30, label="One")
-    write_run(tmp_path / "two", rounds=5, planned=30, label="Two", level=0.5)
-    set_size(browser, 1200, 900)
-    wait = WebDriverWait(browser, 20)
-    with served(tmp_path) as address:
-        browser.get(address)
-        click(browser, ".chip")
-        browser.find_element("id", "smoothing").send_keys(Keys.HOME)
-        before = picture(browser)
-        colors = {one["title"]: one["color"] for one in methods(browser)}
-        append_records(tmp_path / "two", [make_record(t, level=0.5) for t in range(5, 12)])
-        with (tmp_path / "two" / "rounds.jsonl").open("a") as file:
-            file.write('{"round": 12, "coh')
-        wait.until(lambda page: "12 of 30" in page.find_element("id", "answer-table").text)
-        assert picture(browser) != before
-        toggle = browser.find_element("css selector", ".chip")
-        assert toggle.get_attribute("aria-pressed") == "false"
-        assert browser.find_element("id", "smoothing").get_attribute("value") == "0"
-        write_run(tmp_path / "a third", rounds=3, planned=30, label="Three")
-        wait.until(lambda page: "Three" in page.find_element("id", "runs").text)
-        assert {one["title"]: one["color"] for one in methods(browser)}.items() >= colors.items()
-        hidden = browser.find_element("css selector", ".chip[data-value='One']")
-        assert hidden.get_attribute("aria-pressed") == "false"
-        assert console(browser) == []
-    wait.until(lambda page: "has gone" in page.find_element("id", "live").text)
-    console(browser)
-
-
-def methods(page) -> list[dict]:
-    return json.loads(page.execute_script("return JSON.stringify(page.data.methods)"))

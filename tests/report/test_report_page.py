@@ -4,14 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
-import signal
-import socket
-import subprocess
-import sys
-import time
-import urllib.error
-import urllib.request
 from dataclasses import replace
 from html.parser import HTMLParser
 
@@ -19,27 +11,22 @@ import numpy as np
 import pytest
 
 from fedproto.cli import main
-from fedproto.errors import ConfigError, StoreError
 from fedproto.report import html as content_module
 from fedproto.report.html import page_content, render
-from fedproto.report.live import LiveReport, LiveServer
 from fedproto.report.panels import (
-    AttentionShares,
     DataPanels,
-    Followers,
-    RunFollower,
     binned,
     class_grid,
+    mean_shares,
+    page_run,
     read_analysis,
 )
 from fedproto.report.results import find_runs
-from fedproto.store import RunStore
 from fedproto.types import POOLED
 from report_runs import (
     NASTY,
     append_records,
     make_record,
-    served,
     write_analysis,
     write_run,
     write_sweep,
@@ -66,8 +53,7 @@ class Scripts(HTMLParser):
 
 
 def contents(*paths) -> dict:
-    runs, _ = Followers(paths).update()
-    return page_content(runs)
+    return page_content([page_run(run) for run in find_runs(paths)])
 
 
 def cells(grid) -> np.ndarray:
@@ -90,7 +76,7 @@ def test_the_page_holds_its_data_unharmed_and_asks_for_nothing(tmp_path):
     assert json.loads(data)["groups"][1]["title"] == NASTY
     assert json.loads(data)["title"] == NASTY
     assert scripts.addresses == ["#main"]
-    assert "connect-src 'none'" in page
+    assert "default-src 'none'" in page
 
 
 def test_groups_hold_the_figures_of_the_tables(tmp_path):
@@ -193,19 +179,20 @@ def test_long_curves_are_means_of_neighbours(tmp_path, monkeypatch):
 
 
 def test_weights_are_told_in_multiples_of_the_uniform_share():
-    attention = AttentionShares()
-    attention.add(weights(0, {0: 0.5, 1: 0.5}))
-    attention.add(weights(1, {0: 0.25, 3: 0.75}))
-    attention.add(weights(2, {POOLED: 1.0}))
-    assert attention.means() == pytest.approx({0: (1 + 0.5) / 2, 1: 1, 3: 1.5})
+    records = [
+        weights(0, {0: 0.5, 1: 0.5}),
+        weights(1, {0: 0.25, 3: 0.75}),
+        weights(2, {POOLED: 1.0}),
+    ]
+    assert mean_shares(records) == pytest.approx({0: (1 + 0.5) / 2, 1: 1, 3: 1.5})
 
 
 def test_weights_and_scores_go_with_what_clients_hold(tmp_path):
     write_sweep(tmp_path)
-    followers, _ = Followers([tmp_path]).update()
+    runs = [page_run(run) for run in find_runs([tmp_path])]
     panels = DataPanels()
-    averaging, _ = page_content(followers, panels=panels)["groups"]
-    holdings = panels.holdings(followers[0].store.config)
+    averaging, _ = page_content(runs, panels=panels)["groups"]
+    holdings = panels.holdings(runs[0].run.config)
     assert len(holdings.size) == 12
     for facts in (averaging["attention"], averaging["fairness"]):
         assert sum(bin_[4] for bin_ in facts["size"]) == 12
@@ -261,36 +248,6 @@ def test_class_counts_by_hand():
     assert (cells(many) == 1).all()
 
 
-def test_only_new_rounds_are_read(tmp_path):
-    path = tmp_path / "run"
-    write_run(path, rounds=3, planned=10)
-    follower = RunFollower(path)
-    follower.update()
-    first = follower.records[0]
-    append_records(path, [make_record(3)])
-    with (path / "rounds.jsonl").open("a") as file:
-        file.write('{"round": 4, "cohort": [1')
-    follower.update()
-    assert [record.round for record in follower.records] == [0, 1, 2, 3]
-    assert follower.records[0] is first
-    with (path / "rounds.jsonl").open("a") as file:
-        file.write("]}\n")
-    with pytest.raises(StoreError, match="line 5 is damaged"):
-        follower.update()
-
-
-def test_a_run_that_went_back_to_a_checkpoint_is_read_again(tmp_path):
-    path = tmp_path / "run"
-    write_run(path, rounds=6, planned=10)
-    follower = RunFollower(path)
-    follower.update()
-    RunStore.open(path).go_back_to(4)
-    append_records(path, [make_record(4, level=0.1)])
-    follower.update()
-    assert len(follower.records) == 5
-    assert follower.records[4].metrics["accuracy"] < follower.records[3].metrics["accuracy"]
-
-
 def test_what_cannot_be_written_or_found_is_named(tmp_path, capsys):
     assert main(["report", str(tmp_path / "none")]) == 2
     assert "does not exist" in capsys.readouterr().err
@@ -327,6 +284,14 @@ def test_a_page_before_the_first_round(tmp_path):
     assert page_content([])["groups"] == []
 
 
+def test_a_round_that_is_still_being_written_is_left_out(tmp_path):
+    write_run(tmp_path / "run", rounds=3, planned=10)
+    with (tmp_path / "run" / "rounds.jsonl").open("a") as file:
+        file.write('{"round": 3, "cohort": [1')
+    (run,) = contents(tmp_path)["runs"]
+    assert (run["rounds"], run["planned"], run["ended"]) == (3, 10, None)
+
+
 def test_what_is_missing_is_analysed_when_asked(tmp_path, capsys):
     recipe = ["quickstart", "--set=schedule.rounds=1", "--set=train.epochs=1", "--quiet"]
     assert main(["run", *recipe, f"--out={tmp_path / 'run'}"]) == 0
@@ -341,95 +306,6 @@ def test_what_is_missing_is_analysed_when_asked(tmp_path, capsys):
     assert (tmp_path / "run" / "analysis" / "scores.json").stat().st_mtime_ns == written
     groups = contents(tmp_path)["groups"]
     assert [group["fairness"] is not None for group in groups].count(True) == 1
-
-
-def ask(address: str, **headers) -> tuple[int, bytes, dict]:
-    request = urllib.request.Request(address, headers=headers)
-    try:
-        with urllib.request.urlopen(request, timeout=10) as answer:
-            return answer.status, answer.read(), dict(answer.headers)
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, b"", {}
-
-
-def test_the_server_tells_only_news(tmp_path):
-    with served(tmp_path) as address:
-        assert b"<h1>live</h1>" in ask(address)[1]
-        status, body, headers = ask(address + "data.json")
-        assert (status, json.loads(body)["runs"]) == (200, [])
-        tag = {"If-None-Match": headers["ETag"]}
-        assert ask(address + "data.json", **tag)[0] == 304
-        write_run(tmp_path / "run", rounds=2, planned=9)
-        status, body, headers = ask(address + "data.json", **tag)
-        assert json.loads(body)["runs"][0]["rounds"] == 2
-        (tmp_path / "broken").mkdir()
-        (tmp_path / "broken" / "run.json").write_text("{")
-        _, body, _ = ask(address + "data.json")
-        assert [run["rounds"] for run in json.loads(body)["runs"]] == [2]
-        assert "broken" in json.loads(body)["problems"][0]
-
-
-def test_the_server_answers_this_machine_alone(tmp_path):
-    with served(tmp_path) as address:
-        assert address.startswith("http://127.0.0.1:")
-        assert ask(address, Host="elsewhere.example:80")[0] == 403
-        assert ask(address + "run.json")[0] == 404
-
-
-def test_a_taken_port_is_named(tmp_path):
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match=f"port {port} cannot be used"):
-            LiveServer(LiveReport([tmp_path], "live"), port)
-
-
-@pytest.mark.skipif(os.name != "posix", reason="sends the signal of Ctrl-C")
-def test_ctrl_c_ends_the_server(tmp_path):
-    command = [sys.executable, "-m", "fedproto", "report", "--live", str(tmp_path), "--port", "0"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        address = process.stderr.readline().split()[2]
-        assert ask(address)[0] == 200
-        process.send_signal(signal.SIGINT)
-        deadline = time.monotonic() + 20
-        while process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert process.returncode == 0
-        assert process.stderr.read() == "stopped; the runs are not affected\n"
-
-
-def test_idle_connections_are_closed_and_do_not_keep_others_out(tmp_path, monkeypatch):
-    from fedproto.report import live
-
-    monkeypatch.setattr(live._Handler, "timeout", 0.3)
-    monkeypatch.setattr(live, "MOST_CONNECTIONS", 4)
-    write_run(tmp_path / "run", rounds=2)
-    with served(tmp_path) as address:
-        port = int(address.rstrip("/").rpartition(":")[2])
-        idle = [socket.create_connection((live.ADDRESS, port), timeout=5) for _ in range(8)]
-        for each in idle:
-            assert each.recv(1) == b""  # closed by the server, at once or when its time is over
-            each.close()
-        with urllib.request.urlopen(address + "data.json", timeout=5) as answer:
-            assert answer.status == 200
-
-
-def test_dripping_connections_do_not_keep_others_out(tmp_path, monkeypatch):
-    from fedproto.report import live
-
-    monkeypatch.setattr(live, "MOST_CONNECTIONS", 4)
-    write_run(tmp_path / "run", rounds=2)
-    with served(tmp_path) as address:
-        port = int(address.rstrip("/").rpartition(":")[2])
-        dripping = [socket.create_connection((live.ADDRESS, port), timeout=5) for _ in range(8)]
-        for each in dripping[4:]:
-            each.sendall(b"GET / HT")
-        with urllib.request.urlopen(address + "data.json", timeout=5) as answer:
-            assert answer.status == 200
-        for each in dripping:
-            each.close()
 
 
 def test_the_audit_log_of_a_deployment_is_summed_up_by_client(tmp_path):

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +12,6 @@ import numpy as np
 from fedproto import FedAvg, FedProto, Strategy
 from fedproto.config import RunConfig
 from fedproto.data.synthetic import Synthetic
-from fedproto.report.live import LiveReport, LiveServer
 from fedproto.store import RunStore
 from fedproto.types import RoundRecord
 from helpers import config_of
@@ -137,16 +134,3 @@ def write_sweep(folder: Path) -> None:
         write_analysis(path, level=0.7)
     write_run(folder / "proto", strategy=FedProto(), label=NASTY, level=0.85)
     write_analysis(folder / "proto", level=0.85)
-
-
-@contextmanager
-def served(folder: Path) -> Iterator[str]:
-    """The address of a live report of a folder."""
-    with LiveServer(LiveReport([folder], "live"), port=0) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
-        try:
-            yield server.address
-        finally:
-            server.shutdown()
-            thread.join()

@@ -132,12 +132,10 @@ class Arrangement:
         return Arrangement(self.methods, self.conditions, tuple(single), self.notices)
 
 
-def arrange(runs: Iterable[StoredRun], known: Sequence[str] = ()) -> Arrangement:
+def arrange(runs: Iterable[StoredRun]) -> Arrangement:
     """Finds methods and conditions.
 
     Runs on the same data are brought to the rounds they share, see `comparable`.
-
-    Titles that were `known` before keep their looks.
     """
     found = comparable(runs)
     flats = [_telling_options(run) for run in found]
@@ -157,7 +155,8 @@ def arrange(runs: Iterable[StoredRun], known: Sequence[str] = ()) -> Arrangement
     for run, title, where in zip(found, titles, under, strict=True):
         members[where, title].append(run)
     shown = tuple(conditions.values())
-    methods = _methods(titles, known)
+    names = list(dict.fromkeys(titles))
+    methods = tuple(map(Method, names, looks_of(names)))
     numbers = {method.title: number for number, method in enumerate(methods)}
     groups, notices = [], []
     for (where, title), together in members.items():
@@ -230,12 +229,6 @@ def _beside(key: Identity, federated: set[Identity]) -> tuple[Identity, ...]:
         if near:
             return near
     return (key,)
-
-
-def _methods(titles: Sequence[str], known: Sequence[str]) -> tuple[Method, ...]:
-    every = list(dict.fromkeys([*known, *titles]))
-    looks = dict(zip(every, looks_of(every), strict=True))
-    return tuple(Method(title, looks[title]) for title in dict.fromkeys(titles))
 
 
 def _methods_own(runs: Sequence[StoredRun], flats: Sequence[Options]) -> set[str]:

@@ -1,7 +1,7 @@
 """The HTML page: one file with styles, scripts and data inside that loads nothing else.
 
-Its parts are in ``page/`` as plain HTML, CSS and JavaScript. Curves longer than `MOST_POINTS` are
-written as means of neighbouring tests.
+Its parts are in ``page/`` as plain HTML, CSS and JavaScript. The data is one JSON object, with
+curves of more than `MOST_POINTS` tests as means of neighbours.
 """
 
 from __future__ import annotations
@@ -27,29 +27,32 @@ from fedproto.data.federation import uneven_test
 from fedproto.data.tasks import is_share, loss_beside, lower_is_better
 from fedproto.disk.files import explained, write_atomically
 from fedproto.errors import ConfigError, StoreError, unknown_name
-from fedproto.measures.scores import summarize_clients
 from fedproto.report.arrangement import Arrangement, Group, arrange
 from fedproto.report.figures import NAMES
 from fedproto.report.panels import (
     CLASS,
-    Analysis,
-    AttentionShares,
+    IOU,
     DataPanels,
-    Followers,
-    Holdings,
-    RunFollower,
-    Scores,
-    binned,
+    PageRun,
+    attention,
+    calibration,
+    classes,
     embedded_pictures,
-    read_analysis,
+    fairness,
+    page_run,
 )
-from fedproto.report.results import StoredRun, main_score
+from fedproto.report.results import StoredRun, main_score, read_runs
 from fedproto.report.statistics import FEWEST_PAIRS, SURE, WINDOW, t_quantile
 from fedproto.report.style import DASHES
 from fedproto.report.summary import default_margin, figures_of
+from fedproto.rounds.runs import reason_to_end
 from fedproto.store import read_description
 from fedproto.store.checking import read_audit
 
+MOST_POINTS = 2000
+MOST_NOTES = 20
+MOST_NOTICES = 3
+_CLASSES = (IOU, CLASS)
 _SCRIPTS = (
     "base.js",
     "state.js",
@@ -69,31 +72,6 @@ _SCRIPTS = (
 )
 
 
-def render(content: Mapping[str, Any], title: str, *, live: bool = False) -> str:
-    """The page as text."""
-    parts = {
-        "title": escape(title),
-        "connect": "'self'" if live else "'none'",
-        "style": _asset("page.css"),
-        "script": "\n".join(_asset(name) for name in _SCRIPTS),
-        "data": to_script_json({**content, "title": title, "live": live}),
-    }
-    # One pass, so that what looks like a placeholder inside the data stays text.
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], _asset("page.html"))
-
-
-def to_script_json(content: Mapping[str, Any]) -> str:
-    """JSON that is safe inside a script element, whatever the labels say."""
-    text = json.dumps(content, allow_nan=False, separators=(",", ":"))
-    for character in "<>&":  # elsewhere than in texts JSON has none of them
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return text
-
-
-def _asset(name: str) -> str:
-    return (files("fedproto.report") / "page" / name).read_text(encoding="utf-8")
-
-
 def write_page(
     directories: Sequence[Path],
     file: Path,
@@ -103,14 +81,16 @@ def write_page(
     target: float | None = None,
     panels: DataPanels | None = None,
 ) -> list[str]:
-    """Writes one self-contained page about runs; what had to be left out, and why."""
-    runs, unread = Followers(directories).update(forgiving=True)
-    if unread and not runs:
-        raise StoreError(unread[0])
+    """Writes one self-contained page about runs.
+
+    Returns:
+        Problems: runs and analyses that were left out, and why.
+    """
+    problems: list[str] = []
+    runs = [page_run(run) for run in read_runs(directories, problems.append)]
     if not runs:
-        folders = ", ".join(str(path) for path in directories)
-        raise StoreError(f"{folders} holds no run: no run.json in it or below")
-    content = page_content(runs, metric=metric, target=target, panels=panels, problems=unread)
+        raise StoreError(problems[0])
+    content = page_content(runs, metric=metric, target=target, panels=panels, problems=problems)
     page = render(content, title or ", ".join(path.resolve().name for path in directories))
     with explained(file, " cannot be written", "; choose another file"):
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -118,37 +98,45 @@ def write_page(
     return list(content["problems"])
 
 
-MOST_POINTS = 2000
-MOST_NOTES = 20
-MOST_NOTICES = 3
-QUANTILES = 101
-_IOU = "iou_"
-_CLASSES = (_IOU, CLASS)
+def render(content: Mapping[str, Any], title: str) -> str:
+    """The page as text."""
+    parts = {
+        "title": escape(title),
+        "style": _asset("page.css"),
+        "script": "\n".join(_asset(name) for name in _SCRIPTS),
+        "data": to_script_json({**content, "title": title}),
+    }
+    # One pass, so that what looks like a placeholder inside the data stays text.
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], _asset("page.html"))
 
 
-# Long: all that the page shows, in the page's order.
+def to_script_json(content: Mapping[str, Any]) -> str:
+    """JSON that is safe inside a script element, whatever the labels contain."""
+    text = json.dumps(content, allow_nan=False, separators=(",", ":"))
+    for character in "<>&":  # JSON has them only inside strings
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text
+
+
+def _asset(name: str) -> str:
+    return (files("fedproto.report") / "page" / name).read_text(encoding="utf-8")
+
+
 def page_content(
-    followers: Sequence[RunFollower],
+    runs: Sequence[PageRun],
     *,
     metric: str | None = None,
     target: float | None = None,
     panels: DataPanels | None = None,
     problems: Sequence[str] = (),
-    pictures: bool = True,
-    known: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Gathers what the page shows.
-
-    Methods that were `known` in an earlier state of the page keep their colours.
-    """
-    arrangement = arrange((follower.run for follower in followers), known)
-    metric, names = _metrics(followers, metric)
-    by_path = {follower.path: follower for follower in followers}
-    analyses = {path: read_analysis(path) for path in by_path}
+    """Gathers the data of the page, in the page's order."""
+    arrangement = arrange(one.run for one in runs)
+    metric, names = _metrics([one.run for one in runs], metric)
+    by_path = {one.run.path: one for one in runs}
     most = max((len(group.seeds) for group in arrangement.groups), default=1)
     audit = accounts(by_path)
     about = {path: read_description(path).get("data", {}) for path in by_path}
-    chance = _chances(arrangement, about)
     return {
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
         "dashes": DASHES,
@@ -164,19 +152,10 @@ def page_content(
             {"title": method.title, **asdict(method.look)} for method in arrangement.methods
         ],
         "baselines": arrangement.baselines(),
-        "conditions": [
-            {
-                "title": each.title,
-                "family": each.family,
-                "parts": dict(each.parts),
-                "chance": chance.get(number),
-            }
-            for number, each in enumerate(arrangement.conditions)
-        ],
+        "conditions": _conditions(arrangement, about),
         **_configurations(arrangement),
         "groups": [
-            _group(group, names, metric, target, by_path, analyses, panels)
-            for group in arrangement.groups
+            _group(group, names, metric, target, by_path, panels) for group in arrangement.groups
         ],
         "runs": [
             _run(run, by_path[run.path], number, names)
@@ -191,9 +170,65 @@ def page_content(
         "problems": [
             *problems,
             *audit["problems"],
-            *(text for one in analyses.values() for text in one.problems),
+            *(text for one in runs for text in one.analysis.problems),
         ],
-        **({"maps": _maps(arrangement.groups, analyses)} if pictures else {}),
+        "maps": _maps(arrangement.groups, by_path),
+    }
+
+
+def _metrics(runs: Sequence[StoredRun], metric: str | None) -> tuple[str, list[str]]:
+    """The score to compare by, and all metrics: it and its loss first, single classes last."""
+    known = {name for run in runs for record in run.records for name in record.metrics}
+    if metric is not None and known and metric not in known:
+        raise ConfigError(unknown_name("metric", metric, known))
+    metric = metric or main_score(runs)
+    first = [name for name in (metric, loss_beside(metric)) if name in known]
+    rest = sorted(known - set(first), key=lambda name: (name.startswith(_CLASSES), name))
+    return metric, first + rest
+
+
+def _metric(name: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "label": NAMES.get(name, name.replace("_", " ")),
+        "percent": is_share(name) or name.endswith("ece") or name.startswith(CLASS),
+        "margin": default_margin(name),
+        "lower": lower_is_better(name),
+        "class": name.startswith(_CLASSES),
+    }
+
+
+def _conditions(
+    arrangement: Arrangement, about: Mapping[Path, Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """Titles and parts, and the accuracy of guessing among the classes where it is known."""
+    chance = {
+        number: 1 / classes
+        for group in arrangement.groups
+        for number in group.conditions
+        if (classes := about[group.runs[0].path].get("num_classes"))
+    }
+    return [
+        {
+            "title": each.title,
+            "family": each.family,
+            "parts": dict(each.parts),
+            "chance": chance.get(number),
+        }
+        for number, each in enumerate(arrangement.conditions)
+    ]
+
+
+def _configurations(arrangement: Arrangement) -> dict[str, Any]:
+    """The options that all groups share, and those in which they differ, per group."""
+    tables = [flatten(group.runs[0].config.to_dict()) for group in arrangement.groups]
+    for table in tables:
+        table.pop("seed")
+    names = list(dict.fromkeys(name for table in tables for name in table))
+    differ = [name for name in names if len({str(table.get(name)) for table in tables}) > 1]
+    return {
+        "common": {name: tables[0][name] for name in names if name not in differ},
+        "differing": {name: [table.get(name) for table in tables] for name in differ},
     }
 
 
@@ -202,76 +237,39 @@ def _group(
     names: Sequence[str],
     metric: str,
     target: float | None,
-    followers: Mapping[Path, RunFollower],
-    analyses: Mapping[Path, Analysis],
+    runs: Mapping[Path, PageRun],
     panels: DataPanels | None,
 ) -> dict[str, Any]:
-    seeds = group.seeds
-    per_run = [
+    figures = [
         {
             **figures_of(run, metric, target),
             **{name: value for name in names if (value := run.final(name)) is not None},
         }
         for run in group.runs
     ]
-    known = dict.fromkeys(name for one in per_run for name in one)
-    own = [analyses[run.path] for run in group.runs]
-    scores = [
-        newest
-        for run in group.runs
-        if (newest := _newest(analyses[run.path].scores, followers[run.path].scores)) is not None
-    ]
-    holdings: Holdings | None = None if panels is None else panels.holdings(group.runs[0].config)
-    embeddings = [one.embedding for one in own if one.embedding is not None]
+    known = dict.fromkeys(name for one in figures for name in one)
+    own = [runs[run.path] for run in group.runs]
+    scores = [one.scores for one in own if one.scores is not None]
+    holdings = None if panels is None else panels.holdings(group.runs[0].config)
+    analyses = [one.analysis for one in own]
     return {
         "title": group.title,
         "method": group.method,
         "conditions": group.conditions,
-        "seeds": seeds,
+        "seeds": group.seeds,
         "rounds": min(len(run.records) for run in group.runs),
         "planned": group.runs[0].config.schedule.rounds,
         "pooled": group.runs[0].config.strategy.pooled,
-        "figures": {name: [one.get(name) for one in per_run] for name in known},
+        "figures": {name: [one.get(name) for one in figures] for name in known},
         "fairness": fairness(scores, holdings),
         "classes": classes(scores, group.runs),
-        "calibration": calibration([one.calibration for one in own if one.calibration]),
-        "attention": attention([followers[run.path].attention for run in group.runs], holdings),
-        "embedding": embeddings[0] if embeddings else None,
+        "calibration": calibration([one.calibration for one in analyses if one.calibration]),
+        "attention": attention([one.shares for one in own], holdings),
+        "embedding": next((one.embedding for one in analyses if one.embedding), None),
     }
 
 
-def _chances(arrangement: Arrangement, about: Mapping[Path, Mapping[str, Any]]) -> dict[int, float]:
-    """The accuracy of guessing among the classes, by condition whose data is described."""
-    return {
-        number: 1 / classes
-        for group in arrangement.groups
-        for number in group.conditions
-        if (classes := about[group.runs[0].path].get("num_classes"))
-    }
-
-
-def _one_line(notices: Sequence[str]) -> list[str]:
-    """The first notices and the number of the others, as one paragraph."""
-    more = [f"and {len(notices) - MOST_NOTICES} more"] if len(notices) > MOST_NOTICES else []
-    return ["; ".join([*notices[:MOST_NOTICES], *more])] if notices else []
-
-
-def _uneven(about: Iterable[Mapping[str, Any]]) -> list[str]:
-    # What a stranger's run directory says of its data may be anything.
-    shares = {
-        str(one.get("name", "")): share
-        for one in about
-        if isinstance(share := one.get("largest_test_share", 0.0), float) and 0 <= share <= 1
-    }
-    return [text for name, share in shares.items() if (text := uneven_test(name, share))]
-
-
-def _newest(*found: Scores | None) -> Scores | None:
-    """Of what was analysed and what was recorded in training, what is about the later model."""
-    return max((one for one in found if one is not None), key=lambda one: one.round, default=None)
-
-
-def _run(run: StoredRun, follower: RunFollower, group: int, names: Sequence[str]) -> dict[str, Any]:
+def _run(run: StoredRun, shown: PageRun, group: int, names: Sequence[str]) -> dict[str, Any]:
     noted = [f"round {record.round + 1}: {record.note}" for record in run.records if record.note]
     environment = read_description(run.path).get("environment", {})
     traffic = [1e-6 * (record.bytes_up + record.bytes_down) for record in run.records]
@@ -281,11 +279,11 @@ def _run(run: StoredRun, follower: RunFollower, group: int, names: Sequence[str]
         "seed": run.config.seed,
         "planned": run.config.schedule.rounds,
         "rounds": len(run.records),
-        "ended": follower.stop_reason,
+        "ended": reason_to_end(run.config, run.records),
         "curves": {name: curve for name in names if (curve := _curve(*run.curve(name)))},
-        "megabytes": _clock(traffic),
-        "seconds": _clock([record.seconds for record in run.records]),
-        "failures": follower.failures,
+        "megabytes": _running_total(traffic),
+        "seconds": _running_total([record.seconds for record in run.records]),
+        "failures": shown.failures,
         "notes": noted[:MOST_NOTES],
         "more_notes": max(0, len(noted) - MOST_NOTES),
         "environment": {key: _text(value) for key, value in environment.items()},
@@ -293,7 +291,7 @@ def _run(run: StoredRun, follower: RunFollower, group: int, names: Sequence[str]
 
 
 def _curve(rounds: NDArray[np.int64], values: NDArray[np.float64]) -> dict[str, Any] | None:
-    """A curve of at most `MOST_POINTS` points, ``joined`` neighbours make one; None without any.
+    """A curve of at most `MOST_POINTS` points, each the mean of ``joined`` tests; None if empty.
 
     Where the rounds are evenly spaced, ``x`` is the first one, their distance and their number.
     """
@@ -316,8 +314,8 @@ def _curve(rounds: NDArray[np.int64], values: NDArray[np.float64]) -> dict[str, 
     }
 
 
-def _clock(amounts: Sequence[float]) -> dict[str, Any]:
-    """What had been spent after each round: in all, and every ``step`` rounds."""
+def _running_total(amounts: Sequence[float]) -> dict[str, Any]:
+    """The amount spent in all, and until every ``step``-th round."""
     spent = np.cumsum(np.asarray(amounts, dtype=np.float64))
     if len(set(amounts)) < 2:
         return {"total": float(spent[-1]) if len(spent) else 0.0, "step": 0, "spent": ""}
@@ -330,62 +328,40 @@ def _packed(values: NDArray[np.float64]) -> str:
         return base64.b64encode(values.astype("<f4").tobytes()).decode()
 
 
-def _configurations(arrangement: Arrangement) -> dict[str, Any]:
-    """The options that all groups share, and those in which they differ, per group."""
-    tables = [flatten(group.runs[0].config.to_dict()) for group in arrangement.groups]
-    for table in tables:
-        table.pop("seed")
-    names = list(dict.fromkeys(name for table in tables for name in table))
-    differ = [name for name in names if len({str(table.get(name)) for table in tables}) > 1]
-    return {
-        "common": {name: tables[0][name] for name in names if name not in differ},
-        "differing": {name: [table.get(name) for table in tables] for name in differ},
-    }
-
-
-def _maps(groups: Sequence[Group], analyses: Mapping[Path, Analysis]) -> list[dict[str, Any]]:
+def _maps(groups: Sequence[Group], runs: Mapping[Path, PageRun]) -> list[dict[str, Any]]:
     """Pictures of the first run of each group that has some."""
-    shown = []
+    shown = {}
     for number, group in enumerate(groups):
-        with_maps = [run for run in group.runs if analyses[run.path].maps]
-        if with_maps:
-            shown.append((number, with_maps[0].path))
-    addresses = embedded_pictures([map_ for _, path in shown for map_ in analyses[path].maps])
+        paths = (run.path for run in group.runs if runs[run.path].analysis.maps)
+        if (path := next(paths, None)) is not None:
+            shown[number] = path, runs[path].analysis.maps
+    addresses = embedded_pictures([file for _, maps in shown.values() for file in maps])
     return [
         {
             "group": number,
             "path": str(path),
-            "pictures": {
-                map_.stem: addresses[map_] for map_ in analyses[path].maps if map_ in addresses
-            },
-            "left_out": sum(map_ not in addresses for map_ in analyses[path].maps),
+            "pictures": {file.stem: addresses[file] for file in maps if file in addresses},
+            "left_out": sum(file not in addresses for file in maps),
         }
-        for number, path in shown
+        for number, (path, maps) in shown.items()
     ]
 
 
-def _metric(name: str) -> dict[str, Any]:
-    return {
-        "name": name,
-        "label": NAMES.get(name, name.replace("_", " ")),
-        "percent": is_share(name) or name.endswith("ece") or name.startswith(CLASS),
-        "margin": default_margin(name),
-        "lower": lower_is_better(name),
-        "class": name.startswith(_CLASSES),
-    }
+def _one_line(notices: Sequence[str]) -> list[str]:
+    """The first notices and the number of the others, as one paragraph."""
+    more = [f"and {len(notices) - MOST_NOTICES} more"] if len(notices) > MOST_NOTICES else []
+    return ["; ".join([*notices[:MOST_NOTICES], *more])] if notices else []
 
 
-def _metrics(followers: Sequence[RunFollower], metric: str | None) -> tuple[str, list[str]]:
-    """The score to compare by, and all: it and its loss first, single classes last."""
-    known = {
-        name for follower in followers for record in follower.records for name in record.metrics
+def _uneven(about: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Warnings of data sets where one client has many of the test samples."""
+    # A run directory from elsewhere may contain anything.
+    shares = {
+        str(one.get("name", "")): share
+        for one in about
+        if isinstance(share := one.get("largest_test_share", 0.0), float) and 0 <= share <= 1
     }
-    if metric is not None and known and metric not in known:
-        raise ConfigError(unknown_name("metric", metric, known))
-    metric = metric or main_score(follower.run for follower in followers)
-    first = [name for name in (metric, loss_beside(metric)) if name in known]
-    rest = sorted(known - set(first), key=lambda name: (name.startswith(_CLASSES), name))
-    return metric, first + rest
+    return [text for name, share in shares.items() if (text := uneven_test(name, share))]
 
 
 def _text(value: Any) -> str:
@@ -396,134 +372,46 @@ def _text(value: Any) -> str:
     return str(value)
 
 
-def fairness(scores: Sequence[Scores], holdings: Holdings | None) -> dict[str, Any] | None:
-    """Mean client, worst tenth and share at zero, each the mean over seeds; quantiles of all."""
-    values = np.sort([value for one in scores for value in one.clients.values()])
-    if not len(values):
-        return None
-    per_seed = [summarize_clients(list(one.clients.values())) for one in scores if one.clients]
-    mean, worst, zero = np.mean(per_seed, axis=0).tolist()
-    return {
-        "measure": scores[0].measure,
-        "round": max(one.round for one in scores),
-        "clients": len(values),
-        "seeds": len(scores),
-        "mean": mean,
-        "std": float(values.std()),
-        "zero": zero,
-        "worst": worst,
-        "quantiles": np.quantile(values, np.linspace(0, 1, QUANTILES)).round(5).tolist(),
-        **held([one.clients for one in scores], holdings),
-    }
-
-
-def held(values: Iterable[Mapping[int, float]], holdings: Holdings | None) -> dict[str, Any]:
-    """A quantity of clients by the samples and by the classes they hold, seeds pooled."""
-    if holdings is None:
-        return {"size": [], "classes": []}
-    found: dict[int, list[float]] = defaultdict(list)
-    for one in values:
-        for client, value in one.items():
-            found[client].append(value)
-    means = np.full(len(holdings.size), np.nan)
-    for client, each in found.items():
-        if client < len(means):
-            means[client] = np.mean(each)
-    return {"size": binned(holdings.size, means), "classes": binned(holdings.classes, means)}
-
-
-def attention(found: Sequence[AttentionShares], holdings: Holdings | None) -> dict[str, Any] | None:
-    """How far a method is from weighing clients alike; None where no round had two clients."""
-    known = [means for one in found if (means := one.means())]
-    if not known:
-        return None
-    values = [value for means in known for value in means.values()]
-    return {"low": min(values), "high": max(values), **held(known, holdings)}
-
-
-def classes(scores: Sequence[Scores], runs: Sequence[StoredRun]) -> dict[str, Any] | None:
-    """The score per class, the mean over the seeds."""
-    tables: list[Mapping[str, float | None]] = [one.classes for one in scores]
-    if not any(tables):  # segmentation records IoU per class as it goes
-        tables = [
-            {
-                name.removeprefix(_IOU): run.final(name)
-                for name in dict.fromkeys(n for record in run.records for n in record.metrics)
-                if name.startswith(_IOU)
-            }
-            for run in runs
-        ]
-    names = list(dict.fromkeys(name for table in tables for name in table))
-    means = {
-        name: round(float(np.mean(found)), 5)
-        for name in names
-        if (found := [value for table in tables if (value := table.get(name)) is not None])
-    }
-    return means or None
-
-
-def calibration(found: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """The reliability of all seeds' predictions together."""
-    if not found:
-        return None
-    pooled: dict[float, list[Mapping[str, float]]] = defaultdict(list)
-    for one in found:
-        for bin_ in one["bins"]:
-            pooled[round(bin_["low"], 6)].append(bin_)
-    bins = []
-    for low in sorted(pooled):
-        counts = [bin_["count"] for bin_ in pooled[low]]
-        bins.append(
-            {
-                "low": low,
-                "high": pooled[low][0]["high"],
-                "count": sum(counts),
-                **{
-                    name: float(np.average([bin_[name] for bin_ in pooled[low]], weights=counts))
-                    for name in ("confidence", "accuracy")
-                },
-            }
-        )
-    total = sum(bin_["count"] for bin_ in bins)
-    error = sum(bin_["count"] * abs(bin_["accuracy"] - bin_["confidence"]) for bin_ in bins)
-    return {"seeds": len(found), "ece": error / total if total else 0.0, "bins": bins}
-
-
 def accounts(runs: Iterable[Path]) -> dict[str, Any]:
-    """A row per client and what happened beside rounds; empty where nothing was deployed.
+    """A deployment's audit log as one row per client; empty where nothing was deployed.
 
-    A sweep's log lies in the folder above its runs.
+    A sweep's log is in the folder above its runs.
     """
-    folders = {folder for run in runs for folder in (run, run.parent)}
     events: list[dict[str, Any]] = []
     problems = []
-    for folder in sorted(folders):
+    for folder in sorted({folder for run in runs for folder in (run, run.parent)}):
         try:
             events += read_audit(folder)
         except StoreError as error:
             problems.append(str(error))
-    clients: dict[int, dict[str, Any]] = {}
+    clients: defaultdict[int, dict[str, Any]] = defaultdict(
+        lambda: {
+            "name": "",
+            "key": None,
+            "samples": None,
+            "rounds": 0,
+            "total": 0.0,
+            "refused": 0,
+            "reason": "",
+        }
+    )
     incidents = []
     for event in events:
         kind = event.get("event")
         if kind == "enrolled":
-            row = _row(clients, int(event["client"]))
-            row |= {"name": event["name"], "key": event["key"], "samples": event["num_train"]}
+            clients[int(event["client"])] |= {
+                "name": event["name"],
+                "key": event["key"],
+                "samples": event["num_train"],
+            }
         elif kind == "round":
             for client, share in event["shares"].items():
-                row = _row(clients, int(client))
-                row["rounds"] += 1
-                row["total"] += share
+                clients[int(client)]["rounds"] += 1
+                clients[int(client)]["total"] += share
             for client, reason in event["refused"].items():
-                row = _row(clients, int(client))
-                row["refused"] += 1
-                row["reason"] = reason
+                clients[int(client)]["refused"] += 1
+                clients[int(client)]["reason"] = reason
         elif kind == "turned away":
             incidents.append(f"{event['time']}: {event['name'] or event['node']} turned away")
     rows = [row | {"client": client} for client, row in sorted(clients.items())]
     return {"clients": rows, "incidents": incidents[-20:], "problems": problems}
-
-
-def _row(clients: dict[int, dict[str, Any]], client: int) -> dict[str, Any]:
-    fresh = {"name": "", "key": None, "samples": None, "rounds": 0, "total": 0.0}
-    return clients.setdefault(client, fresh | {"refused": 0, "reason": ""})

@@ -1,14 +1,17 @@
-"""The page's panels on clients, classes and data, and the files they are read from."""
+"""The parts of the page beside tables and curves: clients, classes, weights, data, analyses.
+
+Results of `fedproto analyse` are read from a run's folder ``analysis`` and checked before they are
+shown. A missing file is None; a damaged one is None too, with a sentence that says so.
+"""
 
 from __future__ import annotations
 
 import base64
-import contextlib
 import math
 import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,174 +23,27 @@ from fedproto.config import RunConfig
 from fedproto.data.base import DataSource, data_root
 from fedproto.data.federation import Federation
 from fedproto.data.statistics import class_counts, statistics
-from fedproto.disk.files import content, explained, open_plain, open_regular
+from fedproto.disk.files import content, open_plain
 from fedproto.disk.integrity import DamagedError, read_json
 from fedproto.errors import FedprotoError, StoreError
-from fedproto.measures.scores import PER_CLASS, PER_CLIENT
+from fedproto.measures.scores import PER_CLASS, PER_CLIENT, summarize_clients
 from fedproto.report.results import StoredRun
 from fedproto.report.style import class_colors
 from fedproto.rng import Indices
-from fedproto.store import RunStore
-from fedproto.store.sweeps import run_directories
 from fedproto.types import RoundRecord
 
+CLASS = "class: "
+"""Prefix of the metrics that hold the curves of classes scored in training."""
+
+IOU = "iou_"
+EMBEDDED_POINTS = 4000
+MOST_PICTURE_BYTES = 12_000_000
 MOST_BINS = 10
 MOST_COLUMNS = 200
-
-
-@dataclass(frozen=True)
-class Holdings:
-    """What each client holds: training samples and classes among its samples, ``[K]`` each."""
-
-    size: Indices
-    classes: Indices
-
-
-class DataPanels:
-    """Loads each data set once and remembers its panel."""
-
-    def __init__(self, own: Federation | None = None) -> None:
-        self._own = own
-        self._panels: dict[DataSource | None, dict[str, Any]] = {}
-        self._holdings: dict[DataSource | None, Holdings] = {}
-
-    def of(self, configs: Iterable[RunConfig]) -> list[dict[str, Any]]:
-        """One panel per data set that the runs use, in the order of the runs."""
-        by_source = {config.data: config for config in configs}
-        for source, config in by_source.items():
-            if source not in self._panels:
-                self._panels[source] = self._panel(config)
-        return [self._panels[source] for source in by_source]
-
-    def holdings(self, config: RunConfig) -> Holdings | None:
-        """What the clients of a run hold; None where its data cannot be had."""
-        self.of([config])
-        return self._holdings.get(config.data)
-
-    def _panel(self, config: RunConfig) -> dict[str, Any]:
-        source, own = config.data, self._own
-        options = config.to_dict().get("data", {"name": own.name if own else "own data"})
-        panel: dict[str, Any] = {"name": options.pop("name"), "options": options}
-        nothing: dict[str, Any] = dict.fromkeys(("statistics", "colors", "grid"))
-        nothing["classes"] = []
-        if source is None and own is None:
-            return panel | nothing | {"problem": "given in Python, so it cannot be read again"}
-        try:
-            if source is not None:
-                own = source.listed(data_root()) or source.load(data_root())
-            assert own is not None  # noqa: S101 - one of the two is there
-            return panel | self._shown(source, own) | {"problem": None}
-        except FedprotoError as error:
-            return panel | nothing | {"problem": str(error)}
-
-    def _shown(self, source: DataSource | None, federation: Federation) -> dict[str, Any]:
-        counts = class_counts(federation)
-        sizes = np.array([len(client.train) for client in federation.clients], dtype=np.int64)
-        self._holdings[source] = Holdings(sizes, (counts > 0).sum(axis=1))
-        first = int(federation.has_label_maps)
-        names = [str(name) for name in federation.class_names[first:]]
-        return {
-            "statistics": asdict(statistics(federation)),
-            "classes": names or [str(label) for label in range(counts.shape[1])],
-            "colors": class_colors(len(names) + 1, label_maps=True)[1:] if first else None,
-            "grid": asdict(class_grid(counts)),
-        }
-
-
-def binned(of: Indices, values: NDArray[np.float64]) -> list[list[float]]:
-    """How a quantity of clients goes with what they hold.
-
-    Clients are put together by value, or by tenths where there are many.
-    """
-    known = ~np.isnan(values)
-    of, values = of[known], values[known]
-    if not len(of):
-        return []
-    levels = np.unique(of)
-    if len(levels) > MOST_BINS:
-        levels = np.unique(np.quantile(of, np.linspace(0, 1, MOST_BINS + 1)[:-1]))
-    bins = np.searchsorted(levels, of, side="right")
-    result = []
-    for bin_ in np.unique(bins):
-        inside = values[bins == bin_]
-        low, high = np.quantile(inside, (0.25, 0.75))
-        facts = (of[bins == bin_].mean(), inside.mean(), low, high, len(inside))
-        result.append([float(f"{fact:.5g}") for fact in facts])
-    return result
-
-
-@dataclass(frozen=True)
-class Grid:
-    """A heat map small enough for a page, one byte a cell; neighbouring columns are averaged.
-
-    Attributes:
-        cells: Places on the scale row by row, as base64: 0 for an empty cell, else 1 to 255.
-    """
-
-    rows: int
-    columns: int
-    column_span: int
-    total_rows: int
-    total_columns: int
-    low: float
-    high: float
-    cells: str
-
-
-def class_grid(counts: Indices) -> Grid:
-    """How many samples of each class the clients have, rows are classes.
-
-    A cell holds ``log10`` of the number of samples, of their mean where clients are joined.
-    """
-    span = math.ceil(len(counts) / MOST_COLUMNS)
-    present = _join_rows(np.ones((len(counts), 1)), span)
-    means = (_join_rows(counts.astype(np.float64), span) / present).T
-    held = means > 0
-    values = np.log10(means, out=np.zeros_like(means), where=held)
-    low = float(values[held].min()) if held.any() else 0.0
-    high = max(low + 0.01, float(values[held].max()) if held.any() else 0.0)
-    places = 1 + np.rint(254 * (values - low) / (high - low))
-    cells = np.where(held, places, 0).astype(np.uint8)
-    return Grid(
-        rows=values.shape[0],
-        columns=values.shape[1],
-        column_span=span,
-        total_rows=counts.shape[1],
-        total_columns=len(counts),
-        low=low,
-        high=high,
-        cells=base64.b64encode(cells.tobytes()).decode(),
-    )
-
-
-def _join_rows(values: NDArray[np.float64], span: int) -> NDArray[np.float64]:
-    return np.add.reduceat(values, np.arange(0, len(values), span), axis=0)
-
-
-class AttentionShares:
-    """Each client's mean weight in multiples of a uniform share; grows with the run."""
-
-    def __init__(self) -> None:
-        self._sum: defaultdict[int, float] = defaultdict(float)
-        self._rounds: Counter[int] = Counter()
-
-    def add(self, record: RoundRecord) -> None:
-        """Takes in one more round; one of a single client says nothing and is left out."""
-        weights = record.attention
-        if len(weights) > 1:
-            for client, weight in weights.items():
-                self._sum[client] += weight * len(weights)
-                self._rounds[client] += 1
-
-    def means(self) -> dict[int, float]:
-        """By client that took part: 1 is the uniform share, 2 twice as much."""
-        return {client: total / self._rounds[client] for client, total in self._sum.items()}
-
-
-MOST_POINTS = 4000
-MOST_PICTURE_BYTES = 12_000_000
-# What was seen first, then what was made of it.
-_KINDS_OF_MAP = ("picture", "truth", "prediction", "softmax-entropy", "feature-entropy")
+QUANTILES = 101
+_MAP_KINDS = ("picture", "truth", "prediction", "softmax-entropy", "feature-entropy")
+_COLOR = re.compile(r"#[0-9a-fA-F]{6}")
+# All that reading and checking a file of arbitrary content can raise.
 _DAMAGES = (
     StoreError,
     DamagedError,
@@ -197,13 +53,11 @@ _DAMAGES = (
     AttributeError,
     ArithmeticError,
 )
-"""What comes of a file that holds anything at all."""
-_COLOR = re.compile(r"#[0-9a-fA-F]{6}")
 
 
 @dataclass(frozen=True)
 class Scores:
-    """How good the final model is for each client and each class."""
+    """Scores of one model per client and per class."""
 
     round: int
     measure: str
@@ -213,13 +67,80 @@ class Scores:
 
 @dataclass(frozen=True)
 class Analysis:
-    """All that was computed from a run's final checkpoint."""
+    """The results of `fedproto analyse` for one run."""
 
     scores: Scores | None = None
     calibration: dict[str, Any] | None = None
     embedding: dict[str, Any] | None = None
     maps: list[Path] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class PageRun:
+    """A run as the page needs it.
+
+    Attributes:
+        run: With records that have no cohorts and weights, so that large sweeps fit into memory.
+        shares: Each client's mean weight in multiples of a uniform share.
+        scores: Of the newest model whose clients were scored, in training or by an analysis.
+    """
+
+    run: StoredRun
+    shares: dict[int, float]
+    failures: int
+    scores: Scores | None
+    analysis: Analysis
+
+
+def page_run(run: StoredRun) -> PageRun:
+    """Reduces a run to the parts that the page shows, and reads its analysis."""
+    analysis = read_analysis(run.path)
+    scored = [_recorded_scores(record) for record in run.records if PER_CLIENT in record.tables]
+    found = [one for one in (analysis.scores, *scored[-1:]) if one is not None]
+    return PageRun(
+        replace(run, records=[_reduced(record) for record in run.records]),
+        mean_shares(run.records),
+        sum(len(record.failures) for record in run.records),
+        max(found, key=lambda one: one.round, default=None),
+        analysis,
+    )
+
+
+def mean_shares(records: Iterable[RoundRecord]) -> dict[int, float]:
+    """Each client's mean weight in multiples of a uniform share, over rounds of several clients."""
+    total: defaultdict[int, float] = defaultdict(float)
+    rounds: Counter[int] = Counter()
+    for record in records:
+        if len(record.attention) > 1:
+            for client, weight in record.attention.items():
+                total[client] += weight * len(record.attention)
+                rounds[client] += 1
+    return {client: weight / rounds[client] for client, weight in total.items()}
+
+
+def _reduced(record: RoundRecord) -> RoundRecord:
+    classes = {f"{CLASS}{name}": value for name, value in record.tables.get(PER_CLASS, {}).items()}
+    return replace(
+        record,
+        metrics={**record.metrics, **classes},
+        tables={},
+        cohort=[],
+        stragglers=[],
+        dropped=[],
+        epochs={},
+        attention={},
+        failures={},
+    )
+
+
+def _recorded_scores(record: RoundRecord) -> Scores:
+    return Scores(
+        round=record.round + 1,
+        measure="miou" if "mean_client_miou" in record.metrics else "accuracy",
+        clients={int(client): value for client, value in record.tables[PER_CLIENT].items()},
+        classes=dict(record.tables.get(PER_CLASS, {})),
+    )
 
 
 def read_analysis(run: Path) -> Analysis:
@@ -241,26 +162,9 @@ def read_analysis(run: Path) -> Analysis:
         scores=part("scores.json", _scores),
         calibration=part("calibration.json", _calibration),
         embedding=part("embedding.json", _embedding),
-        maps=sorted((folder / "maps").glob("*.png"), key=_place_of_map),
+        maps=sorted((folder / "maps").glob("*.png"), key=_map_order),
         problems=problems,
     )
-
-
-def embedded_pictures(paths: list[Path]) -> dict[Path, str]:
-    """Pictures as data addresses, as many as a page should carry."""
-    addresses: dict[Path, str] = {}
-    room = MOST_PICTURE_BYTES
-    for path in paths:
-        try:
-            with open_plain(path, os.O_RDONLY) as file:  # no link: it could lead to any file
-                picture = file.read(room + 1)
-        except OSError:
-            continue
-        if len(picture) <= room:
-            room -= len(picture)
-            encoded = base64.b64encode(picture).decode()
-            addresses[path] = f"data:image/png;base64,{encoded}"
-    return addresses
 
 
 def _scores(given: dict[str, Any]) -> Scores:
@@ -298,7 +202,7 @@ def _embedding(given: dict[str, Any]) -> dict[str, Any]:
         raise ValueError("no colour")
     if any(not 0 <= int(label) < len(names) for _, _, label in points):
         raise ValueError("no such class")
-    kept = points[:: math.ceil(len(points) / MOST_POINTS) or 1]
+    kept = points[:: math.ceil(len(points) / EMBEDDED_POINTS) or 1]
     return {
         "round": int(given["round"]),
         "method": str(given["method"]),
@@ -311,10 +215,10 @@ def _embedding(given: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _place_of_map(path: Path) -> tuple[str, int, str]:
+def _map_order(path: Path) -> tuple[str, int, str]:
     """Maps of one picture together, in the order of their kinds."""
     picture, _, kind = path.stem.partition("-")
-    rank = _KINDS_OF_MAP.index(kind) if kind in _KINDS_OF_MAP else len(_KINDS_OF_MAP)
+    rank = _MAP_KINDS.index(kind) if kind in _MAP_KINDS else len(_MAP_KINDS)
     return picture, rank, kind
 
 
@@ -329,129 +233,235 @@ def _number(value: Any) -> float | None:
     return None if value is None or not math.isfinite(value) else float(value)
 
 
-_CHUNK = 1 << 20
-CLASS = "class: "
-"""How the curve of a class that was scored in training is called among the metrics."""
+def embedded_pictures(paths: list[Path]) -> dict[Path, str]:
+    """Pictures as data addresses, up to `MOST_PICTURE_BYTES` in all."""
+    addresses: dict[Path, str] = {}
+    room = MOST_PICTURE_BYTES
+    for path in paths:
+        try:
+            with open_plain(path, os.O_RDONLY) as file:  # no link: it could lead to any file
+                picture = file.read(room + 1)
+        except OSError:
+            continue
+        if len(picture) <= room:
+            room -= len(picture)
+            encoded = base64.b64encode(picture).decode()
+            addresses[path] = f"data:image/png;base64,{encoded}"
+    return addresses
 
 
-class RunFollower:
-    """One run directory.
+@dataclass(frozen=True)
+class Holdings:
+    """Training samples and number of classes of each client, ``[K]`` each."""
+
+    size: Indices
+    classes: Indices
+
+
+class DataPanels:
+    """Loads each data set once and keeps its panel."""
+
+    def __init__(self, own: Federation | None = None) -> None:
+        self._own = own
+        self._panels: dict[DataSource | None, dict[str, Any]] = {}
+        self._holdings: dict[DataSource | None, Holdings] = {}
+
+    def of(self, configs: Iterable[RunConfig]) -> list[dict[str, Any]]:
+        """One panel per data set that the runs use, in the order of the runs."""
+        by_source = {config.data: config for config in configs}
+        for source, config in by_source.items():
+            if source not in self._panels:
+                self._panels[source] = self._panel(config)
+        return [self._panels[source] for source in by_source]
+
+    def holdings(self, config: RunConfig) -> Holdings | None:
+        """The holdings of a run's clients; None if its data cannot be loaded."""
+        self.of([config])
+        return self._holdings.get(config.data)
+
+    def _panel(self, config: RunConfig) -> dict[str, Any]:
+        source, own = config.data, self._own
+        options = config.to_dict().get("data", {"name": own.name if own else "own data"})
+        panel: dict[str, Any] = {"name": options.pop("name"), "options": options}
+        nothing: dict[str, Any] = dict.fromkeys(("statistics", "colors", "grid"))
+        nothing["classes"] = []
+        try:
+            if source is not None:
+                own = source.listed(data_root()) or source.load(data_root())
+            if own is None:
+                return panel | nothing | {"problem": "given in Python, so it cannot be read again"}
+            return panel | self._shown(source, own) | {"problem": None}
+        except FedprotoError as error:
+            return panel | nothing | {"problem": str(error)}
+
+    def _shown(self, source: DataSource | None, federation: Federation) -> dict[str, Any]:
+        counts = class_counts(federation)
+        sizes = np.array([len(client.train) for client in federation.clients], dtype=np.int64)
+        self._holdings[source] = Holdings(sizes, (counts > 0).sum(axis=1))
+        first = int(federation.has_label_maps)
+        names = [str(name) for name in federation.class_names[first:]]
+        return {
+            "statistics": asdict(statistics(federation)),
+            "classes": names or [str(label) for label in range(counts.shape[1])],
+            "colors": class_colors(len(names) + 1, label_maps=True)[1:] if first else None,
+            "grid": asdict(class_grid(counts)),
+        }
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A heat map with one byte per cell; neighbouring columns are averaged.
 
     Attributes:
-        records: The rounds so far, without cohorts and weights.
-        scores: Of the newest model whose clients were scored in training; None where none was.
+        cells: Levels row by row, as base64: 0 for an empty cell, else 1 (`low`) to 255 (`high`).
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._described: object = None
-        self._start_again()
-
-    @property
-    def run(self) -> StoredRun:
-        """The run as the comparing functions want it."""
-        return StoredRun(self.path, self.store.config, self.records)
-
-    @property
-    def stop_reason(self) -> str | None:
-        """Why the run is over; None while it is not."""
-        return self.store.reason_to_end(self.records)
-
-    def update(self) -> None:
-        """Reads what was written since the last time."""
-        file = self.path / "rounds.jsonl"
-        # Going back to a checkpoint puts another file in the place of this one.
-        replaced = self._identity != _identity(file)
-        if replaced or self._described != _identity(self.path / "run.json"):
-            self._start_again()
-        with (
-            explained(file, " cannot be read", ""),
-            contextlib.suppress(FileNotFoundError),
-            open_regular(file) as lines,
-        ):
-            lines.seek(self._read)
-            while chunk := lines.read(_CHUNK) + lines.readline():
-                self._take(chunk)
-
-    def _start_again(self) -> None:
-        self.store = RunStore.open(self.path)
-        self.records: list[RoundRecord] = []
-        self.attention = AttentionShares()
-        self.failures = 0
-        self.scores: Scores | None = None
-        self._described = _identity(self.path / "run.json")
-        self._identity = _identity(self.path / "rounds.jsonl")
-        self._read = 0
-        self._reader = self.store.reader()
-
-    def _take(self, chunk: bytes) -> None:
-        # A last line without its end is still being written: it is read again the next time.
-        self._read += chunk.rfind(b"\n") + 1
-        for record in self._reader.read(chunk):
-            self.attention.add(record)
-            self.failures += len(record.failures)
-            if PER_CLIENT in record.tables:
-                self.scores = _recorded_scores(record)
-            classes = record.tables.get(PER_CLASS, {})
-            self.records.append(
-                replace(
-                    record,
-                    metrics={
-                        **record.metrics,
-                        **{f"{CLASS}{name}": value for name, value in classes.items()},
-                    },
-                    tables={},
-                    cohort=[],
-                    stragglers=[],
-                    dropped=[],
-                    epochs={},
-                    attention={},
-                    failures={},
-                )
-            )
+    rows: int
+    columns: int
+    column_span: int
+    total_rows: int
+    total_columns: int
+    low: float
+    high: float
+    cells: str
 
 
-class Followers:
-    """All runs in and below some directories, those included that begin later."""
+def class_grid(counts: Indices) -> Grid:
+    """``log10`` of the number of samples per class (row) and client (column).
 
-    def __init__(self, paths: Iterable[Path]) -> None:
-        self.paths = list(paths)
-        self._known: dict[Path, RunFollower] = {}
-
-    def update(self, *, forgiving: bool = False) -> tuple[list[RunFollower], list[str]]:
-        """Reads what is new of all runs; a forgiving one says what it left out and why."""
-        problems = []
-        found: dict[Path, RunFollower] = {}
-        for path in self.paths:
-            if not path.exists():
-                raise StoreError(f"{path} does not exist")
-            for directory in run_directories(path):
-                try:
-                    follower = self._known.get(directory) or RunFollower(directory)
-                    follower.update()
-                except StoreError as error:
-                    if not forgiving:
-                        raise
-                    problems.append(str(error))
-                else:
-                    found[directory] = follower
-        self._known = found
-        return list(found.values()), problems
-
-
-def _recorded_scores(record: RoundRecord) -> Scores:
-    return Scores(
-        round=record.round + 1,
-        measure="miou" if "mean_client_miou" in record.metrics else "accuracy",
-        clients={int(client): value for client, value in record.tables[PER_CLIENT].items()},
-        classes=dict(record.tables.get(PER_CLASS, {})),
+    Where there are more than `MOST_COLUMNS` clients, a column is the mean of several.
+    """
+    span = math.ceil(len(counts) / MOST_COLUMNS)
+    starts = np.arange(0, len(counts), span)
+    joined = np.diff(np.append(starts, len(counts)))
+    means = np.add.reduceat(counts.astype(np.float64), starts, axis=0).T / joined
+    held = means > 0
+    values = np.log10(means, out=np.zeros_like(means), where=held)
+    low = float(values[held].min()) if held.any() else 0.0
+    high = max(low + 0.01, float(values[held].max()) if held.any() else 0.0)
+    levels = 1 + np.rint(254 * (values - low) / (high - low))
+    cells = np.where(held, levels, 0).astype(np.uint8)
+    return Grid(
+        rows=values.shape[0],
+        columns=values.shape[1],
+        column_span=span,
+        total_rows=counts.shape[1],
+        total_columns=len(counts),
+        low=low,
+        high=high,
+        cells=base64.b64encode(cells.tobytes()).decode(),
     )
 
 
-def _identity(path: Path) -> object:
-    """Tells whether a file was replaced by another; not whether it grew."""
-    try:
-        status = path.stat()
-    except FileNotFoundError:
+def binned(of: Indices, values: NDArray[np.float64]) -> list[list[float]]:
+    """Means of a client quantity by the number of samples or classes that clients have.
+
+    Returns:
+        Per value of `of`, or per tenth of the clients if there are many: its mean there, the mean
+        of the quantity, its quartiles, and the number of clients.
+    """
+    known = ~np.isnan(values)
+    of, values = of[known], values[known]
+    if not len(of):
+        return []
+    levels = np.unique(of)
+    if len(levels) > MOST_BINS:
+        levels = np.unique(np.quantile(of, np.linspace(0, 1, MOST_BINS + 1)[:-1]))
+    bins = np.searchsorted(levels, of, side="right")
+    result = []
+    for bin_ in np.unique(bins):
+        inside = values[bins == bin_]
+        low, high = np.quantile(inside, (0.25, 0.75))
+        facts = (of[bins == bin_].mean(), inside.mean(), low, high, len(inside))
+        result.append([float(f"{fact:.5g}") for fact in facts])
+    return result
+
+
+def fairness(scores: Sequence[Scores], holdings: Holdings | None) -> dict[str, Any] | None:
+    """Mean client, worst tenth and share at zero, each the mean over seeds; quantiles of all."""
+    values = np.sort([value for one in scores for value in one.clients.values()])
+    if not len(values):
         return None
-    return status.st_dev, status.st_ino
+    per_seed = [summarize_clients(list(one.clients.values())) for one in scores if one.clients]
+    mean, worst, zero = np.mean(per_seed, axis=0).tolist()
+    return {
+        "measure": scores[0].measure,
+        "round": max(one.round for one in scores),
+        "clients": len(values),
+        "seeds": len(scores),
+        "mean": mean,
+        "std": float(values.std()),
+        "zero": zero,
+        "worst": worst,
+        "quantiles": np.quantile(values, np.linspace(0, 1, QUANTILES)).round(5).tolist(),
+        **_by_holdings([one.clients for one in scores], holdings),
+    }
+
+
+def attention(
+    shares: Sequence[Mapping[int, float]], holdings: Holdings | None
+) -> dict[str, Any] | None:
+    """Range of the clients' weights; None where no round had two clients."""
+    values = [value for one in shares for value in one.values()]
+    if not values:
+        return None
+    return {"low": min(values), "high": max(values), **_by_holdings(shares, holdings)}
+
+
+def _by_holdings(
+    values: Iterable[Mapping[int, float]], holdings: Holdings | None
+) -> dict[str, list[list[float]]]:
+    """A client quantity, mean over seeds, by the clients' samples and by their classes."""
+    if holdings is None:
+        return {"size": [], "classes": []}
+    found: dict[int, list[float]] = defaultdict(list)
+    for one in values:
+        for client, value in one.items():
+            found[client].append(value)
+    means = np.full(len(holdings.size), np.nan)
+    for client, each in found.items():
+        if client < len(means):
+            means[client] = np.mean(each)
+    return {"size": binned(holdings.size, means), "classes": binned(holdings.classes, means)}
+
+
+def classes(scores: Sequence[Scores], runs: Sequence[StoredRun]) -> dict[str, float] | None:
+    """The score per class, the mean over the seeds."""
+    tables: list[Mapping[str, float | None]] = [one.classes for one in scores]
+    if not any(tables):  # segmentation records IoU per class in every test
+        tables = [
+            {
+                name.removeprefix(IOU): run.final(name)
+                for name in dict.fromkeys(n for record in run.records for n in record.metrics)
+                if name.startswith(IOU)
+            }
+            for run in runs
+        ]
+    names = list(dict.fromkeys(name for table in tables for name in table))
+    means = {
+        name: round(float(np.mean(found)), 5)
+        for name in names
+        if (found := [value for table in tables if (value := table.get(name)) is not None])
+    }
+    return means or None
+
+
+def calibration(found: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """The reliability of all seeds' predictions together."""
+    if not found:
+        return None
+    pooled: dict[float, list[Mapping[str, float]]] = defaultdict(list)
+    for one in found:
+        for bin_ in one["bins"]:
+            pooled[round(bin_["low"], 6)].append(bin_)
+    bins = []
+    for low in sorted(pooled):
+        counts = [bin_["count"] for bin_ in pooled[low]]
+        means = {
+            name: float(np.average([bin_[name] for bin_ in pooled[low]], weights=counts))
+            for name in ("confidence", "accuracy")
+        }
+        bins.append({"low": low, "high": pooled[low][0]["high"], "count": sum(counts), **means})
+    total = sum(bin_["count"] for bin_ in bins)
+    error = sum(bin_["count"] * abs(bin_["accuracy"] - bin_["confidence"]) for bin_ in bins)
+    return {"seeds": len(found), "ece": error / total if total else 0.0, "bins": bins}

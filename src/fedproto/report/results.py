@@ -10,7 +10,7 @@ metric is taken at the rounds that all runs have.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -80,21 +80,31 @@ class StoredRun:
         return score_at(*self.curve(metric), width, until)
 
 
-def find_runs(
-    paths: Iterable[Path], notify: Callable[[str], None] | None = None
-) -> list[StoredRun]:
-    """All runs in and below some directories; without the unreadable if one is told."""
-    found: list[StoredRun] = []
-    unread: list[StoreError] = []
+def read_runs(paths: Iterable[Path], on_problem: Callable[[str], None]) -> Iterator[StoredRun]:
+    """All runs in and below some directories; an unreadable one is reported and left out."""
     for directory in found_in(paths):
         try:
             store = RunStore.open(directory, to_compare=True)
-            found.append(StoredRun(directory, store.config, store.records()))
+            run = StoredRun(directory, store.config, store.records())
         except StoreError as error:
-            unread.append(error)
-    if unread and (notify is None or not found):
-        raise unread[0]
-    for problem in unread:
+            on_problem(str(error))
+        else:
+            yield run
+
+
+def find_runs(
+    paths: Iterable[Path], notify: Callable[[str], None] | None = None
+) -> list[StoredRun]:
+    """All runs in and below some directories.
+
+    Raises:
+        StoreError: If no run can be read, or if one cannot and there is no `notify` to report it.
+    """
+    problems: list[str] = []
+    found = list(read_runs(paths, problems.append))
+    if problems and (notify is None or not found):
+        raise StoreError(problems[0])
+    for problem in problems:
         assert notify is not None  # noqa: S101 - checked above
         notify(f"left out: {problem}")
     return found

@@ -1,6 +1,5 @@
-// Puts the page together, draws it again when something changes, and asks for news in live mode.
+// Builds the page and draws it again when something changes.
 
-const POLL_SECONDS = 2;
 const THEMES = ["system", "light", "dark"];
 
 function buildPage() {
@@ -17,10 +16,6 @@ function buildPage() {
 // What is in view is drawn at once, the rest as soon as there is time, so that clicks feel immediate.
 function drawPage(everything = false) {
   drawHeader();
-  const waiting = page.data.runs.length === 0;
-  for (const id of ["contents", "runs", "main"]) document.getElementById(id).hidden = waiting;
-  document.getElementById("waiting").hidden = !waiting;
-  if (waiting) return;
   page.runsOf = new Map(page.data.groups.map((_, index) => [index, []]));
   for (const run of page.data.runs) page.runsOf.get(run.group).push(run);
   applyFilters();
@@ -100,26 +95,6 @@ function setPrinting(printing) {
   drawPage();
 }
 
-async function askForNews() {
-  const status = document.getElementById("live");
-  let tag = null;
-  status.hidden = false;
-  for (;;) {
-    try {
-      const answer = await fetch("data.json", { headers: tag ? { "If-None-Match": tag } : {}, cache: "no-store" });
-      if (answer.status === 200) {
-        tag = answer.headers.get("ETag");
-        page.data = { ...page.data, ...(await answer.json()) };
-        drawPage();
-      }
-      status.textContent = `● live, ${new Date().toLocaleTimeString()}`;
-    } catch {
-      status.textContent = "○ the server has gone; this is its last word";
-    }
-    await new Promise((resolve) => setTimeout(resolve, 1000 * POLL_SECONDS));
-  }
-}
-
 readAddress();
 applyTheme();
 buildPage();
@@ -145,4 +120,3 @@ addEventListener("resize", () => {
     drawPage();
   }, 100);
 });
-if (page.data.live) askForNews();
