@@ -22,12 +22,11 @@ import torch
 from fedproto.data.federation import Client, Federation
 from fedproto.data.samples import TensorSamples
 from fedproto.data.tasks import task_named
-from fedproto.engines.base import EngineOptions, Workload
+from fedproto.engines.augment import AugmentOptions
+from fedproto.engines.base import EngineOptions, LocalJob, Workload
 from fedproto.engines.captured import CapturedEngine
-from fedproto.engines.job import LocalJob
 from fedproto.engines.reference import ReferenceEngine, read_state
 from fedproto.engines.training import TrainOptions
-from fedproto.engines.training.augment import AugmentOptions
 from fedproto.models.base import build_model
 from fedproto.models.deeplab import DeepLabOptions
 from fedproto.rng import Indices

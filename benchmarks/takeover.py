@@ -23,8 +23,7 @@ from typing import Any
 import torch
 
 from fedproto.config import RunConfig, read_config
-from fedproto.engines.base import ENGINES
-from fedproto.engines.job import LocalJob
+from fedproto.engines.base import ENGINES, LocalJob
 from fedproto.flower.defence import DEFENCES
 from fedproto.rounds import aggregate
 from fedproto.simulate import simulate

@@ -7,7 +7,7 @@ import torch
 
 from fedproto.data.federation import Client, Federation
 from fedproto.data.samples import TensorSamples
-from fedproto.engines.job import LocalJob
+from fedproto.engines.base import LocalJob
 from fedproto.engines.reference import read_state
 from fedproto.engines.training import TrainOptions
 from fedproto.models.base import ModelOptions, build_model

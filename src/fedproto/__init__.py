@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     )
     from fedproto.data import DATASETS, DataSource, Federation
     from fedproto.data.tasks import TaskOptions
+    from fedproto.engines.augment import AugmentOptions
     from fedproto.engines.base import EngineOptions
     from fedproto.engines.training import TrainOptions
-    from fedproto.engines.training.augment import AugmentOptions
     from fedproto.errors import (
         ConfigError,
         DataError,
@@ -153,7 +153,7 @@ _HOMES = (
     "data.tasks",
     "engines.base",
     "engines.training",
-    "engines.training.augment",
+    "engines.augment",
     "measures",
     "config.options",
     "api",

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedproto.engines.training.augment import AugmentOptions
+from fedproto.engines.augment import AugmentOptions
 from fedproto.errors import ConfigError
 from fedproto.rng.schedule import BatchOrder
 from fedproto.types import VOID

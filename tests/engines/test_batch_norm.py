@@ -9,8 +9,8 @@ from torch import nn
 from fedproto import FedAvg, Federation, FedProto, run, with_features
 from fedproto.data.federation import Client
 from fedproto.data.samples import TensorSamples
+from fedproto.engines.layers import estimate, statistics_names, tolerate_single_values
 from fedproto.engines.reference import read_state
-from fedproto.engines.training.batch_norm import estimate, statistics_names, tolerate_single_values
 from fedproto.models.base import build_model
 from fedproto.models.deeplab import SmallDeepLabOptions
 from fedproto.rounds.runs import Run

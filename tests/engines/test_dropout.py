@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from engine_cases import CLASSES, check_same, small_federation, sweep
-from fedproto.engines.training.dropout import Masks
+from fedproto.engines.layers import Masks
 from fedproto.models import with_features
 from fedproto.strategies import FedAvg
 

@@ -23,8 +23,7 @@ from engine_cases import (
 from fedproto import FedAvg, FedNova, FedProto, FedProx, Scaffold, Strategy, with_features
 from fedproto.config import RunConfig, read_config
 from fedproto.engines.base import ENGINES
-from fedproto.engines.training import TrainOptions
-from fedproto.engines.training.step import take_step
+from fedproto.engines.training import TrainOptions, take_step
 from fedproto.errors import ConfigError
 from fedproto.models.small import CNN4Options
 from fedproto.rounds.planning import check_fits

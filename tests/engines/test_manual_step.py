@@ -9,12 +9,11 @@ from torch.nn import functional as F  # noqa: N812 - the name everyone uses
 
 from engine_cases import CLASSES, STRATEGIES, engine_for, jobs_of, small_federation
 from fedproto.data.tasks import Classification
+from fedproto.engines.augment import AugmentOptions
+from fedproto.engines.manual import ManualTrainer, can_step_manually, manual_network
 from fedproto.engines.reference import ReferenceEngine
+from fedproto.engines.spectra import SpectralConvolution
 from fedproto.engines.training import TrainOptions
-from fedproto.engines.training.augment import AugmentOptions
-from fedproto.engines.workers.manual import manual_network
-from fedproto.engines.workers.spectra import SpectralConvolution
-from fedproto.engines.workers.trainer import ManualTrainer, can_step_manually
 from fedproto.models.base import build_model
 from fedproto.models.small import CNN, CNN4Options, CNNOptions, MLPOptions
 from fedproto.strategies import FedAvg, FedProx, Strategy

@@ -20,12 +20,11 @@ from engine_cases import (
 from fedproto.cli.progress import Notices
 from fedproto.config import RunConfig, ScheduleOptions
 from fedproto.data.tasks import Classification, Task, task_named
-from fedproto.engines import auto, processes
+from fedproto.engines import auto, pool, processes
 from fedproto.engines.auto import Demand
 from fedproto.engines.base import EngineOptions
+from fedproto.engines.pool import SharedSlots
 from fedproto.engines.training import TrainOptions
-from fedproto.engines.workers import pool
-from fedproto.engines.workers.shared import SharedSlots
 from fedproto.errors import ConfigError, TrainingError
 from fedproto.models.base import build_model
 from fedproto.simulate.driver import engine_of

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from fedproto import FedAvg, FedProto
 from fedproto.config import read_config
-from fedproto.engines.job import LocalJob
+from fedproto.engines.base import LocalJob
 from fedproto.flower import wire
 from fedproto.flower.wire import LONGEST_REASON, PROTOCOL, UnreadableError, write_tensors
 from fedproto.strategies.fedproto import COUNT, MARGIN, SUM

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from fedproto.engines.training.batch_norm import tolerate_single_values
+from fedproto.engines.layers import tolerate_single_values
 from fedproto.errors import ConfigError, TrainingError
 from fedproto.models.base import build_model
 from fedproto.models.deeplab import DeepLabOptions, SmallDeepLabOptions

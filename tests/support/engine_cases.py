@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from fedproto.config import RunConfig, ScheduleOptions
 from fedproto.data.federation import Federation
 from fedproto.data.tasks import task_named
-from fedproto.engines.base import ENGINES, Engine, EngineOptions, Workload
-from fedproto.engines.job import LocalJob
+from fedproto.engines.base import ENGINES, Engine, EngineOptions, LocalJob, Workload
 from fedproto.engines.reference import read_state
 from fedproto.engines.training import TrainOptions
 from fedproto.models.base import ModelOptions, build_model

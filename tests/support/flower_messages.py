@@ -7,7 +7,7 @@ import dataclasses
 from flwr.app import RecordDict
 
 from fedproto import FedProto
-from fedproto.engines.job import LocalJob
+from fedproto.engines.base import LocalJob
 from fedproto.engines.training import TrainOptions
 from fedproto.flower import wire
 from fedproto.flower.wire import UnreadableError

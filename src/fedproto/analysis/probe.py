@@ -23,13 +23,13 @@ from fedproto.analysis.dissimilarity import (
 )
 from fedproto.analysis.uncertainty import BINS, tally_confidence
 from fedproto.engines.base import Workload
-from fedproto.engines.setting import load_state
-from fedproto.engines.training.batch_norm import (
+from fedproto.engines.layers import (
     estimate,
     goes_by_batch,
     statistics_names,
     tolerate_single_values,
 )
+from fedproto.engines.setting import load_state
 from fedproto.equations import class_prototypes
 from fedproto.models.base import class_rows, features_of
 from fedproto.rng import Indices

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from fedproto.api.result import Result
 from fedproto.disk.files import explained, write_atomically
-from fedproto.engines.training.batch_norm import statistics_names
+from fedproto.engines.layers import statistics_names
 from fedproto.errors import (
     ConfigError,
     StoreError,

@@ -28,7 +28,7 @@ from fedproto.data.segmentation import fitted
 from fedproto.data.tasks import task_named
 from fedproto.disk.files import explained, open_regular, read_limited
 from fedproto.engines.base import EngineOptions
-from fedproto.engines.training.batch_norm import estimate, statistics_names
+from fedproto.engines.layers import estimate, statistics_names
 from fedproto.errors import ConfigError, DataError
 from fedproto.models.adapter import adapted
 from fedproto.models.base import features_of

@@ -37,9 +37,9 @@ from fedproto.config.options import (
 from fedproto.config.run import CHOICES, RunConfig, asked_config, dotted_names, flatten, options_of
 from fedproto.data.tasks import TaskOptions
 from fedproto.disk.files import check_limit, user_path
+from fedproto.engines.augment import AugmentOptions
 from fedproto.engines.base import EngineOptions
 from fedproto.engines.training import TrainOptions
-from fedproto.engines.training.augment import AugmentOptions
 from fedproto.errors import ConfigError, unknown_name
 from fedproto.measures import MeasureOptions
 from fedproto.options import Options, bundled_recipes, options_to_dict

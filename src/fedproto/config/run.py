@@ -23,10 +23,10 @@ from fedproto.data.base import DATASETS, DataSource
 from fedproto.data.federation import Federation
 from fedproto.data.own import located
 from fedproto.data.tasks import TaskOptions, task_named
+from fedproto.engines.augment import AugmentOptions
 from fedproto.engines.base import EngineOptions, Notify, Workload, check_engine_name, ignore
 from fedproto.engines.setting import fitted
 from fedproto.engines.training import TrainOptions
-from fedproto.engines.training.augment import AugmentOptions
 from fedproto.errors import ConfigError, unknown_name
 from fedproto.measures import MEASURES, MeasureOptions
 from fedproto.models.base import MODELS, ModelOptions

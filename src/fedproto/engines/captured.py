@@ -17,13 +17,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fedproto.engines.base import ENGINES, Workload
-from fedproto.engines.job import LocalJob
+from fedproto.engines.base import ENGINES, LocalJob, Workload
+from fedproto.engines.layers import freeze, layer_that_draws
 from fedproto.engines.reference import ReferenceEngine, Step
 from fedproto.engines.spaced import take_over
 from fedproto.engines.training import TrainOptions
-from fedproto.engines.training.batch_norm import freeze
-from fedproto.engines.training.dropout import layer_that_draws
 from fedproto.strategies.base import Local, Objective
 from fedproto.types import ServerState
 

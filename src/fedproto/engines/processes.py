@@ -2,7 +2,7 @@
 
 Small models do not keep several threads busy: each step is over before they have met. Whole jobs
 side by side do. Weights travel through shared memory, and the longest jobs go first so that all
-cores finish together. What trains them is `fedproto.engines.workers.trainer`.
+cores finish together. What trains them is `fedproto.engines.manual`.
 """
 
 from __future__ import annotations
@@ -16,14 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedproto.engines.base import ENGINES, Engine, OnDone, Workload, available_cores
-from fedproto.engines.job import LocalJob
+from fedproto.engines.base import ENGINES, Engine, LocalJob, OnDone, Workload, available_cores
+from fedproto.engines.layers import goes_by_batch
+from fedproto.engines.manual import ManualTrainer
+from fedproto.engines.pool import SharedSlots, Work, WorkerPool, keep_freed_memory
 from fedproto.engines.reference import ReferenceEngine
-from fedproto.engines.training.batch_norm import goes_by_batch
-from fedproto.engines.workers.memory import keep_freed_memory
-from fedproto.engines.workers.pool import Work, WorkerPool
-from fedproto.engines.workers.shared import SharedSlots
-from fedproto.engines.workers.trainer import ManualTrainer
 from fedproto.rng import Indices
 from fedproto.strategies.base import PERSONAL
 from fedproto.types import ClientFailure, ClientUpdate, ServerState, part, under

@@ -20,10 +20,9 @@ from torch import Tensor
 
 from fedproto.data.federation import Federation
 from fedproto.data.tasks import Task
-from fedproto.engines.base import ENGINES, Engine, OnDone, Workload
-from fedproto.engines.job import LocalJob
-from fedproto.engines.setting import load_state, read_state, setting_of
-from fedproto.engines.training.batch_norm import (
+from fedproto.engines.base import ENGINES, Engine, LocalJob, OnDone, Workload
+from fedproto.engines.layers import (
+    Masks,
     estimate,
     forget,
     freeze,
@@ -31,9 +30,8 @@ from fedproto.engines.training.batch_norm import (
     statistics_names,
     tolerate_single_values,
 )
-from fedproto.engines.training.dropout import Masks
-from fedproto.engines.training.step import take_step
-from fedproto.engines.training.terms import BatchTerm, outputs_of
+from fedproto.engines.setting import load_state, read_state, setting_of
+from fedproto.engines.training import BatchTerm, outputs_of, take_step
 from fedproto.equations import class_sums
 from fedproto.errors import TrainingError
 from fedproto.models.base import features_of
@@ -237,7 +235,7 @@ class ReferenceEngine(Engine):
     def _stepper(self, job: LocalJob, local: Local, objective: Objective) -> Step:
         """What a local step does with a batch; it returns the loss of the batch alone.
 
-        How a step follows from the gradient, `fedproto.engines.training.step` says.
+        How a step follows from the gradient, `fedproto.engines.training` says.
         """
         model = self._model.train()
         if job.train.batch_norm == "frozen":

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fedproto.data.federation import Federation
 from fedproto.data.tasks import Task
 from fedproto.engines.base import Workload
-from fedproto.engines.training.batch_norm import statistics_names
+from fedproto.engines.layers import statistics_names
 from fedproto.errors import DataError, TrainingError
 from fedproto.models.adapter import adapted, scores_features
 from fedproto.models.base import class_rows, declares_features, features_of

@@ -14,9 +14,8 @@ from torch import Tensor
 from torch.func import vmap
 
 from fedproto.data.samples import held
-from fedproto.engines.base import ENGINES, Engine, OnDone, Workload
+from fedproto.engines.base import ENGINES, Engine, LocalJob, OnDone, Workload
 from fedproto.engines.captured import CapturedEngine
-from fedproto.engines.job import LocalJob
 from fedproto.engines.reference import ReferenceEngine, by_client
 from fedproto.engines.stacking.choice import network_for
 from fedproto.engines.stacking.fusing import Compiled, unfused

@@ -30,7 +30,7 @@ from fedproto.config import RunConfig
 from fedproto.data.base import data_root
 from fedproto.data.federation import Client, Federation
 from fedproto.disk.files import Folder
-from fedproto.engines.job import LocalJob, laid_over
+from fedproto.engines.base import LocalJob, laid_over
 from fedproto.engines.reference import ReferenceEngine
 from fedproto.engines.setting import read_state, setting_of
 from fedproto.errors import ConfigError, DataError, FedprotoError, TrainingError

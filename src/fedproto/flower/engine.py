@@ -22,8 +22,7 @@ from torch import Tensor
 from fedproto.config import FlowerOptions, RunConfig
 from fedproto.disk.files import explained, is_there, write_atomically
 from fedproto.disk.integrity import DamagedError, sealed, unsealed
-from fedproto.engines.base import Engine, OnDone, Workload
-from fedproto.engines.job import LocalJob
+from fedproto.engines.base import Engine, LocalJob, OnDone, Workload
 from fedproto.engines.reference import ReferenceEngine
 from fedproto.engines.setting import setting_of
 from fedproto.errors import ConfigError, StoreError, TrainingError

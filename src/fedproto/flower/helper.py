@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from fedproto.data.tasks import task_named
 from fedproto.engines.setting import load_state, read_state, setting_for
-from fedproto.engines.training.terms import BatchTerm, outputs_of
+from fedproto.engines.training import BatchTerm, outputs_of
 from fedproto.equations import class_sums
 from fedproto.errors import TrainingError
 from fedproto.flower.wire import read_tensors, write_tensors

@@ -24,8 +24,7 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-from fedproto.engines.base import Workload
-from fedproto.engines.job import LocalJob
+from fedproto.engines.base import LocalJob, Workload
 from fedproto.engines.reference import ReferenceEngine
 from fedproto.errors import ConfigError, install
 from fedproto.rng import Indices

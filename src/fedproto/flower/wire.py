@@ -24,7 +24,7 @@ from torch import Tensor
 
 from fedproto.config import RunConfig, read_config
 from fedproto.disk.files import limits
-from fedproto.engines.job import LocalJob
+from fedproto.engines.base import LocalJob
 from fedproto.errors import FedprotoError
 from fedproto.rng.schedule import BatchOrder
 from fedproto.rounds.aggregate import Expected

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fedproto.engines.job import LocalJob
+from fedproto.engines.base import LocalJob
 from fedproto.errors import TrainingError
 from fedproto.strategies.aggregation import as_remembered, combine, summed, update_norms
 from fedproto.strategies.base import Declarations, Setting

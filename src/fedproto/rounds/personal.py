@@ -9,8 +9,7 @@ import numpy as np
 
 from fedproto.data.federation import Federation
 from fedproto.data.tasks import headline
-from fedproto.engines.base import Engine
-from fedproto.engines.job import LocalJob
+from fedproto.engines.base import Engine, LocalJob
 from fedproto.errors import ConfigError
 from fedproto.rng import Purpose, schedule, torch_seed
 from fedproto.rounds.client_memory import remembered

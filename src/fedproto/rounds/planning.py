@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 
 from fedproto.config import RunConfig
 from fedproto.data.federation import Federation
-from fedproto.engines.base import Engine
-from fedproto.engines.job import LocalJob
+from fedproto.engines.base import Engine, LocalJob
+from fedproto.engines.layers import statistics_names
 from fedproto.engines.setting import setting_of
-from fedproto.engines.training.batch_norm import statistics_names
 from fedproto.errors import ConfigError, StoreError
 from fedproto.rng import Purpose, schedule, torch_seed
 from fedproto.rounds.client_memory import remembered

@@ -18,13 +18,19 @@ from torch.nn import functional as F  # noqa: N812 - the name everyone uses
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
+from fedproto.engines.layers import (
+    Masks,
+    freeze,
+    goes_by_batch,
+    layer_that_draws,
+    layers,
+    statistics_names,
+)
 from fedproto.engines.setting import read_state
 from fedproto.engines.stacking import formulas
 from fedproto.engines.stacking.fusing import Fuse
 from fedproto.engines.stacking.gradients import Gradient
 from fedproto.engines.stacking.network import Calibration, Network, Term
-from fedproto.engines.training.batch_norm import freeze, goes_by_batch, layers, statistics_names
-from fedproto.engines.training.dropout import Masks, layer_that_draws
 from fedproto.models.base import declares_features, features_of, head_of
 from fedproto.types import Tensors
 

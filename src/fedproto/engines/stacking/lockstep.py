@@ -28,7 +28,7 @@ from fedproto.engines.stacking.optimizers import clip, optimizer_for, perturbed
 from fedproto.engines.stacking.orders import StackOrders, end_step, next_batch
 from fedproto.engines.stacking.terms import StackTerm
 from fedproto.engines.stacking.whole import MlpStep, StepState
-from fedproto.engines.training.step import centralize
+from fedproto.engines.training import centralize
 from fedproto.rng import Indices
 from fedproto.strategies.base import Local, Objective
 from fedproto.types import ServerState, Tensors
@@ -339,7 +339,7 @@ class Lockstep:
         return gradient
 
     def _follow_rule(self, flat: Tensor, gradient: Tensor, rate: Tensor) -> None:
-        """Updates the weights by any rule, as `fedproto.engines.training.step` does."""
+        """Updates the weights by any rule, as `fedproto.engines.training` does."""
         train, slots = self._kind.train, [slot[: len(flat)] for slot in self._slots]
         if train.centralize:
             views = self._layout.views(gradient)

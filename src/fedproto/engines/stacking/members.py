@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from fedproto.engines.base import Workload
-from fedproto.engines.job import LocalJob
+from fedproto.engines.base import LocalJob, Workload
 from fedproto.engines.reference import needs_head
 from fedproto.engines.setting import setting_of
 from fedproto.engines.stacking.network import Network, stack_params

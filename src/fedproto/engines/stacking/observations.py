@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedproto.engines.base import Workload
-from fedproto.engines.job import LocalJob
+from fedproto.engines.base import LocalJob, Workload
 from fedproto.engines.stacking.memory import free_bytes
 from fedproto.engines.stacking.network import Network
 from fedproto.engines.stacking.statistics import estimated, lacking

@@ -13,8 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fedproto.engines.training import TrainOptions
-from fedproto.engines.training.step import TINY
+from fedproto.engines.training import TINY, TrainOptions
 
 
 class Optimizer(abc.ABC):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedproto.data.federation import Federation
-from fedproto.engines.job import LocalJob
+from fedproto.engines.base import LocalJob
 from fedproto.rng import Indices
 from fedproto.rng.schedule import BatchOrder
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from fedproto.engines.job import LocalJob
+from fedproto.engines.base import LocalJob
 from fedproto.strategies.base import Local, Observation, Report
 from fedproto.strategies.sections import Method
 from fedproto.types import Tensors

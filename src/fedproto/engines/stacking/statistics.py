@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedproto.engines.job import LocalJob
+from fedproto.engines.base import LocalJob
 from fedproto.engines.stacking.network import Network
 from fedproto.types import ServerState, Tensors
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from fedproto.engines.stacking.network import Network, Term
-from fedproto.engines.training.terms import frozen_weights
+from fedproto.engines.training import frozen_weights
 from fedproto.strategies.base import Batch, Local, Outputs, Strategy
 from fedproto.types import ServerState, Tensors, part, under
 

@@ -1,4 +1,4 @@
-"""A pool of forked processes that carry out tasks, whatever happens to any one of them.
+"""A pool of forked processes that run tasks, and the memory they share with their parent.
 
 A task goes to a worker over a pipe and its result comes back the same way; a worker that dies or
 stands still is replaced and its task done again. Tasks are pure functions, so doing one twice
@@ -7,6 +7,8 @@ changes nothing.
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import multiprocessing
 import os
 import signal
@@ -20,10 +22,11 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
+from torch import Tensor
 
 from fedproto.engines.base import Notify, ignore
-from fedproto.engines.workers.memory import keep_freed_memory
 from fedproto.errors import TrainingError
+from fedproto.types import Tensors
 
 Work: TypeAlias = Callable[[int, Any], Any]
 """What a worker does with a task: its own number and the task give a result that can be sent."""
@@ -238,3 +241,62 @@ def _serve(
     finally:
         # Nothing of the parent's must be flushed or torn down a second time.
         os._exit(0)
+
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+_LARGEST_BLOCK = 32 << 20
+_KEPT = 512 << 20
+
+
+def keep_freed_memory() -> None:
+    """Has this process keep up to half a gigabyte; does nothing where the library is not GNU's."""
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError, TypeError):
+        return
+    mallopt(_MMAP_THRESHOLD, _LARGEST_BLOCK)
+    mallopt(_TRIM_THRESHOLD, _KEPT)
+
+
+_ALIGNMENT = 64
+
+
+class SharedSlots:
+    """Several places for the tensors of a model."""
+
+    def __init__(self, example: Tensors, slots: int) -> None:
+        self.slots = slots
+        self._example = {name: (tensor.shape, tensor.dtype) for name, tensor in example.items()}
+        starts, size = {}, 0
+        for name, tensor in example.items():
+            starts[name] = size
+            size += -(-tensor.numel() * tensor.element_size() // _ALIGNMENT) * _ALIGNMENT
+        self._starts, self._slot_bytes = starts, size
+        self._memory = mmap.mmap(-1, max(1, slots * size))
+
+    def fits(self, tensors: Tensors) -> bool:
+        """Whether a slot can hold such tensors."""
+        return self._example == {name: (one.shape, one.dtype) for name, one in tensors.items()}
+
+    def view(self, slot: int) -> dict[str, Tensor]:
+        """A slot's tensors, in place."""
+        views = {}
+        for name, (shape, dtype) in self._example.items():
+            count = shape.numel()
+            start = slot * self._slot_bytes + self._starts[name]
+            flat = (
+                torch.frombuffer(self._memory, dtype=dtype, count=count, offset=start)
+                if count
+                else torch.empty(0, dtype=dtype)
+            )
+            views[name] = flat.view(shape)
+        return views
+
+    def write(self, slot: int, tensors: Tensors) -> None:
+        """Puts tensors into a slot."""
+        for name, view in self.view(slot).items():
+            view.copy_(tensors[name])
+
+    def read(self, slot: int) -> dict[str, Tensor]:
+        """Copies of a slot's tensors."""
+        return {name: view.clone() for name, view in self.view(slot).items()}

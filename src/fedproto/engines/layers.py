@@ -1,0 +1,186 @@
+"""Layers that training in a federation treats specially: batch normalisation and dropout.
+
+Batch normalisation: whose statistics a model normalises by. `average` treats the running mean and
+variance of a layer like weights: clients send them and the server averages them. `frozen` never
+changes them: clients train with those of the initial model. `local` never sends them: a state has
+none, and whoever uses a model estimates them from the inputs at hand (a client from its training
+inputs, for its prototypes and for the test of its own test part). Scale and shift are weights and
+are trained and averaged under all three.
+
+Dropout: masks are a function of job, step and position. PyTorch draws them one after another from a
+generator, so that they depend on the device, on the memory layout of tensors and on everything
+drawn before. These are hashed: they are the same in every engine and on every device, however many
+jobs are trained at once.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+
+BatchNormPolicy: TypeAlias = Literal["average", "frozen", "local"]
+
+
+def tolerate_single_values(model: nn.Module) -> None:
+    """Lets a model's batch-norm layers train on a single value per channel.
+
+    Such a value has no variance: a last batch of one sample, or one image whose map has shrunk to
+    1×1 as in global pooling. It is normalised by the running statistics and leaves them as they
+    are.
+    """
+    for layer in layers(model).values():
+        layer.register_forward_pre_hook(_before)
+        layer.register_forward_hook(_after, always_call=True)
+
+
+def _before(layer: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+    (values,) = arguments
+    if layer.training and values.numel() == values.shape[1]:
+        layer.training = False
+        layer.__dict__["single_value"] = True
+
+
+def _after(layer: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> None:
+    del arguments, output
+    if layer.__dict__.pop("single_value", False):
+        layer.training = True
+
+
+def layers(model: nn.Module) -> dict[str, _BatchNorm]:
+    """A model's batch-norm layers that keep statistics, by name."""
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, _BatchNorm) and module.running_mean is not None
+    }
+
+
+def statistics_names(model: nn.Module) -> set[str]:
+    """The names of the buffers that are batch-norm statistics."""
+    return {
+        f"{name}.{buffer}" if name else buffer
+        for name, layer in layers(model).items()
+        for buffer, _ in layer.named_buffers(recurse=False)
+    }
+
+
+def freeze(model: nn.Module) -> None:
+    """Lets a model in training normalise by its statistics and leave them as they are."""
+    for layer in layers(model).values():
+        layer.eval()
+
+
+def forget(model: nn.Module) -> None:
+    """Sets a model's statistics to what they are at first: those of another client are not its."""
+    for layer in layers(model).values():
+        layer.reset_running_stats()
+
+
+def goes_by_batch(model: nn.Module) -> bool:
+    """Whether a model has layers without statistics, which normalise each batch by its own.
+
+    Such a model is tested client by client, so that nobody's samples change another's scores.
+    """
+    return any(
+        isinstance(module, _BatchNorm) and module.running_mean is None for module in model.modules()
+    )
+
+
+@torch.no_grad()
+def estimate(model: nn.Module, batches: Iterable[Tensor]) -> None:
+    """Sets a model's statistics to the mean of those of some batches, and the model to testing."""
+    model.eval()
+    found = layers(model).values()
+    if not found:
+        return
+    momenta = [layer.momentum for layer in found]
+    for layer in found:
+        layer.reset_running_stats()
+        layer.momentum = None  # a plain mean over the batches
+        layer.train()
+    for inputs in batches:
+        model(inputs)
+    for layer, momentum in zip(found, momenta, strict=True):
+        layer.momentum = momentum
+    model.eval()
+
+
+KINDS = (nn.Dropout, nn.Dropout2d)
+_GOLDEN, _FIRST, _SECOND = -7046029254386353131, -4658895280553007687, -7723592293110705685
+_BITS = 53
+
+
+class Masks:
+    """What the masks of a model's dropout layers are drawn by.
+
+    Attributes:
+        drawn: Whether the model has any such layer.
+        seed: Of the job; a tensor of whole numbers.
+        step: The step's number within the job, likewise.
+    """
+
+    def __init__(self, model: nn.Module, device: torch.device) -> None:
+        """Takes over the model's dropout layers."""
+        self.drawn = False
+        self.seed, self.step = torch.zeros((2, 1), dtype=torch.int64, device=device)
+        self._part = self._place = 0
+        for layer in model.modules():
+            if isinstance(layer, _DropoutNd) and type(layer) in KINDS:
+                # The instance's own: what a layer is called and what it is stays as it was.
+                layer.forward = functools.partial(self._applied, layer)
+                self.drawn = True
+
+    def begin_job(self, seed: int) -> None:
+        """The next step is a job's first; in place, where a captured step finds it."""
+        if self.drawn:
+            self.seed.fill_(seed)
+            self.step.fill_(-1)
+
+    def begin_step(self) -> None:
+        """The next step."""
+        if self.drawn:
+            self.step += 1
+
+    def begin_pass(self, part: int = 0) -> None:
+        """A pass through the model, of which a step may make several."""
+        self._part, self._place = part, 0
+
+    def _applied(self, layer: _DropoutNd, x: Tensor) -> Tensor:
+        if not layer.training or not layer.p:
+            return x
+        whole = isinstance(layer, nn.Dropout2d)
+        shape = (*x.shape[:2], *[1] * (x.dim() - 2)) if whole else x.shape
+        key = self.seed
+        for number in (self.step, self._part, self._place):
+            key = _hashed(key + _GOLDEN + number)
+        self._place += 1
+        index = torch.arange(torch.Size(shape).numel(), device=x.device)
+        bits = _shifted(_hashed(key + index * _GOLDEN), 64 - _BITS)
+        keep = (bits >= int(layer.p * 2**_BITS)).view(shape).to(x.dtype)
+        return x * (keep * (1 / (1 - layer.p) if layer.p < 1 else 0.0))
+
+
+def layer_that_draws(model: nn.Module) -> str | None:
+    """The first layer that draws from a generator all the same, in words; None without any."""
+    for name, layer in model.named_modules():
+        if isinstance(layer, _DropoutNd) and layer.p > 0 and type(layer) not in KINDS:
+            return f"'{name}' ({type(layer).__name__})"
+    return None
+
+
+def _hashed(x: Tensor) -> Tensor:
+    """Steele, Lea and Flood's mix of 64 bits (splitmix64); products wrap around."""
+    x = (x ^ _shifted(x, 30)) * _FIRST
+    x = (x ^ _shifted(x, 27)) * _SECOND
+    return x ^ _shifted(x, 31)
+
+
+def _shifted(x: Tensor, bits: int) -> Tensor:
+    """To the right, zeros from the left: 64 bits without a sign."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)

@@ -1,1 +1,0 @@
-"""The processes engine's parts: memory that processes share, and the pool of workers."""
