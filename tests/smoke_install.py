@@ -57,7 +57,7 @@ WORKS = [
     ["analyse", "runs/one"],
     ["report", "runs"],
     ["check", "runs"],
-    ["export", "runs/one", "--format=safetensors", "--format=torchscript"],
+    ["export", "runs/one", "--format=safetensors", "--format=pt"],
     ["predict", "runs/one", "figures"],
     ["flower", "privacy", "--noise=4", "--rounds=10"],
     ["flower", "keys", "federation", "--host=localhost", "--clients=2"],

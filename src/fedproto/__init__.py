@@ -1,179 +1,103 @@
-"""Federated learning of visual models, guided by prototypes."""
+"""Federated learning of visual models, guided by prototypes.
 
+PyTorch takes seconds to import, so a name is imported when it is first asked for. The names and
+their modules are listed once, below, where type checkers read them; at run time they are read from
+this source.
+"""
+
+import ast
+import importlib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedproto.version import __version__
+from fedproto.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from fedproto.api import (
-        Result,
-        Results,
-        analyse,
-        load,
-        load_all,
-        load_data,
-        predict,
-        run,
-        sweep,
-    )
-    from fedproto.config.options import (
-        EvaluateOptions,
-        FlowerOptions,
-        ScheduleOptions,
-        StopOptions,
-        StoreOptions,
-    )
-    from fedproto.data import DATASETS, DataSource, Federation
-    from fedproto.data.tasks import TaskOptions
-    from fedproto.engines.augment import AugmentOptions
-    from fedproto.engines.base import EngineOptions
-    from fedproto.engines.training import TrainOptions
-    from fedproto.errors import (
-        ConfigError,
-        DataError,
-        FedprotoError,
-        HardlyLearnedWarning,
-        StoreError,
-        TrainingError,
-    )
-    from fedproto.measures import MeasureOptions
-    from fedproto.models import MODELS, FeatureModel, ModelOptions, with_features
-    from fedproto.store.sweeps import extend
-    from fedproto.strategies import (
-        GHBM,
-        STRATEGIES,
-        Centralized,
-        Ditto,
-        FedACG,
-        FedAtt,
-        FedAvg,
-        FedBABU,
-        FedDecorr,
-        FedDisco,
-        FedDyn,
-        FedLC,
-        FedNova,
-        FedNTD,
-        FedPer,
-        FedProto,
-        FedProtoTan,
-        FedProx,
-        FedRep,
-        FedRoD,
-        FedRS,
-        Moon,
-        QFedAvg,
-        Scaffold,
-        Strategy,
-    )
-    from fedproto.strategies.aggregation import AggregateOptions
-    from fedproto.strategies.sections import HeadOptions, Method, ServerOptions
-    from fedproto.strategies.serve import ServeOptions
-    from fedproto.types import Prototypes, RoundRecord
+    from fedproto.api import Result as Result
+    from fedproto.api import Results as Results
+    from fedproto.api import analyse as analyse
+    from fedproto.api import load as load
+    from fedproto.api import load_all as load_all
+    from fedproto.api import load_data as load_data
+    from fedproto.api import predict as predict
+    from fedproto.api import run as run
+    from fedproto.api import sweep as sweep
+    from fedproto.config.options import EvaluateOptions as EvaluateOptions
+    from fedproto.config.options import FlowerOptions as FlowerOptions
+    from fedproto.config.options import ScheduleOptions as ScheduleOptions
+    from fedproto.config.options import StopOptions as StopOptions
+    from fedproto.config.options import StoreOptions as StoreOptions
+    from fedproto.data import DATASETS as DATASETS
+    from fedproto.data import DataSource as DataSource
+    from fedproto.data import Federation as Federation
+    from fedproto.data.tasks import TaskOptions as TaskOptions
+    from fedproto.engines.augment import AugmentOptions as AugmentOptions
+    from fedproto.engines.base import EngineOptions as EngineOptions
+    from fedproto.engines.training import TrainOptions as TrainOptions
+    from fedproto.errors import ConfigError as ConfigError
+    from fedproto.errors import DataError as DataError
+    from fedproto.errors import FedprotoError as FedprotoError
+    from fedproto.errors import HardlyLearnedWarning as HardlyLearnedWarning
+    from fedproto.errors import StoreError as StoreError
+    from fedproto.errors import TrainingError as TrainingError
+    from fedproto.measures import MeasureOptions as MeasureOptions
+    from fedproto.models import MODELS as MODELS
+    from fedproto.models import FeatureModel as FeatureModel
+    from fedproto.models import ModelOptions as ModelOptions
+    from fedproto.models import with_features as with_features
+    from fedproto.store.sweeps import extend as extend
+    from fedproto.strategies import GHBM as GHBM
+    from fedproto.strategies import STRATEGIES as STRATEGIES
+    from fedproto.strategies import Centralized as Centralized
+    from fedproto.strategies import Ditto as Ditto
+    from fedproto.strategies import FedACG as FedACG
+    from fedproto.strategies import FedAtt as FedAtt
+    from fedproto.strategies import FedAvg as FedAvg
+    from fedproto.strategies import FedBABU as FedBABU
+    from fedproto.strategies import FedDecorr as FedDecorr
+    from fedproto.strategies import FedDisco as FedDisco
+    from fedproto.strategies import FedDyn as FedDyn
+    from fedproto.strategies import FedLC as FedLC
+    from fedproto.strategies import FedNova as FedNova
+    from fedproto.strategies import FedNTD as FedNTD
+    from fedproto.strategies import FedPer as FedPer
+    from fedproto.strategies import FedProto as FedProto
+    from fedproto.strategies import FedProtoTan as FedProtoTan
+    from fedproto.strategies import FedProx as FedProx
+    from fedproto.strategies import FedRep as FedRep
+    from fedproto.strategies import FedRoD as FedRoD
+    from fedproto.strategies import FedRS as FedRS
+    from fedproto.strategies import Moon as Moon
+    from fedproto.strategies import QFedAvg as QFedAvg
+    from fedproto.strategies import Scaffold as Scaffold
+    from fedproto.strategies import Strategy as Strategy
+    from fedproto.strategies.aggregation import AggregateOptions as AggregateOptions
+    from fedproto.strategies.sections import HeadOptions as HeadOptions
+    from fedproto.strategies.sections import Method as Method
+    from fedproto.strategies.sections import ServerOptions as ServerOptions
+    from fedproto.strategies.serve import ServeOptions as ServeOptions
+    from fedproto.types import Prototypes as Prototypes
+    from fedproto.types import RoundRecord as RoundRecord
+else:
 
-__all__ = [
-    "DATASETS",
-    "GHBM",
-    "MODELS",
-    "STRATEGIES",
-    "AggregateOptions",
-    "AugmentOptions",
-    "Centralized",
-    "ConfigError",
-    "DataError",
-    "DataSource",
-    "Ditto",
-    "EngineOptions",
-    "EvaluateOptions",
-    "FeatureModel",
-    "FedACG",
-    "FedAtt",
-    "FedAvg",
-    "FedBABU",
-    "FedDecorr",
-    "FedDisco",
-    "FedDyn",
-    "FedLC",
-    "FedNTD",
-    "FedNova",
-    "FedPer",
-    "FedProto",
-    "FedProtoTan",
-    "FedProx",
-    "FedRS",
-    "FedRep",
-    "FedRoD",
-    "Federation",
-    "FedprotoError",
-    "FlowerOptions",
-    "HardlyLearnedWarning",
-    "HeadOptions",
-    "MeasureOptions",
-    "Method",
-    "ModelOptions",
-    "Moon",
-    "Prototypes",
-    "QFedAvg",
-    "Result",
-    "Results",
-    "RoundRecord",
-    "Scaffold",
-    "ScheduleOptions",
-    "ServeOptions",
-    "ServerOptions",
-    "StopOptions",
-    "StoreError",
-    "StoreOptions",
-    "Strategy",
-    "TaskOptions",
-    "TrainOptions",
-    "TrainingError",
-    "__version__",
-    "analyse",
-    "extend",
-    "load",
-    "load_all",
-    "load_data",
-    "predict",
-    "run",
-    "sweep",
-    "with_features",
-]
-
-_HOMES = (
-    "errors",
-    "types",
-    "data",
-    "strategies",
-    "strategies.aggregation",
-    "strategies.serve",
-    "strategies.sections",
-    "models",
-    "store.sweeps",
-    "data.tasks",
-    "engines.base",
-    "engines.training",
-    "engines.augment",
-    "measures",
-    "config.options",
-    "api",
-)
-"""Where what is offered here comes from."""
+    def __getattr__(name: str) -> Any:
+        """Imports a name when it is first asked for."""
+        if name not in _MODULE_OF:
+            raise AttributeError(f"module 'fedproto' has no attribute '{name}'")
+        globals()[name] = getattr(importlib.import_module(_MODULE_OF[name]), name)
+        return globals()[name]
 
 
-def __getattr__(name: str) -> Any:
-    """Imports what is asked for: PyTorch alone takes seconds, which not all commands need."""
-    import importlib
+_MODULE_OF = {
+    alias.name: node.module
+    for node in ast.walk(ast.parse(Path(__file__).read_text(encoding="utf-8")))
+    if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("fedproto.")
+    for alias in node.names
+}
 
-    if name in __all__:
-        for home in _HOMES:
-            module = importlib.import_module(f"fedproto.{home}")
-            if hasattr(module, name):
-                globals()[name] = getattr(module, name)
-                return globals()[name]
-    raise AttributeError(f"module 'fedproto' has no attribute '{name}'")
+__all__ = sorted(_MODULE_OF)
 
 
 def __dir__() -> list[str]:
-    """All that is offered here, imported or not."""
+    """All names, imported or not."""
     return sorted({*globals(), *__all__})

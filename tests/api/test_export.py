@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import importlib.util
 import json
 import os
 import subprocess
@@ -112,13 +113,6 @@ def test_the_card_says_what_the_model_is(own, tmp_path):
     assert card.startswith("---\nlibrary_name: fedproto\n")
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
-def test_a_graph_gives_the_same_scores(own, tmp_path):
-    own.export(tmp_path, ["torchscript"])
-    x = torch.rand(5, 1, 8, 8)
-    assert torch.allclose(torch.jit.load(tmp_path / "model.ts")(x), own.model(x), atol=1e-6)
-
-
 def test_onnx_gives_the_same_scores_where_it_is_installed(own, tmp_path):
     try:
         import onnxscript  # noqa: F401
@@ -133,19 +127,22 @@ def test_onnx_gives_the_same_scores_where_it_is_installed(own, tmp_path):
     assert np.allclose(scores, own.model(x).detach().numpy(), atol=1e-4)
 
 
-def test_what_cannot_be_had_is_a_clear_error(own, tmp_path, monkeypatch):
+def test_a_module_without_a_graph_is_a_clear_error(own, tmp_path, monkeypatch):
+    def fail(*_, **__):
+        raise RuntimeError("no graph\nof this")
+
+    monkeypatch.setattr(torch.onnx, "export", fail)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    with pytest.raises(TrainingError, match="cannot be exported as ONNX: no graph; the weights"):
+        own.export(tmp_path, ["onnx"])
+
+
+def test_what_cannot_be_written_is_a_clear_error(own, tmp_path):
     with pytest.raises(ConfigError, match="did you mean 'onnx'"):
         own.export(tmp_path, ["onx"])
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match="choose another folder"):
         own.export(tmp_path / "file" / "folder")
-
-    def fail(*_):
-        raise RuntimeError("no graph\nof this")
-
-    monkeypatch.setattr(torch.jit, "trace", fail)
-    with pytest.raises(TrainingError, match="cannot be had as TorchScript: no graph; the weights"):
-        own.export(tmp_path, ["torchscript"])
 
 
 def test_the_printed_code_loads_the_model(tmp_path, capsys):

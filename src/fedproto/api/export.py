@@ -1,9 +1,9 @@
-"""A trained model for use elsewhere: weights, a graph where the model allows one, a model card.
+"""A trained model for use elsewhere: weights, an ONNX graph where asked for, a model card.
 
 model.safetensors   the state dict under the names that the module itself has
 model.pt            the same, for `torch.load`
-model.ts, .onnx     the module with its weights as a graph, where asked for
-README.md           what it is, what it was trained on, how well it does, how to load it
+model.onnx          the module with its weights as a graph
+README.md           the model card: training data, scores, how to load it
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from fedproto.errors import (
     TrainingError,
     install,
     printable,
+    reason_of,
     unknown_name,
 )
 from fedproto.models.adapter import original
@@ -80,19 +81,13 @@ def state_dict(result: Result) -> dict[str, Tensor]:
     return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
 
 
-def loading_code(result: Result, weights: str = WEIGHTS) -> str:
+def loading_code(result: Result) -> str:
     """Python code that gets the model back."""
     build = _constructor(result)
-    imports = ["import fedproto"] if "fedproto." in build else []
-    return "\n".join(
-        [
-            *imports,
-            "from safetensors.torch import load_file",
-            "",
-            f"model = {build}",
-            f'model.load_state_dict(load_file("{weights}"))',
-            "model.eval()",
-        ]
+    head = "import fedproto\n" if "fedproto." in build else ""
+    return (
+        f"{head}from safetensors.torch import load_file\n\nmodel = {build}\n"
+        f'model.load_state_dict(load_file("{WEIGHTS}"))\nmodel.eval()'
     )
 
 
@@ -164,7 +159,7 @@ def model_card(result: Result, formats: Iterable[str]) -> str:
             f"| {as_markdown(name)} | {value:.4g} |" for name, value in result.metrics.items()
         ),
         code=loading_code(result),
-        files="\n".join(f"- `{FORMATS[name].file}`: {FORMATS[name].what}" for name in formats),
+        files="\n".join(f"- `{FORMATS[name].file}`: {FORMATS[name].about}" for name in formats),
         settings=json.dumps(config.to_dict(), indent=2),
     )
 
@@ -208,8 +203,7 @@ def _constructor(result: Result) -> str:
         name = given.pop("name")
         options = ", ".join(f"{key}={value!r}" for key, value in given.items())
         shape, classes = tuple(data["input_shape"]), data["num_classes"]
-        options = f'fedproto.MODELS.get("{name}")({options})'
-        return f"{options}.build({shape}, {classes})"
+        return f'fedproto.MODELS.get("{name}")({options}).build({shape}, {classes})'
     if result.build is None:
         return "YourModule()  # the module that was trained"
     own = original(result.build())
@@ -230,30 +224,19 @@ def _to_pt(result: Result, tensors: Mapping[str, Tensor]) -> bytes:
     return content.getvalue()
 
 
-def _to_torchscript(result: Result, tensors: Mapping[str, Tensor]) -> bytes:
-    del tensors
-    model, example, content = result.model, _example(result), io.BytesIO()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # newer versions advise another way that needs PyTorch
-        try:
-            torch.jit.save(torch.jit.trace(model, example), content)
-        except (RuntimeError, TypeError, ValueError) as error:
-            raise _impossible(model, "TorchScript", error) from None
-    return content.getvalue()
-
-
 def _to_onnx(result: Result, tensors: Mapping[str, Tensor]) -> bytes:
     del tensors
     if any(importlib.util.find_spec(name) is None for name in ("onnx", "onnxscript")):
         raise ConfigError(f"ONNX needs two more packages: {install('onnx')}")
-    model = result.model
+    model, shape = result.model, result.about_data()["input_shape"]
+    example = torch.zeros(2, *shape, dtype=result.config.engine.torch_dtype())
     with warnings.catch_warnings(), tempfile.TemporaryDirectory() as folder:
         warnings.simplefilter("ignore")
         path = Path(folder) / "model.onnx"
         try:
             torch.onnx.export(
                 model,
-                (_example(result),),
+                (example,),
                 path,
                 input_names=["inputs"],
                 output_names=["scores"],
@@ -262,37 +245,24 @@ def _to_onnx(result: Result, tensors: Mapping[str, Tensor]) -> bytes:
                 external_data=False,
                 verbose=False,
             )
-        except Exception as error:  # noqa: BLE001 - the exporter raises whatever comes its way
-            raise _impossible(model, "ONNX", error) from None
+        except Exception as error:  # noqa: BLE001 - the exporter raises errors of any kind
+            raise TrainingError(
+                f"{type(model).__name__} cannot be exported as ONNX: {reason_of(error)}; the"
+                " weights alone can: --format safetensors"
+            ) from None
         return path.read_bytes()
 
 
 class Format(NamedTuple):
-    """A form in which a model can be had: its file, what that is, and what makes its content."""
+    """A file format of an exported model: its file, a description, and the maker of its content."""
 
     file: str
-    what: str
+    about: str
     make: Callable[[Result, Mapping[str, Tensor]], bytes]
 
 
 FORMATS = {
     "safetensors": Format(WEIGHTS, "the state dict, by the module's own names", _to_safetensors),
     "pt": Format("model.pt", "the same for `torch.load`", _to_pt),
-    "torchscript": Format(
-        "model.ts", "the module as TorchScript, for `torch.jit.load`", _to_torchscript
-    ),
     "onnx": Format("model.onnx", "the module as an ONNX graph", _to_onnx),
 }
-
-
-def _example(result: Result) -> Tensor:
-    data: dict[str, Any] = result.about_data()
-    return torch.zeros(2, *data["input_shape"], dtype=result.config.engine.torch_dtype())
-
-
-def _impossible(model: nn.Module, format_: str, error: Exception) -> TrainingError:
-    reason = str(error).strip().splitlines()
-    return TrainingError(
-        f"{type(model).__name__} cannot be had as {format_}: {reason[0] if reason else error}; the"
-        " weights alone can: --format safetensors"
-    )
