@@ -11,8 +11,7 @@ import fedproto
 from fedproto import Federation, with_features
 from fedproto.engines.reference import read_state
 from fedproto.errors import TrainingError
-from fedproto.models.adapter import HeadInput, adapted
-from fedproto.models.base import class_rows
+from fedproto.models.adapter import HeadInput, adapted, class_rows
 
 CLASSES, SIDE = 3, 8
 

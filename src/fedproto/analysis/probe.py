@@ -31,7 +31,8 @@ from fedproto.engines.layers import (
 )
 from fedproto.engines.setting import load_state
 from fedproto.equations import class_prototypes
-from fedproto.models.base import class_rows, features_of
+from fedproto.models.adapter import class_rows
+from fedproto.models.base import features_of
 from fedproto.rng import Indices
 from fedproto.types import POOLED, Prototypes, ServerState
 

@@ -18,8 +18,8 @@ from fedproto.data.tasks import Task
 from fedproto.engines.base import Workload
 from fedproto.engines.layers import statistics_names
 from fedproto.errors import DataError, TrainingError
-from fedproto.models.adapter import adapted, scores_features
-from fedproto.models.base import class_rows, declares_features, features_of
+from fedproto.models.adapter import adapted, class_rows, scores_features
+from fedproto.models.base import declares_features, features_of
 from fedproto.rng import seeded
 from fedproto.strategies.base import FeatureShape, Setting
 from fedproto.types import ServerState, Tensors

@@ -1,20 +1,22 @@
 """Features and head of a user's module, found by running it once and checked by computing again.
 
-The features are the input of the layer that gives the logits; that layer is the head. Nothing is
-guessed from names: the layer's output must be the very tensor that the module returns.
+The head is the last layer that the logits depend on, the features are its input. Nothing is guessed
+from names: the head of the features must give the logits of the module.
 """
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
 
 from fedproto.errors import TrainingError, unknown_name
 from fedproto.models.base import declares_features, features_of, head_of, layers_in_words
 from fedproto.rng import seeded
+
+_DENSE = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 def with_features(
@@ -67,12 +69,14 @@ def adapted(model: nn.Module, x: Tensor) -> nn.Module:
             " the module returns differs from the layer's output; name another head"
         )
     found = _head_found(model, x)
-    if found is None or not declares_features(model):
-        return model if found is None else found
-    with torch.no_grad(), seeded(0):
-        declared = features_of(model)(x)
-        same = _close(declared.flatten(1), found.features(x).flatten(1))
-    return found if same else model
+    if found is None:
+        return model
+    if declares_features(model):
+        with torch.no_grad(), seeded(0):
+            declared, input_of_head = features_of(model)(x), found.features(x)
+        if not _close(declared.flatten(1), input_of_head.flatten(1)):
+            return model
+    return found
 
 
 @torch.no_grad()
@@ -91,32 +95,50 @@ def _close(one: Tensor, other: Tensor) -> bool:
     return one.shape == other.shape and torch.allclose(one, other, rtol=1e-4, atol=1e-5)
 
 
-@torch.no_grad()
 def _head_found(model: nn.Module, x: Tensor) -> HeadInput | None:
-    """The module cut before the layer whose output it returns; None if there is no such layer."""
-    outputs: list[tuple[str, Tensor]] = []
+    """The module cut before its last layer; None if that layer does not give its logits."""
+    last = _last_layer(model, x)
+    if last is None or last is model or not _is_linear(last):
+        return None
+    name = next(name for name, layer in model.named_modules() if layer is last)
+    found = (HeadInput(model, name, flat=flat) for flat in (False, True))
+    return next((one for one in found if scores_features(one, x)), None)
 
-    def note(name: str, layer: nn.Module, args: Any, output: Tensor) -> None:
-        del layer, args
-        outputs.append((name, output))
 
-    hooks = [
-        layer.register_forward_hook(functools.partial(note, name))
-        for name, layer in model.named_modules()
-        if name and _is_linear(layer)
-    ]
+def class_rows(model: nn.Module, x: Tensor, num_classes: int) -> tuple[str, ...]:
+    """Names of the parameters that give the logits, one row per class; empty where there are none.
+
+    They are those of the last layer that a batch passes on its way to the logits, if it is dense
+    or a convolution: its rows are the classes, whatever the model calls it. A model that computes
+    its logits in another way says so by a method ``last_layer()``.
+    """
+    named = getattr(model, "last_layer", None)
+    last = named() if callable(named) else _last_layer(model, x)
+    if not isinstance(last, _DENSE) or len(last.weight) != num_classes:
+        return ()
+    own = {id(tensor) for tensor in last.parameters(recurse=False)}
+    return tuple(name for name, tensor in model.named_parameters() if id(tensor) in own)
+
+
+def _last_layer(model: nn.Module, x: Tensor) -> nn.Module | None:
+    """The last layer with parameters that the logits of a batch depend on."""
+    passed: list[nn.Module] = []
+    hook = register_module_forward_hook(lambda layer, *_: passed.append(layer))
     try:
-        with seeded(0):
-            logits = model(x)
+        with torch.enable_grad(), seeded(0):
+            total = model(x).sum()
     finally:
-        for hook in hooks:
-            hook.remove()
-    for name, output in reversed(outputs):
-        # A view of the output is the output: nothing was computed in between but in place, which
-        # computing the logits again from the features shows.
-        if output.data_ptr() == logits.data_ptr() and output.numel() == logits.numel():
-            found = HeadInput(model, name, flat=output.dim() > logits.dim())
-            return found if scores_features(found, x) else None
+        hook.remove()
+    for layer in reversed(passed):
+        own = list(layer.parameters())
+        if not own or (list(layer.children()) and not isinstance(layer, _DENSE)):
+            continue
+        trained = [tensor for tensor in own if tensor.requires_grad]
+        if not trained or not total.requires_grad:
+            return layer
+        found = torch.autograd.grad(total, trained, retain_graph=True, allow_unused=True)
+        if any(one is not None for one in found):
+            return layer
     return None
 
 
@@ -158,6 +180,23 @@ class _Shared(nn.Module):
         logits: Tensor = self.model(x)
         return logits
 
+    def _called(self, name: str, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Input and output of a layer, where the forward pass calls it last."""
+        seen: list[tuple[Tensor, Tensor]] = []
+
+        def note(layer: nn.Module, args: Any, output: Tensor) -> None:
+            del layer
+            seen.append((args[0], output))
+
+        hook = self.model.get_submodule(name).register_forward_hook(note)
+        try:
+            self.model(x)
+        finally:
+            hook.remove()
+        if not seen:
+            raise TrainingError(f"layer '{name}' takes no part in the model's forward pass")
+        return seen[-1]
+
 
 class HeadInput(_Shared):
     """A module as it is, whose features are the input of the layer that gives the logits."""
@@ -167,21 +206,8 @@ class HeadInput(_Shared):
         self.name, self._flat = name, flat
 
     def features(self, x: Tensor) -> Tensor:
-        """The input of the head, where it is called last."""
-        seen: list[Tensor] = []
-
-        def note(layer: nn.Module, args: tuple[Any, ...]) -> None:
-            del layer
-            seen.append(args[0])
-
-        hook = self.model.get_submodule(self.name).register_forward_pre_hook(note)
-        try:
-            self.model(x)
-        finally:
-            hook.remove()
-        if not seen:
-            raise TrainingError(f"layer '{self.name}' takes no part in the model's forward pass")
-        return seen[-1]
+        """The input of the head."""
+        return self._called(self.name, x)[0]
 
     def head(self, features: Tensor) -> Tensor:
         """The layer that gives the logits."""
@@ -194,26 +220,8 @@ class LayerFeatures(_Shared):
 
     def __init__(self, model: nn.Module, layer: str) -> None:
         super().__init__(model)
-        self.layer = layer
+        self._layer = layer
 
     def features(self, x: Tensor) -> Tensor:
-        """The layer's output; the forward pass ends there."""
-
-        def catch(module: nn.Module, args: Any, output: Tensor) -> None:
-            del module, args
-            raise _ReachedLayerError(output)
-
-        hook = self.model.get_submodule(self.layer).register_forward_hook(catch)
-        try:
-            self.model(x)
-        except _ReachedLayerError as reached:
-            return reached.output
-        finally:
-            hook.remove()
-        raise TrainingError(f"layer '{self.layer}' takes no part in the model's forward pass")
-
-
-class _ReachedLayerError(Exception):
-    def __init__(self, output: Tensor) -> None:
-        super().__init__()
-        self.output = output
+        """The output of the layer."""
+        return self._called(self._layer, x)[1]

@@ -1,13 +1,12 @@
-"""What a model is: an encoder that gives features and a head that classifies them."""
+"""Models: an encoder that gives features, and a head that gives their logits."""
 
 from __future__ import annotations
 
 import abc
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
-import torch
 from torch import Tensor, nn
 
 from fedproto.errors import TrainingError, reason_of
@@ -16,18 +15,24 @@ from fedproto.rng import Purpose, seeded, torch_seed
 
 
 class FeatureModel(nn.Module, abc.ABC):
-    """The paper's ``M = C ∘ E``: subclasses give the encoder and the classifier."""
+    """The paper's ``M = C ∘ E``: subclasses give the encoder and the classifier.
+
+    The classifier is a layer named `classifier`, unless a subclass overrides `head`.
+    """
+
+    classifier: nn.Module
 
     @abc.abstractmethod
     def features(self, x: Tensor) -> Tensor:
         """The encoder E: inputs to features."""
 
-    @abc.abstractmethod
     def head(self, features: Tensor) -> Tensor:
-        """The classifier C: features to scores before the softmax."""
+        """The classifier C: features to logits."""
+        logits: Tensor = self.classifier(features)
+        return logits
 
     def forward(self, x: Tensor) -> Tensor:
-        """Scores of a batch."""
+        """Logits of a batch."""
         return self.head(self.features(x))
 
 
@@ -54,6 +59,15 @@ class ModelOptions(Options, abc.ABC):
         """The same architecture for weights from a checkpoint: none from elsewhere are loaded."""
         return self
 
+    def check_images(self, input_shape: tuple[int, ...], smallest: int = 1) -> None:
+        """Raises a `TrainingError` unless inputs are images of at least some pixels a side."""
+        if len(input_shape) != 3 or min(input_shape[1:]) < smallest:
+            raise TrainingError(
+                f"model '{MODELS.name_of(type(self))}' needs images (channels, height, width) of at"
+                f" least {smallest}×{smallest} pixels, not inputs of shape {input_shape}; use model"
+                " 'mlp'"
+            )
+
 
 MODELS: Registry[ModelOptions] = Registry("model", "fedproto.models")
 
@@ -76,7 +90,7 @@ def build_model(
 
 
 def under_seed(seed: int, build: Callable[[], nn.Module]) -> nn.Module:
-    """What a function builds while PyTorch's generator stands where a run's seed puts it."""
+    """Builds a module with PyTorch's generator seeded by a run's seed."""
     with seeded(torch_seed(seed, Purpose.MODEL)):
         return build()
 
@@ -117,12 +131,10 @@ def features_of(model: nn.Module) -> Callable[[Tensor], Tensor]:
 
 def layers_in_words(model: nn.Module, most: int = 30) -> str:
     """The layers that features could be taken from; of many only the outermost."""
-    named = [(name, layer) for name, layer in model.named_modules() if name]
-    depth = max((name.count(".") for name, _ in named), default=0)
-    while depth and sum(name.count(".") <= depth for name, _ in named) > most:
-        depth -= 1
-    shown = [(name, layer) for name, layer in named if name.count(".") <= depth]
-    listed = ", ".join(f"{name} ({type(layer).__name__})" for name, layer in shown)
+    named = [(name, type(layer).__name__) for name, layer in model.named_modules() if name]
+    if len(named) > most:
+        named = [(name, kind) for name, kind in named if "." not in name]
+    listed = ", ".join(f"{name} ({kind})" for name, kind in named)
     return f"its layers: {listed or 'none'}"
 
 
@@ -130,7 +142,7 @@ def head_of(model: nn.Module) -> Callable[[Tensor], Tensor]:
     """A model's classifier.
 
     Raises:
-        TrainingError: If its scores are no function of its features alone.
+        TrainingError: If its logits are no function of its features alone.
     """
     head = getattr(model, "head", None)
     if callable(head):
@@ -139,49 +151,3 @@ def head_of(model: nn.Module) -> Callable[[Tensor], Tensor]:
         f"{type(model).__name__} has no head(features), which the strategy needs; name the layer"
         f" that gives the logits: with_features(model, head='...'); {layers_in_words(model)}"
     )
-
-
-def class_rows(model: nn.Module, x: Tensor, num_classes: int) -> tuple[str, ...]:
-    """Names of the parameters that give the logits, one row per class; empty where there are none.
-
-    They are those of the last layer that a batch passes on its way to the logits, if it is dense
-    or a convolution: its rows are the classes, whatever the model calls it. A model that computes
-    its logits in another way says so by a method ``last_layer()``.
-    """
-    named = getattr(model, "last_layer", None)
-    last = named() if callable(named) else _last_layer(model, x)
-    weight = getattr(last, "weight", None)
-    if not isinstance(last, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d) or weight is None:
-        return ()
-    own = {id(tensor) for tensor in last.parameters(recurse=False)}
-    names = tuple(name for name, tensor in model.named_parameters() if id(tensor) in own)
-    return names if len(weight) == num_classes else ()
-
-
-def _last_layer(model: nn.Module, x: Tensor) -> nn.Module | None:
-    """The last layer with parameters that the logits of a batch depend on."""
-    passed: list[nn.Module] = []
-
-    def note(layer: nn.Module, args: Any, output: Any) -> None:
-        del args, output
-        passed.append(layer)
-
-    hooks = [
-        layer.register_forward_hook(note)
-        for layer in model.modules()
-        if not list(layer.children()) and list(layer.parameters())
-    ]
-    try:
-        with torch.enable_grad():
-            total = model(x).sum()
-    finally:
-        for hook in hooks:
-            hook.remove()
-    for layer in reversed(passed):
-        trained = [tensor for tensor in layer.parameters() if tensor.requires_grad]
-        if not trained or not total.requires_grad:
-            return layer
-        found = torch.autograd.grad(total, trained, retain_graph=True, allow_unused=True)
-        if any(one is not None for one in found):
-            return layer
-    return None

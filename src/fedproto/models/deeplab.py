@@ -12,18 +12,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - the name everyone uses
 
-from fedproto.errors import TrainingError
 from fedproto.models.base import MODELS
 from fedproto.models.mobilenet import FOR_CLASSIFICATION, MobileNetV2, conv_bn
 from fedproto.models.pretrained import PretrainedOptions, load_pretrained
 from fedproto.options import option
 
 _LOW_LEVEL_CHANNELS = 48
-_SMALLEST = 16
 
 
 class DeepLab(nn.Module):
-    """The encoder E is MobileNet-V2 with ASPP, whose output are the features; the decoder C scores.
+    """The encoder E is MobileNet-V2 with ASPP, which gives the features; the decoder C follows.
 
     The decoder also takes low-level features of the encoder, to find the edges of objects.
     """
@@ -47,43 +45,38 @@ class DeepLab(nn.Module):
         return self.aspp(coarse), low_level
 
     def decode(self, features: Tensor, low_level: Tensor) -> Tensor:
-        """Scores ``[B, C, H/4, W/4]``."""
+        """Logits ``[B, C, H/4, W/4]``."""
         fine = self.reduce(low_level)
         both = torch.cat([_resized(features, fine.shape[-2:]), fine], dim=1)
-        scores: Tensor = self.classifier(self.refine(both))
-        return scores
+        logits: Tensor = self.classifier(self.refine(both))
+        return logits
 
     def features(self, x: Tensor) -> Tensor:
         """The encoder's output, ``[B, D, H/16, W/16]``."""
         return self.encode(x)[0]
 
     def forward(self, x: Tensor) -> Tensor:
-        """Scores of every pixel, ``[B, C, H, W]``."""
-        scores = self.decode(*self.encode(x))
-        # Under mixed precision the scores of so many pixels are worth the inputs' precision.
-        return _resized(scores.to(x.dtype), x.shape[-2:])
+        """Logits of every pixel, ``[B, C, H, W]``."""
+        logits = self.decode(*self.encode(x))
+        # Under mixed precision the logits are interpolated in the precision of the inputs.
+        return _resized(logits.to(x.dtype), x.shape[-2:])
 
 
 class ASPP(nn.Module):
-    """Atrous spatial pyramid pooling: what lies at, near, far from and all around a position."""
+    """Atrous spatial pyramid pooling: filters of growing reach around a position."""
 
     def __init__(self, channels: int, out: int, rates: tuple[int, ...]) -> None:
         super().__init__()
-        self.branches = nn.ModuleList(
-            [
-                conv_bn(channels, out, 1),
-                *(separable(channels, out, dilation=rate) for rate in rates),
-            ]
-        )
+        distant = (separable(channels, out, dilation=rate) for rate in rates)
+        self.branches = nn.ModuleList([conv_bn(channels, out, 1), *distant])
         self.pooling = conv_bn(channels, out, 1)
         self.project = conv_bn(out * (len(rates) + 2), out, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         """``[B, channels, h, w]`` to ``[B, out, h, w]``."""
         everywhere = self.pooling(x.mean(dim=(2, 3), keepdim=True)).expand(-1, -1, *x.shape[-2:])
-        found: Tensor = self.project(
-            torch.cat([*(branch(x) for branch in self.branches), everywhere], dim=1)
-        )
+        views = [branch(x) for branch in self.branches]
+        found: Tensor = self.project(torch.cat([*views, everywhere], dim=1))
         return found
 
 
@@ -113,11 +106,7 @@ class DeepLabOptions(PretrainedOptions):
 
     def build(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
         """Takes images as channels × height × width."""
-        if len(input_shape) != 3 or min(input_shape[1:]) < _SMALLEST:
-            raise TrainingError(
-                "model 'deeplab' needs images (channels, height, width) of at least"
-                f" {_SMALLEST}×{_SMALLEST} pixels, not inputs of shape {input_shape}"
-            )
+        self.check_images(input_shape, 16)
         backbone = MobileNetV2(input_shape[0], self.width, self.output_stride)
         model = DeepLab(backbone, self.channels, self.rates, num_classes)
         for module in model.modules():

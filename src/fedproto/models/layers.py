@@ -1,4 +1,4 @@
-"""What a small model is made of, layer by layer: what engines with own passes build theirs from.
+"""Descriptions of a small model's layers, from which engines build their own forward and backward.
 
 A model describes itself by a method ``layers(input_shape)``.
 """
@@ -29,10 +29,7 @@ class DenseLayer:
 
 @dataclass(frozen=True)
 class NormLayer:
-    """Batch normalisation.
-
-    Without running statistics there is no momentum.
-    """
+    """Batch normalisation; the momentum is None without running statistics."""
 
     name: str
     eps: float
@@ -60,7 +57,7 @@ Layer: TypeAlias = DenseLayer | ConvLayer
 
 
 def layers_of(model: nn.Module, input_shape: tuple[int, ...]) -> Sequence[Layer] | None:
-    """All layers of a model that describes itself, the last gives the scores; or None.
+    """All layers of a model that describes itself, the last gives the logits; else None.
 
     A description holds for the very class that has it: a subclass may compute something else.
     """
@@ -70,36 +67,33 @@ def layers_of(model: nn.Module, input_shape: tuple[int, ...]) -> Sequence[Layer]
     return described
 
 
-def dense_layer(
-    name: str, layer: nn.Linear, image: tuple[int, int, int] | None = None
-) -> DenseLayer:
-    """The description of a dense layer."""
-    return DenseLayer(name, layer.in_features, layer.out_features, image)
-
-
-def conv_layers(
+def describe(
+    model: nn.Module,
     input_shape: tuple[int, ...],
-    convolutions: Sequence[tuple[str, nn.Module]],
-    norms: Sequence[tuple[str, nn.Module]] = (),
     *,
+    convolutions: Sequence[str] = (),
+    norms: Sequence[str] = (),
+    dense: Sequence[str],
     same: bool = False,
-) -> tuple[list[ConvLayer], tuple[int, int, int]]:
-    """The descriptions of convolutions one after another, and the image that comes out.
-
-    A module among `norms` that is no batch normalisation does nothing.
-    """
-    channels, height, width = input_shape
-    found: list[ConvLayer] = []
-    for index, (name, layer) in enumerate(convolutions):
+) -> list[Layer]:
+    """Describes a model by the names of its layers: convolutions in order, then dense layers."""
+    found: list[Layer] = []
+    image = None
+    for index, name in enumerate(convolutions):
+        channels, height, width = image or input_shape
+        layer = model.get_submodule(name)
         assert isinstance(layer, nn.Conv2d)  # noqa: S101 - narrows the type
-        norm = _norm_layer(*norms[index]) if norms else None
-        sides = (layer.in_channels, layer.out_channels)
-        found.append(ConvLayer(name, sides, (height, width), layer.kernel_size[0], same, norm))
-        channels, height, width = sides[1], (height + same) // 2, (width + same) // 2
-    return found, (channels, height, width)
-
-
-def _norm_layer(name: str, layer: nn.Module) -> NormLayer | None:
-    if not isinstance(layer, nn.BatchNorm2d):
-        return None
-    return NormLayer(name, layer.eps, layer.momentum if layer.track_running_stats else None)
+        norm = model.get_submodule(norms[index]) if norms else None
+        described = None
+        if isinstance(norm, nn.BatchNorm2d):
+            momentum = norm.momentum if norm.track_running_stats else None
+            described = NormLayer(norms[index], norm.eps, momentum)
+        sides = (channels, layer.out_channels)
+        found.append(ConvLayer(name, sides, (height, width), layer.kernel_size[0], same, described))
+        image = (layer.out_channels, (height + same) // 2, (width + same) // 2)
+    for name in dense:
+        layer = model.get_submodule(name)
+        assert isinstance(layer, nn.Linear)  # noqa: S101 - narrows the type
+        found.append(DenseLayer(name, layer.in_features, layer.out_features, image))
+        image = None
+    return found

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - the name everyone uses
 
-from fedproto.errors import ConfigError, TrainingError
+from fedproto.errors import ConfigError
 from fedproto.models.base import MODELS, FeatureModel
 from fedproto.models.pretrained import PretrainedOptions, load_pretrained
 from fedproto.options import option
@@ -52,9 +52,7 @@ class MobileNetV2(nn.Module):
     ) -> None:
         super().__init__()
         channels = _rounded(32 * width)
-        layers: list[nn.Module] = [
-            conv_bn(input_channels, channels, 3, stride=2, activation=nn.ReLU6)
-        ]
+        layers: list[nn.Module] = [_conv6(input_channels, channels, 3, stride=2)]
         stride_so_far, dilation = 2, 1
         for stage, (expansion, base, blocks, stage_stride) in enumerate(_STAGES):
             stride, first_dilation = stage_stride, dilation
@@ -63,23 +61,17 @@ class MobileNetV2(nn.Module):
                 dilation *= stage_stride
             stride_so_far *= stride
             out = _rounded(base * width)
-            for block in range(blocks):
-                layers.append(
-                    InvertedResidual(
-                        channels,
-                        out,
-                        stride if block == 0 else 1,
-                        expansion,
-                        first_dilation if block == 0 else dilation,
-                    )
-                )
-                channels = out
+            layers.append(InvertedResidual(channels, out, stride, expansion, first_dilation))
+            layers += [
+                InvertedResidual(out, out, 1, expansion, dilation) for _ in range(blocks - 1)
+            ]
+            channels = out
             if stage == _LOW_LEVEL_STAGE:
                 self._low_level_end = len(layers)
                 self.low_level_channels = channels
         if classify:
             last = _rounded(_LAST * max(1.0, width))
-            layers.append(conv_bn(channels, last, 1, activation=nn.ReLU6))
+            layers.append(_conv6(channels, last, 1))
             channels = last
         self.out_channels = channels
         self.features = nn.Sequential(*layers)
@@ -96,18 +88,10 @@ class InvertedResidual(nn.Module):
     def __init__(self, channels: int, out: int, stride: int, expansion: int, dilation: int) -> None:
         super().__init__()
         hidden = channels * expansion
-        widen = [conv_bn(channels, hidden, 1, activation=nn.ReLU6)] if expansion != 1 else []
+        widen = [_conv6(channels, hidden, 1)] if expansion != 1 else []
         self.conv = nn.Sequential(
             *widen,
-            conv_bn(
-                hidden,
-                hidden,
-                3,
-                stride=stride,
-                dilation=dilation,
-                groups=hidden,
-                activation=nn.ReLU6,
-            ),
+            _conv6(hidden, hidden, 3, stride=stride, dilation=dilation, groups=hidden),
             nn.Conv2d(hidden, out, 1, bias=False),
             nn.BatchNorm2d(out),
         )
@@ -123,27 +107,23 @@ def conv_bn(
     channels: int,
     out: int,
     kernel: int,
+    activation: type[nn.ReLU | nn.ReLU6] = nn.ReLU,
     *,
     stride: int = 1,
     dilation: int = 1,
     groups: int = 1,
-    activation: type[nn.ReLU | nn.ReLU6] = nn.ReLU,
 ) -> nn.Sequential:
     """A convolution that keeps the size but for its stride, batch norm and an activation."""
+    padding = dilation * (kernel - 1) // 2
     return nn.Sequential(
-        nn.Conv2d(
-            channels,
-            out,
-            kernel,
-            stride,
-            padding=dilation * (kernel - 1) // 2,
-            dilation=dilation,
-            groups=groups,
-            bias=False,
-        ),
+        nn.Conv2d(channels, out, kernel, stride, padding, dilation, groups, bias=False),
         nn.BatchNorm2d(out),
         activation(inplace=True),
     )
+
+
+def _conv6(channels: int, out: int, kernel: int, **options: int) -> nn.Sequential:
+    return conv_bn(channels, out, kernel, nn.ReLU6, **options)
 
 
 def _rounded(channels: float, divisor: int = 8) -> int:
@@ -180,11 +160,6 @@ class MobileNetClassifier(FeatureModel):
             coarse, _ = self.backbone(x)
             return cast("Tensor", coarse.mean(dim=(2, 3)))
 
-    def head(self, features: Tensor) -> Tensor:
-        """``[B, D]`` to ``[B, C]``."""
-        scores: Tensor = self.classifier(features)
-        return scores
-
 
 @MODELS.register("mobilenetv2")
 @dataclass(frozen=True)
@@ -209,11 +184,7 @@ class MobileNetOptions(PretrainedOptions):
 
     def build(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
         """Takes images as channels × height × width."""
-        if len(input_shape) != 3:
-            raise TrainingError(
-                "model 'mobilenetv2' needs images (channels, height, width), not inputs of shape"
-                f" {input_shape}"
-            )
+        self.check_images(input_shape)
         backbone = MobileNetV2(input_shape[0], self.width, output_stride=32, classify=True)
         for module in backbone.modules():
             if isinstance(module, nn.Conv2d):

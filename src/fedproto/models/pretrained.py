@@ -1,4 +1,4 @@
-"""Weights trained elsewhere: read from a file or from torchvision, and checked name by name."""
+"""Pretrained weights: read from a file or from torchvision, and checked name by name."""
 
 from __future__ import annotations
 
@@ -47,25 +47,27 @@ def load_pretrained(
     """Puts pretrained weights into a module.
 
     `source` is ``torchvision``, or a ``.safetensors`` or ``.pth`` file, looked for from the current
-    folder and then in the data root. Names that begin as `unused` does are of no use to the module.
+    folder and then in the data root. Names that begin with a prefix in
+    `unused` are ignored.
     """
     found = _from_torchvision(architecture) if source == "torchvision" else _from_file(source)
     given = {name: value for name, value in found.items() if not name.startswith(tuple(unused))}
     own = module.state_dict()
     # Counters of batches are of no use to a new training, and old files have none.
     needed = {name for name in own if not name.endswith("num_batches_tracked")}
+    both = [(name, value, own[name]) for name, value in given.items() if name in own]
     faults = {
         "lack": sorted(needed - given.keys()),
         "have extra": sorted(given.keys() - own.keys()),
         "have other than floating-point numbers in": [
             f"{name} ({str(value.dtype).removeprefix('torch.')})"
-            for name, value in given.items()
-            if name in needed and own[name].is_floating_point() > value.is_floating_point()
+            for name, value, wanted in both
+            if wanted.is_floating_point() > value.is_floating_point()
         ],
         "have misshapen": [
-            f"{name} {list(value.shape)} instead of {list(own[name].shape)}"
-            for name, value in given.items()
-            if name in own and value.shape != own[name].shape
+            f"{name} {list(value.shape)} instead of {list(wanted.shape)}"
+            for name, value, wanted in both
+            if value.shape != wanted.shape
         ],
     }
     complaints = [f"{fault} {_some(names)}" for fault, names in faults.items() if names]
@@ -73,12 +75,7 @@ def load_pretrained(
         raise ConfigError(
             f"the pretrained weights of {source} do not fit: they {'; they '.join(complaints)}"
         )
-    module.load_state_dict(
-        {
-            name: given[name].to(value.dtype) if name in given else value
-            for name, value in own.items()
-        }
-    )
+    module.load_state_dict(own | {name: value.to(wanted.dtype) for name, value, wanted in both})
 
 
 def _from_file(source: str) -> Mapping[str, Tensor]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar, Literal, TypeAlias
 
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - the name everyone uses
 
-from fedproto.errors import ConfigError, TrainingError
+from fedproto.errors import ConfigError
 from fedproto.models.base import MODELS, FeatureModel, ModelOptions
 from fedproto.options import option
 
@@ -31,26 +30,6 @@ class StandardizedConv2d(nn.Conv2d):
         return F.conv2d(x, weight, self.bias, self.stride, self.padding)
 
 
-@dataclass(frozen=True)
-class Layers:
-    """Which convolutions and normalising layers a network is made of."""
-
-    norm: Norm
-    groups: int
-    standardize: bool
-
-    def conv(self, channels: int, out: int, taps: int, stride: int = 1) -> nn.Conv2d:
-        """A convolution that keeps the size but for its stride; biased if nothing normalises it."""
-        kind = StandardizedConv2d if self.standardize else nn.Conv2d
-        return kind(channels, out, taps, stride, padding=taps // 2, bias=self.norm == "none")
-
-    def normalize(self, channels: int) -> nn.Module:
-        """The layer after a convolution."""
-        if self.norm == "group":
-            return nn.GroupNorm(self.groups, channels)
-        return nn.BatchNorm2d(channels) if self.norm == "batch" else nn.Identity()
-
-
 class BasicBlock(nn.Module):
     """Two 3×3 convolutions, added to their input.
 
@@ -58,17 +37,15 @@ class BasicBlock(nn.Module):
     pixels is taken and new channels are zero, as He et al. do for CIFAR.
     """
 
-    def __init__(
-        self, layers: Layers, channels: int, out: int, stride: int, *, project: bool
-    ) -> None:
+    def __init__(self, options: ResNet18Options, channels: int, out: int, stride: int = 1) -> None:
         super().__init__()
-        self.conv1, self.bn1 = layers.conv(channels, out, 3, stride), layers.normalize(out)
-        self.conv2, self.bn2 = layers.conv(out, out, 3), layers.normalize(out)
+        self.conv1, self.bn1 = options.conv(channels, out, 3, stride), options.normalize(out)
+        self.conv2, self.bn2 = options.conv(out, out, 3), options.normalize(out)
         self.downsample: nn.Module = nn.Identity()
         if (channels, stride) != (out, 1):
             self.downsample = (
-                nn.Sequential(layers.conv(channels, out, 1, stride), layers.normalize(out))
-                if project
+                nn.Sequential(options.conv(channels, out, 1, stride), options.normalize(out))
+                if options.project
                 else _Padded(stride, out - channels)
             )
 
@@ -94,27 +71,16 @@ class ResNet(FeatureModel):
     Modules have the names of torchvision's ResNet.
     """
 
-    def __init__(
-        self,
-        layers: Layers,
-        input_channels: int,
-        num_classes: int,
-        *,
-        widths: tuple[int, ...],
-        blocks: int,
-        stem: int,
-        project: bool,
-    ) -> None:
+    def __init__(self, options: ResNet18Options, input_channels: int, num_classes: int) -> None:
         super().__init__()
-        large = stem > 3
-        self.conv1 = layers.conv(input_channels, widths[0], stem, 2 if large else 1)
-        self.bn1 = layers.normalize(widths[0])
+        large, channels = options.stem > 3, options.widths[0]
+        self.conv1 = options.conv(input_channels, channels, options.stem, 2 if large else 1)
+        self.bn1 = options.normalize(channels)
         self.maxpool = nn.MaxPool2d(3, 2, padding=1) if large else nn.Identity()
-        block, channels = partial(BasicBlock, layers, project=project), widths[0]
-        self._stages = len(widths)
-        for stage, width in enumerate(widths, start=1):
-            first = block(channels, width, 1 if stage == 1 else 2)
-            rest = [block(width, width, 1) for _ in range(blocks - 1)]
+        self._stages = len(options.widths)
+        for stage, width in enumerate(options.widths, start=1):
+            first = BasicBlock(options, channels, width, 1 if stage == 1 else 2)
+            rest = [BasicBlock(options, width, width) for _ in range(options.blocks - 1)]
             self.add_module(f"layer{stage}", nn.Sequential(first, *rest))
             channels = width
         self.fc = nn.Linear(channels, num_classes)
@@ -131,8 +97,8 @@ class ResNet(FeatureModel):
 
     def head(self, features: Tensor) -> Tensor:
         """``[B, D]`` to ``[B, C]``."""
-        scores: Tensor = self.fc(features)
-        return scores
+        logits: Tensor = self.fc(features)
+        return logits
 
 
 @MODELS.register("resnet18")
@@ -156,22 +122,21 @@ class ResNet18Options(ModelOptions):
 
     def build(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
         """Takes images as channels × height × width."""
-        if len(input_shape) != 3:
-            raise TrainingError(
-                f"model '{MODELS.name_of(type(self))}' needs images (channels, height, width), not"
-                f" inputs of shape {input_shape}; use model 'mlp'"
-            )
+        self.check_images(input_shape)
         if self.norm == "group" and self.widths[0] % self.groups:
             raise ConfigError(f"model.groups must divide {self.widths[0]}, not {self.groups}")
-        return ResNet(
-            Layers(self.norm, self.groups, self.standardize),
-            input_shape[0],
-            num_classes,
-            widths=self.widths,
-            blocks=self.blocks,
-            stem=self.stem,
-            project=self.project,
-        )
+        return ResNet(self, input_shape[0], num_classes)
+
+    def conv(self, channels: int, out: int, taps: int, stride: int = 1) -> nn.Conv2d:
+        """A convolution that keeps the size but for its stride; biased if nothing normalises it."""
+        kind = StandardizedConv2d if self.standardize else nn.Conv2d
+        return kind(channels, out, taps, stride, padding=taps // 2, bias=self.norm == "none")
+
+    def normalize(self, channels: int) -> nn.Module:
+        """The layer after a convolution."""
+        if self.norm == "group":
+            return nn.GroupNorm(self.groups, channels)
+        return nn.BatchNorm2d(channels) if self.norm == "batch" else nn.Identity()
 
 
 @MODELS.register("resnet20")

@@ -9,14 +9,18 @@ from typing import Literal, TypeAlias
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - the name everyone uses
 
-from fedproto.errors import TrainingError
 from fedproto.models.base import MODELS, FeatureModel, ModelOptions
-from fedproto.models.layers import Layer, conv_layers, dense_layer
+from fedproto.models.layers import Layer, describe
 from fedproto.options import option
+
+Pooling: TypeAlias = Literal["valid", "same"]
+Statistics: TypeAlias = Literal["running", "batch"]
+
+_TENSORFLOW_EPS = 1e-3
 
 
 class MLP(FeatureModel):
-    """Two dense layers with ReLU; the second one's output are the features."""
+    """Two dense layers with ReLU; the output of the second are the features."""
 
     def __init__(self, inputs: int, hidden: int, features: int, num_classes: int) -> None:
         super().__init__()
@@ -29,19 +33,9 @@ class MLP(FeatureModel):
         features: Tensor = self.dense2(self.dense1(x.flatten(1)).relu())
         return features.relu()
 
-    def head(self, features: Tensor) -> Tensor:
-        """``[B, D]`` to ``[B, C]``."""
-        scores: Tensor = self.classifier(features)
-        return scores
-
     def layers(self, input_shape: tuple[int, ...]) -> list[Layer]:
         """Three dense layers."""
-        del input_shape
-        return [
-            dense_layer("dense1", self.dense1),
-            dense_layer("dense2", self.dense2),
-            dense_layer("classifier", self.classifier),
-        ]
+        return describe(self, input_shape, dense=("dense1", "dense2", "classifier"))
 
 
 @MODELS.register("mlp")
@@ -55,6 +49,11 @@ class MLPOptions(ModelOptions):
     def build(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
         """Takes flattened inputs."""
         return MLP(math.prod(input_shape), self.hidden, self.features, num_classes)
+
+
+def _pooled(x: Tensor, *, ceil_mode: bool = False) -> Tensor:
+    """2×2 max pooling and ReLU, which gives the same after it on a quarter of the values."""
+    return F.max_pool2d(x, 2, ceil_mode=ceil_mode).relu()
 
 
 class CNN(FeatureModel):
@@ -74,32 +73,19 @@ class CNN(FeatureModel):
         super().__init__()
         depth, height, width = input_shape
         self.conv1 = nn.Conv2d(depth, channels[0], kernel_size=5, padding=2)
-        self.conv2 = nn.Conv2d(channels[0], channels[1], kernel_size=5, padding=2)
+        self.conv2 = nn.Conv2d(*channels, kernel_size=5, padding=2)
         self.dense = nn.Linear(channels[1] * (height // 4) * (width // 4), features)
         self.classifier = nn.Linear(features, num_classes)
 
     def features(self, x: Tensor) -> Tensor:
         """``[B, channels, H, W]`` to ``[B, D]``."""
-        # ReLU after pooling gives the same as before it, on a quarter of the values.
-        x = F.max_pool2d(self.conv1(x), 2).relu()
-        x = F.max_pool2d(self.conv2(x), 2).relu()
-        features: Tensor = self.dense(x.flatten(1))
+        features: Tensor = self.dense(_pooled(self.conv2(_pooled(self.conv1(x)))).flatten(1))
         return features.relu()
-
-    def head(self, features: Tensor) -> Tensor:
-        """``[B, D]`` to ``[B, C]``."""
-        scores: Tensor = self.classifier(features)
-        return scores
 
     def layers(self, input_shape: tuple[int, ...]) -> list[Layer]:
         """Two convolutions and two dense layers."""
-        named = [("conv1", self.conv1), ("conv2", self.conv2)]
-        convolutions, image = conv_layers(input_shape, named)
-        return [
-            *convolutions,
-            dense_layer("dense", self.dense, image),
-            dense_layer("classifier", self.classifier),
-        ]
+        convolutions, dense = ("conv1", "conv2"), ("dense", "classifier")
+        return describe(self, input_shape, convolutions=convolutions, dense=dense)
 
 
 @MODELS.register("cnn")
@@ -113,20 +99,8 @@ class CNNOptions(ModelOptions):
 
     def build(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
         """Takes images as channels × height × width."""
-        if len(input_shape) != 3 or min(input_shape[1:]) < 4:
-            raise TrainingError(
-                f"model 'cnn' needs images (channels, height, width) of at least 4×4 pixels, not"
-                f" inputs of shape {input_shape}; use model 'mlp'"
-            )
+        self.check_images(input_shape, 4)
         return CNN(input_shape, (self.channels1, self.channels2), self.features, num_classes)
-
-
-_LAYERS = 4
-_SHRINK = 2**_LAYERS
-_TENSORFLOW_EPS = 1e-3
-
-Pooling: TypeAlias = Literal["valid", "same"]
-Statistics: TypeAlias = Literal["running", "batch"]
 
 
 class CNN4(FeatureModel):
@@ -143,55 +117,35 @@ class CNN4(FeatureModel):
     """
 
     def __init__(
-        self,
-        input_shape: tuple[int, ...],
-        channels: int,
-        num_classes: int,
-        *,
-        batch_norm: bool = False,
-        statistics: Statistics = "running",
-        pooling: Pooling = "valid",
+        self, options: CNN4Options, input_shape: tuple[int, ...], num_classes: int
     ) -> None:
         super().__init__()
-        self.pooling, self.batch_norm = pooling, batch_norm
+        self._same = options.pooling == "same"
         depth, height, width = input_shape
-        self.convolutions = nn.ModuleList(
-            nn.Conv2d(depth if layer == 0 else channels, channels, kernel_size=3, padding=1)
-            for layer in range(_LAYERS)
-        )
-        self.norms = nn.ModuleList(
-            _norm(channels, statistics) if batch_norm else nn.Identity() for _ in range(_LAYERS)
-        )
-        for _ in range(_LAYERS):
-            height, width = ((side + (pooling == "same")) // 2 for side in (height, width))
+        channels = options.channels
+        self.convolutions, self.norms = nn.ModuleList(), nn.ModuleList()
+        for inputs in (depth, channels, channels, channels):
+            self.convolutions.append(nn.Conv2d(inputs, channels, kernel_size=3, padding=1))
+            self.norms.append(options.norm())
+            height, width = (height + self._same) // 2, (width + self._same) // 2
         self.classifier = nn.Linear(channels * height * width, num_classes)
 
     def features(self, x: Tensor) -> Tensor:
         """``[B, channels, H, W]`` to ``[B, D]``."""
         for convolution, norm in zip(self.convolutions, self.norms, strict=True):
-            x = F.max_pool2d(norm(convolution(x)), 2, ceil_mode=self.pooling == "same").relu()
+            x = _pooled(norm(convolution(x)), ceil_mode=self._same)
         return x.flatten(1)
-
-    def head(self, features: Tensor) -> Tensor:
-        """``[B, D]`` to ``[B, C]``."""
-        scores: Tensor = self.classifier(features)
-        return scores
 
     def layers(self, input_shape: tuple[int, ...]) -> list[Layer]:
         """Four convolutions and a dense layer."""
-        convolutions, image = conv_layers(
+        return describe(
+            self,
             input_shape,
-            [(f"convolutions.{index}", one) for index, one in self.convolutions.named_children()],
-            [(f"norms.{index}", one) for index, one in self.norms.named_children()],
-            same=self.pooling == "same",
+            convolutions=[f"convolutions.{index}" for index in range(len(self.convolutions))],
+            norms=[f"norms.{index}" for index in range(len(self.norms))],
+            dense=("classifier",),
+            same=self._same,
         )
-        return [*convolutions, dense_layer("classifier", self.classifier, image)]
-
-
-def _norm(channels: int, statistics: Statistics) -> nn.BatchNorm2d:
-    if statistics == "running":
-        return nn.BatchNorm2d(channels)
-    return nn.BatchNorm2d(channels, eps=_TENSORFLOW_EPS, track_running_stats=False)
 
 
 @MODELS.register("cnn4")
@@ -208,22 +162,16 @@ class CNN4Options(ModelOptions):
 
     def build(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
         """Takes images as channels × height × width."""
-        if len(input_shape) != 3 or min(input_shape[1:]) < _SHRINK:
-            raise TrainingError(
-                f"model 'cnn4' needs images (channels, height, width) of at least"
-                f" {_SHRINK}×{_SHRINK} pixels, not inputs of shape {input_shape}; use model 'mlp'"
-            )
-        return CNN4(
-            input_shape,
-            self.channels,
-            num_classes,
-            batch_norm=self.batch_norm,
-            statistics=self.statistics,
-            pooling=self.pooling,
-        )
+        self.check_images(input_shape, 16)
+        return CNN4(self, input_shape, num_classes)
 
-
-_TAPS, _SMALLEST = 5, 16
+    def norm(self) -> nn.Module:
+        """The layer after a convolution."""
+        if not self.batch_norm:
+            return nn.Identity()
+        if self.statistics == "running":
+            return nn.BatchNorm2d(self.channels)
+        return nn.BatchNorm2d(self.channels, eps=_TENSORFLOW_EPS, track_running_stats=False)
 
 
 class LeNet(FeatureModel):
@@ -242,25 +190,18 @@ class LeNet(FeatureModel):
     ) -> None:
         super().__init__()
         depth, *sides = input_shape
-        height, width = (((side - _TAPS + 1) // 2 - _TAPS + 1) // 2 for side in sides)
-        self.conv1 = nn.Conv2d(depth, channels, _TAPS)
-        self.conv2 = nn.Conv2d(channels, channels, _TAPS)
+        height, width = (((side - 4) // 2 - 4) // 2 for side in sides)
+        self.conv1 = nn.Conv2d(depth, channels, kernel_size=5)
+        self.conv2 = nn.Conv2d(channels, channels, kernel_size=5)
         self.dense1 = nn.Linear(channels * height * width, units[0])
         self.dense2 = nn.Linear(*units)
         self.classifier = nn.Linear(units[1], num_classes)
 
     def features(self, x: Tensor) -> Tensor:
         """``[B, channels, H, W]`` to ``[B, D]``."""
-        # ReLU after pooling gives the same as before it, on a quarter of the values.
-        x = F.max_pool2d(self.conv1(x), 2).relu()
-        x = F.max_pool2d(self.conv2(x), 2).relu()
+        x = _pooled(self.conv2(_pooled(self.conv1(x))))
         features: Tensor = self.dense2(self.dense1(x.flatten(1)).relu())
         return features.relu()
-
-    def head(self, features: Tensor) -> Tensor:
-        """``[B, D]`` to ``[B, C]``."""
-        scores: Tensor = self.classifier(features)
-        return scores
 
 
 @MODELS.register("lenet")
@@ -274,9 +215,5 @@ class LeNetOptions(ModelOptions):
 
     def build(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
         """Takes images as channels × height × width."""
-        if len(input_shape) != 3 or min(input_shape[1:]) < _SMALLEST:
-            raise TrainingError(
-                "model 'lenet' needs images (channels, height, width) of at least"
-                f" {_SMALLEST}×{_SMALLEST} pixels, not inputs of shape {input_shape}"
-            )
+        self.check_images(input_shape, 16)
         return LeNet(input_shape, self.channels, (self.hidden, self.features), num_classes)
