@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from fedproto.analysis.discrepancy import feature_discrepancy
-from fedproto.analysis.runs import pearson
 from fedproto.measures.features import PER_CHANNEL
+from fedproto.report.statistics import pearson
 from paper.base import EXPERIMENTS, FoundRun, FoundRuns
 from paper.cases import CENTRALIZED, CLASSIFICATION, Scope
 from paper.comparison import Comparison, ComparisonTable

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,18 +13,21 @@ import pytest
 import torch
 from PIL import Image
 
+from fedproto import FedAvg
 from fedproto.analysis import embedding
 from fedproto.analysis.embedding import embed
-from fedproto.analysis.runs import attention_matrix, attention_spread, pearson
 from fedproto.cli import main
 from fedproto.data.base import data_root
 from fedproto.data.segmentation import palette
 from fedproto.errors import ConfigError, StoreError
 from fedproto.models.base import build_model
 from fedproto.report.analysing import read_parts
+from fedproto.report.results import StoredRun
+from fedproto.report.statistics import pearson
 from fedproto.report.style import class_colors
 from fedproto.store import RunStore
 from fedproto.types import RoundRecord
+from helpers import config_of
 
 TINY = [
     "schedule.rounds=2",
@@ -259,10 +263,7 @@ def test_clusters_stay_together_in_the_plane():
     distance = np.linalg.norm(places[:, None] - places[None], axis=2)
     np.fill_diagonal(distance, np.inf)
     assert (label[distance.argmin(axis=1)] == label).all()
-    steps = []
-    assert np.array_equal(places, embed(features, on_step=lambda done, _: steps.append(done)))
-    assert steps == sorted(steps)
-    assert len(steps) > 5
+    assert np.array_equal(places, embed(features))
 
 
 @pytest.mark.parametrize("block", [50, 10**6])
@@ -270,7 +271,7 @@ def test_a_step_of_tsne_goes_down_the_divergence(monkeypatch, block):
     """Against automatic differentiation of KL(P ‖ Q), however the pairs are cut into blocks."""
     monkeypatch.setattr(embedding, "_BLOCK", block)
     generator = torch.Generator().manual_seed(0)
-    near = embedding._neighbourhoods(
+    near = embedding._affinities(
         torch.randn(37, 5, dtype=torch.float64, generator=generator), perplexity=8.0
     )
     assert float(near.sum()) == pytest.approx(1)
@@ -283,7 +284,7 @@ def test_a_step_of_tsne_goes_down_the_divergence(monkeypatch, block):
     divergence = torch.special.xlogy(p, p).sum() - (p * (q / q.sum()).log()).sum()
     (expected,) = torch.autograd.grad(divergence, exact)
     assert torch.allclose(
-        embedding._slope(places, near, 1.0).double(), expected, rtol=1e-4, atol=1e-7
+        embedding._gradient(places, near, 1.0).double(), expected, rtol=1e-4, atol=1e-7
     )
 
 
@@ -325,18 +326,12 @@ def record(round_, attention, cohort=None):
     )
 
 
-def test_attention_over_clients_and_rounds():
+def test_the_spread_of_the_weights_over_clients_and_rounds():
     records = [record(0, {0: 0.25, 2: 0.75}), record(1, {}, [1, 3]), record(2, {2: 1.0})]
-    matrix = attention_matrix(records)
-    nan = math.nan
-    expected = [[0.25, nan, nan], [nan] * 3, [0.75, nan, 1.0], [nan] * 3]
-    assert np.array_equal(matrix, np.array(expected), equal_nan=True)
-    assert attention_matrix(records, num_clients=6).shape == (6, 3)
-    assert attention_matrix([record(0, {-1: 1.0})]).shape == (0, 1)
-    assert attention_matrix([]).shape == (0, 0)
-    spread = attention_spread(records)
+    run = StoredRun(Path("run"), config_of(FedAvg()), records)
+    spread = run.attention_spread()
     assert (spread.lowest, spread.highest, spread.deviation) == (0.5, 1.5, 0.5)
-    assert attention_spread(records[1:]) is None
+    assert replace(run, records=records[1:]).attention_spread() is None
 
 
 def test_correlation_against_its_closed_form():
@@ -349,6 +344,19 @@ def test_correlation_against_its_closed_form():
     assert found.p_value == pytest.approx(1 - 2 / math.pi * math.atan(t))
     assert found.number == 3
     assert pearson(x, [-value for value in y]).rho == pytest.approx(-rho)
+
+
+def test_correlations_are_scipys():
+    stats = pytest.importorskip("scipy.stats")
+    rng = np.random.RandomState(0)
+    for number in (3, 4, 7, 30):
+        x = rng.normal(size=number)
+        y = 0.5 * x + rng.normal(size=number)
+        expected = stats.pearsonr(x, y)
+        found = pearson(x.tolist(), y.tolist())
+        assert found.rho == pytest.approx(expected.statistic)
+        assert found.p_value == pytest.approx(expected.pvalue, rel=1e-9)
+    assert pearson([1, 2, 3], [2, 4, 6]).p_value == pytest.approx(0, abs=1e-6)
 
 
 def test_correlations_that_are_not_defined_are_refused():

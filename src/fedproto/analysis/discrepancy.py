@@ -11,7 +11,7 @@ Shapes: N and M feature vectors of D channels, K groups (clients).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -20,9 +20,6 @@ from fedproto.errors import ConfigError
 
 BLOCK = 1024
 """Rows of a kernel matrix that are held at once."""
-
-_CELLS = 2**24
-"""Kernel values of several small groups that are held at once."""
 
 MEDIAN_SAMPLES = 2000
 """Vectors from which the median distance is taken; more change it in the third digit."""
@@ -76,25 +73,13 @@ def mmd2_linear(x_nd: Tensor, y_nd: Tensor, bandwidth: float) -> float:
 
 
 def grouped_mmd2(x_nd: Tensor, y_nd: Tensor, sizes: Sequence[int], bandwidth: float) -> Tensor:
-    """`mmd2` of paired features for many groups at once, ``[K]``; NaN for fewer than two."""
+    """`mmd2` of paired features of several groups, ``[K]``; NaN for fewer than two."""
     _check(x_nd, y_nd, paired=True, least=0)
     if sum(sizes) != len(x_nd):
         raise ConfigError(f"groups of {sum(sizes)} rows do not fit {len(x_nd)} features")
-    x, y = _scaled(x_nd, y_nd, bandwidth)
-    starts = torch.tensor([0, *sizes]).cumsum(0)[:-1]
-    found = torch.full((len(sizes),), math.nan, dtype=torch.float64)
-    for groups in _similar(sizes):
-        longest = sizes[groups[0]]
-        if len(groups) == 1 and longest > BLOCK:
-            own = slice(int(starts[groups[0]]), int(starts[groups[0]]) + longest)
-            found[groups[0]] = mmd2(x[own], y[own], 1.0, paired=True)
-            continue
-        size_k = torch.tensor([sizes[group] for group in groups])
-        place_kn = torch.arange(longest).expand(len(groups), -1)
-        valid_kn = place_kn < size_k.unsqueeze(1)
-        row_kn = torch.where(valid_kn, starts[groups].unsqueeze(1) + place_kn, 0).to(x.device)
-        found[groups] = _padded(x[row_kn], y[row_kn], valid_kn.to(x.device), size_k)
-    return found
+    pairs = zip(x_nd.split(list(sizes)), y_nd.split(list(sizes)), strict=True)
+    found = [mmd2(x, y, bandwidth, paired=True) if len(x) > 1 else math.nan for x, y in pairs]
+    return torch.tensor(found, dtype=torch.float64)
 
 
 def feature_discrepancy(mmd2_a: float, mmd2_b: float) -> float:
@@ -159,30 +144,3 @@ def _symmetric_sum(x: Tensor) -> float:
         itself = block[:, : len(rows)]
         total += itself.sum() - itself.diagonal().sum() + 2 * block[:, len(rows) :].sum()
     return float(total)
-
-
-def _similar(sizes: Sequence[int]) -> Iterator[list[int]]:
-    """Groups of at least two rows, longest first, in parts whose kernel values fit into memory."""
-    order = sorted(
-        (group for group, size in enumerate(sizes) if size > 1), key=lambda group: -sizes[group]
-    )
-    start = 0
-    while start < len(order):
-        longest = sizes[order[start]]
-        number = 1 if longest > BLOCK else max(1, _CELLS // longest**2)
-        # Rows that only fill up cost as much as others: half of a part may be filling.
-        part = [group for group in order[start : start + number] if sizes[group] * 2 >= longest]
-        yield part
-        start += len(part)
-
-
-def _padded(x_knd: Tensor, y_knd: Tensor, valid_kn: Tensor, size_k: Tensor) -> Tensor:
-    """The estimates of groups of different sizes that were filled up to the same one."""
-    left_x, right_x, left_y, right_y = _left(x_knd), _right(x_knd), _left(y_knd), _right(y_knd)
-    h_knn = torch.bmm(left_x, right_x).exp_() + torch.bmm(left_y, right_y).exp_()
-    across_knn = torch.bmm(left_x, right_y).exp_()
-    h_knn -= across_knn + across_knn.transpose(1, 2)
-    pair_knn = valid_kn.unsqueeze(1) & valid_kn.unsqueeze(2)
-    pair_knn &= ~torch.eye(valid_kn.shape[1], dtype=torch.bool, device=valid_kn.device)
-    total_k = torch.where(pair_knn, h_knn, 0).sum(dim=(1, 2)).double().cpu()
-    return total_k / (size_k * (size_k - 1))

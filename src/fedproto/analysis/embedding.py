@@ -1,10 +1,11 @@
-"""Features in the plane: t-SNE with every pair of vectors counted, in blocks that fit the cache."""
+"""t-SNE of features in two dimensions, without approximation, in blocks that fit the cache.
+
+Written here because scikit-learn, with SciPy, would add 143 MB to an installation.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -13,25 +14,19 @@ from torch import Tensor
 
 from fedproto.errors import ConfigError
 
-OnStep: TypeAlias = Callable[[int, int], None]
-"""Is told how many of how many steps are done."""
-
 STEPS = 1000
 _EXAGGERATED = 250
 _EXAGGERATION = 12.0
-_EVERY = 50
 _BLOCK = 2**17
-"""Pairs of points that are looked at together: what a core's own cache holds."""
+"""Pairs of points that are computed together; their values fit into a core's cache."""
 
 
-def embed(
-    e_nd: NDArray[np.float32], *, perplexity: float = 30.0, on_step: OnStep | None = None
-) -> NDArray[np.float64]:
+def embed(e_nd: NDArray[np.float32], *, perplexity: float = 30.0) -> NDArray[np.float64]:
     """t-SNE (van der Maaten & Hinton 2008): a point in the plane per feature vector.
 
-    Starts from the first two principal components; nothing in it is random. Neighbours further away
-    than the nearest three times the perplexity count as none, and steps are as long and as heavy as
-    scikit-learn's.
+    Starts from the first two principal components; nothing in it is random. Only the nearest
+    neighbours, three times the perplexity in number, have an affinity; learning rate, gains and
+    momentum are scikit-learn's.
     """
     number = len(e_nd)
     if number < 4:
@@ -41,33 +36,30 @@ def embed(
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # blocks are small, and the bits do not depend on the machine
     try:
-        return _points(e_nd, min(perplexity, (number - 1) / 3), on_step or _silent)
+        return _points(e_nd, min(perplexity, (number - 1) / 3))
     finally:
         torch.set_num_threads(threads)
 
 
-def _points(e_nd: NDArray[np.float32], perplexity: float, say: OnStep) -> NDArray[np.float64]:
+def _points(e_nd: NDArray[np.float32], perplexity: float) -> NDArray[np.float64]:
     number = len(e_nd)
-    say(0, STEPS)
     e = torch.from_numpy(np.ascontiguousarray(e_nd)).double()
-    near_nn = _neighbourhoods(e, perplexity)
+    near_nn = _affinities(e, perplexity)
     y_n2 = _principal(e).float()
-    gain_n2, way_n2 = torch.ones_like(y_n2), torch.zeros_like(y_n2)
+    gain_n2, velocity_n2 = torch.ones_like(y_n2), torch.zeros_like(y_n2)
     rate = max(number / _EXAGGERATION / 4, 50.0)
     for step in range(STEPS):
         early = step < _EXAGGERATED
-        slope_n2 = _slope(y_n2, near_nn, _EXAGGERATION if early else 1.0)
-        turned = way_n2 * slope_n2 < 0
+        gradient_n2 = _gradient(y_n2, near_nn, _EXAGGERATION if early else 1.0)
+        turned = velocity_n2 * gradient_n2 < 0
         gain_n2 = torch.where(turned, gain_n2 + 0.2, gain_n2 * 0.8).clamp_(min=0.01)
-        way_n2 = (0.5 if early else 0.8) * way_n2 - rate * gain_n2 * slope_n2
-        y_n2 = y_n2 + way_n2
-        if (step + 1) % _EVERY == 0:
-            say(step + 1, STEPS)
+        velocity_n2 = (0.5 if early else 0.8) * velocity_n2 - rate * gain_n2 * gradient_n2
+        y_n2 = y_n2 + velocity_n2
     return y_n2.double().numpy()
 
 
-def _neighbourhoods(e_nd: Tensor, perplexity: float) -> Tensor:
-    """How much each two vectors are neighbours, symmetric and of sum one, ``[N, N]``."""
+def _affinities(e_nd: Tensor, perplexity: float) -> Tensor:
+    """Affinities of all pairs of vectors, symmetric and of sum one, ``[N, N]``."""
     number = len(e_nd)
     count = min(number - 1, int(3 * perplexity + 1))
     square_nk, index_nk = (
@@ -91,7 +83,7 @@ def _neighbourhoods(e_nd: Tensor, perplexity: float) -> Tensor:
 
 
 def _calibrated(square_nk: Tensor, entropy: float) -> Tensor:
-    """Chances of neighbours under a Gaussian as wide, for each vector, as its entropy asks for."""
+    """Gaussian affinities of each vector's neighbours, with a width that gives the entropy."""
     square_nk = square_nk - square_nk[:, :1].clone()
     scale_n1 = square_nk.mean(dim=1, keepdim=True).clamp(min=1e-300)
     low_n1, high_n1 = torch.full_like(scale_n1, -60.0), torch.full_like(scale_n1, 60.0)
@@ -112,13 +104,13 @@ def _principal(e_nd: Tensor) -> Tensor:
     axes_d2: Tensor = torch.linalg.eigh(centred_nd.t() @ centred_nd).eigenvectors.flip(1)[:, :2]
     if axes_d2.shape[1] < 2:
         axes_d2 = torch.cat([axes_d2, torch.zeros_like(axes_d2)], dim=1)
-    # An axis may as well point the other way; the largest of its parts says which.
+    # The sign of an axis is arbitrary: its largest component is made positive.
     sign_2 = axes_d2.gather(0, axes_d2.abs().argmax(dim=0, keepdim=True)).sign()
     y_n2 = centred_nd @ (axes_d2 * torch.where(sign_2 == 0, 1.0, sign_2))
     return y_n2 / y_n2[:, 0].std().clamp(min=1e-300) * 1e-4
 
 
-def _slope(y_n2: Tensor, near_nn: Tensor, exaggeration: float) -> Tensor:
+def _gradient(y_n2: Tensor, near_nn: Tensor, exaggeration: float) -> Tensor:
     """The gradient of the Kullback-Leibler divergence by the points, ``[N, 2]``."""
     number = len(y_n2)
     one_n1, square_n1 = torch.ones(number, 1), y_n2.square().sum(dim=1, keepdim=True)
@@ -136,7 +128,3 @@ def _slope(y_n2: Tensor, near_nn: Tensor, exaggeration: float) -> Tensor:
         push_3n[:, part] = point_3n @ q_bn.square_().t()
     force_3n = exaggeration * pull_3n - push_3n / total
     return 4 * (force_3n[2:] * y_n2.t() - force_3n[:2]).t()
-
-
-def _silent(done: int, total: int) -> None:
-    del done, total

@@ -15,12 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedproto.analysis.dissimilarity import (
-    distances_together,
-    mean_gradient,
-    similar_sizes,
-    squared_distance,
-)
+from fedproto.analysis.dissimilarity import mean_gradient, squared_distance
 from fedproto.analysis.uncertainty import BINS, tally_confidence
 from fedproto.engines.base import Workload
 from fedproto.engines.layers import (
@@ -38,9 +33,6 @@ from fedproto.types import POOLED, Prototypes, ServerState
 
 INPUTS_AT_ONCE = 2**21
 """Input values of a batch on a GPU, whose memory the test batches of a CPU would leave idle."""
-
-GRADIENTS_AT_ONCE, GRADIENTS_AT_ONCE_CUDA = 2**24, 2**27
-"""Gradient values of several clients that are held at once, elsewhere and on a GPU."""
 
 
 class Probe:
@@ -140,88 +132,38 @@ class Probe:
 
     def gradient_distances(self, state: ServerState, clients: Sequence[int]) -> Tensor:
         """``‖∇L_k(W) − ∇L(W)‖²`` of some clients, ``[K]`` in float64; ∇L is over all of them."""
+        complete = self._complete(state)
         with self._options.precision():
-            if not self._complete(state):
-                return self._distances_by_own_statistics(state, clients)
             load_state(self._model, state)
-            pooled = self.federation.train_indices(POOLED)
-            reference = self._gradient(pooled)
-            return self._distances(clients, reference)
+            reference = (
+                self._gradient(self.federation.train_indices(POOLED))
+                if complete
+                else self._mean_of_own_gradients()
+            )
+            found = [
+                squared_distance(self._client_gradient(client, complete), reference)
+                for client in clients
+            ]
+        return torch.stack(found).cpu() if found else torch.empty(0, dtype=torch.float64)
 
-    def _distances(self, clients: Sequence[int], reference: dict[str, Tensor]) -> Tensor:
-        own = [self.federation.train_indices(client) for client in clients]
-        found = torch.zeros(len(own), dtype=torch.float64, device=self.device)
-        sizes, most = [len(indices) for indices in own], self._clients_at_once()
-        for rows, together in similar_sizes(sizes, self._gradient_at_once, most):
-            if together:
-                found[rows] = self._distances_together([own[row] for row in rows], reference)
-            else:
-                (row,) = rows
-                found[row] = squared_distance(self._gradient(own[row]), reference)
-        return found.cpu()
-
-    def _distances_together(self, own: Sequence[Indices], reference: dict[str, Tensor]) -> Tensor:
-        longest = max(len(indices) for indices in own)
-        index = np.zeros((len(own), longest), dtype=np.int64)
-        weight = np.zeros((len(own), longest))
-        for row, indices in enumerate(own):
-            index[row] = indices[0]
-            index[row, : len(indices)] = indices
-            weight[row, : len(indices)] = 1 / len(indices)
-        inputs, targets = self._samples.batch(index.ravel())
-        return distances_together(
-            self._model,
-            inputs.unflatten(0, index.shape),
-            targets.unflatten(0, index.shape),
-            torch.from_numpy(weight).to(inputs),
-            reference,
-        )
-
-    def _distances_by_own_statistics(self, state: ServerState, clients: Sequence[int]) -> Tensor:
-        """One client after another, since each has batch-norm statistics of its own."""
+    def _mean_of_own_gradients(self) -> dict[str, Tensor]:
+        """``Σ_k n_k/n ∇L_k``, each client with batch-norm statistics of its own."""
         sizes = self.federation.train_sizes
-        load_state(self._model, state)
-        kept: dict[int, dict[str, Tensor]] = {}
-        wanted = set(sorted(clients)[: self._gradients_that_fit()])
-        reference: dict[str, Tensor] = {}
+        total: dict[str, Tensor] = {}
         for client, size in enumerate(sizes):
-            own = self._own_gradient(client)
-            if client in wanted:
-                kept[client] = own
-            for name, part in own.items():
-                share = part * (size / sizes.sum())
-                reference[name] = reference[name] + share if name in reference else share
-        found = [
-            squared_distance(kept.get(client) or self._own_gradient(client), reference)
-            for client in clients
-        ]
-        return torch.stack(found).cpu()
+            for name, part in self._client_gradient(client, complete=False).items():
+                total[name] = total.get(name, 0) + part * (size / sizes.sum())
+        return total
 
-    def _own_gradient(self, client: int) -> dict[str, Tensor]:
+    def _client_gradient(self, client: int, complete: bool) -> dict[str, Tensor]:
         own = self.federation.train_indices(client)
-        estimate(self._model, (inputs for inputs, _ in self._batches(own)))
+        if not complete:
+            estimate(self._model, (inputs for inputs, _ in self._batches(own)))
         return self._gradient(own)
 
     def _gradient(self, indices: Indices) -> dict[str, Tensor]:
         batches = self._batches(indices, self._gradient_at_once)
         return mean_gradient(self._model, self.task.loss, self.task.loss_terms, batches)
-
-    def _clients_at_once(self) -> int:
-        """Clients whose gradients are held at once; 1 where they cannot be computed together.
-
-        Convolutions of many clients side by side are slower on a CPU than one after another.
-        """
-        if not self.task.one_label:
-            return 1
-        convolves = any(tensor.ndim > 2 for tensor in self._model.parameters())
-        if convolves and self.device.type == "cpu":
-            return 1
-        return max(1, self._gradients_that_fit())
-
-    def _gradients_that_fit(self) -> int:
-        numbers = sum(tensor.numel() for tensor in self._model.parameters())
-        fit = GRADIENTS_AT_ONCE_CUDA if self.device.type == "cuda" else GRADIENTS_AT_ONCE
-        return fit // max(1, numbers)
 
     def _complete(self, state: ServerState) -> bool:
         """Whether a state brings its batch-norm statistics with it, whatever the samples."""

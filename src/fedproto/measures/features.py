@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedproto.analysis.discrepancy import grouped_mmd2, median_bandwidth, mmd2_linear
-from fedproto.analysis.dissimilarity import summarize_distances
+from fedproto.analysis.dissimilarity import mean_and_error
 from fedproto.equations import aggregate_mean_margin
 from fedproto.errors import ConfigError
 from fedproto.measures.base import MEASURES, ComparingMeasure, Measure
@@ -35,11 +35,8 @@ class DissimilarityMeasure(Measure):
         if number < total:
             draw = stream(self.seed, Purpose.MEASURED_CLIENTS, state.round)
             clients = sorted(int(client) for client in draw.permutation(total)[:number])
-        found = summarize_distances(self.probe.gradient_distances(state, clients), total)
-        metrics = {"dissimilarity": found.mean}
-        if number < total:
-            metrics["dissimilarity_error"] = found.error
-        return metrics
+        mean, error = mean_and_error(self.probe.gradient_distances(state, clients), total)
+        return {"dissimilarity": mean} | ({"dissimilarity_error": error} if number < total else {})
 
 
 PER_CHANNEL = "margin_per_channel"

@@ -26,7 +26,6 @@ from torch import Tensor, nn
 
 from fedproto.analysis.embedding import embed
 from fedproto.analysis.probe import Probe
-from fedproto.analysis.runs import Correlation, pearson
 from fedproto.analysis.uncertainty import (
     calibration_error,
     feature_entropy,
@@ -46,6 +45,7 @@ from fedproto.disk.integrity import DamagedError, read_json
 from fedproto.errors import ConfigError, DataError, StoreError, unknown_name
 from fedproto.measures.base import Gauge
 from fedproto.measures.scores import score_classes, score_clients, summarize_clients
+from fedproto.report.statistics import Correlation, pearson
 from fedproto.report.style import class_colors
 from fedproto.rng import Purpose, stream
 from fedproto.simulate import model_for

@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from fedproto.analysis.runs import AttentionSpread, attention_spread
 from fedproto.config import RunConfig
 from fedproto.data import Federation, data_root
 from fedproto.data.tasks import headline
@@ -26,6 +25,15 @@ from fedproto.report.statistics import Rounds, Values, moving_average, score_at,
 from fedproto.store import RunStore
 from fedproto.store.sweeps import found_in
 from fedproto.types import RoundRecord
+
+
+@dataclass(frozen=True)
+class AttentionSpread:
+    """Smallest and largest weight of a client relative to equal weights, and their deviation."""
+
+    lowest: float
+    highest: float
+    deviation: float
 
 
 @dataclass(frozen=True)
@@ -68,8 +76,16 @@ class StoredRun:
         return self.config.data.load(data_root())
 
     def attention_spread(self) -> AttentionSpread | None:
-        """How far from equal the clients' weights were."""
-        return attention_spread(self.records)
+        """Over all rounds in which several clients took part; None where there is no such round."""
+        relative = [
+            weight * len(record.attention)
+            for record in self.records
+            if len(record.attention) > 1
+            for weight in record.attention.values()
+        ]
+        if not relative:
+            return None
+        return AttentionSpread(min(relative), max(relative), float(np.std(relative)))
 
     def final(self, metric: str, until: int | None = None) -> float | None:
         """The mean over the last tenth of the planned rounds up to now, or to round `until`.
