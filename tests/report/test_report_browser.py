@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import time
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import unquote, urlparse
 from xml.etree import ElementTree
@@ -15,7 +16,7 @@ from browser import axe_violations, console, open_browser, set_size
 from fedproto.cli import main
 from fedproto.report.results import find_runs
 from fedproto.store import RunStore
-from report_runs import NASTY, write_run, write_sweep
+from report_runs import NASTY, append_records, make_record, write_run, write_sweep
 
 
 @pytest.fixture(scope="module")
@@ -372,6 +373,33 @@ def test_headline_columns_come_first_and_the_others_on_demand(page):
     many = texts(page, "#answer-table thead th")
     assert many[: len(few)] == few
     assert "training loss" in " ".join(many)
+
+
+def test_personal_models_have_columns_where_a_run_has_them(browser, page, tmp_path, capsys):
+    assert not any("personal" in head for head in texts(page, "#answer-table thead th"))
+    write_run(tmp_path / "plain", label="Plain")
+    write_run(tmp_path / "own", rounds=0, planned=30, label="Own")
+    scores = {"personal_accuracy": 0.91, "worst_tenth_personal_accuracy": 0.72}
+    records = [make_record(round_, level=0.9) for round_ in range(30)]
+    append_records(
+        tmp_path / "own", [replace(one, metrics={**one.metrics, **scores}) for one in records]
+    )
+    assert main(["report", str(tmp_path)]) == 0
+    browser.get((tmp_path / "report.html").as_uri())
+    heads = texts(browser, "#answer-table thead th")
+    own = texts(
+        browser, "#answer-table tbody tr:first-child th, #answer-table tbody tr:first-child td"
+    )
+    shown = dict(zip(heads, own, strict=True))
+    assert shown["personal accuracy %"] == "91.0"
+    assert shown["worst tenth personal accuracy %"] == "72.0"
+    assert "personal models 91.0 %" in texts(browser, "#sentence")[0]
+    capsys.readouterr()
+    assert main(["compare", str(tmp_path), "--markdown"]) == 0
+    head, _, *rows = capsys.readouterr().out.splitlines()
+    assert "| personal % | personal worst tenth % |" in head
+    assert "| 91.0 | 72.0 |" in next(row for row in rows if row.startswith("| Own"))
+    assert "| – | – |" in next(row for row in rows if row.startswith("| Plain"))
 
 
 def test_the_address_holds_the_view(page, address):

@@ -11,7 +11,7 @@ from typing import Any, overload
 
 from fedproto.data.tasks import is_share
 from fedproto.errors import ConfigError, printable
-from fedproto.measures.scores import CLIENT_SCORES
+from fedproto.measures.scores import CLIENT_SCORES, PERSONAL_SCORES
 from fedproto.report.statistics import FEWEST_PAIRS
 from fedproto.report.summary import Summary
 
@@ -34,10 +34,13 @@ _OPTIONAL = (
     "mean over rounds",
     "mean over rounds %",
     "at zero %",
+    "personal worst tenth %",
+    "fine-tuned %",
     "rounds",
     "seeds",
     "worst tenth %",
     "mean client %",
+    "personal %",
     "95 % interval",
     "p",
 )
@@ -193,7 +196,7 @@ def comparison(
         cells["95 % interval"] = partial(_interval, factor=factor, digits=digits)
         cells["p"] = _p_value
     if not brief:
-        for name in CLIENT_SCORES.values():
+        for name in (CLIENT_SCORES | PERSONAL_SCORES).values():
             if any(name in row.values for row in rows):
                 cells[f"{name} %"] = partial(_mean, name=name, factor=100, digits=1)
     if metric != "loss":

@@ -85,7 +85,14 @@ CLIENT_SCORES = {
     "worst_tenth_": "worst tenth",
     "at_zero_": "at zero",
 }
-"""What is said of the clients' scores: beginnings of metrics, each followed by the score's name."""
+"""Prefixes of the metrics on clients' scores with the served model, and their titles in tables."""
+
+PERSONAL_SCORES = {
+    "personal_": "personal",
+    "worst_tenth_personal_": "personal worst tenth",
+    "finetuned_": "fine-tuned",
+}
+"""The same for each client's own model, and for the served model fine-tuned on new clients."""
 
 
 def summarize_clients(values: Sequence[float]) -> tuple[float, float, float]:

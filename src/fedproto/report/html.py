@@ -27,6 +27,7 @@ from fedproto.data.federation import uneven_test
 from fedproto.data.tasks import is_share, loss_beside, lower_is_better
 from fedproto.disk.files import explained, write_atomically
 from fedproto.errors import ConfigError, StoreError, unknown_name
+from fedproto.measures.scores import PERSONAL_SCORES
 from fedproto.report.arrangement import Arrangement, Group, arrange
 from fedproto.report.figures import NAMES
 from fedproto.report.panels import (
@@ -195,6 +196,7 @@ def _metric(name: str) -> dict[str, Any]:
         "margin": default_margin(name),
         "lower": lower_is_better(name),
         "class": name.startswith(_CLASSES),
+        "personal": is_share(name) and name.startswith(tuple(PERSONAL_SCORES)),
     }
 
 

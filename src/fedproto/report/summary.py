@@ -10,7 +10,7 @@ import numpy as np
 
 from fedproto.data.tasks import is_share, loss_beside, lower_is_better
 from fedproto.errors import ConfigError, unknown_name
-from fedproto.measures.scores import CLIENT_SCORES
+from fedproto.measures.scores import CLIENT_SCORES, PERSONAL_SCORES
 from fedproto.report.arrangement import Arrangement
 from fedproto.report.results import StoredRun
 from fedproto.report.statistics import (
@@ -165,7 +165,8 @@ def figures_of(run: StoredRun, metric: str, target: float | None = None) -> dict
     """The figures of one run in a table."""
     figures: dict[str, float] = {}
     named = {metric: metric, "loss": loss_beside(metric)}
-    named |= {title: prefix + metric for prefix, title in CLIENT_SCORES.items()}
+    clients = CLIENT_SCORES | PERSONAL_SCORES
+    named |= {title: prefix + metric for prefix, title in clients.items()}
     for title, name in named.items():
         value = run.final(name)
         if value is not None:

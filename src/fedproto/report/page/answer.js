@@ -1,6 +1,7 @@
 // The answer: the best method, by how much, whether that is more than chance, for whom, at which cost.
 
 const WORDS = { better: "▲", worse: "▼", equivalent: "=", unclear: "?" };
+const CLIENT_METRIC = /^(mean_client|worst_tenth|at_zero)_/;
 const CLIENTS = { mean: "mean client", worst: "worst tenth", zero: "at zero" };
 
 // The mean of the tests in the last tenth of the rounds up to round `until`, or to the end.
@@ -126,6 +127,7 @@ function answerColumns(all) {
     { ...found("difference", "difference", (one) => one?.mean, null), factor: points, text: (row) => intervalCell(row) },
     { ...found("p", "p (Holm)", (one) => one?.corrected, (value) => (value < 0.001 ? "< 0.001" : value.toFixed(3))), lower: true },
     ...(some((group) => group.fairness) ? Object.keys(CLIENTS).map(fair) : []),
+    ...data.metrics.filter((one) => one.personal && one.name !== metric.name && some((group) => group.figures[one.name])).map((one) => of(one.name, one, one.label)),
     ...(some((group) => megabytesOf([group], "bytes up", "bytes down") > 0) ? [cost("MB", "bytes up", "bytes down")] : []),
     simple("seeds", "seeds", ({ groups }) => Math.min(...groups.map((group) => group.seeds.length)), String),
     { ...simple("rounds", "rounds", ({ groups }) => Math.min(...groups.map((group) => group.rounds)), String), text: ({ groups }) => { const [rounds, planned] = ["rounds", "planned"].map((name) => Math.min(...groups.map((group) => group[name]))); return rounds < planned ? `${rounds} of ${planned}` : String(rounds); } },
@@ -135,7 +137,7 @@ function answerColumns(all) {
   const named = new Set(columns.map((column) => column.key));
   return [...columns, ...(metric.name === data.metric ? [of("mean over rounds", metric, "mean over rounds")] : []), cost("MB up", "bytes up"), cost("MB down", "bytes down"),
     simple("seconds", "wall clock s", ({ groups }) => figureOf(groups, "seconds")?.mean ?? null, formatNumber),
-    ...data.metrics.filter((one) => !named.has(one.name) && !one.class).map((one) => of(one.name, one, one.label))];
+    ...data.metrics.filter((one) => !named.has(one.name) && !one.class && !CLIENT_METRIC.test(one.name)).map((one) => of(one.name, one, one.label))];
 }
 
 function megabytesOf(groups, ...names) {
@@ -201,10 +203,12 @@ function sentence(block) {
   const [cost, usual] = [best, block.rows.find((row) => row.method === block.base)].map((row) => (row ? megabytesOf(row.groups, "bytes up", "bytes down") : null));
   const times = cost && usual && best.method !== block.base && !unfinished ? ` (${(cost / usual).toFixed(2)} × ${data.methods[block.base].title})` : "";
   const [client, worst, zero] = Object.keys(CLIENTS).map((name) => fairnessOf(best.groups, name));
+  const own = figureOf(best.groups, `personal_${data.metric}`);
   return [
     title(best), ` scores ${metric.lower ? "lowest" : "highest"}${unfinished ? " so far" : ""}${block.overall ? `${page.several.families ? ` on ${block.family}` : ""}, mean over ${best.groups.length} conditions` : block.title === "all runs" ? "" : ` with ${block.title}`}: ${formatAs(metric)(figureOf(best.groups, metric.name).mean)} ${metric.label}${unfinished}`,
     found ? [`; ${beside === best ? "" : "next "}`, beside === best ? null : title(beside), beside === best ? "" : " ", `${signed(metric, found.mean)}${unit} against ${data.methods[block.base].title} (${test}${until})`] : "",
     cost ? `; ${formatNumber(cost)} MB${times}` : "",
+    own ? `; personal models ${formatPercent(own.mean)}` : "",
     client === null ? "" : `; mean client ${formatPercent(client)}, worst tenth ${formatPercent(worst)}, ${formatPercent(zero)} of clients at zero`, ".",
   ].flat().filter(Boolean);
 }

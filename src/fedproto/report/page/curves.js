@@ -128,7 +128,7 @@ page.sections.push({
     const { total, shown } = having((group) => page.runsOf.get(group.index).some((run) => run.curves[metric.name]), all);
     const drawings = shown.map((condition) => ({ title: titleOf(condition), family: condition.family, height: total === 1 ? 340 : 240, spec: {
       label: `${metric.label} over ${X_AXES[axis].name}, ${titleOf(condition)}`,
-      lines: curveLines(condition, metric.name, state.smooth / 100, state.seeds, axis), chance: /(^|_)accuracy$/.test(metric.name) && !/client|tenth|zero/.test(metric.name) ? condition.chance : null,
+      lines: curveLines(condition, metric.name, state.smooth / 100, state.seeds, axis), chance: /(^|_)accuracy$/.test(metric.name) && !/client|tenth|zero|personal|finetuned/.test(metric.name) ? condition.chance : null,
       x: X_AXES[axis], y: { name: metric.label, mark: markAs(metric), say: formatAs(metric), log: state.log ? 10 : false },
     } }));
     const ranges = rangesByFamily(drawings, metric.percent);
