@@ -23,10 +23,8 @@ from fedproto.config import RunConfig
 from fedproto.data.base import data_root
 from fedproto.data.federation import Federation
 from fedproto.measures import MeasureOptions
-from fedproto.rounds import run_rounds
-from fedproto.rounds.runs import Run
-from fedproto.simulate import initial_state, model_for
-from fedproto.simulate.driver import engine_of
+from fedproto.rounds import Run, run_rounds
+from fedproto.rounds.run import engine_of, model_for
 from fedproto.store.run import describe_environment
 from paper.cases import Scope
 
@@ -52,8 +50,8 @@ def timed(configs: list[RunConfig], federation: Federation, passes: int) -> tupl
     """The engine that was used, and seconds of its start and the first passes over all runs."""
     started = time.perf_counter()
     with engine_of(configs, federation, model_for(configs[0], federation)) as engine:
-        runs = [Run(config, initial_state(config, federation)) for config in configs]
-        done = run_rounds(runs, federation, engine)
+        runs = [Run(config, federation) for config in configs]
+        done = run_rounds(runs, engine)
         for _ in range(passes * len(runs)):
             next(done)
         return engine.name, time.perf_counter() - started

@@ -29,8 +29,7 @@ from fedproto.engines.reference import read_state
 from fedproto.engines.training import TrainOptions
 from fedproto.models.base import build_model
 from fedproto.models.small import MLPOptions
-from fedproto.rounds import run_rounds
-from fedproto.rounds.runs import Run
+from fedproto.rounds import Run, run_rounds
 from fedproto.store.run import describe_environment
 from fedproto.types import ServerState
 
@@ -115,11 +114,12 @@ def rounds(federation: Federation, number: int) -> Iterator[None]:
                 schedule=ScheduleOptions(rounds=number, cohort=COHORT),
                 evaluate=EvaluateOptions(every=number),
             ),
-            ServerState(0, *read_state(model)),
+            federation,
+            initial=ServerState(0, *read_state(model)),
         )
         for strategy in (FedAvg(), FedProto())
     ]
-    done = run_rounds(runs, federation, engine)
+    done = run_rounds(runs, engine)
     while True:
         for _ in runs:
             next(done)

@@ -24,15 +24,14 @@ from typing import Any
 
 import torch
 
+from fedproto.callback import Callback
 from fedproto.config import RunConfig, read_config
 from fedproto.flower import superexec
 from fedproto.flower.deploy import deployment
 from fedproto.flower.keys import Keys, make_keys
 from fedproto.flower.wire import encode_job, encode_update
-from fedproto.rounds import Watcher
-from fedproto.rounds.planning import plan_round
-from fedproto.rounds.runs import Run
-from fedproto.simulate import load_federations, simulate
+from fedproto.rounds import Run, load_federations, runs_from, train
+from fedproto.rounds.jobs import plan_round
 from fedproto.store import RunStore
 from fedproto.store.run import describe_environment
 
@@ -89,7 +88,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         local = RunStore.create(folder / "simulated", config)
-        simulate([local])
+        train(runs_from([local]))
         rows["simulator"] = {"rounds": [record.seconds for record in local.records()]}
         keys = make_keys(folder / "keys", ["localhost"], options.clients)
         for part in options.parts:
@@ -124,7 +123,7 @@ def _deployed(
     ):
         up = time.perf_counter() - started
         run = deployed.control.submit(store.path)
-        deployed.control.follow(run, store.path, [store], Watcher())
+        deployed.control.follow(run, store.path, [store], Callback())
     return {"rounds": [record.seconds for record in store.records()], "start-up": up}
 
 
@@ -213,7 +212,7 @@ def _sizes(config: RunConfig, store: RunStore) -> dict[str, str]:
     state = store.load_checkpoint()
     assert state is not None
     setting = setting_of(config.workload(federation, model), state.params)
-    job = plan_round(Run(config, state), federation, setting).jobs[0]
+    job = plan_round(Run(config, federation, initial=state), federation, setting).jobs[0]
     workload = Workload(federation, model, task_named(federation.task), config.engine)
     (update,) = ReferenceEngine(workload).train([job])
     down = _bytes(encode_job(job, config))

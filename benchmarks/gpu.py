@@ -26,14 +26,14 @@ import torch
 from torch.nn import functional as F  # noqa: N812 - the name everyone uses
 from workloads import CLASSES, MODELS, SAMPLES, SHAPES, federation, initial_state, jobs_on
 
+from fedproto.callback import Callback
 from fedproto.config.recipe import read_recipe
 from fedproto.data.tasks import task_named
 from fedproto.engines.base import ENGINES, EngineOptions, Workload
 from fedproto.engines.training import TrainOptions
 from fedproto.models.base import build_model
-from fedproto.rounds import run_rounds
-from fedproto.rounds.runs import Run
-from fedproto.simulate import simulate
+from fedproto.rounds import Run, run_rounds, runs_from
+from fedproto.rounds import train as train_runs
 from fedproto.store.run import describe_environment
 from fedproto.store.sweeps import create_sweep
 from fedproto.strategies import STRATEGIES
@@ -324,11 +324,12 @@ def parity(arguments: argparse.Namespace) -> dict[str, float]:
                                 train=train,
                                 schedule=ScheduleOptions(rounds=2, cohort=4, delta=0.5),
                             ),
-                            state.to(_device()),
+                            data,
+                            initial=state.to(_device()),
                         )
                         for strategy in strategies
                     ]
-                    for _ in run_rounds(runs, data, engine):
+                    for _ in run_rounds(runs, engine):
                         pass
                     results.append(runs)
                     engine.close()
@@ -368,7 +369,9 @@ def memory(arguments: argparse.Namespace) -> dict[str, Any]:
         torch.cuda.set_per_process_memory_fraction(limit / total)
         said: list[str] = []
         engine = _engine(model, data)
-        engine.workload = replace(engine.workload, notify=said.append)
+        callback = Callback()
+        callback.on_notice = said.append
+        engine.workload = replace(engine.workload, callback=callback)
         parts = engine.train(jobs)
         engine.close()
         del engine
@@ -421,7 +424,7 @@ def sweep(arguments: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         begun = time.perf_counter()
         stores = create_sweep(Path(folder) / "sweep", configs)
-        simulate(stores)
+        train_runs(runs_from(stores))
         seconds = time.perf_counter() - begun
         scores = {
             store.path.name: statistics.mean(

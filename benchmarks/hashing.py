@@ -16,7 +16,7 @@ import torch
 
 from fedproto.config.recipe import read_recipe
 from fedproto.disk import integrity
-from fedproto.simulate import simulate
+from fedproto.rounds import runs_from, train
 from fedproto.store import RunStore, checkpoints
 from fedproto.store import run as run_store
 from fedproto.store.run import describe_environment
@@ -48,7 +48,7 @@ def main() -> None:
     config = replace(config, label="hashing")
     with tempfile.TemporaryDirectory() as folder:
         run = RunStore.create(Path(folder) / "run", config)
-        simulate([run])
+        train(runs_from([run]))
         seconds = sum(record.seconds for record in run.records())
         rounds = len(run.records())
     tensors = {"params/weight": torch.rand(2**28 // 4)}

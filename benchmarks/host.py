@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 from fedproto.config.recipe import read_recipe
-from fedproto.simulate import simulate
+from fedproto.rounds import runs_from, train
 from fedproto.store.run import describe_environment
 from fedproto.store.sweeps import create_sweep
 
@@ -26,9 +26,9 @@ METHODS = ("fedavg", "fedprox", "fedatt", "fedproto")
 PARTS = {
     "steps": ["lockstep.py:train"],
     "looks at the clients' data": ["observations.py:observe"],
-    "tests": ["loop.py:_evaluate"],
+    "tests": ["evaluate.py:evaluate_round"],
     "members of a stack": ["members.py:alike"],
-    "planning": ["planning.py:plan_round"],
+    "planning": ["jobs.py:plan_round"],
     "checks of the updates": ["aggregate.py:reason_to_refuse", "aggregate.py:outliers"],
     "averaging": ["aggregation.py:combine"],
     "reports of the clients": ["reports.py:of"],
@@ -75,7 +75,7 @@ def spent(rounds: int) -> dict[str, float]:
     profiler = cProfile.Profile(time.process_time)
     with tempfile.TemporaryDirectory() as folder:
         stores = create_sweep(Path(folder) / "sweep", configs)
-        profiler.runcall(simulate, stores)
+        profiler.runcall(train, runs_from(stores))
     found: dict[str, float] = {}
     stats = pstats.Stats(profiler).stats  # type: ignore[attr-defined]
     for (path, _, function), (_, _, _, cumulated, _) in stats.items():
@@ -83,7 +83,7 @@ def spent(rounds: int) -> dict[str, float]:
         if "fedproto" in path:
             found[name] = found.get(name, 0.0) + cumulated
     parts = {part: sum(found[name] for name in names) for part, names in PARTS.items()}
-    rounds_alone = found["loop.py:run_rounds"] + parts["records and checkpoints"]
+    rounds_alone = found["loop.py:_run_round"] + parts["records and checkpoints"]
     return {**parts, "all": rounds_alone}
 
 

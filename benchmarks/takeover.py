@@ -25,8 +25,7 @@ import torch
 from fedproto.config import RunConfig, read_config
 from fedproto.engines.base import ENGINES, LocalJob
 from fedproto.flower.defence import DEFENCES
-from fedproto.rounds import aggregate
-from fedproto.simulate import simulate
+from fedproto.rounds import aggregate, runs_from, train
 from fedproto.store import RunStore
 from fedproto.store.run import describe_environment
 from fedproto.types import ClientUpdate
@@ -167,17 +166,17 @@ def config_of(
 def carry_out(configs: Sequence[RunConfig], attacks: Sequence[Attack | None]) -> list[float]:
     """Accuracies in per cent, the mean over the last three tests, of runs that train together."""
 
-    def engine_for(config, federation, model, notify):  # noqa: ANN001, ANN202
-        engine = ENGINES.get(config.engine.name)(config.workload(federation, model, notify))
-        train = engine.train
+    def engine_for(config, workload):  # noqa: ANN001, ANN202
+        engine = ENGINES.get(config.engine.name)(workload)
+        honest = engine.train
 
-        def attacked(jobs, on_done=None):  # noqa: ANN001, ANN202
+        def attacked(jobs):  # noqa: ANN001, ANN202
             # All runs have as many rounds, so that their jobs always come in the runs' order.
             first = {}
             for job in jobs:
                 first.setdefault(id(job.state), (len(first), job.client))
             updates = []
-            for job, update in zip(jobs, train(jobs, on_done), strict=True):
+            for job, update in zip(jobs, honest(jobs), strict=True):
                 run, hostile = first[id(job.state)]
                 attack = attacks[run] if job.client == hostile else None
                 updates.append(update if attack is None else attack(job, update))
@@ -191,7 +190,7 @@ def carry_out(configs: Sequence[RunConfig], attacks: Sequence[Attack | None]) ->
             RunStore.create(Path(folder) / str(place), config)
             for place, config in enumerate(configs)
         ]
-        simulate(stores, engine_for=engine_for)
+        train(runs_from(stores), engine_for=engine_for)
         tests = [
             [one.metrics["accuracy"] for one in store.records() if "accuracy" in one.metrics]
             for store in stores

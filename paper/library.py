@@ -9,14 +9,13 @@ was stopped on its way.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedproto.config import RunConfig, digest_of, recipe
 from fedproto.config.upgrade import options_without_successor
 from fedproto.data.tasks import headline
-from fedproto.engines.base import Notify, ignore
 from fedproto.errors import FedprotoError
 from fedproto.report.results import StoredRun
 from fedproto.store import RunStore, is_run
@@ -84,7 +83,9 @@ class Request:
 class Library:
     """The run directories below a folder, of whose runs only the `first` rounds may be shown."""
 
-    def __init__(self, root: Path, notify: Notify = ignore, first: int | None = None) -> None:
+    def __init__(
+        self, root: Path, notify: Callable[[str], None] = lambda _: None, first: int | None = None
+    ) -> None:
         self.root = root
         self.first = first
         self._notify = notify

@@ -7,12 +7,13 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from fedproto.callback import Callback
 from fedproto.config import RunConfig
 from fedproto.data.base import DataSource
 from fedproto.data.federation import Federation
 from fedproto.errors import ConfigError, DataError, unknown_name
-from fedproto.rounds import Watcher
-from fedproto.simulate import load_federations, simulate
+from fedproto.rounds import load_federations, runs_from
+from fedproto.rounds import train as train_runs
 from fedproto.store import RunStore, open_or_create, read_description
 from paper.base import EXPERIMENTS, Experiment, FoundRun, FoundRuns
 from paper.cases import Scope, without_mmd
@@ -113,15 +114,15 @@ def train(
     plan: Plan,
     library: Library,
     federations: Mapping[DataSource, Federation],
-    watch: Callable[[Sequence[RunStore]], AbstractContextManager[Watcher]],
+    watch: Callable[[Sequence[RunStore]], AbstractContextManager[Callback]],
 ) -> None:
     """Trains the missing runs, each from where it stands, and looks again."""
     for case, stage in plan.stages():
         configs = [with_reference(request, plan.scope, library) for request in stage]
         folder = f"{plan.scope.scale}/{case}"
         stores = [open_or_create(library.place_for(config, folder), config) for config in configs]
-        with watch(stores) as watcher:
-            simulate(stores, watcher, federations)
+        with watch(stores) as callback:
+            train_runs(runs_from(stores, federations), [callback])
         for store in stores:
             library.add(store.path)
     plan.look(library)

@@ -16,14 +16,11 @@ from fedproto.data.federation import Client, Federation
 from fedproto.data.samples import TensorSamples
 from fedproto.data.tasks import task_named
 from fedproto.engines.base import ENGINES, EngineOptions, Workload
-from fedproto.engines.reference import read_state
 from fedproto.engines.training import TrainOptions
 from fedproto.models.base import build_model
 from fedproto.models.small import CNNOptions, MLPOptions
-from fedproto.rounds import run_rounds
-from fedproto.rounds.runs import Run
+from fedproto.rounds import Run, run_rounds
 from fedproto.strategies import FedAvg
-from fedproto.types import ServerState
 
 
 def main() -> None:
@@ -56,8 +53,8 @@ def main() -> None:
         schedule=ScheduleOptions(rounds=everlasting, cohort=work.cohorts.shape[1]),
         evaluate=EvaluateOptions(every=everlasting),
     )
-    runs = [Run(config, ServerState(0, *read_state(work.model()))) for _ in range(number)]
-    rounds = run_rounds(runs, federation, engine)
+    runs = [Run(config, federation, work.model) for _ in range(number)]
+    rounds = run_rounds(runs, engine)
 
     def train_round(round_: int) -> dict[str, Tensor]:
         for _ in runs:

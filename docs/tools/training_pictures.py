@@ -30,9 +30,8 @@ from fedproto.models.base import build_model, features_of
 from fedproto.models.small import CNNOptions
 from fedproto.report.style import COLORS
 from fedproto.rng import Indices
-from fedproto.rounds import run_rounds
-from fedproto.rounds.planning import plan_round
-from fedproto.rounds.runs import Run
+from fedproto.rounds import Run, run_rounds
+from fedproto.rounds.jobs import plan_round
 from fedproto.types import ClientUpdate, Prototypes, RoundRecord, ServerState
 
 BLUE, VERMILION, ORANGE, SKY = (COLORS[place] for place in (0, 1, 4, 5))
@@ -56,9 +55,9 @@ def train(data: Digits) -> Trained:
     model = build_model(CNNOptions(), federation.input_shape, federation.num_classes, seed=0)
     params, buffers = read_state(model)
     config = RunConfig(strategy=FedProto(), train=TRAIN, schedule=SCHEDULE)
-    run = Run(config, ServerState(0, params, buffers))
+    run = Run(config, federation, initial=ServerState(0, params, buffers))
     engine = ReferenceEngine(Workload(federation, model, Classification(), EngineOptions()))
-    for _ in run_rounds([run], federation, engine):
+    for _ in run_rounds([run], engine):
         pass
     return Trained(federation, engine, run)
 
@@ -211,7 +210,8 @@ def _train_one(trained: Trained, client: int) -> ClientUpdate:
         ),
     )
     setting = setting_of(trained.engine.workload, run.state.params)
-    plan = plan_round(Run(longer, run.state), trained.federation, setting)
+    again = Run(longer, trained.federation, initial=run.state)
+    plan = plan_round(again, trained.federation, setting)
     (job,) = (job for job in plan.jobs if job.client == client)
     return trained.engine.train_client(job)
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from fedproto.api import predict as predict
     from fedproto.api import run as run
     from fedproto.api import sweep as sweep
+    from fedproto.callback import Callback as Callback
     from fedproto.config.options import EvaluateOptions as EvaluateOptions
     from fedproto.config.options import FlowerOptions as FlowerOptions
     from fedproto.config.options import ScheduleOptions as ScheduleOptions

@@ -312,7 +312,7 @@ class Registry(Generic[T]):
         if not self._searched:
             self._searched = True
             package = importlib.import_module(self._package)
-            for module in pkgutil.iter_modules(package.__path__):
+            for module in pkgutil.iter_modules(getattr(package, "__path__", ())):
                 importlib.import_module(f"{self._package}.{module.name}")
             for entry in _installed():
                 entry.load()
@@ -363,7 +363,7 @@ def _import_file(path: Path) -> None:
     spec.loader.exec_module(module)
 
 
-_FOLDERS = {"datasets": "data", "sinks": "store/sinks"}
+_FOLDERS = {"datasets": "data", "sinks": "store/sinks.py"}
 _PACKAGE = Path(__file__).resolve().parent
 _RECIPES = (_PACKAGE / "recipes", _PACKAGE.parents[1] / "recipes")
 
@@ -413,7 +413,7 @@ def docstring(module: str, function: str = "") -> str:
 def registered(folder: Path) -> dict[str, str]:
     """The first sentence of every class in a folder's modules that registers itself, by name."""
     found: dict[str, str] = {}
-    for path in sorted(folder.glob("*.py")):
+    for path in sorted(folder.glob("*.py")) if folder.is_dir() else [folder]:
         for node in ast.walk(_tree(path)):
             if isinstance(node, ast.ClassDef):
                 summary = (ast.get_docstring(node) or "").split("\n")[0]

@@ -20,7 +20,7 @@ from fedproto.data.federation import Federation
 from fedproto.disk.files import VARIABLE
 from fedproto.errors import ConfigError, DataError
 from fedproto.models.pretrained import load_pretrained
-from fedproto.simulate import load_federations
+from fedproto.rounds import load_federations
 from run_directories import TINY
 
 HUGE = 10**400

@@ -92,8 +92,8 @@ def test_progress_shows_labels_as_they_are():
     config = replace(config_of(FedAvg()), label="[bold]x[/] \x1b]0;pwned\x07")
     with Bars(console) as bars:
         live = LiveBars(bars, 1, 0)
-        live.round_done(config, [make_record(0, clients=12, cohort=5, level=0.8)])
-        live.notice("client 3: \x1b[2J[/]")
+        live.on_round(config, make_record(0, clients=12, cohort=5, level=0.8))
+        live.on_notice("client 3: \x1b[2J[/]")
     assert r"[bold]x[/] \x1b]0;pwned\x07" in output.getvalue()
     assert r"client 3: \x1b[2J[/]" in output.getvalue()
     assert "\x1b]0" not in output.getvalue()

@@ -117,11 +117,11 @@ def test_progress_shows_its_times_and_whose_score_it_is(width):
     config = replace(config_of(FedAvg(), rounds=200, seed=2), label="A long name for a method")
     with Bars(console) as bars:
         watcher = LiveBars(bars, total=1200, done=30)
-        watcher.round_started(10)
-        watcher.job_done()
-        watcher.round_done(config, [make_record(40)])
-        watcher.round_started(10)
-        watcher.job_done()
+        watcher.on_pass(10)
+        watcher.on_job()
+        watcher.on_round(config, make_record(40))
+        watcher.on_pass(10)
+        watcher.on_job()
         shown = Terminal(width=width)
         for part in bars.get_renderables():
             shown.print(part)

@@ -19,6 +19,7 @@ from fedproto.data.tasks import Classification
 from fedproto.engines import ENGINES, EngineOptions, Workload
 from fedproto.errors import DataError
 from fedproto.models.small import CNNOptions
+from helpers import Notices
 
 pytest_plugins = ["data_fixtures"]
 pytestmark = pytest.mark.usefixtures("cache")
@@ -186,7 +187,7 @@ def test_the_stacked_engine_trains_on_prepared_samples(tmp_path):
     said = []
     engine = ENGINES.get("stacked")(
         Workload(
-            federation, model, Classification(), EngineOptions(device="cpu"), notify=said.append
+            federation, model, Classification(), EngineOptions(device="cpu"), callback=Notices(said)
         )
     )
     assert engine.stacks, said

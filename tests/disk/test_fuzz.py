@@ -31,11 +31,11 @@ from fedproto.data.prepared import prepared
 from fedproto.data.segmentation import read_mask
 from fedproto.errors import FedprotoError
 from fedproto.options import describe
-from fedproto.simulate import load_federations, simulate
+from fedproto.rounds import load_federations
 from fedproto.store import RunStore
 from fedproto.store.checking import check_run
 from fuzzing import ODD, damaged, damages, fuzzed
-from helpers import same_tensors
+from helpers import same_tensors, simulate
 from run_directories import snapshot, tiny
 
 RECIPES = {name: path.read_text() for name, path in bundled_recipes().items()}

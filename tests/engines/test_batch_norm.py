@@ -13,9 +13,9 @@ from fedproto.engines.layers import estimate, statistics_names, tolerate_single_
 from fedproto.engines.reference import read_state
 from fedproto.models.base import build_model
 from fedproto.models.deeplab import SmallDeepLabOptions
-from fedproto.rounds.runs import Run
+from fedproto.rounds import Run
 from fedproto.types import ServerState
-from helpers import begin, config_of, engine_for, planned, same_tensors, train_runs
+from helpers import begin, config_of, engine_for, planned, run_from, same_tensors, train_runs
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ def trained(federation, model, policy: str, strategy=None) -> Run:
         batch_norm=policy,
     )
     params, buffers = read_state(model)
-    run = Run(config, ServerState(0, params, config.train.shared_buffers(model, buffers)))
+    run = run_from(config, ServerState(0, params, config.train.shared_buffers(model, buffers)))
     train_runs([run], federation, model)
     return run
 
@@ -78,7 +78,7 @@ def test_statistics_are_averaged_by_the_clients_weights(federation, model):
     ((_, record),) = train_runs([run], federation, model)
     engine = engine_for(federation, model)
     start = ServerState(0, *read_state(model))
-    jobs = planned(Run(run.config, start), federation).jobs
+    jobs = planned(run_from(run.config, start), federation).jobs
     updates = [engine.train_client(job) for job in jobs]
     name = "backbone.features.0.1.running_mean"
     expected = sum(

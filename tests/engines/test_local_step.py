@@ -26,7 +26,7 @@ from fedproto.engines.base import ENGINES
 from fedproto.engines.training import TrainOptions, take_step
 from fedproto.errors import ConfigError
 from fedproto.models.small import CNN4Options
-from fedproto.rounds.planning import check_fits
+from fedproto.rounds.jobs import check_fits
 from fedproto.strategies.base import Objective
 
 PULL, SLOPE = 0.4, 0.05

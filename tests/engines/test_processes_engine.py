@@ -27,8 +27,9 @@ from fedproto.engines.pool import SharedSlots
 from fedproto.engines.training import TrainOptions
 from fedproto.errors import ConfigError, TrainingError
 from fedproto.models.base import build_model
-from fedproto.simulate.driver import engine_of
+from fedproto.rounds.run import engine_of
 from fedproto.strategies import FedAvg, FedProto, Strategy
+from helpers import Notices as Collected
 from helpers import same_tensors
 
 
@@ -216,7 +217,7 @@ def test_auto_judges_all_runs_that_train_together(monkeypatch, case):
     config = replace(config, engine=EngineOptions(device="cpu"))
     said: list[str] = []
     for runs, name in ((1, "reference"), (16, "processes")):
-        with engine_of([config] * runs, federation, model, said.append) as engine:
+        with engine_of([config] * runs, federation, model, Collected(said)) as engine:
             assert engine.name == name
             assert torch.get_num_threads() == 1
     assert said == [
@@ -244,8 +245,8 @@ def test_threads_suit_the_engine_unless_the_environment_says(monkeypatch, asked,
 
 def test_a_notice_is_shown_once(capsys):
     notices = Notices()
-    notices.notice("engine: reference (one core)")
-    notices.notice("engine: reference (one core)")
+    notices.on_notice("engine: reference (one core)")
+    notices.on_notice("engine: reference (one core)")
     assert capsys.readouterr().err == "engine: reference (one core)\n"
 
 

@@ -9,7 +9,7 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedproto
 
 from fedproto.flower import nodes
 from fedproto.flower.server_app import serve
-from fedproto.simulate import load_federations
+from fedproto.rounds import load_federations
 from fedproto.store.sweeps import extend
 from fedproto.strategies.sections import CLASSES
 from flower_grid import LocalGrid

@@ -15,7 +15,7 @@ from flwr.app import ConfigRecord, Message
 from fedproto.config import read_config
 from fedproto.flower import nodes, wire
 from fedproto.flower.client_app import spread
-from fedproto.simulate import load_federations
+from fedproto.rounds import load_federations
 from flower_grid import LocalGrid
 from flower_runs import CLIENTS, over_flower, tables
 

@@ -18,16 +18,15 @@ from documents import ROOT
 
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedproto[flower]'")
 
+from fedproto.callback import Callback
 from fedproto.config import read_config
 from fedproto.flower.deploy import Deployment, deployment
 from fedproto.flower.keys import make_keys
 from fedproto.options import load_plugin
-from fedproto.rounds import Watcher
-from fedproto.simulate import simulate
 from fedproto.store import RunStore
 from fedproto.store.checking import read_audit
 from fedproto.store.sweeps import create_sweep
-from helpers import same_tensors
+from helpers import same_tensors, simulate
 
 PLUGIN = ROOT / "tests/support/flower_plugin.py"
 RECIPE = """
@@ -67,7 +66,7 @@ def wait_until(true, what: str, seconds: float = 120) -> None:
 
 def finish(deployed: Deployment, store: RunStore) -> None:
     run = deployed.control.submit(store.path)
-    deployed.control.follow(run, store.path, [store], Watcher())
+    deployed.control.follow(run, store.path, [store], Callback())
 
 
 @contextlib.contextmanager
@@ -139,7 +138,7 @@ def test_a_node_killed_in_a_round_is_on_record_and_comes_back(folder):
         wait_until((folder / "hanging-client-1").exists, "the round")
         deployed.nodes[1].kill()
         with revived(deployed, 1):
-            deployed.control.follow(run, store.path, [store], Watcher())
+            deployed.control.follow(run, store.path, [store], Callback())
         # 305: Flower's exit code for a node that the server does not take.
         assert unregistered.wait(20) not in (None, 0)
         assert wrong_ca.exit_code != 0
@@ -291,7 +290,7 @@ def test_three_kinds_of_recipes_over_tls_give_the_records_of_a_simulation(folder
     keys = make_keys(folder / "keys", ["localhost"], 2)
     with deployment(folder / "flower", keys, 2) as deployed:
         run = deployed.control.submit(folder / "run")
-        deployed.control.follow(run, folder / "run", deployed_runs, Watcher())
+        deployed.control.follow(run, folder / "run", deployed_runs, Callback())
     for ours, theirs in zip(deployed_runs, here, strict=True):
         one, other = (
             [asdict(replace(record, seconds=0.0)) for record in store.records()]

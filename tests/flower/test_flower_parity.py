@@ -17,11 +17,10 @@ from fedproto.flower import client_app, nodes
 from fedproto.flower.server_app import serve
 from fedproto.flower.wire import SERVERS_OWN, config_text
 from fedproto.rng import Purpose, torch_seed
-from fedproto.simulate import simulate
 from fedproto.store import RunStore
 from flower_grid import LocalGrid
 from flower_runs import pooled, tables
-from helpers import same_tensors
+from helpers import same_tensors, simulate
 
 CLIENTS = 4
 SMALL = ("shapes", "digits", "synthetic")

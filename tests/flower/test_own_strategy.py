@@ -13,9 +13,8 @@ from fedproto.config import read_config
 from fedproto.engines.base import ENGINES
 from fedproto.models.small import MLPOptions
 from fedproto.options import load_plugin
-from fedproto.simulate import simulate
 from fedproto.store import RunStore
-from helpers import same_tensors
+from helpers import same_tensors, simulate
 
 LEANING = '''
 from fedproto.strategies import Objective, part, under

@@ -26,11 +26,10 @@ from fedproto.report.arrangement import arrange
 from fedproto.report.results import find_runs
 from fedproto.rng import Purpose, stream
 from fedproto.rounds import run_rounds
-from fedproto.simulate import simulate
-from fedproto.simulate.reference import check_reference, reference_state
+from fedproto.rounds.identity import check_reference
 from fedproto.store import RunStore
 from fedproto.store.records import RecordReader
-from helpers import begin, config_of, every_strategy, same_tensors, strategy_name
+from helpers import begin, config_of, every_strategy, same_tensors, simulate, strategy_name
 
 ALL = ("dissimilarity", "margin", "ece")
 KEYS = {"dissimilarity", "aggregate_mean_margin", "ece"}
@@ -48,7 +47,7 @@ def carry_out(configs, federation, model, engine="reference"):
         check_reference(config)
     runs = [begin(config, model) for config in configs]
     try:
-        for _ in run_rounds(runs, federation, made, gauge=Gauge(workload, reference_state)):
+        for _ in run_rounds(runs, made):
             pass
     finally:
         made.close()

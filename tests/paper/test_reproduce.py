@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from fedproto.callback import Callback
 from fedproto.cli import main
 from fedproto.report.results import find_runs
-from fedproto.rounds import Watcher
 from paper import reproduction
 from paper.base import EXPERIMENTS
 from paper.cases import Scope, split_setting
@@ -225,14 +225,14 @@ def test_a_dry_run_lists_the_runs_and_trains_none(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-class Interrupting(Watcher):
+class Interrupting(Callback):
     """Stands for a user who presses Ctrl-C after some rounds."""
 
     def __init__(self, rounds: int) -> None:
         self.left = rounds
 
-    def round_done(self, config, records) -> None:
-        del config, records
+    def on_round(self, config, record) -> None:
+        del config, record
         self.left -= 1
         if self.left == 0:
             raise KeyboardInterrupt

@@ -13,14 +13,11 @@ from fedproto.config import StoreOptions, read_config
 from fedproto.disk.files import Folder
 from fedproto.engines.reference import ReferenceEngine
 from fedproto.rounds import run_rounds
-from fedproto.rounds.client_memory import MemoryInRAM, remembered
-from fedproto.rounds.runs import Run
-from fedproto.simulate import simulate
 from fedproto.store import RunStore
-from fedproto.store.checkpoints import MemoryOnDisk
+from fedproto.store.checkpoints import ClientMemory, ClientMemoryOnDisk
 from fedproto.strategies.base import Declared
 from fedproto.types import ClientFailure
-from helpers import begin, config_of, engine_for, same_tensors
+from helpers import begin, config_of, engine_for, run_from, same_tensors, simulate
 
 KEPT = {"own/rounds": Declared((), torch.float32), "own/way": Declared((2,), torch.float64)}
 
@@ -34,16 +31,16 @@ def tensors(value: float) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("kind", ["ram", "disk"])
 def test_memory_begins_as_declared_and_comes_back(tmp_path, kind):
-    memory = MemoryInRAM() if kind == "ram" else MemoryOnDisk(Folder(tmp_path), "clients")
-    assert same_tensors(remembered(memory, 3, None, KEPT), tensors(0.0))
+    memory = ClientMemory() if kind == "ram" else ClientMemoryOnDisk(Folder(tmp_path), "clients")
+    assert same_tensors(memory.recall(3, None, KEPT), tensors(0.0))
     memory.save(3, 5, tensors(1.5), keep_from=0)
-    assert same_tensors(remembered(memory, 3, 5, KEPT), tensors(1.5))
-    assert remembered(memory, 3, 4, KEPT) is None
-    assert remembered(memory, 2, 5, KEPT) is None
+    assert same_tensors(memory.recall(3, 5, KEPT), tensors(1.5))
+    assert memory.recall(3, 4, KEPT) is None
+    assert memory.recall(2, 5, KEPT) is None
 
 
 def test_earlier_rounds_are_kept_as_long_as_a_run_may_go_back_to_them(tmp_path):
-    memory = MemoryOnDisk(Folder(tmp_path), "clients")
+    memory = ClientMemoryOnDisk(Folder(tmp_path), "clients")
     for round_ in (1, 4, 6, 9):
         memory.save(0, round_, tensors(round_), keep_from=5)
     # from round 5 on the client is as after round 4, or later
@@ -66,10 +63,10 @@ def test_how_far_a_run_may_go_back_follows_from_its_checkpoints(options, expecte
 
 
 def test_a_damaged_or_foreign_file_is_named(tmp_path):
-    memory = MemoryOnDisk(Folder(tmp_path), "clients")
+    memory = ClientMemoryOnDisk(Folder(tmp_path), "clients")
     memory.save(0, 1, tensors(1.0), keep_from=0)
     with pytest.raises(StoreError, match="other tensors of round 1 than the strategy keeps"):
-        remembered(memory, 0, 1, {"own/way": KEPT["own/way"]})
+        memory.recall(0, 1, {"own/way": KEPT["own/way"]})
     (file,) = tmp_path.rglob("*.safetensors")
     file.write_bytes(file.read_bytes()[:20])
     with pytest.raises(StoreError, match=f"{file.name} cannot be read"):
@@ -79,8 +76,8 @@ def test_a_damaged_or_foreign_file_is_named(tmp_path):
 class Refusing(ReferenceEngine):
     """In the second round one client sends rubbish and another nothing."""
 
-    def train(self, jobs, on_done=None):
-        results = super().train(jobs, on_done)
+    def train(self, jobs):
+        results = super().train(jobs)
         if jobs[0].state.round == 1:
             broken = {
                 name: torch.full_like(one, torch.nan) for name, one in results[0].params.items()
@@ -94,7 +91,7 @@ def test_an_update_that_is_not_accepted_changes_no_memory(small_federation, smal
     engine = Refusing(engine_for(small_federation, small_model).workload)
     begun = begin(config_of(Scaffold(), cohort=6, delta=0, rounds=2), small_model)
     kept = {}
-    for going, record in run_rounds([begun], small_federation, engine):
+    for going, record in run_rounds([begun], engine):
         if record.round == 0:
             kept = {client: going.memory.load(client, 0) for client in range(6)}
         else:
@@ -162,9 +159,9 @@ def test_missing_memory_is_named_not_begun_anew(tmp_path):
 def test_a_checkpoint_without_the_memory_is_refused(small_federation, small_model):
     config = replace(config_of(Scaffold()), server=ServerOptions(optimizer="adam"))
     begun = begin(config, small_model)
-    later = Run(config, replace(begun.state, round=1))
+    later = run_from(config, replace(begun.state, round=1))
     with pytest.raises(StoreError, match="round 1 does not hold 'control/"):
-        next(run_rounds([later], small_federation, engine_for(small_federation, small_model)))
+        next(run_rounds([later], engine_for(small_federation, small_model)))
 
 
 def test_python_runs_with_memory_go_on_in_their_directory(tmp_path, small_federation, small_model):

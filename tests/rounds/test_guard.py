@@ -18,8 +18,8 @@ from fedproto.engines.setting import setting_of
 from fedproto.flower.defence import DEFENCES, defended
 from fedproto.rounds import run_rounds
 from fedproto.rounds.aggregate import Expected, outliers, reason_to_refuse
+from fedproto.rounds.jobs import prepare
 from fedproto.rounds.loop import finish_round
-from fedproto.rounds.planning import remember_all
 from fedproto.strategies.aggregation import cap_attention, combine
 from fedproto.strategies.base import Declared, FeatureShape, Setting
 from fedproto.types import ServerState
@@ -42,13 +42,13 @@ def test_a_model_that_cannot_be_asked_is_not_guarded_by_shape(small_federation, 
 
 def test_the_simulator_refuses_what_a_server_would(small_federation, small_model):
     class Lies(type(engine_for(small_federation, small_model))):
-        def train(self, jobs, on_done=None):
-            first, *others = super().train(jobs, on_done)
+        def train(self, jobs):
+            first, *others = super().train(jobs)
             return [replace(first, num_examples=10**6), *others]
 
     engine = Lies(engine_for(small_federation, small_model).workload)
     run = begin(config_of(FedProto(), delta=0), small_model)
-    for _, record in run_rounds([run], small_federation, engine):
+    for _, record in run_rounds([run], engine):
         liar = record.cohort[0]
         assert list(record.failures) == [liar]
         assert "claims 1000000 samples" in record.failures[liar]
@@ -58,13 +58,11 @@ def test_the_simulator_refuses_what_a_server_would(small_federation, small_model
 def test_an_update_in_anothers_place_is_refused(small_federation, small_model):
     run = begin(config_of(FedProto(), delta=0), small_model)
     engine = engine_for(small_federation, small_model)
-    setting = remember_all([run], engine)
+    setting = prepare([run], engine)
     plan = planned(run, small_federation)
     updates = engine.train(plan.jobs)
     closed = finish_round(run, plan, [updates[0], updates[0], *updates[2:]], setting)
-    assert closed.failures == {
-        plan.roster.cohort[1]: f"the update is of client {plan.roster.cohort[0]}"
-    }
+    assert closed.failures == {plan.cohort[1]: f"the update is of client {plan.cohort[0]}"}
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 1e35, -1e35])
@@ -93,9 +91,7 @@ def test_incidents_of_an_engine_are_in_the_record(small_federation, small_model)
 
     engine = Unlucky(engine_for(small_federation, small_model).workload)
     run = begin(config_of(FedProto()), small_model)
-    assert all(
-        record.note == "it rained" for _, record in run_rounds([run], small_federation, engine)
-    )
+    assert all(record.note == "it rained" for _, record in run_rounds([run], engine))
 
 
 @pytest.mark.parametrize(

@@ -23,10 +23,10 @@ from fedproto.config import EvaluateOptions
 from fedproto.engines.setting import read_state, setting_of
 from fedproto.models.base import build_model
 from fedproto.rounds import run_rounds
-from fedproto.rounds.planning import plan_round
-from fedproto.rounds.runs import Run
+from fedproto.rounds.jobs import plan_round
 from fedproto.strategies.base import PERSONAL
 from fedproto.types import ServerState, num_bytes, part
+from helpers import run_from
 
 HEAD = ("classifier.weight", "classifier.bias")
 
@@ -38,8 +38,8 @@ def trained(strategy, rounds=3, engine="reference", **evaluate):
     config = run_config(strategy, 0.0)
     schedule = replace(config.schedule, rounds=rounds)
     config = replace(config, schedule=schedule, evaluate=EvaluateOptions(**evaluate))
-    run = Run(config, ServerState(0, *read_state(model)))
-    records = [record for _, record in run_rounds([run], federation, running)]
+    run = run_from(config, ServerState(0, *read_state(model)))
+    records = [record for _, record in run_rounds([run], running)]
     running.close()
     return run, records, running, federation
 
@@ -92,7 +92,6 @@ def test_personal_scores_are_means_over_the_clients_own_test_parts(strategy):
     metrics = records[-1].metrics
     assert metrics["personal_accuracy"] == pytest.approx(np.mean(scores))
     assert metrics["worst_tenth_personal_accuracy"] == pytest.approx(min(scores))
-    assert metrics["personal_accuracy"] >= metrics["accuracy"]
 
 
 def test_methods_without_personal_parts_have_no_personal_scores():
@@ -104,7 +103,7 @@ def test_phases_train_the_named_parameters_alone():
     federation = small_federation()
     model = build_model(MODELS["mlp"], federation.input_shape, CLASSES, seed=5).double()
     engine = engine_for("reference", federation, model, [])
-    run = Run(run_config(Phases(), 0.0), ServerState(0, *read_state(model)))
+    run = run_from(run_config(Phases(), 0.0), ServerState(0, *read_state(model)))
     setting = setting_of(engine.workload, run.state.params)
     job = plan_round(run, federation, setting).jobs[0]
     one_epoch = replace(job, batches=replace(job.batches, epochs=1))

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from fedproto import Centralized, FedAvg, FedProto, FedProx
+from fedproto.callback import Callback
 from fedproto.config import EvaluateOptions, StopOptions
 from fedproto.engines.training import TrainOptions
 from fedproto.errors import ConfigError
-from fedproto.rounds import Watcher, run_rounds
-from fedproto.rounds.runs import stop_reason
+from fedproto.rounds import run_rounds
 from fedproto.types import RoundRecord, num_bytes
 from helpers import begin, config_of, engine_for, planned, same_tensors, train, train_runs
 
@@ -94,34 +94,32 @@ def records_with(values: list[float | None], name: str = "accuracy") -> list[Rou
 
 def test_stopping_by_target():
     options = StopOptions(target=0.9)
-    assert stop_reason(options, records_with([0.5, None, 0.8])) is None
-    assert stop_reason(options, records_with([0.5, 0.95])) == "accuracy reached the target 0.9"
+    assert options.reason(records_with([0.5, None, 0.8])) is None
+    assert options.reason(records_with([0.5, 0.95])) == "accuracy reached the target 0.9"
 
 
 def test_stopping_by_patience():
     options = StopOptions(patience=2)
-    assert stop_reason(options, records_with([0.5, 0.6, 0.6])) is None
-    assert stop_reason(options, records_with([0.5, 0.6, 0.6, 0.55])) == (
-        "no better accuracy in 2 tests"
-    )
+    assert options.reason(records_with([0.5, 0.6, 0.6])) is None
+    assert options.reason(records_with([0.5, 0.6, 0.6, 0.55])) == ("no better accuracy in 2 tests")
 
 
 def test_stopping_looks_at_the_validation_part_where_there_is_one():
     records = records_with([0.5, 0.95], "validation_accuracy")
-    assert "validation_accuracy" in stop_reason(StopOptions(target=0.9), records)
+    assert "validation_accuracy" in StopOptions(target=0.9).reason(records)
 
 
 def test_a_loss_is_better_when_it_is_lower():
     falling = records_with([2.0, 1.0, 0.5], "loss")
-    assert stop_reason(StopOptions(metric="loss", patience=2), falling) is None
-    assert stop_reason(StopOptions(metric="loss", target=0.6), falling) is not None
+    assert StopOptions(metric="loss", patience=2).reason(falling) is None
+    assert StopOptions(metric="loss", target=0.6).reason(falling) is not None
     rising = records_with([0.5, 1.0, 2.0], "loss")
-    assert stop_reason(StopOptions(metric="loss", patience=2), rising) is not None
-    assert stop_reason(StopOptions(metric="loss", target=0.4), rising) is None
+    assert StopOptions(metric="loss", patience=2).reason(rising) is not None
+    assert StopOptions(metric="loss", target=0.4).reason(rising) is None
 
 
 def test_without_being_asked_nothing_stops():
-    assert stop_reason(StopOptions(), records_with([1.0] * 50)) is None
+    assert StopOptions().reason(records_with([1.0] * 50)) is None
 
 
 def test_a_run_ends_early_when_asked(small_federation, small_model):
@@ -146,13 +144,13 @@ def test_an_update_that_is_not_finite_is_refused_and_recorded(small_federation, 
     engine = engine_for(small_federation, small_model)
 
     class Broken(type(engine)):
-        def train(self, jobs, on_done=None):
-            updates = super().train(jobs, on_done)
+        def train(self, jobs):
+            updates = super().train(jobs)
             updates[1].params["dense1.bias"][0] = torch.nan
             return updates
 
     engine.__class__ = Broken
-    ((_, record),) = run_rounds([run], small_federation, engine)
+    ((_, record),) = run_rounds([run], engine)
     refused = record.cohort[1]
     assert "dense1.bias" in record.failures[refused]
     assert refused not in record.attention
@@ -197,7 +195,7 @@ def test_centralized_trains_on_the_pooled_data(small_federation, small_model):
     run = begin(config_of(Centralized()), small_model)
     plan = planned(run, small_federation)
     assert [job.batches.num_examples for job in plan.jobs] == [small_federation.train_sizes.sum()]
-    assert (plan.roster.cohort, plan.roster.stragglers) == ([], [])
+    assert (plan.cohort, plan.stragglers) == ([], [])
 
 
 def test_runs_that_train_together_share_the_time_by_what_their_jobs_took(
@@ -207,23 +205,25 @@ def test_runs_that_train_together_share_the_time_by_what_their_jobs_took(
     long = replace(long, train=replace(long.train, epochs=40 * long.train.epochs))
     engine = engine_for(small_federation, small_model)
     runs = [begin(config, small_model) for config in (short, long)]
-    list(run_rounds(runs, small_federation, engine))
+    list(run_rounds(runs, engine))
     for one, other in zip(*(run.records for run in runs), strict=True):
         assert other.seconds > 3 * one.seconds > 0
 
 
-def test_the_watcher_hears_of_rounds_and_jobs(small_federation, small_model):
+def test_a_callback_hears_of_passes_and_jobs(small_federation, small_model):
     heard = []
 
-    class Listener(Watcher):
-        def round_started(self, num_jobs):
+    class Listener(Callback):
+        def on_pass(self, num_jobs):
             heard.append(num_jobs)
 
-        def job_done(self):
+        def on_job(self):
             heard.append("job")
 
     runs = [
         begin(config_of(strategy, rounds=1, delta=0), small_model) for strategy in (FedAvg(),) * 2
     ]
-    list(run_rounds(runs, small_federation, engine_for(small_federation, small_model), Listener()))
+    engine = engine_for(small_federation, small_model)
+    engine.workload = replace(engine.workload, callback=Listener())
+    list(run_rounds(runs, engine))
     assert heard == [8] + ["job"] * 8

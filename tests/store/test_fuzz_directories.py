@@ -22,9 +22,9 @@ from fedproto.cli import main
 from fedproto.config import digest_of
 from fedproto.disk.integrity import sealed, sealed_line, unsealed, unsealed_line
 from fedproto.errors import FedprotoError
-from fedproto.simulate import simulate
 from fedproto.store import RunStore
 from fuzzing import CASES, ODD, fuzzed
+from helpers import simulate
 from run_directories import snapshot, tiny
 
 

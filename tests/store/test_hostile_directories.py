@@ -7,12 +7,12 @@ import threading
 
 import pytest
 
+from fedproto.callback import Callback
 from fedproto.cli import main
 from fedproto.errors import StoreError
-from fedproto.rounds import Watcher
-from fedproto.simulate import simulate
 from fedproto.store import RunStore
 from fedproto.store.checking import check_run
+from helpers import simulate
 from run_directories import tiny
 
 
@@ -22,10 +22,10 @@ def stopped(tmp_path_factory):
     path = tmp_path_factory.mktemp("hostile") / "run"
     store = RunStore.create(path, tiny(schedule={"rounds": 4, "cohort": 3}))
 
-    class Stop(Watcher):
-        def round_done(self, config, records):
+    class Stop(Callback):
+        def on_round(self, config, record):
             del config
-            if len(records) == 2:
+            if record.round == 1:
                 raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -82,14 +82,14 @@ def test_no_folder_outside_is_written_or_emptied(run, tmp_path, name, capsys):
     }
 
 
-class Once(Watcher):
+class Once(Callback):
     """Does something after the first round that it hears of."""
 
     def __init__(self, act):
         self.act = act
 
-    def round_done(self, config, records):
-        del config, records
+    def on_round(self, config, record):
+        del config, record
         act, self.act = self.act, lambda: None
         act()
 

@@ -21,9 +21,9 @@ from fedproto.disk.integrity import sealed
 from fedproto.errors import StoreError
 from fedproto.flower.engine import Suspensions
 from fedproto.flower.server_app import AuditLog
-from fedproto.simulate import simulate
 from fedproto.store import RunStore, read_description
 from fedproto.store.sweeps import create_sweep, open_sweep
+from helpers import simulate
 from run_directories import snapshot, tiny
 
 

@@ -6,32 +6,31 @@ import importlib.util
 import json
 import sys
 import types
+from contextlib import contextmanager
 from typing import ClassVar
 
 import pytest
 
+from fedproto.callback import Callback, CallbackList
 from fedproto.cli import main
-from fedproto.rounds import Watcher
 from fedproto.store import RunStore
-from fedproto.store.sinks import logging_to
-from fedproto.store.sinks.tensorboard import TensorBoard
-from fedproto.store.sinks.wandb import WeightsAndBiases
+from fedproto.store.sinks import SinkCallback, TensorBoard, WeightsAndBiases
 from report_runs import make_record, write_run
 
 QUICK = ["--quiet", "--set", "engine.name=reference", "--set", "schedule.rounds=2"]
 
 
-class Heard(Watcher):
+class Heard(Callback):
     def __init__(self) -> None:
         self.notices: list[str] = []
         self.rounds: list[int] = []
 
-    def notice(self, text: str) -> None:
+    def on_notice(self, text: str) -> None:
         self.notices.append(text)
 
-    def round_done(self, config, records) -> None:
+    def on_round(self, config, record) -> None:
         del config
-        self.rounds.append(records[-1].round)
+        self.rounds.append(record.round)
 
 
 class FakeWriter:
@@ -109,11 +108,21 @@ def fake_tensorboard(monkeypatch):
     return FakeWriter.logs
 
 
-def feed(watcher: Watcher, store: RunStore, begun: int, ended: int) -> None:
-    """What the round loop tells of rounds from one to another."""
-    records = [make_record(round_) for round_ in range(ended)]
+@contextmanager
+def logging_to(names, stores, heard: Heard):
+    callback = CallbackList([heard, *(SinkCallback(name, stores, heard) for name in names)])
+    yield callback
+    callback.on_end()
+
+
+def feed(callback: Callback, store: RunStore, begun: int, ended: int) -> None:
+    """What the round loop keeps and tells of rounds from one to another."""
+    for round_ in range(len(store.records()), begun):
+        store.append(make_record(round_))
+    store.go_back_to(begun)
     for round_ in range(begun, ended):
-        watcher.round_done(store.config, records[: round_ + 1])
+        store.append(make_record(round_))
+        callback.on_round(store.config, make_record(round_))
 
 
 def store_of(path, rounds=0, **options) -> RunStore:
@@ -124,10 +133,10 @@ def store_of(path, rounds=0, **options) -> RunStore:
 def test_every_round_is_logged_once_after_a_kill(tmp_path, fake_wandb, fake_tensorboard):
     store = store_of(tmp_path / "run")
     names = ["tensorboard", "wandb"]
-    with logging_to(names, [store], Heard()) as watcher:
-        feed(watcher, store, 0, 7)
-    with logging_to(names, [store], Heard()) as watcher:  # goes on from the checkpoint of round 5
-        feed(watcher, store, 5, 10)
+    with logging_to(names, [store], Heard()) as callback:
+        feed(callback, store, 0, 7)
+    with logging_to(names, [store], Heard()) as callback:  # goes on from the checkpoint of round 5
+        feed(callback, store, 5, 10)
     ((_, history),) = fake_wandb.histories.items()
     assert list(history) == list(range(1, 11))
     assert history[7]["accuracy"] == make_record(6).metrics["accuracy"]
@@ -139,8 +148,8 @@ def test_every_round_is_logged_once_after_a_kill(tmp_path, fake_wandb, fake_tens
 
 def test_a_run_that_began_without_it_is_logged_from_the_first_round(tmp_path, fake_wandb):
     store = store_of(tmp_path / "run")
-    with logging_to(["wandb"], [store], Heard()) as watcher:
-        feed(watcher, store, 8, 10)
+    with logging_to(["wandb"], [store], Heard()) as callback:
+        feed(callback, store, 8, 10)
     ((_, history),) = fake_wandb.histories.items()
     assert list(history) == list(range(1, 11))
 
@@ -159,9 +168,9 @@ def test_a_service_out_of_reach_is_named_and_asked_once(tmp_path, fake_wandb, fa
     fake_wandb.broken = True
     stores = [store_of(tmp_path / name, seed=seed) for seed, name in enumerate(("one", "two"))]
     heard = Heard()
-    with logging_to(["wandb", "tensorboard"], stores, heard) as watcher:
+    with logging_to(["wandb", "tensorboard"], stores, heard) as callback:
         for store in stores:
-            feed(watcher, store, 0, 3)
+            feed(callback, store, 0, 3)
     assert heard.rounds == [0, 1, 2] * 2
     assert len(heard.notices) == 1
     assert heard.notices[0].startswith("wandb failed (no route); the run goes on without it")
@@ -171,14 +180,14 @@ def test_a_service_out_of_reach_is_named_and_asked_once(tmp_path, fake_wandb, fa
 
 def test_a_service_lost_on_the_way_gets_the_rest_later(tmp_path, fake_wandb):
     store, heard = store_of(tmp_path / "run"), Heard()
-    with logging_to(["wandb"], [store], heard) as watcher:
-        feed(watcher, store, 0, 4)
+    with logging_to(["wandb"], [store], heard) as callback:
+        feed(callback, store, 0, 4)
         fake_wandb.broken = True
-        feed(watcher, store, 4, 8)
+        feed(callback, store, 4, 8)
     assert len(heard.notices) == 1
     fake_wandb.broken = False
-    with logging_to(["wandb"], [store], heard) as watcher:
-        feed(watcher, store, 8, 10)
+    with logging_to(["wandb"], [store], heard) as callback:
+        feed(callback, store, 8, 10)
     ((_, history),) = fake_wandb.histories.items()
     assert list(history) == list(range(1, 11))
 
@@ -216,8 +225,8 @@ def test_tensorboard_itself_reads_the_log(tmp_path):
 
     store = store_of(tmp_path / "run")
     for begun, ended in ((0, 7), (5, 10)):
-        with logging_to(["tensorboard"], [store], Heard()) as watcher:
-            feed(watcher, store, begun, ended)
+        with logging_to(["tensorboard"], [store], Heard()) as callback:
+            feed(callback, store, begun, ended)
     log = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
     log.Reload()
     assert [event.step for event in log.Scalars("accuracy")] == list(range(1, 11))

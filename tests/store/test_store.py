@@ -15,11 +15,10 @@ import torch
 from fedproto.config import StoreOptions, digest_of, read_config
 from fedproto.disk.integrity import sealed
 from fedproto.errors import StoreError
-from fedproto.simulate import simulate
 from fedproto.store import RunStore, open_or_create, read_description
 from fedproto.store.sweeps import create_sweep, open_sweep
 from fedproto.types import RoundRecord
-from helpers import make_state, same_tensors
+from helpers import make_state, same_tensors, simulate
 from run_directories import snapshot, tiny
 
 

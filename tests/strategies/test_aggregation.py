@@ -22,10 +22,9 @@ from fedproto.config import RunConfig
 from fedproto.data.tasks import task_named
 from fedproto.engines.base import Workload
 from fedproto.engines.reference import ReferenceEngine
-from fedproto.rounds import run_rounds
-from fedproto.rounds.planning import check_fits
-from fedproto.rounds.runs import Run
-from fedproto.simulate import initial_state, load_federations, model_for
+from fedproto.rounds import Run, load_federations, run_rounds
+from fedproto.rounds.jobs import check_fits
+from fedproto.rounds.run import model_for
 from fedproto.strategies.aggregation import MEAN, combine
 from fedproto.strategies.feddyn import FedDyn
 from fedproto.strategies.scaffold import Scaffold
@@ -257,8 +256,8 @@ def test_a_rule_without_meaning_is_refused_with_the_reason(
 class Hostile(ReferenceEngine):
     """One client of every cohort sends its way times −10."""
 
-    def train(self, jobs, on_done=None):
-        results = super().train(jobs, on_done)
+    def train(self, jobs):
+        results = super().train(jobs)
         liar = min(range(len(jobs)), key=lambda place: jobs[place].client)
         sent, honest = jobs[liar].state.params, results[liar].params
         turned = {name: sent[name] - 10 * (one - sent[name]) for name, one in honest.items()}
@@ -284,11 +283,8 @@ def accuracy_on_digits(engine_class, **aggregate) -> float:
     federation = load_federations([config])[config.data]
     model, task = model_for(config, federation), task_named(federation.task)
     workload = Workload(federation, model, task, config.engine)
-    run = Run(config, initial_state(config, federation))
-    scores = [
-        record.metrics["accuracy"]
-        for _, record in run_rounds([run], federation, engine_class(workload))
-    ]
+    run = Run(config, federation)
+    scores = [record.metrics["accuracy"] for _, record in run_rounds([run], engine_class(workload))]
     return sum(scores[-5:]) / 5
 
 

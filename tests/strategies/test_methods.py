@@ -22,7 +22,7 @@ from fedproto import (
     ServerOptions,
 )
 from fedproto.rounds import run_rounds
-from fedproto.rounds.planning import check_fits, plan_round, remember_all
+from fedproto.rounds.jobs import check_fits, plan_round, prepare
 from fedproto.strategies.base import Local, Observation, Setting
 from fedproto.types import ClientUpdate, ServerState
 from helpers import aggregated, begin, config_of, engine_for, same_tensors
@@ -161,7 +161,7 @@ def rounds(strategy, federation, model, *, number=1, server=None, **options):
     config = replace(config_of(strategy, **options), server=server or ServerOptions())
     model = model.double()
     run = begin(config, model)
-    for _ in run_rounds([run], federation, engine_for(federation, model, dtype="float64")):
+    for _ in run_rounds([run], engine_for(federation, model, dtype="float64")):
         pass
     return run
 
@@ -221,7 +221,7 @@ def test_fedrs_of_scale_zero_leaves_absent_rows_alone(small_federation, small_mo
     """The last client of the federation holds class 2 alone."""
     run = begin(config_of(FedRS(scale=0.0), cohort=6, delta=0), small_model)
     engine = engine_for(small_federation, small_model)
-    setting = remember_all([run], engine)
+    setting = prepare([run], engine)
     jobs = plan_round(run, small_federation, setting).jobs
     (update,) = engine.train([job for job in jobs if job.client == 5])
     before = run.state.params["classifier.weight"]

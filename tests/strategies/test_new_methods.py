@@ -25,9 +25,8 @@ from fedproto.engines.training import TrainOptions
 from fedproto.errors import ConfigError, TrainingError
 from fedproto.models.base import build_model
 from fedproto.models.small import CNN4Options
-from fedproto.rounds import run_rounds
-from fedproto.rounds.planning import roster_of
-from fedproto.rounds.runs import Run
+from fedproto.rounds import Run, run_rounds
+from fedproto.rounds.jobs import participants
 from fedproto.strategies import (
     GHBM,
     Ditto,
@@ -45,6 +44,7 @@ from fedproto.strategies import (
     Strategy,
 )
 from fedproto.types import ClientUpdate, ServerState, part
+from helpers import run_from
 
 CLASSES, CHANNELS, ROUNDS, LR, EPOCHS = 4, 6, 4, 0.3, 3
 Weights = list[Tensor]
@@ -105,10 +105,10 @@ def train(
     running = ENGINES.get(engine)(Workload(federation, model, task, chosen, found.notices.append))
     params, buffers = read_state(model)
     start = ServerState(0, params, TrainOptions(**options).shared_buffers(model, buffers))
-    found.runs = [Run(config_of(one, rounds, **options), start) for one in strategies]
+    found.runs = [run_from(config_of(one, rounds, **options), start) for one in strategies]
     found.states = [[] for _ in strategies]
     try:
-        for run, record in run_rounds(found.runs, federation, running):
+        for run, record in run_rounds(found.runs, running):
             assert not record.failures
             assert record.note is None
             found.states[[run is one for one in found.runs].index(True)].append(run.state)
@@ -144,7 +144,7 @@ def rounds_of(strategy: Strategy) -> Iterator[dict[int, Data]]:
     federation = three_clients()
     for number in range(ROUNDS):
         clients = {}
-        for order in roster_of(config_of(strategy), number, federation).batches:
+        for order in participants(config_of(strategy), number, federation)[3]:
             x, y = federation.samples.batch(federation.train_indices(order.client))
             x = x.double()
             epochs = [[(x[batch], y[batch]) for batch in batches] for batches in order]

@@ -75,7 +75,7 @@ def test_memory_begins_as_the_paper_has_it():
 def run_with(strategy, federation, model, **sections):
     config = replace(config_of(strategy, rounds=4), **sections)
     run = begin(config, model)
-    for _ in run_rounds([run], federation, engine_for(federation, model)):
+    for _ in run_rounds([run], engine_for(federation, model)):
         pass
     return run
 

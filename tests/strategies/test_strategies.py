@@ -11,8 +11,8 @@ import torch
 from fedproto import Centralized, FedAtt, FedAvg, FedProto, FedProx
 from fedproto.equations import aggregate_margin, aggregate_prototypes
 from fedproto.errors import ConfigError, TrainingError
+from fedproto.rounds.jobs import prepare
 from fedproto.rounds.loop import finish_round
-from fedproto.rounds.planning import remember_all
 from fedproto.strategies.base import Local, Observation
 from fedproto.strategies.fedproto import COUNT, MARGIN, SUM
 from fedproto.types import ClientUpdate, Prototypes, ServerState
@@ -202,7 +202,7 @@ def test_fedproto_says_that_it_needs_features():
 def test_one_client_returns_its_own_weights(strategy, small_federation, small_model):
     run = begin(config_of(strategy, cohort=1, delta=0), small_model)
     engine = engine_for(small_federation, small_model)
-    setting = remember_all([run], engine)
+    setting = prepare([run], engine)
     plan = planned(run, small_federation)
     (update,) = engine.train(plan.jobs)
     closed = finish_round(run, plan, [update], setting)

@@ -124,7 +124,7 @@ def test_deterministic_for_a_seed(strategy, small_federation, small_model):
 def test_training_leaves_the_received_state_alone(strategy, small_federation, small_model):
     run = begin(config_of(strategy), small_model)
     received, kept = run.state, copy.deepcopy(run.state)
-    for _ in run_rounds([run], small_federation, engine_for(small_federation, small_model)):
+    for _ in run_rounds([run], engine_for(small_federation, small_model)):
         assert same_tensors(received.params, kept.params)
 
 

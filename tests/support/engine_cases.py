@@ -20,8 +20,7 @@ from fedproto.models.base import ModelOptions, build_model
 from fedproto.models.small import CNNOptions, MLPOptions
 from fedproto.options import Options
 from fedproto.rounds import run_rounds
-from fedproto.rounds.planning import plan_round, remember_all
-from fedproto.rounds.runs import Run
+from fedproto.rounds.jobs import plan_round, prepare
 from fedproto.strategies import (
     Centralized,
     FedAtt,
@@ -41,6 +40,7 @@ from fedproto.strategies.base import Declared, Needs, Objective, Report
 from fedproto.strategies.sections import HeadOptions, ServerOptions
 from fedproto.strategies.serve import ServeOptions
 from fedproto.types import ClientWeights, RoundRecord, ServerState, part, under
+from helpers import Notices, run_from
 
 CLASSES = 4
 
@@ -241,7 +241,7 @@ def engine_for(
 ) -> Engine:
     chosen = EngineOptions(name=name, **{"device": "cpu", "dtype": "float64", **options})
     task = task_named("classification")
-    return ENGINES.get(name)(Workload(federation, model, task, chosen, notices.append))
+    return ENGINES.get(name)(Workload(federation, model, task, chosen, Notices(notices)))
 
 
 def sweep(
@@ -269,12 +269,12 @@ def sweep(
     state = ServerState(0, params, (train or TrainOptions()).shared_buffers(built, buffers))
     state = state.to(running.workload.options.torch_device())
     runs = [
-        Run(replace(run_config(strategy, delta, train), **(sections or {})), state)
+        run_from(replace(run_config(strategy, delta, train), **(sections or {})), state)
         for strategy in strategies or strategies_for(train)
         for delta in (0.0, 0.7)
     ]
     try:
-        for run, record in run_rounds(runs, federation, running):
+        for run, record in run_rounds(runs, running):
             outcome.states.append(run.state)
             outcome.records.append(record)
     finally:
@@ -302,9 +302,9 @@ def jobs_of(
     federation: Federation, model: nn.Module, strategy: Strategy, train: TrainOptions | None = None
 ) -> list[LocalJob]:
     """The jobs of a first round."""
-    run = Run(run_config(strategy, 0.0, train), ServerState(0, *read_state(model)))
+    run = run_from(run_config(strategy, 0.0, train), ServerState(0, *read_state(model)))
     engine = engine_for("reference", federation, model, [])
-    setting = remember_all([run], engine)
+    setting = prepare([run], engine)
     return plan_round(run, federation, setting).jobs
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from fedproto.config import read_config
 from fedproto.flower.server_app import serve
-from fedproto.simulate import simulate
 from fedproto.store import RunStore
 from flower_grid import LocalGrid
+from helpers import simulate
 
 CLIENTS = 5
 

@@ -8,16 +8,18 @@ from dataclasses import replace
 import torch
 
 from fedproto import STRATEGIES, Strategy
+from fedproto.callback import Callback
 from fedproto.config import RunConfig, ScheduleOptions
 from fedproto.data.federation import Federation
 from fedproto.data.tasks import task_named
 from fedproto.engines.base import EngineOptions, Workload
 from fedproto.engines.reference import ReferenceEngine, read_state
 from fedproto.engines.training import TrainOptions
-from fedproto.rounds import run_rounds
+from fedproto.rounds import Run, run_rounds, runs_from
+from fedproto.rounds import train as train_all
 from fedproto.rounds.aggregate import combine_updates
-from fedproto.rounds.planning import RoundPlan, plan_round
-from fedproto.rounds.runs import Run
+from fedproto.rounds.jobs import RoundPlan, plan_round
+from fedproto.store import RunStore
 from fedproto.strategies.aggregation import MEAN, AggregateOptions
 from fedproto.strategies.base import FeatureShape, Setting, initial_tensors
 from fedproto.strategies.fedproto import COUNT, MARGIN, SUM
@@ -66,8 +68,35 @@ def config_of(
     )
 
 
+class Notices(Callback):
+    """Collects notices."""
+
+    def __init__(self, texts: list[str] | None = None) -> None:
+        self.texts = [] if texts is None else texts
+
+    def on_notice(self, text: str) -> None:
+        self.texts.append(text)
+
+
+class AfterRound(Callback):
+    """Calls a function of configuration and record after every round."""
+
+    def __init__(self, function) -> None:
+        self.on_round = function
+
+
+def simulate(stores: Sequence[RunStore], *callbacks: Callback, **options) -> None:
+    """Trains the runs of some directories."""
+    train_all(runs_from(stores), callbacks, **options)
+
+
+def run_from(config: RunConfig, state: ServerState) -> Run:
+    """A run that begins with a state; the engine that trains it knows the data."""
+    return Run(config, None, initial=state)
+
+
 def begin(config: RunConfig, model: torch.nn.Module) -> Run:
-    return Run(config, ServerState(0, *read_state(model)))
+    return run_from(config, ServerState(0, *read_state(model)))
 
 
 def planned(run: Run, federation: Federation) -> RoundPlan:
@@ -97,7 +126,7 @@ def aggregated(
 def train_runs(
     runs: Sequence[Run], federation: Federation, model: torch.nn.Module
 ) -> list[tuple[Run, RoundRecord]]:
-    return list(run_rounds(runs, federation, engine_for(federation, model)))
+    return list(run_rounds(runs, engine_for(federation, model)))
 
 
 def train(strategy: Strategy, federation: Federation, model: torch.nn.Module, **options) -> Run:

@@ -28,7 +28,7 @@ from fedproto.report.html import write_page
 from fedproto.report.panels import DataPanels
 from fedproto.report.results import StoredRun, main_score
 from fedproto.report.summary import Summary, summarize
-from fedproto.simulate.identity import data_identity
+from fedproto.rounds.identity import data_identity
 from fedproto.store import RunStore, read_description
 from fedproto.types import RoundRecord, ServerState
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import logging
 import math
 import os
 import warnings
@@ -19,11 +20,12 @@ from pathlib import Path
 from typing import Any, TypeAlias, Unpack
 
 import torch
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from fedproto.api.progress import Callbacks, OnProgress, OnRound, progress_bar
 from fedproto.api.result import Result, Results, hardly_learned, refusals, stored_facts
+from fedproto.callback import Callback
 from fedproto.config import RunConfig, read_config
 from fedproto.config.recipe import Sections, as_tables, axis_name, directory_name, set_option
 from fedproto.config.run import asked_config
@@ -34,11 +36,13 @@ from fedproto.disk.files import check_limit
 from fedproto.errors import ConfigError, HardlyLearnedWarning, StoreError, printable
 from fedproto.models.base import ModelOptions, build_model, under_seed
 from fedproto.options import Options, read_options
-from fedproto.rounds.runs import Run
-from fedproto.simulate import check_assignment, model_for
-from fedproto.simulate.driver import Assignment, carry_out
+from fedproto.rounds import Run, train
+from fedproto.rounds.run import model_for
 from fedproto.store import RunStore, open_or_create
 from fedproto.store.sweeps import create_sweep, run_directories
+from fedproto.types import RoundRecord
+
+_log = logging.getLogger("fedproto")
 
 Section: TypeAlias = "Options | Mapping[str, Any] | str"
 Data: TypeAlias = "Federation | Section"
@@ -60,8 +64,8 @@ def run(
     seed: int = 0,
     label: str = "",
     out: str | os.PathLike[str] | None = None,
-    on_round: OnRound | None = None,
-    progress: bool | OnProgress = False,
+    callbacks: Sequence[Callback] = (),
+    progress: bool = False,
     **sections: Unpack[Sections],
 ) -> Result:
     """Trains one strategy.
@@ -84,8 +88,8 @@ def run(
         label: What to call the run in tables; the strategy's name by default.
         out: A directory to keep the run in; a stopped run of the same configuration, data and model
             goes on there.
-        on_round: Called with configuration and record after every round.
-        progress: True for a bar; or called with the rounds done and the rounds in all.
+        callbacks: Follow the training; see `fedproto.Callback`.
+        progress: Whether to show a progress bar.
         **sections: The sections of a recipe (`train`, `schedule`, `server`, `evaluate`, `engine`,
             …) as `TrainOptions` and its like, or as dictionaries.
 
@@ -105,9 +109,10 @@ def run(
     )  # fmt: skip
     keywords = {"strategy": strategy, "seed": seed, "label": label, **common, **sections}
     config = _config(data, model, as_tables(keywords))
-    assignment = _assignment(config, _loaded(config, data), model)
-    store = None if out is None else open_or_create(Path(out), config)
-    return _train([assignment], [store], on_round, progress)[0]
+    one = _checked_run(config, _loaded(config, data), model)
+    if out is not None:
+        one.store = open_or_create(Path(out), config)
+    return _train([one], callbacks, progress=progress)[0]
 
 
 def sweep(
@@ -125,8 +130,8 @@ def sweep(
     lr: float | None = None,
     device: str | None = None,
     out: str | os.PathLike[str] | None = None,
-    on_round: OnRound | None = None,
-    progress: bool | OnProgress = False,
+    callbacks: Sequence[Callback] = (),
+    progress: bool = False,
     **sections: Unpack[Sections],
 ) -> Results:
     """Trains several strategies on the same cohorts and batches, together.
@@ -149,8 +154,8 @@ def sweep(
         device: ``"cpu"``, ``"cuda"`` or ``"auto"``.
         out: A directory to keep the runs in. Runs that are there already are reused, stopped ones
             go on, missing ones are added.
-        on_round: Called with configuration and record after every round.
-        progress: True for a bar; or called with the rounds done and the rounds in all.
+        callbacks: Follow the training; see `fedproto.Callback`.
+        progress: Whether to show a progress bar.
         **sections: As in `run`, for all runs.
 
     Raises:
@@ -180,11 +185,11 @@ def sweep(
     if not configs:
         raise ConfigError("a sweep needs at least one strategy, one value per option and one seed")
     loaded = _loaded(next(iter(configs.values())), data)
-    assignments = [_assignment(config, loaded, model) for config in configs.values()]
-    stores: Sequence[RunStore | None] = [None] * len(assignments)
+    runs = [_checked_run(config, loaded, model) for config in configs.values()]
     if out is not None:
-        stores = create_sweep(Path(out), configs, reuse=True)
-    return Results(_train(assignments, stores, on_round, progress))
+        for one, store in zip(runs, create_sweep(Path(out), configs, reuse=True), strict=True):
+            one.store = store
+    return Results(_train(runs, callbacks, progress=progress))
 
 
 def _given(**options: Any) -> dict[str, Any]:
@@ -292,11 +297,13 @@ def _loaded(config: RunConfig, data: Data) -> Federation:
     return config.data.load(data_root())
 
 
-def _assignment(config: RunConfig, federation: Federation, model: Model) -> Assignment:
-    own = _is_own(model)
-    build = _builder(config, model if own else config.model, federation)
-    check_assignment(config, federation, build())
-    return Assignment(config, federation, build, id(model) if own else config.model)
+def _checked_run(config: RunConfig, federation: Federation, model: Model) -> Run:
+    if _is_own(model):
+        run = Run(config, federation, _builder(config, model, federation), architecture=id(model))
+    else:
+        run = Run(config, federation)
+    run.check()
+    return run
 
 
 def _builder(
@@ -324,35 +331,43 @@ def _builder(
     return build_named
 
 
-def _train(
-    assignments: Sequence[Assignment],
-    stores: Sequence[RunStore | None],
-    on_round: OnRound | None,
-    progress: bool | OnProgress,
-) -> list[Result]:
-    kept = [replace(each, store=store) for each, store in zip(assignments, stores, strict=True)]
-    total = sum(each.config.schedule.rounds for each in kept)
-    done = sum(len(each.store.records()) for each in kept if each.store is not None)
-    with progress_bar(progress, total) as on_progress:
-        runs = carry_out(kept, Callbacks(done, total, on_round, on_progress))
-    results = [_result(each, run) for each, run in zip(kept, runs, strict=True)]
-    for result in results:
-        if hardly_learned(result.records):
+class _Progress(Callback):
+    """Writes notices to the log of the program, and shows a bar where asked."""
+
+    def __init__(self, done: int, total: int, *, bar: bool) -> None:
+        columns = TextColumn("rounds"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+        self._bars = Progress(*columns, disable=not bar)
+        self._task = self._bars.add_task("rounds", total=total, completed=done)
+
+    def on_notice(self, text: str) -> None:
+        _log.info("%s", printable(text))
+
+    def on_round(self, config: RunConfig, record: RoundRecord) -> None:
+        del config, record
+        self._bars.start()
+        self._bars.advance(self._task)
+
+    def on_end(self) -> None:
+        self._bars.stop()
+
+
+def _train(runs: Sequence[Run], callbacks: Sequence[Callback], *, progress: bool) -> list[Result]:
+    total = sum(run.config.schedule.rounds for run in runs)
+    done = sum(len(run.store.records()) for run in runs if run.store is not None)
+    train(runs, [_Progress(done, total, bar=progress), *callbacks])
+    for run in runs:
+        if hardly_learned(run.records):
             warnings.warn(
-                f"{printable(result.config.title)}, seed {result.config.seed}, has hardly learned:"
-                f" {printable(refusals(result.records))}",
+                f"{printable(run.config.title)}, seed {run.config.seed}, has hardly learned:"
+                f" {printable(refusals(run.records))}",
                 HardlyLearnedWarning,
                 stacklevel=3,
             )
-    return results
+    return [_result(run) for run in runs]
 
 
-def _result(assignment: Assignment, run: Run | None) -> Result:
-    store, config = assignment.store, assignment.config
-    path = None if store is None else store.path
-    if run is None:
-        assert store is not None  # noqa: S101 - only a kept run is over before it begins
-        run_records, state = store.records(), store.load_checkpoint()
-    else:
-        run_records, state = run.records, run.state
-    return Result(config, run_records, state, assignment.build, assignment.federation, path)
+def _result(run: Run) -> Result:
+    # A run that was finished before may have kept no checkpoint.
+    state = run.state if run.state.round == len(run.records) else None
+    path = None if run.store is None else run.store.path
+    return Result(run.config, run.records, state, run.build, run.federation, path)

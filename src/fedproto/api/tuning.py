@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from fedproto.callback import Callback
 from fedproto.config import RunConfig, differences, read_config
 from fedproto.config.recipe import axes_of, directory_name, set_option, variants_of
 from fedproto.data.base import DataSource
@@ -29,9 +30,7 @@ from fedproto.measures import MeasureOptions
 from fedproto.options import Options, option, read_options
 from fedproto.report.results import StoredRun
 from fedproto.rng import Purpose, stream
-from fedproto.rounds import Watcher
-from fedproto.simulate.driver import carry_out
-from fedproto.simulate.stored import assigned
+from fedproto.rounds import Run, train
 from fedproto.store import RunStore, is_run
 from fedproto.store.sweeps import extend
 
@@ -152,7 +151,7 @@ def tune(
     tuning: Tuning,
     out: Path,
     federations: Mapping[DataSource, Federation],
-    watch: Watcher | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> list[Choice]:
     """Trains what is missing, and gives the best configuration of every method.
 
@@ -165,9 +164,9 @@ def tune(
     scores: dict[str, float] = {}
     for place, (_, rounds) in enumerate(tuning.rungs):
         runs = [_opened(out / trial.name, trial, rounds) for trial in left]
-        carry_out(
-            [assigned(run.config, blind[run.config.data], run) for run in runs if run.config.data],
-            watch,
+        train(
+            [Run(run.config, blind[run.config.data], store=run) for run in runs if run.config.data],
+            callbacks,
         )
         scores = {
             trial.name: _score(run, rounds, tuning.options.metric, blind)

@@ -90,8 +90,8 @@ def tune_recipe(
     path = out or fresh_directory(f"{Path(recipe).stem}-tuned")
     total = len(tuning.methods) * tuning.rounds_per_method
     try:
-        with progress_for([], total=total) as watcher:
-            choices = tune(tuning, path / "trials", federations, watcher)
+        with progress_for([], total=total) as callback:
+            choices = tune(tuning, path / "trials", federations, [callback])
     except KeyboardInterrupt:
         typer.echo("stopped; the same command goes on where it stands", err=True)
         raise typer.Exit(130) from None

@@ -21,9 +21,10 @@ from rich.progress import (
 )
 
 from fedproto.api.table import Table
+from fedproto.callback import Callback
 from fedproto.cli.terminal import AsJson, DataRoot, echo, print_table
 from fedproto.config.recipe import apply_overrides
-from fedproto.data.base import DATASETS, DataSource, OnProgress, data_root
+from fedproto.data.base import DATASETS, DataSource, data_root
 from fedproto.data.federation import Federation
 from fedproto.data.fetch import OnBytes
 from fedproto.data.fetch import check as check_files
@@ -138,20 +139,21 @@ def plot(
 def prepare_all(sources: Sequence[DataSource]) -> None:
     """Decodes what is not decoded yet, with a progress bar on a terminal."""
     for source in dict.fromkeys(sources):
-        with sample_progress() as on_progress:
-            source.prepare(data_root(), on_progress)
+        with sample_progress() as callback:
+            source.prepare(data_root(), callback)
 
 
 @contextmanager
-def sample_progress() -> Iterator[OnProgress | None]:
-    """A bar for preparing samples; None where there is no terminal."""
+def sample_progress() -> Iterator[Callback]:
+    """A bar for preparing samples, on a terminal."""
     with _bars(TextColumn("preparing"), MofNCompleteColumn(), transient=True) as bars:
         task = bars.add_task("preparing", total=None, visible=False)
-        yield (
-            None
-            if bars.disable
-            else lambda done, total: bars.update(task, completed=done, total=total, visible=True)
-        )
+
+        class Bar(Callback):
+            def on_progress(self, done: int, total: int) -> None:
+                bars.update(task, completed=done, total=total, visible=True)
+
+        yield Bar()
 
 
 @contextmanager

@@ -69,8 +69,8 @@ def up(
             if link is not None and link.exit_code is not None:
                 raise DeploymentError(f"the SuperLink ended; see {link.log}")
 
-        with progress_for(stores) as watcher:
-            deployed.control.follow(run, path, stores, watcher, still_there)
+        with progress_for(stores) as callback:
+            deployed.control.follow(run, path, stores, callback, still_there)
     _summary(stores, quiet=quiet)
 
 
@@ -152,8 +152,8 @@ def submit(
         run = control.submit(path)
         on_interrupt(lambda: control.stop(run))
         typer.echo(f"run {run} in {path}", err=True)
-        with progress_for(stores) as watcher:
-            control.follow(run, path, stores, watcher)
+        with progress_for(stores) as callback:
+            control.follow(run, path, stores, callback)
     _summary(stores, quiet=quiet)
 
 
@@ -174,8 +174,8 @@ def simulate(
     from fedproto.flower.ray import simulate_on_ray
 
     path, stores, clients = runs_here(source, overrides, out, rounds)
-    with _interrupted(path, stores), progress_for(stores) as watcher:
-        simulate_on_ray(path, clients, watcher)
+    with _interrupted(path, stores), progress_for(stores) as callback:
+        simulate_on_ray(path, clients, callback)
     _summary(stores, quiet=quiet)
 
 

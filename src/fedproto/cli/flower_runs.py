@@ -11,7 +11,7 @@ from fedproto.config import RunConfig
 from fedproto.config.recipe import read_recipe
 from fedproto.errors import ConfigError, StoreError
 from fedproto.flower.defence import defended
-from fedproto.simulate import load_federations
+from fedproto.rounds import load_federations
 from fedproto.store import RunStore, is_run
 from fedproto.store.sweeps import create_sweep, extend, is_sweep, open_runs
 

@@ -18,10 +18,10 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
+from fedproto.callback import Callback
 from fedproto.cli.terminal import echo, plain
 from fedproto.config import RunConfig
 from fedproto.data.tasks import headline, is_share
-from fedproto.rounds import Watcher
 from fedproto.store import RunStore
 from fedproto.types import RoundRecord
 
@@ -29,8 +29,8 @@ from fedproto.types import RoundRecord
 @contextmanager
 def progress_for(
     stores: Sequence[RunStore], as_json: bool = False, total: int | None = None
-) -> Iterator[Watcher]:
-    """The watcher that fits: records as JSON lines, live bars on a terminal, or a line at times.
+) -> Iterator[Callback]:
+    """The callback that fits: records as JSON lines, live bars on a terminal, or a line at times.
 
     `total` are the rounds in all, where the stores do not say.
     """
@@ -47,13 +47,13 @@ def progress_for(
         yield Lines(total, done)
 
 
-class Notices(Watcher):
+class Notices(Callback):
     """Says on standard error what a user should know, each thing once."""
 
     def __init__(self) -> None:
         self._said: set[str] = set()
 
-    def notice(self, text: str) -> None:
+    def on_notice(self, text: str) -> None:
         """Writes a line."""
         if text not in self._said:
             self._said.add(text)
@@ -91,7 +91,7 @@ class Lines(Notices):
         self._pace, self._newest = Pace(total, done), ""
         self._due = 0.0
 
-    def round_started(self, num_jobs: int) -> None:
+    def on_pass(self, num_jobs: int) -> None:
         """Says how far it is, where that is due."""
         del num_jobs
         left, now = self._pace.left(), time.monotonic()
@@ -100,10 +100,10 @@ class Lines(Notices):
             self._write(f"{done}, about {time_in_words(left)} left; {self._newest}")
             self._due = now + self.EVERY_S
 
-    def round_done(self, config: RunConfig, records: Sequence[RoundRecord]) -> None:
+    def on_round(self, config: RunConfig, record: RoundRecord) -> None:
         """Counts it."""
         self._pace.done += 1
-        self._newest = newest_score(config, records[-1]) or self._newest
+        self._newest = newest_score(config, record) or self._newest
 
 
 def time_in_words(seconds: float) -> str:
@@ -156,22 +156,22 @@ class LiveBars(Notices):
         self._rounds = bars.add_task("rounds", total=total, completed=done, left="")
         self._clients = bars.add_task("clients", total=1, left="")
 
-    def round_started(self, num_jobs: int) -> None:
+    def on_pass(self, num_jobs: int) -> None:
         """Starts the clients' bar afresh, and says how long all rounds will take."""
         left = self._pace.left()
         if left is not None:
             self._bars.update(self._rounds, left=f"{time_in_words(left)} left")
         self._bars.reset(self._clients, total=num_jobs)
 
-    def job_done(self) -> None:
+    def on_job(self) -> None:
         """Moves the clients' bar."""
         self._bars.advance(self._clients)
 
-    def round_done(self, config: RunConfig, records: Sequence[RoundRecord]) -> None:
+    def on_round(self, config: RunConfig, record: RoundRecord) -> None:
         """Moves the rounds' bar and shows the newest score, and whose it is."""
         self._pace.done += 1
         self._bars.advance(self._rounds)
-        self._bars.newest = newest_score(config, records[-1]) or self._bars.newest
+        self._bars.newest = newest_score(config, record) or self._bars.newest
 
     def _write(self, text: str) -> None:
         self._bars.console.print(plain(text), highlight=False)
@@ -180,8 +180,8 @@ class LiveBars(Notices):
 class JsonLines(Notices):
     """One JSON object a round on standard output."""
 
-    def round_done(self, config: RunConfig, records: Sequence[RoundRecord]) -> None:
+    def on_round(self, config: RunConfig, record: RoundRecord) -> None:
         """Prints the record with the run's title and seed."""
-        line = {"run": config.title, "seed": config.seed, **asdict(records[-1])}
+        line = {"run": config.title, "seed": config.seed, **asdict(record)}
         sys.stdout.write(json.dumps(line) + "\n")
         sys.stdout.flush()

@@ -23,11 +23,9 @@ from fedproto.config.recipe import read_recipe
 from fedproto.data import DataSource, Federation
 from fedproto.disk.files import explained
 from fedproto.errors import ConfigError, unknown_name
-from fedproto.simulate import load_federations, simulate
-from fedproto.simulate.driver import carry_out
-from fedproto.simulate.stored import assigned
+from fedproto.rounds import Run, load_federations, runs_from, train
 from fedproto.store import RunStore, open_or_create
-from fedproto.store.sinks import check_sinks, logging_to
+from fedproto.store.sinks import SinkCallback, check_sinks
 from fedproto.store.sweeps import create_sweep, extend, open_runs
 
 Recipe = Annotated[
@@ -103,7 +101,7 @@ def run(
         return
     path = out or fresh_directory(recipe)
     store = open_or_create(path, config) if reuse else RunStore.create(path, config)
-    _carry_out([store], path, federations, log_to or [], as_json=as_json, quiet=quiet)
+    _train([store], path, federations, log_to or [], as_json=as_json, quiet=quiet)
 
 
 def sweep(
@@ -130,7 +128,7 @@ def sweep(
         return
     path = out or fresh_directory(recipe)
     stores = create_sweep(path, configs, reuse=reuse)
-    _carry_out(stores, path, federations, log_to or [], as_json=as_json, quiet=quiet)
+    _train(stores, path, federations, log_to or [], as_json=as_json, quiet=quiet)
 
 
 def resume(
@@ -148,10 +146,10 @@ def resume(
         extend(directory, rounds)
     stores = open_runs(directory)
     federations = load(store.config for store in stores if not store.finished)
-    _carry_out(stores, directory, federations, log_to or [], as_json=as_json, quiet=quiet)
+    _train(stores, directory, federations, log_to or [], as_json=as_json, quiet=quiet)
 
 
-def _carry_out(
+def _train(
     stores: Sequence[RunStore],
     path: Path,
     federations: Mapping[DataSource, Federation],
@@ -163,11 +161,9 @@ def _carry_out(
     if not as_json:
         echo(_plan(stores, path, federations), err=True)
     try:
-        with (
-            progress_for(stores, as_json) as progress,
-            logging_to(log_to, stores, progress) as watcher,
-        ):
-            simulate(stores, watcher, federations)
+        with progress_for(stores, as_json) as progress:
+            logs = [SinkCallback(name, stores, progress) for name in log_to]
+            train(runs_from(stores, federations), [progress, *logs])
     except KeyboardInterrupt:
         done = sum(len(store.records()) for store in stores)
         echo(f"stopped; {done} rounds are safe: fedproto resume {path}", err=True)
@@ -209,7 +205,7 @@ def _amount(configs: Sequence[RunConfig], federations: Mapping[DataSource, Feder
             continue
         key = (config.data, config.model)
         if key not in sizes:
-            state = assigned(config, federations[config.data]).initial()
+            state = Run(config, federations[config.data]).initial_state()
             tensors = (*state.params.values(), *state.buffers.values())
             sizes[key] = sum(tensor.nbytes for tensor in tensors)
         made = -(-rounds // kept.checkpoint_every)
@@ -232,8 +228,8 @@ def _rehearse(named: Mapping[str, RunConfig], federations: Mapping[DataSource, F
     assert first.data is not None  # noqa: S101 - it was loaded
     federation = federations[first.data]
     once = replace(first, schedule=replace(first.schedule, rounds=1))
-    (run,) = carry_out([assigned(once, federation)])
-    assert run is not None  # noqa: S101 - it was not kept, so it was not over before
+    run = Run(once, federation)
+    run.train()
     steps = sum(_steps(each, federations[each.data]) for each in configs if each.data is not None)
     left = time_in_words(run.records[0].seconds * steps / _steps(once, federation))
     for name, config in named.items():

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from fedproto.data.tasks import headline, lower_is_better
 from fedproto.errors import ConfigError
 from fedproto.options import Options, option
+from fedproto.types import RoundRecord
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,27 @@ class StopOptions(Options):
     )
     target: float | None = option(None, "stop once the metric reaches this")
     patience: int | None = option(None, "stop after so many tests without a new best", at_least=1)
+
+    def reason(self, records: Sequence[RoundRecord]) -> str | None:
+        """Why to stop after these rounds, by target or patience; None to go on."""
+        if self.target is None and self.patience is None:
+            return None
+        name = self.metric or headline(metric for record in records for metric in record.metrics)
+        if any(f"validation_{name}" in record.metrics for record in records):
+            name = f"validation_{name}"
+        values = [record.metrics[name] for record in records if name in record.metrics]
+        if not values:
+            return None
+        lower = lower_is_better(name)
+        best = min(values) if lower else max(values)
+        reached = self.target is not None and (
+            best <= self.target if lower else best >= self.target
+        )
+        if reached:
+            return f"{name} reached the target {self.target:g}"
+        if self.patience is not None and len(values) - 1 - values.index(best) >= self.patience:
+            return f"no better {name} in {self.patience} tests"
+        return None
 
 
 @dataclass(frozen=True)

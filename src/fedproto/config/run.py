@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar, get_type_hints
 
 from torch import nn
 
+from fedproto.callback import Callback
 from fedproto.config.options import (
     EvaluateOptions,
     FlowerOptions,
@@ -24,7 +25,7 @@ from fedproto.data.federation import Federation
 from fedproto.data.own import located
 from fedproto.data.tasks import TaskOptions, task_named
 from fedproto.engines.augment import AugmentOptions
-from fedproto.engines.base import EngineOptions, Notify, Workload, check_engine_name, ignore
+from fedproto.engines.base import EngineOptions, Workload, check_engine_name
 from fedproto.engines.setting import fitted
 from fedproto.engines.training import TrainOptions
 from fedproto.errors import ConfigError, unknown_name
@@ -35,6 +36,7 @@ from fedproto.strategies.aggregation import AggregateOptions
 from fedproto.strategies.base import STRATEGIES, Strategy
 from fedproto.strategies.sections import HeadOptions, Method, ServerOptions
 from fedproto.strategies.serve import ServeOptions
+from fedproto.types import RoundRecord
 
 O = TypeVar("O", bound=Options)  # noqa: E741 - the letter stands for Options
 
@@ -98,8 +100,21 @@ class RunConfig:
         """The same, with a path of own data that no longer depends on where one is."""
         return self if self.data is None else dataclasses.replace(self, data=located(self.data))
 
+    @property
+    def wants_validation(self) -> bool:
+        """Whether models are also scored on validation data, where there is any."""
+        stops_early = self.stop.target is not None or self.stop.patience is not None
+        return self.evaluate.validation or stops_early
+
+    def stop_reason(self, records: Sequence[RoundRecord]) -> str | None:
+        """Why a run with these records is finished; None while it is not."""
+        rounds = self.schedule.rounds
+        if len(records) >= rounds:
+            return f"all {rounds} rounds done"
+        return self.stop.reason(records)
+
     def workload(
-        self, federation: Federation, model: nn.Module, notify: Notify = ignore
+        self, federation: Federation, model: nn.Module, callback: Callback | None = None
     ) -> Workload:
         """What all jobs of a run share.
 
@@ -107,7 +122,8 @@ class RunConfig:
             TrainingError: If model and data do not fit together.
         """
         task = task_named(federation.task, federation.class_names, self.task)
-        return Workload(federation, fitted(model, federation, task), task, self.engine, notify)
+        model = fitted(model, federation, task)
+        return Workload(federation, model, task, self.engine, callback or Callback())
 
     def to_dict(self) -> dict[str, Any]:
         """Plain tables that `read_config` reads back."""

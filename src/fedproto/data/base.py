@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import abc
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar
 
+from fedproto.callback import Callback
 from fedproto.data.federation import Federation
 from fedproto.data.files import FileTree, has_files, open_tree
 from fedproto.errors import DataError
 from fedproto.options import Options, Registry, option
 
-OnProgress: TypeAlias = Callable[[int, int], None]
 """Is told how many of how many samples are prepared."""
 
 
@@ -47,13 +46,13 @@ class DataSource(Options, abc.ABC):
     def load(self, root: Path) -> Federation:
         """Builds the federation."""
 
-    def prepare(self, root: Path, on_progress: OnProgress | None = None) -> None:
+    def prepare(self, root: Path, callback: Callback | None = None) -> None:
         """Does now what `load` would have to do once, such as decoding images."""
-        self.arrays(root, on_progress)
+        self.arrays(root, callback)
 
-    def arrays(self, root: Path, on_progress: OnProgress | None = None) -> Any:
+    def arrays(self, root: Path, callback: Callback | None = None) -> Any:
         """What is kept in the cache once it was decoded; nothing for data that is made up."""
-        del root, on_progress
+        del root, callback
         return {}
 
     def listed(self, root: Path) -> Federation | None:

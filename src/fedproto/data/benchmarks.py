@@ -14,7 +14,8 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedproto.data.base import DATASETS, Download, OnProgress
+from fedproto.callback import Callback
+from fedproto.data.base import DATASETS, Download
 from fedproto.data.files import FileTree
 from fedproto.data.images import IMAGENET_MEAN, IMAGENET_STD, put_images
 from fedproto.data.official import PARTS, Benchmark
@@ -64,9 +65,9 @@ class Cifar(Benchmark):
         """Which byte of a binary image is its label, and the key of the labels in Python's."""
         return 0, b"labels"
 
-    def build(self, tree: FileTree, builder: Builder, on_progress: OnProgress | None) -> None:
+    def build(self, tree: FileTree, builder: Builder, callback: Callback | None) -> None:
         """Reads the binary layout, or the Python one where only that is there."""
-        del on_progress
+        del callback
         binary, python = self.layouts
         pickled = not tree.find(f"{binary}/{self.files[0][0]}.bin") and tree.find(
             f"{python}/{self.files[0][0]}"
@@ -227,9 +228,9 @@ class SVHN(Benchmark):
     mean: tuple[float, ...] = (0.4377, 0.4438, 0.4728)
     std: tuple[float, ...] = (0.1980, 0.2010, 0.1970)
 
-    def build(self, tree: FileTree, builder: Builder, on_progress: OnProgress | None) -> None:
+    def build(self, tree: FileTree, builder: Builder, callback: Callback | None) -> None:
         """Reads both MAT files."""
-        del on_progress
+        del callback
         parts = [_read_mat(tree, f"{part}_32x32.mat") for part in PARTS]
         self.put_parts(builder, parts, tree.folder)
 
@@ -280,7 +281,7 @@ class PictureFiles(Benchmark):
         """Also the size."""
         return {"parts": PARTS, "size": self.size}
 
-    def build(self, tree: FileTree, builder: Builder, on_progress: OnProgress | None) -> None:
+    def build(self, tree: FileTree, builder: Builder, callback: Callback | None) -> None:
         """Decodes the pictures."""
         pictures, classes = self.listing(tree)
         if not pictures:
@@ -294,7 +295,7 @@ class PictureFiles(Benchmark):
         self.put_labels(builder, labels, test, tree.folder, len(classes))
         builder.put("groups", np.array([picture.group for picture in pictures]))
         files = [picture.file for picture in pictures]
-        put_images(builder, tree, files, 3, self.size, on_progress)
+        put_images(builder, tree, files, 3, self.size, callback)
 
 
 @DATASETS.register("tiny-imagenet")
@@ -334,9 +335,9 @@ class TinyImageNet(PictureFiles):
             pictures.append(Picture(file, label_of[found[1]], test=True))
         return pictures, classes
 
-    def build(self, tree: FileTree, builder: Builder, on_progress: OnProgress | None) -> None:
+    def build(self, tree: FileTree, builder: Builder, callback: Callback | None) -> None:
         """Also keeps the words for the classes."""
-        super().build(tree, builder, on_progress)
+        super().build(tree, builder, callback)
         word_of = dict(line.partition("\t")[::2] for line in _lines(tree, "words.txt"))
         names = [word_of.get(name, name).partition(",")[0] for name in _lines(tree, "wnids.txt")]
         builder.put("names", np.array([name.encode() for name in names]))

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedproto.data.base import DATASETS, Download, OnProgress
+from fedproto.callback import Callback
+from fedproto.data.base import DATASETS, Download
 from fedproto.data.federation import Federation
 from fedproto.data.files import FileTree
 from fedproto.data.images import put_images
@@ -68,9 +69,9 @@ class CelebA(HeldOut):
         samples = MappedSamples(torch.from_numpy(images["images"]), labels)
         return self._of_people(samples, index["identities"][rows], (3, self.size, self.size))
 
-    def arrays(self, root: Path, on_progress: OnProgress | None = None) -> Arrays:
+    def arrays(self, root: Path, callback: Callback | None = None) -> Arrays:
         """Decodes the images."""
-        return self._images(*self._index(root), on_progress)
+        return self._images(*self._index(root), callback)
 
     def listed(self, root: Path) -> Federation:
         """The clients of the official lists, with labels alone instead of images."""
@@ -96,9 +97,7 @@ class CelebA(HeldOut):
 
         return tree, prepared("celeba-lists", tree.sources, {"attribute": self.attribute}, build)
 
-    def _images(
-        self, tree: FileTree, index: Arrays, on_progress: OnProgress | None = None
-    ) -> Arrays:
+    def _images(self, tree: FileTree, index: Arrays, callback: Callback | None = None) -> Arrays:
         def build(builder: Builder) -> None:
             found = {
                 row: file
@@ -107,7 +106,7 @@ class CelebA(HeldOut):
             }
             rows = np.array(sorted(found), dtype=np.int64)
             self._refuse_missing(index, rows, tree)
-            put_images(builder, tree, [found[row] for row in rows], 3, self.size, on_progress)
+            put_images(builder, tree, [found[row] for row in rows], 3, self.size, callback)
             builder.put("rows", rows)
 
         return prepared("celeba", tree.sources, {"size": self.size}, build)

@@ -26,7 +26,7 @@ from fedproto.errors import DataError, install, reason_of
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from fedproto.data.base import OnProgress
+    from fedproto.callback import Callback
     from fedproto.data.prepared import Builder
 
 FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "BMP", "GIF", "PPM")
@@ -114,7 +114,7 @@ def put_images(
     names: Sequence[str],
     channels: int,
     size: int,
-    on_progress: OnProgress | None = None,
+    callback: Callback | None = None,
 ) -> None:
     """Decodes pictures and keeps them as the array ``images``, ``[N, channels, size, size]``."""
     images = builder.array("images", (len(names), channels, size, size), np.uint8)
@@ -123,13 +123,13 @@ def put_images(
         images[index] = pixels(open_image(content, where), channels, (size, size))
 
     work = {name: partial(decode, index, tree.locations[name]) for index, name in enumerate(names)}
-    for_each_file(tree, work, on_progress)
+    for_each_file(tree, work, callback)
 
 
 def for_each_file(
     tree: FileTree,
     work: Mapping[str, Callable[[bytes], None]],
-    on_progress: OnProgress | None = None,
+    callback: Callback | None = None,
 ) -> None:
     """Reads files one after another and works on their content in parallel.
 
@@ -142,8 +142,8 @@ def for_each_file(
         nonlocal done
         waiting.popleft().result()
         done += 1
-        if on_progress is not None:
-            on_progress(done, len(work))
+        if callback is not None:
+            callback.on_progress(done, len(work))
 
     threads = os.cpu_count() or 1
     with ThreadPoolExecutor(threads) as pool:

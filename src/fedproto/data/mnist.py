@@ -12,7 +12,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedproto.data.base import DATASETS, Download, OnProgress
+from fedproto.callback import Callback
+from fedproto.data.base import DATASETS, Download
 from fedproto.data.files import FileTree
 from fedproto.data.official import PARTS, OfficialImages
 from fedproto.data.prepared import Builder
@@ -62,9 +63,9 @@ class IdxImages(OfficialImages):
     def read(self, tree: FileTree, part: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
         """Upright images ``[N, H, W]`` and labels from 0, of the files ``train`` or ``test``."""
 
-    def build(self, tree: FileTree, builder: Builder, on_progress: OnProgress | None) -> None:
+    def build(self, tree: FileTree, builder: Builder, callback: Callback | None) -> None:
         """Unpacks the images."""
-        del on_progress
+        del callback
         parts = [self.read(tree, part) for part in PARTS]
         self.put_parts(
             builder, [(images[:, None], labels) for images, labels in parts], tree.folder

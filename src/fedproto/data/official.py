@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedproto.data.base import DATASETS, OnProgress
+from fedproto.callback import Callback
+from fedproto.data.base import DATASETS
 from fedproto.data.federation import Federation
 from fedproto.data.files import FileTree
 from fedproto.data.prepared import Arrays, Builder, prepared
@@ -40,7 +41,7 @@ class OfficialImages(SharedOut):
     class_names: ClassVar[tuple[str, ...]] = ()
 
     @abc.abstractmethod
-    def build(self, tree: FileTree, builder: Builder, on_progress: OnProgress | None) -> None:
+    def build(self, tree: FileTree, builder: Builder, callback: Callback | None) -> None:
         """Writes the arrays of all official images.
 
         They are ``images [N, C, H, W]``, ``labels [N]``, ``test [N]`` (whether an image belongs to
@@ -87,12 +88,12 @@ class OfficialImages(SharedOut):
         """The images ``[N, C, H, W]`` as they are to look; as they are stored by default."""
         return images
 
-    def arrays(self, root: Path, on_progress: OnProgress | None = None) -> Arrays:
+    def arrays(self, root: Path, callback: Callback | None = None) -> Arrays:
         """Decodes the images."""
         tree = self.tree(root)
 
         def build(builder: Builder) -> None:
-            self.build(tree, builder, on_progress)
+            self.build(tree, builder, callback)
 
         name = DATASETS.name_of(type(self))
         return prepared(name, tree.sources, self.build_options(), build)
@@ -146,9 +147,9 @@ class Benchmark(OfficialImages):
     test: TestSet = "official"
     allow_missing: bool = option(False, "accept fewer images than the official files have")
 
-    def arrays(self, root: Path, on_progress: OnProgress | None = None) -> Arrays:
+    def arrays(self, root: Path, callback: Callback | None = None) -> Arrays:
         """Decodes the images and counts them."""
-        arrays = super().arrays(root, on_progress)
+        arrays = super().arrays(root, callback)
         test = int(arrays["test"].sum())
         found = (len(arrays["test"]) - test, test)
         for part, number, wanted in zip(PARTS, found, self.counts, strict=True):

@@ -13,7 +13,8 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from fedproto.data.base import DATASETS, DataSource, OnProgress
+from fedproto.callback import Callback
+from fedproto.data.base import DATASETS, DataSource
 from fedproto.data.federation import Client, Federation, checked_num_classes
 from fedproto.data.files import FileTree, open_tree
 from fedproto.data.images import SUFFIXES, put_images
@@ -67,7 +68,7 @@ class OwnPictures(SharedOut):
             class_names=listing.classes,
         )
 
-    def arrays(self, root: Path, on_progress: OnProgress | None = None) -> tuple[Listing, Arrays]:
+    def arrays(self, root: Path, callback: Callback | None = None) -> tuple[Listing, Arrays]:
         """Decodes the pictures, and says which there are."""
         if self.channels == 2:
             raise DataError("channels must be 1 for grey or 3 for colour, not 2")
@@ -75,7 +76,7 @@ class OwnPictures(SharedOut):
         options = {"size": self.size, "channels": self.channels, "classes": list(listing.classes)}
 
         def build(builder: Builder) -> None:
-            put_images(builder, listing.tree, listing.names, self.channels, self.size, on_progress)
+            put_images(builder, listing.tree, listing.names, self.channels, self.size, callback)
             label_of = {name: label for label, name in enumerate(listing.classes)}
             builder.put("labels", np.array([label_of[name] for name in listing.labels]))
 
@@ -271,7 +272,7 @@ class Leaf(HeldOut):
             raise DataError(f"shape {list(self.shape)} does not fit inputs of shape {list(stored)}")
         return self.shape or stored
 
-    def arrays(self, root: Path, on_progress: OnProgress | None = None) -> Arrays:
+    def arrays(self, root: Path, callback: Callback | None = None) -> Arrays:
         """Reads the files."""
         folder = own_path(self.path, root)
         sources = {
@@ -288,8 +289,8 @@ class Leaf(HeldOut):
                     labels.append(y)
                     users += [user] * len(y)
                     test += [name.split("/")[0] == "test"] * len(y)
-                if on_progress is not None:
-                    on_progress(done, len(sources))
+                if callback is not None:
+                    callback.on_progress(done, len(sources))
             if not inputs:
                 raise DataError(f"{folder}: its JSON files name no users")
             if len({part.shape[1:] for part in inputs}) > 1:

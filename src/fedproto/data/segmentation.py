@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedproto.data.base import DATASETS, Download, OnProgress
+from fedproto.callback import Callback
+from fedproto.data.base import DATASETS, Download
 from fedproto.data.federation import Federation
 from fedproto.data.files import FileTree, open_tree
 from fedproto.data.images import IMAGENET_MEAN, IMAGENET_STD, for_each_file, open_image, pixels
@@ -48,7 +49,7 @@ def read_mask(content: bytes, where: object, num_classes: int) -> NDArray[np.uin
 
 
 def count_labels(
-    tree: FileTree, masks: Sequence[str], num_classes: int, on_progress: OnProgress | None = None
+    tree: FileTree, masks: Sequence[str], num_classes: int, callback: Callback | None = None
 ) -> NDArray[np.int64]:
     """How many pixels of each class each mask has, ``[N, classes]``."""
     counts = np.zeros((len(masks), num_classes), dtype=np.int64)
@@ -58,7 +59,7 @@ def count_labels(
         counts[index] = np.bincount(mask.ravel(), minlength=VOID + 1)[:num_classes]
 
     work = {name: partial(count, index, tree.locations[name]) for index, name in enumerate(masks)}
-    for_each_file(tree, work, on_progress)
+    for_each_file(tree, work, callback)
     return counts
 
 
@@ -68,7 +69,7 @@ def put_pairs(
     pairs: Sequence[Pair],
     size: int,
     num_classes: int,
-    on_progress: OnProgress | None = None,
+    callback: Callback | None = None,
 ) -> None:
     """Writes the arrays ``images`` and ``masks``.
 
@@ -97,7 +98,7 @@ def put_pairs(
     for index, pair in enumerate(pairs):
         work[pair.image] = partial(put_image, index, tree.locations[pair.image])
         work[pair.mask] = partial(put_mask, index, tree.locations[pair.mask])
-    for_each_file(tree, work, on_progress)
+    for_each_file(tree, work, callback)
     for pair, image_size, mask_size in zip(pairs, *original.tolist(), strict=True):
         if image_size != mask_size:
             raise DataError(
@@ -176,16 +177,14 @@ class SegmentationFolder(SharedOut):
             labels=objects,
         )
 
-    def arrays(self, root: Path, on_progress: OnProgress | None = None) -> Arrays:
+    def arrays(self, root: Path, callback: Callback | None = None) -> Arrays:
         """Decodes pictures and masks."""
         tree, pairs = self._pairs(own_path(self.path, root))
         options = {"size": self.size, "num_classes": self.num_classes}
 
         def build(builder: Builder) -> None:
-            counts = count_labels(
-                tree, [pair.mask for pair in pairs], self.num_classes, on_progress
-            )
-            put_pairs(builder, tree, pairs, self.size, self.num_classes, on_progress)
+            counts = count_labels(tree, [pair.mask for pair in pairs], self.num_classes, callback)
+            put_pairs(builder, tree, pairs, self.size, self.num_classes, callback)
             builder.put("objects", counts[:, 1:].argmax(axis=1))
 
         return prepared("segmentation", tree.sources, options, build)
@@ -305,7 +304,7 @@ class Pascal(SharedOut):
         """The label of each class of VOC2012 here, and what the classes are called."""
         return label_lookup({label: [label] for label in range(len(CLASSES))}), CLASSES
 
-    def arrays(self, root: Path, on_progress: OnProgress | None = None) -> Arrays:
+    def arrays(self, root: Path, callback: Callback | None = None) -> Arrays:
         """Decodes images and masks."""
         tree = self.tree(root)
 
@@ -313,12 +312,12 @@ class Pascal(SharedOut):
             lists = _lists(tree)
             stems = [stem for names in lists.values() for stem in names]
             masks = [tree.require(f"SegmentationClassAug/{stem}.png") for stem in stems]
-            seen = count_labels(tree, masks, len(CLASSES), on_progress) > 0
+            seen = count_labels(tree, masks, len(CLASSES), callback) > 0
             single = np.flatnonzero(seen[:, 1:].sum(axis=1) == 1)
             pairs = [
                 Pair(tree.require(f"JPEGImages/{stems[row]}.jpg"), masks[row]) for row in single
             ]
-            put_pairs(builder, tree, pairs, self.size, len(CLASSES), on_progress)
+            put_pairs(builder, tree, pairs, self.size, len(CLASSES), callback)
             builder.put("classes", 1 + seen[single, 1:].argmax(axis=1))
             builder.put("for_clients", single < len(lists["trainaug"]))
             builder.put("stems", np.array([stems[row] for row in single], dtype=np.bytes_))

@@ -5,13 +5,14 @@ from __future__ import annotations
 import abc
 import contextlib
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
 from torch import nn
 
+from fedproto.callback import Callback
 from fedproto.data.federation import Federation
 from fedproto.data.tasks import Task
 from fedproto.engines.augment import AugmentOptions
@@ -26,14 +27,6 @@ from fedproto.types import ClientFailure, ClientUpdate, ServerState, Tensors, pa
 
 AUTO = "auto"
 """In the place of an engine's name: the one that suits; `fedproto.engines.auto` chooses."""
-
-OnDone = Callable[[], None]
-Notify = Callable[[str], None]
-
-
-def ignore(text: str) -> None:
-    """Takes a notice and does nothing."""
-    del text
 
 
 @dataclass(frozen=True)
@@ -114,14 +107,14 @@ class Workload:
 
     Attributes:
         model: The architecture; its own weights are neither used nor changed.
-        notify: Is told, in a sentence, what a user should know of how jobs are run.
+        callback: Follows the jobs.
     """
 
     federation: Federation
     model: nn.Module
     task: Task
     options: EngineOptions
-    notify: Notify = ignore
+    callback: Callback = field(default_factory=Callback)
 
 
 @dataclass(frozen=True)
@@ -205,9 +198,7 @@ class Engine(abc.ABC):
         return type(self).__name__.removesuffix("Engine").lower()
 
     @abc.abstractmethod
-    def train(
-        self, jobs: Sequence[LocalJob], on_done: OnDone | None = None
-    ) -> list[ClientUpdate | ClientFailure]:
+    def train(self, jobs: Sequence[LocalJob]) -> list[ClientUpdate | ClientFailure]:
         """One result per job of a round, in the jobs' order."""
 
     @abc.abstractmethod

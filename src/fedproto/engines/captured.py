@@ -80,7 +80,7 @@ class CapturedEngine(ReferenceEngine):
         follows_gradient = job.train.follows_gradient
         if self._pool is not None and not follows_gradient and not self._told:
             self._told = True
-            self.workload.notify(
+            self.workload.callback.on_notice(
                 "steps with SAM, clipping or centralisation are not captured in a CUDA graph"
             )
         if self._pool is None or exact or more or own or self._draws or not follows_gradient:
@@ -132,7 +132,9 @@ class _Kind:
                 self._captured[shapes] = self._capture(inputs, targets)
             except RuntimeError as error:
                 reason = str(error).splitlines()[0]
-                self._engine.workload.notify(f"steps are not captured in a CUDA graph: {reason}")
+                self._engine.workload.callback.on_notice(
+                    f"steps are not captured in a CUDA graph: {reason}"
+                )
                 self._refused = True
                 return self._eager(inputs, targets)
         captured = self._captured[shapes]

@@ -24,7 +24,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from fedproto.engines.base import Notify, ignore
+from fedproto.callback import Callback
 from fedproto.errors import TrainingError
 from fedproto.types import Tensors
 
@@ -64,7 +64,7 @@ class WorkerPool:
         self,
         make_work: Callable[[], Work],
         workers: int,
-        notify: Notify = ignore,
+        callback: Callback | None = None,
     ) -> None:
         # Forked, not started afresh: a user's module or strategy need not be importable, samples
         # are not copied, and starting takes milliseconds.
@@ -72,7 +72,7 @@ class WorkerPool:
         if multiprocessing.current_process().daemon:
             raise OSError("a pool's worker cannot start processes of its own")
         self._make_work = make_work
-        self._notify = notify
+        self._callback = callback or Callback()
         self._longest: dict[type, float] = {}
         self._workers: list[_Worker] = []
         for number in range(workers):
@@ -197,7 +197,7 @@ class WorkerPool:
             deadline = max(LEAST_DEADLINE, PATIENCE * (longest or 0.0)) * 2 ** (attempts[index] - 1)
             late = time.monotonic() - worker.began - deadline
             if late > 0 and worker.still >= STILL_FOR:
-                self._notify(
+                self._callback.on_notice(
                     f"a worker process stood still for {deadline + late:.0f} s and was replaced;"
                     " its task is done again"
                 )

@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedproto.engines.base import ENGINES, Engine, LocalJob, OnDone, Workload, available_cores
+from fedproto.callback import Callback
+from fedproto.engines.base import ENGINES, Engine, LocalJob, Workload, available_cores
 from fedproto.engines.layers import goes_by_batch
 from fedproto.engines.manual import ManualTrainer
 from fedproto.engines.pool import SharedSlots, Work, WorkerPool, keep_freed_memory
@@ -67,15 +68,13 @@ class ProcessesEngine(Engine):
         """Process ids of the workers; none before the first jobs."""
         return self._pool.pids if self._pool else []
 
-    def train(
-        self, jobs: Sequence[LocalJob], on_done: OnDone | None = None
-    ) -> list[ClientUpdate | ClientFailure]:
+    def train(self, jobs: Sequence[LocalJob]) -> list[ClientUpdate | ClientFailure]:
         """Runs the jobs side by side."""
         if not jobs:
             return []
         slots = self._share([job.state for job in jobs])
         if self._alone is not None:
-            return self._alone.train(jobs, on_done)
+            return self._alone.train(jobs)
         order = sorted(range(len(jobs)), key=lambda index: -jobs[index].batches.steps)
         tasks = [
             _Train(slots[index], jobs[index].state.round, _without(jobs[index], "state"))
@@ -85,8 +84,7 @@ class ProcessesEngine(Engine):
 
         def keep(task: int, worker: int, fields: dict[str, Any]) -> None:
             results[order[task]] = self._completed(fields, worker)
-            if on_done is not None:
-                on_done()
+            self.workload.callback.on_job()
 
         assert self._pool is not None  # noqa: S101 - made by `_share`
         self._pool.run(tasks, keep)
@@ -154,21 +152,23 @@ class ProcessesEngine(Engine):
         # PyTorch imports its compiler with the first optimizer: here once, not in every worker.
         importlib.import_module("torch._dynamo")
         try:
-            self._pool = WorkerPool(self._make_work, self._count, self.workload.notify)
+            self._pool = WorkerPool(self._make_work, self._count, self.workload.callback)
         except (OSError, ValueError) as error:
-            self.workload.notify(f"no processes can be started ({error}); one core is used")
+            self.workload.callback.on_notice(
+                f"no processes can be started ({error}); one core is used"
+            )
             self._received = None
-            self._alone = self._trainer()
+            self._alone = self._trainer(self.workload)
 
-    def _trainer(self) -> ReferenceEngine:
-        return ManualTrainer(self.workload)
+    def _trainer(self, workload: Workload) -> ReferenceEngine:
+        return ManualTrainer(workload)
 
     def _make_work(self) -> Work:
         """What a worker does; called in the worker."""
         received, results = self._received, self._results
         assert received is not None  # noqa: S101 - the pool is started after these
         assert results is not None  # noqa: S101
-        trainer = self._trainer()
+        trainer = self._trainer(replace(self.workload, callback=Callback()))
 
         def work(number: int, task: _Train | _Tally) -> Any:
             content = received.view(task.slot)

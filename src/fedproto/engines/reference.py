@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fedproto.data.federation import Federation
 from fedproto.data.tasks import Task
-from fedproto.engines.base import ENGINES, Engine, LocalJob, OnDone, Workload
+from fedproto.engines.base import ENGINES, Engine, LocalJob, Workload
 from fedproto.engines.layers import (
     Masks,
     estimate,
@@ -76,9 +76,7 @@ class ReferenceEngine(Engine):
         self._batch_term = BatchTerm(self._model)
         self._by_batch = goes_by_batch(self._model)
 
-    def train(
-        self, jobs: Sequence[LocalJob], on_done: OnDone | None = None
-    ) -> list[ClientUpdate | ClientFailure]:
+    def train(self, jobs: Sequence[LocalJob]) -> list[ClientUpdate | ClientFailure]:
         """Runs the jobs one after another."""
         results: list[ClientUpdate | ClientFailure] = []
         for job in jobs:
@@ -91,8 +89,7 @@ class ReferenceEngine(Engine):
                 raise TrainingError(
                     f"training client {job.client} in round {job.state.round} failed: {error}"
                 ) from error
-            if on_done is not None:
-                on_done()
+            self.workload.callback.on_job()
         return results
 
     def evaluate(self, states: Sequence[ServerState], indices: Indices) -> list[dict[str, float]]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from fedproto.data.samples import held
-from fedproto.engines.base import ENGINES, Engine, LocalJob, OnDone, Workload
+from fedproto.engines.base import ENGINES, Engine, LocalJob, Workload
 from fedproto.engines.captured import CapturedEngine
 from fedproto.engines.reference import ReferenceEngine, by_client
 from fedproto.engines.stacking.choice import network_for
@@ -51,7 +51,9 @@ class StackedEngine(Engine):
         samples = held(workload.federation.samples, self._device, self._dtype)
         network, reason = network_for(workload, samples)
         if network is None or samples is None:
-            workload.notify(f"the stacked engine cannot train this ({reason}); one by one instead")
+            workload.callback.on_notice(
+                f"the stacked engine cannot train this ({reason}); one by one instead"
+            )
             self._reference = CapturedEngine(workload)
             return
         self._network = network
@@ -65,17 +67,15 @@ class StackedEngine(Engine):
         """Whether models are stacked at all, or left to the reference engine."""
         return self._reference is None
 
-    def train(
-        self, jobs: Sequence[LocalJob], on_done: OnDone | None = None
-    ) -> list[ClientUpdate | ClientFailure]:
+    def train(self, jobs: Sequence[LocalJob]) -> list[ClientUpdate | ClientFailure]:
         """Runs the jobs of a kind together, split where they do not fit."""
         if self._reference is not None:
-            return self._reference.train(jobs, on_done)
+            return self._reference.train(jobs)
         jobs = [job.personalised() for job in jobs]
         results: dict[int, ClientUpdate | ClientFailure] = {}
         alone = [index for index, job in enumerate(jobs) if self._members.alone(job)]
         if alone:
-            found = self._alone().train([jobs[index] for index in alone], on_done)
+            found = self._alone().train([jobs[index] for index in alone])
             results |= zip(alone, found, strict=True)
         with self.workload.options.precision():
             for group in self._members.alike(jobs):
@@ -83,8 +83,7 @@ class StackedEngine(Engine):
                 members = [group[index] for index in order]
                 for index, update in zip(order, self._train_alike(members), strict=True):
                     results[index] = update
-                    if on_done is not None:
-                        on_done()
+                    self.workload.callback.on_job()
         return [results[index] for index in range(len(jobs))]
 
     @torch.no_grad()
@@ -151,7 +150,9 @@ class StackedEngine(Engine):
         self._stacks.clear()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
-        self.workload.notify(f"out of memory: {self._limit} clients are trained at once from now")
+        self.workload.callback.on_notice(
+            f"out of memory: {self._limit} clients are trained at once from now"
+        )
 
     def _lockstep(self, kind: StackKind, jobs: Sequence[LocalJob]) -> Lockstep:
         """Buffers for these jobs, or for as many of them as fit."""

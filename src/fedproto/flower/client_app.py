@@ -39,8 +39,7 @@ from fedproto.flower.privacy import PrivateEngine
 from fedproto.models.base import build_model
 from fedproto.options import load_plugin
 from fedproto.rng import Indices
-from fedproto.rounds.client_memory import remembered
-from fedproto.store.checkpoints import MemoryOnDisk
+from fedproto.store.checkpoints import ClientMemoryOnDisk
 from fedproto.strategies.base import PERSONAL, initial_tensors
 from fedproto.types import ClientFailure, ServerState, part
 
@@ -175,9 +174,9 @@ def _train(content: RecordDict, context: Context) -> RecordDict:
         engine = node.with_samples(job.batches.num_examples).engine(config)
     elif job.batches.num_examples > own:
         raise ConfigError(f"the job is for {job.batches.num_examples} samples; {own} are here")
-    memory = MemoryOnDisk(Folder(node.state_folder), job.run)
+    memory = ClientMemoryOnDisk(Folder(node.state_folder), job.run)
     declared = config.method.client_memory(setting)
-    kept = remembered(memory, node.client, job.last_round, declared)
+    kept = memory.recall(node.client, job.last_round, declared)
     state = job.state.to(config.engine.torch_device())
     own_memory = initial_tensors(declared) if kept is None else kept
     (result,) = engine.train([replace(job, state=state, memory=own_memory)])
@@ -215,8 +214,8 @@ def _own_model(
 ) -> ServerState:
     """The model to test, with all that stays on this client laid over it."""
     declared = config.method.client_memory(setting_of(engine.workload, test.state.params))
-    memory = MemoryOnDisk(Folder(node.state_folder), test.run)
-    kept = remembered(memory, node.client, test.last_round, declared)
+    memory = ClientMemoryOnDisk(Folder(node.state_folder), test.run)
+    kept = memory.recall(node.client, test.last_round, declared)
     return laid_over(test.state, part(PERSONAL, kept or {}))
 
 

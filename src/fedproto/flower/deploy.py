@@ -20,12 +20,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedproto.callback import Callback
 from fedproto.data.base import data_root
 from fedproto.errors import ConfigError, FedprotoError, install
 from fedproto.flower import leash, superexec
 from fedproto.flower.keys import Keys, fingerprint, node_name, public_keys
 from fedproto.options import loaded_plugins
-from fedproto.rounds import Watcher
 from fedproto.store import RunStore
 
 START_FOR = 60.0
@@ -272,17 +272,17 @@ class Control:
         run: str,
         out: Path,
         stores: Sequence[RunStore],
-        watcher: Watcher,
+        callback: Callback,
         check: Callable[[], None] | None = None,
     ) -> None:
-        """Tells a watcher of rounds as they are done, until all runs are over.
+        """Reports rounds to a callback as they are done, until all runs are finished.
 
         `check` is called now and then, and raises if there is no use in waiting.
         """
         seen = [len(store.records()) for store in stores]
         asked, silent = time.monotonic(), 0
         while True:
-            _report(stores, seen, watcher)
+            _report(stores, seen, callback)
             over = all(store.finished for store in stores)
             error = out / ERROR_FILE
             if error.exists():
@@ -361,11 +361,11 @@ def answers(address: str) -> bool:
         return False
 
 
-def _report(stores: Sequence[RunStore], seen: list[int], watcher: Watcher) -> None:
+def _report(stores: Sequence[RunStore], seen: list[int], callback: Callback) -> None:
     for index, store in enumerate(stores):
         records = store.records()
-        for done in range(seen[index], len(records)):
-            watcher.round_done(store.config, records[: done + 1])
+        for record in records[seen[index] :]:
+            callback.on_round(store.config, record)
         seen[index] = max(seen[index], len(records))
 
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from fedproto.config import FlowerOptions, RunConfig
 from fedproto.disk.files import explained, is_there, write_atomically
 from fedproto.disk.integrity import DamagedError, sealed, unsealed
-from fedproto.engines.base import Engine, LocalJob, OnDone, Workload
+from fedproto.engines.base import Engine, LocalJob, Workload
 from fedproto.engines.reference import ReferenceEngine
 from fedproto.engines.setting import setting_of
 from fedproto.errors import ConfigError, StoreError, TrainingError
@@ -70,9 +70,7 @@ class FlowerEngine(Engine):
         self._local = ReferenceEngine(workload) if on_server else None
         self.holds_data = on_server
 
-    def train(
-        self, jobs: Sequence[LocalJob], on_done: OnDone | None = None
-    ) -> list[ClientUpdate | ClientFailure]:
+    def train(self, jobs: Sequence[LocalJob]) -> list[ClientUpdate | ClientFailure]:
         """Sends every job to its client and waits for the updates, at most until the deadline."""
         if any(job.client == POOLED for job in jobs):
             raise ConfigError(
@@ -95,7 +93,7 @@ class FlowerEngine(Engine):
             ]
         for indices in _one_job_per_client(jobs):
             asked = [index for index in indices if index not in results]
-            results |= self._send(jobs, asked, on_done) if asked else {}
+            results |= self._send(jobs, asked) if asked else {}
         ordered = [results[index] for index in range(len(jobs))]
         return self._enough(ordered)
 
@@ -156,7 +154,7 @@ class FlowerEngine(Engine):
         ]
 
     def _send(
-        self, jobs: Sequence[LocalJob], indices: Sequence[int], on_done: OnDone | None
+        self, jobs: Sequence[LocalJob], indices: Sequence[int]
     ) -> dict[int, ClientUpdate | ClientFailure]:
         node_of = self._nodes.clients()
         contents: dict[int, RecordDict] = {}
@@ -185,7 +183,7 @@ class FlowerEngine(Engine):
             contents,
             round_=jobs[0].state.round,
             deadline=self._options.deadline,
-            on_answer=on_done or (lambda: None),
+            on_answer=self.workload.callback.on_job,
         )
         for node, answer in answers.items():
             index = index_of[node]

@@ -23,13 +23,13 @@ from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from torch import Tensor
 
+from fedproto.callback import Callback
 from fedproto.config import RunConfig, digest_of
 from fedproto.data.federation import Client, Federation
 from fedproto.data.samples import Samples
 from fedproto.data.tasks import task_named
 from fedproto.disk.files import explained, is_there, write_atomically
 from fedproto.disk.integrity import DamagedError, read_json, sealed, unsealed
-from fedproto.engines.base import Notify
 from fedproto.errors import ConfigError, DataError, FedprotoError, StoreError
 from fedproto.flower import wire
 from fedproto.flower.keys import fingerprint, is_node_name, node_name
@@ -173,7 +173,7 @@ class Nodes:
         self,
         grid: Grid,
         config: RunConfig,
-        notify: Notify,
+        callback: Callback,
         audit: Callable[..., None] = lambda event, **facts: None,  # noqa: ARG005
         keys: Mapping[int, str] | None = None,
     ) -> None:
@@ -181,7 +181,7 @@ class Nodes:
         self._bound = keys or {}
         self._grid = grid
         self._config = config
-        self._notify = notify
+        self._callback = callback
         self._known: dict[int, Hello] = {}
         self._names: dict[int, str] = {}
         self._keys: dict[int, str | None] = {}
@@ -201,7 +201,7 @@ class Nodes:
     def note(self, text: str) -> None:
         """Shows a notice and keeps it for the round's record."""
         self._notices.append(text)
-        self._notify(text)
+        self._callback.on_notice(text)
 
     def take_notices(self) -> list[str]:
         """What was noted since the last call, such as nodes that were turned away."""

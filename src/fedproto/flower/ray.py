@@ -9,15 +9,15 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 
+from fedproto.callback import Callback
 from fedproto.errors import FedprotoError
 from fedproto.flower.client_app import app as client_app
 from fedproto.flower.deploy import ENVIRONMENT
 from fedproto.flower.server_app import serve
-from fedproto.rounds import Watcher
 
 
-def simulate_on_ray(out: Path, clients: int, watcher: Watcher, cores: float = 1.0) -> None:
-    """Carries out the runs of a directory on Ray."""
+def simulate_on_ray(out: Path, clients: int, callback: Callback, cores: float = 1.0) -> None:
+    """Trains the runs of a directory on Ray."""
     os.environ.update(ENVIRONMENT)
     # A client may be in another process, or on another host, every round.
     os.environ.setdefault("FEDPROTO_STATE", str(out.resolve() / "nodes"))
@@ -28,7 +28,7 @@ def simulate_on_ray(out: Path, clients: int, watcher: Watcher, cores: float = 1.
     def main(grid: Grid, context: Context) -> None:
         del context
         try:
-            serve(grid, out, watcher)
+            serve(grid, out, callback)
         except FedprotoError as error:
             failed.append(error)
 

@@ -9,28 +9,27 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
-from torch import nn
 
+from fedproto.callback import Callback, CallbackList
 from fedproto.config import RunConfig, StopOptions
 from fedproto.data.base import DataSource
 from fedproto.data.federation import Federation
 from fedproto.disk.files import Folder, content, explained, write_atomically
 from fedproto.disk.integrity import read_lines, sealed_line
-from fedproto.engines.base import Engine, Notify
+from fedproto.engines.base import Engine, Workload
 from fedproto.errors import ConfigError, FedprotoError, printable
 from fedproto.flower.deploy import ERROR_FILE
 from fedproto.flower.engine import FlowerEngine, Suspensions
 from fedproto.flower.nodes import Nodes, enrol
 from fedproto.options import load_plugin
-from fedproto.rounds import Watcher
-from fedproto.simulate import load_federations, simulate
+from fedproto.rounds import load_federations, runs_from, train
 from fedproto.store.checking import AUDIT_FILE
 from fedproto.store.sweeps import open_runs
 from fedproto.types import RoundRecord
@@ -48,7 +47,7 @@ PREDECESSOR_ENDS_WITHIN = 120.0
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Carries out the runs of a directory."""
+    """Trains the runs of a directory."""
     out = Path(str(context.run_config["out"]))
     outcome = out / ERROR_FILE
     outcome.unlink(missing_ok=True)
@@ -64,18 +63,19 @@ def main(grid: Grid, context: Context) -> None:
 def serve(
     grid: Grid,
     out: Path,
-    watcher: Watcher | None = None,
+    callback: Callback | None = None,
     keys: Mapping[int, str] | None = None,
 ) -> None:
-    """Carries out the runs of a directory over a grid, with clients known by their keys."""
+    """Trains the runs of a directory over a grid, with clients known by their keys."""
     for plugin in os.environ.get("FEDPROTO_PLUGINS", "").split():
         load_plugin(plugin)
     stores = open_runs(out)
     log = AuditLog(out)
     log.write("began", runs=[store.path.name for store in stores])
-    watcher = AuditedWatcher(watcher or LogLines(), log)
+    callbacks = [AuditRounds(log), callback or LogLines()]
+    callback = CallbackList(callbacks)
     if getattr(grid, "_insecure", False):
-        watcher.notice(INSECURE)
+        callback.on_notice(INSECURE)
     suspended = Suspensions(out)
     nodes: dict[DataSource, Nodes] = {}
     federations: dict[DataSource, Federation] = {}
@@ -84,22 +84,20 @@ def serve(
             raise ConfigError("a run over Flower needs a [data] section; clients read it")
         if config.data in federations:
             continue
-        nodes[config.data] = Nodes(grid, config, watcher.notice, log.write, keys)
+        nodes[config.data] = Nodes(grid, config, callback, log.write, keys)
         if config.flower.evaluate_on == "server":
             federations |= load_federations([config])
         else:
             federations[config.data] = enrol(config, nodes[config.data], out)
         if config.stop != StopOptions() and not len(federations[config.data].validation):
-            watcher.notice("stopping early by test scores: no client holds a validation part")
+            callback.on_notice("stopping early by test scores: no client holds a validation part")
 
-    def engine_for(
-        config: RunConfig, federation: Federation, model: nn.Module, notify: Notify
-    ) -> Engine:
+    def engine_for(config: RunConfig, workload: Workload) -> Engine:
         assert config.data is not None  # noqa: S101 - checked above
-        workload = config.workload(federation, model, notify)
         return FlowerEngine(workload, grid, config, nodes[config.data], suspended)
 
-    simulate(stores, watcher, federations, engine_for, patience=PREDECESSOR_ENDS_WITHIN)
+    runs = runs_from(stores, federations)
+    train(runs, callbacks, engine_for=engine_for, patience=PREDECESSOR_ENDS_WITHIN)
 
 
 class AuditLog:
@@ -123,21 +121,18 @@ class AuditLog:
             self._folder.append(AUDIT_FILE, sealed_line({"time": now, "event": event, **facts}))
 
 
-class AuditedWatcher(Watcher):
-    """Passes everything on to another watcher, and rounds to the audit log as well."""
+class AuditRounds(Callback):
+    """Writes rounds and notices to the audit log."""
 
-    def __init__(self, watcher: Watcher, log: AuditLog) -> None:
-        super().__init__(watcher)
+    def __init__(self, log: AuditLog) -> None:
         self._log = log
 
-    def notice(self, text: str) -> None:
-        """Passed on and logged."""
+    def on_notice(self, text: str) -> None:
+        """Logs it."""
         self._log.write("notice", text=text)
-        super().notice(text)
 
-    def round_done(self, config: RunConfig, records: Sequence[RoundRecord]) -> None:
+    def on_round(self, config: RunConfig, record: RoundRecord) -> None:
         """Logs every client's share of the aggregate, and what was refused and why."""
-        record = records[-1]
         self._log.write(
             "round",
             run=config.title,
@@ -147,22 +142,20 @@ class AuditedWatcher(Watcher):
             refused=record.failures,
             note=record.note,
         )
-        super().round_done(config, records)
 
 
 LOG = logging.getLogger("flwr")
 
 
-class LogLines(Watcher):
+class LogLines(Callback):
     """One line a round, and one for every notice."""
 
-    def notice(self, text: str) -> None:
+    def on_notice(self, text: str) -> None:
         """Writes a warning."""
         LOG.warning("%s", printable(text))
 
-    def round_done(self, config: RunConfig, records: Sequence[RoundRecord]) -> None:
+    def on_round(self, config: RunConfig, record: RoundRecord) -> None:
         """Writes the round's scores and incidents."""
-        record = records[-1]
         scores = ", ".join(f"{name} {value:.4f}" for name, value in record.metrics.items())
         LOG.info("%s round %d: %s", printable(config.title), record.round + 1, printable(scores))
         for client, reason in record.failures.items():

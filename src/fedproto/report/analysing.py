@@ -48,9 +48,8 @@ from fedproto.measures.scores import score_classes, score_clients, summarize_cli
 from fedproto.report.statistics import Correlation, pearson
 from fedproto.report.style import class_colors
 from fedproto.rng import Purpose, stream
-from fedproto.simulate import model_for
-from fedproto.simulate.identity import check_same, data_identity
-from fedproto.simulate.reference import check_reference, reference_state
+from fedproto.rounds.identity import check_reference, check_same, data_identity, reference_state
+from fedproto.rounds.run import model_for
 from fedproto.store import RunStore
 from fedproto.types import ServerState
 

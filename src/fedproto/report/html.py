@@ -46,7 +46,6 @@ from fedproto.report.results import StoredRun, main_score, read_runs
 from fedproto.report.statistics import FEWEST_PAIRS, SURE, WINDOW, t_quantile
 from fedproto.report.style import DASHES
 from fedproto.report.summary import default_margin, figures_of
-from fedproto.rounds.runs import reason_to_end
 from fedproto.store import read_description
 from fedproto.store.checking import read_audit
 
@@ -281,7 +280,7 @@ def _run(run: StoredRun, shown: PageRun, group: int, names: Sequence[str]) -> di
         "seed": run.config.seed,
         "planned": run.config.schedule.rounds,
         "rounds": len(run.records),
-        "ended": reason_to_end(run.config, run.records),
+        "ended": run.config.stop_reason(run.records),
         "curves": {name: curve for name in names if (curve := _curve(*run.curve(name)))},
         "megabytes": _running_total(traffic),
         "seconds": _running_total([record.seconds for record in run.records]),

@@ -1,7 +1,7 @@
-"""The round loop: who does what in a round, what may enter the average, when a run is over."""
+"""Runs and the round loop: who does what in a round, and how updates become the next model."""
 
 from fedproto.rounds.aggregate import aggregate_round
-from fedproto.rounds.loop import Watcher, run_rounds
-from fedproto.rounds.runs import Run
+from fedproto.rounds.loop import run_rounds
+from fedproto.rounds.run import Run, load_federations, runs_from, train
 
-__all__ = ["Run", "Watcher", "aggregate_round", "run_rounds"]
+__all__ = ["Run", "aggregate_round", "load_federations", "run_rounds", "runs_from", "train"]

@@ -17,6 +17,7 @@ from torch import Tensor
 from fedproto.disk.files import Folder, explained, is_there, open_regular
 from fedproto.disk.integrity import HASH, DamagedError, tensors_fingerprint
 from fedproto.errors import StoreError
+from fedproto.strategies.base import Declarations, initial_tensors
 from fedproto.types import ServerState, Tensors, part, under
 
 _NAME = re.compile(r"round-(\d{6,})\.safetensors")
@@ -124,15 +125,57 @@ def _unpack(tensors: dict[str, Tensor], round_: int) -> ServerState:
     return replace(found, memory=memory, served_model=served)
 
 
-class MemoryOnDisk:
+class ClientMemory:
+    """What clients keep between their own rounds, by client and round; this one keeps it in RAM.
+
+    A client's memory after a round is kept beside the one before, never in its place. The run's
+    records say which of them is valid: the one of the last round in which the client's update was
+    accepted. So an update that was refused changes nothing, and a run that goes back to an earlier
+    round finds its clients as they were.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[int, tuple[int, Tensors]] = {}
+
+    def load(self, client: int, round_: int) -> Tensors | None:
+        """The memory of a client after a round; None when there is none of that round."""
+        kept_round, tensors = self._kept.get(client, (None, None))
+        return tensors if kept_round == round_ else None
+
+    def save(self, client: int, round_: int, tensors: Tensors, *, keep_from: int) -> None:
+        """Keeps the memory of a client after a round.
+
+        `keep_from` is the earliest round to which the run may go back; older memory is dropped. A
+        run that is kept in RAM never goes back.
+        """
+        del keep_from
+        self._kept[client] = round_, tensors
+
+    def recall(self, client: int, last_round: int | None, declared: Declarations) -> Tensors | None:
+        """A client's memory: initial before its first accepted update; None when it is lost."""
+        if last_round is None or not declared:
+            return initial_tensors(declared)
+        kept = self.load(client, last_round)
+        if kept is not None:
+            found = {name: (tuple(one.shape), one.dtype) for name, one in kept.items()}
+            if found != {name: (one.shape, one.dtype) for name, one in declared.items()}:
+                raise StoreError(
+                    f"client {client} holds other tensors of round {last_round} than the strategy"
+                    " keeps"
+                )
+        return kept
+
+
+class ClientMemoryOnDisk(ClientMemory):
     """A folder per client with a file per round, below a name in another folder."""
 
     def __init__(self, folder: Folder, below: str) -> None:
+        super().__init__()
         self._folder = folder
         self._below = below
 
     def load(self, client: int, round_: int) -> Tensors | None:
-        """What a file holds."""
+        """The content of a file."""
         path = self._path(client, round_)
         return read_kept(path) if is_there(path) else None
 

@@ -23,7 +23,7 @@ import contextlib
 import os
 import platform
 import subprocess
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -37,9 +37,8 @@ from fedproto.disk.files import Folder, content, explained, is_there
 from fedproto.disk.integrity import DamagedError, sealed, sealed_line, unsealed
 from fedproto.errors import ConfigError, StoreError
 from fedproto.options import loaded_plugins
-from fedproto.rounds.runs import reason_to_end
 from fedproto.store.checkpoints import (
-    MemoryOnDisk,
+    ClientMemoryOnDisk,
     checkpoints_in,
     read_checkpoint,
     round_of,
@@ -101,9 +100,14 @@ class RunStore:
         self.folder = Folder(path)
 
     @property
-    def client_memory(self) -> MemoryOnDisk:
+    def first_digest(self) -> str:
+        """The digest when the run began; it stays when the run is extended."""
+        return (*self.earlier, self.digest)[0]
+
+    @property
+    def client_memory(self) -> ClientMemoryOnDisk:
         """What the run's clients keep between their rounds."""
-        return MemoryOnDisk(self.folder, "clients")
+        return ClientMemoryOnDisk(self.folder, "clients")
 
     @staticmethod
     def create(path: Path, config: RunConfig) -> RunStore:
@@ -257,15 +261,11 @@ class RunStore:
         """The checkpoints there are, oldest first."""
         return checkpoints_in(self.path / "checkpoints")
 
-    def reason_to_end(self, records: Sequence[RoundRecord]) -> str | None:
-        """Why the run is over after these rounds; None while it is not."""
-        return reason_to_end(self.config, records)
-
     @property
     def finished(self) -> bool:
         """Whether nothing is left to do."""
         records = self.records()
-        if self.reason_to_end(records) is None:
+        if self.config.stop_reason(records) is None:
             return False
         # A kill between the last record and its checkpoint leaves that round to be done again.
         return self.config.store.checkpoint_every == 0 or self.newest_round() == len(records)

@@ -145,7 +145,7 @@ class Members:
                 self._penalties[strategy] = OWN if "penalty" in needs.hooks else CLOSED
             except Exception as error:  # noqa: BLE001 - a user's code can fail in any way
                 reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-                self._workload.notify(
+                self._workload.callback.on_notice(
                     f"{type(strategy).__name__} is trained one by one, not stacked: {reason}"
                 )
                 self._penalties[strategy] = ALONE

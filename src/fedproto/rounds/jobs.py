@@ -1,10 +1,11 @@
-"""Who does what in a round: cohort, stragglers and jobs, with all that the jobs need."""
+"""The jobs of a round: cohort, stragglers, and what each client is asked to train."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from fedproto.config import RunConfig
 from fedproto.data.federation import Federation
@@ -13,27 +14,20 @@ from fedproto.engines.layers import statistics_names
 from fedproto.engines.setting import setting_of
 from fedproto.errors import ConfigError, StoreError
 from fedproto.rng import Purpose, schedule, torch_seed
-from fedproto.rounds.client_memory import remembered
-from fedproto.rounds.runs import Run
 from fedproto.strategies.base import Setting, initial_tensors
 from fedproto.types import POOLED, ServerState, Tensors
 
-
-@dataclass(frozen=True)
-class Roster:
-    """Who takes part in a round, and the batches of each client that trains."""
-
-    cohort: list[int]
-    stragglers: list[int]
-    dropped: list[int]
-    batches: list[schedule.BatchOrder]
+if TYPE_CHECKING:
+    from fedproto.rounds.run import Run
 
 
 @dataclass(frozen=True)
 class RoundPlan:
-    """The jobs of a round, and who is in its cohort."""
+    """Who is asked in a round, and the jobs of those who train."""
 
-    roster: Roster
+    cohort: list[int]
+    stragglers: list[int]
+    dropped: list[int]
     jobs: list[LocalJob]
 
 
@@ -61,24 +55,24 @@ def check_fits(config: RunConfig, federation: Federation) -> None:
     )
 
 
-def remember_all(runs: Sequence[Run], engine: Engine) -> Setting:
-    """Gives runs that begin their memory, and checks that of others; returns their setting."""
+def prepare(runs: Sequence[Run], engine: Engine) -> Setting:
+    """Checks runs against model and engine, and gives them their server memory.
+
+    Returns:
+        The setting that the runs share.
+    """
     setting = setting_of(engine.workload, runs[0].state.params if runs else {})
+    local = statistics_names(engine.workload.model)
     for run in runs:
-        run.config.method.check(setting)
-        _check_frozen(run.config, engine)
-        run.state = with_memory(run.config, run.state, setting)
+        config = run.config
+        config.method.check(setting)
+        if local and config.train.batch_norm == "local" and config.method.needs.frozen:
+            raise ConfigError(
+                f"strategy {type(config.strategy).__name__} compares with frozen models, whose"
+                " batch-norm statistics are not sent with train.batch_norm = 'local'; use 'average'"
+            )
+        run.state = with_memory(config, run.state, setting)
     return setting
-
-
-def _check_frozen(config: RunConfig, engine: Engine) -> None:
-    """Refuses frozen models whose batch-norm statistics nobody has."""
-    local = config.train.batch_norm == "local" and statistics_names(engine.workload.model)
-    if local and config.method.needs.frozen:
-        raise ConfigError(
-            f"strategy {type(config.strategy).__name__} compares with frozen models, whose"
-            " batch-norm statistics are not sent with train.batch_norm = 'local'; use 'average'"
-        )
 
 
 def with_memory(config: RunConfig, state: ServerState, setting: Setting) -> ServerState:
@@ -110,14 +104,14 @@ def plan_round(
     With `clients_remember`, clients keep their memory themselves, out of the run's reach.
     """
     config, round_, method = run.config, run.state.round, run.config.method
-    roster = roster_of(config, round_, federation)
-    augment, lr = config.augmentation, config.train.lr_at(round_, config.schedule.rounds)
-    broadcast, declared = method.broadcast(run.state, setting), method.client_memory(setting)
+    cohort, stragglers, dropped, orders = participants(config, round_, federation)
+    declared = method.client_memory(setting)
 
-    def memory_of(client: int, last_round: int | None) -> Tensors:
+    def memory_of(client: int) -> Tensors:
         if clients_remember:
             return {}
-        kept = remembered(run.memory, client, last_round, declared)
+        last_round = run.last_round.get(client)
+        kept = run.memory.recall(client, last_round, declared)
         if kept is None:
             raise StoreError(
                 f"the memory of client {client} after round {last_round} is missing; restore the"
@@ -125,30 +119,47 @@ def plan_round(
             )
         return kept
 
+    shared: dict[str, Any] = {
+        "lr": config.train.lr_at(round_, config.schedule.rounds),
+        "broadcast": method.broadcast(run.state, setting),
+        "run": run.digest if clients_remember else "",
+        "keep_from": config.store.earliest_return(round_),
+    }
     jobs = [
-        LocalJob(
-            client=batches.client,
-            state=run.state,
-            method=method,
-            batches=batches,
-            train=config.train,
-            augment=augment,
-            lr=lr,
-            seed=torch_seed(config.seed, Purpose.INSIDE_MODEL, round_, batches.client),
+        make_job(
+            config,
+            run.state,
+            batches,
             secret=torch_seed(config.seed, Purpose.SECRET, batches.client),
-            broadcast=broadcast,
-            memory=memory_of(batches.client, run.last_round.get(batches.client)),
-            run=run.digest if clients_remember else "",
+            memory=memory_of(batches.client),
             last_round=run.last_round.get(batches.client),
-            keep_from=config.store.earliest_return(round_),
+            **shared,
         )
-        for batches in roster.batches
+        for batches in orders
     ]
-    return RoundPlan(roster, jobs)
+    return RoundPlan(cohort, stragglers, dropped, jobs)
 
 
-def roster_of(config: RunConfig, round_: int, federation: Federation) -> Roster:
-    """Who takes part in a round and trains how much: a function of the configuration alone."""
+def make_job(
+    config: RunConfig, state: ServerState, batches: schedule.BatchOrder, **fields: Any
+) -> LocalJob:
+    """A job under a configuration; `fields` are its other fields, or replace the usual ones."""
+    usual: dict[str, Any] = {
+        "method": config.method,
+        "train": config.train,
+        "augment": config.augmentation,
+        "seed": torch_seed(config.seed, Purpose.INSIDE_MODEL, state.round, batches.client),
+    }
+    return LocalJob(client=batches.client, state=state, batches=batches, **usual | fields)
+
+
+def participants(
+    config: RunConfig, round_: int, federation: Federation
+) -> tuple[list[int], list[int], list[int], list[schedule.BatchOrder]]:
+    """Cohort, stragglers, dropped clients, and the batches of each client that trains.
+
+    A function of the configuration alone.
+    """
     strategy, seed, options = config.strategy, config.seed, config.train
     sizes = federation.train_sizes
     cohort = schedule.cohort(seed, round_, sizes, config.schedule.cohort, config.schedule.sampling)
@@ -164,7 +175,7 @@ def roster_of(config: RunConfig, round_: int, federation: Federation) -> Roster:
         budget = sum(batches(client, int(sizes[client]), options.epochs).steps for client in cohort)
         total = int(sizes.sum())
         epochs = math.ceil(budget / math.ceil(total / options.batch_size))
-        return Roster([], [], [], [batches(POOLED, total, epochs, budget)])
+        return [], [], [], [batches(POOLED, total, epochs, budget)]
 
     slow = schedule.stragglers(seed, round_, cohort, config.schedule.delta)
     dropped = [] if config.partial_work else slow
@@ -176,9 +187,9 @@ def roster_of(config: RunConfig, round_: int, federation: Federation) -> Roster:
         else options.epochs
         for client in cohort
     }
-    taking_part = [
+    orders = [
         batches(client, int(sizes[client]), epochs_of[client])
         for client in cohort
         if client not in dropped
     ]
-    return Roster(cohort, slow, dropped, taking_part)
+    return cohort, slow, dropped, orders

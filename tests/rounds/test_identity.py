@@ -19,9 +19,10 @@ from fedproto.cli import main
 from fedproto.disk.integrity import sealed, unsealed
 from fedproto.engines import auto
 from fedproto.errors import StoreError
-from fedproto.simulate import identity
-from fedproto.simulate.driver import demand_of
-from fedproto.simulate.identity import data_identity
+from fedproto.rounds import identity
+from fedproto.rounds.identity import data_identity
+from fedproto.rounds.run import demand_of
+from helpers import AfterRound
 
 pytest_plugins = ["data_fixtures"]
 
@@ -55,7 +56,9 @@ def test_other_data_or_another_module_is_refused_and_named(tmp_path, data, model
         fedproto.run(federation(), module(), "fedavg", out=out, **TINY)
     else:
         with pytest.raises(KeyboardInterrupt):
-            fedproto.run(federation(), module(), "fedavg", out=out, on_round=interrupt, **TINY)
+            fedproto.run(
+                federation(), module(), "fedavg", out=out, callbacks=[AfterRound(interrupt)], **TINY
+            )
     records = (out / "rounds.jsonl").read_bytes()
     assert records.count(b"\n") == (2 if finished else 1)
     with pytest.raises(StoreError, match=f"{named}.* changed since") as refusal:
@@ -74,7 +77,12 @@ def test_a_stopped_run_goes_on_to_the_same_weights(tmp_path):
     whole = fedproto.run(federation(), module(), "fedproto", **TINY)
     with pytest.raises(KeyboardInterrupt):
         fedproto.run(
-            federation(), module(), "fedproto", out=tmp_path / "a", on_round=interrupt, **TINY
+            federation(),
+            module(),
+            "fedproto",
+            out=tmp_path / "a",
+            callbacks=[AfterRound(interrupt)],
+            **TINY,
         )
     rest = fedproto.run(federation(), module(), "fedproto", out=tmp_path / "a", **TINY)
     for name, tensor in whole.state.params.items():
@@ -233,7 +241,9 @@ def test_runs_go_on_with_the_engine_they_began_with(tmp_path, monkeypatch):
     out = tmp_path / "sweep"
     assert demand(keywords, 1).steps < auto.WORTHWHILE_STEPS <= demand(keywords, 2).steps
     with pytest.raises(KeyboardInterrupt):
-        fedproto.sweep(federation(), module(), variants, out=out, on_round=late, **keywords)
+        fedproto.sweep(
+            federation(), module(), variants, out=out, callbacks=[AfterRound(late)], **keywords
+        )
     fedproto.sweep(federation(), module(), variants, out=out, **keywords)
     for run in ("a-seed0", "b-seed0"):
         (engine,) = json.loads((out / run / "run.json").read_text())["engines"]

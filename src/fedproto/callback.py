@@ -1,0 +1,72 @@
+"""Callbacks: how programs, progress bars and logs follow training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fedproto.config import RunConfig
+    from fedproto.types import RoundRecord
+
+
+class Callback:
+    """Follows training; a subclass overrides the methods it needs.
+
+    An exception raised in a callback stops the training. Rounds that were finished before are kept.
+    """
+
+    def on_notice(self, text: str) -> None:
+        """A user should know this, for instance about how jobs are run; one sentence."""
+
+    def on_progress(self, done: int, total: int) -> None:
+        """Part of a data set has been read, counted in files."""
+
+    def on_pass(self, num_jobs: int) -> None:
+        """A pass over all unfinished runs begins: one round each, with this many jobs in all."""
+
+    def on_job(self) -> None:
+        """A job is finished."""
+
+    def on_round(self, config: RunConfig, record: RoundRecord) -> None:
+        """A round of a run is finished and, where the run has a directory, on disk."""
+
+    def on_end(self) -> None:
+        """Training has ended: all runs are finished, or an error interrupts them."""
+
+
+class CallbackList(Callback):
+    """Several callbacks as one, called in order."""
+
+    def __init__(self, callbacks: Sequence[Callback]) -> None:
+        self._callbacks = callbacks
+
+    def on_notice(self, text: str) -> None:
+        """Forwarded to all."""
+        for each in self._callbacks:
+            each.on_notice(text)
+
+    def on_progress(self, done: int, total: int) -> None:
+        """Forwarded to all."""
+        for each in self._callbacks:
+            each.on_progress(done, total)
+
+    def on_pass(self, num_jobs: int) -> None:
+        """Forwarded to all."""
+        for each in self._callbacks:
+            each.on_pass(num_jobs)
+
+    def on_job(self) -> None:
+        """Forwarded to all."""
+        for each in self._callbacks:
+            each.on_job()
+
+    def on_round(self, config: RunConfig, record: RoundRecord) -> None:
+        """Forwarded to all."""
+        for each in self._callbacks:
+            each.on_round(config, record)
+
+    def on_end(self) -> None:
+        """Forwarded to all."""
+        for each in self._callbacks:
+            each.on_end()

@@ -1,0 +1,165 @@
+"""Scores of a round: the served model, the clients' own models, and a model fine-tuned on them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedproto.config import RunConfig
+from fedproto.data.federation import Federation
+from fedproto.data.tasks import headline
+from fedproto.engines.base import Engine, LocalJob
+from fedproto.errors import ConfigError
+from fedproto.rng import schedule
+from fedproto.rounds.jobs import make_job
+from fedproto.strategies.base import Setting, Strategy
+from fedproto.strategies.sections import Method
+from fedproto.types import ClientUpdate, ServerState, Tensors
+
+if TYPE_CHECKING:
+    from fedproto.rounds.run import Run
+
+PERSONAL, FINETUNED = "personal_", "finetuned_"
+"""Prefixes of metrics; ``worst_tenth_`` in front for the mean over the worst tenth of clients."""
+
+
+def evaluate_round(
+    runs: Sequence[Run],
+    states: Sequence[ServerState],
+    last_rounds: Sequence[Mapping[int, int]],
+    engine: Engine,
+    setting: Setting,
+) -> list[dict[str, float]]:
+    """Scores of every run after a round; none for a run whose test is not due.
+
+    `last_rounds` are, per run, the last round of each client whose update was accepted.
+    """
+    scores = _served_scores(runs, states, engine)
+    for run, state, last_round, found in zip(runs, states, last_rounds, scores, strict=True):
+        if found:
+            found |= _personal_scores(run, state, last_round, engine, setting)
+        if state.round == run.config.schedule.rounds:
+            found |= _finetuned_scores(run, state, last_round, engine)
+    return [finite(found) for found in scores]
+
+
+def finite(metrics: Mapping[str, float]) -> dict[str, float]:
+    """The metrics that are finite."""
+    return {name: value for name, value in metrics.items() if math.isfinite(value)}
+
+
+def _served_scores(
+    runs: Sequence[Run], states: Sequence[ServerState], engine: Engine
+) -> list[dict[str, float]]:
+    """Scores of the served models on test and validation data."""
+    federation = engine.workload.federation
+    tested = [
+        index
+        for index, (run, state) in enumerate(zip(runs, states, strict=True))
+        if state.round % run.config.evaluate.every == 0 or state.round == run.config.schedule.rounds
+    ]
+    validated = [
+        index
+        for index in tested
+        if len(federation.validation) and runs[index].config.wants_validation
+    ]
+    scores: list[dict[str, float]] = [{} for _ in runs]
+    for prefix, due, indices in (
+        ("", tested, federation.test_indices),
+        ("validation_", validated, federation.validation),
+    ):
+        metrics = engine.evaluate([states[index] for index in due], indices) if due else []
+        for index, values in zip(due, metrics, strict=True):
+            scores[index] |= {prefix + name: value for name, value in values.items()}
+    return scores
+
+
+def _personal_scores(
+    run: Run,
+    state: ServerState,
+    last_round: Mapping[int, int],
+    engine: Engine,
+    setting: Setting,
+) -> dict[str, float]:
+    """Mean over clients of the scores of their own models; nothing for methods without any.
+
+    Clients that never took part are tested with the served model, from which they would start.
+    """
+    needs = run.config.method.needs
+    if not needs.personal_model and "personal" not in needs.hooks:
+        return {}
+    declared, federation = run.config.method.client_memory(setting), engine.workload.federation
+    digest = run.digest if engine.clients_remember else ""
+    jobs = []
+    for client in _tested(federation):
+        last = last_round.get(client)
+        memory: Tensors = {}
+        if not engine.clients_remember and last is not None:
+            memory = run.memory.recall(client, last, declared) or {}
+        own: dict[str, Any] = {"memory": memory, "last_round": last, "run": digest}
+        jobs.append(_job(run.config, state, client, federation, **own))
+    return _summary(PERSONAL, engine.evaluate_personal(jobs))
+
+
+def _finetuned_scores(
+    run: Run, state: ServerState, last_round: Mapping[int, int], engine: Engine
+) -> dict[str, float]:
+    """Mean scores on new clients of the served model, fine-tuned on each; nothing unless asked.
+
+    New clients are those that never took part; all clients where every one did.
+    """
+    epochs = run.config.evaluate.finetune_epochs
+    if not epochs:
+        return {}
+    if not engine.holds_data:
+        raise ConfigError(
+            "evaluate.finetune_epochs needs the clients' data; set it to 0 over Flower"
+        )
+    federation = engine.workload.federation
+    tested = _tested(federation)
+    new = [client for client in tested if client not in last_round] or tested
+    plain = Method(Strategy())
+    jobs = [_job(run.config, state, client, federation, epochs, method=plain) for client in new]
+    scores = [
+        engine.evaluate(
+            [ServerState(state.round, one.params, one.buffers)], federation.clients[one.client].test
+        )[0]
+        for one in engine.train(jobs)
+        if isinstance(one, ClientUpdate)
+    ]
+    return _summary(FINETUNED, scores)
+
+
+def _tested(federation: Federation) -> list[int]:
+    return [index for index, client in enumerate(federation.clients) if len(client.test)]
+
+
+def _job(
+    config: RunConfig,
+    state: ServerState,
+    client: int,
+    federation: Federation,
+    epochs: int = 0,
+    **fields: Any,
+) -> LocalJob:
+    """A job from the served model, at the learning rate of the last round."""
+    number = int(federation.train_sizes[client])
+    order = schedule.BatchOrder(
+        config.seed, state.round, client, number, config.train.batch_size, epochs
+    )
+    rate = config.train.lr_at(config.schedule.rounds - 1, config.schedule.rounds)
+    return make_job(config, state, order, lr=rate, **fields)
+
+
+def _summary(prefix: str, scores: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Means over clients, and over the worst tenth of them by the task's main score."""
+    found: Sequence[Mapping[str, float]] = [one for one in scores if one]
+    if not found:
+        return {}
+    means = {f"{prefix}{name}": float(np.mean([one[name] for one in found])) for name in found[0]}
+    main = headline(found[0])
+    worst = np.sort([one[main] for one in found])[: max(1, len(found) // 10)]
+    return {**means, f"worst_tenth_{prefix}{main}": float(worst.mean())}
