@@ -105,19 +105,6 @@ def spread_of(groups: Sequence[Sequence[float]]) -> Averaged | None:
     )
 
 
-def paired(
-    of: Iterable[FoundRun], than: Iterable[FoundRun], metric: str, factor: float = 1.0
-) -> list[float]:
-    """Differences of the final values of runs that share data, δ and seed."""
-    others = {(each.alpha, each.delta, each.seed): final_value(each.run, metric) for each in than}
-    return [
-        factor * (ours - other)
-        for each in of
-        if (ours := final_value(each.run, metric)) is not None
-        and (other := others.get((each.alpha, each.delta, each.seed))) is not None
-    ]
-
-
 def band(results: Sequence[FoundRun], metric: str, factor: float = 1.0) -> pd.DataFrame | None:
     """A metric's curve over δ and seeds, at rounds that all runs have; None where there is none.
 

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from fedproto.data.federation import Federation
-from fedproto.data.statistics import class_counts
+from fedproto.data.statistics import class_counts, sample_labels
 from fedproto.measures.scores import PER_CLASS, ROW_NORM
 from fedproto.report.results import StoredRun
 from fedproto.report.style import add_legend, new_figure
@@ -73,8 +73,16 @@ def show_forgetting(output: Output, found: Sequence[tuple[Case, Sequence[FoundRu
 
 
 def changes_by_holders(run: StoredRun, federation: Federation) -> pd.DataFrame:
-    """The change of every class's accuracy in every round, by holders that took part."""
-    holds_kc = class_counts(federation) > 0
+    """The change of every class's accuracy in every round, by holders that took part.
+
+    A client holds the classes of all samples that were dealt to it, those that the server keeps for
+    validation among them: these depend on the version's random streams, the rest does not.
+    """
+    counts_kc = class_counts(federation)
+    for client, counts in enumerate(counts_kc):
+        taken = sample_labels(federation)[federation.validation_of(client)]
+        counts += np.bincount(taken, minlength=len(counts))
+    holds_kc = counts_kc > 0
     names = [federation.class_name(label) for label in range(holds_kc.shape[1])]
     changes = []
     for before, after in zip(run.records, run.records[1:], strict=False):

@@ -67,6 +67,12 @@ class Output:
         self.written.append(path)
         return frame
 
+    def markdown(self, name: str, text: str) -> None:
+        """Writes a table in Markdown, for a page of the docs."""
+        path = self.folder / f"{name}.md"
+        path.write_text(text, encoding="utf-8")
+        self.written.append(path)
+
     def figure(self, name: str, figure: Figure) -> None:
         """Writes a picture as PNG and as PDF; the same picture gives the same bytes."""
         if self.remark:

@@ -9,11 +9,13 @@ import shlex
 from collections import defaultdict
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from archives import ARCHIVES, unpacked
 from documents import ROOT
 from fedproto.cli import main
+from paper.experiments.claims import as_markdown
 from paper.output import Output
 
 ROOM = 15_000_000
@@ -83,3 +85,10 @@ def test_archives_give_the_tables_beside_them(folder, tmp_path, monkeypatch):
             (made,) = Path(f"made{number}").rglob(name)
             for ours, expected in zip(rows(made), rows(published), strict=True):
                 assert ours == pytest.approx(expected), published.stem
+
+
+def test_the_page_shows_the_claims_as_published():
+    published = ROOT / "results/sources/claims"
+    made = as_markdown(pd.read_csv(published.with_suffix(".csv")))
+    assert made == published.with_suffix(".md").read_text(encoding="utf-8")
+    assert made in (ROOT / "docs/reproduction.md").read_text(encoding="utf-8")

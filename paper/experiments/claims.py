@@ -1,29 +1,35 @@
 """The paper's claims one by one, each with a verdict from the runs that there are.
 
-A comparison is made pair by pair over δ and seeds. *reproduced* and *contradicted* need every pair
-on one side, or a 95 % interval of the mean that leaves zero out, and three pairs at least; all else
-is *undecided*.
+Only seeds are repetitions: runs of one seed at several δ share data, initial weights, cohorts and
+batches, so a seed's differences are averaged over δ first. A claim *holds* or is *contradicted*
+where Student's t over at least three seeds says so, corrected by Holm for the data sets that the
+claim is tested on; with fewer seeds, and otherwise, it is *unclear*.
 """
 
 from __future__ import annotations
 
 import functools
 import tomllib
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Literal, TypeAlias
 
-from fedproto.report.statistics import FEWEST_PAIRS, difference
+import pandas as pd
+
+from fedproto.report import statistics
+from fedproto.report.statistics import Difference, mean_per_seed, sample_deviation
 from paper.base import EXPERIMENTS, Experiment, FoundRun, FoundRuns
 from paper.cases import CLASSIFICATION, SEGMENTATION, Case, Scope
-from paper.curves import paired, spread
+from paper.curves import final_value
 from paper.library import Request, merged
 from paper.output import Output
 
-COLUMNS = ("claim", "data_set", "trained_on", "metric", "of", "than", "pairs", "difference", "low",
-           "high", "verdict")  # fmt: skip
-Verdict: TypeAlias = Literal["reproduced", "contradicted", "undecided"]
+COLUMNS = ("claim", "data_set", "trained_on", "metric", "of", "than", "seeds", "difference", "low",
+           "high", "corrected_p", "verdict")  # fmt: skip
+Verdict: TypeAlias = Literal["holds", "contradicted", "unclear"]
+MARKS: dict[Verdict, str] = {"holds": "✓", "contradicted": "✗", "unclear": "?"}
 
 
 @dataclass(frozen=True)
@@ -35,25 +41,15 @@ class Claim:
     of: str
     than: str
     how: Literal["above", "below", "level", "steadier"]
+    over: Literal["end", "rounds"] = "end"
     within: float = 0.0
     factor: float = 1.0
     cases: tuple[str, ...] = CLASSIFICATION
 
 
-@dataclass(frozen=True)
-class Judgement:
-    """What runs say of a claim on one data set."""
-
-    pairs: int
-    difference: float
-    low: float | None
-    high: float | None
-    verdict: Verdict
-
-
 @functools.cache
 def claims() -> tuple[Claim, ...]:
-    """What ``claims.toml`` says."""
+    """The claims of ``claims.toml``."""
     text = (Path(__file__).parents[1] / "claims.toml").read_text(encoding="utf-8")
     return tuple(
         Claim(**{**entry, "cases": tuple(entry.get("cases", CLASSIFICATION))})
@@ -61,36 +57,90 @@ def claims() -> tuple[Claim, ...]:
     )
 
 
-def judge(claim: Claim, of: Sequence[FoundRun], than: Sequence[FoundRun]) -> Judgement | None:
-    """What runs say of a claim; None where they cannot be compared."""
+def measured(claim: Claim, of: Sequence[FoundRun], than: Sequence[FoundRun]) -> Difference | None:
+    """The difference that a claim is about, over seeds; None where no seed has both sides."""
+    ours, theirs = _by_condition(of, claim), _by_condition(than, claim)
+    shared = [condition for condition in ours if condition in theirs]
     if claim.how == "steadier":
-        ours, others = spread(of, claim.metric), spread(than, claim.metric)
-        if not ours or not others or ours.over_deltas is None or others.over_deltas is None:
-            return None
-        apart = claim.factor * (ours.over_deltas - others.over_deltas)
-        verdict: Verdict = "reproduced" if apart < 0 else "contradicted"
-        return Judgement(min(ours.runs, others.runs), apart, None, None, verdict)
-    values = paired(of, than, claim.metric, claim.factor)
-    if not values:
-        return None
-    found = difference(values)
-    return Judgement(found.pairs, found.mean, found.low, found.high, _verdict(claim, values))
+        sides = [[side[each] for each in shared] for side in (ours, theirs)]
+        found, other = map(_spread_per_seed, sides)
+    else:
+        found = mean_per_seed(
+            {
+                seed: value - theirs[each][seed]
+                for seed, value in ours[each].items()
+                if seed in theirs[each]
+            }
+            for each in shared
+        )
+        other = dict.fromkeys(found, 0.0)
+    values = [claim.factor * (found[seed] - other[seed]) for seed in found if seed in other]
+    return statistics.difference(values) if values else None
 
 
-def _verdict(claim: Claim, values: Sequence[float]) -> Verdict:
-    found = difference(values)
-    if found.pairs < FEWEST_PAIRS or found.low is None or found.high is None:
-        return "undecided"
-    low, high = found.low, found.high
+def judge(
+    claim: Claim, found: Sequence[Difference | None]
+) -> list[tuple[float | None, Verdict] | None]:
+    """The corrected p-value and the verdict on each data set that a claim is tested on."""
+    lower = claim.how in ("below", "steadier")
+    words = statistics.judge(found, lower=lower, margin=claim.within or None)
+    return [one and (one.p, _verdict(claim, one)) for one in words]
+
+
+def as_markdown(frame: pd.DataFrame) -> str:
+    """A row per claim, a column per data set: mark, difference, and interval or number of seeds."""
+
+    def cell(row: pd.Series) -> str:
+        if pd.isna(row["difference"]):
+            return "–"
+        digits = 1 if abs(row["difference"]) >= 0.095 else 2
+        about = f"{MARKS[row['verdict']]} {row['difference']:+.{digits}f}"
+        if row["seeds"] < statistics.FEWEST_PAIRS:
+            return f"{about} ({row['seeds']:.0f})"
+        return f"{about} [{row['low']:.{digits}f}, {row['high']:.{digits}f}]"
+
+    sets = list(frame["data_set"].unique())
+    lines = [["claim", *sets], ["---"] * (len(sets) + 1)]
+    for claim, group in frame.groupby("claim", sort=False):
+        cells = {row["data_set"]: cell(row) for _, row in group.iterrows()}
+        lines.append([str(claim), *(cells.get(one, "–") for one in sets)])
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _verdict(claim: Claim, found: statistics.Verdict) -> Verdict:
+    low, high = found.difference.low, found.difference.high
     if claim.how == "level":
-        if max(map(abs, (low, high))) <= claim.within:
-            return "reproduced"
-        outside = low > claim.within or high < -claim.within
-        return "contradicted" if outside else "undecided"
-    above = low > 0 or found.wins == found.pairs
-    if not above and not (high < 0 or found.losses == found.pairs):
-        return "undecided"
-    return "reproduced" if above == (claim.how == "above") else "contradicted"
+        if found.p is None or low is None or high is None:
+            return "unclear"
+        if max(-low, high) <= claim.within:
+            return "holds"
+        outside = found.word in ("better", "worse") and (low > claim.within or high < -claim.within)
+        return "contradicted" if outside else "unclear"
+    words: dict[str, Verdict] = {"better": "holds", "worse": "contradicted"}
+    return words.get(found.word, "unclear")
+
+
+def _by_condition(
+    runs: Iterable[FoundRun], claim: Claim
+) -> dict[tuple[float | None, float], dict[int, float]]:
+    """A value per seed, for every class mix and share of stragglers."""
+    values: dict[tuple[float | None, float], dict[int, float]] = defaultdict(dict)
+    for each in runs:
+        if claim.over == "rounds":
+            _, curve = each.run.curve(claim.metric)
+            value = float(curve.mean()) if len(curve) else None
+        else:
+            value = final_value(each.run, claim.metric)
+        if value is not None:
+            values[each.alpha, each.delta][each.seed] = value
+    return values
+
+
+def _spread_per_seed(conditions: Sequence[dict[int, float]]) -> dict[int, float]:
+    """The standard deviation over conditions, of the seeds that all conditions have."""
+    seeds = set.intersection(*map(set, conditions)) if conditions else set()
+    found = {seed: sample_deviation([each[seed] for each in conditions]) for seed in sorted(seeds)}
+    return {seed: value for seed, value in found.items() if value is not None}
 
 
 @EXPERIMENTS.register("claims")
@@ -125,10 +175,20 @@ class Claims(Experiment):
         """A line per claim and data set."""
         lines = []
         for claim in self.stated():
-            for case in scope.cases(claim.cases):
-                found = judge(claim, *self.sides(claim, case, results))
-                measured = (None,) * 5 if found is None else tuple(vars(found).values())
-                about = (claim.claim, case.title, case.stands_in, claim.metric, claim.of)
-                lines.append((*about, claim.than, *measured))
-        frame = output.csv(EXPERIMENTS.name_of(type(self)), COLUMNS, lines)
+            cases = scope.cases(claim.cases)
+            found = [measured(claim, *self.sides(claim, case, results)) for case in cases]
+            for case, one, word in zip(cases, found, judge(claim, found), strict=True):
+                about = (
+                    claim.claim,
+                    case.title,
+                    case.stands_in,
+                    claim.metric,
+                    claim.of,
+                    claim.than,
+                )
+                numbers = (None,) * 4 if one is None else (one.pairs, one.mean, one.low, one.high)
+                lines.append((*about, *numbers, *(word or (None, None))))
+        name = EXPERIMENTS.name_of(type(self))
+        frame = output.csv(name, COLUMNS, lines)
+        output.markdown(name, as_markdown(frame))
         output.table(self.title, frame.drop(columns=["metric", "of", "than"]), by="claim")

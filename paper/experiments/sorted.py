@@ -36,7 +36,16 @@ class SortedAgainstDirichlet(Claims):
     def stated(self) -> Sequence[Claim]:
         """The same for every method."""
         return [
-            Claim(f"{label}: the same", "miou", label, label, "level", WITHIN, 100.0, SEGMENTATION)
+            Claim(
+                f"{label}: the same",
+                "miou",
+                label,
+                label,
+                "level",
+                within=WITHIN,
+                factor=100.0,
+                cases=SEGMENTATION,
+            )
             for label in ("FedAvg", "FedProto", FAIR_AND_TOLERANT)
         ]
 

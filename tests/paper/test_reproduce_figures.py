@@ -17,6 +17,7 @@ from fedproto.data.base import DATASETS
 from fedproto.engines.base import EngineOptions
 from fedproto.measures import MeasureOptions
 from fedproto.report.results import StoredRun
+from fedproto.report.statistics import difference
 from fedproto.report.style import add_legend, new_figure
 from fedproto.types import RoundRecord
 from paper.base import FoundRun
@@ -31,7 +32,7 @@ from paper.curves import (
     spread,
     spread_of,
 )
-from paper.experiments.claims import Claim, judge
+from paper.experiments.claims import Claim, judge, measured
 from paper.experiments.margins import discrepancy
 from paper.library import Library, Request, merged, settings_digest
 from paper.panels import METHODS, line_of
@@ -138,36 +139,61 @@ def test_a_band_is_mean_and_spread_at_common_rounds():
 @pytest.mark.parametrize(
     ("how", "values", "verdict"),
     [
-        ("above", [0.1, 0.2, 0.3], "reproduced"),
-        ("below", [0.1, 0.2, 0.3], "contradicted"),
-        ("above", [-0.1, 0.2, 0.3], "undecided"),
-        ("above", [0.5], "undecided"),
-        ("above", [0.1, 0.3], "undecided"),
-        ("below", [-0.1, -0.3, -0.2], "reproduced"),
-        ("level", [0.002, -0.002, 0.001], "reproduced"),
-        ("level", [0.0], "undecided"),
+        ("above", [0.1, 0.12, 0.11], "holds"),
+        ("below", [0.1, 0.12, 0.11], "contradicted"),
+        ("above", [0.1, 0.2, 0.3], "unclear"),  # all on one side, but 0.2 ± 0.25
+        ("above", [0.5], "unclear"),
+        ("above", [0.1, 0.1001], "unclear"),
+        ("below", [-0.1, -0.12, -0.11], "holds"),
+        ("level", [0.002, -0.002, 0.001], "holds"),
+        ("level", [0.0], "unclear"),
         ("level", [0.2, 0.21, 0.2], "contradicted"),
-        ("level", [0.2, -0.3, 0.1], "undecided"),
-        ("steadier", [0.0, 0.1, 0.0], "reproduced"),
-        ("steadier", [0.0, 0.6, 0.0], "contradicted"),
+        ("level", [0.2, -0.3, 0.1], "unclear"),
+        ("steadier", [0.5, 0.6, 0.4], "contradicted"),
+        ("steadier", [-0.09, -0.08, -0.09], "holds"),
     ],
 )
-def test_claims_are_judged_pair_by_pair(how, values, verdict):
-    """The baseline has 0.5, 0.6 and 0.7 at three δ; a spread over δ of 0.1."""
-    deltas = (0.0, 0.5, 0.8)[: len(values)]
-    base = [0.5, 0.4, 0.5] if how == "steadier" else [0.5, 0.6, 0.7]
-    than = [result([value], delta=delta) for value, delta in zip(base, deltas, strict=False)]
+def test_claims_are_judged_over_seeds(how, values, verdict):
+    """Every value is a seed's difference; the baseline has 0.4, 0.5 and 0.6 at three δ."""
+    deltas = {0.0: -0.1, 0.5: 0.0, 0.8: 0.1}
+    than = [
+        result([0.5 + side], delta=delta, seed=seed)
+        for seed in range(len(values))
+        for delta, side in deltas.items()
+    ]
     of = [
-        result([value + more], delta=delta)
-        for value, more, delta in zip(base, values, deltas, strict=False)
+        result(
+            [0.5 + side * (1 + 10 * value) if how == "steadier" else 0.5 + side + value],
+            delta=delta,
+            seed=seed,
+        )
+        for seed, value in enumerate(values)
+        for delta, side in deltas.items()
     ]
     claim = Claim("so it is", "accuracy", "A", "B", how, within=1.0, factor=100)
-    found = judge(claim, of, than)
-    assert found.verdict == verdict
-    assert judge(claim, of, []) is None
-    if how != "steadier":
-        assert found.pairs == len(values)
-        assert found.difference == pytest.approx(100 * statistics.mean(values))
+    found = measured(claim, of, than)
+    ((_, word),) = judge(claim, [found])
+    assert word == verdict
+    assert found.pairs == len(values)
+    assert found.mean == pytest.approx(100 * statistics.mean(values))
+    assert measured(claim, of, []) is None
+
+
+def test_conditions_of_one_seed_are_no_repetitions():
+    """Three δ of one seed used to pass for three pairs."""
+    than = [result([0.5], delta=delta) for delta in (0.0, 0.5, 0.8)]
+    of = [result([0.6], delta=delta) for delta in (0.0, 0.5, 0.8)]
+    claim = Claim("so it is", "accuracy", "A", "B", "above", factor=100)
+    found = measured(claim, of, than)
+    assert (found.pairs, found.low) == (1, None)
+    assert judge(claim, [found]) == [(None, "unclear")]
+
+
+def test_verdicts_are_corrected_for_the_data_sets_of_a_claim():
+    claim = Claim("so it is", "accuracy", "A", "B", "above")
+    found = [difference([0.1, 0.2, 0.15]), difference([0.1, 0.2, 0.15]), None]
+    assert judge(claim, found[:1])[0][1] == "holds"
+    assert [one and one[1] for one in judge(claim, found)] == ["unclear", "unclear", None]
 
 
 def test_the_distance_is_in_the_papers_own_spread():
