@@ -19,7 +19,7 @@ from engine_cases import (
 )
 from fedproto.cli.progress import Notices
 from fedproto.config import RunConfig, ScheduleOptions
-from fedproto.data.tasks import Classification, Task, task_named
+from fedproto.data.tasks import Classification, Task
 from fedproto.engines import auto, pool, processes
 from fedproto.engines.auto import Demand
 from fedproto.engines.base import EngineOptions
@@ -204,7 +204,7 @@ def test_shared_slots_keep_tensors_apart():
 )
 def test_auto_chooses_by_cores_and_work(monkeypatch, cores, demand, choice):
     monkeypatch.setattr(auto, "available_cores", lambda: cores)
-    chosen = auto.choose(EngineOptions(device="cpu"), task_named("classification"), demand)
+    chosen = auto.choose(EngineOptions(device="cpu"), [frozenset()], demand)
     assert chosen.name == choice
 
 
@@ -233,14 +233,14 @@ def test_threads_suit_the_engine_unless_the_environment_says(monkeypatch, asked,
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if asked is not None:
         monkeypatch.setenv("OMP_NUM_THREADS", asked)
-    task = task_named("classification")
+    needs = [frozenset()]
     free, work = EngineOptions(device="cpu"), Demand(10, 5000)
-    assert auto.choose(free, task, Demand(10, 100)).threads == small
-    assert auto.choose(free, task, work) == auto.Choice("processes", "2 cores", 1)
+    assert auto.choose(free, needs, Demand(10, 100)).threads == small
+    assert auto.choose(free, needs, work) == auto.Choice("processes", "2 cores", 1)
     reference = EngineOptions(name="reference", device="cpu")
-    assert auto.choose(reference, task, work) == auto.Choice("reference", "asked for", 3)
+    assert auto.choose(reference, needs, work) == auto.Choice("reference", "asked for", 3)
     began = [{"name": "reference", "device": "cpu", "threads": 2}]
-    assert auto.choose(free, task, work, began) == auto.Choice("reference", "as the runs began", 2)
+    assert auto.choose(free, needs, work, began) == auto.Choice("reference", "as the runs began", 2)
 
 
 def test_a_notice_is_shown_once(capsys):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import enum
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from functools import cached_property
+from typing import ClassVar, Literal
 
 import torch
 from torch import nn
@@ -16,6 +18,7 @@ from fedproto.callback import Callback
 from fedproto.data.federation import Federation
 from fedproto.data.tasks import Task
 from fedproto.engines.augment import AugmentOptions
+from fedproto.engines.layers import layer_that_draws
 from fedproto.engines.training import TrainOptions
 from fedproto.errors import ConfigError, unknown_name
 from fedproto.options import Options, Registry, option
@@ -101,6 +104,32 @@ class EngineOptions(Options):
         return torch.float64 if self.dtype == "float64" else torch.float32
 
 
+class Capability(enum.StrEnum):
+    """Something that jobs may need and not every engine does; the value completes a notice."""
+
+    CPU = "training on a CPU"
+    CUDA = "training on CUDA"
+    FLOAT64 = "float64"
+    LABEL_MAPS = "a label per pixel"
+    GENERATOR = "layers that draw from PyTorch's generator"
+    OBJECTIVE = "objectives"
+    PENALTY = "penalties"
+    BATCH_TERM = "batch terms"
+    TRAINABLE = "phases of training"
+    REPORT = "reports"
+    PERSONAL = "personal parameters"
+    PERSONAL_MODEL = "personal models"
+    ADAM = "Adam"
+    SAM = "SAM"
+    CLIPPING = "gradient clipping"
+    CENTRALIZATION = "gradient centralisation"
+    ACCUMULATION = "gradient accumulation"
+    AUGMENTATION = "augmentation"
+
+
+EVERYTHING = frozenset(Capability)
+
+
 @dataclass(frozen=True)
 class Workload:
     """What all jobs of an engine share.
@@ -115,6 +144,38 @@ class Workload:
     task: Task
     options: EngineOptions
     callback: Callback = field(default_factory=Callback)
+
+    @cached_property
+    def needs(self) -> frozenset[Capability]:
+        """The capabilities that every job needs."""
+        cuda = self.options.torch_device().type == "cuda"
+        asked = {
+            Capability.CUDA if cuda else Capability.CPU: True,
+            Capability.FLOAT64: self.options.dtype == "float64",
+            Capability.LABEL_MAPS: not self.task.one_label,
+            Capability.GENERATOR: layer_that_draws(self.model) is not None,
+        }
+        return frozenset(name for name, needed in asked.items() if needed)
+
+
+def needs_of(
+    method: Method, train: TrainOptions, augment: AugmentOptions | None
+) -> frozenset[Capability]:
+    """The capabilities that jobs of a run need, beside those of their workload."""
+    needs = method.needs
+    asked = {
+        Capability.PERSONAL_MODEL: needs.personal_model,
+        Capability.ADAM: train.optimizer == "adam",
+        Capability.SAM: train.optimizer == "sam",
+        Capability.CLIPPING: train.clip_norm is not None,
+        Capability.CENTRALIZATION: train.centralize,
+        Capability.ACCUMULATION: train.accumulate > 1,
+        Capability.AUGMENTATION: augment is not None,
+    }
+    return frozenset(
+        {Capability[hook.upper()] for hook in needs.hooks}
+        | {name for name, needed in asked.items() if needed}
+    )
 
 
 @dataclass(frozen=True)
@@ -182,24 +243,76 @@ class Engine(abc.ABC):
     """Runs jobs.
 
     Attributes:
+        capabilities: What the engine does by itself.
+        fallbacks: Names of engines for jobs that need more; the last one can do everything.
         holds_data: Whether the clients' samples can be read where the engine is.
         clients_remember: Whether clients keep their memory themselves, out of the run's reach.
     """
 
+    capabilities: ClassVar[frozenset[Capability]] = EVERYTHING
+    fallbacks: ClassVar[tuple[str, ...]] = ("reference",)
     holds_data: bool = True
     clients_remember: bool = False
 
     def __init__(self, workload: Workload) -> None:
         self.workload = workload
+        self._substitutes: dict[str, Engine] = {}
+        self._noticed: set[str] = set()
 
     @property
     def name(self) -> str:
         """What it is called in ``run.json``."""
         return type(self).__name__.removesuffix("Engine").lower()
 
-    @abc.abstractmethod
     def train(self, jobs: Sequence[LocalJob]) -> list[ClientUpdate | ClientFailure]:
-        """One result per job of a round, in the jobs' order."""
+        """One result per job of a round, in the jobs' order.
+
+        Jobs that need more than the engine is capable of go to a fallback, with one notice per
+        reason.
+        """
+        engines = [self._engine_for(job) for job in jobs]
+        results: dict[int, ClientUpdate | ClientFailure] = {}
+        for engine in dict.fromkeys(engines):
+            places = [place for place, one in enumerate(engines) if one is engine]
+            train = self.train_natively if engine is self else engine.train
+            results |= zip(places, train([jobs[place] for place in places]), strict=True)
+        return [results[place] for place in range(len(jobs))]
+
+    @abc.abstractmethod
+    def train_natively(self, jobs: Sequence[LocalJob]) -> list[ClientUpdate | ClientFailure]:
+        """One result per job, of jobs that the engine is capable of."""
+
+    def obstacle(self, job: LocalJob) -> str | None:
+        """Why a job cannot be trained here although the declared capabilities suffice.
+
+        For reasons that show only when a model or a hook is tried.
+        """
+        del job
+        return None
+
+    def substitute(self, needs: frozenset[Capability] = frozenset()) -> Engine:
+        """The first of the fallbacks that is capable of all that is needed."""
+        needs |= self.workload.needs
+        name = next(one for one in self.fallbacks if needs <= ENGINES.get(one).capabilities)
+        if name not in self._substitutes:
+            self._substitutes[name] = ENGINES.get(name)(self.workload)
+        return self._substitutes[name]
+
+    def _engine_for(self, job: LocalJob) -> Engine:
+        """This engine, or the fallback that a job goes to."""
+        needs = needs_of(job.method, job.train, job.augment)
+        missing = (needs | self.workload.needs) - self.capabilities
+        reason = ", ".join(sorted(missing)) or self.obstacle(job)
+        if reason is None:
+            return self
+        engine = self.substitute(needs)
+        if reason not in self._noticed:
+            self._noticed.add(reason)
+            self.workload.callback.on_notice(
+                f"engine '{self.name}' cannot run some jobs ({reason}); engine '{engine.name}'"
+                " trains them"
+            )
+        return engine
 
     @abc.abstractmethod
     def evaluate(self, states: Sequence[ServerState], indices: Indices) -> list[dict[str, float]]:
@@ -216,7 +329,7 @@ class Engine(abc.ABC):
         ]
 
     def judged(self, usable: Collection[int], refused: Mapping[int, str]) -> None:
-        """A round's updates are weighed: what became of them, over all its runs.
+        """Is told which updates of a round were used, over all its runs.
 
         Args:
             usable: Clients of whom an update entered an average.
@@ -225,15 +338,17 @@ class Engine(abc.ABC):
         del usable, refused
 
     def take_incidents(self) -> list[str]:
-        """What went wrong since the last call and belongs in the round's record, in sentences.
+        """Incidents since the last call for the round's record, in sentences.
 
-        What kept a job from giving an update is a `ClientFailure` instead.
+        A job that gave no update is a `ClientFailure` instead.
         """
         return []
 
     def close(self) -> None:
         """Frees what the engine holds."""
-        return
+        for engine in self._substitutes.values():
+            engine.close()
+        self._substitutes.clear()
 
 
 @contextlib.contextmanager

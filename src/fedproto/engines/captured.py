@@ -5,9 +5,8 @@ them. A step of a given batch shape is captured once and then replayed, for one 
 weights are loaded in place, the optimizer's state is set to zero where a fresh one is due, and the
 rate lies on the device. Meanwhile the host prepares the next batch.
 
-What is not captured (float64, models that draw from a generator, strategies that add more to the
-loss than a pull to the received weights, steps with SAM, clipping or centralisation, shapes seen
-for the first time) is done step by step as in the reference engine; so is everything on a CPU.
+Steps with a linear term or calibrated logits, and the first step of a batch shape, are made as in
+the reference engine; jobs that need more than the engine's capabilities are handed to it.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fedproto.engines.base import ENGINES, LocalJob, Workload
-from fedproto.engines.layers import freeze, layer_that_draws
+from fedproto.engines.base import ENGINES, EVERYTHING, Capability, LocalJob, Workload
+from fedproto.engines.layers import freeze
 from fedproto.engines.reference import ReferenceEngine, Step
 from fedproto.engines.spaced import take_over
 from fedproto.engines.training import TrainOptions
@@ -43,17 +42,29 @@ class _Captured:
 class CapturedEngine(ReferenceEngine):
     """Trains one job after another on CUDA, each step a replay of one graph."""
 
+    # Optimizers take a rate that lies on the device as float32: too coarse for float64.
+    capabilities = EVERYTHING - {
+        Capability.CPU,
+        Capability.FLOAT64,
+        Capability.GENERATOR,
+        Capability.PENALTY,
+        Capability.BATCH_TERM,
+        Capability.TRAINABLE,
+        Capability.SAM,
+        Capability.CLIPPING,
+        Capability.CENTRALIZATION,
+    }
+
     def __init__(self, workload: Workload, *, channels_last: bool = False) -> None:
         super().__init__(workload, channels_last=channels_last)
         take_over(self._model)
         self._kinds: dict[tuple[TrainOptions, float], _Kind] = {}
         self._pool = None if self._device.type != "cuda" else torch.cuda.graph_pool_handle()
         self._held = self._model.state_dict()
-        self._draws = layer_that_draws(self._model) is not None
-        self._told = False
 
     def close(self) -> None:
         """Frees the graphs with their memory."""
+        super().close()
         self._kinds.clear()
 
     def _load(self, state: ServerState) -> None:
@@ -73,17 +84,9 @@ class CapturedEngine(ReferenceEngine):
                 )
 
     def _stepper(self, job: LocalJob, local: Local, objective: Objective) -> Step:
-        more = objective.linear is not None or objective.calibrated
-        own = bool(job.method.needs.hooks & {"penalty", "batch_term", "trainable"})
-        # Optimizers take a rate that lies on the device as float32: too coarse for float64.
-        exact = self.workload.options.torch_dtype() == torch.float64
-        follows_gradient = job.train.follows_gradient
-        if self._pool is not None and not follows_gradient and not self._told:
-            self._told = True
-            self.workload.callback.on_notice(
-                "steps with SAM, clipping or centralisation are not captured in a CUDA graph"
-            )
-        if self._pool is None or exact or more or own or self._draws or not follows_gradient:
+        # A personal model may train some of its parameters only.
+        more = objective.calibrated or "trainable" in job.method.needs.hooks
+        if self._pool is None or more or objective.linear is not None:
             return super()._stepper(job, local, objective)
         key = job.train.kind, objective.proximal
         if key not in self._kinds:

@@ -17,7 +17,15 @@ import torch
 from torch import Tensor
 
 from fedproto.callback import Callback
-from fedproto.engines.base import ENGINES, Engine, LocalJob, Workload, available_cores
+from fedproto.engines.base import (
+    ENGINES,
+    EVERYTHING,
+    Capability,
+    Engine,
+    LocalJob,
+    Workload,
+    available_cores,
+)
 from fedproto.engines.layers import goes_by_batch
 from fedproto.engines.manual import ManualTrainer
 from fedproto.engines.pool import SharedSlots, Work, WorkerPool, keep_freed_memory
@@ -49,6 +57,8 @@ class _Tally:
 class ProcessesEngine(Engine):
     """Trains on all cores of a CPU, one single-threaded process per core."""
 
+    capabilities = EVERYTHING - {Capability.CUDA}
+
     def __init__(self, workload: Workload) -> None:
         # Through `auto` the options name another engine, and their device may not be the CPU.
         options = replace(workload.options, name="processes", device="cpu")
@@ -68,7 +78,7 @@ class ProcessesEngine(Engine):
         """Process ids of the workers; none before the first jobs."""
         return self._pool.pids if self._pool else []
 
-    def train(self, jobs: Sequence[LocalJob]) -> list[ClientUpdate | ClientFailure]:
+    def train_natively(self, jobs: Sequence[LocalJob]) -> list[ClientUpdate | ClientFailure]:
         """Runs the jobs side by side."""
         if not jobs:
             return []
@@ -123,6 +133,7 @@ class ProcessesEngine(Engine):
 
     def close(self) -> None:
         """Ends the workers and gives this process its threads back."""
+        super().close()
         self._end_workers()
         torch.set_num_threads(self._threads)
 

@@ -76,7 +76,7 @@ class ReferenceEngine(Engine):
         self._batch_term = BatchTerm(self._model)
         self._by_batch = goes_by_batch(self._model)
 
-    def train(self, jobs: Sequence[LocalJob]) -> list[ClientUpdate | ClientFailure]:
+    def train_natively(self, jobs: Sequence[LocalJob]) -> list[ClientUpdate | ClientFailure]:
         """Runs the jobs one after another."""
         results: list[ClientUpdate | ClientFailure] = []
         for job in jobs:

@@ -14,9 +14,15 @@ from torch import Tensor
 from torch.func import vmap
 
 from fedproto.data.samples import held
-from fedproto.engines.base import ENGINES, Engine, LocalJob, Workload
-from fedproto.engines.captured import CapturedEngine
-from fedproto.engines.reference import ReferenceEngine, by_client
+from fedproto.engines.base import (
+    ENGINES,
+    EVERYTHING,
+    Capability,
+    Engine,
+    LocalJob,
+    Workload,
+)
+from fedproto.engines.reference import by_client
 from fedproto.engines.stacking.choice import network_for
 from fedproto.engines.stacking.fusing import Compiled, unfused
 from fedproto.engines.stacking.lockstep import Lockstep
@@ -38,6 +44,14 @@ from fedproto.types import ClientFailure, ClientUpdate, ServerState, under
 class StackedEngine(Engine):
     """Trains all jobs of a round together; made for CUDA, where it is many times faster."""
 
+    capabilities = EVERYTHING - {
+        Capability.LABEL_MAPS,
+        Capability.TRAINABLE,
+        Capability.PERSONAL_MODEL,
+        Capability.AUGMENTATION,
+    }
+    fallbacks = ("captured", "reference")
+
     def __init__(self, workload: Workload) -> None:
         super().__init__(workload)
         self._device = workload.options.torch_device()
@@ -46,15 +60,10 @@ class StackedEngine(Engine):
         self._stacks: dict[StackKind, Lockstep] = {}
         self._compiled = Compiled()
         self._reports = StackReports()
-        self._reference: ReferenceEngine | None = None
-        self._one_by_one: ReferenceEngine | None = None
         samples = held(workload.federation.samples, self._device, self._dtype)
         network, reason = network_for(workload, samples)
+        self._obstacle = reason or None
         if network is None or samples is None:
-            workload.callback.on_notice(
-                f"the stacked engine cannot train this ({reason}); one by one instead"
-            )
-            self._reference = CapturedEngine(workload)
             return
         self._network = network
         self._inputs = network.lay_out(samples.inputs)
@@ -64,19 +73,17 @@ class StackedEngine(Engine):
 
     @property
     def stacks(self) -> bool:
-        """Whether models are stacked at all, or left to the reference engine."""
-        return self._reference is None
+        """Whether models are stacked at all, or left to other engines."""
+        return self._obstacle is None
 
-    def train(self, jobs: Sequence[LocalJob]) -> list[ClientUpdate | ClientFailure]:
+    def obstacle(self, job: LocalJob) -> str | None:
+        """Why the model, or this job's strategy, cannot be stacked."""
+        return self._obstacle or self._members.obstacle(job)
+
+    def train_natively(self, jobs: Sequence[LocalJob]) -> list[ClientUpdate | ClientFailure]:
         """Runs the jobs of a kind together, split where they do not fit."""
-        if self._reference is not None:
-            return self._reference.train(jobs)
         jobs = [job.personalised() for job in jobs]
         results: dict[int, ClientUpdate | ClientFailure] = {}
-        alone = [index for index, job in enumerate(jobs) if self._members.alone(job)]
-        if alone:
-            found = self._alone().train([jobs[index] for index in alone])
-            results |= zip(alone, found, strict=True)
         with self.workload.options.precision():
             for group in self._members.alike(jobs):
                 order = sorted(group, key=lambda index: -jobs[index].batches.steps)
@@ -89,12 +96,10 @@ class StackedEngine(Engine):
     @torch.no_grad()
     def evaluate(self, states: Sequence[ServerState], indices: Indices) -> list[dict[str, float]]:
         """Tests all models together."""
-        if self._reference is not None:
-            return self._reference.evaluate(states, indices)
         if not states or not len(indices):
             return [{} for _ in states]
-        if lacking(self._network, states):
-            return self._alone().evaluate(states, indices)
+        if not self.stacks or lacking(self._network, states):
+            return self.substitute().evaluate(states, indices)
         task = self.workload.task
         with self.workload.options.precision():
             packed = self._packed(states)
@@ -113,6 +118,7 @@ class StackedEngine(Engine):
 
     def close(self) -> None:
         """Frees the buffers and graphs."""
+        super().close()
         self._stacks.clear()
 
     def _train_alike(self, members: list[Member]) -> Iterator[ClientUpdate]:
@@ -234,12 +240,6 @@ class StackedEngine(Engine):
             )
             for index, job in enumerate(jobs)
         ]
-
-    def _alone(self) -> ReferenceEngine:
-        """For what cannot be done in a stack."""
-        if self._one_by_one is None:
-            self._one_by_one = CapturedEngine(self.workload)
-        return self._one_by_one
 
     def _packed(self, states: Sequence[ServerState]) -> dict[str, Tensor]:
         """Weights as the network wants them, with the statistics that it keeps."""

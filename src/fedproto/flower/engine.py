@@ -70,7 +70,7 @@ class FlowerEngine(Engine):
         self._local = ReferenceEngine(workload) if on_server else None
         self.holds_data = on_server
 
-    def train(self, jobs: Sequence[LocalJob]) -> list[ClientUpdate | ClientFailure]:
+    def train_natively(self, jobs: Sequence[LocalJob]) -> list[ClientUpdate | ClientFailure]:
         """Sends every job to its client and waits for the updates, at most until the deadline."""
         if any(job.client == POOLED for job in jobs):
             raise ConfigError(

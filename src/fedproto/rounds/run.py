@@ -21,7 +21,7 @@ from fedproto.config import RunConfig
 from fedproto.data.base import DataSource, data_root
 from fedproto.data.federation import Federation, uneven_test
 from fedproto.engines.auto import Demand, choose, threads
-from fedproto.engines.base import AUTO, ENGINES, Engine, Workload
+from fedproto.engines.base import AUTO, ENGINES, Engine, Workload, needs_of
 from fedproto.engines.setting import read_state, setting_of
 from fedproto.errors import ConfigError, DataError, StoreError, TrainingError
 from fedproto.models.base import build_model, features_of, layers_in_words
@@ -337,14 +337,10 @@ def engine_of(
     """
     first = configs[0]
     workload = first.workload(federation, model, callback)
-    choice = choose(first.engine, workload.task, demand_of(configs, federation), before)
+    needs = {workload.needs | needs_of(one.method, one.train, one.augmentation) for one in configs}
+    choice = choose(first.engine, needs, demand_of(configs, federation), before)
     if first.engine.name == AUTO:
         workload.callback.on_notice(f"engine: {choice.name} ({choice.reason})")
-    elif choice.name == "captured" and first.engine.torch_device().type != "cuda":
-        workload.callback.on_notice(
-            f"engine 'captured' replays CUDA graphs; on {first.engine.torch_device()} it trains"
-            " step by step, as engine 'reference' does"
-        )
     workload = replace(workload, options=replace(first.engine, name=choice.name))
     with threads(choice.threads), contextlib.closing(ENGINES.get(choice.name)(workload)) as engine:
         yield engine

@@ -18,11 +18,7 @@ from fedproto.engines.stacking.objectives import StackKind
 from fedproto.engines.stacking.statistics import received
 from fedproto.engines.stacking.terms import StackTerm
 from fedproto.equations import class_sums
-from fedproto.errors import TrainingError
 from fedproto.strategies.base import Local, Objective, Setting, Strategy
-
-CLOSED, OWN, ALONE = "closed", "own", "alone"
-"""Penalties: in closed form, through `torch.func`, or not in a stack at all."""
 
 NOTHING = Objective()
 
@@ -45,7 +41,7 @@ class Members:
         self._workload, self._network = workload, network
         self._inputs, self._targets = inputs, targets
         self._device = targets.device
-        self._penalties: dict[Strategy, str] = {}
+        self._obstacles: dict[Strategy, str | None] = {}
         self._class_counts: dict[int, Tensor] = {}
 
     def alike(self, jobs: Sequence[LocalJob]) -> list[dict[int, Member]]:
@@ -56,16 +52,11 @@ class Members:
         """
         groups: dict[tuple[StackKind, bool], dict[int, Member]] = {}
         for index, job in enumerate(jobs):
-            if not self.alone(job):
-                member, kind = self.of(job), self.kind([Member(job)])
-                whole = self._network.whole_step(kind.train.batch_size) is not None
-                apart = whole and not self.kind([member]).whole
-                groups.setdefault((kind, apart), {})[index] = member
+            member, kind = self.of(job), self.kind([Member(job)])
+            whole = self._network.whole_step(kind.train.batch_size) is not None
+            apart = whole and not self.kind([member]).whole
+            groups.setdefault((kind, apart), {})[index] = member
         return list(groups.values())
-
-    def alone(self, job: LocalJob) -> bool:
-        """Whether a job cannot be trained in a stack."""
-        return self._penalty(job) == ALONE
 
     def kind(self, members: Sequence[Member]) -> StackKind:
         """What jobs have in common, and what any of them needs."""
@@ -73,7 +64,7 @@ class Members:
         objectives = [member.objective for member in members]
         return StackKind(
             train=job.train.kind,
-            penalized_by=job.strategy if self._penalty(job) == OWN else None,
+            penalized_by=job.strategy if "penalty" in job.method.needs.hooks else None,
             proximal=any(one.proximal for one in objectives),
             linear=any(one.linear is not None for one in objectives),
             calibrated=any(one.calibrated for one in objectives),
@@ -120,36 +111,30 @@ class Members:
             self._class_counts[job.client] = class_sums(None, own, federation.num_classes)[1]
         return self._class_counts[job.client]
 
-    def _penalty(self, job: LocalJob) -> str:
-        """How a job's penalty is computed; a hook that `torch.func` cannot run asks for `ALONE`.
+    def obstacle(self, job: LocalJob) -> str | None:
+        """Why a job cannot be trained in a stack; found by trying its strategy's hooks once.
 
-        So does augmentation, which is done batch by batch; and so do parts of a batch, where what
-        becomes of a sample depends on which part it is in.
+        Batches that are split give other results where samples of a batch influence each other.
         """
-        network = self._network
-        whole = network.statistics or network.by_batch or network.draws
-        if job.augment is not None or (whole and job.train.accumulate > 1):
-            return ALONE
-        strategy, needs = job.strategy, job.method.needs
-        if not needs.personal_model and not needs.hooks & {"penalty", "batch_term", "trainable"}:
-            return CLOSED
-        if strategy not in self._penalties:
+        network, hooks = self._network, job.method.needs.hooks
+        joint = network.statistics or network.by_batch or network.draws
+        if joint and job.train.accumulate > 1:
+            return "gradient accumulation with batch norm or dropout"
+        if not hooks & {"penalty", "batch_term"}:
+            return None
+        strategy = job.strategy
+        if strategy not in self._obstacles:
+            self._obstacles[strategy] = None
             params = stack_params([job.state.params])
             try:
-                if needs.personal_model or "trainable" in needs.hooks:
-                    raise TrainingError("phases and personal models are not stacked")
-                if "penalty" in needs.hooks:
+                if "penalty" in hooks:
                     vmap(grad(strategy.penalty))(params, params)
-                if "batch_term" in needs.hooks:
+                if "batch_term" in hooks:
                     self._try_term(job)
-                self._penalties[strategy] = OWN if "penalty" in needs.hooks else CLOSED
             except Exception as error:  # noqa: BLE001 - a user's code can fail in any way
                 reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-                self._workload.callback.on_notice(
-                    f"{type(strategy).__name__} is trained one by one, not stacked: {reason}"
-                )
-                self._penalties[strategy] = ALONE
-        return self._penalties[strategy]
+                self._obstacles[strategy] = f"{type(strategy).__name__} is not stacked: {reason}"
+        return self._obstacles[strategy]
 
     def _try_term(self, job: LocalJob) -> None:
         """Runs a strategy's batch term once on two samples; raises where `torch.func` cannot."""
