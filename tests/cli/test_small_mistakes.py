@@ -152,7 +152,7 @@ def test_runs_of_a_plugin_are_compared_without_it(here):
 
 def test_remedies_name_packages_that_can_be_installed():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    for extra in ("digits", "images", "parquet", "analysis", "flower", "privacy", "onnx", "wandb"):
+    for extra in ("digits", "images", "analysis", "flower", "privacy", "onnx", "wandb"):
         command = install(extra)
         for need in project["optional-dependencies"][extra]:
             assert re.match(r"[\w-]+", need).group() in command

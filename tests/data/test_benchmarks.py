@@ -113,7 +113,7 @@ def test_cifar10_is_read_from_each_layout(tmp_path, form):
     np.testing.assert_array_equal(labels, LABELS)
 
 
-def test_cifar100_has_two_kinds_of_labels(tmp_path):
+def test_cifar100_has_the_class_after_the_superclass(tmp_path):
     """The superclass is the first byte of an image, the class the second."""
     labels = np.stack([np.arange(120) % 20, np.arange(120) % 100], axis=1).astype(np.uint8)
     rows = np.concatenate([labels, np.resize(PIXELS, (120, 3072))], axis=1)
@@ -121,12 +121,13 @@ def test_cifar100_has_two_kinds_of_labels(tmp_path):
         tmp_path / "cifar100/cifar-100-binary",
         {"train.bin": rows[:100].tobytes(), "test.bin": rows[100:].tobytes()},
     )
-    fine, coarse = (CIFAR100(**FEW, labels=kind).load(tmp_path) for kind in ("fine", "coarse"))
-    assert (fine.num_classes, coarse.num_classes) == (100, 20)
-    assert (fine.class_name(99), coarse.class_name(19)) == ("worm", "vehicles_2")
-    np.testing.assert_array_equal(fine.samples.targets, labels[:, 1])
-    np.testing.assert_array_equal(coarse.samples.targets, labels[:, 0])
-    assert len(fine.test_indices) == 20
+    federation = CIFAR100(**FEW).load(tmp_path)
+    assert federation.num_classes == 100
+    assert (federation.class_name(0), federation.class_name(99)) == ("apple", "worm")
+    np.testing.assert_array_equal(federation.samples.targets, labels[:, 1])
+    images, _ = federation.samples.raw(np.arange(120))
+    np.testing.assert_array_equal((images * 255).round().flatten(1), rows[:, 2:])
+    assert len(federation.test_indices) == 20
 
 
 def test_cifar100_in_python_has_its_own_names_for_labels(tmp_path):
@@ -136,8 +137,8 @@ def test_cifar100_in_python_has_its_own_names_for_labels(tmp_path):
         tmp_path / "cifar100/cifar-100-python",
         {name: python2_pickle({b"data": rows, **fields}) for name in ("train", "test")},
     )
-    federation = CIFAR100(**FEW, labels="coarse").load(tmp_path)
-    np.testing.assert_array_equal(federation.samples.targets[:25], np.arange(25) % 20)
+    federation = CIFAR100(**FEW).load(tmp_path)
+    np.testing.assert_array_equal(federation.samples.targets[:100], np.arange(100))
 
 
 class Trap:

@@ -170,7 +170,7 @@ def test_own_arrays_and_own_datasets_give_the_same_federation():
     [
         ([], "at least one client"),
         ([(np.zeros((3, 2)), np.zeros(2, dtype=int))], "client 0: 3 inputs but 2 labels"),
-        ([(np.zeros((3, 2)), np.zeros(3))], "labels must be whole numbers"),
+        ([(np.zeros((3, 2)), np.zeros(3))], "labels must be integers"),
         ([(np.zeros((0, 2)), np.zeros(0, dtype=int))], "client 0 has no samples"),
         (
             [

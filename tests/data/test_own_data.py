@@ -134,25 +134,6 @@ def test_changing_a_label_in_the_index_changes_the_data(folder, tmp_path):
     assert (before.samples.targets != after.samples.targets).sum() == 1
 
 
-def test_a_parquet_index_is_the_same_as_csv(folder, tmp_path):
-    pyarrow = pytest.importorskip("pyarrow", reason="needs pyarrow (fedproto[parquet])")
-    from pyarrow import parquet
-
-    rows = [f"{c}/{n}.png,{c},{n % 2}" for c in COLOURS for n in range(4)]
-    csv = IndexFile(path=str(write_index(folder, rows))).load(tmp_path)
-    table = [dict(zip(("path", "label", "client"), row.split(","), strict=True)) for row in rows]
-    parquet.write_table(pyarrow.Table.from_pylist(table), folder / "index.parquet")
-    other = IndexFile(path=str(folder / "index.parquet")).load(tmp_path)
-    assert class_counts(other).tolist() == class_counts(csv).tolist()
-
-
-def test_parquet_without_pyarrow_says_what_to_install(folder, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    (folder / "index.parquet").write_bytes(b"")
-    with pytest.raises(DataError, match=r"pip install .pyarrow>="):
-        IndexFile(path=str(folder / "index.parquet")).load(tmp_path)
-
-
 def leaf(users):
     return json.dumps(
         {

@@ -175,7 +175,7 @@ def test_a_real_mask_lies_on_its_image(real_root):
     from PIL import Image
 
     tree = open_tree(folder)
-    arrays = FPascal().arrays(real_root)
+    arrays = FPascal().prepare(real_root)
     place = list(arrays["stems"]).index(b"2007_000033")
     mask = np.asarray(
         Image.open(io.BytesIO(tree.read(tree.require("SegmentationClassAug/2007_000033.png"))))

@@ -34,10 +34,10 @@ PARTITIONERS = {
         labels, rng, clients=clients, alpha=0.1
     ),
     "dirichlet-class": lambda labels, rng, clients: by_dirichlet_per_class(
-        labels, rng, clients=clients, alpha=0.5, minimum=1
+        labels, rng, clients=clients, alpha=0.5, min_size=1
     ),
     "quantity": lambda labels, rng, clients: by_quantity(
-        labels, rng, clients=clients, alpha=1.0, minimum=1
+        labels, rng, clients=clients, alpha=1.0, min_size=1
     ),
     "groups": lambda labels, rng, clients: within_groups(labels, rng, clients=clients),
     "iid": lambda labels, rng, clients: iid(labels, rng, clients=clients),
@@ -134,7 +134,7 @@ def test_per_class_dirichlet_leaves_out_clients_that_have_their_even_share():
     """With α near 0 a class goes to one client, and the next class to another one."""
     labels = np.repeat(np.arange(4), 25)
     parts = by_dirichlet_per_class(
-        labels, np.random.RandomState(0), clients=4, alpha=1e-6, minimum=1
+        labels, np.random.RandomState(0), clients=4, alpha=1e-6, min_size=1
     )
     assert [len(np.unique(labels[part])) for part in parts] == [1] * 4
     assert [len(part) for part in parts] == [25] * 4
@@ -143,7 +143,7 @@ def test_per_class_dirichlet_leaves_out_clients_that_have_their_even_share():
 def test_per_class_dirichlet_has_unequal_sizes_above_the_minimum():
     labels = np.repeat(np.arange(10), 500)
     parts = by_dirichlet_per_class(
-        labels, np.random.RandomState(0), clients=20, alpha=0.3, minimum=30
+        labels, np.random.RandomState(0), clients=20, alpha=0.3, min_size=30
     )
     sizes = np.array([len(part) for part in parts])
     assert sizes.min() >= 30
@@ -152,7 +152,7 @@ def test_per_class_dirichlet_has_unequal_sizes_above_the_minimum():
 
 def test_quantity_skew_keeps_the_mix_of_classes():
     labels = np.repeat(np.arange(4), 5000)
-    parts = by_quantity(labels, np.random.RandomState(0), clients=5, alpha=0.5, minimum=200)
+    parts = by_quantity(labels, np.random.RandomState(0), clients=5, alpha=0.5, min_size=200)
     sizes = np.array([len(part) for part in parts])
     assert sizes.min() >= 200
     assert sizes.max() > 2 * sizes.min()
@@ -260,11 +260,11 @@ def test_iid_sizes_differ_by_at_most_one():
             "clients must be between 1 and the 30 samples",
         ),
         (
-            lambda y, r: by_dirichlet_per_class(y, r, clients=10, alpha=0.01, minimum=3),
+            lambda y, r: by_dirichlet_per_class(y, r, clients=10, alpha=0.01, min_size=3),
             "raise alpha, or lower clients or min_size",
         ),
         (
-            lambda y, r: by_quantity(y, r, clients=10, alpha=0.01, minimum=3),
+            lambda y, r: by_quantity(y, r, clients=10, alpha=0.01, min_size=3),
             "fewer than 3 samples in each of 1000 draws",
         ),
         (lambda y, r: within_groups(y, r, clients=2), "clients must be at least 3"),

@@ -1,9 +1,10 @@
-"""What a data set is: options, and a way to load a federation from them."""
+"""Data sets: options, official files, and a method that loads a federation from them."""
 
 from __future__ import annotations
 
 import abc
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,8 +14,6 @@ from fedproto.data.federation import Federation
 from fedproto.data.files import FileTree, has_files, open_tree
 from fedproto.errors import DataError
 from fedproto.options import Options, Registry, option
-
-"""Is told how many of how many samples are prepared."""
 
 
 @dataclass(frozen=True)
@@ -26,9 +25,14 @@ class Download:
     md5: str = ""
 
 
+def downloads_of(site: str, folder: str, files: Mapping[str, str]) -> tuple[Download, ...]:
+    """Files of one site, by name with their MD5 digests, that go into one folder."""
+    return tuple(Download(site + name, f"{folder}/{name}", md5) for name, md5 in files.items())
+
+
 @dataclass(frozen=True)
 class DataSource(Options, abc.ABC):
-    """A data set and how it is shared out among clients.
+    """A data set and how its samples are shared out among clients.
 
     Attributes:
         folder: Its folder below the data root; empty for what needs no files there.
@@ -46,12 +50,8 @@ class DataSource(Options, abc.ABC):
     def load(self, root: Path) -> Federation:
         """Builds the federation."""
 
-    def prepare(self, root: Path, callback: Callback | None = None) -> None:
-        """Does now what `load` would have to do once, such as decoding images."""
-        self.arrays(root, callback)
-
-    def arrays(self, root: Path, callback: Callback | None = None) -> Any:
-        """What is kept in the cache once it was decoded; nothing for data that is made up."""
+    def prepare(self, root: Path, callback: Callback | None = None) -> Any:
+        """Does now what `load` would have to do once, such as decoding images into the cache."""
         del root, callback
         return {}
 
@@ -74,28 +74,24 @@ class DataSource(Options, abc.ABC):
 
     @classmethod
     def is_present(cls, root: Path) -> bool:
-        """Whether there are files of it, as far as a look at its folder tells."""
+        """Whether there are any files in its folder."""
         return not cls.folder or has_files(root / cls.folder)
 
     @classmethod
     def how_to_get(cls) -> str:
-        """What to do where its files are missing, to go after a message."""
+        """The remedy where its files are missing, to go after a message."""
         if not cls.downloads:
             return ""
         return f"; get them with: fedproto data fetch {DATASETS.name_of(cls)}"
 
-    @classmethod
-    def addresses(cls, root: Path) -> str:
-        """Where its files are to be had and where they go, to go after `how_to_get`."""
-        places = [f"{one.url} as {root / one.path}" for one in cls.downloads]
-        return f" (saves {', '.join(places)})" if places else ""
-
     def tree(self, root: Path) -> FileTree:
         """Its files."""
+        how = self.how_to_get()
         if not self.is_present(root):
-            how = self.how_to_get() + self.addresses(root)
-            raise DataError(f"there are no files in {root / self.folder}{how}")
-        return open_tree(root / self.folder, self.how_to_get())
+            places = [f"{one.url} as {root / one.path}" for one in self.downloads]
+            saved = f" (saves {', '.join(places)})" if places else ""
+            raise DataError(f"there are no files in {root / self.folder}{how}{saved}")
+        return open_tree(root / self.folder, how)
 
 
 DATASETS: Registry[DataSource] = Registry("data set", "fedproto.data")

@@ -69,7 +69,7 @@ class CelebA(HeldOut):
         samples = MappedSamples(torch.from_numpy(images["images"]), labels)
         return self._of_people(samples, index["identities"][rows], (3, self.size, self.size))
 
-    def arrays(self, root: Path, callback: Callback | None = None) -> Arrays:
+    def prepare(self, root: Path, callback: Callback | None = None) -> Arrays:
         """Decodes the images."""
         return self._images(*self._index(root), callback)
 

@@ -10,8 +10,8 @@ from typing import Any, Literal, overload
 import numpy as np
 import torch
 
-from fedproto.data.given import Given, scaled
-from fedproto.data.samples import MappedSamples, Samples, TensorSamples, join_clients
+from fedproto.data.given import Given, join_clients, scaled
+from fedproto.data.samples import MappedSamples, Samples, TensorSamples
 from fedproto.data.tasks import task_named
 from fedproto.disk.files import check_limit
 from fedproto.errors import DataError
@@ -19,13 +19,96 @@ from fedproto.options import Options, option
 from fedproto.rng import Indices, Purpose, stream
 from fedproto.types import POOLED, VOID
 
+
+@dataclass(frozen=True, repr=False)
+class Client:
+    """One client's samples for training and for the test, as indices."""
+
+    train: Indices
+    test: Indices
+
+    def __repr__(self) -> str:
+        return f"Client({len(self.train):,} training samples, {len(self.test):,} test samples)"
+
+
+class Clients(Sequence[Client]):
+    """Clients by id; each is made when it is asked for, as a view.
+
+    Args:
+        samples: Indices of samples, client by client: first those for training, then those for the
+            test.
+        starts: Where each client's begin; one more for the end, ``[K + 1]``.
+        cuts: Where each client's test part begins, ``[K]``.
+    """
+
+    def __init__(self, samples: Indices, starts: Indices, cuts: Indices) -> None:
+        self._samples, self._starts, self._cuts = samples, starts, cuts
+
+    @staticmethod
+    def of(clients: Iterable[Client]) -> Clients:
+        """Those of any sequence."""
+        if isinstance(clients, Clients):
+            return clients
+        clients = list(clients)
+        sizes = [(len(client.train), len(client.test)) for client in clients]
+        parts = [part for client in clients for part in (client.train, client.test)]
+        ends = np.cumsum([0, *(size for pair in sizes for size in pair)], dtype=np.int64)
+        samples = np.concatenate([np.empty(0, dtype=np.int64), *parts])
+        return Clients(samples.astype(np.int64), ends[::2], ends[1::2])
+
+    def __len__(self) -> int:
+        return len(self._cuts)
+
+    def __repr__(self) -> str:
+        return f"Clients({len(self):,})"
+
+    @overload
+    def __getitem__(self, client: int) -> Client: ...
+
+    @overload
+    def __getitem__(self, client: slice) -> Sequence[Client]: ...
+
+    def __getitem__(self, client: int | slice) -> Client | Sequence[Client]:
+        """A client, or some of them."""
+        if isinstance(client, slice):
+            return [self[one] for one in range(*client.indices(len(self)))]
+        client = range(len(self))[client]
+        start, cut, end = self._starts[client], self._cuts[client], self._starts[client + 1]
+        return Client(self._samples[start:cut], self._samples[cut:end])
+
+    @cached_property
+    def train_sizes(self) -> Indices:
+        """Number of training samples per client."""
+        return self._cuts - self._starts[:-1]
+
+    @cached_property
+    def test_sizes(self) -> Indices:
+        """Number of test samples per client."""
+        return self._starts[1:] - self._cuts
+
+    @cached_property
+    def train(self) -> Indices:
+        """All clients' training samples, client by client."""
+        return self._samples[self._in_training]
+
+    @cached_property
+    def test(self) -> Indices:
+        """All clients' samples for the test."""
+        return self._samples[~self._in_training]
+
+    @property
+    def _in_training(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        sizes = np.diff(self._starts)
+        return np.arange(len(self._samples)) < np.repeat(self._cuts, sizes)
+
+
 MOST_MEANS = 10_000
 """Pixels that are normalised one by one, up to which a run keeps their means."""
 
 
 @dataclass(frozen=True)
 class DataFacts(Options):
-    """What a federation is, in the few plain facts that ``run.json`` keeps."""
+    """The facts about a federation that ``run.json`` keeps."""
 
     name: str = option("", "what it is called")
     clients: int = option(0, "number of clients", at_least=0)
@@ -207,16 +290,13 @@ class Federation:
         """
         given = Given(clients, test, columns)
         samples, parts = join_clients(given.parts)
-        labels = (
-            _labels(samples) if num_classes is None or isinstance(samples, TensorSamples) else None
-        )
-        if labels is not None and task_named(task).label_maps:
-            labels = labels[labels != VOID]
-        if labels is not None:
+        if num_classes is None or isinstance(samples, TensorSamples):
+            labels = _labels(samples)
+            if task_named(task).label_maps:
+                labels = labels[labels != VOID]
             num_classes = checked_num_classes(labels, num_classes)
         samples = scaled(samples, scale, mean, std)
         first, _ = samples.batch(np.zeros(1, dtype=np.int64))
-        assert num_classes is not None  # noqa: S101 - narrows the type; set above when not given
         tests = given.tests(parts, seed)
         held = (
             split_clients(parts, seed, test_fraction)
@@ -267,8 +347,8 @@ def hold_out(
 ) -> tuple[list[Indices], Indices, Indices]:
     """Takes a share of every client's samples away for the server, once, from the seed.
 
-    What is left to a client is rounded down but never empty: of ten samples and a fraction of 0.1
-    it keeps nine, of nine it keeps eight.
+    The rest is rounded down but never empty: of ten samples and a fraction of 0.1 a client keeps
+    nine, of nine it keeps eight. Also gives the samples taken, and the client each was taken from.
     """
     if fraction == 0:
         return list(parts), np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
@@ -302,89 +382,3 @@ def checked_num_classes(
         )
     check_limit("classes", highest + 1, f"{where}label {highest}")
     return highest + 1 if num_classes is None else num_classes
-
-
-@dataclass(frozen=True, repr=False)
-class Client:
-    """One client's samples for training and for the test, as indices."""
-
-    train: Indices
-    test: Indices
-
-    def __repr__(self) -> str:
-        return f"Client({len(self.train):,} training samples, {len(self.test):,} test samples)"
-
-
-class Clients(Sequence[Client]):
-    """Clients by id; each is made when it is asked for, as a view.
-
-    Args:
-        samples: Indices of samples, client by client: first those for training, then those for the
-            test.
-        starts: Where each client's begin; one more for the end, ``[K + 1]``.
-        cuts: Where each client's test part begins, ``[K]``.
-    """
-
-    def __init__(self, samples: Indices, starts: Indices, cuts: Indices) -> None:
-        self._samples, self._starts, self._cuts = samples, starts, cuts
-
-    @staticmethod
-    def of(clients: Iterable[Client]) -> Clients:
-        """Those of any sequence."""
-        if isinstance(clients, Clients):
-            return clients
-        clients = list(clients)
-        sizes = [(len(client.train), len(client.test)) for client in clients]
-        parts = [part for client in clients for part in (client.train, client.test)]
-        ends = np.cumsum([0, *(size for pair in sizes for size in pair)], dtype=np.int64)
-        samples = np.concatenate([np.empty(0, dtype=np.int64), *parts])
-        return Clients(samples.astype(np.int64), ends[::2], ends[1::2])
-
-    def __len__(self) -> int:
-        return len(self._cuts)
-
-    def __repr__(self) -> str:
-        return f"Clients({len(self):,})"
-
-    @overload
-    def __getitem__(self, client: int) -> Client: ...
-
-    @overload
-    def __getitem__(self, client: slice) -> Sequence[Client]: ...
-
-    def __getitem__(self, client: int | slice) -> Client | Sequence[Client]:
-        """A client, or some of them."""
-        if isinstance(client, slice):
-            return [self[one] for one in range(*client.indices(len(self)))]
-        if not -len(self) <= client < len(self):
-            raise IndexError(f"there is no client {client}")
-        client %= len(self)
-        cut = self._cuts[client]
-        return Client(
-            self._samples[self._starts[client] : cut], self._samples[cut : self._starts[client + 1]]
-        )
-
-    @cached_property
-    def train_sizes(self) -> Indices:
-        """Number of training samples per client."""
-        return self._cuts - self._starts[:-1]
-
-    @cached_property
-    def test_sizes(self) -> Indices:
-        """Number of test samples per client."""
-        return self._starts[1:] - self._cuts
-
-    @cached_property
-    def train(self) -> Indices:
-        """All clients' training samples, client by client."""
-        return self._samples[self._in_training]
-
-    @cached_property
-    def test(self) -> Indices:
-        """All clients' samples for the test."""
-        return self._samples[~self._in_training]
-
-    @property
-    def _in_training(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        sizes = np.diff(self._starts)
-        return np.arange(len(self._samples)) < np.repeat(self._cuts, sizes)

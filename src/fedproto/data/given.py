@@ -1,6 +1,6 @@
-"""Data as programs have it: arrays, torch data sets, rows with named columns, splits of one's own.
+"""A user's own data in memory: arrays, `torch` data sets, rows with named columns, own splits.
 
-Rows are what the `datasets` library and Flower Datasets give; neither is needed here.
+Rows are the form of the `datasets` library and of Flower Datasets; neither is needed here.
 """
 
 from __future__ import annotations
@@ -8,16 +8,21 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import ConcatDataset, Dataset
 
 from fedproto.data.images import pixels
-from fedproto.data.samples import ClientData, DatasetSamples, MappedSamples, Samples, TensorSamples
+from fedproto.data.samples import DatasetSamples, MappedSamples, Samples, TensorSamples
 from fedproto.errors import DataError
 from fedproto.rng import Indices, Purpose, stream
+
+ClientData: TypeAlias = "tuple[Any, Any] | Dataset[Any]"
+"""One client's own data: inputs and labels as arrays, or a map-style `torch` data set."""
 
 INPUTS = ("image", "img", "pixel_values", "input", "inputs", "x", "features")
 TARGETS = ("label", "labels", "target", "targets", "fine_label", "class", "character", "y")
@@ -27,7 +32,7 @@ WHITE = 255
 
 
 class Given:
-    """Clients' data, then their test data or the one for all, brought into one form."""
+    """The clients' data in one form, followed by their test data or one test set for all."""
 
     def __init__(
         self, clients: Sequence[Any], test: Any = None, columns: tuple[str, str] | None = None
@@ -74,6 +79,64 @@ class Given:
         return np.stack(inputs), np.array([row[names[1]] for row in rows])
 
 
+def join_clients(clients: Sequence[ClientData]) -> tuple[Samples, list[Indices]]:
+    """All clients' data as one set of samples, and each client's indices into it."""
+    if not clients:
+        raise DataError("a federation needs at least one client")
+    datasets = [client for client in clients if isinstance(client, Dataset)]
+    if datasets and len(datasets) < len(clients):
+        raise DataError("give every client's data as arrays or every client's as torch data sets")
+    arrays = [] if datasets else [_as_arrays(one, client) for client, one in enumerate(clients)]
+    sizes: list[int] = [len(one) for one in datasets] or [len(inputs) for inputs, _ in arrays]  # type: ignore[arg-type]
+    if 0 in sizes:
+        raise DataError(f"client {sizes.index(0)} has no samples; leave it out")
+    ends = np.cumsum(sizes, dtype=np.int64)
+    parts = [np.arange(end - size, end) for size, end in zip(sizes, ends, strict=True)]
+    if datasets:
+        return DatasetSamples(ConcatDataset(datasets)), parts
+    if len({inputs.shape[1:] for inputs, _ in arrays}) > 1:
+        raise DataError("the clients' inputs have different shapes")
+    inputs, labels = (_joined(list(part)) for part in zip(*arrays, strict=True))
+    _check_finite(inputs, sizes)
+    return TensorSamples(inputs, labels.long()), parts
+
+
+def _as_arrays(given: Any, client: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    """A client's inputs and labels as arrays."""
+    try:
+        inputs, labels = (
+            part if isinstance(part, np.ndarray) else torch.as_tensor(part).detach().cpu().numpy()
+            for part in given
+        )
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DataError(f"client {client}: expected (inputs, labels) as arrays: {error}") from None
+    if not inputs.shape or not labels.shape:
+        raise DataError(f"client {client}: expected (inputs, labels) as arrays, not single numbers")
+    if len(inputs) != len(labels):
+        raise DataError(f"client {client}: {len(inputs)} inputs but {len(labels)} labels")
+    if labels.dtype.kind not in "iub":
+        raise DataError(f"client {client}: labels must be integers, not {labels.dtype}")
+    return inputs, labels
+
+
+def _joined(parts: list[NDArray[Any]]) -> Tensor:
+    try:
+        return torch.from_numpy(np.concatenate(parts))
+    except (TypeError, ValueError) as error:
+        raise DataError(f"the clients' arrays do not fit together: {error}") from None
+
+
+def _check_finite(inputs: Tensor, sizes: Sequence[int]) -> None:
+    """Checks all clients' inputs at once."""
+    if not inputs.is_floating_point():
+        return
+    wrong = ~torch.isfinite(inputs).reshape(len(inputs), -1).all(dim=1)
+    if bool(wrong.any()):
+        first = int(wrong.to(torch.uint8).argmax())
+        client = int(np.searchsorted(np.cumsum(sizes), first, side="right"))
+        raise DataError(f"client {client}: its inputs hold NaN or infinite numbers; remove them")
+
+
 def deal(samples: Indices, clients: int, seed: int) -> list[Indices]:
     """Deals a test set for all out evenly among the clients."""
     shuffled = samples[stream(seed, Purpose.SPLIT).permutation(len(samples))]
@@ -83,20 +146,16 @@ def deal(samples: Indices, clients: int, seed: int) -> list[Indices]:
 def scaled(
     samples: Samples, scale: bool | None, mean: Sequence[float] = (), std: Sequence[float] = ()
 ) -> Samples:
-    """Samples whose pixels are numbers of a sensible size.
-
-    They are divided by 255 if `scale` says so; when it says nothing bytes of pictures are, with a
-    warning.
-    """
+    """Samples divided by 255 if `scale` is set, or it is None and they are pictures of bytes."""
     if isinstance(samples, DatasetSamples):
         if mean or std:
             raise DataError("normalise in the data set itself; it gives samples one by one")
         first, _ = samples.dataset[0]
-        divide = _asked(torch.as_tensor(first).unsqueeze(0), scale)
+        divide = _is_to_divide(torch.as_tensor(first).unsqueeze(0), scale)
         return replace(samples, divisor=float(WHITE)) if divide else samples
     if not isinstance(samples, TensorSamples):
         return samples
-    inputs, divide = samples.inputs, _asked(samples.inputs, scale)
+    inputs, divide = samples.inputs, _is_to_divide(samples.inputs, scale)
     if inputs.dtype == torch.uint8 and not divide:
         inputs = inputs.float()
     elif inputs.dtype != torch.uint8 and divide:
@@ -106,7 +165,7 @@ def scaled(
     return MappedSamples(inputs, samples.targets, tuple(mean), tuple(std))
 
 
-def _asked(inputs: torch.Tensor, scale: bool | None) -> bool:
+def _is_to_divide(inputs: Tensor, scale: bool | None) -> bool:
     if scale is not None:
         return scale
     picture = inputs.ndim == 4

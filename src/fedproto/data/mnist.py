@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-import abc
 import math
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedproto.callback import Callback
-from fedproto.data.base import DATASETS, Download
+from fedproto.data.base import DATASETS, downloads_of
 from fedproto.data.files import FileTree
-from fedproto.data.official import PARTS, OfficialImages
-from fedproto.data.prepared import Builder
+from fedproto.data.official import Labelled, OfficialImages
 from fedproto.data.sharing import Partition, TestSet
 from fedproto.errors import DataError
 from fedproto.options import option
 
 _UNSIGNED_BYTE = 0x08
+# In the labels of EMNIST's *byclass* ten digits and twenty-six capitals come before the letters.
+_FIRST_LETTER, _LETTERS = 36, 10
 
 
 def read_idx(tree: FileTree, name: str, dimensions: int) -> NDArray[np.uint8]:
-    """Reads an idx file of bytes, compressed or not."""
+    """Reads an idx file, compressed or not: a magic number, the dimensions, the bytes."""
     found = tree.find(name) or tree.require(f"{name}.gz")
     content, where = tree.read(found), tree.locations[found]
     start = 4 + 4 * dimensions
@@ -41,87 +40,50 @@ def read_idx(tree: FileTree, name: str, dimensions: int) -> NDArray[np.uint8]:
     return np.frombuffer(content, dtype=np.uint8, offset=start).reshape(shape)
 
 
-def read_images_and_labels(
-    tree: FileTree, images: str, labels: str
-) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """A pair of idx files: images ``[N, H, W]`` and their labels ``[N]``."""
-    pixels, classes = read_idx(tree, images, 3), read_idx(tree, labels, 1)
-    if len(pixels) != len(classes):
-        raise DataError(
-            f"{tree.folder}: {images} has {len(pixels)} images but {labels} {len(classes)} labels"
-        )
-    return pixels, classes.astype(np.int64)
-
-
-@dataclass(frozen=True)
-class IdxImages(OfficialImages):
-    """Grey images of ten classes, 28×28 pixels, from idx files."""
-
-    validation: float = 0.1
-
-    @abc.abstractmethod
-    def read(self, tree: FileTree, part: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-        """Upright images ``[N, H, W]`` and labels from 0, of the files ``train`` or ``test``."""
-
-    def build(self, tree: FileTree, builder: Builder, callback: Callback | None) -> None:
-        """Unpacks the images."""
-        del callback
-        parts = [self.read(tree, part) for part in PARTS]
-        self.put_parts(
-            builder, [(images[:, None], labels) for images, labels in parts], tree.folder
-        )
-
-
-# The authors' own page no longer serves the files; this mirror keeps them byte for byte.
-_MIRROR = "https://ossci-datasets.s3.amazonaws.com/mnist/"
-_MD5 = {
-    "train-images-idx3-ubyte.gz": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
-    "train-labels-idx1-ubyte.gz": "d53e105ee54ea40749a09fcbcd1e9432",
-    "t10k-images-idx3-ubyte.gz": "9fb629c4189551a2d022fa330f9573f3",
-    "t10k-labels-idx1-ubyte.gz": "ec29112dd5afa0611ce80d1b7f02629c",
-}
-
-_FASHION_MIRROR = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
-_FASHION_MD5 = {
-    "train-images-idx3-ubyte.gz": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
-    "train-labels-idx1-ubyte.gz": "25c81989df183df01b3e8a0aad5dffbe",
-    "t10k-images-idx3-ubyte.gz": "bef4ecab320f06d8554ea6380940ec79",
-    "t10k-labels-idx1-ubyte.gz": "bb300cfdad3c16e7a12a480ee83cd310",
-}
-
-
-def downloads_of(mirror: str, folder: str, checksums: Mapping[str, str]) -> tuple[Download, ...]:
-    """The files of a mirror, to go below a folder's ``raw``."""
-    return tuple(
-        Download(mirror + name, f"{folder}/raw/{name}", md5) for name, md5 in checksums.items()
-    )
-
-
 @DATASETS.register("mnist")
 @dataclass(frozen=True)
-class MNIST(IdxImages):
+class MNIST(OfficialImages):
     """Handwritten digits 0–9, training and test files pooled, two classes per client.
 
     Client u holds the digits u and u+1: five of each first, the rest in proportions that are
     ``lognormal(0, 2)``. One tenth of every client is left out first, as in the scripts published
     with FedProx. The default seed gives 62,516 samples with standard deviation 167.3, against
     61,676 and 164.7 in the paper's Table 1.
+
+    Attributes:
+        prefixes: How the names of the training and of the test files begin.
     """
 
     folder = "MNIST"
     licence = "CC BY-SA 3.0"
-    downloads = downloads_of(_MIRROR, folder, _MD5)
+    # The authors' own page no longer serves the files; this mirror keeps them byte for byte.
+    downloads = downloads_of(
+        "https://ossci-datasets.s3.amazonaws.com/mnist/",
+        "MNIST/raw",
+        {
+            "train-images-idx3-ubyte.gz": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+            "train-labels-idx1-ubyte.gz": "d53e105ee54ea40749a09fcbcd1e9432",
+            "t10k-images-idx3-ubyte.gz": "9fb629c4189551a2d022fa330f9573f3",
+            "t10k-labels-idx1-ubyte.gz": "ec29112dd5afa0611ce80d1b7f02629c",
+        },
+    )
+    prefixes: ClassVar[Mapping[str, str]] = {"train": "train", "test": "t10k"}
 
     seed: int = option(1, "seed of partition and splits", at_least=0)
+    validation: float = 0.1
     clients: int = 1000
     partition: Partition = "classes"
 
-    def read(self, tree: FileTree, part: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-        """The training images or the test images."""
-        prefix = {"train": "train", "test": "t10k"}[part]
-        return read_images_and_labels(
-            tree, f"{prefix}-images-idx3-ubyte", f"{prefix}-labels-idx1-ubyte"
-        )
+    def read(self, tree: FileTree, part: str) -> Labelled:
+        """Images and labels of a pair of files."""
+        names = [f"{self.prefixes[part]}-{kind}-ubyte" for kind in ("images-idx3", "labels-idx1")]
+        images, labels = read_idx(tree, names[0], 3), read_idx(tree, names[1], 1)
+        if len(images) != len(labels):
+            raise DataError(
+                f"{tree.folder}: {names[0]} has {len(images)} images but {names[1]}"
+                f" {len(labels)} labels"
+            )
+        return images[:, None], labels.astype(np.int64)
 
 
 @DATASETS.register("fashion-mnist")
@@ -131,7 +93,16 @@ class FashionMNIST(MNIST):
 
     folder = "FashionMNIST"
     licence = "MIT"
-    downloads = downloads_of(_FASHION_MIRROR, folder, _FASHION_MD5)
+    downloads = downloads_of(
+        "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+        "FashionMNIST/raw",
+        {
+            "train-images-idx3-ubyte.gz": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+            "train-labels-idx1-ubyte.gz": "25c81989df183df01b3e8a0aad5dffbe",
+            "t10k-images-idx3-ubyte.gz": "bef4ecab320f06d8554ea6380940ec79",
+            "t10k-labels-idx1-ubyte.gz": "bb300cfdad3c16e7a12a480ee83cd310",
+        },
+    )
     class_names = (
         "T-shirt", "trouser", "pullover", "dress", "coat",
         "sandal", "shirt", "sneaker", "bag", "ankle boot",
@@ -146,13 +117,9 @@ class FashionMNIST(MNIST):
     std: tuple[float, ...] = (0.3530,)
 
 
-# In the labels of *byclass* ten digits and twenty-six capitals come before the small letters.
-_FIRST, _CLASSES = 36, 10
-
-
 @DATASETS.register("femnist")
 @dataclass(frozen=True)
-class FEMNIST(IdxImages):
+class FEMNIST(MNIST):
     """Handwritten letters a–j, training and test files pooled, five classes per client.
 
     Client u holds five letters in a row and wants equally many of each; the sizes are log-normal.
@@ -168,15 +135,17 @@ class FEMNIST(IdxImages):
 
     folder = "EMNIST"
     licence = "public domain (NIST, Special Database 19)"
-    downloads = (
-        Download(
-            "https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip",
-            "EMNIST/raw/gzip.zip",
-            "58c8d27c78d21e728a6bc7b3cc06412e",
-        ),
+    downloads = downloads_of(
+        "https://biometrics.nist.gov/cs_links/EMNIST/",
+        "EMNIST/raw",
+        {"gzip.zip": "58c8d27c78d21e728a6bc7b3cc06412e"},
     )
+    prefixes: ClassVar[Mapping[str, str]] = {
+        "train": "emnist-byclass-train",
+        "test": "emnist-byclass-test",
+    }
 
-    seed: int = option(11, "seed of partition and splits", at_least=0)
+    seed: int = 11
     clients: int = 200
     partition: Partition = "class-sizes"
     classes_per_client: int = 5
@@ -187,16 +156,13 @@ class FEMNIST(IdxImages):
     )
     minimum: int = 3
 
-    def read(self, tree: FileTree, part: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    def read(self, tree: FileTree, part: str) -> Labelled:
         """The letters of a pair of files; EMNIST stores images transposed."""
-        prefix = f"emnist-byclass-{part}"
-        pixels, classes = read_images_and_labels(
-            tree, f"{prefix}-images-idx3-ubyte", f"{prefix}-labels-idx1-ubyte"
-        )
-        letters = (classes >= _FIRST) & (classes < _FIRST + _CLASSES)
-        return pixels[letters].transpose(0, 2, 1), classes[letters] - _FIRST
+        images, labels = super().read(tree, part)
+        letters = (labels >= _FIRST_LETTER) & (labels < _FIRST_LETTER + _LETTERS)
+        return images[letters].swapaxes(2, 3), labels[letters] - _FIRST_LETTER
 
-    def looks(self, images: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    def preprocess(self, images: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """As they are stored, or inverted and at half their size."""
         if self.images == "emnist":
             return images

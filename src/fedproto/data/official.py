@@ -1,12 +1,10 @@
-"""Image data sets with official training and test files: one way from files to a federation."""
+"""Image data sets with official training and test files: from files to a federation."""
 
 from __future__ import annotations
 
-import abc
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar, TypeAlias
 
 import numpy as np
 import torch
@@ -25,6 +23,9 @@ from fedproto.options import option
 PARTS = ("train", "test")
 TEN = 10
 
+Labelled: TypeAlias = tuple[NDArray[np.uint8], NDArray[np.int64]]
+"""Images ``[N, C, H, W]`` and their labels ``[N]``."""
+
 
 @dataclass(frozen=True)
 class OfficialImages(SharedOut):
@@ -36,100 +37,91 @@ class OfficialImages(SharedOut):
     Attributes:
         class_names: Names of the classes, in the order of their labels; digits and letters that
             need no names have none.
+        prepared_by: Names of the options that the prepared arrays depend on.
     """
 
     class_names: ClassVar[tuple[str, ...]] = ()
+    prepared_by: ClassVar[tuple[str, ...]] = ()
 
-    @abc.abstractmethod
+    def read(self, tree: FileTree, part: str) -> Labelled:
+        """The images and labels of the files ``train`` or ``test``."""
+        raise NotImplementedError
+
     def build(self, tree: FileTree, builder: Builder, callback: Callback | None) -> None:
         """Writes the arrays of all official images.
 
-        They are ``images [N, C, H, W]``, ``labels [N]``, ``test [N]`` (whether an image belongs to
-        the official test set) and, where there are natural groups, ``groups [N]``.
+        They are ``images [N, C, H, W]``, ``labels [N]`` and ``test [N]`` (whether an image belongs
+        to the official test set), and where there are any ``groups [N]``, the natural groups, and
+        ``names``, those of the classes.
         """
-
-    def build_options(self) -> dict[str, Any]:
-        """The options that the arrays depend on."""
-        return {"parts": PARTS}
-
-    def names(self, arrays: Arrays | None = None) -> tuple[str, ...]:
-        """The names of the classes, some data sets' from their files."""
-        del arrays
-        return self.class_names
+        del callback
+        parts = [self.read(tree, part) for part in PARTS]
+        images, labels = (np.concatenate(each) for each in zip(*parts, strict=True))
+        test = np.arange(len(labels)) >= len(parts[0][1])
+        put_labels(builder, labels, test, tree.folder, len(self.class_names) or TEN)
+        builder.put("images", images)
 
     def load(self, root: Path) -> Federation:
         """Reads the official files and shares the images out."""
-        arrays = self.arrays(root)
-        labels, test = np.array(arrays["labels"]), self.test_part(arrays)
-        official = None if test is None else np.flatnonzero(test)
-        shared = np.arange(len(labels)) if test is None else np.flatnonzero(~test)
+        arrays = self.prepare(root)
+        labels, found = np.array(arrays["labels"]), self.test_part(arrays)
+        test, test_set = (np.zeros(len(labels), dtype=bool), "split") if found is None else found
+        shared = np.flatnonzero(~test)
         groups = np.array(arrays["groups"])[shared] if "groups" in arrays else None
-        images = torch.from_numpy(self.looks(arrays["images"]))
+        names = tuple(name.decode() for name in arrays.get("names", ())) or self.class_names
+        images = torch.from_numpy(self.preprocess(arrays["images"]))
         return self.federation(
             DATASETS.name_of(type(self)),
             MappedSamples(images, torch.from_numpy(labels)),
             [shared[part] for part in self.share(labels[shared], groups)],
-            num_classes=len(self.names(arrays)) or TEN,
+            num_classes=len(names) or TEN,
             input_shape=tuple(images.shape[1:]),
-            class_names=self.names(arrays),
-            official=official,
-            test_set=self.test_name(),
+            class_names=names,
+            official=None if found is None else np.flatnonzero(test),
+            test_set=test_set,
         )
 
-    def test_part(self, arrays: Arrays) -> NDArray[np.bool_] | None:
-        """Which images are the test set ``[N]``; None where every client's are split."""
-        return np.array(arrays["test"]) if self.test == "official" else None
+    def test_part(self, arrays: Arrays) -> tuple[NDArray[np.bool_], str] | None:
+        """Which images are the test set ``[N]`` and its name; None where every client's is split.
 
-    def test_name(self) -> str:
-        """What the test set is called in records."""
-        return "official"
+        The name is the one that records have.
+        """
+        return (np.array(arrays["test"]), "official") if self.test == "official" else None
 
-    def looks(self, images: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """The images ``[N, C, H, W]`` as they are to look; as they are stored by default."""
+    def preprocess(self, images: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """The images ``[N, C, H, W]`` as models see them; as they are stored by default."""
         return images
 
-    def arrays(self, root: Path, callback: Callback | None = None) -> Arrays:
+    def prepare(self, root: Path, callback: Callback | None = None) -> Arrays:
         """Decodes the images."""
         tree = self.tree(root)
+        options = {"parts": PARTS, **{name: getattr(self, name) for name in self.prepared_by}}
 
         def build(builder: Builder) -> None:
             self.build(tree, builder, callback)
 
-        name = DATASETS.name_of(type(self))
-        return prepared(name, tree.sources, self.build_options(), build)
+        return prepared(DATASETS.name_of(type(self)), tree.sources, options, build)
 
-    def put_parts(
-        self,
-        builder: Builder,
-        parts: Sequence[tuple[NDArray[np.uint8], NDArray[np.int64]]],
-        folder: Path,
-    ) -> None:
-        """Writes the images and labels of the training files, then those of the test files."""
-        images, labels = (np.concatenate(each) for each in zip(*parts, strict=True))
-        test = np.arange(len(labels)) >= len(parts[0][1])
-        self.put_labels(builder, labels, test, folder, len(self.names()) or TEN)
-        builder.put("images", images)
 
-    def put_labels(
-        self,
-        builder: Builder,
-        labels: NDArray[np.int64],
-        test: NDArray[np.bool_],
-        folder: Path,
-        num_classes: int = TEN,
-    ) -> None:
-        """Writes labels, once they are within the classes and no class is missing."""
-        found = np.unique(labels)
-        for label in found:
-            if not 0 <= label < num_classes:
-                raise DataError(
-                    f"{folder}: label {label} is outside the classes 0 to {num_classes - 1}"
-                )
-        for label in range(num_classes):
-            if label not in found:
-                raise DataError(f"{folder}: class {label} has no images; fetch the files again")
-        builder.put("labels", labels)
-        builder.put("test", test)
+def put_labels(
+    builder: Builder,
+    labels: NDArray[np.int64],
+    test: NDArray[np.bool_],
+    folder: Path,
+    num_classes: int,
+) -> None:
+    """Writes labels, once they are within the classes and no class is missing."""
+    found = np.unique(labels)
+    for label in found:
+        if not 0 <= label < num_classes:
+            raise DataError(
+                f"{folder}: label {label} is outside the classes 0 to {num_classes - 1}"
+            )
+    for label in range(num_classes):
+        if label not in found:
+            raise DataError(f"{folder}: class {label} has no images; fetch the files again")
+    builder.put("labels", labels)
+    builder.put("test", test)
 
 
 @dataclass(frozen=True)
@@ -147,9 +139,9 @@ class Benchmark(OfficialImages):
     test: TestSet = "official"
     allow_missing: bool = option(False, "accept fewer images than the official files have")
 
-    def arrays(self, root: Path, callback: Callback | None = None) -> Arrays:
+    def prepare(self, root: Path, callback: Callback | None = None) -> Arrays:
         """Decodes the images and counts them."""
-        arrays = super().arrays(root, callback)
+        arrays = super().prepare(root, callback)
         test = int(arrays["test"].sum())
         found = (len(arrays["test"]) - test, test)
         for part, number, wanted in zip(PARTS, found, self.counts, strict=True):

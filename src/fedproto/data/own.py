@@ -24,7 +24,7 @@ from fedproto.data.samples import MappedSamples
 from fedproto.data.sharing import HeldOut, SharedOut
 from fedproto.disk.files import open_regular, read_limited, user_path
 from fedproto.disk.integrity import DamagedError, read_json
-from fedproto.errors import DataError, install, unknown_name
+from fedproto.errors import DataError, unknown_name
 from fedproto.options import option
 
 
@@ -56,7 +56,7 @@ class OwnPictures(SharedOut):
 
     def load(self, root: Path) -> Federation:
         """Decodes the pictures if that was not done before, and makes clients."""
-        listing, arrays = self.arrays(root)
+        listing, arrays = self.prepare(root)
         labels = np.array(arrays["labels"])
         parts = self.share(labels) if listing.clients is None else by_key(np.array(listing.clients))
         return self.federation(
@@ -68,7 +68,7 @@ class OwnPictures(SharedOut):
             class_names=listing.classes,
         )
 
-    def arrays(self, root: Path, callback: Callback | None = None) -> tuple[Listing, Arrays]:
+    def prepare(self, root: Path, callback: Callback | None = None) -> tuple[Listing, Arrays]:
         """Decodes the pictures, and says which there are."""
         if self.channels == 2:
             raise DataError("channels must be 1 for grey or 3 for colour, not 2")
@@ -138,20 +138,17 @@ class ImageFolder(OwnPictures):
         pictures = [name for name in deep if is_picture(name)]
         if not pictures:
             raise DataError(f"{path} holds no folders of pictures; expected {form}")
-        top, last = ([name.split("/")[level] for name in pictures] for level in (0, self._class()))
+        top = [name.split("/")[0] for name in pictures]
         for folder in sorted(path.iterdir()):
             if folder.is_dir() and folder.name[0] != "." and folder.name not in top:
                 raise DataError(
                     f"{self.levels[0]} folder {folder} holds no pictures; expected {form}"
                 )
-        classes = checked_classes(last, self.classes, path)
+        labels = [name.split("/")[len(self.levels) - 1] for name in pictures]
+        classes = checked_classes(labels, self.classes, path)
         sources = {name: tree.sources[name] for name in pictures}
-        clients = top if self._class() else None
-        return Listing(FileTree(path, sources), pictures, last, clients, classes)
-
-    def _class(self) -> int:
-        """At which level classes are."""
-        return self.levels.index("class")
+        clients = top if len(self.levels) > 1 else None
+        return Listing(FileTree(path, sources), pictures, labels, clients, classes)
 
 
 @DATASETS.register("client-folders")
@@ -165,11 +162,11 @@ class ClientFolders(ImageFolder):
 @DATASETS.register("index")
 @dataclass(frozen=True)
 class IndexFile(OwnPictures):
-    """Your own pictures in a CSV or Parquet file: path, label and, unless shared out, client."""
+    """Your own pictures in a CSV file: path, label and, unless shared out, client."""
 
     def listing(self, path: Path) -> Listing:
         """Paths are relative to the index; without a column client the pictures are shared out."""
-        rows = _read_parquet(path) if path.suffix == ".parquet" else _read_csv(path)
+        rows = _read_csv(path)
         if not rows:
             raise DataError(f"{path} has no rows")
         for column in ("path", "label"):
@@ -190,18 +187,13 @@ class IndexFile(OwnPictures):
             if not found:
                 raise DataError(f"{path} row {number}: there is no file {sources[name]}")
         labels = [str(row["label"]) for row in rows]
-        classes = _in_order(checked_classes(labels, self.classes, path), given=bool(self.classes))
+        classes = checked_classes(labels, self.classes, path)
+        if not self.classes and all(name.lstrip("-").isdigit() for name in classes):
+            classes.sort(key=int)  # 2 before 10
         clients = [str(row["client"]) for row in rows] if "client" in rows[0] else None
         # The index is a source too: other labels make other data.
         tree = FileTree(path.parent, {**sources, path.name: path})
         return Listing(tree, names, labels, clients, classes)
-
-
-def _in_order(classes: Sequence[str], *, given: bool) -> Sequence[str]:
-    """Found classes that are whole numbers come in the order of the numbers: 2 before 10."""
-    if given or not all(name.lstrip("-").isdigit() for name in classes):
-        return classes
-    return sorted(classes, key=int)
 
 
 def _read_csv(path: Path) -> list[dict[str, Any]]:
@@ -214,19 +206,6 @@ def _read_csv(path: Path) -> list[dict[str, Any]]:
     for number, row in enumerate(rows, start=2):
         if None in row or None in row.values():
             raise DataError(f"{path} row {number} has more or fewer fields than the first line")
-    return rows
-
-
-def _read_parquet(path: Path) -> list[dict[str, Any]]:
-    try:
-        from pyarrow import ArrowException, parquet
-    except ImportError:
-        raise DataError(f"{path} needs pyarrow: {install('parquet')}") from None
-    try:
-        with open_regular(path) as file:
-            rows: list[dict[str, Any]] = parquet.read_table(file).to_pylist()
-    except (OSError, ArrowException, ValueError) as error:
-        raise DataError(f"{path} cannot be read as Parquet: {error}") from None
     return rows
 
 
@@ -245,10 +224,13 @@ class Leaf(HeldOut):
 
     def load(self, root: Path) -> Federation:
         """Reads the files if that was not done before."""
-        arrays = self.arrays(root)
+        arrays = self.prepare(root)
         labels, users = np.array(arrays["labels"]), np.array(arrays["users"])
         inputs = torch.from_numpy(arrays["inputs"])
-        shape = self._input_shape(tuple(inputs.shape[1:]))
+        stored = tuple(inputs.shape[1:])
+        shape = self.shape or stored
+        if np.prod(shape) != np.prod(stored):
+            raise DataError(f"shape {list(shape)} does not fit inputs of shape {list(stored)}")
         federation = self.federation(
             Path(self.path).stem,
             MappedSamples(inputs.view(-1, *shape), torch.from_numpy(labels)),
@@ -258,7 +240,7 @@ class Leaf(HeldOut):
         )
         if not arrays["test"].any():
             return federation
-        # LEAF's own split takes the place of ours; whoever has nothing to train on is no client.
+        # LEAF's own split takes the place of ours; a user without training samples is no client.
         test = np.array(arrays["test"], dtype=bool)
         clients = [Client(part[~test[part]], part[test[part]]) for part in by_key(users)]
         return replace(
@@ -267,12 +249,7 @@ class Leaf(HeldOut):
             validation=np.empty(0, dtype=np.int64),
         )
 
-    def _input_shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
-        if self.shape and np.prod(self.shape) != np.prod(stored):
-            raise DataError(f"shape {list(self.shape)} does not fit inputs of shape {list(stored)}")
-        return self.shape or stored
-
-    def arrays(self, root: Path, callback: Callback | None = None) -> Arrays:
+    def prepare(self, root: Path, callback: Callback | None = None) -> Arrays:
         """Reads the files."""
         folder = own_path(self.path, root)
         sources = {
@@ -303,12 +280,6 @@ class Leaf(HeldOut):
         return prepared("leaf", sources, {}, build)
 
 
-def _whole(labels: Any) -> Any:
-    """Labels that were written as 3.0 as whole numbers; others as they are."""
-    written_so = labels.dtype.kind == "f" and np.array_equal(labels, np.rint(labels))
-    return labels.astype(np.int64) if written_so else labels
-
-
 def _read_users(path: Path) -> Iterator[tuple[str, Any, Any]]:
     try:
         with open_regular(path) as file:
@@ -321,11 +292,13 @@ def _read_users(path: Path) -> Iterator[tuple[str, Any, Any]]:
         raise DataError(f"{path} is not in LEAF's form: {error} is missing or wrong") from None
     for user, (x, y) in users.items():
         try:
-            inputs, labels = np.asarray(x, dtype=np.float32), _whole(np.asarray(y))
+            inputs, labels = np.asarray(x, dtype=np.float32), np.asarray(y)
         except (ValueError, TypeError, OverflowError):
             raise DataError(f"{path}: the inputs of user {user} are not numbers") from None
         if inputs.ndim < 2 or not inputs.size or not np.isfinite(inputs).all():
             raise DataError(f"{path}: the inputs of user {user} are not lists of finite numbers")
+        if labels.dtype.kind == "f" and np.array_equal(labels, np.rint(labels)):
+            labels = labels.astype(np.int64)  # written as 3.0
         if labels.dtype.kind not in "iu" or labels.ndim != 1 or len(labels) != len(inputs):
             raise DataError(
                 f"{path}: user {user} has {len(inputs)} inputs and labels of another number or kind"

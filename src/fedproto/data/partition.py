@@ -30,10 +30,8 @@ def by_classes(
     """A few neighbouring classes per client, log-normal numbers of samples.
 
     Client u holds the classes ``u, u+1, …`` (modulo their number). Of every class each of its
-    clients first gets a few samples; the rest is shared out in log-normal proportions.
-
-    The first few are `minimum`, or fewer when a class is too small to go round; the proportions are
-    ``lognormal(0, sigma)``.
+    clients first gets `minimum` samples, or fewer when the class is too small; the rest is shared
+    out in proportions that are ``lognormal(0, sigma)``.
     """
     held = _neighbouring_classes(labels, clients, classes_per_client)
     proportions = rng.lognormal(0, sigma, size=held.shape)
@@ -67,10 +65,9 @@ def by_classes_and_sizes(
     """A few neighbouring classes per client, log-normal sizes, the same number of each class.
 
     Client u holds the classes ``u, u+1, …`` (modulo their number) and wants equally many of each.
-    When a class runs short, its clients get fewer of it in proportion to what they want; nothing
-    takes its place. What nobody wants is left over.
-
-    Sizes are ``lognormal(μ, sigma)`` with μ from the mean.
+    When a class runs short, its clients get fewer of it in proportion to their wish; nothing takes
+    its place. Samples that nobody wants are left over. Sizes are ``lognormal(μ, sigma)`` with μ
+    from the mean.
     """
     if not mean_size > 0:
         raise DataError(f"mean_size must be above 0, not {mean_size}")
@@ -160,14 +157,8 @@ def by_dirichlet(
             log_chances = log_mix + np.log(left / counts)
         taken = _draw_without_exceeding(rng, int(size), log_chances, left)
         left -= taken
-        parts.append(
-            np.concatenate(
-                [
-                    pool[rest : rest + take]
-                    for pool, rest, take in zip(stock, left, taken, strict=True)
-                ]
-            )
-        )
+        drawn = zip(stock, left, taken, strict=True)
+        parts.append(np.concatenate([pool[rest : rest + take] for pool, rest, take in drawn]))
     return _checked_parts(parts)
 
 
@@ -205,13 +196,13 @@ def by_dirichlet_of_equal_sizes(
 
 
 def by_dirichlet_per_class(
-    labels: Indices, rng: np.random.RandomState, *, clients: int, alpha: float, minimum: int = 10
+    labels: Indices, rng: np.random.RandomState, *, clients: int, alpha: float, min_size: int = 10
 ) -> list[Indices]:
     """Every class is divided among the clients by Dirichlet proportions, so sizes differ too.
 
     The rule of NIID-Bench's code: for every class, proportions from ``Dir(α, …, α)`` over the
     clients, of which those that already have their even share of all samples get nothing. All of it
-    is drawn again until every client has `minimum` samples.
+    is drawn again until every client has `min_size` samples.
     """
     _check_alpha(alpha)
     _check_clients(clients, len(labels))
@@ -224,10 +215,10 @@ def by_dirichlet_per_class(
             proportions = np.exp(logs - logs.max())
             ends = np.cumsum(proportions / proportions.sum()) * count
             shares[index] = np.diff(np.floor(ends[:-1]).astype(np.int64), prepend=0, append=count)
-        if shares.sum(axis=0).min() >= minimum:
+        if shares.sum(axis=0).min() >= min_size:
             break
     else:
-        raise _too_skewed(minimum)
+        raise _too_skewed(min_size)
     owner = np.empty(len(labels), dtype=np.int64)
     for label, share in zip(classes, shares, strict=True):
         samples = rng.permutation(np.flatnonzero(labels == label))
@@ -236,21 +227,21 @@ def by_dirichlet_per_class(
 
 
 def by_quantity(
-    labels: Indices, rng: np.random.RandomState, *, clients: int, alpha: float, minimum: int = 10
+    labels: Indices, rng: np.random.RandomState, *, clients: int, alpha: float, min_size: int = 10
 ) -> list[Indices]:
     """Sizes from a Dirichlet distribution, samples at random: quantity skew as in NIID-Bench.
 
     The sizes are proportional to ``Dir(α, …, α)`` over the clients, drawn again until every client
-    has `minimum` samples.
+    has `min_size` samples.
     """
     _check_alpha(alpha)
     _check_clients(clients, len(labels))
     for _ in range(_ATTEMPTS):
         logs = _log_dirichlet(rng, np.full(clients, alpha))
         sizes = apportion(len(labels), np.exp(logs - logs.max()), minimum=0)
-        if sizes.min() >= minimum:
+        if sizes.min() >= min_size:
             return _checked_parts(np.split(rng.permutation(len(labels)), np.cumsum(sizes)[:-1]))
-    raise _too_skewed(minimum)
+    raise _too_skewed(min_size)
 
 
 def within_groups(groups: Indices, rng: np.random.RandomState, *, clients: int) -> list[Indices]:
@@ -377,9 +368,9 @@ def _check_alpha(alpha: float) -> None:
         raise DataError(f"alpha must be above 0, not {alpha}")
 
 
-def _too_skewed(minimum: int) -> DataError:
+def _too_skewed(min_size: int) -> DataError:
     return DataError(
-        f"some client had fewer than {minimum} samples in each of {_ATTEMPTS} draws; raise alpha,"
+        f"some client had fewer than {min_size} samples in each of {_ATTEMPTS} draws; raise alpha,"
         " or lower clients or min_size"
     )
 

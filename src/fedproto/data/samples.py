@@ -1,23 +1,18 @@
-"""Where samples come from: arrays in memory or on disk, or a `torch` data set read item by item."""
+"""Samples: arrays in memory or on disk, or a `torch` data set that is read item by item."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import ConcatDataset, Dataset, default_collate
+from torch.utils.data import Dataset, default_collate
 
-from fedproto.errors import DataError
 from fedproto.rng import Indices
-
-ClientData: TypeAlias = "tuple[Any, Any] | Dataset[Any]"
-"""One client's own data: inputs and labels as arrays, or a map-style `torch` data set."""
 
 RESIDENT_SHARE = 0.25
 """Mapped samples may take up this share of a device's memory where all are held at once."""
@@ -67,10 +62,9 @@ class TensorSamples:
 
 @dataclass(frozen=True, repr=False)
 class MappedSamples:
-    """Samples in memory-mapped arrays; a batch is read, brought to numbers and normalised.
+    """Samples in memory-mapped arrays; a batch is read and normalised, bytes scaled to 0 to 1.
 
-    Bytes become numbers between 0 and 1. On a GPU the samples are moved there as a whole when they
-    take up little of its memory.
+    On a GPU the samples are moved there as a whole when they take up little of its memory.
 
     Attributes:
         inputs: ``[N, ...]``; bytes for images, ``[N, channels, H, W]``.
@@ -186,82 +180,10 @@ def held(samples: Samples, device: torch.device, dtype: torch.dtype) -> TensorSa
 
 
 def _memory(device: torch.device) -> int:
-    """Free bytes of a GPU, or all bytes of the machine; 0 where nobody tells."""
+    """Free bytes of a GPU, or all bytes of the machine; 0 where they are unknown."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):
         return 0
-
-
-def join_clients(clients: Sequence[ClientData]) -> tuple[Samples, list[Indices]]:
-    """Puts the clients' own data behind one index; also gives each client's indices into it."""
-    if not clients:
-        raise DataError("a federation needs at least one client")
-    datasets = [client for client in clients if isinstance(client, Dataset)]
-    if datasets and len(datasets) < len(clients):
-        raise DataError("give every client's data as arrays or every client's as torch data sets")
-    if datasets:
-        samples: Samples = DatasetSamples(ConcatDataset(datasets))
-        sizes = [len(dataset) for dataset in datasets]  # type: ignore[arg-type]
-    else:
-        arrays = [_as_arrays(one, client) for client, one in enumerate(clients)]
-        if len({inputs.shape[1:] for inputs, _ in arrays}) > 1:
-            raise DataError("the clients' inputs have different shapes")
-        samples = TensorSamples(
-            _joined([inputs for inputs, _ in arrays]), _joined([one for _, one in arrays]).long()
-        )
-        sizes = [len(inputs) for inputs, _ in arrays]
-    for client, size in enumerate(sizes):
-        if size == 0:
-            raise DataError(f"client {client} has no samples; leave it out")
-    if isinstance(samples, TensorSamples):
-        _check_finite(samples.inputs, sizes)
-    ends = np.cumsum(sizes)
-    return samples, [
-        np.arange(end - size, end, dtype=np.int64) for size, end in zip(sizes, ends, strict=True)
-    ]
-
-
-def _as_arrays(given: Any, client: int) -> tuple[Any, Any]:
-    """A client's inputs and labels as arrays or tensors: arrays as they are, for there are many."""
-    try:
-        inputs, labels = (
-            part if isinstance(part, np.ndarray | Tensor) else torch.as_tensor(part)
-            for part in given
-        )
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise DataError(f"client {client}: expected (inputs, labels) as arrays: {error}") from None
-    if not inputs.shape or not labels.shape:
-        raise DataError(f"client {client}: expected (inputs, labels) as arrays, not single numbers")
-    if len(inputs) != len(labels):
-        raise DataError(f"client {client}: {len(inputs)} inputs but {len(labels)} labels")
-    whole = not (
-        labels.is_floating_point() if isinstance(labels, Tensor) else labels.dtype.kind in "fc"
-    )
-    if not whole:
-        raise DataError(f"client {client}: labels must be whole numbers, not {labels.dtype}")
-    return inputs, labels
-
-
-def _check_finite(inputs: Tensor, sizes: Sequence[int]) -> None:
-    """Checks all clients' inputs at once."""
-    if not inputs.is_floating_point():
-        return
-    wrong = ~torch.isfinite(inputs).reshape(len(inputs), -1).all(dim=1)
-    if bool(wrong.any()):
-        first = int(wrong.to(torch.uint8).argmax())
-        client = int(np.searchsorted(np.cumsum(sizes), first, side="right"))
-        raise DataError(
-            f"client {client}: its inputs hold NaN or infinite numbers; mend them first"
-        )
-
-
-def _joined(parts: list[Any]) -> Tensor:
-    if all(isinstance(part, np.ndarray) for part in parts):
-        try:
-            return torch.from_numpy(np.concatenate(parts))
-        except (TypeError, ValueError) as error:
-            raise DataError(f"the clients' arrays do not fit together: {error}") from None
-    return torch.cat([torch.as_tensor(part) for part in parts])

@@ -165,7 +165,7 @@ class SegmentationFolder(SharedOut):
 
     def load(self, root: Path) -> Federation:
         """Decodes pictures and masks if that was not done before, and shares them out."""
-        arrays = self.arrays(root)
+        arrays = self.prepare(root)
         objects = np.array(arrays["objects"])
         return self.federation(
             Path(self.path).stem,
@@ -177,7 +177,7 @@ class SegmentationFolder(SharedOut):
             labels=objects,
         )
 
-    def arrays(self, root: Path, callback: Callback | None = None) -> Arrays:
+    def prepare(self, root: Path, callback: Callback | None = None) -> Arrays:
         """Decodes pictures and masks."""
         tree, pairs = self._pairs(own_path(self.path, root))
         options = {"size": self.size, "num_classes": self.num_classes}
@@ -279,7 +279,7 @@ class Pascal(SharedOut):
 
     def load(self, root: Path) -> Federation:
         """Decodes images and masks if that was not done before, and shares them out."""
-        arrays = self.arrays(root)
+        arrays = self.prepare(root)
         relabel, class_names = self._relabel()
         objects = relabel[arrays["classes"]] - 1
         for_clients = np.flatnonzero(arrays["for_clients"])
@@ -304,7 +304,7 @@ class Pascal(SharedOut):
         """The label of each class of VOC2012 here, and what the classes are called."""
         return label_lookup({label: [label] for label in range(len(CLASSES))}), CLASSES
 
-    def arrays(self, root: Path, callback: Callback | None = None) -> Arrays:
+    def prepare(self, root: Path, callback: Callback | None = None) -> Arrays:
         """Decodes images and masks."""
         tree = self.tree(root)
 

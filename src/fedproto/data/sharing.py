@@ -1,28 +1,17 @@
-"""The options of sharing samples out among clients, the same for all data sets that have them."""
+"""Options that data sets have in common: validation and test parts, normalisation, partition."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
+from fedproto.data import partition as rules
 from fedproto.data.base import DataSource
 from fedproto.data.federation import Client, Federation, hold_out, split_clients
 from fedproto.data.given import deal
-from fedproto.data.partition import (
-    by_classes,
-    by_classes_and_sizes,
-    by_dirichlet,
-    by_dirichlet_of_equal_sizes,
-    by_dirichlet_per_class,
-    by_first_samples,
-    by_quantity,
-    iid,
-    sort_and_partition,
-    within_groups,
-)
 from fedproto.data.samples import Samples
 from fedproto.data.transforms import Normalize, Shift, normalized, shifted
 from fedproto.errors import DataError
@@ -43,6 +32,19 @@ Partition: TypeAlias = Literal[
 ]
 TestSet: TypeAlias = float | Literal["official", "split"]
 _TEST_SHARE = 0.2
+_BY_SIZE = ("classes_per_client", "mean_size", "sigma", "minimum")
+_RULES: Mapping[str, tuple[Callable[..., list[Indices]], tuple[str, ...]]] = {
+    "classes": (rules.by_classes, ("classes_per_client", "sigma", "minimum")),
+    "class-sizes": (rules.by_classes_and_sizes, _BY_SIZE),
+    "first": (rules.by_first_samples, _BY_SIZE),
+    "dirichlet": (rules.by_dirichlet, ("alpha", "gamma")),
+    "dirichlet-equal": (rules.by_dirichlet_of_equal_sizes, ("alpha",)),
+    "dirichlet-class": (rules.by_dirichlet_per_class, ("alpha", "min_size")),
+    "quantity": (rules.by_quantity, ("alpha", "min_size")),
+    "iid": (rules.iid, ()),
+    "sorted": (rules.sort_and_partition, ("shards_per_client",)),
+}
+"""The function of each partition, and the options that it takes besides `clients`."""
 
 
 @dataclass(frozen=True)
@@ -82,14 +84,20 @@ class HeldOut(DataSource):
         official: Indices | None = None,
         test_set: str = "official",
     ) -> Federation:
-        """A federation of these parts: first the validation part out, then the test part.
+        """A federation of these parts: normalised, validation samples held out, then split.
 
-        The samples are normalised here, for all data sets alike.
-
-        `validation` are more samples for the server, in no client's part; `labels` are the classes
-        of samples whose targets are label maps. `official` is a test set for all,
-        dealt out evenly among the clients in the place of test parts of their own, and `test_set`
-        what it is called.
+        Args:
+            name: Name in records.
+            samples: All samples.
+            parts: Each client's samples.
+            num_classes: Number of classes.
+            input_shape: Shape of one input.
+            task: Name of the task.
+            validation: More samples for the server, in no client's part.
+            labels: Classes of samples whose targets are label maps.
+            class_names: Names of the classes.
+            official: A test set for all, dealt out evenly among the clients instead of a split.
+            test_set: Name of that test set in records.
         """
         if self.test == "official" and official is None:
             raise DataError(
@@ -103,8 +111,7 @@ class HeldOut(DataSource):
             share = _TEST_SHARE if isinstance(self.test, str) else self.test
             clients = split_clients(kept, self.seed, share)
         else:
-            tests = deal(official, len(kept), self.seed)
-            clients = list(map(Client, kept, tests))
+            clients = list(map(Client, kept, deal(official, len(kept), self.seed)))
         return Federation(
             name=name,
             samples=normalized(samples, self.normalize, self.mean, self.std),
@@ -161,41 +168,10 @@ class SharedOut(HeldOut):
     def share(self, labels: Indices, groups: Indices | None = None) -> list[Indices]:
         """Each client's samples; `groups` are the samples' natural groups, where there are any."""
         rng = stream(self.seed, Purpose.PARTITION)
-        if self.partition == "classes":
-            return by_classes(
-                labels,
-                rng,
-                clients=self.clients,
-                classes_per_client=self.classes_per_client,
-                sigma=self.sigma,
-                minimum=self.minimum,
-            )
-        if self.partition in ("class-sizes", "first"):
-            share = by_classes_and_sizes if self.partition == "class-sizes" else by_first_samples
-            return share(
-                labels,
-                rng,
-                clients=self.clients,
-                classes_per_client=self.classes_per_client,
-                mean_size=self.mean_size,
-                sigma=self.sigma,
-                minimum=self.minimum,
-            )
-        if self.partition == "dirichlet":
-            return by_dirichlet(
-                labels, rng, clients=self.clients, alpha=self.alpha, gamma=self.gamma
-            )
-        if self.partition == "sorted":
-            return sort_and_partition(
-                labels, rng, clients=self.clients, shards_per_client=self.shards_per_client
-            )
-        if self.partition == "dirichlet-equal":
-            return by_dirichlet_of_equal_sizes(labels, rng, clients=self.clients, alpha=self.alpha)
-        if self.partition in ("dirichlet-class", "quantity"):
-            skew = by_dirichlet_per_class if self.partition == "dirichlet-class" else by_quantity
-            return skew(labels, rng, clients=self.clients, alpha=self.alpha, minimum=self.min_size)
         if self.partition == "groups":
             if groups is None:
                 raise DataError("this data set has no natural groups; choose another partition")
-            return within_groups(groups, rng, clients=self.clients)
-        return iid(labels, rng, clients=self.clients)
+            return rules.within_groups(groups, rng, clients=self.clients)
+        rule, options = _RULES[self.partition]
+        chosen = {name: getattr(self, name) for name in ("clients", *options)}
+        return rule(labels, rng, **chosen)
