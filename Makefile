@@ -14,7 +14,7 @@ ROUNDS ?= 10
 CASES ?= 10000
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow test-ray lint docs pictures screenshots bench bench-peers format clean fuzz
+.PHONY: help install demo test test-slow lint docs pictures screenshots bench bench-peers format clean fuzz
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,10 +45,6 @@ test: lint ## linter, strict type checker and the tests that take minutes
 
 test-slow: $(STAMP) ## the other tests: deployments, reproduction, kills at every write, archives, parity
 	$(BIN)/python -m pytest -n 2 -q -m slow
-
-test-ray: $(STAMP) ## the same bits on Flower's simulation engine; installs Ray (some 500 MB)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,ray]'
-	$(BIN)/python -m pytest -q tests/flower/test_flower_ray.py
 
 fuzz: $(STAMP) ## damaged recipes, run directories, data files, archives and messages, CASES each
 	FEDPROTO_FUZZ=$(CASES) $(BIN)/python -m pytest -q --timeout 3600 tests/*/test_fuzz*.py

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -26,7 +27,7 @@ import torch
 
 from fedproto.callback import Callback
 from fedproto.config import RunConfig, read_config
-from fedproto.flower import superexec
+from fedproto.flower import deploy
 from fedproto.flower.deploy import deployment
 from fedproto.flower.keys import Keys, make_keys
 from fedproto.flower.wire import encode_job, encode_update
@@ -153,13 +154,14 @@ def _empty(folder: Path, keys: Keys, clients: int, rounds: int) -> dict[str, Any
 
 @contextmanager
 def _as_flower_does() -> Iterator[None]:
-    """Nodes find no SuperExec but Flower's own."""
-    written = superexec.write_program
-    superexec.write_program = lambda folder, python: None  # noqa: ARG005
+    """Nodes are Flower's own program, which starts Flower's own SuperExec."""
+    ours = deploy.node_command
+    flowers = str(Path(sys.executable).parent / "flower-supernode")
+    deploy.node_command = lambda *given: [flowers, *ours(*given)[5:]]
     try:
         yield
     finally:
-        superexec.write_program = written
+        deploy.node_command = ours
 
 
 def _print(

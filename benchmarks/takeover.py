@@ -23,8 +23,8 @@ from typing import Any
 import torch
 
 from fedproto.config import RunConfig, read_config
+from fedproto.config.options import DEFENCES
 from fedproto.engines.base import ENGINES, LocalJob
-from fedproto.flower.defence import DEFENCES
 from fedproto.rounds import aggregate, runs_from, train
 from fedproto.store import RunStore
 from fedproto.store.run import describe_environment

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -69,28 +68,6 @@ def finish(deployed: Deployment, store: RunStore) -> None:
     deployed.control.follow(run, store.path, [store], Callback())
 
 
-@contextlib.contextmanager
-def revived(deployed: Deployment, client: int):
-    """Starts a node again until the server takes it back, as systemd would.
-
-    The server turns a node away while it takes the killed one for alive.
-    """
-    over = threading.Event()
-
-    def start_again():
-        while not over.wait(3):
-            if deployed.nodes[client].exit_code is not None:
-                deployed.start_node(client)
-
-    thread = threading.Thread(target=start_again)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
-
-
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     "method",
@@ -111,8 +88,8 @@ def test_a_killed_server_and_node_resume_to_the_bits_of_a_simulation(folder, met
         before = len(store.records())
         assert before < 3
         deployed.start_link()
-        with revived(deployed, 1):
-            finish(deployed, store)
+        deployed.start_node(1)
+        finish(deployed, store)
     simulate([undisturbed])
     for ours, theirs in zip(store.records(), undisturbed.records(), strict=True):
         assert ours.cohort == theirs.cohort
@@ -137,8 +114,11 @@ def test_a_node_killed_in_a_round_is_on_record_and_comes_back(folder):
         wrong_ca = deployed.start_node(4, keys=strange_ca)
         wait_until((folder / "hanging-client-1").exists, "the round")
         deployed.nodes[1].kill()
-        with revived(deployed, 1):
-            deployed.control.follow(run, store.path, [store], Callback())
+        # Started once: the node waits until the server misses the one that was killed.
+        back = deployed.start_node(1)
+        deployed.control.follow(run, store.path, [store], Callback())
+        assert back.exit_code is None
+        assert "an earlier process of this node" in back.log.read_text()
         # 305: Flower's exit code for a node that the server does not take.
         assert unregistered.wait(20) not in (None, 0)
         assert wrong_ca.exit_code != 0
@@ -212,8 +192,7 @@ def test_up_says_that_it_is_insecure_and_ends_on_interrupt(folder):
 @pytest.mark.timeout(300)
 def test_nothing_outlives_a_killed_up(folder):
     process = command(folder, "--out", "run", "--logs", str(folder / "logs"))
-    # A leash and its program for the server and both nodes.
-    wait_until(lambda: len(processes_of(folder)) >= 6, "processes")
+    wait_until(lambda: len(processes_of(folder)) >= 3, "the server and both nodes")
     process.kill()
     process.communicate(timeout=30)
     wait_until(lambda: processes_of(folder) == [], "the end of all processes", 60)
@@ -226,12 +205,12 @@ def children(pid: int) -> list[int]:
         return []
 
 
-def leashes(pid: int) -> list[int]:
-    """Children that hold a program of Flower's, the server's first, once it has been started."""
+def programs(pid: int) -> list[int]:
+    """Children that are programs of Flower's, the server's first."""
     found = []
     for child in children(pid):
         with contextlib.suppress(OSError):
-            if b"leash" in Path(f"/proc/{child}/cmdline").read_bytes() and children(child):
+            if b"fedproto.flower.programs" in Path(f"/proc/{child}/cmdline").read_bytes():
                 found.append(child)
     return found
 
@@ -239,10 +218,9 @@ def leashes(pid: int) -> list[int]:
 @pytest.mark.timeout(300)
 def test_the_logs_of_a_failed_up_are_kept_where_the_error_says(folder):
     process = command(folder, "--out", "run", "--insecure")
-    # Short-lived helpers come and go among the children; a leash's own child is Flower's program.
-    wait_until(lambda: len(leashes(process.pid)) >= 3, "the server and the nodes")
-    server = children(leashes(process.pid)[0])[0]
-    os.kill(server, signal.SIGKILL)
+    # Short-lived helpers come and go among the children.
+    wait_until(lambda: len(programs(process.pid)) >= 3, "the server and the nodes")
+    os.kill(programs(process.pid)[0], signal.SIGKILL)
     output, _ = process.communicate(timeout=200)
     assert process.returncode == 2, output
     kept = folder / "run" / "flower-logs"

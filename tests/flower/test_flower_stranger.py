@@ -21,8 +21,8 @@ from fedproto.config import read_config
 from fedproto.flower import nodes
 from fedproto.flower.deploy import Control, Deployment, DeploymentError
 from fedproto.flower.keys import fingerprint, make_keys, public_keys
+from fedproto.flower.programs import NODE_CALLS, Gateway
 from fedproto.flower.server_app import serve
-from fedproto.flower.superlink import NODE_CALLS, Gateway
 from fedproto.store import RunStore
 from fedproto.store.checking import read_audit
 from flower_grid import LocalGrid

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from fedproto import FedAvg, FedProto
 from fedproto.config import read_config
+from fedproto.config.options import DEFENCES
 from fedproto.data.samples import TensorSamples
 from fedproto.data.tasks import task_named
 from fedproto.engines.setting import setting_of
-from fedproto.flower.defence import DEFENCES, defended
 from fedproto.rounds import run_rounds
 from fedproto.rounds.aggregate import Expected, outliers, reason_to_refuse
 from fedproto.rounds.jobs import prepare
@@ -228,9 +228,9 @@ def test_no_client_counts_for_more_than_its_cap():
 def test_a_defence_is_part_of_a_runs_own_description():
     config = read_config({"strategy": {"name": "fedavg"}})
     assert config.flower.defence == "clip"
-    assert defended(config).aggregate == DEFENCES["clip"]
+    assert config.defended().aggregate == DEFENCES["clip"]
     own = read_config({"strategy": {"name": "fedavg"}, "aggregate": {"rule": "median"}})
-    assert defended(own) == own
+    assert own.defended() == own
     pooled = read_config({"strategy": {"name": "centralized"}})
-    assert defended(pooled) == pooled
-    assert defended(config).digest() != config.digest()
+    assert pooled.defended() == pooled
+    assert config.defended().digest() != config.digest()

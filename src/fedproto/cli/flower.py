@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import json
 import signal
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from fedproto.cli.flower_runs import runs_here, runs_of
 from fedproto.cli.progress import progress_for
-from fedproto.cli.running import Out, Overrides, Quiet, Rounds, conclude
+from fedproto.cli.running import Out, Overrides, Quiet, Rounds, conclude, fresh_directory
 from fedproto.cli.terminal import DataRoot, echo
+from fedproto.config import RunConfig
+from fedproto.config.recipe import read_recipe
 from fedproto.disk.files import Folder, write_atomically
-from fedproto.errors import ConfigError, FedprotoError, install
-from fedproto.store import RunStore
+from fedproto.errors import ConfigError, FedprotoError, StoreError, install
+from fedproto.rounds import load_federations
+from fedproto.store import RunStore, is_run
+from fedproto.store.sweeps import create_sweep, extend, is_sweep, open_runs
 
 group = typer.Typer(name="flower", help=__doc__, no_args_is_help=True)
 
@@ -48,14 +51,14 @@ def up(
     """Start a server and a node per client on this machine, run, and take all down again."""
     del data_root
     _need_flwr()
-    from fedproto.flower.deploy import DeploymentError, deployment
+    from fedproto.flower.deploy import deployment
     from fedproto.flower.keys import make_keys
     from fedproto.flower.server_app import INSECURE
 
-    path, stores, clients = runs_here(source, overrides, out, rounds)
+    path, stores, clients = _runs_of(source, overrides, out, rounds, data_here=True)
     if insecure:
         typer.secho(INSECURE, err=True, fg="red", bold=True)
-    # Interrupts are waited for outside of all: what follows is taken down whatever else comes.
+    # Interrupts are caught outside of all: the processes are taken down whatever else comes.
     with _interrupted(path, stores), contextlib.ExitStack() as stack:
         folder = logs or stack.enter_context(_kept_on_failure(path))
         secrets = None if insecure else make_keys(folder / "keys", ["localhost"], clients)
@@ -63,14 +66,8 @@ def up(
         state = Folder(path).make("nodes")
         deployed = stack.enter_context(deployment(folder, secrets, clients, state=state))
         run = deployed.control.submit(path)
-        link = deployed.link
-
-        def still_there() -> None:
-            if link is not None and link.exit_code is not None:
-                raise DeploymentError(f"the SuperLink ended; see {link.log}")
-
         with progress_for(stores) as callback:
-            deployed.control.follow(run, path, stores, callback, still_there)
+            deployed.control.follow(run, path, stores, callback, deployed.check)
     _summary(stores, quiet=quiet)
 
 
@@ -90,41 +87,51 @@ def keys(
             max=65534,
         ),
     ] = 8000,
-    install: Annotated[
-        Path, typer.Option(help="Where the folder of a host will lie on it, for systemd.")
-    ] = Path("/etc/fedproto"),
 ) -> None:
-    """Make certificates, node keys, start scripts and systemd units for several hosts."""
+    """Make certificates and node keys for several hosts."""
     _need_flwr()
-    from fedproto.flower.hosts import write_host_files
     from fedproto.flower.keys import make_keys
 
-    made = make_keys(folder, host, clients)
-    write_host_files(made, host[0], port, clients, install)
-    nodes = ", ".join(made.node(client).name for client in range(min(clients, 3)))
-    more = ", …" if clients > 3 else ""
+    made = make_keys(folder, host, clients, port)
     typer.echo(
-        f"Keys and commands for a server and {clients} clients are in {folder}:\n"
-        f"  {made.authority.name}  the authority's secret: lock it away, no running host needs it\n"
-        f"  {made.server.name}     copy to the server's host, as {install}\n"
-        f"  {nodes}{more}  copy each to its client's host, as {install}\n"
-        "On the server's host:\n"
-        f"  {install}/superlink.sh                      (or fedproto-superlink.service)\n"
-        f"  fedproto flower register --server {install}\n"
-        "On every client's host:\n"
-        f"  {install}/supernode.sh                      (or fedproto-supernode.service)\n"
-        "On the server's host again:\n"
-        f"  fedproto flower submit RECIPE --server {install} --out DIRECTORY"
+        f"Keys of a server and {clients} clients are in {folder}:\n"
+        f"  {made.authority.name}     the authority's secret: lock it away, no host needs it\n"
+        f"  {made.server.name}        copy to the server's host, as FOLDER\n"
+        f"  {made.node(0).name}, …   copy each to its client's host, as FOLDER\n"
+        "On every host:              fedproto flower start FOLDER\n"
+        "On the server's host, once: fedproto flower register --server FOLDER\n"
+        "On the server's host:       fedproto flower submit RECIPE --server FOLDER --out DIRECTORY"
     )
+
+
+@group.command()
+def start(
+    folder: Annotated[Path, typer.Argument(help="This host's folder of 'fedproto flower keys'.")],
+    node_config: Annotated[
+        str,
+        typer.Option(
+            help="Settings of a node by its owner, such as 'local-client=0 threads=1'.",
+            envvar="FEDPROTO_NODE_CONFIG",
+        ),
+    ] = "",
+    data_root: DataRoot = None,
+) -> None:
+    """Start the server or the node that a folder is for."""
+    del data_root
+    _need_flwr()
+    from fedproto.flower.deploy import become_host
+
+    become_host(folder.resolve(), node_config)
 
 
 @group.command()
 def register(server: ServerFolder) -> None:
     """Make the clients' keys known to the server that runs on this host."""
     _need_flwr()
+    from fedproto.flower.deploy import control_of
     from fedproto.flower.keys import public_keys
 
-    control = _control(server)
+    control = control_of(server)
     found = public_keys(server)
     if not found:
         raise ConfigError(f"{server} has no keys of clients (client-0.pub and so on)")
@@ -146,36 +153,19 @@ def submit(
     """Run a recipe on the server that runs on this host, or go on with a run."""
     del data_root
     _need_flwr()
-    path, stores = runs_of(source, overrides, out, rounds)
-    control = _control(server)
-    with _interrupted(path, stores) as on_interrupt:
+    from fedproto.flower.deploy import control_of
+
+    control = control_of(server)
+    path, stores, _ = _runs_of(source, overrides, out, rounds, data_here=False)
+    with _interrupted(path, stores):
         run = control.submit(path)
-        on_interrupt(lambda: control.stop(run))
         typer.echo(f"run {run} in {path}", err=True)
-        with progress_for(stores) as callback:
-            control.follow(run, path, stores, callback)
-    _summary(stores, quiet=quiet)
-
-
-@group.command()
-def simulate(
-    source: Source,
-    overrides: Overrides = None,
-    out: Out = None,
-    rounds: Rounds = None,
-    quiet: Quiet = False,
-    data_root: DataRoot = None,
-) -> None:
-    """Run on Flower's simulation engine (Ray), for clients spread over a cluster."""
-    del data_root
-    _need_flwr()
-    if importlib.util.find_spec("ray") is None:
-        raise ConfigError(f"Ray is not installed; {install('ray')}")
-    from fedproto.flower.ray import simulate_on_ray
-
-    path, stores, clients = runs_here(source, overrides, out, rounds)
-    with _interrupted(path, stores), progress_for(stores) as callback:
-        simulate_on_ray(path, clients, callback)
+        try:
+            with progress_for(stores) as callback:
+                control.follow(run, path, stores, callback)
+        except KeyboardInterrupt:
+            control.stop(run)
+            raise
     _summary(stores, quiet=quiet)
 
 
@@ -201,28 +191,65 @@ def _need_flwr() -> None:
         raise ConfigError(f"Flower is not installed; {install('flower')}")
 
 
-def _control(server: Path) -> Any:
-    from fedproto.flower.deploy import Control
-    from fedproto.flower.hosts import SERVER_FILE
+def _runs_of(
+    source: str,
+    overrides: Sequence[str] | None,
+    out: Path | None,
+    rounds: int | None,
+    *,
+    data_here: bool,
+) -> tuple[Path, list[RunStore], int]:
+    """The directory of a recipe's runs, made now, or of runs to go on with.
 
-    try:
-        address = json.loads((server / SERVER_FILE).read_text(encoding="utf-8"))["control"]
-    except (OSError, ValueError, KeyError, TypeError):
+    Where all data is on this machine, it is loaded before anything is written, so that a mistake
+    leaves nothing behind; the number of clients comes last, otherwise 0.
+    """
+    path = Path(source)
+    if is_run(path) or is_sweep(path):
+        if overrides or out:
+            raise ConfigError(f"{source} is a run: it goes on as it is, without --set and --out")
+        if rounds is not None:
+            extend(path, rounds)
+        stores = open_runs(path)
+        if all(store.finished for store in stores):
+            raise StoreError(f"{source} is finished; give it more rounds with --rounds")
+        clients = _number_of_clients([store.config for store in stores]) if data_here else 0
+        return path, stores, clients
+    if rounds is not None:
         raise ConfigError(
-            f"{server} is no server's folder of this version; make one with 'fedproto flower keys'"
-        ) from None
-    return Control(server / "control", str(address), server)
+            f"--rounds is for a run that goes on; for a new one: --set schedule.rounds={rounds}"
+        )
+    read = read_recipe(source, overrides or [])
+    configs = {name: config.defended() for name, config in read.items()}
+    clients = _number_of_clients(configs.values()) if data_here else 0
+    for name, config in configs.items():
+        config.aggregate.check_fits(
+            config.schedule.cohort,
+            pooled=config.strategy.pooled,
+            weighs_tensors=config.method.weighs_rows,
+        )
+        if data_here:
+            configs[name] = replace(config, flower=replace(config.flower, clients=clients))
+    path = out or fresh_directory(source)
+    if len(configs) > 1:
+        return path, create_sweep(path, configs), clients
+    (config,) = configs.values()
+    return path, [RunStore.create(path, config)], clients
+
+
+def _number_of_clients(configs: Iterable[RunConfig]) -> int:
+    numbers = {len(federation.clients) for federation in load_federations(configs).values()}
+    if len(numbers) > 1:
+        raise ConfigError(f"the runs have different numbers of clients: {sorted(numbers)}")
+    return numbers.pop()
 
 
 @contextlib.contextmanager
-def _interrupted(
-    path: Path, stores: Sequence[RunStore]
-) -> Iterator[Callable[[Callable[[], None]], None]]:
+def _interrupted(path: Path, stores: Sequence[RunStore]) -> Iterator[None]:
     """Turns Ctrl-C, and a request to end from outside, into exit code 130 and a helpful line.
 
     Only the first counts: until all is taken down, further ones are ignored.
     """
-    actions: list[Callable[[], None]] = []
     numbers = (signal.SIGINT, signal.SIGTERM)
 
     def end(number: int, frame: object) -> None:
@@ -233,10 +260,8 @@ def _interrupted(
 
     before = {number: signal.signal(number, end) for number in numbers}
     try:
-        yield actions.append
+        yield
     except KeyboardInterrupt:
-        for action in actions:
-            action()
         done = sum(len(store.records()) for store in stores)
         typer.echo(f"stopped; {done} rounds are safe: go on with this directory: {path}", err=True)
         raise typer.Exit(130) from None

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from fedproto.data.tasks import headline, lower_is_better
 from fedproto.errors import ConfigError
 from fedproto.options import Options, option
+from fedproto.strategies.aggregation import AggregateOptions
 from fedproto.types import RoundRecord
 
 
@@ -95,6 +96,21 @@ class StoreOptions(Options):
         if self.keep == 0:
             return 0
         return max(0, (round_ // self.checkpoint_every - self.keep) * self.checkpoint_every)
+
+
+CLIP = AggregateOptions(drop_beyond=3.0, clip_norm="median", clip_times=1.5, max_share=1.5)
+"""Updates beyond three times the median norm are rejected, those beyond 1.5 times are clipped, and
+no client's weight exceeds one and a half equal shares: honest clients are hardly affected."""
+
+DEFENCES = {
+    "none": AggregateOptions(),
+    "clip": CLIP,
+    "median": replace(CLIP, rule="median"),
+    "trimmed-mean": replace(CLIP, rule="trimmed-mean"),
+    "multi-krum": replace(CLIP, rule="multi-krum"),
+    "geometric-median": replace(CLIP, rule="geometric-median"),
+}
+"""The ``[aggregate]`` options that each value of `FlowerOptions.defence` stands for."""
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from torch import nn
 
 from fedproto.callback import Callback
 from fedproto.config.options import (
+    DEFENCES,
     EvaluateOptions,
     FlowerOptions,
     ScheduleOptions,
@@ -95,6 +96,15 @@ class RunConfig:
     def augmentation(self) -> AugmentOptions | None:
         """How training images are varied; None for not at all."""
         return self.augment if self.augment.active else None
+
+    def defended(self) -> RunConfig:
+        """The run with real clients: with ``flower.defence``, unless ``[aggregate]`` is given.
+
+        Resolved when the run is made, so that a simulation of its description has the same bits.
+        """
+        if self.aggregate != AggregateOptions() or self.strategy.pooled:
+            return self
+        return dataclasses.replace(self, aggregate=DEFENCES[self.flower.defence])
 
     def located(self) -> RunConfig:
         """The same, with a path of own data that no longer depends on where one is."""

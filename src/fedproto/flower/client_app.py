@@ -27,14 +27,14 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedproto.config import RunConfig
-from fedproto.data.base import data_root
+from fedproto.data.base import DataSource, data_root
 from fedproto.data.federation import Client, Federation
 from fedproto.disk.files import Folder
 from fedproto.engines.base import LocalJob, laid_over
 from fedproto.engines.reference import ReferenceEngine
 from fedproto.engines.setting import read_state, setting_of
 from fedproto.errors import ConfigError, DataError, FedprotoError, TrainingError
-from fedproto.flower import superexec, wire
+from fedproto.flower import wire
 from fedproto.flower.privacy import PrivateEngine
 from fedproto.models.base import build_model
 from fedproto.options import load_plugin
@@ -44,6 +44,12 @@ from fedproto.strategies.base import PERSONAL, initial_tensors
 from fedproto.types import ClientFailure, ServerState, part
 
 app = ClientApp()
+
+LOADED: dict[tuple[DataSource, Path], Federation] = {}
+"""Data that the process from which this one was copied has loaded already."""
+
+on_load: Callable[[tuple[DataSource, Path]], None] | None = None
+"""Called after data had to be loaded, so that the next copy finds it."""
 
 
 @app.lifespan()
@@ -230,7 +236,7 @@ def this_node(config: RunConfig, context: Context) -> ThisNode:
     local = _number(context, "local-client", client)
     root = context.node_config.get("data-root")
     assert config.data is not None  # noqa: S101 - checked by the wire format
-    federation = superexec.load(config.data, data_root() if root is None else Path(str(root)))
+    federation = load(config.data, data_root() if root is None else Path(str(root)))
     if local >= len(federation.clients):
         raise ConfigError(
             f"the data here has clients 0 to {len(federation.clients) - 1}, not {local};"
@@ -246,6 +252,17 @@ def this_node(config: RunConfig, context: Context) -> ThisNode:
         federation, clients=shares, validation=held, validation_owner=np.full(len(held), client)
     )
     return ThisNode(client, here, state_folder, _noise(context))
+
+
+def load(source: DataSource, root: Path) -> Federation:
+    """This node's data."""
+    if (source, root) in LOADED:
+        return LOADED[source, root]
+    federation = source.load(root)
+    if on_load is not None:
+        with contextlib.suppress(OSError, ValueError):
+            on_load((source, root))
+    return federation
 
 
 def state_root() -> Path:

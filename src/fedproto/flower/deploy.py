@@ -1,66 +1,321 @@
-"""A deployment on this machine: a SuperLink and a SuperNode per client, each its own processes.
-
-Everything is started in a session of its own and ended by its own process group, whatever
-happened in between.
-"""
+"""Flower's processes: how they are started, here or on several hosts, and asked to run a recipe."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
-import shlex
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedproto.callback import Callback
 from fedproto.data.base import data_root
-from fedproto.errors import ConfigError, FedprotoError, install
-from fedproto.flower import leash, superexec
-from fedproto.flower.keys import Keys, fingerprint, node_name, public_keys
+from fedproto.errors import FedprotoError
+from fedproto.flower.keys import (
+    NODE_FILE,
+    SERVER_FILE,
+    Keys,
+    fingerprint,
+    node_name,
+    public_keys,
+    read_addresses,
+)
+from fedproto.flower.programs import END_FOR, WITH_OWNER, command_of
 from fedproto.options import loaded_plugins
 from fedproto.store import RunStore
 
+ENVIRONMENT = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    # Otherwise every app resolves dependencies by itself; all hosts have them installed.
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    # Seconds between two questions for work; a second by default, for each message of a round.
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.3",
+}
+
+APP = """\
+[project]
+name = "fedproto-run"
+version = "1.0.0"
+description = "A fedproto run"
+license = "Apache-2.0"
+dependencies = []
+
+[tool.flwr.app]
+publisher = "fedproto"
+
+[tool.flwr.app.components]
+serverapp = "fedproto_run.server:app"
+clientapp = "fedproto_run.client:app"
+
+[tool.flwr.app.config]
+out = {out}
+keys = {keys}
+"""
+
+ERROR_FILE = "flower-error.txt"
+"""Where the server's app says, in the run directory, why it gave up."""
+
+NODE_PORT = 9094
+"""Flower's own for a node; the client's number is added."""
+
 START_FOR = 60.0
-END_FOR = 10.0
+ANSWER_WITHIN = 60.0
+LOOK_EVERY = 0.5
+ASK_EVERY = 10.0
+ATTEMPTS = 5
+UNAVAILABLE = "Connection to the SuperLink is unavailable"
+SILENT_AT_MOST = 6
+"""Questions in a row that a server may leave without an answer before it is given up."""
+
+
+class DeploymentError(FedprotoError):
+    """A process of Flower's failed, or does not answer."""
+
+
+def environment(home: Path) -> dict[str, str]:
+    """The environment of Flower's processes, with a home of their own."""
+    inherited = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
+    return {
+        **os.environ,
+        **ENVIRONMENT,
+        "FLWR_HOME": str(home),
+        "FEDPROTO_DATA": str(data_root().resolve()),
+        "FEDPROTO_PLUGINS": " ".join(loaded_plugins()),
+        # Flower's programs start others of theirs by name alone.
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
+        # They run in other directories than this one.
+        "PYTHONPATH": os.pathsep.join(str(Path(part).resolve()) for part in inherited),
+    }
+
+
+def server_command(server: Path | None, public: str, port: int, database: Path) -> list[str]:
+    """The server's command: for its owner at a port of loopback, for nodes at a public address.
+
+    Without its folder of certificates it is insecure, and nodes too reach it at that port.
+    """
+    where = [*("--database", str(database)), *("--host", "127.0.0.1"), *("--port", str(port))]
+    if server is None:
+        return command_of("superlink", "--insecure", *where)
+    return command_of(
+        "superlink",
+        *("--public", public, "--enable-supernode-auth", *where),
+        *("--ssl-ca-certfile", str(server / "ca.crt")),
+        *("--ssl-certfile", str(server / "server.crt")),
+        *("--ssl-keyfile", str(server / "server.key")),
+    )
+
+
+def node_command(
+    node: Path | None, address: str, client: int, port: int, node_config: str = ""
+) -> list[str]:
+    """A node's command; without its folder of keys it is insecure."""
+    secure = ["--insecure"]
+    if node is not None:
+        secure = [
+            *("--root-certificates", str(node / "ca.crt")),
+            *("--auth-supernode-private-key", str(node / "node.key")),
+        ]
+    config = f"partition-id={client} {node_config}".strip()
+    where = [*("--superlink", address), *("--port", str(port)), *("--node-config", config)]
+    return command_of("supernode", *secure, *where)
+
+
+class Control:
+    """A connection to a server through the command ``flwr``."""
+
+    def __init__(self, folder: Path, address: str, server: Path | None) -> None:
+        """Keeps its own files in a folder; `server` has the certificate and the clients' keys."""
+        self._folder = folder.resolve()
+        self._address = address
+        self._server = server
+        self._home = self._folder / "home"
+        self._home.mkdir(parents=True, exist_ok=True)
+        trust = (
+            "insecure = true"
+            if server is None
+            else f"root-certificates = {json.dumps(str((server / 'ca.crt').resolve()))}"
+        )
+        (self._home / "config.toml").write_text(
+            '[superlink]\ndefault = "fedproto"\n\n'
+            f"[superlink.fedproto]\naddress = {json.dumps(address)}\n{trust}\n",
+            encoding="utf-8",
+        )
+
+    def register(self, public_key: Path, name: str) -> None:
+        """Makes a node's key known to the server under a name."""
+        self._flwr("supernode", "register", str(public_key.resolve()), "--name", name)
+
+    def submit(self, out: Path) -> str:
+        """Starts or continues the run of a directory; returns Flower's number of the run."""
+        (out / ERROR_FILE).unlink(missing_ok=True)
+        app = self._folder / "app"
+        self._write_app(app, out)
+        return str(self._flwr("run", str(app), "fedproto")["run-id"])
+
+    def _write_app(self, app: Path, out: Path) -> None:
+        """The app to submit: our ServerApp and ClientApp, the run directory, the clients' keys."""
+        known = {} if self._server is None else public_keys(self._server)
+        keys = {client: fingerprint(path) for client, path in known.items()}
+        package = app / "fedproto_run"
+        package.mkdir(parents=True, exist_ok=True)
+        # Flower looks for the names in the source.
+        source = "from fedproto.flower.{0}_app import app\n\n__all__ = ['app']\n"
+        files = {
+            app / "pyproject.toml": APP.format(
+                out=json.dumps(str(out.resolve())), keys=json.dumps(json.dumps(keys))
+            ),
+            package / "__init__.py": "",
+            package / "server.py": source.format("server"),
+            package / "client.py": source.format("client"),
+        }
+        for path, text in files.items():
+            path.write_text(text, encoding="utf-8")
+
+    def status(self, run: str) -> str:
+        """Flower's status of a run, such as ``running`` or ``finished:completed``."""
+        found = self._flwr("list", "--run-id", run)["runs"]
+        return str(found[0]["status"]) if found else "unknown"
+
+    def stop(self, run: str) -> None:
+        """Stops a run; its finished rounds are safe in its directory."""
+        with contextlib.suppress(DeploymentError):
+            self._flwr("stop", run)
+
+    def follow(
+        self,
+        run: str,
+        out: Path,
+        stores: Sequence[RunStore],
+        callback: Callback,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Reports finished rounds to a callback, until all runs are over.
+
+        `check` is called now and then, and raises if there is no use in waiting.
+        """
+        seen = [len(store.records()) for store in stores]
+        asked, silent = time.monotonic(), 0
+        while True:
+            _report(stores, seen, callback)
+            over = all(store.finished for store in stores)
+            error = out / ERROR_FILE
+            if error.exists():
+                raise DeploymentError(error.read_text(encoding="utf-8").strip())
+            if not over:
+                check()
+            if over or time.monotonic() - asked > ASK_EVERY:
+                asked = time.monotonic()
+                try:
+                    status = self.status(run)
+                    silent = 0
+                except DeploymentError:
+                    # A server under load fails now and then; the records show the progress.
+                    silent += 1
+                    if silent > SILENT_AT_MOST:
+                        raise
+                    time.sleep(ASK_EVERY)
+                    continue
+                if over and status.startswith("finished"):
+                    return
+                # The last round may be done between our look at it and Flower's answer.
+                late = all(store.finished for store in stores)
+                if status.startswith("finished") and not late:
+                    raise DeploymentError(
+                        f"Flower ended the run ({status}) before it was done; see the log of the"
+                        " SuperLink"
+                    )
+            time.sleep(LOOK_EVERY)
+
+    def _flwr(self, *arguments: str) -> dict[str, Any]:
+        """The answer of Flower's command; a server that has just started is asked again."""
+        for _ in range(ATTEMPTS - 1):
+            try:
+                return self._ask(*arguments)
+            except DeploymentError as error:
+                if UNAVAILABLE not in str(error):
+                    raise
+                time.sleep(ASK_EVERY)
+        return self._ask(*arguments)
+
+    def _ask(self, *arguments: str) -> dict[str, Any]:
+        if not answers(self._address):
+            # Flower's command would try for a minute.
+            raise DeploymentError(f"no server answers at {self._address}; start it first")
+        command = [str(Path(sys.executable).parent / "flwr"), *arguments, "--format", "json"]
+        try:
+            done = subprocess.run(  # noqa: S603 - our own commands
+                command,
+                cwd=self._folder,
+                env=environment(self._home),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=ANSWER_WITHIN,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise DeploymentError(
+                f"the server at {self._address} did not answer within {ANSWER_WITHIN:g} s"
+            ) from None
+        with contextlib.suppress(ValueError):
+            answer = json.loads(done.stdout)
+            if done.returncode == 0 and isinstance(answer, dict) and answer.get("success", True):
+                return answer
+        text = " ".join((done.stdout + done.stderr).split())[-500:]
+        raise DeploymentError(f"flwr {' '.join(arguments[:2])} failed: {text}")
+
+
+def _report(stores: Sequence[RunStore], seen: list[int], callback: Callback) -> None:
+    """Reports the rounds that are new since the last call."""
+    for index, store in enumerate(stores):
+        records = store.records()
+        for record in records[seen[index] :]:
+            callback.on_round(store.config, record)
+        seen[index] = max(seen[index], len(records))
+
+
+def answers(address: str) -> bool:
+    """Whether somebody listens at a host and port."""
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host, int(port)), timeout=3):
+            return True
+    except (OSError, ValueError):
+        return False
 
 
 class Process:
-    """One of Flower's programs with all that it starts.
+    """One of Flower's programs with all that it starts, in a session and process group of its own.
 
-    Its working directory is a neutral one, because Python code there would be found. In `state` a
-    node keeps what it remembers between its rounds.
+    It ends when this process is gone, even if that was killed.
     """
 
-    def __init__(
-        self, name: str, command: Sequence[str], folder: Path, home: Path, state: Path
-    ) -> None:
-        self.name = name
+    def __init__(self, name: str, command: Sequence[str], folder: Path, state: Path) -> None:
+        """Starts it in a neutral directory, because Python code in the current one would be found.
+
+        In `state` a node keeps its memory between rounds.
+        """
         self.log = folder / f"{name}.log"
+        home = folder / f"home-{name}"
         home.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as log:
-            # The leash ends it when this process is gone, even if it was killed.
             self._process = subprocess.Popen(  # noqa: S603 - our own commands
-                [sys.executable, str(Path(leash.__file__)), *command],
+                command,
                 cwd=folder,
-                env=environment(home) | {"FEDPROTO_STATE": str(state)},
+                env=environment(home) | {"FEDPROTO_STATE": str(state), WITH_OWNER: "yes"},
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-
-    @property
-    def pid(self) -> int:
-        """The number of the process and of its group."""
-        return self._process.pid
 
     @property
     def exit_code(self) -> int | None:
@@ -74,21 +329,22 @@ class Process:
         return None
 
     def kill(self) -> None:
-        """Ends it and what it started at once, as a power cut would."""
-        self._signal(signal.SIGKILL)
+        """Ends it and all it started at once, as a power cut would."""
+        self.signal(signal.SIGKILL)
         self._process.wait()
         if self._process.stdin is not None:
             self._process.stdin.close()
 
     def end(self) -> None:
         """Asks it to end, and ends it if it does not."""
-        self._signal(signal.SIGTERM)
+        self.signal(signal.SIGTERM)
         self.wait(END_FOR)
         self.kill()
 
-    def _signal(self, number: signal.Signals) -> None:
+    def signal(self, number: signal.Signals) -> None:
+        """Sends a signal to the whole process group."""
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.pid, number)
+            os.killpg(self._process.pid, number)
 
 
 class Deployment:
@@ -122,14 +378,18 @@ class Deployment:
         while answers(self._address) and time.monotonic() < ends:
             time.sleep(0.2)  # one that was killed is still letting go of its port
         server = None if self.keys is None else self.keys.server.resolve()
-        database = self.folder / "state.db"
-        command = superlink(server, self.public, self._port, database)
-        self.link = self._start("superlink", command)
+        command = server_command(server, self.public, self._port, self.folder / "state.db")
+        self.link = Process("superlink", command, self.folder, self._state)
         ends = time.monotonic() + START_FOR
         while not answers(self._address):
             if self.link.exit_code is not None or time.monotonic() > ends:
                 raise DeploymentError(f"the SuperLink did not start; see {self.link.log}")
             time.sleep(0.2)
+
+    def check(self) -> None:
+        """Raises if the server has ended."""
+        if self.link is not None and self.link.exit_code is not None:
+            raise DeploymentError(f"the SuperLink ended; see {self.link.log}")
 
     def register(self, client: int) -> None:
         """Makes a client's key known to the server."""
@@ -140,27 +400,18 @@ class Deployment:
         """Starts a client's node, or starts it again under its old id."""
         keys = keys or self.keys
         folder = None if keys is None else keys.node(client).resolve()
-        command = supernode(folder, self.public, client, free_port(), self._node_config)
-        name = node_name(client)
-        superexec.write_program(self._home(name) / PROGRAMS, shlex.quote(sys.executable))
+        command = node_command(folder, self.public, client, free_port(), self._node_config)
         if client in self.nodes:
             self.nodes[client].kill()  # lets go of what the one that ended still holds
-        self.nodes[client] = node = self._start(name, command)
+        node = Process(node_name(client), command, self.folder, self._state)
+        self.nodes[client] = node
         return node
-
-    def _start(self, name: str, command: Sequence[str]) -> Process:
-        command = [program(command[0]), *command[1:]]
-        return Process(name, command, self.folder, self._home(name), self._state)
-
-    def _home(self, name: str) -> Path:
-        return self.folder / f"home-{name}"
 
     def end(self) -> None:
         """Ends all processes, the nodes first."""
         everything = [*self.nodes.values(), *([self.link] if self.link else [])]
         for process in everything:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGTERM)
+            process.signal(signal.SIGTERM)
         for process in everything:
             process.end()
 
@@ -208,270 +459,26 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-ERROR_FILE = "flower-error.txt"
-"""Where the server's app says, in the run directory, why it gave up."""
-
-ANSWER_WITHIN = 60.0
-LOOK_EVERY = 0.5
-ASK_EVERY = 10.0
-ATTEMPTS = 5
-UNAVAILABLE = "Connection to the SuperLink is unavailable"
-SILENT_AT_MOST = 6
-"""Questions in a row that a server may leave without an answer before it is given up."""
+def control_of(server: Path) -> Control:
+    """The connection to the server on this host that was started from a folder."""
+    address = read_addresses(server, SERVER_FILE)["control"]
+    return Control(server / "control", address, server)
 
 
-class DeploymentError(FedprotoError):
-    """A process of Flower's that did not do what it should."""
-
-
-class Control:
-    """A connection to a server through the command ``flwr``."""
-
-    def __init__(self, folder: Path, address: str, server: Path | None) -> None:
-        """Keeps its own files in a folder; `server` has the certificate and the clients' keys."""
-        self._folder = folder.resolve()
-        self._address = address
-        self._server = server
-        self._home = self._folder / "home"
-        self._home.mkdir(parents=True, exist_ok=True)
-        trust = (
-            "insecure = true"
-            if server is None
-            else f"root-certificates = {json.dumps(str((server / 'ca.crt').resolve()))}"
-        )
-        (self._home / "config.toml").write_text(
-            '[superlink]\ndefault = "fedproto"\n\n'
-            f"[superlink.fedproto]\naddress = {json.dumps(address)}\n{trust}\n",
-            encoding="utf-8",
-        )
-
-    def register(self, public_key: Path, name: str) -> None:
-        """Makes a node's key known to the server under a name."""
-        self._flwr("supernode", "register", str(public_key.resolve()), "--name", name)
-
-    def submit(self, out: Path) -> str:
-        """Starts the run of a directory, or goes on with it; the number that Flower gives it."""
-        (out / ERROR_FILE).unlink(missing_ok=True)
-        app = self._folder / "app"
-        known = {} if self._server is None else public_keys(self._server)
-        write_app(app, out, {client: fingerprint(path) for client, path in known.items()})
-        return str(self._flwr("run", str(app), "fedproto")["run-id"])
-
-    def status(self, run: str) -> str:
-        """What Flower says of a run, such as ``running`` or ``finished:completed``."""
-        found = self._flwr("list", "--run-id", run)["runs"]
-        return str(found[0]["status"]) if found else "unknown"
-
-    def stop(self, run: str) -> None:
-        """Stops a run; what it has done is safe in its directory."""
-        with contextlib.suppress(DeploymentError):
-            self._flwr("stop", run)
-
-    def follow(
-        self,
-        run: str,
-        out: Path,
-        stores: Sequence[RunStore],
-        callback: Callback,
-        check: Callable[[], None] | None = None,
-    ) -> None:
-        """Reports rounds to a callback as they are done, until all runs are finished.
-
-        `check` is called now and then, and raises if there is no use in waiting.
-        """
-        seen = [len(store.records()) for store in stores]
-        asked, silent = time.monotonic(), 0
-        while True:
-            _report(stores, seen, callback)
-            over = all(store.finished for store in stores)
-            error = out / ERROR_FILE
-            if error.exists():
-                raise DeploymentError(error.read_text(encoding="utf-8").strip())
-            if check is not None and not over:
-                check()
-            if over or time.monotonic() - asked > ASK_EVERY:
-                asked = time.monotonic()
-                try:
-                    status = self.status(run)
-                    silent = 0
-                except DeploymentError:
-                    # A server under load fails now and then; the records tell how far the run is.
-                    silent += 1
-                    if silent > SILENT_AT_MOST:
-                        raise
-                    time.sleep(ASK_EVERY)
-                    continue
-                if over and status.startswith("finished"):
-                    return
-                # The last round may be done between our look at it and Flower's answer.
-                late = all(store.finished for store in stores)
-                if status.startswith("finished") and not late:
-                    raise DeploymentError(
-                        f"Flower ended the run ({status}) before it was done; see the log of the"
-                        " SuperLink"
-                    )
-            time.sleep(LOOK_EVERY)
-
-    def _flwr(self, *arguments: str) -> dict[str, Any]:
-        """What Flower's command answers; a server that has just started is asked again."""
-        for _ in range(ATTEMPTS - 1):
-            try:
-                return self._ask(*arguments)
-            except DeploymentError as error:
-                if UNAVAILABLE not in str(error):
-                    raise
-                time.sleep(ASK_EVERY)
-        return self._ask(*arguments)
-
-    def _ask(self, *arguments: str) -> dict[str, Any]:
-        if not answers(self._address):
-            # Flower's command would try for a minute.
-            raise DeploymentError(f"no server answers at {self._address}; start it first")
-        command = [program("flwr"), *arguments, "--format", "json"]
-        try:
-            done = subprocess.run(  # noqa: S603 - our own commands
-                command,
-                cwd=self._folder,
-                env=environment(self._home),
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=ANSWER_WITHIN,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            raise DeploymentError(
-                f"the server at {self._address} did not answer within {ANSWER_WITHIN:g} s"
-            ) from None
-        with contextlib.suppress(ValueError):
-            answer = json.loads(done.stdout)
-            if done.returncode == 0 and isinstance(answer, dict) and answer.get("success", True):
-                return answer
-        text = " ".join((done.stdout + done.stderr).split())[-500:]
-        raise DeploymentError(f"flwr {' '.join(arguments[:2])} failed: {text}")
-
-
-def answers(address: str) -> bool:
-    """Whether somebody listens at a host and port."""
-    host, _, port = address.rpartition(":")
-    try:
-        with socket.create_connection((host, int(port)), timeout=3):
-            return True
-    except (OSError, ValueError):
-        return False
-
-
-def _report(stores: Sequence[RunStore], seen: list[int], callback: Callback) -> None:
-    for index, store in enumerate(stores):
-        records = store.records()
-        for record in records[seen[index] :]:
-            callback.on_round(store.config, record)
-        seen[index] = max(seen[index], len(records))
-
-
-ENVIRONMENT = {
-    "FLWR_TELEMETRY_ENABLED": "0",
-    "FLWR_DISABLE_UPDATE_CHECK": "1",
-    # Otherwise every app resolves dependencies by itself; all hosts have them installed.
-    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-    # Seconds between two looks for work; a second by default, for each message of a round.
-    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.3",
-}
-
-PROGRAMS = "bin"
-"""Folder of our programs that Flower's find before its own, in the home of a node."""
-
-_APP = """\
-[project]
-name = "fedproto-run"
-version = "1.0.0"
-description = "A fedproto run"
-license = "Apache-2.0"
-dependencies = []
-
-[tool.flwr.app]
-publisher = "fedproto"
-
-[tool.flwr.app.components]
-serverapp = "fedproto_run.server:app"
-clientapp = "fedproto_run.client:app"
-
-[tool.flwr.app.config]
-out = {out}
-keys = {keys}
-"""
-
-
-def program(name: str) -> str:
-    """A command of Flower's, of the environment that this program runs in."""
-    path = Path(sys.executable).parent / name
-    if not path.exists():
-        raise ConfigError(f"the command {name} is not there; {install('flower')}")
-    return str(path)
-
-
-def environment(home: Path) -> dict[str, str]:
-    """The environment of Flower's processes, with a home of their own."""
-    inherited = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
-    return {
-        **os.environ,
-        **ENVIRONMENT,
-        "FLWR_HOME": str(home),
-        "FEDPROTO_DATA": str(data_root().resolve()),
-        "FEDPROTO_PLUGINS": " ".join(loaded_plugins()),
-        # Flower's programs start others of theirs by name alone, and one of these is ours.
-        "PATH": os.pathsep.join(
-            [str(home / PROGRAMS), str(Path(sys.executable).parent), os.environ.get("PATH", "")]
-        ),
-        # They run in other directories than this one.
-        "PYTHONPATH": os.pathsep.join(str(Path(part).resolve()) for part in inherited),
-    }
-
-
-def superlink(server: Path | None, public: str, port: int, database: Path) -> list[str]:
-    """The server's command: for its owner at a port of loopback, for nodes at a public address.
-
-    Without its folder of certificates it is insecure, and nodes too reach it at that port.
-    """
-    where = [*("--database", str(database)), *("--host", "127.0.0.1"), *("--port", str(port))]
-    if server is None:
-        return ["flower-superlink", "--insecure", *where]
-    return [
-        *("python3", "-P", "-m", "fedproto.flower.superlink", "--public", public),
-        *("--ssl-ca-certfile", str(server / "ca.crt")),
-        *("--ssl-certfile", str(server / "server.crt")),
-        *("--ssl-keyfile", str(server / "server.key")),
-        *("--enable-supernode-auth", *where),
-    ]
-
-
-def supernode(
-    node: Path | None, address: str, client: int, port: int, node_config: str = ""
-) -> list[str]:
-    """A node's command; without its folder of keys it is insecure."""
-    secure = ["--insecure"]
-    if node is not None:
-        secure = [
-            *("--root-certificates", str(node / "ca.crt")),
-            *("--auth-supernode-private-key", str(node / "node.key")),
-        ]
-    config = f"partition-id={client} {node_config}".strip()
-    where = [*("--superlink", address), *("--port", str(port)), *("--node-config", config)]
-    return ["flower-supernode", *secure, *where]
-
-
-def write_app(folder: Path, out: Path, keys: Mapping[int, str]) -> None:
-    """The app to submit: our ServerApp and ClientApp, the directory of the run, clients' keys."""
-    package = folder / "fedproto_run"
-    package.mkdir(parents=True, exist_ok=True)
-    (folder / "pyproject.toml").write_text(
-        _APP.format(out=json.dumps(str(out.resolve())), keys=json.dumps(json.dumps(keys))),
-        encoding="utf-8",
-    )
-    (package / "__init__.py").write_text('"""A fedproto run."""\n', encoding="utf-8")
-    for side in ("server", "client"):
-        (package / f"{side}.py").write_text(
-            f'"""The {side} side."""\n\nfrom fedproto.flower.{side}_app import app\n\n'
-            '__all__ = ["app"]\n',
-            encoding="utf-8",
-        )
+def become_host(folder: Path, node_config: str) -> None:
+    """Replaces this process by the server or the node that a folder of keys is for."""
+    if (folder / NODE_FILE).exists():
+        facts = read_addresses(folder, NODE_FILE)
+        client = int(facts["client"])
+        # The port is for the node's own processes; several nodes fit on one host.
+        command = node_command(folder, facts["server"], client, NODE_PORT + client, node_config)
+    else:
+        facts = read_addresses(folder, SERVER_FILE)
+        port = int(facts["control"].rpartition(":")[2])
+        command = server_command(folder, facts["public"], port, folder / "state.db")
+    os.umask(0o077)
+    home = folder / "flower"
+    home.mkdir(exist_ok=True)
+    os.chdir(home)  # a neutral directory: Python code in the current one would be found
+    settings = {"FEDPROTO_STATE": str(folder / "state")} | environment(home)
+    os.execve(command[0], command, settings)  # noqa: S606 - our own command

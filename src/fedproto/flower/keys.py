@@ -1,10 +1,11 @@
-"""Certificates and node keys: a certificate authority, a server's certificate, a key per client."""
+"""Certificates, node keys and addresses of a federation: a folder per host."""
 
 from __future__ import annotations
 
 import datetime
 import hashlib
 import ipaddress
+import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,18 +21,21 @@ from fedproto.errors import ConfigError
 DAYS = 825
 """The longest that common TLS libraries accept for a server's certificate."""
 
+SERVER_FILE, NODE_FILE = "server.json", "node.json"
+ADDRESSES = {SERVER_FILE: ("public", "control"), NODE_FILE: ("client", "server")}
+"""What a host needs to know beside its keys, by the file in its folder."""
 
-_PREFIX = "client-"
+PREFIX = "client-"
 
 
 def node_name(client: int) -> str:
     """The name under which a client's node is registered."""
-    return f"{_PREFIX}{client}"
+    return f"{PREFIX}{client}"
 
 
 def is_node_name(name: str) -> bool:
     """Whether a name is one of ours, and so binds a key to a client."""
-    return name.startswith(_PREFIX)
+    return name.startswith(PREFIX)
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,7 @@ class Keys:
         return self.folder / node_name(client)
 
     def public_key(self, client: int) -> Path:
-        """What the server registers of a client's node."""
+        """The key that the server registers for a client's node."""
         return self.server / f"{node_name(client)}.pub"
 
 
@@ -75,8 +79,23 @@ def fingerprint(public_key: Path | bytes) -> str:
     return hashlib.sha256(public_key).hexdigest()[:32]
 
 
-def make_keys(folder: Path, hosts: Sequence[str], clients: int) -> Keys:
-    """Writes an authority, a server certificate for some host names, and a key per client."""
+def read_addresses(folder: Path, name: str) -> dict[str, str]:
+    """The addresses in a host's folder, from `SERVER_FILE` or `NODE_FILE`."""
+    try:
+        found = json.loads((folder / name).read_text(encoding="utf-8"))
+        return {key: str(found[key]) for key in ADDRESSES[name]}
+    except (OSError, ValueError, KeyError, TypeError):
+        raise ConfigError(
+            f"{folder} is not a {name.removesuffix('.json')}'s folder, its {name} is missing or of"
+            " another version; make one with 'fedproto flower keys'"
+        ) from None
+
+
+def make_keys(folder: Path, hosts: Sequence[str], clients: int, port: int = 8000) -> Keys:
+    """Writes an authority, a server certificate for some host names, and a key per client.
+
+    Nodes reach the server at the first host and the port, its owner at the next port, on loopback.
+    """
     if not hosts:
         raise ConfigError("name at least one host under which clients reach the server")
     if folder.exists() and any(folder.iterdir()):
@@ -85,41 +104,34 @@ def make_keys(folder: Path, hosts: Sequence[str], clients: int) -> Keys:
     for part in (folder, keys.authority, keys.server, *map(keys.node, range(clients))):
         part.mkdir(parents=True, exist_ok=True, mode=0o700)
     authority_key, authority = _authority()
-    server_key = ec.generate_private_key(ec.SECP384R1())
-    server = _server_certificate(server_key, hosts, authority_key, authority)
     trusted = authority.public_bytes(serialization.Encoding.PEM)
     _write(keys.authority / "ca.key", _secret(authority_key), secret=True)
     _write(keys.authority / "ca.crt", trusted)
+    server_key = ec.generate_private_key(ec.SECP384R1())
+    certificate = _server_certificate(server_key, hosts, authority_key, authority)
+    addresses = {"public": f"0.0.0.0:{port}", "control": f"127.0.0.1:{port + 1}"}
     _write(keys.server / "ca.crt", trusted)
     _write(keys.server / "server.key", _secret(server_key), secret=True)
-    _write(keys.server / "server.crt", server.public_bytes(serialization.Encoding.PEM))
+    _write(keys.server / "server.crt", certificate.public_bytes(serialization.Encoding.PEM))
+    _write(keys.server / SERVER_FILE, json.dumps(addresses).encode())
     for client in range(clients):
-        _write(keys.node(client) / "ca.crt", trusted)
-        _node_key(keys, client)
+        node, key = keys.node(client), ec.generate_private_key(ec.SECP384R1())
+        public = key.public_key().public_bytes(
+            serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+        )
+        facts = {"client": client, "server": f"{hosts[0]}:{port}"}
+        _write(node / "ca.crt", trusted)
+        _write(node / "node.key", _secret(key, serialization.PrivateFormat.OpenSSH), secret=True)
+        _write(node / NODE_FILE, json.dumps(facts).encode())
+        _write(keys.public_key(client), public + b"\n")
     return keys
-
-
-def _node_key(keys: Keys, client: int) -> None:
-    key = ec.generate_private_key(ec.SECP384R1())
-    private = key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.OpenSSH,
-        serialization.NoEncryption(),
-    )
-    public = key.public_key().public_bytes(
-        serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
-    )
-    _write(keys.node(client) / "node.key", private, secret=True)
-    _write(keys.public_key(client), public + b"\n")
 
 
 def _authority() -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
     key = ec.generate_private_key(ec.SECP384R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedproto federation")])
     certificate = (
-        _certificate(name, name, key.public_key())
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_usage(signs_certificates=True), critical=True)
+        _certificate(name, name, key.public_key(), is_authority=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .sign(key, hashes.SHA384())
     )
@@ -134,21 +146,38 @@ def _server_certificate(
 ) -> x509.Certificate:
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0][:64])])
     issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key())
+    names: list[x509.GeneralName] = []
+    # The app's process on the server's own host connects over loopback.
+    for host in dict.fromkeys([*hosts, "localhost", "127.0.0.1"]):
+        try:
+            names.append(x509.IPAddress(ipaddress.ip_address(host)))
+        except ValueError:
+            names.append(x509.DNSName(host))
     return (
-        _certificate(name, authority.subject, key.public_key())
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_usage(signs_certificates=False), critical=True)
+        _certificate(name, authority.subject, key.public_key(), is_authority=False)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(x509.SubjectAlternativeName(_alternatives(hosts)), critical=False)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .add_extension(issuer, critical=False)
         .sign(authority_key, hashes.SHA384())
     )
 
 
 def _certificate(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, *, is_authority: bool
 ) -> x509.CertificateBuilder:
     now = datetime.datetime.now(datetime.UTC)
+    constraints = x509.BasicConstraints(ca=is_authority, path_length=0 if is_authority else None)
+    usage = x509.KeyUsage(
+        digital_signature=not is_authority,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=is_authority,
+        crl_sign=is_authority,
+        encipher_only=False,
+        decipher_only=False,
+    )
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
@@ -158,38 +187,16 @@ def _certificate(
         # Clocks of different hosts disagree a little.
         .not_valid_before(now - datetime.timedelta(hours=1))
         .not_valid_after(now + datetime.timedelta(days=DAYS))
+        .add_extension(constraints, critical=True)
+        .add_extension(usage, critical=True)
     )
 
 
-def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=not signs_certificates,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        key_cert_sign=signs_certificates,
-        crl_sign=signs_certificates,
-        encipher_only=False,
-        decipher_only=False,
-    )
-
-
-def _alternatives(hosts: Sequence[str]) -> list[x509.GeneralName]:
-    # The app's process on the server's own host speaks to it over loopback.
-    names: list[x509.GeneralName] = []
-    for host in dict.fromkeys([*hosts, "localhost", "127.0.0.1"]):
-        try:
-            names.append(x509.IPAddress(ipaddress.ip_address(host)))
-        except ValueError:
-            names.append(x509.DNSName(host))
-    return names
-
-
-def _secret(key: ec.EllipticCurvePrivateKey) -> bytes:
-    return key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
+def _secret(
+    key: ec.EllipticCurvePrivateKey,
+    kind: serialization.PrivateFormat = serialization.PrivateFormat.PKCS8,
+) -> bytes:
+    return key.private_bytes(serialization.Encoding.PEM, kind, serialization.NoEncryption())
 
 
 def _write(path: Path, content: bytes, *, secret: bool = False) -> None:

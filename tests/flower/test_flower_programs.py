@@ -1,8 +1,7 @@
-"""A node's SuperExec: a process for every message, none of which imports or loads anything."""
+"""Flower's programs with our changes: SuperExec by fork, a SuperNode that waits to be let in."""
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 
@@ -10,7 +9,9 @@ import pytest
 
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedproto[flower]'")
 
-from fedproto.flower.superexec import PROGRAM, write_program
+import httpx
+
+from fedproto.flower import programs
 
 SCRIPT = """
 import os, sys, time
@@ -20,7 +21,7 @@ from flwr.supercore.exit.exit_handler import add_exit_handler
 from flwr.supercore.superexec.executor import ExecutionSpec, SubprocessExecutor
 from flwr.supernode.runtime import run_clientapp as runtime
 from fedproto.data.synthetic import Synthetic
-from fedproto.flower import superexec
+from fedproto.flower import client_app, programs
 
 folder = Path(sys.argv[1])
 source = Synthetic(clients=2, seed=1)
@@ -33,7 +34,7 @@ def load(self, root):
     return own(self, root)
 
 def clientapp(**options):
-    federation = superexec.load(source, folder)
+    federation = client_app.load(source, folder)
     (folder / options["token"]).write_text(f"{os.getpid()} {len(federation.clients)}")
     from flwr.supercore.exit import ExitCode, flwr_exit
     flwr_exit(ExitCode.SUCCESS)
@@ -41,7 +42,7 @@ def clientapp(**options):
 Synthetic.load = load
 runtime.run_clientapp = clientapp
 add_exit_handler(lambda: (folder / "closed").touch())
-superexec._start_by_fork()
+programs.start_by_fork()
 executor = SubprocessExecutor()
 for token in ("first", "second", "third"):
     none = (True, None, False, None, False, 1)
@@ -68,11 +69,56 @@ def test_messages_are_copies_of_a_process_that_holds_the_data(tmp_path):
     assert not (tmp_path / "closed").exists()
 
 
-def test_the_program_is_flowers_own_with_the_same_options(tmp_path):
-    write_program(tmp_path, sys.executable)
+@pytest.mark.parametrize(
+    ("program", "option"),
+    [
+        ("superexec", "--runtime-api-address"),
+        ("supernode", "--auth-supernode-private-key"),
+        ("superlink", "--enable-supernode-auth"),
+    ],
+)
+def test_the_programs_are_flowers_own_with_the_same_options(program, option):
     done = subprocess.run(
-        [tmp_path / PROGRAM, "--help"], capture_output=True, text=True, check=False, cwd="/"
+        programs.command_of(program, "--help"), capture_output=True, text=True, check=False, cwd="/"
     )
     assert done.returncode == 0, done.stderr
-    assert "--runtime-api-address" in done.stdout
-    assert os.access(tmp_path / PROGRAM, os.X_OK)
+    assert option in done.stdout + done.stderr
+
+
+class Server:
+    """Answers a node's first calls with some errors."""
+
+    def __init__(self, *statuses: int) -> None:
+        self.statuses = list(statuses)
+
+    def activate(self, client, request):
+        assert (client, request) == ("client", "request")
+        if not self.statuses:
+            return "activated"
+        response = httpx.Response(self.statuses.pop(0), request=httpx.Request("POST", "http://x"))
+        response.raise_for_status()
+        raise AssertionError(response)
+
+
+def test_a_node_waits_while_its_key_is_active_and_says_so(monkeypatch, capsys):
+    monkeypatch.setattr(programs, "ACTIVATE_EVERY", 0.01)
+    server = Server(412, 412)
+    assert programs.patient(server.activate)("client", "request") == "activated"
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2
+    assert all("earlier process of this node" in line for line in lines)
+
+
+@pytest.mark.parametrize("status", [401, 404, 500])
+def test_a_node_does_not_wait_for_a_server_that_refuses_it(status):
+    server = Server(status, status)
+    with pytest.raises(httpx.HTTPStatusError):
+        programs.patient(server.activate)("client", "request")
+    assert server.statuses == [status]
+
+
+def test_a_node_gives_up_when_its_key_stays_active(monkeypatch):
+    monkeypatch.setattr(programs, "ACTIVATE_EVERY", 0.01)
+    monkeypatch.setattr(programs, "EXPIRED_WITHIN", 0.05)
+    with pytest.raises(httpx.HTTPStatusError):
+        programs.patient(Server(*[412] * 1000).activate)("client", "request")

@@ -1,4 +1,4 @@
-"""Keys and host files, the commands around them, and a core that does without Flower."""
+"""Keys, the commands around them, and a core that does without Flower."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def test_every_host_gets_its_own_folder_and_no_other_secret(made):
         "authority": {"ca.key", "ca.crt"},
         "server": {
             *("ca.crt", "server.crt", "server.key", "client-0.pub", "client-1.pub"),
-            *("superlink.sh", "fedproto-superlink.service", "server.json"),
+            "server.json",
         },
-        "client-0": {"bin", "ca.crt", "node.key", "supernode.sh", "fedproto-supernode.service"},
-        "client-1": {"bin", "ca.crt", "node.key", "supernode.sh", "fedproto-supernode.service"},
+        "client-0": {"ca.crt", "node.key", "node.json"},
+        "client-1": {"ca.crt", "node.key", "node.json"},
     }
     for secret in folder.rglob("*.key"):
         assert stat.S_IMODE(secret.stat().st_mode) == 0o600
-    assert "flower register --server /etc/fedproto" in output
+    assert "fedproto flower start FOLDER" in output
 
 
 def test_the_server_certificate_names_its_hosts_and_is_signed_by_the_authority(made):
@@ -62,18 +62,34 @@ def test_a_node_key_fits_the_public_key_that_the_server_registers(made):
     assert private.public_key() == public
 
 
-def test_scripts_are_valid_and_name_the_server(made):
+@pytest.fixture
+def become(monkeypatch):
+    """The command and environment that would replace this process."""
+    found = []
+    monkeypatch.setattr(os, "execve", lambda *given: found.extend(given))
+    monkeypatch.setattr(os, "chdir", lambda _: None)
+    monkeypatch.setattr(os, "umask", lambda _: None)
+    return found
+
+
+def test_a_host_starts_what_its_folder_is_for(made, become, monkeypatch):
     folder, _ = made
-    for script in folder.rglob("*.sh"):
-        subprocess.run(["sh", "-n", str(script)], check=True)
-        assert os.access(script, os.X_OK)
-    text = (folder / "client-1/supernode.sh").read_text()
-    assert "--superlink" in text
-    assert "fl.example.org:8123" in text
-    assert "partition-id=1" in text
-    unit = (folder / "client-1/fedproto-supernode.service").read_text()
-    assert "ExecStart=/etc/fedproto/supernode.sh" in unit
-    assert "Restart=on-failure" in unit
+    monkeypatch.setenv("FEDPROTO_NODE_CONFIG", "threads=2")
+    monkeypatch.delenv("FEDPROTO_STATE")
+    assert main(["flower", "start", str(folder / "client-1")]) == 0
+    _, command, settings = become
+    assert command[3:5] == ["fedproto.flower.programs", "supernode"]
+    assert command[command.index("--superlink") + 1] == "fl.example.org:8123"
+    assert command[command.index("--node-config") + 1] == "partition-id=1 threads=2"
+    assert command[command.index("--port") + 1] == "9095"
+    assert settings["FEDPROTO_STATE"] == str(folder / "client-1" / "state")
+    become.clear()
+    assert main(["flower", "start", str(folder / "server")]) == 0
+    command = become[1]
+    assert command[3:5] == ["fedproto.flower.programs", "superlink"]
+    assert command[command.index("--public") + 1] == "0.0.0.0:8123"
+    assert command[command.index("--host") + 1] == "127.0.0.1"
+    assert command[command.index("--port") + 1] == "8124"
 
 
 def test_keys_are_never_overwritten(made, capsys):
@@ -84,9 +100,10 @@ def test_keys_are_never_overwritten(made, capsys):
     assert (folder / "server/server.key").read_bytes() == before
 
 
-def test_a_folder_that_is_no_servers_is_named(tmp_path, capsys):
-    assert main(["flower", "register", "--server", str(tmp_path)]) == 2
-    assert "no server's folder" in capsys.readouterr().err
+@pytest.mark.parametrize("command", [["register", "--server"], ["start"]])
+def test_a_folder_that_is_not_a_servers_is_named(tmp_path, capsys, command):
+    assert main(["flower", *command, str(tmp_path)]) == 2
+    assert f"{tmp_path} is not a server's folder" in capsys.readouterr().err
 
 
 def test_a_server_that_does_not_run_is_an_error_of_one_line(made, capsys):
@@ -109,7 +126,7 @@ def test_up_takes_no_options_for_a_run_that_goes_on(tmp_path, capsys):
 
 WITHOUT = """
 import sys
-for name in ("flwr", "ray", "cryptography", "dp_accounting"):
+for name in ("flwr", "cryptography", "dp_accounting"):
     sys.modules[name] = None
 from fedproto.cli import main
 assert main(["list"]) == 0
