@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from fedproto.report.style import add_legend, looks_of, new_figure
+from fedproto.report.style import add_legend, line_styles, new_figure
 from paper.base import FoundRun, FoundRuns
 from paper.cases import CENTRALIZED, FAIR_AND_TOLERANT, Case
 from paper.curves import band
@@ -88,7 +88,7 @@ def line_of(label: str, beside: Iterable[str] = ()) -> dict[str, Any]:
     """
     known = list(dict.fromkeys((*METHODS, *beside, label)))
     position = known.index(label)
-    look = looks_of(known)[position]
+    look = line_styles(known)[position]
     # where colours come round again, dashes shift
     style = STYLES[(position + look.dash) % len(STYLES)] if label != CENTRALIZED else (0, (1, 1))
     return {"color": look.color, "linestyle": style}

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from fedproto.report.figures import attention_values
 from fedproto.report.style import add_legend, new_figure
 from paper.base import EXPERIMENTS, Experiment, FoundRuns
 from paper.cases import CLASSIFICATION, Scope
@@ -47,9 +46,15 @@ class AttentionHistograms(Experiment):
         for case, axes in zip(cases, figure.subplots(1, len(cases), squeeze=False)[0], strict=True):
             values = {}
             for label in SHOWN:
-                runs = (found.run for found in results.select(case.name, label))
-                if every := attention_values(runs):
-                    values[label] = np.array(every)
+                weights = [
+                    weight
+                    for found in results.select(case.name, label)
+                    for record in found.run.records
+                    if len(record.attention) > 1
+                    for weight in record.attention.values()
+                ]
+                if weights:
+                    values[label] = np.array(weights)
             if values:
                 bins = np.linspace(0, max(found.max() for found in values.values()), 41)
             for label, found in values.items():

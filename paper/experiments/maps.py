@@ -13,8 +13,8 @@ from fedproto.analysis.uncertainty import feature_entropy, relative, softmax_ent
 from fedproto.data.federation import Federation
 from fedproto.data.segmentation import palette
 from fedproto.errors import DataError
-from fedproto.report.analysing import open_subject, picture_of
-from fedproto.report.style import new_figure
+from fedproto.report.analysing import open_subject
+from fedproto.report.style import new_figure, picture_of
 from fedproto.rng import Indices, Purpose, stream
 from fedproto.types import VOID
 from paper.base import EXPERIMENTS, Experiment, FoundRun, FoundRuns

@@ -25,7 +25,7 @@ from fedproto.data.images import open_image
 from fedproto.disk.integrity import sealed, unsealed
 from fedproto.errors import ConfigError, DataError, StoreError
 from fedproto.options import describe
-from fedproto.report.figures import _pictures
+from fedproto.report.figures import captioned_picture
 from fedproto.store import RunStore
 from paper.output import Output
 
@@ -218,7 +218,8 @@ def test_contact_sheets_show_the_names_of_classes():
     federation = Federation.from_clients(
         [(inputs, labels)], class_names=["ant", "bee", "cat"], test_fraction=0
     )
-    assert _pictures(federation, np.arange(4))[1] == ["ant", "bee", "cat", "ant"]
+    captions = [captioned_picture(federation, index)[1] for index in range(4)]
+    assert captions == ["ant", "bee", "cat", "ant"]
 
 
 def test_pictures_of_other_settings_say_so(tmp_path):

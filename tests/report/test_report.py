@@ -13,7 +13,7 @@ from fedproto.errors import ConfigError
 from fedproto.report.arrangement import Arrangement, arrange
 from fedproto.report.figures import FigureFormat, FigureWidth, save_figures
 from fedproto.report.results import StoredRun, at_shared_rounds, comparable
-from fedproto.report.style import looks_of
+from fedproto.report.style import line_styles
 from fedproto.report.summary import summarize
 from fedproto.strategies.fedavg import Centralized
 from fedproto.types import RoundRecord
@@ -318,11 +318,11 @@ def test_runs_of_different_length_are_not_the_same_condition():
 
 
 def test_well_known_methods_keep_their_colours():
-    alone, beside = looks_of(["FedProto"]), looks_of(["A", "B", "fedproto", "FedAvg"])
+    alone, beside = line_styles(["FedProto"]), line_styles(["A", "B", "fedproto", "FedAvg"])
     assert alone[0].color == beside[2].color
-    many = looks_of([f"method {place}" for place in range(32)])
+    many = line_styles([f"method {place}" for place in range(32)])
     assert len(set(many)) == 32
-    grown = looks_of(["A", "B", "fedproto", "FedAvg", "C"])
+    grown = line_styles(["A", "B", "fedproto", "FedAvg", "C"])
     assert grown[:4] == beside
 
 
@@ -330,9 +330,9 @@ def test_every_bundled_strategy_has_a_colour_and_dashes_of_its_own():
     from fedproto.strategies.base import STRATEGIES
 
     names = [*STRATEGIES.names(), "FedAvgM", "FedAdam", "Fairness + toleration"]
-    looks = [looks_of(["X", "Y", "Z", name])[3] for name in names]
+    looks = [line_styles(["X", "Y", "Z", name])[3] for name in names]
     assert len(set(looks)) == len(names)
-    assert looks == [looks_of([name])[0] for name in names]
+    assert looks == [line_styles([name])[0] for name in names]
 
 
 @pytest.mark.parametrize("count", [1, 2, 9])

@@ -163,13 +163,13 @@ def test_a_method_has_one_colour_everywhere(browser, synthetic):
         " false, 'round').map((line) => line.method)).size)"
     )
     assert colors == [6, 10, 6]
-    from fedproto.report.style import looks_of
+    from fedproto.report.style import line_styles
     from paper.panels import line_of
 
     for method in browser.execute_script("return page.data.methods"):
         if method["title"] in ("FedAvg", "FedProto", "FedProx", "FedAtt", "Centralized"):
             assert method["color"] == line_of(method["title"])["color"]
-            assert method["color"] == looks_of([method["title"]])[0].color
+            assert method["color"] == line_styles([method["title"]])[0].color
 
 
 def test_axe_finds_nothing_wrong_with_real_runs(browser, synthetic):

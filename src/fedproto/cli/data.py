@@ -33,7 +33,8 @@ from fedproto.data.sharing import SharedOut
 from fedproto.data.statistics import statistics
 from fedproto.errors import ConfigError, DataError
 from fedproto.options import read_options
-from fedproto.report.figures import draw_class_mixes, draw_contact_sheet
+from fedproto.report.figures import class_mix_figure, draw_contact_sheet
+from fedproto.report.style import save_figure
 
 group = typer.Typer(name="data", help=__doc__, no_args_is_help=True)
 
@@ -129,7 +130,7 @@ def plot(
     folder = out or Path("plots")
     folder.mkdir(parents=True, exist_ok=True)
     rows = _rows(source, federation, alpha)
-    written = [draw_class_mixes(rows, folder / f"{name}-classes.png")]
+    written = [save_figure(class_mix_figure(rows), folder / f"{name}-classes.png")]
     if len(federation.input_shape) == 3:
         written.append(draw_contact_sheet(federation, folder / f"{name}-samples.png"))
     for path in written:

@@ -1,4 +1,4 @@
-"""The folder ``analysis`` of a run: what can be said of its newest model.
+"""Analyses of a run's newest model, written to the run's folder ``analysis``.
 
     scores.json       per client and per class
     calibration.json  expected calibration error and reliability bins
@@ -6,7 +6,7 @@
     measures.json     aggregate mean margin, gradient dissimilarity, MMD
     maps/             label maps and entropy maps of some held-out pictures
 
-Every file says after how many rounds the model was looked at; the HTML page draws them.
+Every file has the round of the model; the HTML page shows them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
 from fedproto.analysis.embedding import embed
 from fedproto.analysis.probe import Probe
@@ -36,7 +36,6 @@ from fedproto.analysis.uncertainty import (
 )
 from fedproto.config import RunConfig
 from fedproto.data.federation import Federation
-from fedproto.data.samples import MappedSamples, Samples
 from fedproto.data.segmentation import palette
 from fedproto.data.tasks import headline
 from fedproto.disk.files import Folder, explained, write_atomically
@@ -46,7 +45,7 @@ from fedproto.errors import ConfigError, DataError, StoreError, unknown_name
 from fedproto.measures.base import Gauge
 from fedproto.measures.scores import score_classes, score_clients, summarize_clients
 from fedproto.report.statistics import Correlation, pearson
-from fedproto.report.style import class_colors
+from fedproto.report.style import class_colors, picture_of
 from fedproto.rng import Purpose, stream
 from fedproto.rounds.identity import check_reference, check_same, data_identity, reference_state
 from fedproto.rounds.run import model_for
@@ -56,23 +55,73 @@ from fedproto.types import ServerState
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-
 PICTURES_EMBEDDED = 100
-"""Label maps give hundreds of feature vectors each; so many pictures are enough for t-SNE."""
+"""Pictures for t-SNE of label maps, each of which gives hundreds of feature vectors."""
 
 MARGIN = "aggregate_mean_margin"
 MODEL_MEASURES = ("margin", "dissimilarity", "mmd")
-"""What the part ``measures`` consists of; MMD needs a reference."""
+"""Measures of the part ``measures``; MMD needs a reference."""
+
+# From dark blue to yellow, safe for all common kinds of colour vision.
+_HEAT = np.array(
+    [(0, 34, 78), (65, 77, 107), (124, 123, 120), (188, 175, 111), (254, 232, 56)], dtype=np.float64
+)
+
+
+@dataclass
+class Subject:
+    """A run's newest model with its data, ready to be analysed.
+
+    Attributes:
+        facts: Results by name, for a table.
+    """
+
+    path: Path
+    config: RunConfig
+    state: ServerState
+    probe: Probe
+    facts: dict[str, float] = field(default_factory=dict)
+
+    def write(self, name: str, content: Mapping[str, Any]) -> None:
+        """Writes one file of the analysis."""
+        text = json.dumps({"round": self.state.round, **content}, indent=1, allow_nan=False)
+        write_atomically(self.path / "analysis" / name, text.encode() + b"\n")
+
+
+def open_subject(path: Path, federation: Federation, model: nn.Module | None = None) -> Subject:
+    """Loads a run's newest model.
+
+    Raises:
+        StoreError: If there is no run or no checkpoint, or the run was trained on other data.
+        ConfigError: If the run was started in Python with a module that is not given here.
+    """
+    store = RunStore.open(path)
+    config = store.config
+    if model is None:
+        if config.model is None:
+            raise ConfigError(
+                f"{path} was started from Python with an own module; look into it from there:"
+                " fedproto.analyse(fedproto.load(run, model=..., data=...))"
+            )
+        model = model_for(replace(config, model=config.model.untrained()), federation)
+    check_same(store.identity(), data_identity(federation), path)
+    state = store.load_checkpoint()
+    if state is None:
+        raise StoreError(f"{path} has no checkpoint yet; nothing to look into")
+    # The run may have been trained on another machine.
+    anywhere = replace(config.engine, name="reference", device="auto")
+    probe = Probe(replace(config, engine=anywhere).workload(federation, model))
+    return Subject(path, config, state.served.to(probe.device), probe)
 
 
 @dataclass(frozen=True)
 class AnalysisRequest:
-    """What is asked of an analysis.
+    """Options of an analysis.
 
     Attributes:
         what: Names out of `PARTS`.
         reference: Directory of a centrally trained run, for MMD; the run's own when None.
-        measures: Names out of `MODEL_MEASURES`; all that can be had when empty.
+        measures: Names out of `MODEL_MEASURES`; all that are possible when empty.
     """
 
     what: tuple[str, ...]
@@ -82,18 +131,17 @@ class AnalysisRequest:
     measures: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for option, kind, given, known in (
-            ("what", "part", self.what, [*PARTS]),
-            ("measure", "measure", self.measures, MODEL_MEASURES),
-        ):
-            for name in given:
-                if name not in known:
-                    raise ConfigError(f"{option}: {unknown_name(kind, name, known)}")
+        for name in self.what:
+            if name not in PARTS:
+                raise ConfigError(f"what: {unknown_name('part', name, [*PARTS])}")
+        for name in self.measures:
+            if name not in MODEL_MEASURES:
+                raise ConfigError(f"measure: {unknown_name('measure', name, MODEL_MEASURES)}")
 
 
 def analyse(subject: Subject, request: AnalysisRequest) -> dict[str, float]:
-    """Writes the parts that are asked for; what was found, by name, for a table."""
-    with explained(subject.folder, " cannot be written", ""):
+    """Writes the requested parts and returns the results for a table."""
+    with explained(subject.path / "analysis", " cannot be written", ""):
         Folder(subject.path).make("analysis")
         for name in request.what:
             PARTS[name](subject, request)
@@ -102,12 +150,11 @@ def analyse(subject: Subject, request: AnalysisRequest) -> dict[str, float]:
 
 def _scores(subject: Subject, request: AnalysisRequest) -> None:
     del request
-    clients = score_clients(subject.probe, subject.state)
-    classes = score_classes(subject.probe, subject.state)
+    probe, task = subject.probe, subject.probe.task
+    clients, classes = score_clients(probe, subject.state), score_classes(probe, subject.state)
     tables = {"per_client": clients.table("client"), "per_class": classes.table("class")}
-    _write(subject, "scores.json", tables)
-    tested, task = subject.probe.federation.test_indices, subject.probe.task
-    (tally,) = subject.probe.tallies(subject.state, [tested])
+    subject.write("scores.json", tables)
+    (tally,) = probe.tallies(subject.state, [probe.federation.test_indices])
     scores = {} if tally is None else task.metrics(tally)
     if task.headline in scores:
         subject.facts[task.headline] = scores[task.headline]
@@ -118,9 +165,9 @@ def _scores(subject: Subject, request: AnalysisRequest) -> None:
 def _calibration(subject: Subject, request: AnalysisRequest) -> None:
     del request
     tally = subject.probe.confidences(subject.state, subject.probe.federation.test_indices)
-    bins, error = reliability(tally), calibration_error(tally)
-    _write(subject, "calibration.json", {"ece": error, "bins": [asdict(each) for each in bins]})
-    subject.facts["ece"] = error
+    subject.facts["ece"] = error = calibration_error(tally)
+    bins = [asdict(each) for each in reliability(tally)]
+    subject.write("calibration.json", {"ece": error, "bins": bins})
 
 
 def _embedding(subject: Subject, request: AnalysisRequest) -> None:
@@ -142,7 +189,7 @@ def _embedding(subject: Subject, request: AnalysisRequest) -> None:
         "classes": names,
         "colors": class_colors(len(names), label_maps=label_maps),
     }
-    _write(subject, "embedding.json", content)
+    subject.write("embedding.json", content)
 
 
 def _measures(subject: Subject, request: AnalysisRequest) -> None:
@@ -160,12 +207,12 @@ def _measures(subject: Subject, request: AnalysisRequest) -> None:
     earlier = _measured_before(subject)
     if "mmd" not in found:
         reference = earlier.get("reference")
-    _write(subject, "measures.json", {**earlier, **found, "reference": reference})
+    subject.write("measures.json", {**earlier, **found, "reference": reference})
     subject.facts |= found
 
 
 def _measured_before(subject: Subject) -> dict[str, Any]:
-    """What an earlier look at the same model found, which may have taken minutes."""
+    """Results of an earlier analysis of the same model, which may have taken minutes."""
     try:
         content = read_parts(subject.path, ["measures"]).get("measures")
     except StoreError:  # damaged, and about to be replaced
@@ -190,6 +237,57 @@ def _maps(subject: Subject, request: AnalysisRequest) -> None:
         save_maps(subject.probe, subject.state, index, folder)
 
 
+def save_maps(probe: Probe, state: ServerState, index: int, folder: Path) -> None:
+    """Writes picture, label maps and entropy maps of one sample.
+
+    Entropies are shown as shares of the largest possible one, from dark blue (0) to yellow (1).
+    """
+    from PIL import Image
+
+    scores, features, target = probe.maps(state, index)
+    size = (target.shape[-2], target.shape[-1])
+    softmax = relative(softmax_entropy(scores)[0], scores.shape[1])
+    feature = relative(upsampled(feature_entropy(features), size)[0], features.shape[1])
+    picture = picture_of(probe.federation.samples, index)
+    if picture.shape[-1] == 1:
+        picture = picture[..., 0]
+
+    def file(kind: str) -> Path:
+        return folder / f"{index:06d}-{kind}.png"
+
+    _save(Image.fromarray(picture), file("picture"))
+    save_labels(target[0].cpu().numpy().astype(np.uint8), file("truth"))
+    save_labels(scores.argmax(dim=1)[0].cpu().numpy().astype(np.uint8), file("prediction"))
+    save_heat(softmax, file("softmax-entropy"))
+    save_heat(feature, file("feature-entropy"))
+
+
+def save_labels(labels: NDArray[np.uint8], path: Path) -> Path:
+    """Writes a label map ``[H, W]`` in PASCAL VOC's format: class indices with its palette."""
+    from PIL import Image
+
+    picture = Image.fromarray(labels)
+    picture.putpalette(palette().tobytes())
+    return _save(picture, path)
+
+
+def save_heat(values: NDArray[np.float64], path: Path) -> Path:
+    """Writes values between 0 (dark blue) and 1 (yellow), ``[H, W]``."""
+    from PIL import Image
+
+    levels = np.linspace(0, 1, len(_HEAT))
+    colours = np.stack([np.interp(values, levels, _HEAT[:, channel]) for channel in range(3)], -1)
+    return _save(Image.fromarray(np.rint(colours).astype(np.uint8)), path)
+
+
+def _save(picture: Image, path: Path) -> Path:
+    with explained(path, " cannot be written", "", DataError):
+        content = io.BytesIO()
+        picture.save(content, "PNG")
+        write_atomically(path, content.getvalue())
+    return path
+
+
 PARTS: Mapping[str, Callable[[Subject, AnalysisRequest], None]] = {
     "scores": _scores,
     "calibration": _calibration,
@@ -209,12 +307,6 @@ def correlation(found: Sequence[Mapping[str, float]]) -> tuple[str, Correlation]
     return metric, pearson(margins, scores)
 
 
-def _write(subject: Subject, name: str, content: Mapping[str, Any]) -> None:
-    described = {"round": subject.state.round, **content}
-    text = json.dumps(described, indent=1, allow_nan=False)
-    write_atomically(subject.folder / name, text.encode() + b"\n")
-
-
 def read_parts(path: Path, names: Sequence[str]) -> dict[str, Any]:
     """Those of a run's analysis files that exist, by name without the ending."""
     found = {}
@@ -228,121 +320,3 @@ def read_parts(path: Path, names: Sequence[str]) -> dict[str, Any]:
                     f"{file} cannot be read ({error}); make it again: fedproto analyse {path}"
                 ) from None
     return found
-
-
-@dataclass
-class Subject:
-    """A run's newest model, ready to be looked at."""
-
-    path: Path
-    config: RunConfig
-    state: ServerState
-    probe: Probe
-    facts: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def folder(self) -> Path:
-        """Where the results go."""
-        return self.path / "analysis"
-
-
-def open_subject(path: Path, federation: Federation, model: nn.Module | None = None) -> Subject:
-    """Makes a run's newest model ready.
-
-    Raises:
-        StoreError: If it is no run, has no checkpoint, or was trained on other data.
-        ConfigError: If its model was given in Python, and not here.
-    """
-    store = RunStore.open(path)
-    config = store.config
-    if model is None:
-        if config.model is None:
-            raise ConfigError(
-                f"{path} was started from Python with an own module; look into it from there:"
-                " fedproto.analyse(fedproto.load(run, model=..., data=...))"
-            )
-        model = model_for(replace(config, model=config.model.untrained()), federation)
-    check_same(store.identity(), data_identity(federation), path)
-    state = store.load_checkpoint()
-    if state is None:
-        raise StoreError(f"{path} has no checkpoint yet; nothing to look into")
-    # The machine that looks need not be the one that trained.
-    anywhere = replace(config.engine, name="reference", device="auto")
-    probe = Probe(replace(config, engine=anywhere).workload(federation, model))
-    return Subject(path, config, state.served.to(probe.device), probe)
-
-
-# From dark blue to yellow, told apart with all common kinds of colour vision.
-_HEAT = np.array(
-    [(0, 34, 78), (65, 77, 107), (124, 123, 120), (188, 175, 111), (254, 232, 56)], dtype=np.float64
-)
-
-
-def save_labels(labels: NDArray[np.uint8], path: Path) -> Path:
-    """Writes a label map ``[H, W]`` as PASCAL VOC does: the classes, with its palette."""
-    from PIL import Image
-
-    picture = Image.fromarray(labels)
-    picture.putpalette(palette().tobytes())
-    return _save(picture, path)
-
-
-def save_heat(values: NDArray[np.float64], path: Path) -> Path:
-    """Writes values between 0 (dark blue) and 1 (yellow), ``[H, W]``."""
-    from PIL import Image
-
-    levels = np.linspace(0, 1, len(_HEAT))
-    colours = np.stack([np.interp(values, levels, _HEAT[:, channel]) for channel in range(3)], -1)
-    return _save(Image.fromarray(np.rint(colours).astype(np.uint8)), path)
-
-
-def save_picture(pixels: NDArray[np.uint8], path: Path) -> Path:
-    """Writes a picture ``[H, W, channels]`` of one or three channels."""
-    from PIL import Image
-
-    return _save(Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels), path)
-
-
-def _save(picture: Image, path: Path) -> Path:
-    with explained(path, " cannot be written", "", DataError):
-        content = io.BytesIO()
-        picture.save(content, "PNG")
-        write_atomically(path, content.getvalue())
-    return path
-
-
-def save_maps(probe: Probe, state: ServerState, index: int, folder: Path) -> list[Path]:
-    """Writes the maps of one sample.
-
-    Entropies are shown as shares of the largest possible one, from dark blue (0) to yellow (1).
-    """
-    scores, features, target = probe.maps(state, index)
-    size = (target.shape[-2], target.shape[-1])
-    stem = folder / f"{index:06d}"
-
-    def file(kind: str) -> Path:
-        return stem.with_name(f"{stem.name}-{kind}.png")
-
-    feature_map = upsampled(feature_entropy(features), size)
-    return [
-        save_picture(picture_of(probe.federation.samples, index), file("picture")),
-        save_labels(_bytes(target[0]), file("truth")),
-        save_labels(_bytes(scores.argmax(dim=1)[0]), file("prediction")),
-        save_heat(relative(softmax_entropy(scores)[0], scores.shape[1]), file("softmax-entropy")),
-        save_heat(relative(feature_map[0], features.shape[1]), file("feature-entropy")),
-    ]
-
-
-def picture_of(samples: Samples, index: int) -> NDArray[np.uint8]:
-    """A sample's input as a picture ``[H, W, channels]``; stretched where it is no picture."""
-    where = np.array([index])
-    raw = samples.raw(where) if isinstance(samples, MappedSamples) else samples.batch(where)
-    values = raw[0][0].double().movedim(0, -1).cpu().numpy()
-    low, high = float(values.min()), float(values.max())
-    if low < 0 or high > 1:
-        values = (values - low) / max(high - low, 1e-12)
-    return np.asarray(np.rint(255 * values), dtype=np.uint8)
-
-
-def _bytes(labels: Tensor) -> NDArray[np.uint8]:
-    return labels.cpu().numpy().astype(np.uint8)

@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 
 from fedproto.config import flatten
 from fedproto.report.results import StoredRun, comparable
-from fedproto.report.style import Look, looks_of
+from fedproto.report.style import LineStyle, line_styles
 
 Options: TypeAlias = Mapping[str, str]
 Identity: TypeAlias = tuple[tuple[str, str], ...]
@@ -60,7 +60,7 @@ class Method:
     """What is compared."""
 
     title: str
-    look: Look
+    style: LineStyle
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ def arrange(runs: Iterable[StoredRun]) -> Arrangement:
         members[where, title].append(run)
     shown = tuple(conditions.values())
     names = list(dict.fromkeys(titles))
-    methods = tuple(map(Method, names, looks_of(names)))
+    methods = tuple(map(Method, names, line_styles(names)))
     numbers = {method.title: number for number, method in enumerate(methods)}
     groups, notices = [], []
     for (where, title), together in members.items():

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from enum import StrEnum
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedproto.data.federation import Federation
-from fedproto.data.samples import MappedSamples
 from fedproto.data.segmentation import palette
 from fedproto.data.statistics import class_counts
 from fedproto.data.tasks import is_share, loss_beside
@@ -24,12 +24,13 @@ from fedproto.report.results import StoredRun
 from fedproto.report.statistics import WINDOW
 from fedproto.report.style import (
     COLORS,
-    Look,
+    LineStyle,
     add_legend,
     legend_columns,
     literal,
     new_figure,
     panel_grid,
+    picture_of,
     save_figure,
 )
 from fedproto.report.summary import Summary
@@ -50,6 +51,10 @@ NAMES = {
 _COLUMNS = 3
 _FEW_SEEDS = 6
 """Below this many seeds each has a thin line of its own; from there on a band is drawn."""
+
+SHOWN_CLIENTS = 30
+# From the ninth class on the colours repeat with another pattern.
+_HATCHES = ("", "////", "....", "xxxx", "----", "oooo", "||||", "++++")
 
 
 class FigureFormat(StrEnum):
@@ -116,7 +121,7 @@ def curves(
         for group in arrangement.groups:
             if index in group.conditions:
                 method = arrangement.methods[group.method]
-                line = _draw_group(axes, group.runs, metric, method.look)
+                line = _draw_group(axes, group.runs, metric, method.style)
                 if line is not None:
                     handles.setdefault(method.title, line)
         axes.set_title(literal(condition.title), fontsize="small")
@@ -156,10 +161,10 @@ def forest(
         axes.axvline(0, color="black", lw=1)
         for place, (group, row) in enumerate(members):
             assert row.against is not None  # noqa: S101 - chosen above
-            found, look = row.against.difference, arrangement.methods[group.method].look
+            found, style = row.against.difference, arrangement.methods[group.method].style
             if found.low is not None and found.high is not None:
-                axes.plot([factor * found.low, factor * found.high], [place] * 2, color=look.color)
-            axes.plot(factor * found.mean, place, "o", color=look.color, ms=3)
+                axes.plot([factor * found.low, factor * found.high], [place] * 2, color=style.color)
+            axes.plot(factor * found.mean, place, "o", color=style.color, ms=3)
         names = [literal(row.method) for _, row in members]
         axes.set_yticks(range(len(members)), names, fontsize="small")
         axes.invert_yaxis()
@@ -191,18 +196,7 @@ def _panels(
     return panel_grid(number, columns, size, around, sharex=sharex, sharey=sharey)
 
 
-def attention_values(runs: Iterable[StoredRun]) -> list[float]:
-    """All attention values of rounds in which more than one client took part."""
-    return [
-        value
-        for run in runs
-        for record in run.records
-        if len(record.attention) > 1
-        for value in record.attention.values()
-    ]
-
-
-def _draw_group(axes: Any, runs: Iterable[StoredRun], metric: str, look: Look) -> Any:
+def _draw_group(axes: Any, runs: Iterable[StoredRun], metric: str, style: LineStyle) -> Any:
     """The line of a group; None where the metric was not taken."""
     curves = [curve for run in runs if len((curve := run.smoothed(metric))[0])]
     rounds = sorted(set.intersection(*(set(at.tolist()) for at, _ in curves))) if curves else []
@@ -210,31 +204,20 @@ def _draw_group(axes: Any, runs: Iterable[StoredRun], metric: str, look: Look) -
         return None
     values = np.array([values[np.isin(at, rounds)] for at, values in curves])
     mean = values.mean(axis=0)
-    (line,) = axes.plot(rounds, mean, color=look.color, linestyle=look.linestyle)
+    (line,) = axes.plot(rounds, mean, color=style.color, linestyle=style.linestyle)
     if 1 < len(curves) < _FEW_SEEDS:
         for one in values:
-            axes.plot(rounds, one, color=look.color, linestyle=look.linestyle, lw=0.6, alpha=0.4)
+            axes.plot(rounds, one, color=style.color, linestyle=style.linestyle, lw=0.6, alpha=0.4)
     elif len(curves) > 1:
         spread = values.std(axis=0, ddof=1)
-        axes.fill_between(rounds, mean - spread, mean + spread, color=look.color, alpha=0.15, lw=0)
+        axes.fill_between(rounds, mean - spread, mean + spread, color=style.color, alpha=0.15, lw=0)
     return line
 
 
-SHOWN_CLIENTS = 30
-# From the ninth class on the colours come again with another pattern.
-_HATCHES = ("", "////", "....", "xxxx", "----", "oooo", "||||", "++++")
-
-
-def draw_class_mixes(federations: Sequence[tuple[str, Federation]], path: Path) -> Path:
-    """Writes `class_mix_figure` as a PNG file."""
-    return save_figure(class_mix_figure(federations), path)
-
-
 def class_mix_figure(federations: Sequence[tuple[str, Federation]]) -> Any:
-    """The three panels of the supplementary's data figure, one row per federation.
+    """Classes per client, clients per number of classes, and the class mix of 30 random clients.
 
-    Classes per client; clients by number of classes; the class mix of 30 clients chosen at random,
-    in colours and patterns that are told apart with all common kinds of colour vision.
+    One row per federation.
     """
     figure = new_figure(10, 2.4 * len(federations) + 0.4)
     rows = figure.subplots(len(federations), 3, squeeze=False)
@@ -257,36 +240,6 @@ def class_mix_figure(federations: Sequence[tuple[str, Federation]]) -> Any:
         rows[0][column].set_title(head, fontsize="medium")
         rows[-1][column].set_xlabel(foot)
     return figure
-
-
-def draw_contact_sheet(
-    federation: Federation, path: Path, *, clients: int = 10, samples: int = 10
-) -> Path:
-    """Samples of the first clients, a row per client; masks are laid over their images."""
-    if len(federation.input_shape) != 3 or federation.input_shape[0] not in (1, 3):
-        raise ConfigError(
-            f"a contact sheet needs images, not inputs of shape {federation.input_shape}"
-        )
-    shown = federation.clients[:clients]
-    figure = new_figure(1.1 * samples + 0.6, 1.15 * len(shown))
-    grid = figure.subplots(len(shown), samples, squeeze=False)
-    for number, (client, row) in enumerate(zip(shown, grid, strict=True)):
-        images, captions = _pictures(federation, client.train[:samples])
-        for column, axes in enumerate(row):
-            axes.axis("off")
-            if column < len(images):
-                axes.imshow(images[column], interpolation="nearest")
-                axes.set_title(literal(captions[column]), fontsize=6, pad=1)
-        row[0].text(
-            -0.1,
-            0.5,
-            f"client {number}",
-            transform=row[0].transAxes,
-            ha="right",
-            va="center",
-            fontsize=7,
-        )
-    return save_figure(figure, path)
 
 
 def _draw_mix(axes: Any, counts: Indices) -> None:
@@ -313,27 +266,37 @@ def _draw_mix(axes: Any, counts: Indices) -> None:
     axes.set_ylim(len(shown) - 0.5, -0.5)
 
 
-def _pictures(federation: Federation, indices: Indices) -> tuple[NDArray[np.float64], list[str]]:
-    """Images ``[N, H, W, 3]`` between 0 and 1, and what to write above each."""
-    samples = federation.samples
-    if isinstance(samples, MappedSamples):
-        inputs, targets = samples.raw(indices)
-    else:
-        inputs, targets = samples.batch(indices)
-        inputs = (inputs - inputs.min()) / max(float(inputs.max() - inputs.min()), 1e-9)
-    images = np.broadcast_to(
-        inputs.double().cpu().numpy().transpose(0, 2, 3, 1),
-        (len(inputs), *federation.input_shape[1:], 3),
-    )
-    if not federation.has_label_maps:
-        return images, [federation.class_name(int(target)) for target in targets]
-    masks = targets.cpu().numpy()
-    colours = palette()[masks] / 255
-    painted = ((masks > 0) & (masks != VOID))[..., None]
-    named = [
-        ", ".join(
-            federation.class_name(int(label)) for label in np.unique(mask) if label not in (0, VOID)
+def draw_contact_sheet(
+    federation: Federation, path: Path, *, clients: int = 10, samples: int = 10
+) -> Path:
+    """Images of the first clients with the names of their classes, one row per client."""
+    if len(federation.input_shape) != 3 or federation.input_shape[0] not in (1, 3):
+        raise ConfigError(
+            f"a contact sheet needs images, not inputs of shape {federation.input_shape}"
         )
-        for mask in masks
-    ]
-    return np.where(painted, 0.45 * images + 0.55 * colours, images), named
+    shown = federation.clients[:clients]
+    figure = new_figure(1.1 * samples + 0.6, 1.15 * len(shown))
+    grid = figure.subplots(len(shown), samples, squeeze=False)
+    for number, (client, row) in enumerate(zip(shown, grid, strict=True)):
+        for axes, index in zip_longest(row, client.train[:samples]):
+            axes.axis("off")
+            if index is not None:
+                picture, caption = captioned_picture(federation, int(index))
+                axes.imshow(picture, cmap="gray", interpolation="nearest")
+                axes.set_title(literal(caption), fontsize=6, pad=1)
+        beside = {"transform": row[0].transAxes, "ha": "right", "va": "center", "fontsize": 7}
+        row[0].text(-0.1, 0.5, f"client {number}", **beside)
+    return save_figure(figure, path)
+
+
+def captioned_picture(federation: Federation, index: int) -> tuple[NDArray[np.float64], str]:
+    """An image with values between 0 and 1, its mask laid over it, and the names of its classes."""
+    picture = picture_of(federation.samples, index) / 255
+    _, targets = federation.samples.batch(np.array([index]))
+    if not federation.has_label_maps:
+        return picture, federation.class_name(int(targets[0]))
+    mask = targets[0].cpu().numpy()
+    painted = (mask > 0) & (mask != VOID)
+    names = [federation.class_name(int(label)) for label in np.unique(mask[painted])]
+    overlay = 0.45 * picture + 0.55 * palette()[mask] / 255
+    return np.where(painted[..., None], overlay, picture), ", ".join(names)

@@ -149,7 +149,7 @@ def page_content(
         "quantiles": [0, *(t_quantile(freedom) for freedom in range(1, most))],
         "metrics": [_metric(name) for name in names],
         "methods": [
-            {"title": method.title, **asdict(method.look)} for method in arrangement.methods
+            {"title": method.title, **asdict(method.style)} for method in arrangement.methods
         ],
         "baselines": arrangement.baselines(),
         "conditions": _conditions(arrangement, about),

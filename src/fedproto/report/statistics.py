@@ -3,18 +3,16 @@
 A run's score is the mean of its tests over the last tenth of its rounds; its mean over rounds is
 the plain mean of all its tests. Runs of the same seed share initial weights, cohorts, stragglers
 and batches, so methods are compared seed by seed with Student's t for pairs. Only seeds are
-repetitions: differences under several conditions are averaged per seed first.
+repetitions; conditions of one seed are not.
 
-SciPy is not required: it would add 143 MB and 0.6 s of import to replace the 65 lines for Student's
-t, the sign test, Pearson's correlation and Holm's correction. The tests compare them
-with SciPy.
+SciPy is not required: it would add 143 MB and 0.6 s of import to replace the 50 lines for Student's
+t, Pearson's correlation and Holm's correction. The tests compare them with SciPy.
 """
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -78,7 +76,6 @@ class Difference:
         pairs: Number of seeds.
         low: Lower end of the 95 % interval of the mean by Student's t; None for one pair.
         p: Two-sided p-value of Student's t for pairs, not corrected; None for one pair.
-        sign_p: Two-sided p-value of the sign test; None if all differences are zero.
     """
 
     pairs: int
@@ -88,7 +85,6 @@ class Difference:
     p: float | None
     wins: int
     losses: int
-    sign_p: float | None
 
     @property
     def tested(self) -> bool:
@@ -116,27 +112,13 @@ def difference(values: Sequence[float]) -> Difference:
         half = t_quantile(number - 1) * error
         low, high = mean - half, mean + half
         p = 1 - t_within(abs(mean) / error, number - 1) if error else float(mean == 0)
-    return Difference(number, mean, low, high, p, wins, losses, sign_test(wins, losses))
+    return Difference(number, mean, low, high, p, wins, losses)
 
 
 def differences(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Difference | None:
     """Of the seeds that both have; None if they share none."""
     shared = [ours[seed] - theirs[seed] for seed in ours if seed in theirs]
     return difference(shared) if shared else None
-
-
-def mean_per_seed(conditions: Iterable[Mapping[int, float]]) -> dict[int, float]:
-    """Values under several conditions as one per seed, for the seeds that all conditions have.
-
-    Conditions of one seed share data, weights and cohorts, so they are not repetitions.
-    """
-    found: dict[int, list[float]] = defaultdict(list)
-    number = 0
-    for condition in conditions:
-        number += 1
-        for seed, value in condition.items():
-            found[seed].append(value)
-    return {seed: float(np.mean(each)) for seed, each in found.items() if len(each) == number}
 
 
 def judge(
@@ -188,15 +170,6 @@ def pearson(x: Sequence[float], y: Sequence[float]) -> Correlation:
     rest, freedom = 1 - rho**2, len(x) - 2
     p = 1 - t_within(abs(rho) * math.sqrt(freedom / rest), freedom) if rest > 0 else 0.0
     return Correlation(rho, p, len(x))
-
-
-def sign_test(wins: int, losses: int) -> float | None:
-    """Two-sided p-value of the sign test; None without wins and losses."""
-    number, fewer = wins + losses, min(wins, losses)
-    if not number:
-        return None
-    tail = sum(math.comb(number, count) for count in range(fewer + 1))
-    return min(1.0, tail / float(1 << (number - 1)))
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:

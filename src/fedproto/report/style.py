@@ -1,4 +1,4 @@
-"""How figures look: a method has the same colour and dashes on the page and in every picture."""
+"""Plot style: a method has the same colour and dashes on the page and in every figure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from fedproto.data.samples import MappedSamples, Samples
 from fedproto.data.segmentation import palette
 from fedproto.disk.files import explained, write_atomically
 from fedproto.errors import ConfigError, printable
@@ -42,8 +44,8 @@ _KEPT = {
 
 
 @dataclass(frozen=True)
-class Look:
-    """How a method is drawn."""
+class LineStyle:
+    """Colour and dashes of a method's lines."""
 
     color: str
     dash: int = 0
@@ -54,10 +56,10 @@ class Look:
         return (0, DASHES[self.dash]) if self.dash else "-"
 
 
-def looks_of(titles: Sequence[str]) -> list[Look]:
-    """One look per method: bundled ones always have the same, no two are alike.
+def line_styles(titles: Sequence[str]) -> list[LineStyle]:
+    """One line style per method: fixed for bundled methods, and no two alike.
 
-    With more methods than there are looks, the last ones share.
+    With more methods than styles, the last ones share.
     """
     named = {title: title.casefold().replace("q-", "q") for title in titles}
     kept = {title: _KEPT[name] for title, name in named.items() if name in _KEPT}
@@ -65,7 +67,7 @@ def looks_of(titles: Sequence[str]) -> list[Look]:
     free = sorted(set(every) - set(kept.values()), key=lambda slot: (slot in _KEPT.values(), slot))
     others = [title for title in dict.fromkeys(titles) if title not in kept]
     chosen = kept | {title: free[index % len(free)] for index, title in enumerate(others)}
-    return [Look(COLORS[chosen[title][1]], chosen[title][0]) for title in titles]
+    return [LineStyle(COLORS[chosen[title][1]], chosen[title][0]) for title in titles]
 
 
 def class_colors(num_classes: int, *, label_maps: bool) -> list[str]:
@@ -76,6 +78,17 @@ def class_colors(num_classes: int, *, label_maps: bool) -> list[str]:
     first = 0 if label_maps else 1  # the first of VOC's colours is the background's black
     shown = palette()[np.arange(first, first + num_classes) % 256]
     return [f"#{bytes(color).hex()}" for color in shown]
+
+
+def picture_of(samples: Samples, index: int) -> NDArray[np.uint8]:
+    """A sample's input as a picture ``[H, W, channels]``; stretched where it is no picture."""
+    where = np.array([index])
+    raw = samples.raw(where) if isinstance(samples, MappedSamples) else samples.batch(where)
+    values = raw[0][0].double().movedim(0, -1).cpu().numpy()
+    low, high = float(values.min()), float(values.max())
+    if low < 0 or high > 1:
+        values = (values - low) / max(high - low, 1e-12)
+    return np.asarray(np.rint(255 * values), dtype=np.uint8)
 
 
 def new_figure(width: float, height: float) -> Figure:
