@@ -1,9 +1,13 @@
-"""Options: frozen dataclasses whose fields know their type, range and meaning.
+"""Options and registries: what can be chosen, by the names that users write.
 
-A strategy, a data set, a model and every section of a recipe is such a dataclass. The same checks
-run whether it is built in Python or read from a recipe, and `fedproto list` prints from the same
-declarations. (Written here rather than taken from a validation library because the core has to run
-on GPU images to which nothing can be added.)
+A strategy, a data set, a model and every section of a recipe is a frozen dataclass whose fields
+know their type, range and meaning. The same checks run whether it is built in Python or read from a
+recipe, and `fedproto list` prints from the same declarations. (Written here rather than taken from
+a validation library because the core has to run on GPU images to which nothing can be added.)
+
+A new strategy or the like is one file in its package's folder with a class that carries
+`@REGISTRY.register`: the registry imports every module of the folder by itself. Other packages add
+theirs through the entry-point group ``fedproto.plugins``; `load_plugin` imports a single file.
 """
 
 from __future__ import annotations
@@ -14,10 +18,11 @@ import importlib
 import importlib.util
 import math
 import pkgutil
+import re
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -123,7 +128,7 @@ def describe(cls: type[Options]) -> list[Description]:
 
 
 def _declared(cls: type[Options]) -> dict[str, tuple[Any, Mapping[str, Any]]]:
-    """Type and meaning of every option; the meaning as the nearest class tells it."""
+    """Type and metadata of every option; the metadata of the nearest class that gives any."""
     if cls in _DECLARED:
         return _DECLARED[cls]
     hints = typing.get_type_hints(cls)
@@ -145,40 +150,42 @@ def plain(value: Any) -> Any:
 
 
 def _checked(value: Any, hint: Any, name: str, limits: Mapping[str, float]) -> Any:
-    converted, fits = (value, True) if hint is Any else _convert(plain(value), hint)
+    if hint is Any:
+        return value
+    converted, fits = _convert(plain(value), hint)
     if not fits:
         number = isinstance(value, (int, float)) and abs(value) < math.inf
         size = " of ordinary size" if number and not _is_ordinary(value) else ""
         raise ConfigError(f"{name} must be {_type_name(hint)}{size}, not {value!r}")
-    number = isinstance(converted, int | float)
-    if limits and number and not _within(converted, limits):
+    if isinstance(converted, int | float) and not (
+        limits.get("at_least", -math.inf) <= converted <= limits.get("at_most", math.inf)
+        and converted > limits.get("above", -math.inf)
+    ):
         raise ConfigError(f"{name} must be{_range_text(limits)}, not {value!r}")
     return converted
 
 
 def _convert(value: Any, hint: Any) -> tuple[Any, bool]:
     """The value in the hinted type, and whether it fits it at all."""
-    origin = get_origin(hint)
+    origin, members = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
-        for member in get_args(hint):
-            converted, fits = _convert(value, member)
-            if fits:
-                return converted, True
-        return value, False
+        tried = [_convert(value, member) for member in members]
+        return next(((one, True) for one, fits in tried if fits), (value, False))
     if origin is Literal:
-        return value, value in get_args(hint) and not isinstance(value, bool)
+        return value, value in members and not isinstance(value, bool)
     if origin is tuple:
         if not isinstance(value, (list, tuple)):
             return value, False
-        members = [_convert(plain(member), get_args(hint)[0]) for member in value]
-        return tuple(member for member, _ in members), all(fits for _, fits in members)
+        found = [_convert(plain(member), members[0]) for member in value]
+        return tuple(member for member, _ in found), all(fits for _, fits in found)
+    if isinstance(value, bool):
+        return value, hint is bool
     if hint is float:
-        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        number = isinstance(value, (int, float)) and _is_ordinary(value)
         # Without the sign of a zero, which numpy takes for one below zero.
-        return (float(value) + 0.0, True) if number and _is_ordinary(value) else (value, False)
+        return (float(value) + 0.0, True) if number else (value, False)
     if hint is int:
-        number = isinstance(value, int) and not isinstance(value, bool)
-        return value, number and _is_ordinary(value)
+        return value, isinstance(value, int) and _is_ordinary(value)
     return value, isinstance(value, hint) and (hint is not str or is_unicode(value))
 
 
@@ -190,7 +197,7 @@ def _is_ordinary(value: float) -> bool:
 
 
 def is_unicode(text: str) -> bool:
-    """Whether a text can be written; lone halves of characters cannot."""
+    """Whether a string can be written; lone halves of characters cannot."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -198,39 +205,23 @@ def is_unicode(text: str) -> bool:
     return True
 
 
-def _within(value: float, limits: Mapping[str, float]) -> bool:
-    return (
-        value >= limits.get("at_least", -math.inf)
-        and value <= limits.get("at_most", math.inf)
-        and value > limits.get("above", -math.inf)
-    )
-
-
 def _range_text(limits: Mapping[str, float]) -> str:
-    low = (
-        f"above {limits['above']:.12g}"
-        if "above" in limits
-        else f"at least {limits['at_least']:.12g}"
-        if "at_least" in limits
-        else ""
-    )
-    high = f"at most {limits['at_most']:.12g}" if "at_most" in limits else ""
-    text = " and ".join(part for part in (low, high) if part)
-    return f" {text}" if text else ""
+    words = {"above": "above", "at_least": "at least", "at_most": "at most"}
+    parts = [f"{words[name]} {limits[name]:.12g}" for name in words if name in limits]
+    return f" {' and '.join(parts)}" if parts else ""
 
 
 def _type_name(hint: Any) -> str:
-    origin = get_origin(hint)
+    origin, members = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
-        return " or ".join(_type_name(member) for member in get_args(hint))
+        return " or ".join(map(_type_name, members))
     if origin is Literal:
-        return "one of " + ", ".join(repr(choice) for choice in get_args(hint))
+        return "one of " + ", ".join(map(repr, members))
     if origin is tuple:
-        return f"a list of {_type_name(get_args(hint)[0])}"
-    plain = {float: "a number", int: "a whole number", bool: "true or false", str: "a text"}
-    return (
-        "nothing" if hint is type(None) else plain.get(hint, getattr(hint, "__name__", str(hint)))
-    )
+        return f"a list of {_type_name(members[0])}"
+    names = {float: "a number", int: "an integer", bool: "true or false", str: "a string"}
+    names[type(None)] = "nothing"
+    return names.get(hint, getattr(hint, "__name__", str(hint)))
 
 
 C = TypeVar("C")
@@ -363,9 +354,15 @@ def _import_file(path: Path) -> None:
     spec.loader.exec_module(module)
 
 
-_FOLDERS = {"datasets": "data", "sinks": "store/sinks.py"}
+_FOLDERS = {"datasets": "data", "sinks": "store"}
 _PACKAGE = Path(__file__).resolve().parent
 _RECIPES = (_PACKAGE / "recipes", _PACKAGE.parents[1] / "recipes")
+_REGISTERED = re.compile(
+    r'^@[A-Z]+\.register\("(?P<name>[^"]+)"\)\n'
+    r'(?=(?:@.*\n)*class .*:\n    """(?P<summary>.*?)(?:"""|\n))',
+    re.MULTILINE,
+)
+"""A class that registers itself, with the first line of its docstring."""
 
 
 def bundled_recipes() -> dict[str, Path]:
@@ -375,8 +372,8 @@ def bundled_recipes() -> dict[str, Path]:
 
 def recipe_summary(path: Path) -> str:
     """The first comment line of a recipe: what it is for."""
-    first = path.read_text(encoding="utf-8").splitlines()[:1]
-    return first[0].lstrip("# ").strip() if first and first[0].startswith("#") else ""
+    first = path.read_text(encoding="utf-8").partition("\n")[0]
+    return first.lstrip("# ").strip() if first.startswith("#") else ""
 
 
 @dataclass(frozen=True)
@@ -389,56 +386,24 @@ class Entry:
 
 
 def summaries(kind: str) -> list[Entry]:
-    """Names and summaries of a kind of things, which need no import."""
+    """Names and summaries of a kind of things, read from the sources.
+
+    Importing a strategy or an engine imports PyTorch, which takes seconds.
+    """
     if kind == "recipes":
-        found = {name: recipe_summary(path) for name, path in bundled_recipes().items()}
-    else:
-        found = registered(_PACKAGE / _FOLDERS.get(kind, kind))
-    if kind == "engines":
-        found = {"auto": "The one that suits the device and the work.", **found}
-    return [Entry(name, text) for name, text in found.items()]
+        return [Entry(name, recipe_summary(path)) for name, path in bundled_recipes().items()]
+    sources = (_PACKAGE / _FOLDERS.get(kind, kind)).glob("*.py")
+    found = [one for path in sources for one in _REGISTERED.finditer(path.read_text("utf-8"))]
+    entries = sorted((Entry(one["name"], one["summary"]) for one in found), key=lambda e: e.name)
+    automatic = Entry("auto", "The one that suits the device and the work.")
+    return [automatic, *entries] if kind == "engines" else entries
 
 
-def docstring(module: str, function: str = "") -> str:
-    """The docstring of a module, or of a function in it."""
-    tree = _tree(_path(module))
-    if not function:
-        return ast.get_docstring(tree) or ""
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef) and node.name == function:
-            return ast.get_docstring(node) or ""
-    return ""
-
-
-def registered(folder: Path) -> dict[str, str]:
-    """The first sentence of every class in a folder's modules that registers itself, by name."""
-    found: dict[str, str] = {}
-    for path in sorted(folder.glob("*.py")) if folder.is_dir() else [folder]:
-        for node in ast.walk(_tree(path)):
-            if isinstance(node, ast.ClassDef):
-                summary = (ast.get_docstring(node) or "").split("\n")[0]
-                found |= dict.fromkeys(_names(node), summary)
-    return dict(sorted(found.items()))
-
-
-def _names(node: ast.ClassDef) -> Iterator[str]:
-    """The names under which a class registers."""
-    for one in node.decorator_list:
-        if (
-            isinstance(one, ast.Call)
-            and isinstance(one.func, ast.Attribute)
-            and one.func.attr == "register"
-            and isinstance(one.args[0], ast.Constant)
-        ):
-            yield str(one.args[0].value)
-
-
-def _path(module: str) -> Path:
+def docstring(module: str, function: str) -> str:
+    """The docstring of a function in a module, which is not imported."""
     found = find_spec(module)
     if found is None or found.origin is None:
         raise ModuleNotFoundError(module)
-    return Path(found.origin)
-
-
-def _tree(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
+    tree = ast.parse(Path(found.origin).read_text("utf-8"))
+    named = (one for one in tree.body if isinstance(one, ast.FunctionDef) and one.name == function)
+    return next((ast.get_docstring(one) or "" for one in named), "")

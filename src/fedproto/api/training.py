@@ -9,9 +9,7 @@ already or as a dictionary.
 from __future__ import annotations
 
 import copy
-import itertools
 import logging
-import math
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,12 +25,11 @@ from torch.nn.parameter import is_lazy
 from fedproto.api.result import Result, Results, hardly_learned, refusals, stored_facts
 from fedproto.callback import Callback
 from fedproto.config import RunConfig, read_config
-from fedproto.config.recipe import Sections, as_tables, axis_name, directory_name, set_option
+from fedproto.config.recipe import Sections, as_tables, combine, dotted_keyword
 from fedproto.config.run import asked_config
 from fedproto.data.base import DATASETS, data_root
 from fedproto.data.federation import Federation
 from fedproto.data.own import located
-from fedproto.disk.files import check_limit
 from fedproto.errors import ConfigError, HardlyLearnedWarning, StoreError, printable
 from fedproto.models.base import ModelOptions, build_model, under_seed
 from fedproto.options import Options, read_options
@@ -108,7 +105,7 @@ def run(
         device=device,
     )  # fmt: skip
     keywords = {"strategy": strategy, "seed": seed, "label": label, **common, **sections}
-    config = _config(data, model, as_tables(keywords))
+    config = asked_config(_tables(data, model, keywords)).located()
     one = _checked_run(config, _loaded(config, data), model)
     if out is not None:
         one.store = open_or_create(Path(out), config)
@@ -165,23 +162,13 @@ def sweep(
         rounds=rounds, cohort=cohort, delta=delta, epochs=epochs, batch_size=batch_size, lr=lr,
         device=device,
     )  # fmt: skip
-    axes = {key: list(values) for key, values in (grid or {}).items()}
-    chosen = range(seeds) if isinstance(seeds, int) else list(seeds)
-    variants = _variants(strategies)
-    number = len(variants) * len(chosen) * math.prod(map(len, axes.values()))
-    check_limit("runs", number, "the sweep")
-    configs: dict[str, RunConfig] = {}
-    for label, changes in variants.items():
-        for values in itertools.product(*axes.values()):
-            point = dict(zip(axes, values, strict=True))
-            for seed in chosen:
-                keywords = {**common, **sections, **changes, "seed": seed, "label": label}
-                tables = as_tables(keywords | {k: v for k, v in point.items() if "." not in k})
-                for key, value in point.items():
-                    if "." in key:
-                        set_option(tables, key, value)
-                parts = [label, *itertools.starmap(axis_name, point.items()), f"seed{seed}"]
-                configs[directory_name("-".join(parts))] = _config(data, model, tables)
+    variants = [
+        _tables(data, model, {**common, **sections, **changes, "label": label})
+        for label, changes in _variants(strategies).items()
+    ]
+    axes = {dotted_keyword(key): list(values) for key, values in (grid or {}).items()}
+    axes["seed"] = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
+    configs = {name: config.located() for name, config in combine(variants, axes).items()}
     if not configs:
         raise ConfigError("a sweep needs at least one strategy, one value per option and one seed")
     loaded = _loaded(next(iter(configs.values())), data)
@@ -277,12 +264,14 @@ def load_all(directory: str | os.PathLike[str]) -> Results:
     return Results([load(each) for each in found])
 
 
-def _config(data: Data, model: Model, tables: dict[str, Any]) -> RunConfig:
+def _tables(data: Data, model: Model, keywords: Mapping[str, Any]) -> dict[str, Any]:
+    """The tables of a recipe; without data or model that were given in Python."""
+    tables = as_tables(keywords)
     if not isinstance(data, Federation):
         tables["data"] = data
     if not _is_own(model):
         tables["model"] = model
-    return asked_config(tables).located()
+    return tables
 
 
 def _is_own(model: Model) -> bool:
@@ -293,7 +282,7 @@ def _is_own(model: Model) -> bool:
 def _loaded(config: RunConfig, data: Data) -> Federation:
     if isinstance(data, Federation):
         return data
-    assert config.data is not None  # noqa: S101 - put there by `_config`
+    assert config.data is not None  # noqa: S101 - put there by `_tables`
     return config.data.load(data_root())
 
 

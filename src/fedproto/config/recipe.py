@@ -34,7 +34,15 @@ from fedproto.config.options import (
     StopOptions,
     StoreOptions,
 )
-from fedproto.config.run import CHOICES, RunConfig, asked_config, dotted_names, flatten, options_of
+from fedproto.config.run import (
+    SECTIONS,
+    RunConfig,
+    as_table,
+    asked_config,
+    dotted_names,
+    flatten,
+    options_of,
+)
 from fedproto.data.tasks import TaskOptions
 from fedproto.disk.files import check_limit, user_path
 from fedproto.engines.augment import AugmentOptions
@@ -159,8 +167,13 @@ def expand(recipe: Mapping[str, Any]) -> dict[str, RunConfig]:
     Raises:
         ConfigError: If a part is not what it should be.
     """
-    axes = axes_of(recipe.get("sweep", {}), "sweep")
-    variants = variants_of(recipe)
+    return combine(variants_of(recipe), axes_of(recipe.get("sweep", {}), "sweep"))
+
+
+def combine(
+    variants: Sequence[Mapping[str, Any]], axes: Mapping[str, Sequence[Any]]
+) -> dict[str, RunConfig]:
+    """All variants with all combinations of options' values, by directory name."""
     check_limit("runs", len(variants) * math.prod(map(len, axes.values())), "the sweep")
     runs: dict[str, RunConfig] = {}
     for variant, values in itertools.product(variants, itertools.product(*axes.values())):
@@ -168,12 +181,19 @@ def expand(recipe: Mapping[str, Any]) -> dict[str, RunConfig]:
         for key, value in zip(axes, values, strict=True):
             set_option(tables, key, value)
         config = asked_config(tables)
-        parts = [config.title, *(axis_name(*axis) for axis in zip(axes, values, strict=True))]
+        parts = [config.title, *(_axis_name(*axis) for axis in zip(axes, values, strict=True))]
         name = directory_name("-".join(parts))
         if name in runs:
             raise ConfigError(f"two runs would be called '{name}'; give the variants labels")
         runs[name] = config
     return runs
+
+
+def _axis_name(key: str, value: Any) -> str:
+    """What an option and its value are called in a directory's name."""
+    if isinstance(value, Mapping):
+        value = value.get("name", "-".join(str(part) for part in value.values()))
+    return f"{key.rsplit('.', 1)[-1]}{value}"
 
 
 def directory_name(title: str) -> str:
@@ -230,19 +250,11 @@ def recipe_text(tables: Mapping[str, Any]) -> str:
     """Tables as a recipe; options first, then a section each, then the variants."""
     lines = [f"{key} = {_toml(value)}" for key, value in tables.items() if not _is_table(value)]
     for key, value in tables.items():
-        if isinstance(value, Mapping):
-            lines += [
-                "",
-                f"[{key}]",
-                *(f"{_key(name)} = {_toml(one)}" for name, one in value.items()),
-            ]
-        elif _is_table(value):
-            for each in value:
-                lines += [
-                    "",
-                    f"[[{key}]]",
-                    *(f"{_key(k)} = {_toml(one)}" for k, one in each.items()),
-                ]
+        if _is_table(value):
+            single = isinstance(value, Mapping)
+            for each in [value] if single else value:
+                options = [f"{_key(name)} = {_toml(one)}" for name, one in each.items()]
+                lines += ["", f"[{key}]" if single else f"[[{key}]]", *options]
     return "\n".join(lines).lstrip("\n") + "\n"
 
 
@@ -284,15 +296,18 @@ def set_option(tables: dict[str, Any], key: str, value: Any) -> None:
     *path, last = key.split(".")
     for part in path:
         inner = tables.get(part, {})
-        if isinstance(inner, Options):
-            inner = options_to_dict(inner)
-        if not isinstance(inner, Mapping):
+        if not isinstance(inner, Options | Mapping):
             raise ConfigError(f"{key}: {part} is an option, not a section")
-        tables[part] = dict(inner)
+        tables[part] = dict(_plain_table(inner, part))
         tables = tables[part]
     if last == "name" and tables.get("name") not in (None, value):
         tables.clear()  # the options of another class do not carry over
     tables[last] = value
+
+
+def _plain_table(value: Any, name: str) -> Mapping[str, Any]:
+    """A section as a table, from options that were made already, a name or a table."""
+    return options_to_dict(value) if isinstance(value, Options) else as_table(value, name)
 
 
 def _parse_value(text: str) -> Any:
@@ -302,15 +317,8 @@ def _parse_value(text: str) -> Any:
         return text
 
 
-def axis_name(key: str, value: Any) -> str:
-    """What an option and its value are called in a directory's name."""
-    if isinstance(value, Mapping):
-        value = value.get("name", "-".join(str(part) for part in value.values()))
-    return f"{key.rsplit('.', 1)[-1]}{value}"
-
-
 ROUNDS = 50
-"""How many rounds, when nobody says."""
+"""Number of rounds of a run from Python, by default."""
 
 COMMON = {
     "rounds": "schedule",
@@ -321,7 +329,9 @@ COMMON = {
     "lr": "train",
     "device": "engine",
 }
-"""Options that programs name by themselves, and the sections they are in."""
+"""Options that are keywords of their own, and the sections they are in."""
+
+_PARTS = tuple(item.name for item in fields(RunConfig))
 
 Table: TypeAlias = Mapping[str, Any]
 
@@ -347,53 +357,44 @@ class Sections(TypedDict, total=False):
 
 def as_tables(keywords: Mapping[str, Any]) -> dict[str, Any]:
     """Keywords, sections or single options by their own names, as the tables of a recipe."""
-    known = [item.name for item in fields(RunConfig)]
-    tables = {name: value for name, value in keywords.items() if name in known}
-    single: dict[str, dict[str, Any]] = {"schedule": {"rounds": ROUNDS}}
+    tables: dict[str, Any] = {"schedule": {}}
+    tables |= {name: value for name, value in keywords.items() if name in _PARTS}
+    tables["schedule"] = {"rounds": ROUNDS, **_plain_table(tables["schedule"], "schedule")}
     for name, value in keywords.items():
-        if name not in known:
-            section = COMMON.get(name) or _section_of(name, known, keywords)
-            single.setdefault(section, {})[name] = value
-    for section, given in single.items():
-        table = tables.get(section, {})
-        if isinstance(table, Options):
-            table = options_to_dict(table)
-        elif isinstance(table, str):
-            table = {"name": table}
-        if not isinstance(table, Mapping):
-            raise ConfigError(f"{section} must be a section of options, not {table!r}")
-        asked = {name: value for name, value in given.items() if name in keywords}
-        tables[section] = {**given, **table, **asked}
+        if name not in _PARTS:
+            set_option(tables, dotted_keyword(name, keywords.get("strategy")), value)
     return tables
 
 
-def _section_of(name: str, known: Sequence[str], keywords: Mapping[str, Any]) -> str:
-    """The section that alone has an option."""
-    found = [dotted.partition(".")[0] for dotted in dotted_names(name)]
-    ways = [f"{section}={{'{name}': ...}}" for section in found]
-    strategy = _strategy_named(keywords.get("strategy"))
-    if strategy is not None and _has(strategy, name):
-        ways.append(f"strategy={{'name': '{strategy}', '{name}': ...}}")
-    if len(ways) > 1 or (ways and not found):
-        raise ConfigError(f"keyword '{name}' belongs to a section; write {' or '.join(ways)}")
+def dotted_keyword(name: str, strategy: Any = None) -> str:
+    """The dotted name of an option that one section alone has, or that is common.
+
+    Raises:
+        ConfigError: If none has it, or several, the strategy among them.
+    """
+    if "." in name or name in _PARTS:
+        return name
+    if name in COMMON:
+        return f"{COMMON[name]}.{name}"
+    found = dotted_names(name)
+    forms = [f"{dotted.partition('.')[0]}={{'{name}': ...}}" for dotted in found]
+    owners = [
+        owner
+        for owner in STRATEGIES.names()
+        if name in (item.name for item in fields(STRATEGIES.get(owner)))
+    ]
+    if isinstance(strategy, Options):
+        strategy = STRATEGIES.name_of(type(strategy))
+    chosen = strategy.get("name") if isinstance(strategy, Mapping) else strategy
+    if chosen in owners:
+        forms.append(f"strategy={{'name': '{chosen}', '{name}': ...}}")
+    if len(forms) > 1 or (forms and not found):
+        raise ConfigError(f"keyword '{name}' belongs to a section; write {' or '.join(forms)}")
     if found:
         return found[0]
-    owners = [owner for owner in STRATEGIES.names() if _has(owner, name)]
-    every = [*known, *(option for section in known for option in options_of(section))]
+    every = [*_PARTS, *(option for section in SECTIONS for option in options_of(section))]
     near = difflib.get_close_matches(name, every, n=1)
     hint = None if near else "'fedproto list options' prints all options by section"
     if owners:
         hint = f"it is an option of a strategy: {{'name': '{owners[0]}', '{name}': ...}}"
     raise ConfigError(unknown_name("keyword", name, every, hint))
-
-
-def _strategy_named(given: Any) -> str | None:
-    """The registered name of a strategy that was given in any form."""
-    if isinstance(given, Options):
-        return CHOICES["strategy"].name_of(type(given))
-    name = given.get("name") if isinstance(given, Mapping) else given
-    return name if isinstance(name, str) and name in STRATEGIES.names() else None
-
-
-def _has(strategy: str, option: str) -> bool:
-    return option in (item.name for item in fields(STRATEGIES.get(strategy)))

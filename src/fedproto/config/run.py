@@ -195,13 +195,15 @@ def read_config(given: Mapping[str, Any], *, to_compare: bool = False) -> RunCon
     parts: dict[str, Any] = {
         name: made
         if isinstance(made := given.get(name), cls)
-        else read_options(cls, _table(given, name), name)
+        else read_options(cls, as_table(given.get(name, {}), name), name)
         for name, cls in SECTIONS.items()
     }
     parts |= {
         name: given[name]
         if isinstance(given[name], Options)
-        else _read_choice(name, registry, _table(given, name), to_compare=to_compare)
+        else _read_choice(
+            name, registry, as_table(given.get(name, {}), name), to_compare=to_compare
+        )
         for name, registry in CHOICES.items()
         if name in given
     }
@@ -212,9 +214,9 @@ def read_config(given: Mapping[str, Any], *, to_compare: bool = False) -> RunCon
         _check_measures(parts["measure"])
     seed, label = plain(given.get("seed", 0)), given.get("label", "")
     if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
-        raise ConfigError(f"seed must be a whole number of at least 0, not {seed!r}")
+        raise ConfigError(f"seed must be an integer of at least 0, not {seed!r}")
     if not isinstance(label, str) or not is_unicode(label):
-        raise ConfigError(f"label must be a text, not {label!r}")
+        raise ConfigError(f"label must be a string, not {label!r}")
     config = RunConfig(seed=seed, label=label, **parts)
     _ = config.method  # refuses sections that have no meaning together
     return config
@@ -234,8 +236,8 @@ def asked_config(given: Mapping[str, Any]) -> RunConfig:
     return config
 
 
-def _table(given: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    value = given.get(name, {})
+def as_table(value: Any, name: str) -> Mapping[str, Any]:
+    """A section as a table; a name alone stands for a table with that name."""
     if isinstance(value, str):
         return {"name": value}
     if not isinstance(value, Mapping):
