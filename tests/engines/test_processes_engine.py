@@ -58,7 +58,8 @@ def test_a_killed_worker_changes_nothing(case):
                 killed.append(victim)
                 os.kill(victim, signal.SIGKILL)
 
-        disturbed = engine.train(jobs, kill_one)
+        engine.workload.callback.on_job = kill_one
+        disturbed = engine.train(jobs)
         assert len(killed) == 3
         assert not set(killed) & set(engine.pids)
         assert bits(disturbed) == bits(undisturbed)

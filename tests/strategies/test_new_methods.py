@@ -44,7 +44,7 @@ from fedproto.strategies import (
     Strategy,
 )
 from fedproto.types import ClientUpdate, ServerState, part
-from helpers import run_from
+from helpers import Notices, run_from
 
 CLASSES, CHANNELS, ROUNDS, LR, EPOCHS = 4, 6, 4, 0.3, 3
 Weights = list[Tensor]
@@ -102,7 +102,7 @@ def train(
     found = Sweep()
     chosen = EngineOptions(name=engine, device="cpu", dtype="float64")
     task = task_named("classification")
-    running = ENGINES.get(engine)(Workload(federation, model, task, chosen, found.notices.append))
+    running = ENGINES.get(engine)(Workload(federation, model, task, chosen, Notices(found.notices)))
     params, buffers = read_state(model)
     start = ServerState(0, params, TrainOptions(**options).shared_buffers(model, buffers))
     found.runs = [run_from(config_of(one, rounds, **options), start) for one in strategies]
