@@ -172,7 +172,7 @@ def test_the_first_screen_answers(page):
     said = page.find_element("id", "sentence").text
     assert said.startswith(f"{NASTY} scores highest: ")
     assert "points against Averaging" in said
-    assert "one seed, too few to decide" in said
+    assert "one seed, too few for a test" in said
     assert "MB" in said
     assert "mean client" in said
     assert (

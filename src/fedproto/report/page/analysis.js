@@ -1,14 +1,14 @@
-// What was computed from final checkpoints: calibration, features in the plane, maps.
+// Analyses of final checkpoints: calibration, t-SNE of features, maps.
 
 page.sections.push({
   id: "calibration",
   title: "Calibration",
   empty() {
-    return page.data.groups.some((group) => group.calibration) ? null : ["Reliability of confidences:", TO_ANALYSE];
+    return page.data.groups.some((group) => group.calibration) ? null : ["Needs", TO_ANALYSE];
   },
   build(host) {
     host.append(
-      make("p", { class: "hint" }, "Of the samples a model is so sure about, how many does it get right? On the diagonal confidence and accuracy agree; below it the model is too sure of itself. All seeds together; point at a bin to see how many predictions are in it."),
+      make("p", { class: "hint" }, "Share of correct predictions against confidence, all seeds together. On the diagonal a model is calibrated, below it overconfident. Point at a bin to see its number of predictions."),
       make("div", { id: "calibration-panels" }));
   },
   having() { return page.shown.filter((group) => group.calibration); },
@@ -39,14 +39,14 @@ page.sections.push({
 
 page.sections.push({
   id: "embedding",
-  title: "Features in the plane",
+  title: "Features (t-SNE)",
   short: "Features",
   empty() {
-    return page.data.groups.some((group) => group.embedding) ? null : ["t-SNE of the features:", TO_ANALYSE];
+    return page.data.groups.some((group) => group.embedding) ? null : ["Needs", TO_ANALYSE];
   },
   build(host) {
     host.append(
-      make("p", { class: "hint" }, "Features of test samples under the final model, brought into the plane by t-SNE: neighbours stay neighbours, distances between far groups mean little. A class has a colour and a shape."),
+      make("p", { class: "hint" }, "Features of test samples under the final model. Neighbours stay neighbours; distances between far groups mean little. Colour and shape show the class."),
       make("div", { class: "controls" }, chooser("embedding-run", "Run", "features")),
       make("div", { class: "chart", id: "embedding-chart" }), make("p", { class: "hint", id: "embedding-note" }));
   },
@@ -96,10 +96,10 @@ page.sections.push({
   short: "Maps",
   empty() {
     if (page.data.maps?.length) return null;
-    return page.data.metrics.some((metric) => metric.name.includes("iou")) ? ["Maps of pictures:", TO_ANALYSE] : ["Maps of pictures: only segmentation has them.", null];
+    return page.data.metrics.some((metric) => metric.name.includes("iou")) ? ["Needs", TO_ANALYSE] : ["For segmentation only.", null];
   },
   build(host) {
-    host.append(make("p", { class: "hint" }, "What all runs share once, then each run's maps side by side."), make("div", { class: "body" }));
+    host.append(make("p", { class: "hint" }, "Picture and true label map, then the maps of each run."), make("div", { class: "body" }));
   },
   draw(host) {
     const body = host.querySelector(".body");
@@ -123,7 +123,7 @@ function mapKeys(shown) {
   bar.style.background = `linear-gradient(to right, ${heat.join(", ")})`;
   const families = new Set(shown.map((one) => page.data.conditions[page.data.groups[one.group].conditions[0]].family));
   const known = new Map(page.data.data.filter((panel) => panel.colors && families.has(panel.name)).flatMap(({ classes, colors }) => classes.map((name, index) => [name, colors[index]])));
-  return make("ul", { class: "legend", id: "map-keys" }, make("li", {}, "entropy: none ", bar, " largest"), [...known].map(([name, color]) => make("li", {}, colorBox(color), ` ${name}`)));
+  return make("ul", { class: "legend", id: "map-keys" }, make("li", {}, "entropy: 0 ", bar, " maximum"), [...known].map(([name, color]) => make("li", {}, colorBox(color), ` ${name}`)));
 }
 
 function colorBox(color) {

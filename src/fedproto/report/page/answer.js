@@ -1,4 +1,4 @@
-// The answer: the best method, by how much, whether that is more than chance, for whom, at which cost.
+// The answer: the best method, its difference from the baseline with a test, client scores, cost.
 
 const WORDS = { better: "▲", worse: "▼", equivalent: "=", unclear: "?" };
 const CLIENT_METRIC = /^(mean_client|worst_tenth|at_zero)_/;
@@ -61,7 +61,7 @@ function judge(found, { lower, margin }) {
   }
 }
 
-// What is ranked together: one block per condition, and before them their mean where there are several.
+// Rankings: one block per condition, and before them their mean where there are several.
 function blocksOf() {
   const blocks = [];
   for (const family of new Set(page.conditions.map((condition) => condition.family))) {
@@ -99,7 +99,7 @@ function overall(family, single) {
   return rows.length > 1 ? [{ title: `${page.several.families ? `${family}: ` : ""}mean over ${under.length} conditions`, family, base, overall: true, rows }] : [];
 }
 
-// Of several groups the mean over seeds of the mean over conditions.
+// The mean over seeds of the mean over conditions.
 function figureOf(groups, name) {
   const lists = groups.map((group) => group.figures[name]);
   if (lists.some((values) => !values || values.includes(null))) return null;
@@ -184,7 +184,7 @@ function rangeOf(rows) {
   return [low - room, high + room];
 }
 
-// One sentence: who, how good, how much better than the baseline, at which cost, for whom.
+// One sentence: best method, score, difference from the baseline, cost, client scores.
 function sentence(block) {
   const { data, metric } = page;
   const federated = block.rows.filter((row) => !row.groups[0].pooled && figureOf(row.groups, metric.name));
@@ -198,7 +198,7 @@ function sentence(block) {
   const beside = best.method === block.base ? next : best;
   const found = beside?.found;
   const unit = metric.percent ? " points" : "";
-  const test = found && found.p !== null ? `${Math.round(100 * data.sure)} % interval ${signed(metric, found.low)} to ${signed(metric, found.high)}, p ${found.corrected < 0.001 ? "< 0.001" : `= ${found.corrected.toFixed(3)}`} of ${found.of} comparison${found.of === 1 ? "" : "s"}: ${found.word}` : `${found?.pairs === 1 ? "one seed" : `${found?.pairs} seeds`}, too few to decide`;
+  const test = found && found.p !== null ? `${Math.round(100 * data.sure)} % interval ${signed(metric, found.low)} to ${signed(metric, found.high)}, p ${found.corrected < 0.001 ? "< 0.001" : `= ${found.corrected.toFixed(3)}`} of ${found.of} comparison${found.of === 1 ? "" : "s"}: ${found.word}` : `${found?.pairs === 1 ? "one seed" : `${found?.pairs} seeds`}, too few for a test`;
   const until = found && found.until !== null ? `, both at round ${found.until}` : "";
   const [cost, usual] = [best, block.rows.find((row) => row.method === block.base)].map((row) => (row ? megabytesOf(row.groups, "bytes up", "bytes down") : null));
   const times = cost && usual && best.method !== block.base && !unfinished ? ` (${(cost / usual).toFixed(2)} × ${data.methods[block.base].title})` : "";
@@ -222,7 +222,7 @@ page.sections.push({
   build(host) {
     host.append(
       make("p", { id: "sentence" }),
-      make("div", { class: "controls" }, chooser("data-set", "Data set", "data"), chooser("metric", "by", "metric"), chooser("base", "against", "base"), switcher("columns", "all columns", "columns")),
+      make("div", { class: "controls" }, chooser("data-set", "Data set", "data"), chooser("metric", "Metric", "metric"), chooser("base", "Baseline", "base"), switcher("columns", "all columns", "columns")),
       scrolling("answer-scroll", "Methods, best first", make("table", { id: "answer-table" })), make("button", { type: "button", class: "more", id: "more-blocks", onclick: () => change({ all: !page.state.all }) }), make("p", { class: "hint" }), make("div", { id: "notices" }));
   },
   rows() {
@@ -243,7 +243,7 @@ page.sections.push({
     host.querySelector("#columns").checked = state.columns;
     const blocks = blocksOf();
     const shown = state.all ? blocks : blocks.slice(0, MOST_PANELS);
-    host.querySelector("#sentence").replaceChildren(...(blocks.length ? sentence(blocks[0]) : [`Nothing in view has ${metric.label}.`]));
+    host.querySelector("#sentence").replaceChildren(...(blocks.length ? sentence(blocks[0]) : [`No run in view has ${metric.label}.`]));
     const columns = answerColumns(state.columns);
     const table = host.querySelector("table");
     const focused = table.contains(document.activeElement) ? document.activeElement.dataset.key : null;
@@ -256,7 +256,7 @@ page.sections.push({
       const range = rangeOf(block.rows);
       return make("tbody", {}, blocks.length > 1 ? make("tr", { class: "block" }, make("th", { scope: "rowgroup", colspan: columns.length }, block.title)) : null,
         block.rows.map((row) => make("tr", { class: row.method === block.base ? "base" : null }, columns.map((column) => (column.key === "title"
-          ? make("th", { scope: "row" }, swatch(row.method), " ", data.methods[row.method].title, row.method === block.base ? make("small", {}, " baseline") : null) : make("td", {}, column.text({ ...row, range })))))));
+          ? make("th", { scope: "row" }, swatch(row.method), " ", data.methods[row.method].title, row.method === block.base ? make("small", {}, " baseline") : row.groups[0].pooled ? make("small", {}, " pooled data") : null) : make("td", {}, column.text({ ...row, range })))))));
     });
     table.replaceChildren(make("thead", {}, make("tr", {}, heads)), ...bodies);
     host.querySelector("#answer-scroll").classList.toggle("tall", shown.reduce((sum, block) => sum + block.rows.length, 0) > 30);
@@ -270,9 +270,9 @@ page.sections.push({
     host.querySelector(".hint").textContent = [
       `${metric.label}: mean over the last ${Math.round(100 * data.window)} % of the rounds${page.several.seeds ? " ± sample standard deviation over seeds" : ""}.`,
       `Baseline: ${bases}${state.base ? "" : /^fedavg$/i.test(bases) ? "" : ", as the method with most pairs"}.`,
-      tests ? `Difference${metric.percent ? " in points" : ""} on the same seeds with ${Math.round(100 * data.sure)} % interval (Student's t); p corrected for ${tests} comparisons (Holm). Better or worse: p < 0.05; equivalent: interval within ${metric.margin === null ? "a margin, of which there is none here" : `± ${formatNumber((metric.percent ? 100 : 1) * metric.margin)}${metric.percent ? " points" : ""}`}; else unclear.` : `Fewer than ${data.fewest} seeds in common decide nothing.`,
-      blocks.some((block) => block.rows.some((row) => row.found && row.found.until !== null)) ? "@ n: not all runs are finished; compared at round n, the last that all have." : "",
-      page.shown.some((group) => group.fairness) ? "Clients: scores on their own test samples, averaged over clients." : "",
+      tests ? `Difference${metric.percent ? " in points" : ""} on the same seeds with ${Math.round(100 * data.sure)} % interval (Student's t); p corrected for ${tests} comparisons (Holm). Better or worse: p < 0.05; equivalent: interval within ${metric.margin === null ? "a margin (none for this metric)" : `± ${formatNumber((metric.percent ? 100 : 1) * metric.margin)}${metric.percent ? " points" : ""}`}; else unclear.` : `No test: fewer than ${data.fewest} seeds in common.`,
+      blocks.some((block) => block.rows.some((row) => row.found && row.found.until !== null)) ? "@ n: some runs are unfinished; compared at round n, the last one that all have." : "",
+      page.shown.some((group) => group.fairness) ? "Mean client, worst tenth, at zero: scores on each client's own test samples." : "",
     ].filter(Boolean).join(" ");
   },
 });

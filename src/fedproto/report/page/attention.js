@@ -1,4 +1,4 @@
-// How much a client counts, against what it holds.
+// The clients' weights, against their samples and classes.
 
 const HOLDINGS = { size: "training samples of a client", classes: "classes of a client" };
 
@@ -10,7 +10,7 @@ function heldBy() {
   return HOLDINGS[page.state.by] ? page.state.by : "size";
 }
 
-// A quantity of clients against what they hold, seeds pooled: bins of [holding, mean, quartiles, clients].
+// A client quantity against the clients' samples or classes, seeds pooled: bins of [holding, mean, quartiles, clients].
 function holdingSpec(condition, bins, y, label) {
   const by = heldBy();
   const lines = condition.groups.map((group) => {
@@ -33,14 +33,14 @@ function byChooser(id) {
 
 page.sections.push({
   id: "attention",
-  title: "Attention: how much a client counts",
+  title: "Attention: the weight of a client",
   short: "Attention",
   empty() {
     return page.data.groups.some((group) => group.attention) ? null : ["No round averaged the updates of two or more clients.", null];
   },
   build(host) {
     host.append(
-      make("p", { class: "hint" }, "The weight of a client's update in the average, in multiples of a uniform share: 1 × means that it counts like every other client of its cohort."),
+      make("p", { class: "hint" }, "The weight of a client's update in the average, in multiples of a uniform share: 1 × is the weight under plain averaging."),
       make("div", { class: "controls" }, byChooser("attention-by")),
       make("div", { id: "attention-panels" }), make("p", { class: "hint", id: "attention-note" }));
   },
@@ -57,6 +57,6 @@ page.sections.push({
     const drawn = showSpecs(host.querySelector("#attention-panels"), this.has, this.spec, 220);
     host.querySelector("#attention-by").value = heldBy();
     host.querySelector(".controls").hidden = drawn === 0;
-    host.querySelector("#attention-note").textContent = drawn ? "" : "What clients hold is not known here, so their weights are not shown against it (the data was not there or --no-data was given).";
+    host.querySelector("#attention-note").textContent = drawn ? "" : "Needs the data, which could not be loaded or was left out by --no-data.";
   },
 });

@@ -112,7 +112,7 @@ function chart(spec, width, height) {
   const area = { left: 30 + 7 * Math.max(2, ...texts.map((text) => text.length)), top: 8, right: width - room, bottom: height - 40 };
   const x = scaleOf(xRangeOf(spec), [area.left, area.right], spec.x.log);
   const y = scaleOf(yRange, [area.bottom, area.top], spec.y.log);
-  const xMarks = spec.x.log ? logMarks(...x.range, spec.x.log) : marks(...x.range, Math.max(2, Math.floor((area.right - area.left) / 75)), spec.x.whole);
+  const xMarks = spec.x.log ? logMarks(...x.range, spec.x.log) : marks(...x.range, Math.max(3, Math.floor((area.right - area.left) / 75)), spec.x.whole);
   const clip = `clip-${chart.count = (chart.count || 0) + 1}`;
   const inside = makeSvg("g", { "clip-path": `url(#${clip})` });
   svg.append(

@@ -1,18 +1,18 @@
-// For whom: the score client by client, against what clients hold, and class by class.
+// Scores per client, against the clients' samples and classes, and per class.
 
 const TO_ANALYSE = "fedproto report --analyse";
 const TO_RECORD = 'fedproto report --analyse, or train with [measure] what = ["clients"]';
 
 page.sections.push({
   id: "clients",
-  title: "Fairness: for whom is it good?",
+  title: "Scores per client",
   short: "Clients",
   empty() {
-    return page.data.groups.some((group) => group.fairness) ? null : ["Scores of single clients:", TO_RECORD];
+    return page.data.groups.some((group) => group.fairness) ? null : ["Needs", TO_RECORD];
   },
   build(host) {
     host.append(
-      make("p", { class: "hint" }, "Each client's own test samples; clients in order from worst to best, all seeds together. A flat, high line is a model that is good for everybody."),
+      make("p", { class: "hint" }, "Score on each client's own test samples; clients sorted from worst to best, all seeds together."),
       make("div", { id: "clients-panels" }),
       make("div", { class: "controls" }, byChooser("clients-by")),
       make("div", { id: "held-panels" }));
@@ -47,10 +47,10 @@ page.sections.push({
 
 page.sections.push({
   id: "classes",
-  title: "Class by class",
+  title: "Scores per class",
   short: "Classes",
   empty() {
-    return page.data.groups.some((group) => group.classes) ? null : ["Scores of single classes:", TO_RECORD];
+    return page.data.groups.some((group) => group.classes) ? null : ["Needs", TO_RECORD];
   },
   build(host) {
     host.append(make("p", { class: "hint" }), scrolling("classes-table", "Score of each class"));
@@ -63,7 +63,7 @@ page.sections.push({
     const curves = page.data.metrics.some((metric) => metric.class);
     host.querySelector(".hint").textContent = (overlap
       ? "Intersection over union of each class, on the test samples of all clients."
-      : "Accuracy on the test samples of each class, of all clients together.") + (curves ? " Their curves are among the metrics above." : "");
+      : "Accuracy on the test samples of each class, of all clients together.") + (curves ? " Their curves are among the metrics of Curves." : "");
     const groups = page.shown.filter((group) => group.classes);
     const names = [...new Set(groups.flatMap((group) => Object.keys(group.classes)))];
     host.querySelector("#classes-table").replaceChildren(tableOf(["run", ...names], groups.map((group) => [[swatch(group.method), " ", group.title], ...names.map((name) => formatPercent(group.classes[name]))])));

@@ -1,4 +1,4 @@
-// The configuration of every group beside the others, and what each run was computed with.
+// Options of every group, and directory, versions and notes of every run.
 
 function valueText(value) {
   if (value === undefined || value === null) return "–";
@@ -11,11 +11,11 @@ page.sections.push({
   build(host) {
     const draw = () => this.draw(host);
     host.append(
-      make("details", { id: "options", ontoggle: draw }, make("summary", {}, "Options, and in which of them the groups differ"),
-        make("div", { class: "controls" }, switcher("only-differences", "only what differs between groups", "only")),
+      make("details", { id: "options", ontoggle: draw }, make("summary", {}, "Options"),
+        make("div", { class: "controls" }, switcher("only-differences", "only options in which groups differ", "only")),
         scrolling("configuration-scroll", "Options of the groups", make("table", { class: "words", id: "configuration-table" }))),
       make("details", { id: "runs-list", ontoggle: draw }, make("summary", {}), make("div", { id: "run-list" })),
-      make("details", { id: "audit", hidden: true }, make("summary", {}, "Deployment: who took part, counted for what, was refused"),
+      make("details", { id: "audit", hidden: true }, make("summary", {}, "Deployment: rounds, weight and refused updates of each client"),
         scrolling("audit-scroll", "The audit log by client", make("table", { class: "words", id: "audit-table" })), make("ul", {})));
     host.querySelector("#configuration-scroll").classList.add("tall");
   },

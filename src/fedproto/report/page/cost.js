@@ -1,11 +1,10 @@
-// What a score costs: megabytes against the score, and which methods are Pareto-optimal.
+// Cost: the score against megabytes, and which methods are Pareto-optimal.
 
 page.sections.push({
   id: "cost",
-  title: "What it costs",
-  short: "Cost",
+  title: "Cost",
   empty() {
-    return page.data.runs.some((run) => run.megabytes.total > 0) && page.data.metrics.length ? null : ["No megabytes were sent.", null];
+    return page.data.runs.some((run) => run.megabytes.total > 0) && page.data.metrics.length ? null : ["No data was sent.", null];
   },
   build(host) {
     host.append(make("p", { class: "hint" }), make("div", { id: "cost-panels" }));
@@ -29,7 +28,7 @@ page.sections.push({
   },
   drawings() { return allDrawings(this.has, this.spec, 220); },
   draw(host) {
-    host.querySelector(".hint").textContent = `${page.metric.label} at the end against all that was sent and received until then. Ringed: Pareto-optimal, no cheaper method scores as high.`;
+    host.querySelector(".hint").textContent = `${page.metric.label} at the end against the megabytes sent and received until then. Ringed: Pareto-optimal, no cheaper method scores as high.`;
     showSpecs(host.querySelector("#cost-panels"), this.has, this.spec, 220);
   },
 });

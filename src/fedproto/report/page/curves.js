@@ -34,7 +34,7 @@ function smoothed({ x, y }, share, planned) {
   return { x, y: values };
 }
 
-// What a run had spent after some rounds.
+// The megabytes or seconds that a run had spent after some rounds.
 function spentAt(run, kind, rounds) {
   const clock = run[kind];
   if (!clock.step) return rounds.map((round) => clock.total * round / (run.rounds || 1));
@@ -161,7 +161,7 @@ page.sections.push({
       page.conditions.some((condition) => condition.groups.length > MOST_COLORED) ? `Coloured: the baseline and the best ${MOST_COLORED - 1}.` : "",
       rounds > 1 ? `Moving average over the last ${state.smooth} % of the rounds.` : "",
       joined > 1 ? `Each point is the mean of ${joined} tests.` : "",
-      page.several.families ? "Panels of one data set share their scale." : "",
+      page.conditions.length > 1 ? "Panels of one data set share their y axis." : "",
     ].filter(Boolean).join(" ");
   },
 });

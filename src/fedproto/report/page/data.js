@@ -1,11 +1,11 @@
-// How the data is spread: classes over clients, and the sizes in numbers.
+// Distribution of the data: classes over clients, and sizes.
 
 page.sections.push({
   id: "data-spread",
   title: "Data distribution",
   short: "Data",
   empty() {
-    return page.data.data.length ? null : ["How the data is spread:", "fedproto report without --no-data"];
+    return page.data.data.length ? null : ["Needs", "fedproto report without --no-data"];
   },
   build(host) {
     host.append(make("div", { class: "spreads" }));
@@ -98,7 +98,7 @@ function drawSpread(body, panel) {
     ["classes per client", `${statistics.mean_classes.toFixed(1)} (${statistics.fewest_classes} to ${statistics.most_classes})`],
     ["training / test", `${statistics.train} / ${statistics.test}`],
   ];
-  if (statistics.validation) facts.push(["kept by the server", statistics.validation]);
+  if (statistics.validation) facts.push(["validation, on the server", statistics.validation]);
   body.facts.replaceChildren(...facts.map(([name, value]) => make("li", {}, `${name} `, make("b", {}, String(value)))));
   body.map.replaceChildren(classMap(panel, widthOf(body.map)));
 }

@@ -10,7 +10,7 @@ function buildPage() {
     main.append(section.host);
     section.build(section.host);
   }
-  main.append(make("section", { id: "absent", "aria-labelledby": "absent-title", hidden: true }, make("h2", { id: "absent-title" }, "Not here yet"), make("ul", { class: "absent" })));
+  main.append(make("section", { id: "absent", "aria-labelledby": "absent-title", hidden: true }, make("h2", { id: "absent-title" }, "Not available"), make("ul", { class: "absent" })));
 }
 
 // What is in view is drawn at once, the rest as soon as there is time, so that clicks feel immediate.

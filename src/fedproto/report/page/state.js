@@ -1,4 +1,4 @@
-// What the reader chose: kept in the address, so that a view can be shared, and applied to all.
+// The view chosen by the reader: kept in the address, so that it can be shared.
 
 const DEFAULTS = {
   metric: null, base: null, data: null, x: "round", smooth: null, log: false, seeds: false, find: "", sort: "",
@@ -81,7 +81,7 @@ function familyInView() {
   return state.data === "all" || data.groups.length <= MOST_GROUPS || counts.size < 2 ? null : [...counts].sort((one, other) => other[1] - one[1])[0][0];
 }
 
-// What the others are compared with on a data set: the reader's choice where it was run there.
+// The baseline on a data set: the reader's choice where it was run there.
 function baseIn(family) {
   const { data, state } = page;
   const chosen = data.methods.findIndex((method) => method.title === state.base);
@@ -107,7 +107,7 @@ function drawBar() {
     bar.replaceChildren(
       make("div", { class: "line" },
         make("label", { class: "find" }, make("span", { class: "quiet" }, "Search methods and conditions"),
-          make("input", { id: "find", type: "search", placeholder: "Search methods, conditions", oninput: (event) => change({ find: event.target.value }) })),
+          make("input", { id: "find", type: "search", placeholder: "Search", oninput: (event) => change({ find: event.target.value }) })),
         make("span", { id: "count", role: "status" }),
         make("button", { type: "button", id: "reset", onclick: () => change({ hide: new Set(), without: new Set(), find: "" }) }, "show all")),
       make("details", { open: here.length + parts.length < 13 && innerWidth > 600 || undefined }, make("summary", {}, `Methods${parts.length ? " and conditions" : ""}`),
