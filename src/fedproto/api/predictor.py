@@ -21,8 +21,7 @@ from fedproto.analysis.uncertainty import (
     upsampled,
 )
 from fedproto.api.result import Result
-from fedproto.data.images import SUFFIXES, open_image, pixels
-from fedproto.data.own import is_picture
+from fedproto.data.images import SUFFIXES, is_picture, open_image, pixels
 from fedproto.data.samples import MappedSamples
 from fedproto.data.segmentation import fitted
 from fedproto.data.tasks import task_named

@@ -1,4 +1,4 @@
-"""Getting official files: downloads that go on where they broke off, and checks of files."""
+"""Official files: downloads that resume where they broke off, and checks."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ import os
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from fedproto.data.base import DataSource, Download
 from fedproto.data.files import ARCHIVES, FileTree, explained, open_tree
@@ -19,7 +18,7 @@ from fedproto.disk.files import PARTIAL, open_plain, open_regular
 from fedproto.errors import DataError
 
 OnBytes: TypeAlias = Callable[[str, int, int | None], None]
-"""Is told of a file how many bytes of how many are there."""
+"""Progress callback: a file's name, its bytes so far, and all of them if known."""
 
 _CHUNK = 1 << 20
 _TIMEOUT = 30
@@ -92,9 +91,8 @@ def _remove_empty(folder: Path, root: Path) -> None:
             folder = folder.parent
 
 
-@dataclass(frozen=True)
-class FileState:
-    """A file and what is to be said of it."""
+class FileState(NamedTuple):
+    """The result of checking a file."""
 
     path: Path
     state: str
@@ -102,7 +100,7 @@ class FileState:
 
 
 def check(source: type[DataSource], root: Path) -> Iterator[FileState]:
-    """Looks at every file of a data set: against its published checksum, or by reading it all."""
+    """Checks every file of a data set: against its published checksum, or by reading all of it."""
     if not source.folder:
         raise DataError("this data set has no files to check")
     if not source.is_present(root):
@@ -123,12 +121,10 @@ def _compared(path: Path, found: str, published: str) -> FileState:
 
 
 def _read_through(path: Path, published: Mapping[str, str]) -> Iterator[FileState]:
-    """A file that nobody published a checksum of, and official files inside it."""
+    """Reads a file without a published checksum, and compares official files inside it."""
     tree = FileTree(path.parent, {path.name: path})
-    count = 0
     try:
         for name, content in tree.read_all(tree.locations):
-            count += 1
             last = PurePosixPath(name).name
             # The content of compressed members is expanded, that of the official ones is not.
             if last in published and not name.endswith(".gz"):
@@ -137,7 +133,7 @@ def _read_through(path: Path, published: Mapping[str, str]) -> Iterator[FileStat
     except DataError as error:
         yield FileState(path, str(error), good=False)
         return
-    inside = f", {count:,} files inside" if path.name.endswith(ARCHIVES) else ""
+    inside = f", {len(tree.locations):,} files inside" if path.name.endswith(ARCHIVES) else ""
     yield FileState(path, f"readable{inside}; no published checksum for it", good=True)
 
 

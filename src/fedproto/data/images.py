@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import os
-import struct
 import warnings
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +20,7 @@ from numpy.typing import NDArray
 
 from fedproto.data.files import FileTree
 from fedproto.disk.files import check_limit
-from fedproto.errors import DataError, install, reason_of
+from fedproto.errors import DataError, FedprotoError, install, reason_of
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -30,11 +29,11 @@ if TYPE_CHECKING:
     from fedproto.data.prepared import Builder
 
 FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "BMP", "GIF", "PPM")
-"""What is read; of a picture that moves, or has several pages, the first one."""
+"""Formats that are read; of an animation or of several pages, the first picture."""
 
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 _MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr")
-"""Pillow's names of what has 8 bits per channel, or fewer that it scales."""
+"""Pillow's modes of 8 bits per channel, or fewer that it scales."""
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -43,8 +42,8 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 def open_image(content: bytes, where: object, *, scale: bool = True) -> Image:
     """A decoded picture of 8 bits per channel, turned as its camera says.
 
-    Grey pictures of 16 bits are scaled to 8, unless their values are not to be scaled. Other depths
-    are refused: what is black and white in them is not known.
+    Grey pictures of 16 bits are scaled to 8 if `scale` is set. Other depths are refused: the values
+    of black and white in them are unknown.
     """
     try:
         from PIL import Image, ImageOps, UnidentifiedImageError
@@ -58,9 +57,9 @@ def open_image(content: bytes, where: object, *, scale: bool = True) -> Image:
             # Known from the header alone: nothing is unpacked yet.
             check_limit("pixels", opened.width * opened.height, where)
             opened.load()
-        bits = _grey_bits(opened)
+        sixteen = _is_grey_of_16_bits(opened)
         picture = ImageOps.exif_transpose(opened)
-        if bits == 16 and scale:
+        if sixteen and scale:
             grey = np.asarray(picture).astype(np.uint32)
             return Image.fromarray(np.rint(grey / 257).astype(np.uint8))
         if picture.mode not in _MODES:
@@ -74,27 +73,25 @@ def open_image(content: bytes, where: object, *, scale: bool = True) -> Image:
             f"{where} does not decode as a picture: its kind is unknown; read are"
             f" {', '.join(FORMATS)}"
         ) from None
-    except _decoding_errors() as error:
+    except FedprotoError:
+        raise
+    # What Pillow raises for a damaged file depends on its bytes.
+    except Exception as error:  # noqa: BLE001
         raise DataError(f"{where} does not decode as a picture: {reason_of(error)}") from None
 
 
-def _grey_bits(picture: Image) -> int | None:
-    """16 for a grey picture of 16 bits, from black at 0 to white; None for any other."""
-    if picture.format == "PNG" and picture.mode in ("I", "I;16", "I;16B"):
-        return 16
+def _is_grey_of_16_bits(picture: Image) -> bool:
+    """Whether it has one channel of 16 bits, from black at 0 to white."""
+    if picture.format == "PNG":
+        return picture.mode in ("I", "I;16", "I;16B")
     tags = getattr(picture, "tag_v2", {})
-    depth, white_is_0 = tags.get(258, (1,)), tags.get(262) == 0
     plain = picture.format == "TIFF" and picture.mode.startswith("I;16")
-    return 16 if plain and tuple(depth) == (16,) and not white_is_0 else None
+    return plain and tuple(tags.get(258, (1,))) == (16,) and tags.get(262) != 0
 
 
-def _decoding_errors() -> tuple[type[Exception], ...]:
-    """What Pillow's decoders raise for damaged files."""
-    from PIL import Image
-
-    plain = (OSError, SyntaxError, ValueError, EOFError, IndexError, KeyError, TypeError)
-    more = (struct.error, OverflowError, MemoryError, AttributeError, NotImplementedError)
-    return (*plain, *more, Image.DecompressionBombError)
+def is_picture(name: str) -> bool:
+    """Whether a file's name ends like a picture's."""
+    return name.lower().endswith(SUFFIXES)
 
 
 def pixels(picture: Image, channels: int, size: tuple[int, int] | None = None) -> NDArray[np.uint8]:

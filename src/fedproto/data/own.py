@@ -17,7 +17,7 @@ from fedproto.callback import Callback
 from fedproto.data.base import DATASETS, DataSource
 from fedproto.data.federation import Client, Federation, checked_num_classes
 from fedproto.data.files import FileTree, open_tree
-from fedproto.data.images import SUFFIXES, put_images
+from fedproto.data.images import is_picture, put_images
 from fedproto.data.partition import by_key
 from fedproto.data.prepared import Arrays, Builder, prepared
 from fedproto.data.samples import MappedSamples
@@ -107,11 +107,6 @@ def located(source: DataSource) -> DataSource:
     if found is None or str(found.absolute()) == path:
         return source
     return replace(source, path=str(found.absolute()))  # type: ignore[call-arg]
-
-
-def is_picture(name: str) -> bool:
-    """Whether a file's name ends like a picture's."""
-    return name.lower().endswith(SUFFIXES)
 
 
 def checked_classes(found: Sequence[str], given: Sequence[str], where: object) -> list[str]:

@@ -1,8 +1,8 @@
-"""The prepared form of a data set: decoded once, kept as memory-mapped arrays, shared by processes.
+"""Prepared data sets: decoded once, kept as memory-mapped arrays, shared by processes.
 
 An entry is a folder of ``.npy`` files in the cache, named by a digest of the sources' content and
-of the options that matter. It is built under another name and renamed when it is whole, so that
-what looks finished is finished; a lock keeps two processes from building the same one.
+of the options that matter. It is built under another name and renamed when it is complete; a lock
+keeps two processes from building the same one.
 """
 
 from __future__ import annotations
@@ -55,28 +55,29 @@ def prepared(
 ) -> Arrays:
     """The arrays of a data set, from the cache or built now.
 
-    The content of the sources is part of the key, and `options` are what else the arrays depend on.
-    Whatever `build` raises leaves the cache as it was.
+    They depend on the content of the sources and on `options`. An error in `build` leaves the cache
+    as it was.
 
     Returns:
-        Memory-mapped arrays by name; what is written to them stays in this process.
+        Memory-mapped arrays by name; changes to them stay in this process.
     """
     root = cache_root()
     with _cache_errors(root):
         root.mkdir(parents=True, exist_ok=True)
     key = json.dumps([FORMAT, name, options, _content_digest(sources, root)], sort_keys=True)
     entry = root / f"{name}-{hashlib.sha256(key.encode()).hexdigest()[:20]}"
-    if not entry.is_dir():
-        with _cache_errors(root), locked(entry.with_suffix(".lock"), math.inf):
-            # Another process may have built it while this one waited for the lock.
-            if not entry.is_dir():
-                _build(entry, build)
+    lock = entry.with_suffix(".lock")
     with _cache_errors(entry):
+        if not entry.is_dir():
+            with locked(lock, math.inf):
+                # Another process may have built it while this one waited for the lock.
+                if not entry.is_dir():
+                    _build(entry, build)
         try:
             return _open(entry)
         # What a file that is no array raises depends on its bytes.
         except (ValueError, EOFError, SyntaxError, TypeError, DamagedError, FileNotFoundError):
-            with locked(entry.with_suffix(".lock"), math.inf):
+            with locked(lock, math.inf):
                 shutil.rmtree(entry, ignore_errors=True)
                 _build(entry, build)
         return _open(entry)
@@ -95,7 +96,7 @@ def _open(entry: Path) -> Arrays:
 
 
 def _state(path: Path) -> list[Any]:
-    """A file's size, time and content, in few words."""
+    """A file's size, time and digest."""
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     status = path.stat()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -16,8 +16,15 @@ from fedproto.callback import Callback
 from fedproto.data.base import DATASETS, Download
 from fedproto.data.federation import Federation
 from fedproto.data.files import FileTree, open_tree
-from fedproto.data.images import IMAGENET_MEAN, IMAGENET_STD, for_each_file, open_image, pixels
-from fedproto.data.own import is_picture, own_path
+from fedproto.data.images import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    for_each_file,
+    is_picture,
+    open_image,
+    pixels,
+)
+from fedproto.data.own import own_path
 from fedproto.data.prepared import Arrays, Builder, prepared
 from fedproto.data.samples import MappedSamples
 from fedproto.data.sharing import Partition, SharedOut
@@ -25,13 +32,21 @@ from fedproto.errors import DataError
 from fedproto.options import option
 from fedproto.types import VOID
 
+_VOC = """
+background aeroplane bicycle bird boat bottle bus car cat chair cow diningtable dog horse motorbike
+person pottedplant sheep sofa train tvmonitor
+"""
+CLASSES = tuple(_VOC.split())
+MACRO_CLASSES = {
+    "background": "background",
+    "person": "person",
+    "vehicles": "aeroplane bicycle boat bus car motorbike train",
+    "household": "bottle chair diningtable pottedplant sofa tvmonitor",
+    "animals": "bird cat cow dog horse sheep",
+}
 
-@dataclass(frozen=True)
-class Pair:
-    """The files of a picture and its mask, by name in a tree."""
-
-    image: str
-    mask: str
+Pair: TypeAlias = tuple[str, str]
+"""The files of a picture and of its label map, by name in a tree."""
 
 
 def read_mask(content: bytes, where: object, num_classes: int) -> NDArray[np.uint8]:
@@ -51,7 +66,7 @@ def read_mask(content: bytes, where: object, num_classes: int) -> NDArray[np.uin
 def count_labels(
     tree: FileTree, masks: Sequence[str], num_classes: int, callback: Callback | None = None
 ) -> NDArray[np.int64]:
-    """How many pixels of each class each mask has, ``[N, classes]``."""
+    """Pixels of each class in each mask, ``[N, classes]``."""
     counts = np.zeros((len(masks), num_classes), dtype=np.int64)
 
     def count(index: int, where: object, content: bytes) -> None:
@@ -95,15 +110,15 @@ def put_pairs(
         masks[index, : small.shape[0], : small.shape[1]] = small
 
     work: dict[str, Callable[[bytes], None]] = {}
-    for index, pair in enumerate(pairs):
-        work[pair.image] = partial(put_image, index, tree.locations[pair.image])
-        work[pair.mask] = partial(put_mask, index, tree.locations[pair.mask])
+    for index, (image, mask) in enumerate(pairs):
+        work[image] = partial(put_image, index, tree.locations[image])
+        work[mask] = partial(put_mask, index, tree.locations[mask])
     for_each_file(tree, work, callback)
-    for pair, image_size, mask_size in zip(pairs, *original.tolist(), strict=True):
+    for (image, mask), image_size, mask_size in zip(pairs, *original.tolist(), strict=True):
         if image_size != mask_size:
             raise DataError(
-                f"{tree.locations[pair.mask]} is {mask_size[0]}×{mask_size[1]} pixels but its"
-                f" picture {pair.image} is {image_size[0]}×{image_size[1]}"
+                f"{tree.locations[mask]} is {mask_size[0]}×{mask_size[1]} pixels but its picture"
+                f" {image} is {image_size[0]}×{image_size[1]}"
             )
 
 
@@ -112,6 +127,13 @@ def fitted(size: tuple[int, ...], longest: int) -> tuple[int, int]:
     width, height = size
     scale = longest / max(width, height)
     return max(1, round(width * scale)), max(1, round(height * scale))
+
+
+def _nearest(mask: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.uint8]:
+    from PIL import Image
+
+    resized = Image.fromarray(mask).resize(size, Image.Resampling.NEAREST)
+    return np.asarray(resized, dtype=np.uint8)
 
 
 def palette() -> NDArray[np.uint8]:
@@ -129,20 +151,11 @@ def palette() -> NDArray[np.uint8]:
 
 
 def label_lookup(groups: Mapping[int, Sequence[int]]) -> NDArray[np.int64]:
-    """The new label for each old one, ``[256]``; void stays void, and so does what is not named."""
+    """The new label for each old one, ``[256]``; void for void and for labels in no group."""
     lookup = np.full(VOID + 1, VOID, dtype=np.int64)
     for new, old in groups.items():
         lookup[list(old)] = new
     return lookup
-
-
-def _nearest(mask: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.uint8]:
-    from PIL import Image
-
-    if mask.shape[::-1] == size:
-        return mask
-    resized: Any = Image.fromarray(mask).resize(size, Image.Resampling.NEAREST)
-    return np.asarray(resized, dtype=np.uint8)
 
 
 @DATASETS.register("segmentation")
@@ -183,13 +196,14 @@ class SegmentationFolder(SharedOut):
         options = {"size": self.size, "num_classes": self.num_classes}
 
         def build(builder: Builder) -> None:
-            counts = count_labels(tree, [pair.mask for pair in pairs], self.num_classes, callback)
+            counts = count_labels(tree, [mask for _, mask in pairs], self.num_classes, callback)
             put_pairs(builder, tree, pairs, self.size, self.num_classes, callback)
             builder.put("objects", counts[:, 1:].argmax(axis=1))
 
         return prepared("segmentation", tree.sources, options, build)
 
     def _pairs(self, folder: Path) -> tuple[FileTree, list[Pair]]:
+        """Pictures and masks of the same name up to the ending."""
         tree = open_tree(folder)
         images, masks = (_by_stem(tree, name) for name in (self.images, self.masks))
         for stem in sorted(images.keys() ^ masks.keys()):
@@ -197,9 +211,9 @@ class SegmentationFolder(SharedOut):
             raise DataError(f"{folder / here[stem]} has no partner {stem}.* in {folder / there}")
         if not images:
             raise DataError(f"{folder / self.images} holds no pictures")
-        pairs = [Pair(images[stem], masks[stem]) for stem in sorted(images)]
-        used = {name for pair in pairs for name in (pair.image, pair.mask)}
-        return FileTree(folder, {name: tree.sources[name] for name in sorted(used)}), pairs
+        pairs = [(images[stem], masks[stem]) for stem in sorted(images)]
+        used = sorted(name for pair in pairs for name in pair)
+        return FileTree(folder, {name: tree.sources[name] for name in used}), pairs
 
 
 def _by_stem(tree: FileTree, folder: str) -> dict[str, str]:
@@ -214,45 +228,17 @@ def _by_stem(tree: FileTree, folder: str) -> dict[str, str]:
     return found
 
 
-CLASSES = (
-    "background",
-    "aeroplane",
-    "bicycle",
-    "bird",
-    "boat",
-    "bottle",
-    "bus",
-    "car",
-    "cat",
-    "chair",
-    "cow",
-    "diningtable",
-    "dog",
-    "horse",
-    "motorbike",
-    "person",
-    "pottedplant",
-    "sheep",
-    "sofa",
-    "train",
-    "tvmonitor",
-)
-MACRO_CLASSES = {
-    "background": "background",
-    "person": "person",
-    "vehicles": "aeroplane bicycle boat bus car motorbike train",
-    "household": "bottle chair diningtable pottedplant sofa tvmonitor",
-    "animals": "bird cat cow dog horse sheep",
-}
-
-
+@DATASETS.register("fpascal")
 @dataclass(frozen=True)
-class Pascal(SharedOut):
-    """What FPascal and FPascal-Macro share: the images, and sizes by a power law.
+class FPascal(SharedOut):
+    """VOC2012 images with exactly one of its 20 object classes, mixed by a Dirichlet distribution.
 
     The images of the list ``trainaug`` go to the clients, those of the official ``val`` are the
     server's validation set. Where there is no list ``trainaug`` it is all masks of
     ``SegmentationClassAug`` that are not in ``val``, which is how that list came about.
+
+    The default seed gives client sizes with standard deviation 25.7 on the 6,746 images of
+    ``trainaug`` with one object class; the paper's Table 1 has 6,665 and 25.7.
     """
 
     folder = "VOC"
@@ -280,10 +266,10 @@ class Pascal(SharedOut):
     def load(self, root: Path) -> Federation:
         """Decodes images and masks if that was not done before, and shares them out."""
         arrays = self.prepare(root)
-        relabel, class_names = self._relabel()
+        groups = self.groups()
+        relabel = label_lookup(dict(enumerate(groups.values())))
         objects = relabel[arrays["classes"]] - 1
         for_clients = np.flatnonzero(arrays["for_clients"])
-        parts = [for_clients[part] for part in self.share(objects[for_clients])]
         return self.federation(
             DATASETS.name_of(type(self)),
             MappedSamples(
@@ -291,77 +277,64 @@ class Pascal(SharedOut):
                 torch.from_numpy(arrays["masks"]),
                 relabel=torch.from_numpy(relabel),
             ),
-            parts,
-            num_classes=len(class_names),
+            [for_clients[part] for part in self.share(objects[for_clients])],
+            num_classes=len(groups),
             input_shape=(3, self.size, self.size),
             task="segmentation",
             validation=np.flatnonzero(~arrays["for_clients"]),
             labels=objects,
-            class_names=class_names,
+            class_names=tuple(groups),
         )
 
-    def _relabel(self) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-        """The label of each class of VOC2012 here, and what the classes are called."""
-        return label_lookup({label: [label] for label in range(len(CLASSES))}), CLASSES
+    def groups(self) -> dict[str, list[int]]:
+        """The classes by name, each with its labels in VOC2012."""
+        return {name: [label] for label, name in enumerate(CLASSES)}
 
     def prepare(self, root: Path, callback: Callback | None = None) -> Arrays:
         """Decodes images and masks."""
         tree = self.tree(root)
 
         def build(builder: Builder) -> None:
-            lists = _lists(tree)
-            stems = [stem for names in lists.values() for stem in names]
+            train, validation = _lists(tree)
+            stems = [*train, *validation]
             masks = [tree.require(f"SegmentationClassAug/{stem}.png") for stem in stems]
             seen = count_labels(tree, masks, len(CLASSES), callback) > 0
             single = np.flatnonzero(seen[:, 1:].sum(axis=1) == 1)
-            pairs = [
-                Pair(tree.require(f"JPEGImages/{stems[row]}.jpg"), masks[row]) for row in single
-            ]
+            pairs = [(tree.require(f"JPEGImages/{stems[row]}.jpg"), masks[row]) for row in single]
             put_pairs(builder, tree, pairs, self.size, len(CLASSES), callback)
             builder.put("classes", 1 + seen[single, 1:].argmax(axis=1))
-            builder.put("for_clients", single < len(lists["trainaug"]))
+            builder.put("for_clients", single < len(train))
             builder.put("stems", np.array([stems[row] for row in single], dtype=np.bytes_))
 
         return prepared("voc2012", tree.sources, {"size": self.size}, build)
 
 
-@DATASETS.register("fpascal")
-@dataclass(frozen=True)
-class FPascal(Pascal):
-    """VOC2012 in its 20 object classes and background, mixed by a Dirichlet distribution.
-
-    The default seed gives client sizes with standard deviation 25.7 on the 6,746 images of
-    ``trainaug`` with one object class; the paper's Table 1 has 6,665 and 25.7.
-    """
-
-
 @DATASETS.register("fpascal-macro")
 @dataclass(frozen=True)
-class FPascalMacro(Pascal):
+class FPascalMacro(FPascal):
     """VOC2012 in four groups of classes (person, vehicles, household, animals) and background."""
 
-    def _relabel(self) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-        groups = [
-            [CLASSES.index(name) for name in names.split()] for names in MACRO_CLASSES.values()
-        ]
-        return label_lookup(dict(enumerate(groups))), tuple(MACRO_CLASSES)
+    def groups(self) -> dict[str, list[int]]:
+        """The groups by name."""
+        return {
+            group: [CLASSES.index(name) for name in names.split()]
+            for group, names in MACRO_CLASSES.items()
+        }
 
 
-def _lists(tree: FileTree) -> dict[str, list[str]]:
+def _lists(tree: FileTree) -> tuple[list[str], list[str]]:
     """The names of the images for clients and for validation."""
-    lists = {}
-    for name in ("trainaug", "val"):
-        file = tree.find(f"ImageSets/Segmentation/{name}.txt")
-        if file is not None:
-            lists[name] = tree.read(file).decode("utf-8", "replace").split()
-    validation = lists.setdefault("val", [])
-    if "trainaug" not in lists:
+    train, validation = (
+        tree.read(file).decode("utf-8", "replace").split() if file else []
+        for file in (tree.find(f"ImageSets/Segmentation/{n}.txt") for n in ("trainaug", "val"))
+    )
+    if not train:
         masks = (Path(name) for name in tree.locations if name.endswith(".png"))
         found = {mask.stem for mask in masks if mask.parent.name == "SegmentationClassAug"}
-        lists["trainaug"] = sorted(found.difference(validation))
-    if not lists["trainaug"]:
+        train = sorted(found.difference(validation))
+    if not train:
         raise DataError(
             f"{tree.folder} has neither ImageSets/Segmentation/trainaug.txt nor masks in"
             " SegmentationClassAug"
         )
-    return {"trainaug": lists["trainaug"], "val": validation}
+    return train, validation

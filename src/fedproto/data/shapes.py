@@ -6,7 +6,6 @@ PASCAL VOC.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -26,7 +25,7 @@ from fedproto.types import VOID
 Plane: TypeAlias = NDArray[np.float64]
 
 # Each gives how far inside of a figure of radius 1 a point is, negative outside.
-_FIGURES: dict[str, Callable[[Plane, Plane], Plane]] = {
+_FIGURES = {
     "disc": lambda x, y: 1 - np.hypot(x, y),
     "square": lambda x, y: 0.85 - np.maximum(abs(x), abs(y)),
     "triangle": lambda x, y: np.minimum(0.6 - y, (1 + y - 1.7 * abs(x)) / 2),

@@ -1,4 +1,4 @@
-"""What a federation looks like in numbers: the columns of the paper's Table 1, and class counts."""
+"""Statistics of a federation: the columns of the paper's Table 1, and class counts."""
 
 from __future__ import annotations
 
@@ -14,10 +14,7 @@ from fedproto.rng import Indices
 
 @dataclass(frozen=True)
 class Statistics:
-    """A federation in numbers.
-
-    Classes are counted without the background.
-    """
+    """Counts of a federation; classes without the background."""
 
     classes: int
     clients: int

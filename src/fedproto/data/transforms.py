@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -93,16 +94,14 @@ def shifted(
             rng = stream(seed, Purpose.SHIFT, client)
             noise = rng.standard_normal(tuple(images.shape)).astype(np.float32)
             images = images + strength * torch.from_numpy(noise)
+        elif kind == "rotation":
+            images = _rotated(images, strength)
         else:
-            images = (
-                _rotated(images, strength) if kind == "rotation" else _blurred(images, strength)
-            )
+            images = _blurred(images, strength)
         if scale == WHITE:
             images = (images * scale).round().clamp(0, scale)
         inputs[where] = images.to(inputs.dtype)
-    if isinstance(samples, TensorSamples):
-        return TensorSamples(inputs, samples.targets)
-    return MappedSamples(inputs, samples.targets, samples.mean, samples.std, samples.relabel)
+    return replace(samples, inputs=inputs)
 
 
 def _rotated(images: Tensor, degrees: float) -> Tensor:
