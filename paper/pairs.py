@@ -17,9 +17,9 @@ import numpy as np
 import pandas as pd
 
 from fedproto.report.results import main_score
-from fedproto.report.statistics import holm
+from fedproto.report.statistics import differences, holm
 from fedproto.report.style import COLORS, new_figure
-from fedproto.report.summary import differences, figures_of
+from fedproto.report.summary import figures_of
 from paper.base import FoundRun
 from paper.cases import FAIR_AND_TOLERANT, Case
 from paper.library import concentration

@@ -19,13 +19,10 @@ from fedproto.report.statistics import (
     Difference,
     Word,
     difference,
-    differences,
     judge,
     rounds_to_target,
     sample_deviation,
 )
-
-__all__ = ["Against", "Summary", "default_margin", "differences", "figures_of", "summarize"]
 
 
 @dataclass(frozen=True)
