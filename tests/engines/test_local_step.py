@@ -188,7 +188,7 @@ def test_batch_norm_and_dropout_in_a_stack(model, policy):
     )
     truth, found = (normed_sweep(name, model, train) for name in ("reference", "stacked"))
     check_same(found, truth, 1e-9)
-    assert not found.notices
+    assert all(policy == "local" and "local batch norm" in text for text in found.notices)
     for ours, theirs in zip(found.states, truth.states, strict=True):
         assert ours.buffers.keys() == theirs.buffers.keys()
         for name, tensor in theirs.buffers.items():

@@ -13,14 +13,12 @@ import torch
 from torch.nn import functional as F  # noqa: N812 - the name everyone uses
 
 from engine_cases import check_same, small_federation, sweep
-from fedproto.engines.stacking import choice, formulas, network
-from fedproto.engines.stacking.blocks import Conv
-from fedproto.engines.stacking.kernel_blocks import KernelConv, KernelDense
-from fedproto.engines.stacking.launching import CUTS, ConvKernels, Cuts, DenseKernels
+from fedproto.engines.stacking import formulas, functional, launching, network
+from fedproto.engines.stacking.launching import CUTS, MlpStep
+from fedproto.engines.stacking.layers import Conv, Dense, computed
 from fedproto.engines.stacking.lockstep import Lockstep
-from fedproto.engines.stacking.whole import MlpStep
 from fedproto.engines.training import TrainOptions
-from fedproto.models.small import CNNOptions, MLPOptions
+from fedproto.models.small import CNN4Options, CNNOptions, MLPOptions
 from fedproto.strategies import FedProto, FedProx
 
 pytest.importorskip("triton")
@@ -37,7 +35,20 @@ def error(found: torch.Tensor, truth: torch.Tensor) -> float:
     return float((found.double() - truth).norm() / truth.norm())
 
 
-@pytest.mark.parametrize("few", [False, True], ids=["many", "few"])
+@pytest.fixture
+def with_kernels(monkeypatch):
+    """Networks use kernels, on whatever device; collects the networks."""
+    made, build = [], network.layer_network
+
+    def built(*args, **_):
+        made.append(build(*args, kernels=True))
+        return made[-1]
+
+    monkeypatch.setattr(functional, "layer_network", built)
+    return made
+
+
+@pytest.mark.parametrize("cut", ["tf32", "tf32x3", "few"])
 @pytest.mark.parametrize("pooled", [True, False])
 @pytest.mark.parametrize(
     ("channels", "image", "taps"),
@@ -49,15 +60,13 @@ def error(found: torch.Tensor, truth: torch.Tensor) -> float:
         ((32, 64), (6, 6), 5),
     ],
 )
-def test_a_convolution_is_that_of_pytorch(monkeypatch, channels, image, taps, pooled, few):
-    monkeypatch.setattr(
-        "fedproto.engines.stacking.launching.CUTS",
-        {name: Cuts(*3 * [cuts.few if few else cuts.exact]) for name, cuts in CUTS.items()},
-    )
+def test_a_convolution_is_that_of_pytorch(monkeypatch, channels, image, taps, pooled, cut):
+    """With the cuts of every precision, all in full precision."""
+    cuts = {name: dict.fromkeys(one, one[cut]) for name, one in CUTS.items()}
+    monkeypatch.setattr(launching, "CUTS", cuts)
     jobs, batch = 2, 3
-    block = Conv("conv", channels, image, taps)
-    kernels = ConvKernels(channels, image, taps, block.patch if block.full else 0)
-    assert kernels.usable
+    layer = Conv("conv", channels, image, taps, kernels=True)
+    assert launching.conv_suits(layer, first=channels[0] < 16)
     x, bias = random(jobs, batch, *image, channels[0]), random(jobs, channels[1])
     weight = random(jobs, channels[1], channels[0], taps, taps)
     own = [one.double().requires_grad_() for one in (x.movedim(-1, 2), weight)]
@@ -69,38 +78,43 @@ def test_a_convolution_is_that_of_pytorch(monkeypatch, channels, image, taps, po
     )
     if pooled:
         truth = torch.stack([F.max_pool2d(one, 2).relu() for one in truth])
-    packed = block.pack(weight).contiguous()
-    found, code = kernels.forward(x, packed, bias, pooled=pooled)
+    packed = layer.pack(weight).contiguous()
+    found, code = launching.conv_forward(layer, x, packed, bias, pooled=pooled)
     assert error(found.movedim(-1, 2), truth.detach()) < 1e-6
     dy = random(*found.shape)
     dx, dw = torch.autograd.grad(truth, own, dy.double().movedim(-1, 2))
-    assert error(block.unpack(kernels.weight_gradient(x, dy, code)), dw) < 1e-6
+    gradient = layer.weight_gradient(x, dy, code)
+    assert error(layer.unpack(gradient.compute()), dw) < 1e-6
     changed = packed.clone()
-    kernels.weight_gradient(x, dy, code, subtract_from=changed)
-    assert error(block.unpack(packed - changed), dw) < 1e-5
-    if not block.full:
+    gradient.subtract_from(changed)
+    assert error(layer.unpack(packed - changed), dw) < 1e-5
+    if channels[0] >= 16:
         dz = dy if code is None else formulas.unpool(dy, code, image)
-        assert error(kernels.input_gradient(dz, packed).movedim(-1, 2), dx) < 1e-6
+        assert error(layer.input_gradient({"conv.weight": packed}, dz).movedim(-1, 2), dx) < 1e-6
 
 
 def test_a_dense_layer_is_that_of_pytorch():
-    kernels = DenseKernels(70, 40)
-    x, dz, weight, bias = random(2, 5, 70), random(2, 5, 40), random(2, 40, 70), random(2, 40)
+    layer = Dense("dense", 70, 40, kernels=True)
+    x, dy, weight, bias = random(2, 5, 70), random(2, 5, 40), random(2, 40, 70), random(2, 40)
+    params = {"dense.weight": weight, "dense.bias": bias}
+    live = torch.ones(2, 5, dtype=torch.bool, device=DEVICE)
+    h, saved = layer.forward(params, x, formulas.unfused, live)
     truth = (x.double() @ weight.double().mT + bias.double().unsqueeze(1)).relu()
-    assert error(kernels.forward(x, weight, bias), truth) < 1e-6
-    assert error(kernels.input_gradient(dz, weight), dz.double() @ weight.double()) < 1e-6
-    expected = weight.double() - dz.double().mT @ x.double()
-    kernels.descend(dz, x, weight)
+    assert error(h, truth) < 1e-6
+    dx, gradients = layer.backward(params, saved, dy, formulas.unfused, first=False)
+    dz = torch.where(truth > 0, dy.double(), 0)
+    assert error(dx, dz @ weight.double()) < 1e-6
+    dw = dz.mT @ x.double()
+    assert error(computed(gradients["dense.weight"]), dw) < 1e-6
+    expected = weight.double() - dw
+    gradients["dense.weight"].subtract_from(weight)
     assert error(weight, expected) < 1e-6
 
 
-def test_whole_steps_are_those_of_the_reference(monkeypatch):
+def test_whole_steps_are_those_of_the_reference(monkeypatch, with_kernels):
     made = []
-    monkeypatch.setattr(
-        choice, "block_network", lambda *args, **_: network.block_network(*args, kernels=True)
-    )
     step = MlpStep.__call__
-    monkeypatch.setattr(MlpStep, "__call__", lambda *args: (made.append(args[1]), step(*args)))
+    monkeypatch.setattr(MlpStep, "__call__", lambda *args, **more: made.append(step(*args, **more)))
     options = {
         "strategies": [FedProx(mu=1.0), FedProto()],
         "federation": small_federation(shape=(6,), sizes=(4, 6, 3)),
@@ -111,61 +125,47 @@ def test_whole_steps_are_those_of_the_reference(monkeypatch):
     model = MLPOptions(hidden=20, features=40)
     found = sweep("stacked", model, **options)
     assert made
+    assert with_kernels
     check_same(found, sweep("reference", model, **options), 1e-4)
 
 
-def test_training_with_kernels_is_that_of_the_reference(monkeypatch):
-    blocks = []
-
-    def with_kernels(*args, **_):
-        found = network.block_network(*args, kernels=True)
-        blocks.extend(type(block) for block in found.blocks)
-        return found
-
-    monkeypatch.setattr(choice, "block_network", with_kernels)
-    monkeypatch.setattr(DenseKernels, "usable", True)
-    model = CNNOptions(channels1=16, channels2=16, features=8)
+@pytest.mark.parametrize(
+    ("model", "shape"),
+    [
+        (CNNOptions(channels1=16, channels2=16, features=8), (1, 9, 8)),
+        (CNN4Options(channels=16, batch_norm=True), (3, 16, 17)),
+    ],
+    ids=["cnn", "batch norm"],
+)
+def test_training_with_kernels_is_that_of_the_reference(monkeypatch, with_kernels, model, shape):
+    monkeypatch.setattr(launching, "dense_suits", lambda _: True)
     options = {
         "strategies": [FedProx(mu=1.0), FedProto()],
-        "federation": small_federation(shape=(1, 9, 8), sizes=(4, 6, 3)),
+        "federation": small_federation(shape=shape, sizes=(4, 6, 3)),
         "train": TrainOptions(epochs=1, batch_size=5, lr=0.05),
         "dtype": "float32",
         "device": DEVICE,
     }
     found = sweep("stacked", model, **options)
-    assert blocks == [KernelConv, KernelConv, KernelDense]
+    assert all(layer.kernels for one in with_kernels for layer in one.layers)
     check_same(found, sweep("reference", model, **options), 1e-4)
 
 
-@pytest.mark.parametrize("case", ["right", "wrong", "cramped"])
-def test_the_first_step_finds_kernels_that_are_wrong(monkeypatch, case):
-    wrong = case == "wrong"
-    monkeypatch.setattr(
-        choice, "block_network", lambda *args, **_: network.block_network(*args, kernels=True)
-    )
-    step, first, kernel = Lockstep._step, Lockstep._first_step, MlpStep.__call__
-    tried = []
+@pytest.mark.parametrize("wrong", [False, True])
+def test_a_whole_step_that_is_wrong_is_found(monkeypatch, with_kernels, wrong):
+    step, kernel = Lockstep._step, MlpStep.__call__
 
     def checked(self, size):
-        tried.append(size)
-        first(self, size)
-        assert (self._whole is None) == wrong
+        if not self._checked:
+            self._check_kernels(size)
+            assert (self._whole is None) == wrong
+        step(self, size)
 
-    def begin(self, size):
-        # Without graphs nothing is checked by itself.
-        (step if tried or self._graphs is not None else checked)(self, size)
+    def bad(self, jobs, tensors, starts, **more):
+        kernel(self, jobs, tensors, starts, **more)
+        tensors[3].mul_(1.1)
 
-    def bad(self, jobs, state, starts):
-        kernel(self, jobs, state, starts)
-        state.rows.mul_(1.1)
-
-    def no_room(*_):
-        raise torch.cuda.OutOfMemoryError("no room")
-
-    monkeypatch.setattr(Lockstep, "_step", begin)
-    monkeypatch.setattr(Lockstep, "_first_step", checked)
-    if case == "cramped":
-        monkeypatch.setattr(network.BlockNetwork, "gradients", no_room)
+    monkeypatch.setattr(Lockstep, "_step", checked)
     if wrong:
         monkeypatch.setattr(MlpStep, "__call__", bad)
     options = {
@@ -174,10 +174,9 @@ def test_the_first_step_finds_kernels_that_are_wrong(monkeypatch, case):
         "train": TrainOptions(epochs=1, batch_size=5, lr=0.05),
         "dtype": "float32",
         "device": DEVICE,
-        "max_stack": 100,
     }
     model = MLPOptions(hidden=20, features=40)
-    with pytest.warns(UserWarning, match="kernels disagree") if wrong else nullcontext():
+    with pytest.warns(UserWarning, match="wrong gradients") if wrong else nullcontext():
         found = sweep("stacked", model, **options)
-    assert tried
+    assert with_kernels
     check_same(found, sweep("reference", model, **options), 1e-4)

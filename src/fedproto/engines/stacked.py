@@ -2,7 +2,6 @@
 
 The models' weights lie stacked in a few tensors, one row per job, and every step is a handful of
 batched operations whatever the number of jobs. Made for CUDA; on CPU it computes the same, slowly.
-Shapes: J jobs, R models to test, N samples.
 """
 
 from __future__ import annotations
@@ -11,9 +10,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
-from torch.func import vmap
 
-from fedproto.data.samples import held
 from fedproto.engines.base import (
     ENGINES,
     EVERYTHING,
@@ -22,22 +19,20 @@ from fedproto.engines.base import (
     LocalJob,
     Workload,
 )
-from fedproto.engines.reference import by_client
-from fedproto.engines.stacking.choice import network_for
-from fedproto.engines.stacking.fusing import Compiled, unfused
-from fedproto.engines.stacking.lockstep import Lockstep
-from fedproto.engines.stacking.members import Member, Members
-from fedproto.engines.stacking.memory import bytes_per_job, jobs_that_fit
+from fedproto.engines.stacking import observations
+from fedproto.engines.stacking.functional import stacked_form
+from fedproto.engines.stacking.lockstep import Lockstep, optimizer_slots
+from fedproto.engines.stacking.members import Member, Members, StackKind
 from fedproto.engines.stacking.network import stack_params
-from fedproto.engines.stacking.objectives import StackKind
 from fedproto.engines.stacking.observations import Observer
-from fedproto.engines.stacking.orders import StackOrders, stack_orders
-from fedproto.engines.stacking.reports import StackReports
-from fedproto.engines.stacking.statistics import lacking, received, returned
+from fedproto.engines.stacking.orders import stack_orders
 from fedproto.errors import TrainingError
 from fedproto.rng import Indices
-from fedproto.strategies.base import PERSONAL
-from fedproto.types import ClientFailure, ClientUpdate, ServerState, under
+from fedproto.strategies.base import PERSONAL, Observation, Report
+from fedproto.types import ClientFailure, ClientUpdate, ServerState, Tensors, under
+
+MEMORY_SHARE = 0.7
+"""The part of the free memory that a stack may take; results and tests need some too."""
 
 
 @ENGINES.register("stacked")
@@ -58,18 +53,11 @@ class StackedEngine(Engine):
         self._dtype = workload.options.torch_dtype()
         self._limit = workload.options.max_stack or None
         self._stacks: dict[StackKind, Lockstep] = {}
-        self._compiled = Compiled()
-        self._reports = StackReports()
-        samples = held(workload.federation.samples, self._device, self._dtype)
-        network, reason = network_for(workload, samples)
-        self._obstacle = reason or None
-        if network is None or samples is None:
-            return
-        self._network = network
-        self._inputs = network.lay_out(samples.inputs)
-        self._targets = samples.targets
-        self._members = Members(workload, network, self._inputs, self._targets)
-        self._observer = Observer(workload, network, self._inputs, self._targets)
+        form = stacked_form(workload)
+        self._obstacle = form if isinstance(form, str) else None
+        if not isinstance(form, str):
+            self._form, self._network = form, form.network
+            self._members, self._observer = Members(form), Observer(form)
 
     @property
     def stacks(self) -> bool:
@@ -98,23 +86,11 @@ class StackedEngine(Engine):
         """Tests all models together."""
         if not states or not len(indices):
             return [{} for _ in states]
-        if not self.stacks or lacking(self._network, states):
+        if not self.stacks or observations.lacks_statistics(self._network, states):
             return self.substitute().evaluate(states, indices)
-        task = self.workload.task
         with self.workload.options.precision():
-            packed = self._packed(states)
-            if self._network.by_batch:
-                own = [test for _, test in by_client(self.workload.federation, indices)]
-                return [task.metrics(tally) for tally in self._observer.tallies(packed, own)]
-            total: Tensor | None = None
-            where = torch.from_numpy(indices).to(self._device)
-            for part in where.split(self._observer.samples_at_once(len(states))):
-                x = self._inputs[part].expand(len(states), *[-1] * self._inputs.dim())
-                scores = self._network.scores(packed, x)
-                tally = vmap(task.tally, in_dims=(0, None))(scores, self._targets[part])
-                total = tally if total is None else total + tally
-        assert total is not None  # noqa: S101 - there is at least one part
-        return [task.metrics(tally) for tally in total.cpu()]
+            tallies = self._observer.tallies(self._packed(states), len(states), indices)
+        return [self.workload.task.metrics(tally) for tally in tallies]
 
     def close(self) -> None:
         """Frees the buffers and graphs."""
@@ -122,7 +98,7 @@ class StackedEngine(Engine):
         self._stacks.clear()
 
     def _train_alike(self, members: list[Member]) -> Iterator[ClientUpdate]:
-        """Trains in as many parts as memory asks for."""
+        """Trains in as many parts as fit into memory one after another."""
         kind, rest = self._members.kind(members), members
         while rest:
             part = rest[: self._limit]
@@ -135,7 +111,7 @@ class StackedEngine(Engine):
                         f"training {len(part)} clients in round {part[0].job.state.round} failed:"
                         f" {error}"
                     ) from error
-            # Outside of the handler, where nothing holds on to the buffers of the failed attempt.
+            # Outside of the handler, where nothing refers to the buffers of the failed attempt.
             if not updates:
                 self._halve(len(part))
             rest = rest[len(updates) :]
@@ -168,87 +144,82 @@ class StackedEngine(Engine):
         self._stacks.pop(kind, None)
         del known
         example = {name: tensor[0] for name, tensor in self._packed([jobs[0].state]).items()}
-        need = bytes_per_job(self._network, example, kind)
-        capacity = min(len(jobs), jobs_that_fit(need, self._device))
-        options = self.workload.options
-        cuda = self._device.type == "cuda"
-        frozen = kind.train.batch_norm == "frozen"
-        self._stacks[kind] = Lockstep(
-            self._network.frozen() if frozen else self._network,
-            self._inputs,
-            self._targets,
-            kind,
-            capacity,
-            example,
-            self.workload.federation.num_classes,
-            fuse=self._compiled if cuda and options.compile else unfused,
-            graphs=cuda,
-        )
+        capacity = min(len(jobs), self._jobs_that_fit(kind, example))
+        self._stacks[kind] = Lockstep(self._form, kind, capacity, example)
         return self._stacks[kind]
+
+    def _jobs_that_fit(self, kind: StackKind, example: Tensors) -> int:
+        """An estimate of how many jobs fit into memory; at least one."""
+        weights = sum(tensor.numel() for tensor in example.values())
+        # The weights, received and returned ones; then those of optimizer and objective.
+        copies = 3 + optimizer_slots(kind.train) + kind.rows
+        numbers = copies * weights + self._network.numbers(kind.train.batch_size)
+        room = MEMORY_SHARE * observations.free_bytes(self._device)
+        return max(1, int(room) // (numbers * self._dtype.itemsize))
 
     @torch.no_grad()
     def _train_stack(self, lockstep: Lockstep, members: Sequence[Member]) -> list[ClientUpdate]:
-        federation, jobs = self.workload.federation, [member.job for member in members]
+        jobs = [member.job for member in members]
         states = list({id(job.state): job.state for job in jobs}.values())
         row = {id(state): index for index, state in enumerate(states)}
         rows = torch.tensor([row[id(job.state)] for job in jobs], device=self._device)
         packed = {name: tensor[rows] for name, tensor in self._packed(states).items()}
-        orders = stack_orders(jobs, federation)
-        lockstep.load_term(
-            [member.local for member in members if member.local is not None],
-            [job.state for job in jobs],
-        )
+        orders = stack_orders(jobs, self.workload.federation)
         before = self._observer.observe(packed, jobs, [job.method.needs.before for job in jobs])
-        summed = lockstep.train(
-            packed,
-            orders,
-            torch.tensor([job.lr for job in jobs], dtype=self._dtype),
-            [member.objective for member in members],
-            torch.tensor([job.seed for job in jobs]),
-        )
+        rate = torch.tensor([job.lr for job in jobs], dtype=self._dtype)
+        loss = lockstep.train(packed, orders, members, rate)
         del packed
         trained = {name: tensor[: len(jobs)] for name, tensor in lockstep.params.items()}
-        seen = {
-            **trained,
-            **{name: rows[: len(jobs)] for name, rows in lockstep.statistics.items()},
-        }
-        after = self._observer.observe(seen, jobs, [job.method.needs.after for job in jobs])
+        statistics = {name: tensor[: len(jobs)] for name, tensor in lockstep.statistics.items()}
+        after = self._observer.observe(
+            {**trained, **statistics}, jobs, [job.method.needs.after for job in jobs]
+        )
         own = self._network.unpack(trained)
-        locals_ = [member.local for member in members]
-        reports = self._reports.of(jobs, locals_, own, before, after)
-        losses = _mean_losses(summed, orders)
-        personal = [self._members.personal(job) for job in jobs]
+        losses = zip(loss.tolist(), orders.last_samples.tolist(), strict=True)
         return [
-            ClientUpdate(
-                client=job.client,
-                num_examples=job.batches.num_examples,
-                params={
-                    name: own[name][index]
-                    for name in job.state.params
-                    if name not in personal[index]
-                },
-                buffers=returned(job, lockstep.statistics, index),
-                train_loss=losses[index],
-                epochs_done=job.batches.epochs,
-                steps=job.batches.steps,
-                lr=job.lr,
-                payload=reports[index].payload if index in reports else {},
-                memory={
-                    **(reports[index].memory if index in reports else {}),
-                    **under(PERSONAL, {name: own[name][index] for name in personal[index]}),
-                },
+            self._update(
+                member,
+                {name: tensor[index] for name, tensor in own.items()},
+                observations.returned_buffers(member.job, statistics, index),
+                (before.get(index), after.get(index)),
+                total / samples if samples else None,
             )
-            for index, job in enumerate(jobs)
+            for index, (member, (total, samples)) in enumerate(zip(members, losses, strict=True))
         ]
 
-    def _packed(self, states: Sequence[ServerState]) -> dict[str, Tensor]:
-        """Weights as the network wants them, with the statistics that it keeps."""
-        params = self._network.pack(self._stack_states(states))
-        return params | received(self._network, states, next(iter(params.values())))
+    def _update(
+        self,
+        member: Member,
+        trained: Tensors,
+        buffers: Tensors,
+        observed: tuple[Observation | None, Observation | None],
+        loss: float | None,
+    ) -> ClientUpdate:
+        job, report = member.job, Report()
+        if job.method.reports and member.local is not None:
+            report = job.method.report(member.local, trained, *observed)
+        personal = self._members.personal(job)
+        return ClientUpdate(
+            client=job.client,
+            num_examples=job.batches.num_examples,
+            params={name: trained[name] for name in job.state.params if name not in personal},
+            buffers=buffers,
+            train_loss=loss,
+            epochs_done=job.batches.epochs,
+            steps=job.batches.steps,
+            lr=job.lr,
+            payload=report.payload,
+            memory={**report.memory, **under(PERSONAL, {name: trained[name] for name in personal})},
+        )
 
-    def _stack_states(self, states: Sequence[ServerState]) -> dict[str, Tensor]:
+    def _packed(self, states: Sequence[ServerState]) -> dict[str, Tensor]:
+        """Stacked weights in the network's layout, with the statistics that it keeps."""
         stacked = stack_params([state.params for state in states])
-        return {name: tensor.to(self._device, self._dtype) for name, tensor in stacked.items()}
+        params = self._network.pack(
+            {name: tensor.to(self._device, self._dtype) for name, tensor in stacked.items()}
+        )
+        like = next(iter(params.values()))
+        return params | observations.received_statistics(self._network, states, like)
 
 
 def _ran_out_of_memory(error: BaseException | None) -> bool:
@@ -258,10 +229,3 @@ def _ran_out_of_memory(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ or error.__context__
     return False
-
-
-def _mean_losses(summed: Tensor, orders: StackOrders) -> list[float | None]:
-    return [
-        total / samples if samples else None
-        for total, samples in zip(summed.tolist(), orders.last_samples.tolist(), strict=True)
-    ]

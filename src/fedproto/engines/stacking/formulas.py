@@ -1,10 +1,7 @@
-"""What lies between the matrix products of a stacked network: patches, pooling, activations.
+"""The elementwise parts of a stacked network, between its matrix products.
 
 Every function is a pure map of tensors without a loop over jobs or samples, so that the compiler
-can turn each into one or two kernels. A convolution of T×T taps is split in two: patches along the
-width of its input (`row_patches`), one matrix product, and a sum of its result shifted along the
-height (`sum_shifted_rows`). That moves T times less memory than patches along both, and the
-backward pass is the same with the two exchanged.
+can turn each into one or two kernels.
 
 Shapes: J jobs, B samples of a batch, H × W pixels, I channels in, O channels out, T taps,
 C classes, D units. Images lie as [J, B, H, W, channels].
@@ -12,91 +9,62 @@ C classes, D units. Images lie as [J, B, H, W, channels].
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - the name everyone uses
+from torch.utils._pytree import tree_leaves
+
+Function: TypeAlias = Callable[..., Any]
+Fuse: TypeAlias = Callable[[Function], Function]
+"""Compiles a function of tensors, or leaves it as it is."""
 
 DEAD = 4
 """The code of a pooled cell that passes no gradient because nothing in it is positive."""
 
 
-def full_patches(x: Tensor, taps: int, width: int) -> Tensor:
-    """Patches along height and width, ``[J, B, H, W, I]`` to ``[J, B·H·W, width]``.
-
-    A patch holds I·T·T numbers, channel first as in a convolution's weight; zeros fill it up to
-    the width, whose alignment the fast matrix kernels ask for.
-    """
-    jobs, batch, height, across, channels = x.shape
-    reach = taps // 2
-    padded = F.pad(x, (0, 0, reach, reach, reach, reach))
-    windows = padded.unfold(2, taps, 1).unfold(3, taps, 1)
-    patches = windows.reshape(jobs, batch * height * across, channels * taps * taps)
-    return F.pad(patches, (0, width - patches.shape[-1]))
+def unfused(function: Function) -> Function:
+    """Leaves a function as it is."""
+    return function
 
 
-def sum_full_patches(patches: Tensor, shape: torch.Size, taps: int) -> Tensor:
-    """The transpose of `full_patches`: every number goes back to the pixel that it came from."""
-    jobs, batch, height, width, channels = shape
-    windows = patches[..., : channels * taps * taps].reshape(jobs * batch, height * width, -1)
-    image = F.fold(windows.transpose(1, 2), (height, width), taps, padding=taps // 2)
-    return image.movedim(1, -1).reshape(shape)
+class Compiled:
+    """Compiles functions of stacked tensors, each once for any number of jobs."""
+
+    def __init__(self) -> None:
+        self._known: dict[Function, Function] = {}
+        # Which softmax algorithm the compiler chooses is nothing that a user could change.
+        warnings.filterwarnings("ignore", message=r"\s*Online softmax is disabled")
+
+    def __call__(self, function: Function) -> Function:
+        """The compiled form; the first dimension of tensors may vary from call to call."""
+        if function not in self._known:
+            compiled = torch.compile(function)
+
+            def call(*args: Any, **kwargs: Any) -> Any:
+                for leaf in tree_leaves(args):
+                    if isinstance(leaf, Tensor) and leaf.dim():
+                        torch._dynamo.maybe_mark_dynamic(leaf, 0)
+                return compiled(*args, **kwargs)
+
+            self._known[function] = call
+        return self._known[function]
 
 
-def row_patches(x: Tensor, taps: int) -> Tensor:
-    """Patches along the width alone, ``[J, B, H, W, I]`` to ``[J, B·H·W, T·I]``."""
-    jobs, batch, height, width, channels = x.shape
-    reach = taps // 2
-    padded = F.pad(x, (0, 0, reach, reach))
-    shifted = [padded[:, :, :, tap : tap + width] for tap in range(taps)]
-    return torch.stack(shifted, dim=4).view(jobs, batch * height * width, taps * channels)
-
-
-def sum_row_patches(patches: Tensor, image: tuple[int, int], taps: int) -> Tensor:
-    """The transpose of `row_patches`: every number goes back to the pixel that it came from."""
-    height, width = image
-    reach = taps // 2
-    z = patches.view(patches.shape[0], -1, height, width, taps, patches.shape[-1] // taps)
-    padded = F.pad(z, (0, 0, 0, 0, reach, reach))
-    total = padded[:, :, :, 2 * reach : 2 * reach + width, 0]
-    for tap in range(1, taps):
-        start = 2 * reach - tap
-        total = total + padded[:, :, :, start : start + width, tap]
-    return total
-
-
-def sum_shifted_rows(z: Tensor, image: tuple[int, int], taps: int) -> Tensor:
-    """``y[h] = Σ_t z[h + t − T//2, t]``, ``[J, B·H·W, T·O]`` to ``[J, B, H, W, O]``."""
-    height, width = image
-    reach = taps // 2
-    rows = z.view(z.shape[0], -1, height, width, taps, z.shape[-1] // taps)
-    padded = F.pad(rows, (0, 0, 0, 0, 0, 0, reach, reach))
-    total = padded[:, :, :height, :, 0]
-    for tap in range(1, taps):
-        total = total + padded[:, :, tap : tap + height, :, tap]
-    return total
-
-
-def shifted_rows(y: Tensor, taps: int) -> Tensor:
-    """The transpose of `sum_shifted_rows`, ``[J, B, H, W, O]`` to ``[J, B·H·W, T·O]``."""
-    jobs, batch, height, width, channels = y.shape
-    reach = taps // 2
-    padded = F.pad(y, (0, 0, 0, 0, reach, reach))
-    shifted = [padded[:, :, 2 * reach - tap : 2 * reach - tap + height] for tap in range(taps)]
-    return torch.stack(shifted, dim=4).view(jobs, batch * height * width, taps * channels)
-
-
-def bias_relu_pool(y: Tensor, bias: Tensor, *, same: bool = False) -> tuple[Tensor, Tensor]:
-    """Bias, 2×2 max pooling and ReLU, ``[J, B, H, W, O]`` to ``[J, B, H//2, W//2, O]``.
+def relu_pool(y: Tensor, *, same: bool = False) -> tuple[Tensor, Tensor]:
+    """2×2 max pooling and ReLU, ``[J, B, H, W, O]`` to ``[J, B, H//2, W//2, O]``.
 
     Args:
-        y: What a convolution gave.
-        bias: ``[J, O]``.
+        y: The output of a convolution, bias included.
         same: Whether an odd last row or column makes cells of its own, instead of none.
 
     Returns:
         The pooled cells and, per cell, which of its four pixels was the first maximum (`DEAD`
-        where the ReLU stops the gradient): what `unpool` needs. The first of equal maxima counts,
-        as in PyTorch: over an empty background equal values are the rule.
+        where the ReLU stops the gradient), for `unpool`. The first of equal maxima gets the
+        gradient, as in PyTorch: over an empty background equal values are the rule.
     """
     if same:
         y = F.pad(y, (0, 0, 0, y.shape[3] % 2, 0, y.shape[2] % 2), value=-torch.inf)
@@ -107,12 +75,11 @@ def bias_relu_pool(y: Tensor, bias: Tensor, *, same: bool = False) -> tuple[Tens
     c, d = cells[:, :, odd, even], cells[:, :, odd, odd]
     top = torch.maximum(torch.maximum(a, b), torch.maximum(c, d))
     code = torch.where(a == top, 0, torch.where(b == top, 1, torch.where(c == top, 2, 3)))
-    top = top + bias[:, None, None, None, :]
     return top.relu(), torch.where(top > 0, code, DEAD).to(torch.uint8)
 
 
 def unpool(dy: Tensor, code: Tensor, image: tuple[int, int]) -> Tensor:
-    """The gradient before `bias_relu_pool`, ``[J, B, H//2, W//2, O]`` to ``[J, B, H, W, O]``."""
+    """The gradient before `relu_pool`, ``[J, B, H//2, W//2, O]`` to ``[J, B, H, W, O]``."""
     jobs, batch, rows, columns, channels = dy.shape
     parts = [torch.where(code == index, dy, 0) for index in range(DEAD)]
     top = torch.stack(parts[:2], dim=4)
@@ -123,12 +90,12 @@ def unpool(dy: Tensor, code: Tensor, image: tuple[int, int]) -> Tensor:
 
 
 def live_sum(dy: Tensor, code: Tensor) -> Tensor:
-    """The bias's gradient of `bias_relu_pool`, ``[J, O]``."""
+    """The gradient of a bias before `relu_pool`, ``[J, O]``."""
     return torch.where(code == DEAD, 0, dy).sum(dim=(1, 2, 3))
 
 
 def moments(z: Tensor, live: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean and variance of every channel over the samples that count, ``[J, O]`` each.
+    """Mean and variance of every channel over the live samples, ``[J, O]`` each.
 
     Also the number of values that they are of, ``[J, 1]``.
     """
@@ -163,10 +130,10 @@ def norm_relu_pool(
     *,
     same: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Batch normalisation of ``[J, B, H, W, O]``, then as `bias_relu_pool`."""
+    """Batch normalisation of ``[J, B, H, W, O]``, then as `relu_pool`."""
     factor = scale * torch.rsqrt(variance + eps)
     centred = z - mean[:, None, None, None]
-    return bias_relu_pool(centred * factor[:, None, None, None], shift, same=same)
+    return relu_pool(centred * factor[:, None, None, None] + shift[:, None, None, None], same=same)
 
 
 def norm_backward(
@@ -182,7 +149,7 @@ def norm_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients before `norm_relu_pool`: of z, of its bias, of scale and of shift.
 
-    With statistics that are `frozen`, these do not depend on z.
+    Statistics that are `frozen` do not depend on z.
     """
     mean, variance, count = found
     height, width = z.shape[2:4]
@@ -218,23 +185,23 @@ def cross_entropy(
     scale: Tensor | None = None,
     offset: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
-    """Cross-entropy of stacked scores and its gradient.
+    """Cross-entropy of stacked logits and its gradient.
 
     Args:
-        z: Scores without their bias, ``[J, B, C]``.
+        z: Logits without their bias, ``[J, B, C]``.
         bias: ``[J, C]``.
         targets: ``[J, B]``.
-        weight: What each sample counts in the gradient, ``[J, B]``.
-        scale: What the scores of a class are multiplied by before the loss sees them, ``[J, C]``.
-        offset: And what is added to them then, ``[J, C]``.
+        weight: The samples' weights in the gradient, ``[J, B]``.
+        scale: Factors of the logits in the loss, ``[J, C]``.
+        offset: Added to the scaled logits, ``[J, C]``.
 
     Returns:
-        The loss per sample ``[J, B]``, the gradient of the scores and that of the bias.
+        The loss per sample ``[J, B]``, the gradient of the logits and that of the bias.
     """
-    scores = z + bias.unsqueeze(1)
+    logits = z + bias.unsqueeze(1)
     if scale is not None and offset is not None:
-        scores = scores * scale.unsqueeze(1) + offset.unsqueeze(1)
-    log_p = F.log_softmax(scores, dim=-1)
+        logits = logits * scale.unsqueeze(1) + offset.unsqueeze(1)
+    log_p = F.log_softmax(logits, dim=-1)
     hit = targets.unsqueeze(-1) == torch.arange(z.shape[-1], device=z.device)
     loss = -torch.where(hit, log_p, 0).sum(dim=-1)
     dz = (log_p.exp() - hit.to(z.dtype)) * weight.unsqueeze(-1)

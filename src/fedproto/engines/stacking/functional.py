@@ -1,7 +1,8 @@
 """A user's module over stacked weights, through `torch.func`.
 
 Right for any module whose layers treat the samples of a batch one by one. Two kinds of layers that
-do not are known: batch norm, which leaves out the samples that only fill up a batch, and dropout.
+do not are supported: batch norm, which leaves out the samples that only fill up a batch, and
+dropout.
 """
 
 from __future__ import annotations
@@ -18,25 +19,46 @@ from torch.nn import functional as F  # noqa: N812 - the name everyone uses
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
-from fedproto.engines.layers import (
-    Masks,
-    freeze,
-    goes_by_batch,
-    layer_that_draws,
-    layers,
-    statistics_names,
-)
+from fedproto.data.samples import held
+from fedproto.engines.base import Workload
+from fedproto.engines.layers import Masks, freeze, goes_by_batch, layer_that_draws, statistics_names
 from fedproto.engines.setting import read_state
 from fedproto.engines.stacking import formulas
-from fedproto.engines.stacking.fusing import Fuse
-from fedproto.engines.stacking.gradients import Gradient
-from fedproto.engines.stacking.network import Calibration, Network, Term
+from fedproto.engines.stacking.formulas import Compiled, Fuse, unfused
+from fedproto.engines.stacking.layers import Gradient
+from fedproto.engines.stacking.network import Network, StackedForm, StepBatch, Term, layer_network
 from fedproto.models.base import declares_features, features_of, head_of
 from fedproto.types import Tensors
 
 
+def stacked_form(workload: Workload) -> StackedForm | str:
+    """The stacked form of a workload, or why there is none."""
+    model, options = workload.model, workload.options
+    device, dtype = options.torch_device(), options.torch_dtype()
+    samples = held(workload.federation.samples, device, dtype)
+    if samples is None:
+        return "its samples are fetched batch by batch, not held on the device"
+    fixed = [name for name, one in model.named_parameters() if not one.requires_grad]
+    if fixed:
+        return f"parameter '{fixed[0]}' is not trained"
+    compiles = options.compile and device.type == "cuda"
+    kernels = compiles and dtype == torch.float32
+    network: Network | None
+    network = layer_network(model, workload.federation.input_shape, kernels=kernels)
+    if network is None:
+        model = copy.deepcopy(model).to(device, dtype)
+        reason = reason_not_to_stack(model, samples.inputs[:2])
+        if reason is not None:
+            return f"{type(model).__name__}: {reason}"
+        network = FunctionalNetwork(model)
+    inputs = network.lay_out(samples.inputs)
+    return StackedForm(
+        workload, network, inputs, samples.targets, Compiled() if compiles else unfused
+    )
+
+
 class _Part(nn.Module):
-    """A module whose call is that of a part, since `functional_call` calls nothing else."""
+    """A module that calls a part of another, since `functional_call` calls modules alone."""
 
     def __init__(self, model: nn.Module, part: Callable[[nn.Module], Any]) -> None:
         super().__init__()
@@ -48,27 +70,25 @@ class _Part(nn.Module):
 
 
 class _Norms:
-    """The batch-norm layers of a module, in the middle of a pass.
+    """The batch-norm layers of a module, during a pass.
 
     Attributes:
-        live: Which samples count, ``[B]``.
-        share: What a batch counts in the statistics, instead of what the layers say.
+        live: Which samples exist, ``[B]``.
         moved: The statistics after the pass, by name.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        """Takes over the module's batch-norm layers."""
+        """Replaces the `forward` of the module's batch-norm layers."""
         self.live = torch.zeros(0)
-        self.share: float | None = None
         self.moved: dict[str, Tensor] = {}
         for name, layer in model.named_modules():
             if isinstance(layer, _BatchNorm):
                 layer.forward = functools.partial(self._normed, name, layer)  # type: ignore[method-assign]
 
     def _normed(self, name: str, layer: _BatchNorm, x: Tensor) -> Tensor:
-        """By the statistics of the batch, which those that the layer keeps follow.
+        """Normalises by the statistics of the batch, and updates the running ones.
 
-        A single value has no variance, and is normalised by what was kept.
+        A single value has no variance, and is normalised by the running statistics.
         """
         kept = [
             (one, self.moved.get(one, tensor)[None])
@@ -83,8 +103,7 @@ class _Norms:
             (_, old_mean), (_, old_variance), (_, tracked) = kept
             counts = self.live & (count > 1)
             tracked = tracked + counts.any()
-            given = layer.momentum if self.share is None else self.share
-            share = 1 / tracked.clamp(min=1) if given is None else given
+            share = 1 / tracked.clamp(min=1) if layer.momentum is None else layer.momentum
             new = formulas.moved_statistics(old_mean, old_variance, found, counts, share)
             for (one, _), tensor in zip(kept, (*new, tracked), strict=True):
                 self.moved[one] = tensor[0]
@@ -103,90 +122,59 @@ class FunctionalNetwork(Network):
         self._features, self._head = _Part(model, features_of), _Part(model, head_of)
         self._norms = _Norms(model)
         self._masks = Masks(model, next(model.parameters()).device)
-        self._frozen, self._drawn_by = False, (torch.zeros(0), torch.zeros(()))
+        self._frozen = False
         self.statistics = {name: tuple(one.shape) for name, one in read_state(model)[1].items()}
         self.by_batch, self.draws = goes_by_batch(model), self._masks.drawn
 
-    def draw_by(self, seed: Tensor, step: Tensor) -> None:
-        """For the masks of dropout."""
-        self._drawn_by = seed, step
-
     def frozen(self) -> FunctionalNetwork:
-        """The same with statistics that training neither follows nor changes."""
+        """The same network with statistics that training neither uses nor changes."""
         same = copy.copy(self)
         same._frozen = True
         return same
 
-    def measured(self, params: Tensors, x: Tensor, live: Tensor, share: float) -> Tensors:
-        """Those that the layers find where nothing else is trained."""
-        self._model.eval()
-        for layer in layers(self._model).values():
-            layer.train()
-        self._norms.share = share
-        try:
-            return self._passed(self._model, params, x, live)[1]
-        finally:
-            self._norms.share = None
+    def features(self, params: Tensors, x: Tensor, live: Tensor | None = None) -> Tensor:
+        """Flattened features."""
+        return self._evaluate(self._features, _inside_part(params), x, live).flatten(2)
 
-    def _passed(
+    def logits(self, params: Tensors, x: Tensor, live: Tensor | None = None) -> Tensor:
+        """The module's output."""
+        return self._evaluate(self._model, params, x, live)
+
+    def _evaluate(
         self, module: nn.Module, params: Tensors, x: Tensor, live: Tensor | None
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """What calls give for all jobs, and the statistics that they leave."""
+    ) -> Tensor:
+        """The outputs of all jobs."""
+        self._model.eval()
 
-        def one(own: Tensors, x: Tensor, live: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        def one(own: Tensors, x: Tensor, live: Tensor) -> Tensor:
             self._norms.live, self._norms.moved = live, {}
-            return functional_call(module, dict(own), (x,)), self._norms.moved
+            found: Tensor = functional_call(module, dict(own), (x,))
+            return found
 
         if live is None:
             live = x.new_ones(x.shape[:2], dtype=torch.bool)
-        found: tuple[Tensor, dict[str, Tensor]] = vmap(one)(dict(params), x, live)
-        return found
-
-    def lay_out(self, inputs: Tensor) -> Tensor:
-        """As the module wants them."""
-        return inputs
-
-    def pack(self, params: Tensors) -> dict[str, Tensor]:
-        """As they are."""
-        return dict(params)
-
-    def unpack(self, params: Tensors) -> dict[str, Tensor]:
-        """Copies."""
-        return {name: tensor.clone() for name, tensor in params.items()}
-
-    def features(self, params: Tensors, x: Tensor, live: Tensor | None = None) -> Tensor:
-        """Flattened features."""
-        named = {f"model.{name}": tensor for name, tensor in params.items()}
-        self._model.eval()
-        return self._passed(self._features, named, x, live)[0].flatten(2)
-
-    def scores(self, params: Tensors, x: Tensor, live: Tensor | None = None) -> Tensor:
-        """What the module's call gives."""
-        self._model.eval()
-        return self._passed(self._model, params, x, live)[0]
+        outputs: Tensor = vmap(one)(dict(params), x, live)
+        return outputs
 
     def gradients(
-        self,
-        params: Tensors,
-        x: Tensor,
-        targets: Tensor,
-        weight: Tensor,
-        fuse: Fuse,
-        calibration: Calibration | None = None,
-        term: Term | None = None,
+        self, params: Tensors, batch: StepBatch, fuse: Fuse
     ) -> tuple[Tensor, dict[str, Gradient]]:
         """Per-job gradients by `vmap` over `grad`."""
         del fuse
         self._model.train()
         if self._frozen:
             freeze(self._model)
-        changes = () if calibration is None else (calibration.scale, calibration.offset)
-        inputs = () if term is None else term.inputs
-        loss = functools.partial(self._loss, None if term is None else term.one)
+        self._masks.step, term = batch.step, batch.term
         kept = {name: params[name] for name in self.statistics}
         own = {name: tensor for name, tensor in params.items() if name not in kept}
+        loss = functools.partial(self._loss, term)
         gradients, (losses, moved) = vmap(grad(loss, has_aux=True))(
-            own, kept, self._drawn_by[0], x, targets, weight, changes, inputs
+            own,
+            kept,
+            batch.seed,
+            (batch.x, batch.targets, batch.weight),
+            batch.calibration,
+            () if term is None else term.inputs,
         )
         for name, tensor in moved.items():
             kept[name].copy_(tensor)
@@ -194,47 +182,47 @@ class FunctionalNetwork(Network):
 
     def _loss(
         self,
-        term: Callable[..., Tensor] | None,
+        term: Term | None,
         own: Tensors,
         kept: Tensors,
         seed: Tensor,
-        x: Tensor,
-        targets: Tensor,
-        weight: Tensor,
-        changes: tuple[Tensor, ...],
+        batch: tuple[Tensor, Tensor, Tensor],
+        calibration: tuple[Tensor, ...],
         inputs: tuple[Any, ...],
     ) -> tuple[Tensor, tuple[Tensor, dict[str, Tensor]]]:
         """One job's loss, that of each of its samples, and the statistics afterwards."""
-        everything = {**own, **kept}
-        self._masks.seed, self._masks.step = seed, self._drawn_by[1]
-        self._norms.moved = {}
+        x, targets, weight = batch
+        params = {**own, **kept}
+        self._masks.seed = seed
         self._masks.begin_pass()
-        self._norms.live = weight > 0
+        self._norms.live, self._norms.moved = weight > 0, {}
         added: Tensor | float = 0.0
         if term is None:
-            logits = functional_call(self._model, everything, (x,))
+            logits = functional_call(self._model, params, (x,))
         else:
-            named = {f"model.{name}": tensor for name, tensor in everything.items()}
+            named = _inside_part(params)
             features = functional_call(self._features, named, (x,))
             logits = functional_call(self._head, named, (features,))
-            added = term(features.flatten(1), logits, targets, weight, *inputs)
-        if changes:
-            logits = logits * changes[0] + changes[1]
+            added = term.one(features.flatten(1), logits, targets, weight, *inputs)
+        if calibration:
+            logits = logits * calibration[0] + calibration[1]
         each = F.cross_entropy(logits, targets, reduction="none")
         return (each * weight).sum() + added, (each.detach(), self._norms.moved)
 
     def numbers(self, batch: int) -> int:
-        """A guess: what a module keeps cannot be known; running out of memory halves the stack."""
+        """A guess, since a module's activations are unknown; a stack that is too large is split."""
         return batch * 4 * sum(parameter.numel() for parameter in self._model.parameters()) // 10
+
+
+def _inside_part(params: Tensors) -> dict[str, Tensor]:
+    """A module's tensors by their names inside of a `_Part`."""
+    return {f"model.{name}": tensor for name, tensor in params.items()}
 
 
 def reason_not_to_stack(model: nn.Module, inputs: Tensor) -> str | None:
     """Why a module cannot be trained in a stack; None when it can."""
-    others = {
-        name: tensor
-        for name, tensor in model.named_buffers()
-        if name not in statistics_names(model)
-    }
+    known = statistics_names(model)
+    others = {name: one for name, one in model.named_buffers() if name not in known}
     reason = _unknown_layer(model, others)
     if reason is not None:
         return reason
@@ -245,7 +233,7 @@ def reason_not_to_stack(model: nn.Module, inputs: Tensor) -> str | None:
             model.train()
             for module in model.modules():
                 if isinstance(module, _DropoutNd | _BatchNorm):
-                    module.eval()  # what these do to a batch is known
+                    module.eval()  # their effect on a batch is known
             together = model(inputs)
             alone = torch.cat([model(one.unsqueeze(0)) for one in inputs])
             again = model(inputs)
@@ -254,9 +242,9 @@ def reason_not_to_stack(model: nn.Module, inputs: Tensor) -> str | None:
                 for name, tensor in (*model.named_parameters(), *model.named_buffers())
             }
             network = FunctionalNetwork(model)
-            stacked = network.scores(params, inputs.unsqueeze(0))[0]
+            stacked = network.logits(params, inputs.unsqueeze(0))[0]
             only = torch.eye(len(inputs), dtype=torch.bool, device=inputs.device)
-            apart = [network.scores(params, inputs.unsqueeze(0), one[None])[0][one] for one in only]
+            apart = [network.logits(params, inputs.unsqueeze(0), one[None])[0][one] for one in only]
             if declares_features(model):
                 network.features(params, inputs.unsqueeze(0))
     except (RuntimeError, ValueError, TypeError) as error:
@@ -266,7 +254,7 @@ def reason_not_to_stack(model: nn.Module, inputs: Tensor) -> str | None:
     if any(not torch.equal(tensor, before[name]) for name, tensor in others.items()):
         return "it changes its buffers while it is trained"
     if not torch.equal(together, again):
-        return "it gives other scores for the same inputs when called twice"
+        return "it gives other logits for the same inputs when called twice"
     if not torch.allclose(torch.cat(apart), alone, rtol=1e-3, atol=1e-4):
         return "the samples of a batch influence each other"
     if not torch.allclose(together, stacked, rtol=1e-3, atol=1e-4):
@@ -275,15 +263,12 @@ def reason_not_to_stack(model: nn.Module, inputs: Tensor) -> str | None:
 
 
 def _unknown_layer(model: nn.Module, buffers: Tensors) -> str | None:
-    frozen = [name for name, one in model.named_parameters() if not one.requires_grad]
-    if frozen:
-        return f"'{frozen[0]}' is not trained, and a stack trains all"
     drawing = layer_that_draws(model)
     if drawing is not None:
         return f"{drawing} draws random numbers"
     for name, tensor in buffers.items():
         if not tensor.is_floating_point():
-            return f"its buffer '{name}' holds whole numbers"
+            return f"its buffer '{name}' holds integers"
     named = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}
     twice = [name for name in model.state_dict() if name not in named]
     return f"'{twice[0]}' has another name as well" if twice else None

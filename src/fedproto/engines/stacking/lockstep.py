@@ -1,14 +1,13 @@
 """The lock-step loop: a stack of jobs, all making their n-th step together.
 
-Jobs are sorted by their number of steps, so those still at work are always the leading part of the
+Jobs are sorted by their number of steps, so the unfinished ones are always the leading part of the
 stack, and the part shrinks as jobs finish. On CUDA, several steps of a part of a given size are
 captured in one graph; the step's number is counted on the device, so a replay needs nothing from
-the host. Sizes are rounded up to a few, and the finished jobs among them move at rate 0.
+the host. Sizes are rounded up to a few, and finished jobs among them have a learning rate of 0.
 
-Shapes: J jobs, B samples of a batch.
+Shapes: J jobs, B samples of a batch, P numbers in a model's row.
 """
 
-# Long: one class, all of whose steps share its buffers.
 from __future__ import annotations
 
 import warnings
@@ -19,177 +18,126 @@ import torch
 from torch import Tensor
 
 from fedproto.engines.base import products
-from fedproto.engines.stacking.flat import FlatLayout
-from fedproto.engines.stacking.fusing import Fuse, unfused
-from fedproto.engines.stacking.gradients import Gradient, as_tensor, subtract
-from fedproto.engines.stacking.network import Network
-from fedproto.engines.stacking.objectives import StackKind, StackObjectives
-from fedproto.engines.stacking.optimizers import clip, optimizer_for, perturbed
+from fedproto.engines.stacking.formulas import unfused
+from fedproto.engines.stacking.launching import MANY, MlpStep
+from fedproto.engines.stacking.layers import Gradient, Pending, computed
+from fedproto.engines.stacking.members import Member, StackKind, StackObjectives, StackTerm
+from fedproto.engines.stacking.network import RowLayout, StackedForm, StepBatch
 from fedproto.engines.stacking.orders import StackOrders, end_step, next_batch
-from fedproto.engines.stacking.terms import StackTerm
-from fedproto.engines.stacking.whole import MlpStep, StepState
-from fedproto.engines.training import centralize
-from fedproto.rng import Indices
-from fedproto.strategies.base import Local, Objective
-from fedproto.types import ServerState, Tensors
+from fedproto.engines.training import TINY, TrainOptions, centralize
+from fedproto.types import Tensors
 
 STEPS_PER_GRAPH = 8
 """Long enough to hide the launch of a graph, short enough that little is done past a job's end."""
 
-FIRST_STEPS = 32
-"""Steps whose samples are drawn before the first step is made."""
-
-TABLE_ROOM = 2**20
-"""Entries of the table of samples to begin with: 8 MB."""
+TABLE_SIZE = 2**20
+"""Initial entries of the table of samples on a GPU: 8 MB, enough for most rounds."""
 
 
 class Lockstep:
-    """Trains stacks of jobs of one kind; its buffers serve one stack after another."""
+    """Trains stacks of jobs of one kind; its buffers serve one stack after another.
 
-    # Long: every buffer is made once, here.
-    def __init__(
-        self,
-        network: Network,
-        inputs: Tensor,
-        targets: Tensor,
-        kind: StackKind,
-        capacity: int,
-        example: Tensors,
-        classes: int,
-        *,
-        fuse: Fuse,
-        graphs: bool,
-    ) -> None:
-        # One alone would be compiled as a special case.
+    Attributes:
+        capacity: The largest number of jobs.
+        params: The jobs' weights ``[J, …]`` by name, packed; views of one matrix ``[J, P]``.
+        statistics: The jobs' batch-norm statistics ``[J, …]`` by name.
+    """
+
+    def __init__(self, form: StackedForm, kind: StackKind, capacity: int, example: Tensors) -> None:
+        """Makes all buffers.
+
+        Args:
+            form: The model and the samples.
+            kind: The jobs' common properties.
+            capacity: The largest number of jobs.
+            example: One model's packed weights and statistics.
+        """
+        self._form, self._kind, self._fuse = form, kind, form.fuse
+        self._device = form.inputs.device
+        graphs = self._device.type == "cuda"
+        frozen = kind.train.batch_norm == "frozen"
+        self._network = network = form.network.frozen() if frozen else form.network
+        classes = form.workload.federation.num_classes
+        # A compiler treats a dimension of 1 as a special case and would compile everything again.
         self.capacity = max(capacity, 2) if graphs else capacity
-        self._network, self._inputs, self._targets = network, inputs, targets
-        self._kind, self._fuse = kind, fuse
-        self._rule = optimizer_for(kind.train)
-        self._device = inputs.device
-
-        def numbers(kind: torch.dtype) -> Tensor:
-            return torch.zeros(self.capacity, dtype=kind, device=self._device)
-
         dtype = next(iter(example.values())).dtype
-        kept = network.statistics
-        self.statistics = {
-            name: torch.zeros((self.capacity, *example[name].shape), dtype=dtype).to(self._device)
-            for name in kept
-        }
-        example = {name: tensor for name, tensor in example.items() if name not in kept}
-        self._layout = FlatLayout(example)
 
-        def rows() -> Tensor:
-            return torch.zeros((self.capacity, self._layout.size), dtype=dtype, device=self._device)
+        def zeros(*shape: int) -> Tensor:
+            return torch.zeros((self.capacity, *shape), dtype=dtype, device=self._device)
 
-        self._flat = rows()
+        self.statistics = {name: zeros(*shape) for name, shape in network.statistics.items()}
+        weights = {name: one for name, one in example.items() if name not in self.statistics}
+        self._layout = RowLayout(weights)
+        self._flat = zeros(self._layout.size)
         self.params = self._layout.views(self._flat)
         self._objectives = StackObjectives(kind, network, self._layout, self._flat, classes)
-        self._in_place = kind.in_place
-        self.term = None if kind.term_of is None else StackTerm(kind.term_of, network)
-        self._gradient = None if self._in_place else rows()
-        self._slots = [rows() for _ in range(self._rule.slots)]
-        self._rate, self.loss = numbers(dtype), numbers(dtype)
-        self._start, self._steps = numbers(torch.int64), numbers(torch.int64)
-        self._seed = numbers(torch.int64)
-        self._last_epoch = numbers(torch.int64)
-        self._count = torch.zeros((), dtype=torch.int64, device=self._device)
-        # Room for most rounds on a GPU, where a larger table means capturing all graphs again.
-        room = TABLE_ROOM if graphs else 0
-        self._samples = torch.zeros(room, dtype=torch.int64, device=self._device)
+        self._term = None if kind.term_of is None else StackTerm(kind.term_of, network)
+        self._gradient = None if kind.in_place else zeros(self._layout.size)
+        self._slots = [zeros(self._layout.size) for _ in range(optimizer_slots(kind.train))]
+        self._rate, self._loss = zeros(), zeros()
+        self._integers = torch.zeros((4, self.capacity), dtype=torch.int64, device=self._device)
+        self._start, self._steps, self._last_epoch, self._seed = self._integers
+        self._count = self._integers.new_zeros(())
+        self._samples = self._integers.new_zeros(TABLE_SIZE if graphs else 0)
         self._whole = network.whole_step(kind.train.batch_size) if kind.whole else None
         self._sizes = _sizes(self.capacity)
         self._graphs: dict[int, torch.cuda.CUDAGraph] | None = {} if graphs else None
         self._pool = torch.cuda.graph_pool_handle() if graphs else None
-        self._checked: set[int] = set()
-
-    def load_term(self, locals_: Sequence[Local], states: Sequence[ServerState]) -> None:
-        """Takes the tensors that the batch term of a stack sees."""
-        anew = self.term is not None and self.term.load(locals_, states, self.capacity)
-        if anew and self._graphs:
-            self._forget_graphs()
-
-    def _forget_graphs(self) -> None:
-        """Graphs hold addresses of buffers that are gone; with the last of them their pool is."""
-        if self._graphs:
-            self._graphs.clear()
-            self._pool = torch.cuda.graph_pool_handle()
+        self._checked: set[bool] = set()
 
     def train(
-        self,
-        packed: Tensors,
-        orders: StackOrders,
-        rate: Tensor,
-        objectives: Sequence[Objective],
-        seed: Tensor,
+        self, packed: Tensors, orders: StackOrders, members: Sequence[Member], rate: Tensor
     ) -> Tensor:
-        """Trains a stack; what was trained is the leading part of `params` and `statistics`.
+        """Trains a stack; the results are the leading part of `params` and `statistics`.
 
         Args:
             packed: The received weights per job, ``[J, …]``, jobs with more steps first.
             orders: The jobs' samples.
+            members: The jobs.
             rate: Learning rate per job, ``[J]``.
-            objectives: What is added to the loss, per job.
-            seed: What a job draws by where models draw, ``[J]``.
 
         Returns:
             The summed loss over each job's last epoch, ``[J]``.
         """
-        jobs = len(orders.steps)
-        self._load(packed, orders, rate, objectives, seed)
-        longest = int(orders.steps[0])
-        waiting = -orders.steps
-        done = drawn = 0
+        self._load(packed, orders, members, rate)
+        longest, waiting, done = int(orders.steps[0]), -orders.steps, 0
         while done < longest:
-            if done + STEPS_PER_GRAPH > drawn:
-                # A little to begin with; then more and more, while the device is at work.
-                drawn = max(2 * drawn, FIRST_STEPS)
-                orders.draw(drawn)
-                self._send(orders.samples)
             active = int(np.searchsorted(waiting, -done, side="left"))
             if self._graphs is None:
                 self._step(active)
                 done += 1
             else:
                 done += self._replay(active, self._graphs)
-        return self.loss[:jobs].clone()
+        return self._loss[: len(members)].clone()
 
     def _load(
-        self,
-        packed: Tensors,
-        orders: StackOrders,
-        rate: Tensor,
-        objectives: Sequence[Objective],
-        seed: Tensor,
+        self, packed: Tensors, orders: StackOrders, members: Sequence[Member], rate: Tensor
     ) -> None:
-        jobs = len(objectives)
         for name, tensor in packed.items():
-            (self.params | self.statistics)[name][:jobs].copy_(tensor)
-        self._objectives.load(self._flat, objectives)
-        for slot in self._slots:
-            slot.zero_()
-        for target, values in (
-            (self._rate, rate),
-            (self._seed, seed),
-            (self._start, torch.from_numpy(orders.start)),
-            (self._steps, torch.from_numpy(orders.steps)),
-            (self._last_epoch, torch.from_numpy(orders.last_epoch)),
-        ):
-            target.zero_()
-            target[:jobs].copy_(values)
-        self.loss.zero_()
-        self._count.zero_()
-        if len(orders.samples) > len(self._samples):
+            (self.params | self.statistics)[name][: len(members)].copy_(tensor)
+        self._objectives.load(self._flat, [member.objective for member in members])
+        for tensor in (*self._slots, self._rate, self._integers, self._loss, self._count):
+            tensor.zero_()
+        self._rate[: len(members)].copy_(rate)
+        seeds = [member.job.seed for member in members]
+        integers = np.stack((orders.start, orders.steps, orders.last_epoch, seeds))
+        self._integers[:, : len(members)].copy_(torch.from_numpy(integers))
+        if self._term is not None:
+            locals_ = [member.local for member in members if member.local is not None]
+            states = [member.job.state for member in members]
+            if self._term.load(locals_, states, self.capacity):
+                self._forget_graphs()
+        table = torch.from_numpy(orders.samples)
+        if len(table) > len(self._samples):
             self._forget_graphs()
-            room = len(orders.samples) * 3 // 2
-            self._samples = torch.zeros(room, dtype=torch.int64, device=self._device)
+            self._samples = self._samples.new_zeros(len(table) * 3 // 2)
+        self._samples[: len(table)].copy_(table)
 
-    def _send(self, samples: Indices) -> None:
-        """Brings the table of samples onto the device, without waiting for the steps under way."""
-        table = torch.from_numpy(samples)
-        if self._device.type == "cuda":
-            table = table.pin_memory()
-        self._samples[: len(table)].copy_(table, non_blocking=True)
+    def _forget_graphs(self) -> None:
+        """Graphs hold addresses of buffers; without graphs their memory pool is gone, too."""
+        if self._graphs:
+            self._graphs.clear()
+            self._pool = torch.cuda.graph_pool_handle()
 
     def _replay(self, active: int, graphs: dict[int, torch.cuda.CUDAGraph]) -> int:
         """Makes one or several steps; returns how many."""
@@ -197,9 +145,9 @@ class Lockstep:
         if size in graphs:
             graphs[size].replay()
             return STEPS_PER_GRAPH
-        # The first step of a size runs by itself: it compiles and fills caches, which cannot be
-        # done while capturing.
-        self._first_step(size)
+        self._check_kernels(size)
+        # The first step of a size compiles and fills caches, which a capture cannot do.
+        self._step(size)
         torch.cuda.synchronize(self._device)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
@@ -208,138 +156,117 @@ class Lockstep:
         graphs[size] = graph
         return 1
 
+    def _check_kernels(self, size: int) -> None:
+        """Compares a step by kernels with one by PyTorch's products; drops kernels that differ.
+
+        Kernels are compiled for the device at hand, and errors of the compiler would go unnoticed.
+        How they are cut depends on whether there are `MANY` jobs, so one check of each suffices.
+        """
+        plain = self._network.portable()
+        if plain is None or (size >= MANY) in self._checked:
+            return
+        self._checked.add(size >= MANY)
+        size = min(size, MANY)
+        touched = [self._flat, *self._slots, *self.statistics.values(), self._loss, self._count]
+        before = [tensor.clone() for tensor in touched]
+        own = self._network, self._whole, self._fuse
+        changes = []
+        # In full precision, since with tf32 rounding can be most of a small gradient.
+        with products(tf32=False, tune=torch.backends.cudnn.benchmark):
+            for network, whole in ((plain, None), own[:2]):
+                self._network, self._whole, self._fuse = network, whole, unfused
+                self._step(size)
+                changed = before[0] - self._flat if self._gradient is None else self._gradient
+                changes.append(changed[:size].clone())
+                for tensor, value in zip(touched, before, strict=True):
+                    tensor.copy_(value)
+        self._network, self._whole, self._fuse = own
+        if (changes[1] - changes[0]).norm() > 0.01 * changes[0].norm():
+            warnings.warn(
+                "the stacked engine's kernels give wrong gradients on this device and are not used;"
+                " set engine.compile = false",
+                stacklevel=2,
+            )
+            self._network, self._whole = plain, None
+
     def _step(self, size: int) -> None:
         """One step of the leading jobs."""
         if self._whole is not None:
-            self._whole(size, self._state(), self._layout.starts)
-            self._count.add_(1)
+            self._step_in_one_kernel(self._whole, size)
             return
         x, targets, live, weight, rate = self._fuse(next_batch)(
-            self._inputs,
-            self._targets,
+            self._form.inputs,
+            self._form.targets,
             self._samples,
             self._start[:size],
             self._steps[:size],
             self._rate[:size],
             self._count,
             self._kind.train.batch_size,
-            scaled=self._in_place,
+            scaled=self._kind.in_place,
         )
         calibration = self._objectives.calibration(size)
-        term = None if self.term is None else self.term.bound(x, live)
-        self._network.draw_by(self._seed[:size], self._count)
-
-        def compute_gradients(flat: Tensor, kept: Tensors) -> tuple[Tensor, dict[str, Gradient]]:
-            """The loss per sample and its gradients at these weights; statistics are changed."""
-            seen = {**self._layout.views(flat), **kept}
-            return self._network.gradients(seen, x, targets, weight, self._fuse, calibration, term)
-
+        term = None if self._term is None else self._term.bound(x, live)
+        batch = StepBatch(x, targets, weight, calibration, term, self._seed[:size], self._count)
         flat = self._flat[:size]
-        kept = {name: rows[:size] for name, rows in self.statistics.items()}
-        loss, gradients = compute_gradients(flat, kept)
-        if self._in_place:
+        statistics = {name: rows[:size] for name, rows in self.statistics.items()}
+        loss, gradients = self._gradients(flat, statistics, batch)
+        if self._kind.in_place:
             self._descend(flat, gradients, rate)
         else:
-            gradient = self._carry_out(flat, gradients)
+            gradient = self._whole_gradient(flat, gradients)
             if self._kind.train.optimizer == "sam":
                 nearby = perturbed(flat, gradient, self._kind.train.rho)
-                aside = {name: rows.clone() for name, rows in kept.items()}
-                self._carry_out(nearby, compute_gradients(nearby, aside)[1])
-            self._follow_rule(flat, gradient, rate)
-        self._fuse(end_step)(self.loss[:size], loss, live, self._last_epoch[:size], self._count)
+                aside = {name: rows.clone() for name, rows in statistics.items()}
+                self._whole_gradient(nearby, self._gradients(nearby, aside, batch)[1])
+            self._update(flat, gradient, rate)
+        self._fuse(end_step)(self._loss[:size], loss, live, self._last_epoch[:size], self._count)
 
-    def _first_step(self, size: int) -> None:
-        """Makes a step; where kernels do it, also without them, and goes on so if they differ.
+    def _gradients(
+        self, flat: Tensor, statistics: Tensors, batch: StepBatch
+    ) -> tuple[Tensor, dict[str, Gradient]]:
+        """The loss per sample and its gradients at these weights; statistics are changed."""
+        params = {**self._layout.views(flat), **statistics}
+        return self._network.gradients(params, batch, self._fuse)
 
-        They are chosen by size and compiled for whatever device is there: what one of them gets
-        wrong would otherwise be found in no result. A size is checked once.
-        """
-        plain = None if size in self._checked else self._network.portable()
-        self._checked.add(size)
-        if plain is None:
-            self._step(size)
-            return
-        touched = [self._flat, *self._slots, *self.statistics.values(), self.loss, self._count]
-        before = [tensor.clone() for tensor in touched]
-
-        def made(network: Network, whole: MlpStep | None, fuse: Fuse) -> Tensor:
-            """What a step changes that is made in some way; it is made from the same beginning."""
-            for tensor, value in zip(touched, before, strict=True):
-                tensor.copy_(value)
-            own = self._network, self._whole, self._fuse
-            self._network, self._whole, self._fuse = network, whole, fuse
-            try:
-                self._step(size)
-            finally:
-                self._network, self._whole, self._fuse = own
-            changed = before[0] - self._flat if self._gradient is None else self._gradient
-            return changed[:size].clone()
-
-        try:
-            expected: Tensor | None = made(plain, None, unfused)
-        except torch.cuda.OutOfMemoryError:
-            expected = None  # the portable way needs more than the stack was planned for
-        if self._device.type == "cuda":
-            torch.cuda.empty_cache()  # a capture could not take what the portable way leaves behind
-        found = made(self._network, self._whole, self._fuse)
-        # With tf32 a cell's maximum may be another one, and its gradient go to another pixel.
-        wrong = expected is not None and (found - expected).norm() > 0.1 * expected.norm()
-        if expected is not None and wrong and torch.get_float32_matmul_precision() != "highest":
-            # Rounding can be most of a small gradient: then kernels are wrong if they are further
-            # off than the portable way is by rounding alone.
-            with products(tf32=False, tune=torch.backends.cudnn.benchmark):
-                exact = made(plain, None, unfused)
-            wrong = (found - exact).norm() > 3 * (expected - exact).norm()
-            made(self._network, self._whole, self._fuse)
-        if bool(wrong):
-            warnings.warn(
-                "kernels disagree with the portable way on this device and are not used to train;"
-                " set engine.compile = false",
-                stacklevel=2,
-            )
-            self._network, self._whole = plain, None
-            made(plain, None, self._fuse)
-
-    def _state(self) -> StepState:
-        return StepState(
-            self._inputs,
-            self._targets,
-            self._samples,
-            self._flat,
-            self._flat if self._objectives.received is None else self._objectives.received,
-            self._start,
-            self._steps,
-            self._last_epoch,
-            self._rate,
-            self._objectives.proximal,
-            self._count,
-            self.loss,
-        )
+    def _step_in_one_kernel(self, step: MlpStep, size: int) -> None:
+        received, proximal = self._objectives.received, self._objectives.proximal
+        tensors = [
+            *(self._form.inputs, self._form.targets, self._samples, self._flat),
+            self._flat if received is None else received,
+            *(self._start, self._steps, self._last_epoch, self._rate, proximal),
+            *(self._count, self._loss),
+        ]
+        step(size, tensors, self._layout.starts, proximal=received is not None)
+        self._count.add_(1)
 
     def _descend(self, flat: Tensor, gradients: Mapping[str, Gradient], rate: Tensor) -> None:
         """Plain gradient descent, inside the products that give the gradients.
 
-        These carry the rate already: the samples' weights were multiplied by it.
+        The samples' weights were multiplied by the learning rate.
         """
         layout, params = self._layout, self._layout.views(flat)
         self._objectives.descend(flat, rate)
-        small = layout.gather_small({name: as_tensor(gradients[name]) for name in layout.small})
+        small = layout.gather_small({name: computed(gradients[name]) for name in layout.small})
         flat[:, : layout.small_size].sub_(small)
-        for name, gradient in gradients.items():
-            if name not in layout.small:
-                subtract(gradient, params[name])
+        for name in (name for name in layout.starts if name not in layout.small):
+            gradient = gradients[name]
+            if isinstance(gradient, Pending):
+                gradient.subtract_from(params[name])
+            else:
+                params[name].sub_(gradient)
 
-    def _carry_out(self, flat: Tensor, gradients: Mapping[str, Gradient]) -> Tensor:
-        """The gradient of the whole local objective at these weights, as rows."""
+    def _whole_gradient(self, flat: Tensor, gradients: Mapping[str, Gradient]) -> Tensor:
+        """The gradient of the local objective at these weights, as rows."""
         assert self._gradient is not None  # noqa: S101 - there is one unless descent is in place
         gradient = self._gradient[: len(flat)]
         for name, view in self._layout.views(gradient).items():
-            view.copy_(as_tensor(gradients[name]))
-        self._objectives.add_gradient(gradient, flat, self._layout.views(flat))
+            view.copy_(computed(gradients[name]))
+        self._objectives.add_gradient(gradient, flat)
         return gradient
 
-    def _follow_rule(self, flat: Tensor, gradient: Tensor, rate: Tensor) -> None:
-        """Updates the weights by any rule, as `fedproto.engines.training` does."""
+    def _update(self, flat: Tensor, gradient: Tensor, rate: Tensor) -> None:
+        """Updates the weights by any optimizer, as `fedproto.engines.training.step` does."""
         train, slots = self._kind.train, [slot[: len(flat)] for slot in self._slots]
         if train.centralize:
             views = self._layout.views(gradient)
@@ -351,13 +278,73 @@ class Lockstep:
                 views[name].copy_(tensor)
         if train.clip_norm is not None:
             clip(gradient, train.clip_norm)
-        self._fuse(self._rule.step)(flat, gradient, slots, rate.unsqueeze(1), self._count)
+        rate, decay = rate.unsqueeze(1), train.weight_decay
+        if train.optimizer == "adam":
+            self._fuse(adam_step)(flat, gradient, slots, rate, self._count, decay)
+        else:
+            self._fuse(sgd_step)(flat, gradient, slots, rate, train.momentum, decay)
 
 
 def _sizes(capacity: int) -> list[int]:
-    """The sizes of the active part that graphs are captured for, about a quarter apart."""
+    """The sizes of the leading part that graphs are captured for, about a quarter apart."""
     sizes, size = [], 2
     while size < capacity:
         sizes.append(size)
         size += max(1, 1 << max(size.bit_length() - 3, 0))
     return [*sizes, capacity]
+
+
+def optimizer_slots(train: TrainOptions) -> int:
+    """Rows of the weights' size that an optimizer keeps; zero before the first step."""
+    return 2 if train.optimizer == "adam" else int(train.momentum > 0)
+
+
+def sgd_step(
+    weight: Tensor,
+    gradient: Tensor,
+    slots: Sequence[Tensor],
+    rate: Tensor,
+    momentum: float,
+    weight_decay: float,
+) -> None:
+    """`torch.optim.SGD`: ``v = m·v + g``, ``w −= rate · v``; the rate of a finished job is 0."""
+    gradient = gradient + weight_decay * weight
+    if slots:
+        gradient = slots[0].mul_(momentum).add_(gradient)
+    weight.sub_(rate * gradient)
+
+
+def adam_step(
+    weight: Tensor,
+    gradient: Tensor,
+    slots: Sequence[Tensor],
+    rate: Tensor,
+    count: Tensor,
+    weight_decay: float,
+) -> None:
+    """`torch.optim.Adam`; all jobs of a stack are at the same step."""
+    mean, square = slots
+    beta1, beta2, epsilon = 0.9, 0.999, 1e-8
+    steps = (count + 1).double()
+    start1 = (1 - torch.pow(beta1, steps)).to(weight.dtype)
+    start2 = (1 - torch.pow(beta2, steps)).sqrt().to(weight.dtype)
+    gradient = gradient + weight_decay * weight
+    mean.lerp_(gradient, 1 - beta1)
+    square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+    weight.sub_(rate / start1 * mean / (square.sqrt() / start2 + epsilon))
+
+
+def perturbed(weight: Tensor, gradient: Tensor, rho: float) -> Tensor:
+    """SAM's weights ``w + ρ g / ‖g‖`` of every job; those of a job without a gradient are w."""
+    return weight + gradient * (rho / (_norm(gradient) + TINY))
+
+
+def clip(gradient: Tensor, most: float) -> None:
+    """`torch.nn.utils.clip_grad_norm_` of every job's row."""
+    gradient.mul_((most / (_norm(gradient) + 1e-6)).clamp(max=1))
+
+
+def _norm(gradient: Tensor) -> Tensor:
+    """L2 norms of rows ``[J, P]``; gaps between a row's tensors are zero."""
+    norm: Tensor = torch.linalg.vector_norm(gradient, dim=1, keepdim=True)
+    return norm

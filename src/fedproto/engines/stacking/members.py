@@ -1,4 +1,7 @@
-"""Which jobs can be trained in one stack, and what their strategies add to their loss."""
+"""Which jobs can be trained in one stack, and the terms that strategies add to their loss.
+
+Shapes: J jobs, B samples of a batch, C classes, D feature channels.
+"""
 
 from __future__ import annotations
 
@@ -10,72 +13,137 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from fedproto.engines.base import LocalJob, Workload
+from fedproto.engines.base import LocalJob
 from fedproto.engines.reference import needs_head
 from fedproto.engines.setting import setting_of
-from fedproto.engines.stacking.network import Network, stack_params
-from fedproto.engines.stacking.objectives import StackKind
-from fedproto.engines.stacking.statistics import received
-from fedproto.engines.stacking.terms import StackTerm
+from fedproto.engines.stacking.network import Network, RowLayout, StackedForm, Term, stack_params
+from fedproto.engines.stacking.observations import lacks_statistics, received_statistics
+from fedproto.engines.training import TrainOptions, frozen_weights
 from fedproto.equations import class_sums
-from fedproto.strategies.base import Local, Objective, Setting, Strategy
+from fedproto.strategies.base import Batch, Local, Objective, Outputs, Setting, Strategy
+from fedproto.types import ServerState, Tensors, part, under
 
 NOTHING = Objective()
 
 
 @dataclass(frozen=True)
 class Member:
-    """A job of a stack, with what its strategy sees of it and adds to its loss."""
+    """A job of a stack, with its client's data for the strategy and the terms it adds."""
 
     job: LocalJob
     local: Local | None = None
     objective: Objective = NOTHING
 
 
-class Members:
-    """Makes members of jobs."""
+@dataclass(frozen=True)
+class StackKind:
+    """The properties that the jobs of a stack have in common.
 
-    def __init__(
-        self, workload: Workload, network: Network, inputs: Tensor, targets: Tensor
-    ) -> None:
-        self._workload, self._network = workload, network
-        self._inputs, self._targets = inputs, targets
-        self._device = targets.device
+    Attributes:
+        penalized_by: The strategy, if it has a `penalty`.
+        term_of: The strategy, if it has a batch term.
+        proximal: Whether any job is pulled to the received weights.
+        linear: Whether any job has a term that is linear in the weights.
+        calibrated: Whether any job changes logits before the loss.
+    """
+
+    train: TrainOptions
+    penalized_by: Strategy | None
+    term_of: Strategy | None
+    proximal: bool = False
+    linear: bool = False
+    calibrated: bool = False
+
+    @property
+    def rows(self) -> int:
+        """Rows of a model's size per job, beside weights and the optimizer's own."""
+        nearby = self.train.optimizer == "sam"
+        return self.pulled + self.linear + (not self.in_place) + nearby + self.train.centralize
+
+    @property
+    def pulled(self) -> bool:
+        """Whether the received weights are needed during training."""
+        return self.proximal or self.penalized_by is not None
+
+    @property
+    def in_place(self) -> bool:
+        """Whether gradients are subtracted as they are computed."""
+        return self.train.plain and self.penalized_by is None and self.term_of is None
+
+    @property
+    def whole(self) -> bool:
+        """Whether a step can be one kernel: plain descent with at most a proximal term."""
+        return self.in_place and not self.linear and not self.calibrated
+
+
+class Members:
+    """Sorts jobs into stacks."""
+
+    def __init__(self, form: StackedForm) -> None:
+        self._form, self._network, self._device = form, form.network, form.targets.device
         self._obstacles: dict[Strategy, str | None] = {}
         self._class_counts: dict[int, Tensor] = {}
 
     def alike(self, jobs: Sequence[LocalJob]) -> list[dict[int, Member]]:
-        """The members that can be trained in one stack, by the places of their jobs.
+        """The members that can be trained in one stack, by the positions of their jobs.
 
-        Where a step is one kernel, those whose objective it does not know have a stack of their
-        own, or they would take it from all others.
+        Where a step can be one kernel, jobs with an objective that it lacks get a stack of their
+        own, so that all others keep it.
         """
         groups: dict[tuple[StackKind, bool], dict[int, Member]] = {}
         for index, job in enumerate(jobs):
-            member, kind = self.of(job), self.kind([Member(job)])
+            member, kind = self._member(job), self.kind([Member(job)])
             whole = self._network.whole_step(kind.train.batch_size) is not None
             apart = whole and not self.kind([member]).whole
             groups.setdefault((kind, apart), {})[index] = member
         return list(groups.values())
 
     def kind(self, members: Sequence[Member]) -> StackKind:
-        """What jobs have in common, and what any of them needs."""
+        """The kind of a stack of these members."""
         job = members[0].job
+        hooks = job.method.needs.hooks
         objectives = [member.objective for member in members]
         return StackKind(
             train=job.train.kind,
-            penalized_by=job.strategy if "penalty" in job.method.needs.hooks else None,
+            penalized_by=job.strategy if "penalty" in hooks else None,
+            term_of=job.strategy if "batch_term" in hooks else None,
             proximal=any(one.proximal for one in objectives),
             linear=any(one.linear is not None for one in objectives),
             calibrated=any(one.calibrated for one in objectives),
-            term_of=job.strategy if "batch_term" in job.method.needs.hooks else None,
         )
 
-    def of(self, job: LocalJob) -> Member:
-        """A job with what its strategy adds to the loss."""
-        strategy, device = job.strategy, self._device
-        hooks = job.method.needs.hooks
-        if not hooks & {"objective", "batch_term"} and not job.method.reports:
+    def obstacle(self, job: LocalJob) -> str | None:
+        """Why a job cannot be trained in a stack; found by trying its strategy's hooks once.
+
+        Batches that are split give other results where samples of a batch influence each other.
+        """
+        network, needs, strategy = self._network, job.method.needs, job.strategy
+        joint = network.statistics or network.by_batch or network.draws
+        if joint and job.train.accumulate > 1:
+            return "gradient accumulation with batch norm or dropout"
+        if (needs.before or needs.after) and lacks_statistics(network, [job.state]):
+            return "statistics of features with local batch norm"
+        if not needs.hooks & {"penalty", "batch_term"}:
+            return None
+        if strategy not in self._obstacles:
+            self._obstacles[strategy] = None
+            try:
+                self._try_hooks(job)
+            except Exception as error:  # noqa: BLE001 - a user's code can fail in any way
+                reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+                self._obstacles[strategy] = f"{type(strategy).__name__} is not stacked: {reason}"
+        return self._obstacles[strategy]
+
+    def personal(self, job: LocalJob) -> Collection[str]:
+        """Names of the parameters that stay on the client."""
+        if "personal" not in job.method.needs.hooks:
+            return ()
+        return job.strategy.personal(self._setting)
+
+    def _member(self, job: LocalJob) -> Member:
+        """A job with the terms that its strategy adds to the loss."""
+        needs, device = job.method.needs, self._device
+        if not needs.hooks & {"objective", "batch_term"} and not job.method.reports:
             return Member(job)
         local = Local(
             num_examples=job.batches.num_examples,
@@ -85,69 +153,217 @@ class Members:
             params=job.state.params,
             broadcast={name: one.to(device) for name, one in job.broadcast.items()},
             memory={name: one.to(device) for name, one in job.memory.items()},
-            head=self._setting.head if needs_head(job.method.needs) else (),
+            head=self._setting.head if needs_head(needs) else (),
             secret=job.secret,
         )
-        return Member(job, local, strategy.objective(local))
+        return Member(job, local, job.strategy.objective(local))
 
     @cached_property
     def _setting(self) -> Setting:
-        params = dict(self._workload.model.named_parameters())
-        return setting_of(self._workload, params)
-
-    def personal(self, job: LocalJob) -> Collection[str]:
-        """Names of the parameters that stay on the client."""
-        if "personal" not in job.method.needs.hooks:
-            return ()
-        return job.strategy.personal(self._setting)
+        return setting_of(self._form.workload, dict(self._form.workload.model.named_parameters()))
 
     def _classes(self, job: LocalJob) -> Tensor:
-        """The client's labels per class, if its strategy asks for them."""
+        """The client's labels per class, if its strategy needs them."""
         if not job.method.needs.classes:
             return torch.empty(0, dtype=torch.int64, device=self._device)
         if job.client not in self._class_counts:
-            federation = self._workload.federation
-            own = self._targets[torch.from_numpy(federation.train_indices(job.client))]
+            federation = self._form.workload.federation
+            own = self._form.targets[torch.from_numpy(federation.train_indices(job.client))]
             self._class_counts[job.client] = class_sums(None, own, federation.num_classes)[1]
         return self._class_counts[job.client]
 
-    def obstacle(self, job: LocalJob) -> str | None:
-        """Why a job cannot be trained in a stack; found by trying its strategy's hooks once.
-
-        Batches that are split give other results where samples of a batch influence each other.
-        """
-        network, hooks = self._network, job.method.needs.hooks
-        joint = network.statistics or network.by_batch or network.draws
-        if joint and job.train.accumulate > 1:
-            return "gradient accumulation with batch norm or dropout"
-        if not hooks & {"penalty", "batch_term"}:
-            return None
-        strategy = job.strategy
-        if strategy not in self._obstacles:
-            self._obstacles[strategy] = None
-            params = stack_params([job.state.params])
-            try:
-                if "penalty" in hooks:
-                    vmap(grad(strategy.penalty))(params, params)
-                if "batch_term" in hooks:
-                    self._try_term(job)
-            except Exception as error:  # noqa: BLE001 - a user's code can fail in any way
-                reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-                self._obstacles[strategy] = f"{type(strategy).__name__} is not stacked: {reason}"
-        return self._obstacles[strategy]
-
-    def _try_term(self, job: LocalJob) -> None:
-        """Runs a strategy's batch term once on two samples; raises where `torch.func` cannot."""
-        local = self.of(job).local
+    def _try_hooks(self, job: LocalJob) -> None:
+        """Runs a strategy's hooks once on two samples; raises where `torch.func` cannot."""
+        strategy, needs, network = job.strategy, job.method.needs, self._network
+        params = stack_params([job.state.params])
+        if "penalty" in needs.hooks:
+            vmap(grad(strategy.penalty))(params, params)
+        if "batch_term" not in needs.hooks:
+            return
+        local = self._member(job).local
         assert local is not None  # noqa: S101 - there is one for every batch term
-        term = StackTerm(job.strategy, self._network)
+        term = StackTerm(strategy, network)
         term.load([local], [job.state], capacity=1)
-        x = self._inputs[:2].unsqueeze(0)
-        targets = self._targets[:2].unsqueeze(0)
+        x, targets = self._form.inputs[:2].unsqueeze(0), self._form.targets[:2].unsqueeze(0)
         live = torch.ones_like(targets, dtype=torch.bool)
-        packed = self._network.pack(stack_params([job.state.params]))
-        packed |= received(self._network, [job.state], next(iter(packed.values())))
-        features = self._network.features(packed, x, live)
-        logits = self._network.scores(packed, x, live)
-        bound = term.bound(x, live)
-        bound.gradients(features, logits, targets, live.to(features.dtype) / 2)
+        packed = network.pack(params)
+        packed |= received_statistics(network, [job.state], next(iter(packed.values())))
+        features = network.features(packed, x, live)
+        logits = network.logits(packed, x, live)
+        term.bound(x, live).gradients(features, logits, targets, live.to(features.dtype) / 2)
+
+
+class StackObjectives:
+    """Buffers for the closed-form terms and penalties of a stack's jobs, and their gradients.
+
+    Attributes:
+        received: The weights that jobs started from, if any term needs them.
+        proximal: Strength of each job's pull to them, ``[J]``.
+    """
+
+    def __init__(
+        self, kind: StackKind, network: Network, layout: RowLayout, weights: Tensor, classes: int
+    ) -> None:
+        self._kind, self._network, self._layout = kind, network, layout
+        self.received = torch.zeros_like(weights) if kind.pulled else None
+        self._linear = torch.zeros_like(weights) if kind.linear else None
+        self.proximal = weights.new_zeros(len(weights))
+        self._calibration: tuple[Tensor, ...] = ()
+        if kind.calibrated:
+            scale = weights.new_ones(len(weights), classes)
+            self._calibration = scale, torch.zeros_like(scale)
+
+    def load(self, weights: Tensor, objectives: Sequence[Objective]) -> None:
+        """Takes the objectives of the leading jobs, which start from these weights."""
+        self.proximal.zero_()
+        pulls = torch.tensor([one.proximal for one in objectives], dtype=self.proximal.dtype)
+        self.proximal[: len(objectives)].copy_(pulls)
+        if self.received is not None:
+            self.received.copy_(weights)
+        if self._linear is not None:
+            self._linear.zero_()
+            views = self._layout.views(self._linear)
+            for index, objective in enumerate(objectives):
+                if objective.linear is not None:
+                    alone = {name: one[None] for name, one in objective.linear.items()}
+                    for name, tensor in self._network.pack(alone).items():
+                        views[name][index].copy_(tensor[0])
+        if self._calibration:
+            scale, offset = self._calibration
+            scale.fill_(1)
+            offset.zero_()
+            for index, objective in enumerate(objectives):
+                if objective.scale is not None:
+                    scale[index].copy_(objective.scale)
+                if objective.offset is not None:
+                    offset[index].copy_(objective.offset)
+
+    def calibration(self, size: int) -> tuple[Tensor, ...]:
+        """Factors and offsets of the leading jobs' logits; empty if there are none."""
+        return tuple(one[:size] for one in self._calibration)
+
+    def descend(self, flat: Tensor, rate: Tensor) -> None:
+        """Moves the leading jobs' weights against the gradient of the closed-form terms."""
+        size = len(flat)
+        if self.received is not None:
+            pull = (self.proximal[:size] * rate).unsqueeze(1)
+            flat.lerp_(self.received[:size], pull)
+        if self._linear is not None:
+            flat.addcmul_(self._linear[:size], rate.unsqueeze(1), value=-1)
+
+    def add_gradient(self, gradient: Tensor, flat: Tensor) -> None:
+        """Adds the gradient of all terms but the batch term to that of the leading jobs' loss."""
+        size, strategy, network = len(flat), self._kind.penalized_by, self._network
+        if self.received is not None:
+            received = self.received[:size]
+            gradient.add_(self.proximal[:size].unsqueeze(1) * (flat - received))
+            if strategy is not None:
+                own, start = (network.unpack(self._layout.views(one)) for one in (flat, received))
+                extra = network.pack(vmap(grad(strategy.penalty))(own, start))
+                for name, view in self._layout.views(gradient).items():
+                    view.add_(extra[name])
+        if self._linear is not None:
+            gradient.add_(self._linear[:size])
+
+
+class StackTerm:
+    """The batch term of a stack's jobs, which all have the same strategy.
+
+    The tensors that the term depends on (class counts, memory, broadcast, frozen models) lie
+    stacked in buffers whose addresses do not change, so that a captured graph finds them.
+    """
+
+    def __init__(self, strategy: Strategy, network: Network) -> None:
+        self._strategy, self._network = strategy, network
+        self._head: tuple[str, ...] = ()
+        self._tensors: dict[str, Tensor] = {}
+        self._frozen: dict[str, dict[str, Tensor]] = {}
+
+    def load(self, locals_: Sequence[Local], states: Sequence[ServerState], capacity: int) -> bool:
+        """Takes the tensors of the leading jobs; returns whether buffers had to be made anew."""
+        self._head = locals_[0].head
+        each = [self._tensors_of(local) for local in locals_]
+        # Memory that some clients have and others do not have yet is left out for all.
+        names = [name for name in each[0] if all(name in one for one in each)]
+        changed = _load(
+            self._tensors,
+            {name: torch.stack([one[name] for one in each]) for name in names},
+            capacity,
+        )
+        for name in self._strategy.needs.frozen:
+            pairs = zip(locals_, states, strict=True)
+            stacked = stack_params([frozen_weights(name, local, state) for local, state in pairs])
+            kept = {key: stacked.pop(key) for key in self._network.statistics if key in stacked}
+            given = {**self._network.pack(stacked), **kept}
+            changed |= _load(self._frozen.setdefault(name, {}), given, capacity)
+        return changed
+
+    def bound(self, x: Tensor, live: Tensor) -> Term:
+        """The term of the leading jobs for a batch ``[J, B, …]``."""
+        size = len(x)
+        tensors = {name: one[:size] for name, one in self._tensors.items()}
+        outputs = {}
+        for name, params in self._frozen.items():
+            own = {key: one[:size] for key, one in params.items()}
+            outputs[name] = (
+                self._network.features(own, x, live).detach(),
+                self._network.logits(own, x, live).detach(),
+            )
+        return Term(self._one, (tensors, outputs))
+
+    def _one(
+        self,
+        features: Tensor,
+        logits: Tensor,
+        targets: Tensor,
+        weight: Tensor,
+        tensors: Tensors,
+        outputs: dict[str, tuple[Tensor, Tensor]],
+    ) -> Tensor:
+        """One job's term."""
+        number, steps, lr = tensors["numbers"].unbind()
+        local = Local(
+            num_examples=number,
+            steps=steps,
+            lr=lr,
+            classes=tensors["classes"],
+            params=part("params", tensors),
+            broadcast=part("broadcast", tensors),
+            memory=part("memory", tensors),
+            head=self._head,
+        )
+        frozen = {name: Outputs(*found) for name, found in outputs.items()}
+        batch = Batch(features, logits, targets, weight, frozen)
+        found = self._strategy.batch_term(local, batch)
+        return logits.sum() * 0 if found is None else found
+
+    def _tensors_of(self, local: Local) -> dict[str, Tensor]:
+        """A client's tensors, without the models that are there as frozen ones."""
+        models = tuple(f"{name}/" for name in self._strategy.needs.frozen)
+
+        def without_models(tensors: Tensors) -> Tensors:
+            return {name: one for name, one in tensors.items() if not name.startswith(models)}
+
+        like = next(iter(local.params.values()))
+        numbers = [float(local.num_examples), float(local.steps), float(local.lr)]
+        return {
+            "numbers": torch.tensor(numbers, dtype=like.dtype, device=like.device),
+            "classes": local.classes,
+            **under("params", local.params),
+            **under("broadcast", without_models(local.broadcast)),
+            **under("memory", without_models(local.memory)),
+        }
+
+
+def _load(buffers: dict[str, Tensor], given: Tensors, capacity: int) -> bool:
+    """Copies rows into buffers; makes new ones, and says so, if names or shapes have changed."""
+    fits = buffers.keys() == given.keys() and all(
+        buffers[name].shape[1:] == one.shape[1:] for name, one in given.items()
+    )
+    if not fits:
+        buffers.clear()
+        for name, one in given.items():
+            buffers[name] = one.new_zeros((capacity, *one.shape[1:]))
+    for name, one in given.items():
+        buffers[name][: len(one)].copy_(one)
+    return not fits

@@ -1,48 +1,47 @@
-"""What stacked models make of their jobs' data before and after training.
+"""Statistics of the jobs' data under stacked models: features and losses, batch norm, test sums.
 
-Shapes: J jobs, N samples.
+Shapes: J jobs, N samples of the largest client.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.func import vmap
 from torch.nn import functional
 
-from fedproto.engines.base import LocalJob, Workload
-from fedproto.engines.stacking.memory import free_bytes
-from fedproto.engines.stacking.network import Network
-from fedproto.engines.stacking.statistics import estimated, lacking
+from fedproto.engines.base import LocalJob
+from fedproto.engines.reference import by_client
+from fedproto.engines.stacking.network import Network, StackedForm
 from fedproto.rng import Indices
 from fedproto.strategies.base import Observation, Statistic
-from fedproto.types import Tensors
+from fedproto.types import ServerState, Tensors
 
 FILLS = -1
-"""The label of a sample that only fills a row; it is no class."""
+"""The index of a sample that only fills up a row, and its label; it is no class."""
 
 
 class Observer:
-    """Looks at all samples of many jobs at once."""
+    """Evaluates stacked models on all samples of many jobs at once."""
 
-    def __init__(
-        self, workload: Workload, network: Network, inputs: Tensor, targets: Tensor
-    ) -> None:
-        self._workload, self._network = workload, network
-        self._inputs, self._targets = inputs, targets
-        self._device, self._dtype = inputs.device, inputs.dtype
+    def __init__(self, form: StackedForm) -> None:
+        self._workload, self._network = form.workload, form.network
+        self._inputs, self._targets = form.inputs, form.targets
+        self._device, self._dtype = form.inputs.device, form.inputs.dtype
 
     def observe(
-        self, packed: Tensors, jobs: Sequence[LocalJob], asked: Sequence[frozenset[Statistic]]
+        self, packed: Tensors, jobs: Sequence[LocalJob], needed: Sequence[frozenset[Statistic]]
     ) -> dict[int, Observation]:
-        """What stacked weights make of the jobs' training data, by place."""
+        """The statistics that each job needs of its training data, by position of the job."""
         found: dict[int, Observation] = {}
-        for what in dict.fromkeys(asked):
-            if what:
-                indices = [index for index, look in enumerate(asked) if look == what]
-                found |= self._observe_alike(packed, jobs, indices, what)
+        for statistics in dict.fromkeys(needed):
+            if statistics:
+                indices = [index for index, one in enumerate(needed) if one == statistics]
+                found |= self._observe_alike(packed, jobs, indices, statistics)
         return found
 
     def _observe_alike(
@@ -50,26 +49,22 @@ class Observer:
         packed: Tensors,
         jobs: Sequence[LocalJob],
         indices: list[int],
-        what: frozenset[Statistic],
+        statistics: frozenset[Statistic],
     ) -> dict[int, Observation]:
         train_indices = self._workload.federation.train_indices
         where, order = self._rows([train_indices(jobs[index].client) for index in indices])
         indices = [indices[row] for row in order]
         batch = self._workload.options.eval_batch_size
         params = {name: tensor[indices] for name, tensor in packed.items()}
-        unknown = lacking(self._network, [jobs[index].state for index in indices])
-        if unknown:
-            room = self._room_for_samples()
-            params |= estimated(self._network, params, unknown, self._inputs, where, batch, room)
         total: Observation | None = None
-        width = batch if self._network.by_batch else self.samples_at_once(len(indices))
+        width = batch if self._network.by_batch else self._samples_at_once(len(indices))
         for rows, columns in self._parts(where, width):
             own = {name: tensor[rows] for name, tensor in params.items()}
-            seen = self._look(own, where[rows, columns], what)
+            found = self._sums(own, where[rows, columns], statistics)
             total = total or Observation(
-                *(part.new_zeros((len(indices), *part.shape[1:])) for part in seen)
+                *(part.new_zeros((len(indices), *part.shape[1:])) for part in found)
             )
-            for sum_, part in zip(total, seen, strict=True):
+            for sum_, part in zip(total, found, strict=True):
                 sum_[rows] += part
         assert total is not None  # noqa: S101 - no client is without samples
         total.loss.div_((where != FILLS).sum(dim=1))
@@ -78,21 +73,49 @@ class Observer:
             for index, one in zip(indices, zip(*total, strict=True), strict=True)
         }
 
-    def tallies(self, packed: Tensors, own: Sequence[Indices]) -> Tensor:
+    def _sums(self, params: Tensors, part: Tensor, statistics: frozenset[Statistic]) -> Observation:
+        """Sums over some samples of every job, ``[J, N]``."""
+        x, live = self._inputs[part.clamp(min=0)], part != FILLS
+        labels = torch.where(live, self._targets[part.clamp(min=0)], FILLS)
+        features = self._network.features(params, x, live) if "features" in statistics else None
+        loss = torch.zeros(len(part), dtype=self._dtype, device=self._device)
+        if "loss" in statistics:
+            logits = self._network.logits(params, x, live).transpose(1, 2)
+            loss = functional.cross_entropy(
+                logits, labels, ignore_index=FILLS, reduction="none"
+            ).sum(dim=1)
+        number = self._workload.federation.num_classes
+        return Observation.of(statistics, features, labels, number, loss)
+
+    def tallies(self, packed: Tensors, models: int, indices: Indices) -> Tensor:
+        """Each model's test sums over some samples."""
+        task = self._workload.task
+        if self._network.by_batch:
+            own = [test for _, test in by_client(self._workload.federation, indices)]
+            return self._tallies_by_client(packed, models, own)
+        total: list[Tensor] = []
+        where = torch.from_numpy(indices).to(self._device)
+        for part in where.split(self._samples_at_once(models)):
+            x = self._inputs[part].expand(models, *[-1] * self._inputs.dim())
+            logits = self._network.logits(packed, x)
+            total.append(vmap(task.tally, in_dims=(0, None))(logits, self._targets[part]))
+        return torch.stack(total).sum(dim=0).cpu()
+
+    def _tallies_by_client(self, packed: Tensors, models: int, own: Sequence[Indices]) -> Tensor:
         """Each model's test sums, every client's samples in batches of their own."""
         where, _ = self._rows(own)
         width, task, total = self._workload.options.eval_batch_size, self._workload.task, []
-        for state in range(len(next(iter(packed.values())))):
+        for index in range(models):
             tallies = []
             for rows, columns in self._parts(where, width):
                 part = where[rows, columns]
                 live = part != FILLS
                 model = {
-                    name: tensor[state].expand(len(part), *tensor.shape[1:])
+                    name: tensor[index].expand(len(part), *tensor.shape[1:])
                     for name, tensor in packed.items()
                 }
-                scores = self._network.scores(model, self._inputs[part.clamp(min=0)], live)
-                tallies.append(task.tally(scores[live], self._targets[part[live]]))
+                logits = self._network.logits(model, self._inputs[part.clamp(min=0)], live)
+                tallies.append(task.tally(logits[live], self._targets[part[live]]))
             total.append(torch.stack(tallies).sum(dim=0))
         return torch.stack(total).cpu()
 
@@ -107,31 +130,55 @@ class Observer:
     def _parts(self, where: Tensor, width: int) -> Iterator[tuple[slice, slice]]:
         """Rows and columns that fit into memory, without rows of which nothing is left."""
         sizes = (where != FILLS).sum(dim=1).cpu().numpy()
-        at_once = max(1, self._room_for_samples() // width)
+        at_once = max(1, self._samples_that_fit() // width)
         for first in range(0, where.shape[1], width):
             active = int(np.searchsorted(-sizes, -first, side="left"))
             for begin in range(0, active, at_once):
                 yield slice(begin, min(begin + at_once, active)), slice(first, first + width)
 
-    def _look(self, params: Tensors, part: Tensor, what: frozenset[Statistic]) -> Observation:
-        """Sums over some samples of every job, ``[J, N]``; `FILLS` stands for none."""
-        x, live = self._inputs[part.clamp(min=0)], part != FILLS
-        labels = torch.where(live, self._targets[part.clamp(min=0)], FILLS)
-        features = self._network.features(params, x, live) if "features" in what else None
-        loss = torch.zeros(len(part), dtype=self._dtype, device=self._device)
-        if "loss" in what:
-            scores = self._network.scores(params, x, live).transpose(1, 2)
-            loss = functional.cross_entropy(
-                scores, labels, ignore_index=FILLS, reduction="none"
-            ).sum(dim=1)
-        number = self._workload.federation.num_classes
-        return Observation.of(what, features, labels, number, loss)
-
-    def samples_at_once(self, models: int) -> int:
-        """Samples per model where nothing is trained: as many as the memory plan allows."""
-        fit = self._room_for_samples() // models
+    def _samples_at_once(self, models: int) -> int:
+        """Samples per model where nothing is trained."""
+        fit = self._samples_that_fit() // models
         return max(1, min(self._workload.options.eval_batch_size, fit))
 
-    def _room_for_samples(self) -> int:
+    def _samples_that_fit(self) -> int:
         size = torch.finfo(self._dtype).bits // 8
         return free_bytes(self._device) // 4 // (size * self._network.numbers(1))
+
+
+def received_statistics(
+    network: Network, states: Sequence[ServerState], like: Tensor
+) -> dict[str, Tensor]:
+    """The batch-norm statistics of some states; initial ones for a state that has none."""
+    found = {}
+    for name, shape in network.statistics.items():
+        initial = torch.full(shape, float(name.endswith("running_var")))
+        rows = [state.buffers.get(name, initial) for state in states]
+        found[name] = torch.stack([row.to(like.device, like.dtype) for row in rows])
+    return found
+
+
+def lacks_statistics(network: Network, states: Sequence[ServerState]) -> bool:
+    """Whether any state leaves batch-norm statistics to be estimated from the data at hand."""
+    return any(name not in state.buffers for state in states for name in network.statistics)
+
+
+def returned_buffers(job: LocalJob, trained: Tensors, index: int) -> Tensors:
+    """A job's buffers after training: statistics from the stack, counters advanced."""
+    counted = 0 if job.train.batch_norm == "frozen" else job.batches.steps
+    buffers = {}
+    for name, tensor in job.state.buffers.items():
+        if name in trained:
+            buffers[name] = trained[name][index].clone().to(tensor.dtype)
+        else:
+            buffers[name] = tensor + counted if name.endswith("num_batches_tracked") else tensor
+    return buffers
+
+
+def free_bytes(device: torch.device) -> int:
+    """Free memory of a device."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        # What PyTorch has reserved and not in use can be used again.
+        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

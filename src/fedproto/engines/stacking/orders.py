@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,25 +21,16 @@ NONE = -1
 """Fills up the last batch of an epoch."""
 
 
-class _Epoch(NamedTuple):
-    """One epoch of an order: when it begins, where it lies, and of whose samples it is."""
-
-    step: int
-    start: int
-    order: BatchOrder
-    number: int
-    own: Indices
-
-
 @dataclass(frozen=True)
 class StackOrders:
     """Which samples each job sees at each step.
 
     Attributes:
         samples: Indices of samples; a job's batches lie one after another, all of full length.
-            What has not been drawn yet is `NONE`.
+        start: Where each job's batches begin.
+        steps: The jobs' numbers of steps.
         last_epoch: The step at which each job's last epoch begins.
-        waiting: What is to be drawn, by the step at which it begins; the last first.
+        last_samples: The number of samples of each job's last epoch.
     """
 
     samples: Indices
@@ -48,49 +38,44 @@ class StackOrders:
     steps: Indices
     last_epoch: Indices
     last_samples: Indices
-    waiting: list[_Epoch]
-
-    def draw(self, steps: int) -> None:
-        """Draws all that begins before a step; the rest can wait until a device is at work."""
-        while self.waiting and self.waiting[-1].step < steps:
-            epoch = self.waiting.pop()
-            positions = epoch.order.epoch(epoch.number)
-            self.samples[epoch.start : epoch.start + len(positions)] = epoch.own[positions]
 
 
 def stack_orders(jobs: Sequence[LocalJob], federation: Federation) -> StackOrders:
-    """Lays the jobs' batch orders out; nothing is drawn yet.
+    """Draws the jobs' batch orders.
 
     Runs of a sweep share their orders, and a straggler's is the beginning of the full one, so each
     is drawn once, however many jobs use it.
     """
-    begun: dict[BatchOrder, int] = {}
+    epochs: dict[BatchOrder, int] = {}
     for job in jobs:
         shared = _shared(job.batches)
-        begun[shared] = max(begun.get(shared, 0), _epochs_begun(job.batches))
-    waiting = []
+        epochs[shared] = max(epochs.get(shared, 0), _epochs_begun(job.batches))
     starts: dict[BatchOrder, int] = {}
+    parts: list[Indices] = []
     total = 0
-    for order, number in begun.items():
+    for order, number in epochs.items():
         starts[order] = total
         own = federation.train_indices(order.client)
+        length = order.steps_per_epoch * order.batch_size
+        samples = np.full((number, length), NONE, dtype=np.int64)
         for epoch in range(number):
-            waiting.append(_Epoch(epoch * order.steps_per_epoch, total, order, epoch, own))
-            total += order.steps_per_epoch * order.batch_size
+            samples[epoch, : order.num_examples] = own[order.epoch(epoch)]
+        parts.append(samples.reshape(-1))
+        total += number * length
+    # A finished job goes on reading until the others are done: there is always a last entry.
+    parts.append(np.full(1, NONE, dtype=np.int64))
     last = [_last_epoch(job.batches) for job in jobs]
     return StackOrders(
-        # A finished job goes on reading until the others are done: there is always something.
-        samples=np.full(total + 1, NONE, dtype=np.int64),
+        samples=np.concatenate(parts),
         start=np.array([starts[_shared(job.batches)] for job in jobs], dtype=np.int64),
         steps=np.array([job.batches.steps for job in jobs], dtype=np.int64),
         last_epoch=np.array([first for first, _ in last], dtype=np.int64),
         last_samples=np.array([samples for _, samples in last], dtype=np.int64),
-        waiting=sorted(waiting, key=lambda epoch: -epoch.step),
     )
 
 
 def _shared(order: BatchOrder) -> BatchOrder:
-    """What jobs with the same samples in the same order have in common."""
+    """The common order of jobs with the same samples and different numbers of steps."""
     return replace(order, epochs=0, max_steps=0)
 
 
@@ -99,8 +84,8 @@ def _epochs_begun(order: BatchOrder) -> int:
 
 
 def _last_epoch(order: BatchOrder) -> tuple[int, int]:
-    begun = _epochs_begun(order)
-    first = max(begun - 1, 0) * order.steps_per_epoch
+    """The first step of the last epoch, and its number of samples."""
+    first = max(_epochs_begun(order) - 1, 0) * order.steps_per_epoch
     return first, min((order.steps - first) * order.batch_size, order.num_examples)
 
 
@@ -116,11 +101,12 @@ def next_batch(
     *,
     scaled: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """What a step works on.
+    """The batches of a step.
 
     Returns:
-        Inputs and targets ``[J, B, …]``; which samples count; how much each does, so that the loss
-        is a mean over the true batch; and the jobs' rates, 0 for finished ones.
+        Inputs and targets ``[J, B, …]``; which samples exist; their weights, by which the loss is
+        a mean over the true batch (times the rate if `scaled`); and the jobs' rates, 0 for finished
+        ones.
     """
     offset = count * batch_size + torch.arange(batch_size, device=start.device)
     index = samples[(start.unsqueeze(1) + offset).clamp(max=len(samples) - 1)]
