@@ -12,7 +12,7 @@ t, Pearson's correlation and Holm's correction. The tests compare them with SciP
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -119,6 +119,16 @@ def differences(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Diffe
     """Of the seeds that both have; None if they share none."""
     shared = [ours[seed] - theirs[seed] for seed in ours if seed in theirs]
     return difference(shared) if shared else None
+
+
+def mean_per_seed(conditions: Iterable[Mapping[int, float]]) -> dict[int, float]:
+    """Values under several conditions as one per seed, for the seeds that all conditions have.
+
+    Conditions of one seed share data, weights and cohorts, so they are not repetitions.
+    """
+    values = list(conditions)
+    shared = [seed for seed in values[0] if all(seed in one for one in values)] if values else []
+    return {seed: float(np.mean([one[seed] for one in values])) for seed in shared}
 
 
 def judge(
