@@ -14,8 +14,8 @@ from fedproto.data.shapes import Shapes
 from fedproto.data.tasks import Segmentation, task_named
 from fedproto.engines.augment import AugmentOptions
 from fedproto.engines.base import ENGINES, EngineOptions, LocalJob, Workload
+from fedproto.engines.layers import _pays, by_phases, take_over
 from fedproto.engines.reference import read_state
-from fedproto.engines.spaced import _pays, by_phases, take_over
 from fedproto.errors import DataError, TrainingError
 from fedproto.models.base import build_model
 from fedproto.models.deeplab import SmallDeepLabOptions

@@ -17,9 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from fedproto.engines.base import ENGINES, EVERYTHING, Capability, LocalJob, Workload
-from fedproto.engines.layers import freeze
+from fedproto.engines.layers import freeze, take_over
 from fedproto.engines.reference import ReferenceEngine, Step
-from fedproto.engines.spaced import take_over
 from fedproto.engines.training import TrainOptions
 from fedproto.strategies.base import Local, Objective
 from fedproto.types import ServerState

@@ -1,18 +1,19 @@
 """A pool of forked processes that run tasks, and the memory they share with their parent.
 
 A task goes to a worker over a pipe and its result comes back the same way; a worker that dies or
-stands still is replaced and its task done again. Tasks are pure functions, so doing one twice
-changes nothing.
+hangs is replaced and its task done again. Tasks are pure functions, so doing one twice changes
+nothing. `concurrent.futures` is not enough: one killed worker breaks its whole pool, a hanging one
+blocks it for ever, and its workers outlive a parent that is killed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import multiprocessing
 import os
 import signal
-import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -35,21 +36,18 @@ OnResult: TypeAlias = Callable[[int, int, Any], None]
 """Is given a task's place, the number of the worker that did it, and the result."""
 
 ATTEMPTS = 3
-PATIENCE = 10.0
-"""A task is given so many times what the longest of its kind took before, doubled every attempt."""
-LEAST_DEADLINE = 30.0
-LOOK_EVERY = 1.0
-STILL_FOR = 10
-"""Looks in a row at which a worker has used no processor time before it is taken for stopped."""
+CHECK_EVERY = 1.0
+IDLE_CHECKS = 30
+"""Checks in a row at which a busy worker has used no processor time before it is replaced; this
+doubles with every attempt at a task."""
 
 
 @dataclass
 class _Worker:
     process: Any
     connection: Connection
-    began: float = 0.0
     used: float | None = None
-    still: int = 0
+    idle: int = 0
 
 
 class WorkerPool:
@@ -73,7 +71,6 @@ class WorkerPool:
             raise OSError("a pool's worker cannot start processes of its own")
         self._make_work = make_work
         self._callback = callback or Callback()
-        self._longest: dict[type, float] = {}
         self._workers: list[_Worker] = []
         for number in range(workers):
             self._workers.append(self._start(number))
@@ -84,7 +81,7 @@ class WorkerPool:
         return [worker.process.pid for worker in self._workers]
 
     def run(self, tasks: Sequence[Any], on_result: OnResult) -> None:
-        """Carries out tasks, the first ones first.
+        """Runs tasks, the first ones first.
 
         Raises:
             TrainingError: If a task fails, or kills every worker that tries it.
@@ -100,14 +97,16 @@ class WorkerPool:
                     busy[number] = index
                     self._send(number, tasks[index])
             ready = self._ready(busy)
-            still = [] if ready else self._standing_still(busy, tasks, attempts)
-            for number in [*ready, *still]:
+            hanging = (
+                [] if ready else [one for one in busy if self._hangs(one, attempts[busy[one]])]
+            )
+            for number in [*ready, *hanging]:
                 index = busy.pop(number)
-                answer = None if number in still else self._receive(number)
+                answer = None if number in hanging else self._receive(number)
                 if answer is None:
                     if attempts[index] == ATTEMPTS:
                         raise TrainingError(
-                            f"a worker process was killed or stood still {ATTEMPTS} times over the"
+                            f"a worker process was killed or hung {ATTEMPTS} times over the"
                             " same client (out of memory?); use engine.name = 'reference'"
                         )
                     self._replace(number)
@@ -115,11 +114,10 @@ class WorkerPool:
                     continue
                 failed, result = answer
                 if failed:
-                    # Results nobody wants any more must not be taken for those of the next tasks.
+                    # Late results must not be taken for those of the next tasks.
                     for other in busy:
                         self._replace(other)
                     raise TrainingError(result)
-                self._learn(type(tasks[index]), self._workers[number])
                 on_result(index, number, result)
 
     def close(self) -> None:
@@ -156,12 +154,10 @@ class WorkerPool:
 
     def _send(self, number: int, task: Any) -> None:
         worker = self._workers[number]
-        worker.began, worker.used, worker.still = time.monotonic(), None, 0
-        try:
-            self._workers[number].connection.send(task)
-        except OSError:
-            # It died idle; the closed pipe shows again, and is dealt with, when it is read.
-            return
+        worker.used, worker.idle = None, 0
+        # One that died idle is noticed when its pipe is read.
+        with contextlib.suppress(OSError):
+            worker.connection.send(task)
 
     def _receive(self, number: int) -> tuple[bool, Any] | None:
         """A worker's answer; None from one that is gone."""
@@ -173,40 +169,26 @@ class WorkerPool:
 
     def _ready(self, busy: dict[int, int]) -> list[int]:
         of = {self._workers[number].connection: number for number in busy}
-        found = wait(list(of), timeout=LOOK_EVERY)
+        found = wait(list(of), timeout=CHECK_EVERY)
         return sorted(of[connection] for connection in found)  # type: ignore[index]
 
-    def _learn(self, kind: type, worker: _Worker) -> None:
-        took = time.monotonic() - worker.began
-        self._longest[kind] = max(took, self._longest.get(kind, 0.0))
-
-    def _standing_still(
-        self, busy: dict[int, int], tasks: Sequence[Any], attempts: Sequence[int]
-    ) -> list[int]:
-        """Workers past their deadline that do not compute: stopped, or waiting for ever."""
-        found = []
-        for number, index in busy.items():
-            worker, kind = self._workers[number], type(tasks[index])
-            used = _processor_time(worker.process.pid)
-            worker.still = worker.still + 1 if used == worker.used else 0
-            worker.used = used
-            longest = self._longest.get(kind)
-            # Where nobody tells how much a process computes, only a deadline by experience counts.
-            if used is None and longest is None:
-                continue
-            deadline = max(LEAST_DEADLINE, PATIENCE * (longest or 0.0)) * 2 ** (attempts[index] - 1)
-            late = time.monotonic() - worker.began - deadline
-            if late > 0 and worker.still >= STILL_FOR:
-                self._callback.on_notice(
-                    f"a worker process stood still for {deadline + late:.0f} s and was replaced;"
-                    " its task is done again"
-                )
-                found.append(number)
-        return found
+    def _hangs(self, number: int, attempt: int) -> bool:
+        """Whether a busy worker has stopped computing; unknown, so no, without ``/proc``."""
+        worker = self._workers[number]
+        used = _processor_time(worker.process.pid)
+        worker.idle = worker.idle + 1 if used is not None and used == worker.used else 0
+        worker.used = used
+        if worker.idle < IDLE_CHECKS * 2 ** (attempt - 1):
+            return False
+        self._callback.on_notice(
+            f"a worker process did not compute for {worker.idle * CHECK_EVERY:.0f} s and was"
+            " replaced; its task is done again"
+        )
+        return True
 
 
 def _processor_time(pid: int) -> float | None:
-    """Seconds of processor time that a process has used; None where the system does not tell."""
+    """Processor time that a process has used, in clock ticks; None where it is unknown."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return float(fields[11]) + float(fields[12])
@@ -220,7 +202,7 @@ def _serve(
     number: int,
     make_work: Callable[[], Work],
 ) -> None:
-    """A worker's life: one task after another until the pipe closes."""
+    """Runs one task after another until the pipe closes; the main function of a worker."""
     # Copies of the other ends would keep pipes open after their owner is gone.
     for other in inherited:
         other.close()
@@ -239,30 +221,34 @@ def _serve(
     except (EOFError, OSError):
         pass
     finally:
-        # Nothing of the parent's must be flushed or torn down a second time.
+        # The parent's buffers and exit handlers are the parent's alone.
         os._exit(0)
 
 
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-_LARGEST_BLOCK = 32 << 20
-_KEPT = 512 << 20
-
-
 def keep_freed_memory() -> None:
-    """Has this process keep up to half a gigabyte; does nothing where the library is not GNU's."""
+    """Lets this process keep up to half a gigabyte of freed memory; for GNU's C library only.
+
+    Large blocks otherwise go back to the system, which clears every page before it hands it out
+    again: copying a model then costs five times the copying.
+    """
+    trim_threshold, mmap_threshold = -1, -3
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError, TypeError):
         return
-    mallopt(_MMAP_THRESHOLD, _LARGEST_BLOCK)
-    mallopt(_TRIM_THRESHOLD, _KEPT)
+    mallopt(mmap_threshold, 32 << 20)
+    mallopt(trim_threshold, 512 << 20)
 
 
 _ALIGNMENT = 64
 
 
 class SharedSlots:
-    """Several places for the tensors of a model."""
+    """Memory for several copies of a model's tensors, shared with forked processes.
+
+    It is anonymous: it has no name to leak when a process is killed, and it does not count against
+    the small shared-memory mount of a container.
+    """
 
     def __init__(self, example: Tensors, slots: int) -> None:
         self.slots = slots

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -67,7 +68,7 @@ class ProcessesEngine(Engine):
         self._pool: WorkerPool | None = None
         self._received: SharedSlots | None = None
         self._results: SharedSlots | None = None
-        self._alone: ReferenceEngine | None = None
+        self._unable = False
         # The cores belong to the workers: threads of this process would only wait for them.
         self._threads = torch.get_num_threads()
         torch.set_num_threads(1)
@@ -83,7 +84,7 @@ class ProcessesEngine(Engine):
         if not jobs:
             return []
         slots = self._share([job.state for job in jobs])
-        if self._alone is not None:
+        if self._pool is None:
             return self._alone.train(jobs)
         order = sorted(range(len(jobs)), key=lambda index: -jobs[index].batches.steps)
         tasks = [
@@ -96,7 +97,6 @@ class ProcessesEngine(Engine):
             results[order[task]] = self._completed(fields, worker)
             self.workload.callback.on_job()
 
-        assert self._pool is not None  # noqa: S101 - made by `_share`
         self._pool.run(tasks, keep)
         return [results[index] for index in range(len(jobs))]
 
@@ -105,7 +105,7 @@ class ProcessesEngine(Engine):
         if not states or not len(indices):
             return [{} for _ in states]
         slots = self._share(states)
-        if self._alone is not None:
+        if self._pool is None:
             return self._alone.evaluate(states, indices)
         size = self.workload.options.eval_batch_size
         # What is cut into parts must not matter: a client's samples may have to stay together.
@@ -122,7 +122,6 @@ class ProcessesEngine(Engine):
             del worker
             tallies[task] = torch.from_numpy(tally)
 
-        assert self._pool is not None  # noqa: S101 - made by `_share`
         self._pool.run(tasks, keep)
         # Added up in the order of the samples, whoever was done first.
         of_state = [
@@ -155,7 +154,7 @@ class ProcessesEngine(Engine):
 
     def _prepare(self, example: dict[str, Tensor], slots: int) -> None:
         known = self._received
-        if self._alone or (known and known.slots >= slots and known.fits(example)):
+        if self._unable or (known and known.slots >= slots and known.fits(example)):
             return
         self._end_workers()
         self._received = SharedSlots(example, slots)
@@ -168,18 +167,19 @@ class ProcessesEngine(Engine):
             self.workload.callback.on_notice(
                 f"no processes can be started ({error}); one core is used"
             )
-            self._received = None
-            self._alone = self._trainer(self.workload)
+            self._received, self._unable = None, True
 
-    def _trainer(self, workload: Workload) -> ReferenceEngine:
-        return ManualTrainer(workload)
+    @cached_property
+    def _alone(self) -> ReferenceEngine:
+        """Trains in this process where no other can be started."""
+        return ManualTrainer(self.workload)
 
     def _make_work(self) -> Work:
         """What a worker does; called in the worker."""
         received, results = self._received, self._results
         assert received is not None  # noqa: S101 - the pool is started after these
         assert results is not None  # noqa: S101
-        trainer = self._trainer(replace(self.workload, callback=Callback()))
+        trainer = ManualTrainer(replace(self.workload, callback=Callback()))
 
         def work(number: int, task: _Train | _Tally) -> Any:
             content = received.view(task.slot)
