@@ -46,6 +46,12 @@ test: lint ## linter, strict type checker and the tests that take minutes
 test-slow: $(STAMP) ## the other tests: deployments, reproduction, kills at every write, archives, parity
 	$(BIN)/python -m pytest -n 2 -q -m slow
 
+GPU_TESTS := test_stacking_kernels test_stacked_engine test_engine_reference
+
+test-gpu: $(STAMP) ## kernels and engines on a CUDA device; fails without one
+	@$(BIN)/python -c 'import sys, torch; torch.cuda.is_available() or sys.exit("no CUDA device here")'
+	$(BIN)/python -m pytest -q $(GPU_TESTS:%=tests/engines/%.py)
+
 fuzz: $(STAMP) ## damaged recipes, run directories, data files, archives and messages, CASES each
 	FEDPROTO_FUZZ=$(CASES) $(BIN)/python -m pytest -q --timeout 3600 tests/*/test_fuzz*.py
 

@@ -99,6 +99,13 @@ def test_a_module_that_cannot_be_stacked_is_trained_one_by_one(layer, reason):
     check_same(found, truth, 0.0)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("model", MODELS)
+def test_on_cuda_training_is_that_of_the_reference(model):
+    truth = sweep("reference", MODELS[model], device="cuda")
+    check_same(sweep("stacked", MODELS[model], device="cuda"), truth, 1e-9)
+
+
 def test_without_cuda_captured_steps_are_those_of_the_reference():
     strategies = [FedProx(mu=0.5), FedProto()]
     truth = sweep("reference", MODELS["cnn"], strategies=strategies)

@@ -297,7 +297,7 @@ def mlp_step(
     sample = tl.arange(0, BATCH)
     at = tl.minimum(tl.load(start + job) + number * batch + sample, table - 1)
     index = tl.load(samples + at, mask=sample < batch, other=-1)
-    live = (index >= 0) & busy
+    live = tl.where(busy, index, -1) >= 0
     index = tl.where(live, index, 0)
     share = tl.where(live, pace / tl.maximum(tl.sum(live.to(tl.int32), axis=0), 1), 0.0)
     channel = tl.arange(0, IN)
