@@ -89,6 +89,11 @@ def final_weights(path: Path) -> bytes:
     return sorted((path / "checkpoints").glob("*.safetensors"))[-1].read_bytes()
 
 
+def best_model(path: Path) -> bytes | None:
+    file = path / "checkpoints" / "best.safetensors"
+    return file.read_bytes() if file.exists() else None
+
+
 WITH_MEMORY = [
     "--set=strategy.name=scaffold",
     "--set=server.optimizer=adam",
@@ -98,6 +103,7 @@ WITH_MEMORY = [
 ]
 
 
+BEST = ["--set=store.best=true", "--set=data.validation=0.2", "--set=store.checkpoint_every=2"]
 SERVED_AVERAGE = ["--set=strategy.name=fedavg", "--set=serve.average=ema"]
 PERSONAL_HEAD, PERSONAL_MODEL = (
     [f"--set=strategy.name={name}", "--set=schedule.rounds=3", "--set=schedule.cohort=2"]
@@ -108,8 +114,8 @@ PERSONAL_HEAD, PERSONAL_MODEL = (
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.parametrize(
     "more",
-    [[], WITH_MEMORY, SERVED_AVERAGE, PERSONAL_HEAD, PERSONAL_MODEL],
-    ids=["fedproto", "with memory", "served average", "personal head", "personal model"],
+    [[], WITH_MEMORY, SERVED_AVERAGE, PERSONAL_HEAD, PERSONAL_MODEL, BEST],
+    ids=["fedproto", "with memory", "served average", "personal head", "personal model", "best"],
 )
 def test_killed_at_every_write(tmp_path, more):
     script = tmp_path / "killer.py"
@@ -128,7 +134,9 @@ def test_killed_at_every_write(tmp_path, more):
         assert records(path) == records(whole), path.name
         assert final_weights(path) == final_weights(whole), path.name
         assert kept_by_clients(path) == kept_by_clients(whole), path.name
+        assert best_model(path) == best_model(whole), path.name
         assert not list(path.rglob("*.partial")), path.name
+    assert (best_model(whole) is not None) == (more is BEST)
 
 
 def fedproto(*arguments: str) -> subprocess.Popen[str]:

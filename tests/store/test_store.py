@@ -11,15 +11,18 @@ import threading
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
+from fedproto import load
+from fedproto.cli import main
 from fedproto.config import StoreOptions, digest_of, read_config
 from fedproto.disk.integrity import sealed
-from fedproto.errors import StoreError
+from fedproto.errors import ConfigError, StoreError
 from fedproto.store import RunStore, open_or_create, read_description
 from fedproto.store.sweeps import create_sweep, open_sweep
 from fedproto.types import RoundRecord
 from helpers import make_state, same_tensors, simulate
-from run_directories import snapshot, tiny
+from run_directories import TINY, snapshot, tiny
 
 
 def record(round_: int) -> RoundRecord:
@@ -301,3 +304,52 @@ def test_a_damaged_sweep_is_refused(tmp_path, content):
 def test_store_options_are_no_part_of_the_result():
     assert tiny(store={"keep": 9}).digest() == tiny().digest()
     assert StoreOptions().checkpoint_every == 1
+
+
+def validated(tmp_path, **store) -> RunStore:
+    sections = {
+        "data": {**TINY["data"], "validation": 0.3},
+        "train": {**TINY["train"], "lr": 1.5},  # scores go up and down
+        "schedule": {**TINY["schedule"], "rounds": 8},
+        "serve": {"average": "ema"},
+        "store": {"keep": 0, "best": True, **store},
+    }
+    made = RunStore.create(tmp_path / "run", tiny(**sections))
+    simulate([made])
+    return made
+
+
+def test_the_best_model_is_the_one_served_after_the_best_validated_round(tmp_path):
+    store = validated(tmp_path)
+    scores = [one.metrics["validation_accuracy"] for one in store.records()]
+    best = scores.index(max(scores))
+    assert best < len(scores) - 1  # otherwise the newest is the best, and this shows little
+    kept = store.load_best()
+    state = store.read_checkpoint(store.path / "checkpoints" / f"round-{best + 1:06d}.safetensors")
+    assert kept.round == best + 1
+    assert same_tensors(kept.params, state.served.params)
+    assert not kept.memory
+    newest, chosen = (load(store.path, best=which) for which in (False, True))
+    assert same_tensors(chosen.model.state_dict(), {**chosen.model.state_dict(), **kept.params})
+    assert not same_tensors(newest.state.served.params, chosen.state.served.params)
+    for name, more in (("newest", []), ("best", ["--best"])):
+        assert main(["export", str(store.path), "--out", str(tmp_path / name), *more]) == 0
+    exported = load_file(tmp_path / "best" / "model.safetensors")
+    assert same_tensors(exported, {**exported, **kept.params})
+
+
+def test_a_damaged_best_model_is_named_and_a_missing_one_too(tmp_path, finished, capsys):
+    with pytest.raises(StoreError, match=r"has no best model; train with store\.best = true"):
+        finished.load_best()
+    store = validated(tmp_path / "other")
+    file = store.path / "checkpoints" / "best.safetensors"
+    file.write_bytes(file.read_bytes()[:-8] + b"\0" * 8)
+    with pytest.raises(StoreError, match=r"best.safetensors is damaged.*use the newest model"):
+        store.load_best()
+    assert main(["check", str(store.path)]) != 0
+    assert "best.safetensors" in capsys.readouterr().out
+
+
+def test_the_best_model_needs_validation_data(tmp_path):
+    with pytest.raises(ConfigError, match=r"store\.best chooses by validation scores"):
+        simulate([RunStore.create(tmp_path / "run", tiny(store={"best": True}))])

@@ -255,7 +255,10 @@ def analyse(
     )
     build = result.build
     subject = open_subject(
-        result.directory(), result.federation, None if build is None else build()
+        result.directory(),
+        result.federation,
+        None if build is None else build(),
+        result.state,
     )
     facts = analysing.analyse(subject, request)
     return {"facts": facts, **analysing.read_parts(result.directory(), request.what)}

@@ -221,7 +221,11 @@ def load_data(name: str, **options: Any) -> Federation:
 
 
 def load(
-    directory: str | os.PathLike[str], *, model: Model | None = None, data: Federation | None = None
+    directory: str | os.PathLike[str],
+    *,
+    model: Model | None = None,
+    data: Federation | None = None,
+    best: bool = False,
 ) -> Result:
     """A run as it stands in its directory: configuration, records, model.
 
@@ -229,9 +233,10 @@ def load(
         directory: Of the run.
         model: The module, or a function that makes it, where it was given in Python.
         data: The federation, where it was given in Python.
+        best: The model with the best validation score (``store.best``) instead of the newest.
 
     Raises:
-        StoreError: If there is no run, or it is damaged.
+        StoreError: If there is no run, or it is damaged, or no best model was kept.
     """
     store = RunStore.open(Path(directory))
     config = store.config
@@ -249,7 +254,8 @@ def load(
 
     elif config.model is not None:
         build = _builder(config, config.model.untrained(), None)
-    return Result(config, store.records(), store.load_checkpoint(), build, data, store.path)
+    state = store.load_best() if best else store.load_checkpoint()
+    return Result(config, store.records(), state, build, data, store.path)
 
 
 def load_all(directory: str | os.PathLike[str]) -> Results:

@@ -11,7 +11,7 @@ import typer
 from fedproto.api import load
 from fedproto.api.export import ALWAYS, FORMATS, export, loading_code
 from fedproto.api.predictor import Predictor, pictures_in
-from fedproto.cli.terminal import DataRoot, echo
+from fedproto.cli.terminal import Best, DataRoot, echo
 from fedproto.disk.files import Folder, explained
 from fedproto.errors import ConfigError, DataError
 from fedproto.report.analysing import save_heat, save_labels
@@ -25,6 +25,7 @@ def predict(
     out: Annotated[
         Path | None, typer.Option(help="Folder for the maps; beside each picture by default.")
     ] = None,
+    best: Best = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a picture.")] = False,
     data_root: DataRoot = None,
 ) -> None:
@@ -38,7 +39,7 @@ def predict(
     names = [image.stem for image in images]
     if out is not None and len(set(names)) < len(names):
         raise ConfigError(f"--out {out}: two of the pictures have the same name")
-    predictor = Predictor(load(run))
+    predictor = Predictor(load(run, best=best))
     if out is not None:
         with explained(out, " cannot be made", "", DataError):
             out.mkdir(parents=True, exist_ok=True)
@@ -80,6 +81,7 @@ def export_run(
             "--format", help=f"May be given several times: {', '.join(FORMATS)}; the first two."
         ),
     ] = None,
+    best: Best = False,
     data_root: DataRoot = None,
 ) -> None:
     """Write a run's newest model for use elsewhere, with a model card.
@@ -87,7 +89,7 @@ def export_run(
     The weights have the names that the module itself gives them.
     """
     del data_root
-    result = load(run)
+    result = load(run, best=best)
     if out is None:
         with explained(run, " cannot be written", "; choose another folder with --out"):
             out = Folder(run).make("export")

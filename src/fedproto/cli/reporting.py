@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from fedproto.api.table import Table
-from fedproto.cli.terminal import DataRoot, Directories, Metric, Target, echo, print_table
+from fedproto.cli.terminal import Best, DataRoot, Directories, Metric, Target, echo, print_table
 from fedproto.data import DataSource, Federation, data_root
 from fedproto.engines.base import available_cores
 from fedproto.errors import ConfigError, DataError, FedprotoError
@@ -34,6 +34,7 @@ from fedproto.report.arrangement import arrange
 from fedproto.report.html import write_page
 from fedproto.report.panels import DataPanels
 from fedproto.report.results import StoredRun, find_runs
+from fedproto.store import RunStore
 
 # The parts that the report page shows, and by what it is told whether one was made.
 PAGE_PARTS = {
@@ -77,6 +78,7 @@ def analyse_runs(
     ] = None,
     samples: Annotated[int, typer.Option(min=4, help="Features in the t-SNE at most.")] = 2000,
     pictures: Annotated[int, typer.Option(min=0, help="Pictures that get maps.")] = 4,
+    best: Best = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a run.")] = False,
     data_root: DataRoot = None,
 ) -> None:
@@ -91,6 +93,7 @@ def analyse_runs(
         samples=samples,
         pictures=pictures,
         measures=tuple(measure or ()),
+        best=best,
     )
     runs = find_runs(directories)
     found = []
@@ -159,7 +162,8 @@ def _look(task: tuple[Path, DataSource | None, AnalysisRequest]) -> Outcome:
                 f"{path} was started from Python with own data; look into it from there:"
                 " fedproto.analyse(fedproto.load(run, model=..., data=...))"
             )
-        subject = open_subject(path, _federation(source))
+        state = RunStore.open(path).load_best() if request.best else None
+        subject = open_subject(path, _federation(source), state=state)
         return subject.state.round, analyse(subject, request)
     except FedprotoError as error:
         return error

@@ -99,6 +99,9 @@ def _put_back(variable: str, before: str | None) -> None:
         os.environ[variable] = before
 
 
+Best = Annotated[
+    bool, typer.Option("--best", help="The model with the best validation score (store.best).")
+]
 DataRoot = Annotated[
     Path | None,
     typer.Option(

@@ -55,14 +55,27 @@ class StopOptions(Options):
     target: float | None = option(None, "stop once the metric reaches this")
     patience: int | None = option(None, "stop after so many tests without a new best", at_least=1)
 
+    def watched(self, records: Sequence[RoundRecord]) -> tuple[str, dict[int, float]]:
+        """The watched metric, on validation data where there is any, and its values by round."""
+        name = self.metric or headline(metric for record in records for metric in record.metrics)
+        if any(f"validation_{name}" in record.metrics for record in records):
+            name = f"validation_{name}"
+        tested = [record for record in records if name in record.metrics]
+        return name, {record.round: record.metrics[name] for record in tested}
+
+    def best_round(self, records: Sequence[RoundRecord]) -> int | None:
+        """The first round with the best validation score; None where there is no such score."""
+        name, values = self.watched(records)
+        if not values or not name.startswith("validation_"):
+            return None
+        return (min if lower_is_better(name) else max)(values, key=values.__getitem__)
+
     def reason(self, records: Sequence[RoundRecord]) -> str | None:
         """Why to stop after these rounds, by target or patience; None to go on."""
         if self.target is None and self.patience is None:
             return None
-        name = self.metric or headline(metric for record in records for metric in record.metrics)
-        if any(f"validation_{name}" in record.metrics for record in records):
-            name = f"validation_{name}"
-        values = [record.metrics[name] for record in records if name in record.metrics]
+        name, by_round = self.watched(records)
+        values = list(by_round.values())
         if not values:
             return None
         lower = lower_is_better(name)
@@ -85,6 +98,9 @@ class StoreOptions(Options):
         1, "checkpoint after every so many rounds and the last; 0 for none", at_least=0
     )
     keep: int = option(2, "how many of the newest checkpoints to keep; 0 for all", at_least=0)
+    best: bool = option(
+        False, "also keep the served model of the round with the best validation score"
+    )
     exact: bool = option(
         False, "compare all samples with those a run began with, not only some of large data"
     )

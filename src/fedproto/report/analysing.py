@@ -88,8 +88,13 @@ class Subject:
         write_atomically(self.path / "analysis" / name, text.encode() + b"\n")
 
 
-def open_subject(path: Path, federation: Federation, model: nn.Module | None = None) -> Subject:
-    """Loads a run's newest model.
+def open_subject(
+    path: Path,
+    federation: Federation,
+    model: nn.Module | None = None,
+    state: ServerState | None = None,
+) -> Subject:
+    """Loads a run's model: that of a state, or the newest.
 
     Raises:
         StoreError: If there is no run or no checkpoint, or the run was trained on other data.
@@ -105,7 +110,7 @@ def open_subject(path: Path, federation: Federation, model: nn.Module | None = N
             )
         model = model_for(replace(config, model=config.model.untrained()), federation)
     check_same(store.identity(), data_identity(federation), path)
-    state = store.load_checkpoint()
+    state = state or store.load_checkpoint()
     if state is None:
         raise StoreError(f"{path} has no checkpoint yet; nothing to look into")
     # The run may have been trained on another machine.
@@ -122,6 +127,7 @@ class AnalysisRequest:
         what: Names out of `PARTS`.
         reference: Directory of a centrally trained run, for MMD; the run's own when None.
         measures: Names out of `MODEL_MEASURES`; all that are possible when empty.
+        best: Whether to look into the model with the best validation score.
     """
 
     what: tuple[str, ...]
@@ -129,6 +135,7 @@ class AnalysisRequest:
     samples: int = 2000
     pictures: int = 4
     measures: tuple[str, ...] = ()
+    best: bool = False
 
     def __post_init__(self) -> None:
         for name in self.what:

@@ -38,6 +38,11 @@ def check_fits(config: RunConfig, federation: Federation) -> None:
             f"schedule.cohort must be at most {len(federation.clients)}, the number of clients in"
             f" {federation.name}, not {config.schedule.cohort}"
         )
+    if config.store.best and not (config.evaluate.validation and len(federation.validation)):
+        raise ConfigError(
+            "store.best chooses by validation scores; set data.validation to the share of every"
+            " client that the server keeps, such as 0.1, and evaluate.validation = true"
+        )
     method, train = config.method, config.train
     strategy = method.strategy
     if strategy.plain_sgd and not train.memoryless:

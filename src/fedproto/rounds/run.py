@@ -155,6 +155,9 @@ class Run:
         self.last_round |= dict.fromkeys(record.attention, record.round)
         if self.store is not None:
             self.store.append(record)
+            # Before the checkpoint: rounds after it are done again, and write the same model.
+            if self.config.store.best and self.config.stop.best_round(self.records) == record.round:
+                self.store.save_best(state)
             self.store.save_checkpoint(state, last=self.stop_reason is not None)
 
     def is_finished(self, data: Mapping[str, str]) -> bool:

@@ -10,7 +10,7 @@ from fedproto.disk.files import content, is_there
 from fedproto.disk.integrity import DamagedError, read_lines, unsealed
 from fedproto.errors import StoreError
 from fedproto.store import RunStore
-from fedproto.store.checkpoints import read_kept
+from fedproto.store.checkpoints import BEST, read_kept
 from fedproto.store.sweeps import run_directories
 
 AUDIT_FILE = "audit.jsonl"
@@ -65,6 +65,11 @@ def check_run(path: Path) -> Verdict:
     records, fault = _count_records(store)
     verdict.faults += [fault] if fault else []
     usable, damaged = _read_checkpoints(store, checkpoints, records, verdict)
+    if is_there(path / "checkpoints" / BEST):
+        try:
+            store.load_best()
+        except StoreError as error:
+            verdict.faults.append(str(error))
     beside = _read_beside(path)
     verdict.found = f"{_number(records, 'round')}, {_number(len(usable), 'checkpoint')}"
     if store.format == 1:

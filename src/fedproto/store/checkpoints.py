@@ -23,7 +23,13 @@ from fedproto.types import ServerState, Tensors, part, under
 _NAME = re.compile(r"round-(\d{6,})\.safetensors")
 
 
-def write_checkpoint(run: Folder, state: ServerState, about: dict[str, Any]) -> None:
+BEST = "best.safetensors"
+"""In ``checkpoints``: the served model with the best validation score."""
+
+
+def write_checkpoint(
+    run: Folder, state: ServerState, about: dict[str, Any], name: str | None = None
+) -> None:
     """Writes the state after a round, and what else is to be known of it, into ``checkpoints``.
 
     Raises:
@@ -34,7 +40,7 @@ def write_checkpoint(run: Folder, state: ServerState, about: dict[str, Any]) -> 
     # One entry: the file format does not keep the order of several, and equal states should
     # give equal files.
     metadata = {"fedproto": json.dumps(about)}
-    name = f"checkpoints/round-{state.round:06d}.safetensors"
+    name = f"checkpoints/{name or f'round-{state.round:06d}.safetensors'}"
     with explained(run.path / name):
         run.write(name, to_safetensors(tensors, metadata))
 
@@ -57,7 +63,7 @@ def read_checkpoint(path: Path, digests: Collection[str], run_format: int) -> Se
     unmarked = given is None and run_format == about.get("format") == 1
     if not unmarked and given != tensors_fingerprint(tensors, about):
         raise DamagedError("is damaged: its content is not what its fingerprint says")
-    if state.round != round_of(path):
+    if path.name != BEST and state.round != round_of(path):
         raise DamagedError(f"is named after another round than its own, {state.round}")
     return state
 

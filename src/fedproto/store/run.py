@@ -2,7 +2,7 @@
 
     run.json          configuration, versions, hardware
     rounds.jsonl      one record a round
-    checkpoints/      the state after a round, as safetensors
+    checkpoints/      the state after a round, as safetensors; the best served model where asked
     clients/          what clients keep between their rounds, for strategies that have them do so
 
 What clients keep is written first, then the round's record is appended and its checkpoint written,
@@ -24,7 +24,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ from fedproto.disk.integrity import DamagedError, sealed, sealed_line, unsealed
 from fedproto.errors import ConfigError, StoreError
 from fedproto.options import loaded_plugins
 from fedproto.store.checkpoints import (
+    BEST,
     ClientMemoryOnDisk,
     checkpoints_in,
     read_checkpoint,
@@ -203,11 +204,35 @@ class RunStore:
         every, keep = self.config.store.checkpoint_every, self.config.store.keep
         if every == 0 or (state.round % every and not last):
             return
-        about = {"format": FORMAT, "round": state.round, "digest": self.digest}
-        write_checkpoint(self.folder, state, about)
+        write_checkpoint(self.folder, state, self._about(state))
         for outdated in self.checkpoints()[:-keep] if keep else []:
             with explained(outdated):
                 self.folder.remove(f"checkpoints/{outdated.name}")
+
+    def save_best(self, state: ServerState) -> None:
+        """Keeps the served model of a round in place of the best one before, in one step."""
+        write_checkpoint(self.folder, replace(state.served, memory={}), self._about(state), BEST)
+
+    def load_best(self) -> ServerState:
+        """The served model of the round with the best validation score.
+
+        Raises:
+            StoreError: If none was kept, or it is damaged.
+        """
+        path = self.path / "checkpoints" / BEST
+        if not is_there(path):
+            raise StoreError(
+                f"{self.path} has no best model; train with store.best = true and validation data"
+            )
+        try:
+            return self.read_checkpoint(path)
+        except DamagedError as error:
+            raise StoreError(
+                f"checkpoint {path} {error}; delete it and use the newest model"
+            ) from None
+
+    def _about(self, state: ServerState) -> dict[str, Any]:
+        return {"format": FORMAT, "round": state.round, "digest": self.digest}
 
     def load_checkpoint(self) -> ServerState | None:
         """The newest checkpoint's state; None when there is none.
