@@ -220,7 +220,6 @@ def test_the_reliability_of_seeds_is_pooled(tmp_path):
         bins = [{"low": 0.5, "high": 1, "confidence": 0.8, "accuracy": accuracy, "count": 1 + seed}]
         file.write_text(json.dumps({"round": 3, "ece": 1, "bins": bins}))
     averaging, _ = contents(tmp_path)["groups"]
-    assert averaging["calibration"]["seeds"] == 2
     (bin_,) = averaging["calibration"]["bins"]
     assert bin_["count"] == 3
     assert bin_["accuracy"] == pytest.approx((0.2 + 2 * 0.6) / 3)

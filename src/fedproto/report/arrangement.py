@@ -52,7 +52,6 @@ class Condition:
     family: str
     parts: Mapping[str, str]
     title: str
-    options: Options
 
 
 @dataclass(frozen=True)
@@ -80,11 +79,6 @@ class Group:
     def seeds(self) -> list[int]:
         """In ascending order."""
         return [run.config.seed for run in self.runs]
-
-    @property
-    def finished(self) -> bool:
-        """Whether all its runs have all their rounds."""
-        return all(run.finished for run in self.runs)
 
 
 @dataclass(frozen=True)
@@ -315,7 +309,7 @@ def named_conditions(keys: set[Identity], federated: set[Identity]) -> dict[Iden
             words = [family] if len(families) > 1 else []
             words += [_words(name, value) for name, value in parts.items()]
             order = (family, [_sortable(value) for value in parts.values()])
-            found.append((order, key, Condition(family, parts, " · ".join(words), options)))
+            found.append((order, key, Condition(family, parts, " · ".join(words))))
     found.sort(key=lambda each: each[0])
     return {key: condition for _, key, condition in found}
 

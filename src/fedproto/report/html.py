@@ -142,7 +142,6 @@ def page_content(
         "dashes": DASHES,
         "window": WINDOW,
         "metric": metric,
-        "loss": loss_beside(metric),
         "target": target,
         "sure": SURE,
         "fewest": FEWEST_PAIRS,

@@ -60,7 +60,6 @@ class Scores:
     """Scores of one model per client and per class."""
 
     round: int
-    measure: str
     clients: dict[int, float]
     classes: dict[str, float | None]
 
@@ -137,7 +136,6 @@ def _reduced(record: RoundRecord) -> RoundRecord:
 def _recorded_scores(record: RoundRecord) -> Scores:
     return Scores(
         round=record.round + 1,
-        measure="miou" if "mean_client_miou" in record.metrics else "accuracy",
         clients={int(client): value for client, value in record.tables[PER_CLIENT].items()},
         classes=dict(record.tables.get(PER_CLASS, {})),
     )
@@ -173,7 +171,6 @@ def _scores(given: dict[str, Any]) -> Scores:
     per_class = classes["iou" if "iou" in classes else "accuracy"]
     return Scores(
         round=int(given["round"]),
-        measure=measure,
         clients={
             int(client): value
             for client, given in zip(clients["client"], clients[measure], strict=True)
@@ -205,7 +202,6 @@ def _embedding(given: dict[str, Any]) -> dict[str, Any]:
     kept = points[:: math.ceil(len(points) / EMBEDDED_POINTS) or 1]
     return {
         "round": int(given["round"]),
-        "method": str(given["method"]),
         "x": [round(_finite(x), 3) for x, _, _ in kept],
         "y": [round(_finite(y), 3) for _, y, _ in kept],
         "class": [int(label) for _, _, label in kept],
@@ -385,12 +381,10 @@ def fairness(scores: Sequence[Scores], holdings: Holdings | None) -> dict[str, A
     per_seed = [summarize_clients(list(one.clients.values())) for one in scores if one.clients]
     mean, worst, zero = np.mean(per_seed, axis=0).tolist()
     return {
-        "measure": scores[0].measure,
         "round": max(one.round for one in scores),
         "clients": len(values),
         "seeds": len(scores),
         "mean": mean,
-        "std": float(values.std()),
         "zero": zero,
         "worst": worst,
         "quantiles": np.quantile(values, np.linspace(0, 1, QUANTILES)).round(5).tolist(),
@@ -464,4 +458,4 @@ def calibration(found: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
         bins.append({"low": low, "high": pooled[low][0]["high"], "count": sum(counts), **means})
     total = sum(bin_["count"] for bin_ in bins)
     error = sum(bin_["count"] * abs(bin_["accuracy"] - bin_["confidence"]) for bin_ in bins)
-    return {"seeds": len(found), "ece": error / total if total else 0.0, "bins": bins}
+    return {"ece": error / total if total else 0.0, "bins": bins}
