@@ -14,7 +14,7 @@ ROUNDS ?= 10
 CASES ?= 10000
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow lint docs pictures screenshots bench bench-peers format clean fuzz
+.PHONY: help install demo test test-slow lint docs dist pictures screenshots bench bench-peers format clean fuzz
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -28,13 +28,13 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
-demo: $(STAMP) ## FedProto, Guided and ProtoHead beside FedAvg, FedProx and FedAtt: a table, pictures, a run directory
+demo: $(STAMP) ## FedProto beside four kinds of averaging on real digits: a table, figures, a report
 	$(BIN)/fedproto sweep demo --out runs/demo --reuse --quiet
 	$(BIN)/fedproto compare runs/demo --target 0.75 --plots runs/demo/figures
-	$(BIN)/fedproto report runs/demo --target 0.75
+	$(BIN)/fedproto report runs/demo --target 0.75 --analyse
 	@echo
 	@echo "Open runs/demo/report.html in a browser."
-	@echo "Look into runs/demo: one folder a run (run.json, rounds.jsonl, checkpoints), pictures in figures."
+	@echo "Look into runs/demo: one folder a run (run.json, rounds.jsonl, checkpoints), figures in figures."
 	@echo "Try next:"
 	@echo "  $(BIN)/fedproto run quickstart --set strategy.name=fedavg"
 	@echo "  $(BIN)/fedproto sweep digits --set schedule.delta=0.8"
@@ -69,6 +69,14 @@ $(DOCS_STAMP): $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,docs]'
 	@touch $@
 
+dist: ## sdist and wheel in dist, their metadata and contents checked
+	rm -rf dist build/dist-venv
+	$(PYTHON) -m venv build/dist-venv
+	build/dist-venv/bin/python -m pip install --quiet --disable-pip-version-check build twine
+	build/dist-venv/bin/python -m build
+	build/dist-venv/bin/python -m twine check --strict dist/*
+	build/dist-venv/bin/python tests/smoke_install.py --contents dist/*.whl
+
 pictures: $(STAMP) ## draw the pictures of docs/concepts.md anew
 	$(BIN)/python docs/tools/pictures.py docs/images
 
@@ -98,4 +106,4 @@ format: $(STAMP) ## format the code
 	$(BIN)/ruff check --fix .
 
 clean: ## remove the environment, runs and caches
-	rm -rf $(VENV) $(PEERS) runs build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(PEERS) runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,6 +1,8 @@
 """Installs a wheel into a fresh environment outside the repository and tries everything once.
 
-    python -m build && python tests/smoke_install.py dist/*.whl
+    make dist && python tests/smoke_install.py dist/*.whl
+
+With ``--contents`` it only looks at the files in the wheel.
 
 Every command of the command line, and the code of the README and of the tutorials, with only what
 the wheel itself brings and asks for. Not a test of the suite: it needs a package index and minutes.
@@ -13,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import venv
+import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -81,8 +84,20 @@ for name in COMMANDS:
 """
 
 
+def check_contents(wheel: Path) -> None:
+    """Compares the files in a wheel with those of the checkout: the package, and nothing else."""
+    found = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    files = [path for path in (ROOT / "src").rglob("*") if path.is_file()]
+    expected = {path.relative_to(ROOT / "src").as_posix() for path in files}
+    expected = {name for name in expected if not name.endswith(".pyc")}
+    expected |= {f"fedproto/recipes/{path.name}" for path in (ROOT / "recipes").glob("*.toml")}
+    if found != expected:
+        sys.exit(f"missing: {sorted(expected - found)}; superfluous: {sorted(found - expected)}")
+
+
 def main(wheel: Path) -> None:
     """Runs it all; the first failure ends it."""
+    check_contents(wheel)
     with tempfile.TemporaryDirectory(prefix="fedproto-smoke-") as folder:
         place = Path(folder)
         venv.create(place / "venv", with_pip=True)
@@ -127,4 +142,5 @@ def _run(command: list[str], folder: Path, expected: int = 0) -> str:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]).resolve())
+    *flags, file = sys.argv[1:]
+    (check_contents if "--contents" in flags else main)(Path(file).resolve())

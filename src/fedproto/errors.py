@@ -69,7 +69,7 @@ def install(extra: str) -> str:
     inner = [install(each.partition("[")[2].rstrip("]")) for each in own]
     others = [f"'{need}'" for need in packages if need not in own]
     texts = [each.removeprefix("pip install ") for each in inner]
-    return "pip install " + " ".join([*texts, *others] or [f"'fedproto[{extra}]'"])
+    return "pip install " + " ".join([*texts, *others] or [f"'.[{extra}]'"])
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str], hint: str | None = None) -> str:

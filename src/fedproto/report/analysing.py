@@ -41,7 +41,7 @@ from fedproto.data.tasks import headline
 from fedproto.disk.files import Folder, explained, write_atomically
 from fedproto.disk.files import content as read_content
 from fedproto.disk.integrity import DamagedError, read_json
-from fedproto.errors import ConfigError, DataError, StoreError, unknown_name
+from fedproto.errors import ConfigError, DataError, StoreError, install, unknown_name
 from fedproto.measures.base import Gauge
 from fedproto.measures.scores import score_classes, score_clients, summarize_clients
 from fedproto.report.statistics import Correlation, pearson
@@ -233,7 +233,7 @@ def _maps(subject: Subject, request: AnalysisRequest) -> None:
     if not subject.probe.task.label_maps:
         return
     if importlib.util.find_spec("PIL") is None:
-        raise ConfigError("maps need Pillow: pip install 'fedproto[images]'")
+        raise ConfigError(f"maps need Pillow: {install('images')}")
     test = subject.probe.federation.test_indices
     order = stream(subject.config.seed, Purpose.MAPPED).permutation(len(test))
     chosen = [int(index) for index in np.sort(test[order[: request.pictures]])]

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from fedproto.data.samples import MappedSamples, Samples
 from fedproto.data.segmentation import palette
 from fedproto.disk.files import explained, write_atomically
-from fedproto.errors import ConfigError, printable
+from fedproto.errors import ConfigError, install, printable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -94,7 +94,7 @@ def picture_of(samples: Samples, index: int) -> NDArray[np.uint8]:
 def new_figure(width: float, height: float) -> Figure:
     """An empty picture, in inches."""
     if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError("figures need matplotlib: pip install 'fedproto[plots]'")
+        raise ConfigError(f"figures need matplotlib: {install('plots')}")
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
