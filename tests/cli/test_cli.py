@@ -82,7 +82,7 @@ def test_json_gives_one_object_a_round(capsys):
 
 def test_only_some_runs_of_a_sweep(here, capsys):
     wanted = ["--only=FedAvg", "--only=FedProto", "--out=some", "--quiet"]
-    small = [*TINY, "--set=sweep.seed=[0]"]
+    small = ["--set=sweep.seed=[0]", "--set=schedule.rounds=2", "--set=model.features=8"]
     assert main(["sweep", "demo", *small, *wanted]) == 0
     assert sorted(path.parent.name for path in (here / "some").glob("*/run.json")) == [
         "fedavg-seed0",

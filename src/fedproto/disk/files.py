@@ -12,6 +12,7 @@ import errno
 import os
 import secrets
 import stat
+import sys
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -109,8 +110,9 @@ class Folder:
         Waits `patience` seconds for another process that uses it. From now on a write raises a
         `StoreError` if the path leads to another directory, or the lock was removed.
         """
-        if not _POSIX:  # no such locks
-            yield
+        if not _POSIX:
+            with locked(self.path / LOCK_FILE, patience):
+                yield
             return
         directory = os.open(self.path, _DIRECTORY)
         try:
@@ -191,18 +193,13 @@ def locked(path: Path, patience: float, at: int | None = None) -> Iterator[int]:
 
     Waits `patience` seconds for another process. `at` is the file's folder, if it is open.
     """
-    try:
-        import fcntl
-    except ImportError:  # not a POSIX system: no such locks
-        yield -1
-        return
     # Opened for writing, which network file systems ask for before they lock.
     name = path if at is None else path.name
     with open_plain(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, at) as lock:
         until = time.monotonic() + patience
         while True:
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _lock(lock.fileno())
                 break
             except BlockingIOError:
                 if time.monotonic() >= until:
@@ -211,6 +208,21 @@ def locked(path: Path, patience: float, at: int | None = None) -> Iterator[int]:
                     ) from None
             time.sleep(_LOOK_AGAIN)
         yield lock.fileno()
+
+
+def _lock(descriptor: int) -> None:
+    """Locks an open file; raises a `BlockingIOError` while another process holds it."""
+    if sys.platform == "win32":
+        import msvcrt
+
+        try:
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+        except OSError as error:
+            raise BlockingIOError(error.errno, error.strerror) from None
+    else:
+        import fcntl
+
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def write_atomically(path: Path, content: bytes) -> None:

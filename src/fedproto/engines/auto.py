@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -95,8 +96,8 @@ def _obstacle_to_processes(demand: Demand) -> str | None:
         return "one core"
     if multiprocessing.current_process().daemon:
         return "a pool's worker cannot start processes"
-    if "fork" not in multiprocessing.get_all_start_methods():
-        return "this system cannot fork processes"
+    if sys.platform == "darwin" or "fork" not in multiprocessing.get_all_start_methods():
+        return "processes cannot be forked safely on this system"
     if demand.steps < WORTHWHILE_STEPS:
         return TOO_LITTLE
     if demand.jobs_per_round < cores:
