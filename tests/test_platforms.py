@@ -9,10 +9,8 @@ import types
 
 import pytest
 
-from fedproto.data.tasks import task_named
 from fedproto.disk import files
 from fedproto.engines import auto
-from fedproto.engines.base import EngineOptions
 from fedproto.errors import StoreError
 
 MUCH_WORK = auto.Demand(jobs_per_round=100, steps=10 * auto.WORTHWHILE_STEPS)
@@ -41,12 +39,11 @@ if __name__ == "__main__":
 )
 def test_where_forking_is_not_safe_the_reference_engine_is_chosen(monkeypatch, platform, methods):
     monkeypatch.setattr(auto, "available_cores", lambda: 4)
-    options, task = EngineOptions(device="cpu"), task_named("classification")
     if sys.platform == "linux":
-        assert auto._suitable(options, task, MUCH_WORK)[0] == "processes"
+        assert auto._obstacle_to_processes(MUCH_WORK) is None
     monkeypatch.setattr(sys, "platform", platform)
     monkeypatch.setattr(multiprocessing, "get_all_start_methods", lambda: methods)
-    assert auto._suitable(options, task, MUCH_WORK)[0] == "reference"
+    assert "cannot be forked safely" in auto._obstacle_to_processes(MUCH_WORK)
 
 
 def test_a_program_that_spawns_processes_trains_in_them(tmp_path):

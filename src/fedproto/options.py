@@ -400,10 +400,12 @@ def summaries(kind: str) -> list[Entry]:
 
 
 def docstring(module: str, function: str) -> str:
-    """The docstring of a function in a module, which is not imported."""
+    """The docstring of a function in a module, or of the module; it is not imported."""
     found = find_spec(module)
     if found is None or found.origin is None:
         raise ModuleNotFoundError(module)
     tree = ast.parse(Path(found.origin).read_text("utf-8"))
+    if not function:
+        return ast.get_docstring(tree) or ""
     named = (one for one in tree.body if isinstance(one, ast.FunctionDef) and one.name == function)
     return next((ast.get_docstring(one) or "" for one in named), "")
