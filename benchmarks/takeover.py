@@ -1,11 +1,12 @@
-"""One hostile client in every cohort of ten: what each defence leaves of the accuracy.
+"""One hostile client: the accuracy that each attack leaves under a defence.
 
-    python benchmarks/takeover.py --data digits --seeds 0 1 2 --out runs/takeover.json
+    python benchmarks/takeover.py --seeds 0 1 2 --out runs/takeover.json
 
-All attacks and defences of a strategy and a seed train together, as one sweep. The first client of
-every cohort is hostile. It sees what it is sent and what it would honestly answer, and nothing of
-the others. "absent" is no attack: that client sends nothing usable, which shows what the federation
-is worth without it. A seed decides partition, initial weights, cohorts and batch orders.
+All attacks on a method with a seed train together, as one sweep. Client 0 is hostile in every
+cohort it is drawn for; it sees what it is sent and what it would honestly answer, and nothing of
+the others. Its claims are those of a client that enrols with ten million samples where nothing
+limits enrolment. "absent" is no attack: the client sends nothing usable, which shows the value of
+the federation without it. A seed decides partition, initial weights, cohorts and batch orders.
 """
 
 from __future__ import annotations
@@ -13,29 +14,64 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from fedproto.config import RunConfig, read_config
 from fedproto.config.options import DEFENCES
 from fedproto.engines.base import ENGINES, LocalJob
-from fedproto.rounds import aggregate, runs_from, train
+from fedproto.models.base import MODELS, ModelOptions
+from fedproto.rounds import aggregate, jobs, runs_from, train
 from fedproto.store import RunStore
 from fedproto.store.run import describe_environment
+from fedproto.strategies.serve import upper_half
 from fedproto.types import ClientUpdate
 
 Attack = Callable[[LocalJob, ClientUpdate], ClientUpdate]
-CLAIMED = 9_999_999
+HOSTILE, CLAIMED = 0, 9_999_999
+
+
+@MODELS.register("normed-mlp")
+@dataclass(frozen=True)
+class NormedMLP(ModelOptions):
+    """A small network with batch normalisation, whose statistics an attack can reach."""
+
+    def build(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+        """Two dense layers with batch normalisation, and a head."""
+        numbers = int(torch.tensor(input_shape).prod())
+        body = nn.Sequential(
+            nn.Flatten(),
+            *(nn.Linear(numbers, 64), nn.BatchNorm1d(64), nn.ReLU()),
+            *(nn.Linear(64, 32), nn.BatchNorm1d(32), nn.ReLU()),
+        )
+        return _Headed(body, nn.Linear(32, num_classes))
+
+
+class _Headed(nn.Module):
+    def __init__(self, body: nn.Module, head: nn.Module) -> None:
+        super().__init__()
+        self.body, self.classifier = body, head
+
+    def features(self, x: torch.Tensor) -> torch.Tensor:
+        return self.body(x)
+
+    def head(self, features: torch.Tensor) -> torch.Tensor:
+        return self.classifier(features)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.features(x))
 
 
 def scaled(times: float) -> Attack:
-    """The client's own way, so many times as long."""
+    """The honest update, times a factor."""
 
     def attack(job: LocalJob, update: ClientUpdate) -> ClientUpdate:
         sent = job.state.params
@@ -62,108 +98,169 @@ def absurd(value: float) -> Attack:
 
     def attack(job: LocalJob, update: ClientUpdate) -> ClientUpdate:
         del job
-        return replace(
-            update,
-            params={name: torch.full_like(one, value) for name, one in update.params.items()},
-        )
+        params = {name: torch.full_like(one, value) for name, one in update.params.items()}
+        return replace(update, params=params)
 
     return attack
 
 
-def payload(job: LocalJob, update: ClientUpdate) -> ClientUpdate:
-    """What goes beside the weights a thousand times as large and turned round, where that is legal.
-
-    Margins and losses are left alone: beyond their declared bounds the guard refuses them.
-    """
-    told = {
-        name: -1000 * one if name.startswith("prototypes/sum") else one
-        for name, one in update.payload.items()
-    }
-    return replace(scaled(-1)(job, update), payload=told)
-
-
 def few_steps(job: LocalJob, update: ClientUpdate) -> ClientUpdate:
-    """The opposite way, as if in one step: who enrols with one sample makes no more."""
+    """The opposite update, as if made in one step."""
     return replace(scaled(-1)(job, update), steps=1)
 
 
-def absent(job: LocalJob, update: ClientUpdate) -> ClientUpdate:
-    """Nothing that could be used."""
-    return absurd(float("nan"))(job, update)
-
-
 def claimed(job: LocalJob, update: ClientUpdate) -> ClientUpdate:
-    """The honest way, with the weight of ten million samples."""
+    """The honest update, with the weight of ten million samples."""
     del job
     return replace(update, num_examples=CLAIMED)
 
 
-def many_samples(job: LocalJob, update: ClientUpdate) -> ClientUpdate:
-    """The opposite way, with the weight of ten million samples."""
-    return claimed(job, scaled(-1)(job, update))
+def reported(length: float, *, swapped: bool, own: bool = False) -> Attack:
+    """Invented means of all or its own classes, matching products, and ten million samples.
+
+    Random directions, or each class at the place of the next one as the received head has it.
+    """
+
+    def attack(job: LocalJob, update: ClientUpdate) -> ClientUpdate:
+        told = dict(update.payload)
+        for group in ("prototypes", "serve"):
+            if f"{group}/sum" not in told:
+                continue
+            sum_cd, count_c = told[f"{group}/sum"].double(), told[f"{group}/count"]
+            held = count_c > 0
+            usual = (sum_cd[held] / count_c[held].unsqueeze(1)).norm(dim=1).mean()
+            way_cd = torch.randn(
+                sum_cd.shape,
+                generator=torch.Generator().manual_seed(job.client),
+                dtype=torch.float64,
+            )
+            rows = [
+                one
+                for name, one in job.state.params.items()
+                if one.shape == sum_cd.shape and name.startswith(("classifier", "head", "output"))
+            ]
+            if swapped and rows:
+                way_cd = rows[-1].double().roll(1, dims=0)
+            mean_cd = length * usual * way_cd / way_cd.norm(dim=1, keepdim=True).clamp(min=1e-9)
+            count_c = torch.full_like(count_c, CLAIMED // len(count_c))
+            count_c = torch.where(held | (not own), count_c, 0)
+            told[f"{group}/count"] = count_c
+            told[f"{group}/sum"] = (mean_cd * count_c.unsqueeze(1)).to(told[f"{group}/sum"])
+            if (products := told.get(f"{group}/products")) is not None:
+                number = int(count_c.sum())
+                spread = 0.01 * usual**2 * torch.eye(mean_cd.shape[1], dtype=torch.float64)
+                square = (mean_cd.t() * count_c) @ mean_cd + number * spread
+                rows_, columns = upper_half(len(square), square.device)
+                told[f"{group}/products"] = square[rows_, columns].to(products)
+        return replace(update, payload=told, num_examples=CLAIMED)
+
+    return attack
 
 
+def statistics_moved(mean: float, variance: float | None) -> Attack:
+    """Honest weights with other running statistics."""
+
+    def attack(job: LocalJob, update: ClientUpdate) -> ClientUpdate:
+        del job
+        buffers = {
+            name: one + mean
+            if name.endswith("running_mean")
+            else torch.full_like(one, variance)
+            if variance is not None and name.endswith("running_var")
+            else one
+            for name, one in update.buffers.items()
+        }
+        return replace(update, buffers=buffers)
+
+    return attack
+
+
+def both(*attacks: Attack) -> Attack:
+    """Several attacks one after another."""
+
+    def attack(job: LocalJob, update: ClientUpdate) -> ClientUpdate:
+        for one in attacks:
+            update = one(job, update)
+        return update
+
+    return attack
+
+
+FAR, SWAPPED = reported(10, swapped=False), reported(1, swapped=True)
+OWN = reported(1, swapped=True, own=True)
 ATTACKS: dict[str, Attack | None] = {
     "none": None,
-    "x 10": scaled(10),
+    "absent": absurd(float("nan")),
     "x 1000": scaled(1000),
     "x -1": scaled(-1),
+    "x -1.5": scaled(-1.5),
     "x -9": scaled(-9),
     "noise": noise,
-    "1e3": absurd(1e3),
-    "1e29": absurd(1e29),
-    "10M samples": claimed,
-    "10M samples, x -1": many_samples,
-    "payload x -1000, x -1": payload,
     "one step, x -1": few_steps,
-    "absent": absent,
+    "10M samples": claimed,
+    "10M samples, x -1": both(scaled(-1), claimed),
+    "10M samples, x -1.5": both(scaled(-1.5), claimed),
+    "far statistics": FAR,
+    "far statistics, x -1": both(scaled(-1), FAR),
+    "swapped statistics": SWAPPED,
+    "swapped statistics, x -1": both(scaled(-1), SWAPPED),
+    "swapped statistics of its classes": OWN,
+    "swapped statistics of its classes, x -1": both(scaled(-1), OWN),
+    "running mean + 10": statistics_moved(10, None),
+    "running variance 1e15": statistics_moved(0, 1e15),
+    "10M samples, running mean + 10, x -1": both(statistics_moved(10, None), scaled(-1), claimed),
 }
+CLAIMS = {name for name in ATTACKS if name.startswith(("10M samples", "far", "swapped"))}
+MLP = {"name": "mlp", "hidden": 64, "features": 32}
+DIGITS = {"name": "digits", "clients": 10, "classes_per_client": 2}
 TASKS: dict[str, dict[str, Any]] = {
-    "digits": {
-        "data": {"name": "digits", "clients": 10, "classes_per_client": 2},
-        "model": {"name": "mlp", "hidden": 64, "features": 32},
-    },
-    "mnist": {
-        "data": {
-            "name": "mnist",
-            "clients": 50,
-            "partition": "class-sizes",
-            "classes_per_client": 2,
-            "mean_size": 100.0,
-            "sigma": 1.0,
-        },
-        "model": {"name": "mlp", "hidden": 64, "features": 32},
+    "digits": {"data": DIGITS, "model": MLP, "cohort": 10, "lr": 0.05},
+    "digits, cohorts of 3": {"data": DIGITS, "model": MLP, "cohort": 3, "lr": 0.05},
+    "digits, batch norm": {
+        "data": DIGITS,
+        "model": {"name": "normed-mlp"},
+        "cohort": 10,
+        "lr": 0.05,
     },
     "synthetic": {
         "data": {"name": "synthetic", "clients": 30},
-        "model": {"name": "mlp", "hidden": 64, "features": 32},
+        "model": MLP,
+        "cohort": 10,
+        "lr": 0.05,
     },
+}
+METHODS: dict[str, dict[str, Any]] = {
+    "FedAvg": {"strategy": {"name": "fedavg"}},
+    "FedProto": {"strategy": {"name": "fedproto"}},
+    "FedAvg, LDA head": {"strategy": {"name": "fedavg"}, "serve": {"head": "lda"}},
+    "SCAFFOLD": {"strategy": {"name": "scaffold"}},
+    "FedDyn": {"strategy": {"name": "feddyn"}},
 }
 
 
 def config_of(
-    task: str, strategy: str, defence: str, seed: int, rounds_: int, engine: str
+    task: str, method: str, defence: str, attack: str, seed: int, rounds_: int
 ) -> RunConfig:
-    """A run of ten clients a round."""
+    """A run of one attack."""
     about = TASKS[task]
     config = read_config(
         {
             "seed": seed,
-            "label": f"{strategy} {defence}",
+            "label": attack,
             "data": {**about["data"], "seed": seed},
             "model": about["model"],
-            "strategy": {"name": strategy},
-            "train": {"epochs": 2, "batch_size": 10, "lr": 0.05},
-            "schedule": {"rounds": rounds_, "cohort": 10},
+            **METHODS[method],
+            "train": {"epochs": 2, "batch_size": 10, "lr": about["lr"]},
+            "schedule": {"rounds": rounds_, "cohort": about["cohort"], "sampling": "size"},
             "evaluate": {"every": 5},
             "store": {"checkpoint_every": 0},
-            "engine": {"name": engine},
+            "engine": {"name": "reference" if "norm" in task else "stacked"},
         }
     )
     return replace(config, aggregate=DEFENCES[defence])
 
 
-def carry_out(configs: Sequence[RunConfig], attacks: Sequence[Attack | None]) -> list[float]:
+def run_attacks(configs: Sequence[RunConfig]) -> list[float]:
     """Accuracies in per cent, the mean over the last three tests, of runs that train together."""
 
     def engine_for(config, workload):  # noqa: ANN001, ANN202
@@ -172,13 +269,11 @@ def carry_out(configs: Sequence[RunConfig], attacks: Sequence[Attack | None]) ->
 
         def attacked(jobs):  # noqa: ANN001, ANN202
             # All runs have as many rounds, so that their jobs always come in the runs' order.
-            first = {}
-            for job in jobs:
-                first.setdefault(id(job.state), (len(first), job.client))
+            places: dict[int, int] = {}
             updates = []
             for job, update in zip(jobs, honest(jobs), strict=True):
-                run, hostile = first[id(job.state)]
-                attack = attacks[run] if job.client == hostile else None
+                run = places.setdefault(id(job.state), len(places))
+                attack = ATTACKS[configs[run].label] if job.client == HOSTILE else None
                 updates.append(update if attack is None else attack(job, update))
             return updates
 
@@ -199,58 +294,100 @@ def carry_out(configs: Sequence[RunConfig], attacks: Sequence[Attack | None]) ->
 
 
 def believe_claims() -> None:
-    """As over a network, where a client's samples are those it enrolled with."""
-    refuse = aggregate.reason_to_refuse
+    """As over a network: a client's samples are those it enrolled with, also where it is drawn."""
+    refuse, participants = aggregate.reason_to_refuse, jobs.participants
+    believed_sizes = jobs.believed_sizes
 
     def reason(update, expected):  # noqa: ANN001, ANN202
         if update.num_examples == CLAIMED:
-            update = replace(update, num_examples=expected.num_examples)
+            payload = {
+                name: replace(one, high=max(one.high, CLAIMED), total=max(one.total, CLAIMED))
+                for name, one in expected.payload.items()
+            }
+            expected = replace(expected, num_examples=CLAIMED, payload=payload)
         return refuse(update, expected)
 
-    aggregate.reason_to_refuse = reason
+    def claiming(config, round_, federation):  # noqa: ANN001, ANN202
+        def claimed_sizes(sizes, times):  # noqa: ANN001, ANN202
+            if config.label in CLAIMS:
+                sizes = sizes.copy()
+                sizes[HOSTILE] = CLAIMED
+            return believed_sizes(sizes, times)
+
+        jobs.believed_sizes = claimed_sizes
+        return participants(config, round_, federation)
+
+    aggregate.reason_to_refuse, jobs.participants = reason, claiming
 
 
 def main() -> None:
-    """Prints a row per attack and a column per defence."""
+    """Prints the attacks on each task and method, and writes all accuracies."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", default="digits", choices=list(TASKS))
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--strategies", nargs="+", default=["fedavg", "fedproto"])
+    parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
+    parser.add_argument("--methods", nargs="+", default=list(METHODS)[:3], choices=list(METHODS))
+    parser.add_argument("--defences", nargs="+", default=["none", "clip"], choices=list(DEFENCES))
     parser.add_argument("--attacks", nargs="+", default=list(ATTACKS), choices=list(ATTACKS))
-    parser.add_argument("--defences", nargs="+", default=list(DEFENCES), choices=list(DEFENCES))
-    parser.add_argument("--engine", default="stacked", choices=["stacked", "reference"])
-    parser.add_argument("--out", type=Path, help="takes up what is there, cell by cell")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--out", type=Path, help="keeps the results that are there")
     given = parser.parse_args()
     believe_claims()
     known = given.out is not None and given.out.exists()
     figures = json.loads(given.out.read_text()) if known else {}
-    figures |= {"environment": describe_environment(), "date": time.strftime("%Y-%m-%d")}
-    cells = [(attack, defence) for attack in given.attacks for defence in given.defences]
-    for strategy in given.strategies:
-        rows = (
-            figures.setdefault("accuracy", {}).setdefault(given.data, {}).setdefault(strategy, {})
-        )
-        for seed in given.seeds:
-            configs = [
-                config_of(given.data, strategy, defence, seed, given.rounds, given.engine)
-                for _, defence in cells
-            ]
-            scores = carry_out(configs, [ATTACKS[attack] for attack, _ in cells])
-            for (attack, defence), score in zip(cells, scores, strict=True):
-                rows.setdefault(attack, {}).setdefault(defence, {})[str(seed)] = round(score, 2)
-            if given.out is not None:
-                given.out.write_text(json.dumps(figures, indent=2) + "\n")
-        print_rows(strategy, rows, given.defences)
+    commit = subprocess.run(
+        ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    figures |= {
+        "environment": describe_environment(),
+        "date": time.strftime("%Y-%m-%d"),
+        "tasks": TASKS,
+        "rounds": given.rounds,
+    }
+    figures.setdefault("commits", {})
+    for task in given.tasks:
+        for method in given.methods:
+            rows = figures.setdefault("accuracy", {}).setdefault(task, {}).setdefault(method, {})
+            for seed in given.seeds:
+                cells = [
+                    (attack, defence)
+                    for defence in given.defences
+                    for attack in given.attacks
+                    if _reaches(attack, task, method)
+                ]
+                for defence in given.defences:
+                    own = [attack for attack, named in cells if named == defence]
+                    scores = run_attacks(
+                        [
+                            config_of(task, method, defence, attack, seed, given.rounds)
+                            for attack in own
+                        ]
+                    )
+                    for attack, score in zip(own, scores, strict=True):
+                        rows.setdefault(attack, {}).setdefault(defence, {})[str(seed)] = round(
+                            score, 2
+                        )
+                figures["commits"][f"{task}, {method}"] = commit
+                if given.out is not None:
+                    given.out.write_text(json.dumps(figures, indent=1) + "\n")
+            print_rows(f"{task}: {method}", rows, given.defences)
+
+
+def _reaches(attack: str, task: str, method: str) -> bool:
+    """Whether an attack differs from a simpler one with a task and a method."""
+    if "statistics" in attack:
+        return method in ("FedProto", "FedAvg, LDA head")
+    if "running" in attack:
+        return "batch norm" in task
+    return "step" not in attack or method == "SCAFFOLD"
 
 
 def print_rows(
-    strategy: str, rows: dict[str, dict[str, dict[str, float]]], defences: list[str]
+    title: str, rows: dict[str, dict[str, dict[str, float]]], defences: list[str]
 ) -> None:
-    """Means over seeds; beside no attack and the same defence, the mean change and the worst."""
-    print(f"{strategy:22}" + "".join(f"{defence:>26}" for defence in defences))
+    """Means over seeds; the mean change from no attack under the same defence, and the worst."""
+    print(f"{title:38}" + "".join(f"{defence:>26}" for defence in defences))
     for attack, row in rows.items():
-        line = f"{attack:22}"
+        line = f"{attack:38}"
         for defence in defences:
             values = row.get(defence, {})
             honest = rows.get("none", {}).get(defence, {})

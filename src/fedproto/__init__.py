@@ -75,6 +75,7 @@ if TYPE_CHECKING:
     from fedproto.strategies.aggregation import AggregateOptions as AggregateOptions
     from fedproto.strategies.sections import HeadOptions as HeadOptions
     from fedproto.strategies.sections import Method as Method
+    from fedproto.strategies.sections import PrivacyOptions as PrivacyOptions
     from fedproto.strategies.sections import ServerOptions as ServerOptions
     from fedproto.strategies.serve import ServeOptions as ServeOptions
     from fedproto.types import Prototypes as Prototypes

@@ -101,7 +101,7 @@ def list_known(
     elif kind in [entry.name for entry in summaries("strategies")]:
         console.print(
             "Sections that combine with every strategy (fedproto list SECTION): head, serve,"
-            " server, aggregate, train, schedule."
+            " privacy, server, aggregate, train, schedule."
         )
 
 

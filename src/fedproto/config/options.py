@@ -10,6 +10,7 @@ from fedproto.data.tasks import headline, lower_is_better
 from fedproto.errors import ConfigError
 from fedproto.options import Options, option
 from fedproto.strategies.aggregation import AggregateOptions
+from fedproto.strategies.sections import Method
 from fedproto.types import RoundRecord
 
 
@@ -114,9 +115,12 @@ class StoreOptions(Options):
         return max(0, (round_ // self.checkpoint_every - self.keep) * self.checkpoint_every)
 
 
-CLIP = AggregateOptions(drop_beyond=3.0, clip_norm="median", clip_times=1.5, max_share=1.5)
-"""Updates beyond three times the median norm are rejected, those beyond 1.5 times are clipped, and
-no client's weight exceeds one and a half equal shares: honest clients are hardly affected."""
+CLIP = AggregateOptions(
+    drop_beyond=8.0, clip_norm="median", clip_times=1.5, max_share=1.5, max_claim=5.0
+)
+"""Updates beyond eight times the median norm are rejected, those beyond 1.5 times are clipped, no
+client's weight exceeds one and a half equal shares, and its claims five times the median: honest
+clients are hardly affected."""
 
 DEFENCES = {
     "none": AggregateOptions(),
@@ -127,6 +131,19 @@ DEFENCES = {
     "geometric-median": replace(CLIP, rule="geometric-median"),
 }
 """The ``[aggregate]`` options that each value of `FlowerOptions.defence` stands for."""
+
+LEAST_SAMPLES = 5
+"""Samples of a class below which real clients report no feature statistics of it."""
+
+
+def defended_method(method: Method, defence: str = "clip") -> Method:
+    """A method with real clients: with a defence and private statistics, unless it has its own."""
+    aggregate, privacy = method.aggregate, method.privacy
+    if aggregate == AggregateOptions():
+        aggregate = DEFENCES[defence]
+    if privacy.min_samples is None:
+        privacy = replace(privacy, min_samples=LEAST_SAMPLES)
+    return replace(method, aggregate=aggregate, privacy=privacy)
 
 
 @dataclass(frozen=True)

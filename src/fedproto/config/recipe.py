@@ -53,7 +53,7 @@ from fedproto.measures import MeasureOptions
 from fedproto.options import Options, bundled_recipes, options_to_dict
 from fedproto.strategies.aggregation import AggregateOptions
 from fedproto.strategies.base import STRATEGIES
-from fedproto.strategies.sections import HeadOptions, ServerOptions
+from fedproto.strategies.sections import HeadOptions, PrivacyOptions, ServerOptions
 from fedproto.strategies.serve import ServeOptions
 
 _LONGEST_NAME = 150
@@ -346,6 +346,7 @@ class Sections(TypedDict, total=False):
     server: ServerOptions | Table
     head: HeadOptions | Table
     serve: ServeOptions | Table
+    privacy: PrivacyOptions | Table
     schedule: ScheduleOptions | Table
     evaluate: EvaluateOptions | Table
     measure: MeasureOptions | Table

@@ -14,12 +14,12 @@ from torch import nn
 
 from fedproto.callback import Callback
 from fedproto.config.options import (
-    DEFENCES,
     EvaluateOptions,
     FlowerOptions,
     ScheduleOptions,
     StopOptions,
     StoreOptions,
+    defended_method,
 )
 from fedproto.data.base import DATASETS, DataSource
 from fedproto.data.federation import Federation
@@ -35,7 +35,7 @@ from fedproto.models.base import MODELS, ModelOptions
 from fedproto.options import Options, Registry, is_unicode, options_to_dict, plain, read_options
 from fedproto.strategies.aggregation import AggregateOptions
 from fedproto.strategies.base import STRATEGIES, Strategy
-from fedproto.strategies.sections import HeadOptions, Method, ServerOptions
+from fedproto.strategies.sections import HeadOptions, Method, PrivacyOptions, ServerOptions
 from fedproto.strategies.serve import ServeOptions
 from fedproto.types import RoundRecord
 
@@ -65,6 +65,7 @@ class RunConfig:
     server: ServerOptions = field(default_factory=ServerOptions)
     head: HeadOptions = field(default_factory=HeadOptions)
     serve: ServeOptions = field(default_factory=ServeOptions)
+    privacy: PrivacyOptions = field(default_factory=PrivacyOptions)
     schedule: ScheduleOptions = field(default_factory=ScheduleOptions)
     evaluate: EvaluateOptions = field(default_factory=EvaluateOptions)
     measure: MeasureOptions = field(default_factory=MeasureOptions)
@@ -84,7 +85,7 @@ class RunConfig:
         server = self.server
         if server.lookahead is None and self.strategy.lookahead:
             server = dataclasses.replace(server, lookahead=self.strategy.lookahead)
-        return Method(self.strategy, self.head, self.serve, server, self.aggregate)
+        return Method(self.strategy, self.head, self.serve, server, self.aggregate, self.privacy)
 
     @property
     def partial_work(self) -> bool:
@@ -100,11 +101,14 @@ class RunConfig:
     def defended(self) -> RunConfig:
         """The run with real clients: with ``flower.defence``, unless ``[aggregate]`` is given.
 
+        Statistics of few samples are withheld, unless ``privacy.min_samples`` is given.
+
         Resolved when the run is made, so that a simulation of its description has the same bits.
         """
-        if self.aggregate != AggregateOptions() or self.strategy.pooled:
+        if self.strategy.pooled:
             return self
-        return dataclasses.replace(self, aggregate=DEFENCES[self.flower.defence])
+        own = defended_method(self.method, self.flower.defence)
+        return dataclasses.replace(self, aggregate=own.aggregate, privacy=own.privacy)
 
     def located(self) -> RunConfig:
         """The same, with a path of own data that no longer depends on where one is."""

@@ -12,6 +12,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedproto.config.options import defended_method
 from fedproto.data.tasks import task_named
 from fedproto.engines.setting import load_state, read_state, setting_for
 from fedproto.engines.training import BatchTerm, outputs_of
@@ -115,7 +116,7 @@ def train_locally(
         TrainingError: If there is no data, the model gives no features where they are needed, or
             the server is of another strategy.
     """
-    method = method if isinstance(method, Method) else Method(method)
+    method = defended_method(method if isinstance(method, Method) else Method(method))
     about = message.content[CONFIG]
     assert isinstance(about, ConfigRecord)  # noqa: S101 - the strategy sends one
     device = next(model.parameters()).device

@@ -20,6 +20,7 @@ from flwr.serverapp.strategy import Strategy
 from torch import Tensor, nn
 
 from fedproto import strategies
+from fedproto.config.options import defended_method
 from fedproto.data.tasks import task_named
 from fedproto.engines.setting import setting_for
 from fedproto.errors import ConfigError
@@ -68,6 +69,8 @@ class FedProtoStrategy(Strategy):
         wait: Seconds to wait for that many.
         deadline: Seconds a client has to answer.
         max_examples: Largest plausible number of samples of a client.
+        defence: How hostile clients are bounded, one of `fedproto.config.options.DEFENCES`, unless
+            the method has ``aggregate`` options of its own.
         seed: For the choice of the cohort among the connected nodes.
 
     Attributes:
@@ -90,10 +93,12 @@ class FedProtoStrategy(Strategy):
         wait: float = 120.0,
         deadline: float = 600.0,
         max_examples: int = 10_000_000,
+        defence: str = "clip",
         seed: int = 0,
     ) -> None:
         method = method or strategies.FedProto()
-        self.method = method if isinstance(method, Method) else Method(method)
+        method = method if isinstance(method, Method) else Method(method)
+        self.method = defended_method(method, defence)
         if self.method.strategy.pooled:
             raise ConfigError("a strategy that pools the clients' data cannot run over Flower")
         self.attention: dict[int, dict[int, float]] = {}

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fedproto.engines.base import LocalJob
 from fedproto.errors import TrainingError
+from fedproto.rounds.claims import bound_claims, merge_by_rule
 from fedproto.strategies.aggregation import as_remembered, combine, summed, update_norms
 from fedproto.strategies.base import Declarations, Setting
 from fedproto.strategies.sections import Method
@@ -117,6 +118,7 @@ def aggregate_round(
         (update for update in updates if update.client not in apart),
         key=lambda update: update.client,
     )
+    updates = bound_claims(method.aggregate, updates, method.payload(setting, 1))
     combined = combine_updates(method, state, updates, setting) if updates else None
     if combined is None:
         stays = replace(state, round=state.round + 1)
@@ -143,6 +145,8 @@ def combine_updates(
     weights = _checked(method, strategy.weigh(state, updates), len(updates))
     weights = method.head.weigh(weights, updates, setting)
     combined, counted = combine(options, state, updates, weights)
+    declared = method.payload(setting, 1)
+    updates = merge_by_rule(options, updates, declared, weights.client, counted)
     if strategy.server_memory(setting):
         seen = as_remembered(options, state, updates)
         memory = {**state.memory, **strategy.remember(state, seen, setting)}

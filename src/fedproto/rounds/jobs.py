@@ -14,6 +14,7 @@ from fedproto.engines.layers import statistics_names
 from fedproto.engines.setting import setting_of
 from fedproto.errors import ConfigError, StoreError
 from fedproto.rng import Purpose, schedule, torch_seed
+from fedproto.rounds.claims import believed_sizes
 from fedproto.strategies.base import Setting, initial_tensors
 from fedproto.types import POOLED, ServerState, Tensors
 
@@ -167,7 +168,10 @@ def participants(
     """
     strategy, seed, options = config.strategy, config.seed, config.train
     sizes = federation.train_sizes
-    cohort = schedule.cohort(seed, round_, sizes, config.schedule.cohort, config.schedule.sampling)
+    drawn_by = believed_sizes(sizes, config.aggregate.max_claim)
+    cohort = schedule.cohort(
+        seed, round_, drawn_by, config.schedule.cohort, config.schedule.sampling
+    )
 
     def batches(
         client: int, num_examples: int, epochs: int, max_steps: int = 0

@@ -47,6 +47,12 @@ class AggregateOptions(Options):
         "largest weight of a client, as a multiple of an equal share; the rest goes to the others",
         at_least=1,
     )
+    max_claim: float | None = option(
+        None,
+        "bound claims by the cohort: samples and class counts to this multiple of the median (also"
+        " where clients are drawn by size), feature and batch-norm statistics to the usual range",
+        at_least=1,
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -59,6 +65,11 @@ class AggregateOptions(Options):
     def plain(self) -> bool:
         """Whether updates are averaged as they are."""
         return self.rule == "mean" and self.clip_norm is None and self.max_share is None
+
+    @property
+    def distrusts(self) -> bool:
+        """Whether amounts and statistics that clients report are bounded by the cohort."""
+        return self.rule != "mean" or self.max_claim is not None
 
     def check_fits(self, cohort: int, *, pooled: bool, weighs_tensors: bool) -> None:
         """Checks that the rule has a meaning for a strategy and a cohort.
@@ -147,8 +158,8 @@ def _made_of(
     """The rule's result from an origin, with equal weights; None where it is the plain mean."""
     if options.drop_beyond is not None:
         # Clients keep their own side of this memory: clipping an honest one sets the two sides
-        # apart. So only norms are clipped at which an update would be rejected.
-        options = replace(options, clip_times=max(options.clip_times, options.drop_beyond))
+        # apart. So only far longer ones are clipped.
+        options = replace(options, clip_times=2 * options.clip_times)
     start = ServerState(0, origin, {})
     moved = [
         replace(update, params=end, buffers={}) for update, end in zip(updates, ends, strict=True)
@@ -168,12 +179,12 @@ def _capped(weights: ClientWeights, times: float) -> ClientWeights:
 
     def capped(share: Tensor) -> Tensor:
         if share.dim() == 1:
-            return cap_attention(share, times / len(share))
+            return cap_shares(share, times)
         share = share.clone()
         for share_k in share.unbind(dim=1):
             holds_k = share_k > 0
             if bool(holds_k.any()):
-                share_k[holds_k] = cap_attention(share_k[holds_k], times / int(holds_k.sum()))
+                share_k[holds_k] = cap_shares(share_k[holds_k], times)
         return share
 
     tensor = weights.tensor and {name: capped(share) for name, share in weights.tensor.items()}
@@ -230,8 +241,7 @@ def _combined(
                 torch.lerp(old, value, one)
                 for value, one in zip(values, scale.tolist(), strict=True)
             ]
-        between = median if options.rule == "median" else trimmed_mean
-        found = between(torch.stack(list(values)), share.to(old.device), options.trim)
+        found = between_clients(options, torch.stack(list(values)), share.to(old.device))
         return found if isinstance(scale, Tensor) or scale == 1 else torch.lerp(old, found, scale)
     if isinstance(scale, Tensor):
         share = share * scale
@@ -303,10 +313,17 @@ _WEISZFELD_STEPS = 200
 _TOLERANCE = 1e-9
 
 
-def median(value_k: Tensor, share_k: Tensor, trim: float) -> Tensor:
+def between_clients(options: AggregateOptions, value_k: Tensor, share_k: Tensor) -> Tensor:
+    """The weighted median or trimmed mean of every number, as the rule says."""
+    if options.rule == "median":
+        return median(value_k, share_k)
+    return trimmed_mean(value_k, share_k, options.trim)
+
+
+def median(value_k: Tensor, share_k: Tensor) -> Tensor:
     """The weighted median of every number; the mean of the two middle ones where both are."""
-    del trim
-    value_k, cumulated_k = _sorted(value_k, share_k)
+    value_k, order = value_k.sort(dim=0)
+    cumulated_k = share_k[order].cumsum(dim=0)
     lower = (cumulated_k < 0.5 - _TOLERANCE).sum(dim=0, keepdim=True)
     upper = (cumulated_k < 0.5 + _TOLERANCE).sum(dim=0, keepdim=True).clamp(max=len(value_k) - 1)
     both = value_k.gather(0, lower) + value_k.gather(0, upper)
@@ -330,22 +347,19 @@ def trimmed_mean(value_k: Tensor, share_k: Tensor, trim: float) -> Tensor:
     return (value_k[kept] * kept_share_k.to(value_k.dtype)).sum(dim=0)
 
 
-def _sorted(value_k: Tensor, share_k: Tensor) -> tuple[Tensor, Tensor]:
-    value_k, order = value_k.sort(dim=0)
-    return value_k, share_k[order].cumsum(dim=0)
-
-
 def krum(gram: Tensor, hostile: int, *, one: bool) -> Tensor:
-    """The clients closest to their neighbours (Blanchard et al. 2017), ``[K]``, boolean."""
+    """The clients closest to their neighbours (Blanchard et al. 2017), ``[K]``, boolean.
+
+    Clients with the same score as the last one chosen are chosen too, so that ids decide nothing.
+    Scores are compared with each other, never with the largest, which a hostile client sets.
+    """
     number = len(gram)
+    gram = (gram + gram.t()) / 2  # rounding must not tell two nearest neighbours apart
     square = (gram.diagonal().unsqueeze(0) + gram.diagonal().unsqueeze(1) - 2 * gram).clamp(min=0)
     neighbours = max(1, min(number - hostile - 2, number - 1))
     score = square.sort(dim=1).values[:, 1 : neighbours + 1].sum(dim=1)
-    # Clients that are each other's nearest, or were clipped to one norm, are level: the first of
-    # them is taken, where the last digits would let the machine's rounding choose.
-    level = (score / score.max().clamp(min=1e-300)).round(decimals=5)
-    best = level.argsort(stable=True)[: 1 if one else max(1, number - hostile)]
-    return torch.zeros(number, dtype=torch.bool).index_fill(0, best, True)
+    last = score.sort().values[0 if one else max(1, number - hostile) - 1]
+    return score <= last * (1 + _TOLERANCE)
 
 
 def among(share_k: Tensor, chosen_k: Tensor) -> Tensor:
@@ -384,6 +398,11 @@ def geometric_median(gram: Tensor, share_k: Tensor) -> Tensor:
             return next_k
         weight_k = next_k
     return weight_k
+
+
+def cap_shares(share_k: Tensor, times: float) -> Tensor:
+    """Limits every share to a multiple of an equal one, and to one half."""
+    return cap_attention(share_k, min(times / len(share_k), 0.5))
 
 
 def cap_attention(a_k: Tensor, cap: float) -> Tensor:

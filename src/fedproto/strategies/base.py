@@ -48,6 +48,8 @@ class Declared:
         high: Largest plausible value.
         total: Largest plausible sum of all values.
         zero_where: Name of another tensor of the same map; where that is zero, so is this one.
+        counted_by: Sums of vectors, a row per class: name of the number of vectors in each.
+        squares_of: Upper half of the summed products of vectors: name of their sums.
         initial: Value before the first round, in memory; None for no tensor until there is one.
         broadcast: Server memory alone: whether clients get it beside the weights.
     """
@@ -58,6 +60,8 @@ class Declared:
     high: float = LARGEST
     total: float = math.inf
     zero_where: str | None = None
+    counted_by: str | None = None
+    squares_of: str | None = None
     initial: float | None = 0.0
     broadcast: bool = False
 

@@ -33,6 +33,7 @@ from fedproto.strategies.base import (
     Report,
     Seen,
     Setting,
+    Statistic,
     Strategy,
     known_head,
     personal_memory,
@@ -276,6 +277,44 @@ _SECOND_MOMENTS: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
 
 
 @dataclass(frozen=True)
+class PrivacyOptions(Options):
+    """Feature statistics that clients keep to themselves, whatever the strategy.
+
+    From the mean and the products of two feature vectors both can be computed, and one is its own
+    mean. So classes of which a client has few samples are left out of all that it reports of its
+    features: sums, counts and products.
+    """
+
+    min_samples: int | None = option(
+        None,
+        "fewest samples of a class for which a client reports feature statistics; none: 1, and 5"
+        " over Flower",
+        at_least=1,
+    )
+
+    def asked(self, what: frozenset[Statistic]) -> frozenset[Statistic]:
+        """The statistics to take: products class by class where some are left out."""
+        if (self.min_samples or 1) == 1 or "products" not in what:
+            return what
+        return what - {"products"} | {"class_products"}
+
+    def withhold(self, seen: Seen) -> Seen:
+        """The statistics without those of rare classes."""
+        if seen is None or (self.min_samples or 1) == 1:
+            return seen
+        kept_c = seen.count >= (self.min_samples or 1)
+        products = seen.products
+        if products.shape[-1]:
+            products = torch.where(kept_c.unsqueeze(-1).unsqueeze(-1), products, 0)
+        return replace(
+            seen,
+            sums=torch.where(kept_c.unsqueeze(-1), seen.sums, 0),
+            count=torch.where(kept_c, seen.count, 0),
+            products=products,
+        )
+
+
+@dataclass(frozen=True)
 class Method:
     """A strategy and the sections beside it."""
 
@@ -284,6 +323,7 @@ class Method:
     serve: ServeOptions = field(default_factory=ServeOptions)
     server: ServerOptions = field(default_factory=ServerOptions)
     aggregate: AggregateOptions = field(default_factory=AggregateOptions)
+    privacy: PrivacyOptions = field(default_factory=PrivacyOptions)
 
     def __post_init__(self) -> None:
         name = type(self.strategy).__name__
@@ -300,7 +340,9 @@ class Method:
     @cached_property
     def needs(self) -> Needs:
         """What the engine must be able to do."""
-        return self.strategy.needs | self.head.needs | self.serve.needs
+        needs = self.strategy.needs | self.head.needs | self.serve.needs
+        asked = self.privacy.asked
+        return replace(needs, before=asked(needs.before), after=asked(needs.after))
 
     @property
     def weighs_rows(self) -> bool:
@@ -355,6 +397,7 @@ class Method:
 
     def report(self, local: Local, trained: Tensors, before: Seen, after: Seen) -> Report:
         """Tensors that a client sends and keeps after training."""
+        before, after = self.privacy.withhold(before), self.privacy.withhold(after)
         own = self.strategy.report(local, trained, before, after)
         added = {**self.head.report(local), **self.serve.report(before)}
         return Report({**own.payload, **added}, own.memory)

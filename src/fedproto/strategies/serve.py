@@ -118,7 +118,8 @@ class ServeOptions(Options):
         channels, per_sample = setting.feature_sizes()
         declared = prototypes_declared(setting, num_examples * per_sample, SUM, COUNT)
         if self._products:
-            declared[PRODUCTS] = Declared((channels * (channels + 1) // 2,), setting.float_type)
+            half = (channels * (channels + 1) // 2,)
+            declared[PRODUCTS] = Declared(half, setting.float_type, squares_of=SUM)
         return declared
 
     def memory(self, setting: Setting) -> Declarations:
@@ -146,8 +147,11 @@ class ServeOptions(Options):
             return {}
         found = {SUM: before.sums, COUNT: before.count}
         if self._products:
-            rows, columns = _upper_half(before.products.shape[-1], before.products.device)
-            found[PRODUCTS] = before.products[rows, columns].to(before.sums.dtype)
+            products = before.products
+            if products.dim() > before.sums.dim():  # class by class
+                products = products.sum(dim=-3)
+            rows, columns = upper_half(products.shape[-1], products.device)
+            found[PRODUCTS] = products[rows, columns].to(before.sums.dtype)
         return found
 
     def remember(self, state: ServerState, updates: Updates) -> Tensors:
@@ -156,7 +160,7 @@ class ServeOptions(Options):
             return {}
         believed: list[tuple[ClientUpdate, Tensor | None]] = [(one, None) for one in updates]
         if self._products:
-            squares = [(one, _square(one.payload[PRODUCTS])) for one in updates]
+            squares = [(one, full_matrix(one.payload[PRODUCTS])) for one in updates]
             believed = [(one, square) for one, square in squares if _possible(one, square)]
         if not believed:
             return {}
@@ -255,7 +259,9 @@ def prototypes_declared(
     """Prototypes as sums and counts, of at most this number of feature vectors."""
     classes, (channels, _) = setting.num_classes, setting.feature_sizes()
     return {
-        sum_name: Declared((classes, channels), setting.float_type, zero_where=count_name),
+        sum_name: Declared(
+            (classes, channels), setting.float_type, zero_where=count_name, counted_by=count_name
+        ),
         count_name: Declared((classes,), torch.int64, low=0, high=vectors, total=vectors),
     }
 
@@ -376,15 +382,16 @@ def _clipped_products(reported: Sequence[tuple[ClientUpdate, Tensor]]) -> Tensor
     return (square_kdd * factor_k.view(-1, 1, 1)).sum(dim=0)
 
 
-def _square(half_h: Tensor) -> Tensor:
+def full_matrix(half_h: Tensor) -> Tensor:
     """A symmetric matrix from its upper half, in double precision."""
     half_h = half_h.double()
     channels = round((8 * len(half_h) + 1) ** 0.5) // 2
-    rows, columns = _upper_half(channels, half_h.device)
+    rows, columns = upper_half(channels, half_h.device)
     upper_dd = half_h.new_zeros(channels, channels).index_put((rows, columns), half_h)
     return upper_dd + upper_dd.t() - upper_dd.diagonal().diag()
 
 
-def _upper_half(channels: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def upper_half(channels: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Rows and columns of the numbers on and above the diagonal of a square matrix."""
     rows, columns = torch.triu_indices(channels, channels, device=device)
     return rows, columns

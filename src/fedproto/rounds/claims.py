@@ -1,0 +1,257 @@
+"""Claims: amounts and statistics that clients report, bounded by those of their cohort.
+
+Nothing checks what a client says of its data. So its number of samples, its class counts, its
+feature statistics and its batch-norm statistics count only as far as the cohort makes them
+plausible: one client of several can take none of them further than an honest client could.
+
+Shapes: K clients, C classes, D feature channels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import median_low
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedproto.rng import Indices
+from fedproto.strategies.aggregation import (
+    AggregateOptions,
+    between_clients,
+    cap_shares,
+    median,
+)
+from fedproto.strategies.base import Declarations
+from fedproto.strategies.serve import full_matrix, upper_half
+from fedproto.types import ClientUpdate, Tensors, Updates
+
+FEWEST = 3
+"""Clients that a comparison needs: between two nobody can tell which one lies."""
+
+FARTHEST = 2.0
+"""Class means are clipped to this multiple of the cohort's median distance; scatter likewise.
+A client with most class means beyond the square of it is left out."""
+
+
+def believed_sizes(sizes: Indices, times: float | None) -> Indices:
+    """Sizes by which clients are drawn, each at most a multiple of the median."""
+    if times is None:
+        return sizes
+    return np.minimum(sizes, max(1, int(times * median_low(sizes.tolist()))))
+
+
+def bound_claims(
+    options: AggregateOptions, updates: Updates, declared: Declarations
+) -> list[ClientUpdate]:
+    """Updates with samples, buffers and statistics bounded by the cohort.
+
+    Without a bound on claims and with the plain mean, the updates as they are.
+    """
+    if not options.distrusts or len(updates) < FEWEST:
+        return list(updates)
+    cap = math.inf
+    if options.max_claim is not None:
+        cap = options.max_claim * median_low([one.num_examples for one in updates])
+    bounded = [
+        replace(update, num_examples=int(min(update.num_examples, max(1, cap))), buffers=buffers)
+        for update, buffers in zip(
+            updates, _bound_buffers([one.buffers for one in updates], options.trim), strict=True
+        )
+    ]
+    for name, one in declared.items():
+        if one.counted_by is not None:
+            products = next((key for key, it in declared.items() if it.squares_of == name), None)
+            bounded = _bound_statistics(options, bounded, name, one.counted_by, products)
+    return bounded
+
+
+def merge_by_rule(
+    options: AggregateOptions,
+    updates: Updates,
+    declared: Declarations,
+    given: Tensor,
+    counted: Tensor,
+) -> list[ClientUpdate]:
+    """Statistics as the server keeps them: those of the clients, combined by the rule.
+
+    Under 'median' and 'trimmed-mean' every holder of a class gets the rule's class mean and
+    scatter; rules that choose or reweigh clients scale a client's counts as they scale its weight.
+    """
+    trims_none = options.rule == "trimmed-mean" and options.trim == 0
+    if options.rule == "mean" or trims_none or len(updates) < FEWEST:
+        return list(updates)
+    merged = list(updates)
+    for name, one in declared.items():
+        if one.counted_by is None:
+            continue
+        products = next((key for key, it in declared.items() if it.squares_of == name), None)
+        held = _Statistics.of(merged, name, one.counted_by, products)
+        if options.rule in ("median", "trimmed-mean"):
+            share_k = torch.full((len(updates),), 1 / len(updates), dtype=torch.float64)
+            for c in range(held.count.shape[1]):
+                holders = held.count[:, c].nonzero().flatten()
+                if len(holders):
+                    own_k = share_k[holders] / share_k[holders].sum()
+                    held.mean[holders, c] = between_clients(options, held.mean[holders, c], own_k)
+            if held.scatter is not None:
+                rule_dd = _positive(between_clients(options, held.scatter, share_k))
+                held.scatter[:] = rule_dd
+        else:
+            factor_k = (counted / given.clamp(min=1e-300)).clamp(max=1)
+            held.count = (held.count * factor_k.unsqueeze(1)).round()
+        merged = held.into(merged, name, one.counted_by, products)
+    return merged
+
+
+class _Statistics:
+    """Counts, class means and scatter of a cohort, in double precision.
+
+    Attributes:
+        count: Feature vectors per client and class, ``[K, C]``.
+        mean: Their means, ``[K, C, D]``; 0 where there are none.
+        scatter: Mean products of a client's features about its own class means, ``[K, D, D]``.
+    """
+
+    def __init__(self, count: Tensor, mean: Tensor, scatter: Tensor | None) -> None:
+        self.count, self.mean, self.scatter = count, mean, scatter
+
+    @staticmethod
+    def of(updates: Updates, sums: str, counts: str, products: str | None) -> _Statistics:
+        """The statistics in the clients' payloads."""
+        count_kc = torch.stack([one.payload[counts] for one in updates]).double().cpu()
+        sum_kcd = torch.stack([one.payload[sums] for one in updates]).double().cpu()
+        mean_kcd = sum_kcd / count_kc.clamp(min=1).unsqueeze(-1)
+        if products is None:
+            return _Statistics(count_kc, mean_kcd, None)
+        product_kdd = torch.stack([full_matrix(one.payload[products].cpu()) for one in updates])
+        between_kdd = torch.einsum("kci,kcj->kij", sum_kcd, mean_kcd)
+        total_k = count_kc.sum(dim=1).clamp(min=1).view(-1, 1, 1)
+        return _Statistics(count_kc, mean_kcd, (product_kdd - between_kdd) / total_k)
+
+    def into(
+        self, updates: Updates, sums: str, counts: str, products: str | None
+    ) -> list[ClientUpdate]:
+        """The updates with these statistics in place of their own."""
+        sum_kcd = self.mean * self.count.unsqueeze(-1)
+        new: dict[str, Tensor] = {sums: sum_kcd, counts: self.count}
+        if products is not None and self.scatter is not None:
+            total_k = self.count.sum(dim=1).view(-1, 1, 1)
+            square = self.scatter * total_k + torch.einsum("kci,kcj->kij", sum_kcd, self.mean)
+            rows, columns = upper_half(square.shape[-1], square.device)
+            new[products] = square[:, rows, columns]
+        return [
+            replace(
+                update,
+                payload={
+                    **update.payload,
+                    **{name: one[k].to(update.payload[name]) for name, one in new.items()},
+                },
+            )
+            for k, update in enumerate(updates)
+        ]
+
+
+def _bound_statistics(
+    options: AggregateOptions, updates: Updates, sums: str, counts: str, products: str | None
+) -> list[ClientUpdate]:
+    """Counts, class means and scatter of every client, bounded by those of the others."""
+    held = _Statistics.of(updates, sums, counts, products)
+    raw = _Statistics(held.count, held.mean, held.scatter)
+    held.count = _bound_counts(options, held.count)
+    _bound_means(held)
+    if held.scatter is not None:
+        scatter_kdd = torch.stack([_positive(one) for one in held.scatter])
+        trace_k = scatter_kdd.diagonal(dim1=1, dim2=2).sum(dim=1)
+        largest = FARTHEST * trace_k[held.count.sum(dim=1) > 0].median()
+        factor_k = (largest / trace_k.clamp(min=1e-300)).clamp(max=1)
+        held.scatter = scatter_kdd * factor_k.view(-1, 1, 1)
+    # Honest statistics keep their bits.
+    same = torch.equal(raw.count, held.count) and torch.equal(raw.mean, held.mean)
+    if raw.scatter is not None and held.scatter is not None:
+        same = same and torch.equal(raw.scatter, held.scatter)
+    return list(updates) if same else held.into(updates, sums, counts, products)
+
+
+def _bound_counts(options: AggregateOptions, count_kc: Tensor) -> Tensor:
+    """Class counts: in all a multiple of the median, and per class a multiple of equal shares."""
+    total_k = count_kc.sum(dim=1)
+    if options.max_claim is not None and bool((total_k > 0).any()):
+        cap = options.max_claim * total_k[total_k > 0].median()
+        count_kc = count_kc * (cap / total_k.clamp(min=1)).clamp(max=1).unsqueeze(1)
+    if options.max_share is not None:
+        count_kc = count_kc.clone()
+        for count_k in count_kc.unbind(dim=1):
+            holds_k = count_k > 0
+            if bool(holds_k.any()):
+                own_k = count_k[holds_k]
+                share_k = cap_shares(own_k / own_k.sum(), options.max_share)
+                # Those below the cap keep their counts, and the others come down to them.
+                count_k[holds_k] = share_k * (own_k / share_k).min()
+    return torch.where(count_kc > 0, (count_kc + 1e-6).floor().clamp(min=1), 0)
+
+
+def _bound_means(held: _Statistics) -> None:
+    """Clips class means towards the centre of the cohort and of their class.
+
+    A client whose means are implausible in most classes that several clients hold is left out
+    everywhere: in classes with two holders nobody could tell which one lies.
+    """
+    clients, classes = held.count.nonzero(as_tuple=True)
+    if not len(clients):
+        return
+    mean_hd = held.mean[clients, classes]
+    # A client has one vote in all, however many classes it claims.
+    vote_h = 1 / (held.count > 0).sum(dim=1)[clients].double()
+    centre_d = median(mean_hd, vote_h / vote_h.sum())
+    mean_hd, _ = _clip_about(mean_hd, centre_d.expand_as(mean_hd), vote_h)
+    several_c = (held.count > 0).sum(dim=0) >= FEWEST
+    for_several = several_c[classes]
+    if bool(for_several.any()):
+        centre_cd = torch.zeros_like(held.mean[0])
+        for c in several_c.nonzero().flatten().tolist():
+            centre_cd[c] = mean_hd[classes == c].median(dim=0).values
+        clipped_hd, excess_h = _clip_about(
+            mean_hd[for_several], centre_cd[classes[for_several]], vote_h[for_several]
+        )
+        mean_hd[for_several] = clipped_hd
+        judged_k = torch.bincount(clients[for_several], minlength=len(held.count))
+        odd = clients[for_several][excess_h > FARTHEST]
+        odd_k = torch.bincount(odd, minlength=len(held.count)) > judged_k / 2
+        held.count = torch.where(odd_k.unsqueeze(1), 0, held.count)
+    held.mean = held.mean.clone()
+    held.mean[clients, classes] = mean_hd
+
+
+def _clip_about(value_hd: Tensor, centre_hd: Tensor, vote_h: Tensor) -> tuple[Tensor, Tensor]:
+    """Vectors within `FARTHEST` times the median distance from centres, and by how much beyond."""
+    away_h = (value_hd - centre_hd).norm(dim=1)
+    excess_h = away_h / (FARTHEST * median(away_h, vote_h / vote_h.sum())).clamp(min=1e-300)
+    clipped_hd = centre_hd + (value_hd - centre_hd) / excess_h.clamp(min=1).unsqueeze(1)
+    return torch.where(excess_h.unsqueeze(1) > 1, clipped_hd, value_hd), excess_h
+
+
+def _positive(matrix_dd: Tensor) -> Tensor:
+    """A symmetric matrix without negative eigenvalues, which no scatter has beyond rounding."""
+    value_d, vector_dd = torch.linalg.eigh(matrix_dd)
+    if bool(value_d[0] >= -1e-3 * value_d[-1]):
+        return matrix_dd
+    positive_dd: Tensor = (vector_dd * value_d.clamp(min=0)) @ vector_dd.t()
+    return positive_dd
+
+
+def _bound_buffers(buffers_k: Sequence[Tensors], trim: float) -> list[Tensors]:
+    """Buffers, number by number within twice the range of the cohort without its ends."""
+    cut = min(max(1, math.ceil(trim * len(buffers_k))), (len(buffers_k) - 1) // 2)
+    bounded: list[dict[str, Tensor]] = [{} for _ in buffers_k]
+    for name in buffers_k[0]:
+        value_k = torch.stack([one[name] for one in buffers_k])
+        ordered_k = value_k.sort(dim=0).values
+        low, high = ordered_k[cut], ordered_k[-1 - cut]
+        margin = ((high - low) / 2).to(low.dtype)
+        for own, value in zip(bounded, value_k.clamp(low - margin, high + margin), strict=True):
+            own[name] = value
+    return list(bounded)

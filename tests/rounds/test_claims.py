@@ -1,0 +1,236 @@
+"""Amounts and statistics that clients report count no further than the cohort makes plausible."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from fedproto import AggregateOptions, FedAvg, FedProto, PrivacyOptions, ServeOptions
+from fedproto.config import read_config
+from fedproto.config.options import CLIP, DEFENCES, defended_method
+from fedproto.rounds.aggregate import Expected, aggregate_round
+from fedproto.rounds.claims import believed_sizes, bound_claims
+from fedproto.rounds.jobs import participants
+from fedproto.strategies.base import (
+    FeatureShape,
+    Local,
+    Observation,
+    Setting,
+    initial_tensors,
+)
+from fedproto.strategies.fedprototan import FedProtoTan
+from fedproto.strategies.sections import Method
+from fedproto.strategies.serve import COUNT, PRODUCTS, SUM
+from fedproto.types import ClientUpdate, ServerState
+from helpers import make_update
+
+C, D, LIAR, CLAIMED = 4, 6, 0, 9_999_999
+PARAMS = {"body": torch.zeros(3), "head.weight": torch.zeros(C, D), "head.bias": torch.zeros(C)}
+BUFFERS = {
+    "norm.running_mean": torch.zeros(D),
+    "norm.running_var": torch.ones(D),
+    "norm.num_batches_tracked": torch.tensor(0),
+}
+SETTING = Setting(
+    PARAMS, C, 20, FeatureShape(D, 1), ("head.weight", "head.bias"), buffers=BUFFERS, labels=1
+)
+LDA = Method(FedAvg(), serve=ServeOptions(head="lda"))
+MEANS = 3 * torch.randn(C, D, generator=torch.Generator().manual_seed(7))
+
+
+def samples(client: int, number: int = 60) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(client)
+    labels = torch.randint(C, (number,), generator=generator)
+    return MEANS[labels] + torch.randn(number, D, generator=generator), labels
+
+
+def honest(client: int, method: Method = LDA, number: int = 60) -> ClientUpdate:
+    features, labels = samples(client, number)
+    seen = Observation.of(
+        method.needs.before | method.needs.after, features, labels, C, torch.zeros(())
+    )
+    local = Local(number, 1, 0.1, seen.count, PARAMS, {}, {})
+    generator = torch.Generator().manual_seed(100 + client)
+    params = {name: torch.randn(one.shape, generator=generator) for name, one in PARAMS.items()}
+    buffers = {
+        "norm.running_mean": torch.randn(D, generator=generator),
+        "norm.running_var": 1 + torch.rand(D, generator=generator),
+        "norm.num_batches_tracked": torch.tensor(12),
+    }
+    payload = method.report(local, params, seen, seen).payload
+    return ClientUpdate(client, number, params, buffers, 0.5, 1, 1, 0.1, payload)
+
+
+def lying(update: ClientUpdate, distance: float = 50.0) -> ClientUpdate:
+    """Far means of all classes with as many samples as anyone likes, and matching products."""
+    way = torch.randn(C, D, generator=torch.Generator().manual_seed(3))
+    mean, count = distance * way, torch.full((C,), CLAIMED // C)
+    payload = {name: one for name, one in update.payload.items() if name not in (SUM, COUNT)}
+    group = SUM.split("/")[0] if SUM in update.payload else "prototypes"
+    payload[f"{group}/sum"] = mean * count.unsqueeze(1)
+    payload[f"{group}/count"] = count
+    if PRODUCTS in payload:
+        square = (CLAIMED // C) * mean.t() @ mean
+        payload[PRODUCTS] = square[tuple(torch.triu_indices(D, D))]
+    return replace(update, num_examples=CLAIMED, payload=payload)
+
+
+def closed(method: Method, updates: list[ClientUpdate], state: ServerState | None = None):
+    state = state or ServerState(0, PARAMS, BUFFERS, initial_tensors(method.server_memory(SETTING)))
+    expected = [
+        Expected(one.client, one.num_examples, 1, state, method.payload(SETTING, one.num_examples))
+        for one in updates
+    ]
+    return aggregate_round(method, state, list(zip(expected, updates, strict=True)), SETTING)
+
+
+def accuracy(state: ServerState) -> float:
+    features, labels = samples(999, 400)
+    served = state.served.params
+    scores = features @ served["head.weight"].t() + served["head.bias"]
+    return float((scores.argmax(dim=1) == labels).double().mean())
+
+
+@pytest.mark.parametrize("defence", [name for name in DEFENCES if name != "none"])
+def test_one_client_does_not_own_the_served_head(defence):
+    """Without a defence it does; under each of them the head stays as good as without a liar."""
+    method = replace(LDA, aggregate=DEFENCES[defence])
+    usual = [honest(client) for client in range(7)]
+    attacked = [lying(usual[LIAR]), *usual[1:]]
+    assert accuracy(closed(LDA, usual).state) > 0.9
+    assert accuracy(closed(LDA, attacked).state) < 0.6
+    outcome = closed(method, attacked)
+    assert LIAR not in outcome.failures
+    assert accuracy(outcome.state) > 0.9
+
+
+@pytest.mark.parametrize("rule", ["mean", "median", "trimmed-mean", "geometric-median"])
+def test_prototypes_that_clients_get_are_bounded_like_weights(rule):
+    options = replace(CLIP, rule=rule, trim=0.2)
+    method = Method(FedProtoTan(), aggregate=options)
+    usual = [honest(client, method) for client in range(7)]
+    for update in usual:
+        assert set(update.payload) == {"prototypes/sum", "prototypes/count"}
+    outcome = closed(method, [lying(usual[LIAR]), *usual[1:]])
+    kept = outcome.state.memory
+    means = kept["prototypes/sum"] / kept["prototypes/count"].unsqueeze(1)
+    assert float((means - MEANS).norm(dim=1).max()) < 1.5
+
+
+def test_a_claim_of_samples_counts_up_to_a_multiple_of_the_median():
+    options = AggregateOptions(max_claim=3.0)
+    sizes = [CLAIMED, 10, 20, 30, 40]
+    updates = [replace(make_update(client, size), payload={}) for client, size in enumerate(sizes)]
+    bounded = bound_claims(options, updates, {})
+    assert [one.num_examples for one in bounded] == [90, 10, 20, 30, 40]
+    assert bound_claims(AggregateOptions(), updates, {}) == updates
+
+
+def test_a_claim_in_the_draw_counts_up_to_a_multiple_of_the_median():
+    sizes = np.array([CLAIMED, *[100] * 9])
+    assert believed_sizes(sizes, None) is sizes
+    assert believed_sizes(sizes, 5.0).tolist() == [500, *[100] * 9]
+    config = read_config({"strategy": "fedavg", "schedule": {"cohort": 3, "sampling": "size"}})
+    claimed = SimpleNamespace(train_sizes=sizes)
+
+    def drawn(aggregate: AggregateOptions) -> float:
+        run = replace(config, aggregate=aggregate)
+        return sum(0 in participants(run, round_, claimed)[0] for round_ in range(200)) / 200
+
+    assert drawn(AggregateOptions()) == 1.0
+    assert drawn(CLIP) < 0.9
+
+
+@pytest.mark.parametrize("lie", [{"running_mean": 10.0}, {"running_var": 1e14}, {"tracked": 2**62}])
+def test_batch_norm_statistics_stay_in_the_range_of_the_cohort(lie):
+    usual = [honest(client) for client in range(7)]
+    (part, value), *_ = lie.items()
+    buffers = {
+        name: torch.full_like(one, value) if part in name else one
+        for name, one in usual[LIAR].buffers.items()
+    }
+    attacked = [replace(usual[LIAR], buffers=buffers), *usual[1:]]
+    outcome = closed(replace(LDA, aggregate=CLIP), attacked)
+    assert not outcome.failures
+    for name, merged in outcome.state.buffers.items():
+        own = torch.stack([one.buffers[name] for one in usual[1:]])
+        assert bool((merged >= own.amin(dim=0)).all()), name
+        assert bool((merged <= own.amax(dim=0)).all()), name
+    assert bool((outcome.state.buffers["norm.running_var"] > 0).all())
+
+
+def test_honest_statistics_keep_their_bits():
+    usual = [honest(client) for client in range(7)]
+    bounded = bound_claims(CLIP, usual, LDA.payload(SETTING, 1))
+    for before, after in zip(usual, bounded, strict=True):
+        assert after.num_examples == before.num_examples
+        assert all(torch.equal(after.payload[name], one) for name, one in before.payload.items())
+
+
+def test_two_clients_cannot_be_compared():
+    usual = [lying(honest(0)), honest(1)]
+    assert bound_claims(CLIP, usual, LDA.payload(SETTING, 1)) == usual
+
+
+def test_two_feature_vectors_can_be_computed_from_their_statistics_unless_withheld():
+    features, labels = torch.randn(2, D, generator=torch.Generator().manual_seed(1)), torch.zeros(2)
+    labels = labels.long()
+
+    def reported(method: Method) -> dict[str, torch.Tensor]:
+        seen = Observation.of(method.needs.before, features, labels, C, torch.zeros(()))
+        local = Local(2, 1, 0.1, seen.count, PARAMS, {}, {})
+        return dict(method.report(local, PARAMS, seen, None).payload)
+
+    told = reported(LDA)
+    middle = (told[SUM][0] / 2).double()
+    square = torch.zeros(D, D, dtype=torch.float64)
+    square[tuple(torch.triu_indices(D, D))] = told[PRODUCTS].double()
+    square = square + square.t() - square.diagonal().diag()
+    value, vector = torch.linalg.eigh(square / 2 - torch.outer(middle, middle))
+    apart = value[-1].sqrt() * vector[:, -1]
+    found = torch.stack([middle + apart, middle - apart])
+    nearest = torch.cdist(features.double(), found).amin(dim=1)
+    assert float(nearest.max()) < 1e-4
+    private = defended_method(LDA)
+    assert private.privacy.min_samples == 5
+    withheld = reported(private)
+    assert withheld.keys() == told.keys()
+    assert all(not one.any() for one in withheld.values())
+
+
+def test_statistics_of_frequent_classes_are_those_of_their_samples_alone():
+    features, labels = samples(4, 80)
+    rare = labels == 2
+    rare[rare.nonzero().flatten()[:3]] = False  # three samples of class 2 are left
+    features, labels = features[~rare], labels[~rare]
+    for needs in ({"head": "lda"}, {"head": "ncm"}):
+        method = Method(
+            FedAvg(), serve=ServeOptions(**needs), privacy=PrivacyOptions(min_samples=4)
+        )
+        plain = replace(method, privacy=PrivacyOptions())
+        payloads = []
+        for one, kept in ((method, labels >= 0), (plain, labels != 2)):
+            what = one.needs.before
+            seen = Observation.of(what, features[kept], labels[kept], C, torch.zeros(()))
+            local = Local(len(labels), 1, 0.1, seen.count, PARAMS, {}, {})
+            payloads.append(one.report(local, PARAMS, seen, None).payload)
+        withheld, alone = payloads
+        assert all(torch.allclose(withheld[name], alone[name]) for name in alone)
+
+
+def test_runs_over_flower_are_defended_and_private_unless_they_say_otherwise():
+    tables = {"strategy": {"name": "fedproto"}}
+    run = read_config(tables).defended()
+    assert run.aggregate == CLIP
+    assert run.privacy.min_samples == 5
+    own = read_config(
+        {**tables, "aggregate": {"rule": "median"}, "privacy": {"min_samples": 1}}
+    ).defended()
+    assert own.aggregate == AggregateOptions(rule="median")
+    assert own.privacy.min_samples == 1
+    assert defended_method(Method(FedProto())).aggregate == CLIP
+    assert defended_method(Method(FedProto()), "none").aggregate == AggregateOptions()
