@@ -290,7 +290,7 @@ def run_attacks(configs: Sequence[RunConfig]) -> list[float]:
             [one.metrics["accuracy"] for one in store.records() if "accuracy" in one.metrics]
             for store in stores
         ]
-    return [100 * sum(each[-3:]) / 3 for each in tests]
+    return [100 * statistics.mean(each[-3:]) for each in tests]
 
 
 def believe_claims() -> None:
