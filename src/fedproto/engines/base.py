@@ -82,7 +82,7 @@ class EngineOptions(Options):
 
     @contextlib.contextmanager
     def precision(self) -> Iterator[None]:
-        """Full float32 products, or tf32 where it was asked for; puts back what was set."""
+        """Full float32 products, or tf32 where configured; restores the settings afterwards."""
         if self.torch_device().type != "cuda":
             yield
         else:
@@ -353,7 +353,7 @@ class Engine(abc.ABC):
 
 @contextlib.contextmanager
 def products(*, tf32: bool, tune: bool) -> Iterator[None]:
-    """CUDA's float32 products in full or as tf32, cuDNN's ways tried out or not; then as before."""
+    """Sets the precision of CUDA's float32 products and cuDNN's autotuning for a while."""
     cudnn = torch.backends.cudnn
     before = torch.get_float32_matmul_precision(), cudnn.allow_tf32, cudnn.benchmark
     torch.set_float32_matmul_precision("high" if tf32 else "highest")
@@ -382,7 +382,7 @@ def check_engine_name(name: str) -> None:
 
 
 def _check_device(device: torch.device) -> None:
-    """Computes something there: that a kind of device is known says little of whether it works."""
+    """Computes something there, since a known kind of device need not work."""
     try:
         float(torch.ones(1, device=device).sum())
     # Every kind of device has its own way of saying that it is not there.

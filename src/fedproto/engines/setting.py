@@ -140,28 +140,15 @@ def _one_input(federation: Federation, model: nn.Module) -> Tensor:
 
 
 def read_state(model: nn.Module) -> tuple[Tensors, Tensors]:
-    """Copies of a model's parameters and of its other saved tensors, by name."""
-    parameters = {name for name, _ in model.named_parameters()}
-    again = names_again(model)
-    copies = {
-        name: tensor.detach().clone()
-        for name, tensor in model.state_dict().items()
-        if name not in again
-    }
+    """Copies of a model's parameters and of its other saved tensors, by name.
+
+    A tensor with several names, as of tied weights, appears under its first.
+    """
+    saved = model.state_dict()
     return (
-        {name: tensor for name, tensor in copies.items() if name in parameters},
-        {name: tensor for name, tensor in copies.items() if name not in parameters},
+        {name: one.detach().clone() for name, one in model.named_parameters()},
+        {name: one.detach().clone() for name, one in model.named_buffers() if name in saved},
     )
-
-
-def names_again(model: nn.Module) -> set[str]:
-    """The further names of tensors that have several: tied weights are one tensor."""
-    first = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}
-    every = (
-        *model.named_parameters(remove_duplicate=False),
-        *model.named_buffers(remove_duplicate=False),
-    )
-    return {name for name, _ in every} - first
 
 
 def load_state(model: nn.Module, state: ServerState) -> None:
@@ -170,6 +157,7 @@ def load_state(model: nn.Module, state: ServerState) -> None:
     missing, unexpected = model.load_state_dict(tensors, strict=False)
     if not missing and not unexpected:
         return
-    wrong = [*unexpected, *(set(missing) - statistics_names(model) - names_again(model))]
+    named = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}
+    wrong = [*unexpected, *(set(missing) & named - statistics_names(model))]
     if wrong:
         raise TrainingError(f"the state does not fit the model: tensor '{wrong[0]}'")
