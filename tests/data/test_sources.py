@@ -10,7 +10,9 @@ import torch
 
 from data_files import needs_real
 from engine_cases import check_same, engine_for, small_federation, sweep
+from fedproto.cli import main
 from fedproto.config.recipe import read_recipe
+from fedproto.data.digits import Digits
 from fedproto.data.mnist import FEMNIST, MNIST
 from fedproto.data.own import Leaf
 from fedproto.data.partition import by_first_samples
@@ -264,3 +266,21 @@ def test_files_as_fedprox_publishes_them_keep_their_own_split(tmp_path):
         _, labels = federation.samples.batch(np.concatenate([held.train, held.test]))
         assert labels.tolist() == [client] * 10
     assert len(federation.validation) == 0
+
+
+def test_only_the_sources_rule_tests_on_training_samples(tmp_path, capsys):
+    options = {"clients": 20, "mean_size": 40.0, "minimum": 2, "min_size": 2, "alpha": 0.5}
+    for partition in ("classes", "class-sizes", "dirichlet-equal", "quantity", "sorted", "iid"):
+        federation = Digits(**options, partition=partition).load(tmp_path)
+        assert statistics(federation).test_overlap == 0
+    federation = Digits(**options, partition="first").load(tmp_path)
+    trained = {index for client in federation.clients for index in client.train.tolist()}
+    tested = {index for client in federation.clients for index in client.test.tolist()}
+    share = len(tested & trained) / len(tested)
+    assert share > 0.3
+    assert statistics(federation).test_overlap == pytest.approx(share)
+    settings = [f"--set={name}={value}" for name, value in options.items()]
+    assert main(["data", "stats", "digits", *settings, "--set=partition=first"]) == 0
+    assert f"{100 * share:.1f} % of the test samples are also" in capsys.readouterr().out
+    assert main(["data", "stats", "digits", *settings, "--set=partition=class-sizes"]) == 0
+    assert "are also in some" not in capsys.readouterr().out

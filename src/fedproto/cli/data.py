@@ -110,6 +110,11 @@ def stats(
             f" {row.train:,} for training, {row.test:,} for the test ({row.test_set}),"
             f" {row.validation:,} for validation by the server"
         )
+        if row.test_overlap:
+            echo(
+                f"{title}: {100 * row.test_overlap:.1f} % of the test samples are also in some"
+                " client's training part; data.partition=class-sizes shares out without overlap"
+            )
 
 
 @group.command()

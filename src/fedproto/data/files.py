@@ -27,19 +27,9 @@ from fedproto.options import is_unicode
 
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz")
 
-_DAMAGES = (
-    zipfile.BadZipFile,
-    tarfile.TarError,
-    EOFError,
-    zlib.error,
-    lzma.LZMAError,
-    gzip.BadGzipFile,
-    struct.error,
-    ValueError,
-    IndexError,
-    OverflowError,
-)
-"""What Python's readers of archives raise for bytes that are not what they should be."""
+_OF_READERS = (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, gzip.BadGzipFile)
+_DAMAGES = (*_OF_READERS, EOFError, struct.error, ValueError, IndexError, OverflowError)
+"""The errors of Python's readers of archives for damaged files."""
 
 
 @dataclass(frozen=True)

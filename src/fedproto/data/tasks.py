@@ -1,4 +1,4 @@
-"""What a task is: the loss, which features belong to which class, and the scores of a model.
+"""Tasks: the loss, which features belong to which class, and the scores of a model.
 
 A model's scores are computed from a tally, a vector of sums over samples: adding the tallies of
 batches, clients or machines gives that of all of them.
@@ -21,12 +21,12 @@ from fedproto.options import Options, option
 from fedproto.types import VOID
 
 LARGEST_LOSS = 1e6
-"""A mean test loss beyond this is not believed: models that bad are refused as updates."""
+"""A larger mean test loss is implausible: models that bad are rejected as updates."""
 
 
 @dataclass(frozen=True)
 class TaskOptions(Options):
-    """What is asked of a task beyond its data."""
+    """Options of a task."""
 
     background_prototype: bool = option(
         False, "segmentation: the background has a prototype like the object classes"
@@ -35,12 +35,12 @@ class TaskOptions(Options):
 
 @dataclass(frozen=True)
 class Task(abc.ABC):
-    """What is learned.
+    """A task: its loss, and the scores of a model.
 
     Attributes:
         headline: The score by which models are compared first.
         label_maps: Whether targets are maps with a label per pixel, class 0 the background.
-        class_score: What a class is scored by.
+        class_score: The score of a class.
         one_label: Whether a sample has one label and the loss is its plain cross-entropy, which
             faster paths compute by themselves.
     """
@@ -67,7 +67,7 @@ class Task(abc.ABC):
 
     @abc.abstractmethod
     def loss_terms(self, targets: Tensor) -> Tensor:
-        """Over how many terms `loss` is the mean, as a number on the targets' device."""
+        """The number of terms that `loss` averages, on the targets' device."""
 
     @abc.abstractmethod
     def labelled_features(self, features: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -86,18 +86,18 @@ class Task(abc.ABC):
         return features.shape[1], features[0, 0].numel()
 
     def labels_per_sample(self, input_shape: tuple[int, ...]) -> int:
-        """How many labels a sample of such a shape has."""
+        """The number of labels of a sample of such a shape."""
         del input_shape
         return 1
 
     @abc.abstractmethod
     def tally_counts(self, num_classes: int, input_shape: tuple[int, ...]) -> tuple[int, int]:
-        """How many counts a tally has before the summed loss, and what one sample adds to them."""
+        """The number of counts before the summed loss, and what one sample adds to them."""
 
     def reason_to_refuse_tally(
         self, tally: Tensor, num_examples: int, num_classes: int, input_shape: tuple[int, ...]
     ) -> str | None:
-        """Why a tally that a client sent cannot be one of so many samples; None when it can."""
+        """Why a client's tally cannot be one of `num_examples` samples; None when it can."""
         length, each = self.tally_counts(num_classes, input_shape)
         if tally.shape != (length + 1,):
             return f"its test sums have shape {tuple(tally.shape)}, not ({length + 1},)"
@@ -107,13 +107,13 @@ class Task(abc.ABC):
         if bool((counts != counts.round()).any()) or float(counts.sum()) > num_examples * each:
             return f"its test counts are not those of {num_examples} samples"
         if loss > LARGEST_LOSS * num_examples * each:
-            return f"its test loss of {loss:g} is beyond belief"
+            return f"its test loss of {loss:g} is implausibly large"
         return None
 
 
 aten = torch.ops.aten
 MEAN, NO_CLASS = 1, -100
-"""How PyTorch's operators are told to average, and which label counts nowhere."""
+"""PyTorch's codes for averaging, and for the label that is ignored."""
 
 
 @dataclass(frozen=True)
