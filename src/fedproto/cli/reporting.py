@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -103,8 +104,9 @@ def analyse_runs(
         round_, facts = result
         found.append(facts)
         if as_json:
-            line = {"run": str(run.path), "round": round_, **facts}
-            echo(json.dumps({**line, **_attention(run)}))
+            spread = run.attention_spread()
+            attention = {} if spread is None else {"attention": vars(spread)}
+            echo(json.dumps({"run": str(run.path), "round": round_, **facts, **attention}))
     if not as_json:
         _print_facts(runs, found)
         for run in runs:
@@ -134,7 +136,8 @@ def _look_into(tasks: Sequence[tuple[StoredRun, AnalysisRequest]]) -> Iterator[O
     _federations.clear()  # the folder of the data may be another one than before
     given = [(run.path, run.config.data, request) for run, request in tasks]
     cores = min(available_cores(), len(tasks))
-    if cores < 2 or torch.cuda.is_available() or "fork" not in get_all_start_methods():
+    forks = sys.platform != "darwin" and "fork" in get_all_start_methods()
+    if cores < 2 or torch.cuda.is_available() or not forks:
         yield from _counted(map(_look, given), len(tasks))
         return
     for _, source, _ in given:
@@ -194,11 +197,6 @@ def _counted(results: Iterable[Outcome], number: int) -> Iterator[Outcome]:
         disable=not console.is_terminal,
     ) as bars:
         yield from bars.track(results, total=number)
-
-
-def _attention(run: StoredRun) -> dict[str, dict[str, float]]:
-    spread = run.attention_spread()
-    return {} if spread is None else {"attention": vars(spread)}
 
 
 def _print_facts(runs: Sequence[StoredRun], found: Sequence[dict[str, float]]) -> None:
