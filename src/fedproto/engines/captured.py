@@ -1,9 +1,9 @@
 """The captured engine: the reference engine's steps, each a replay of one CUDA graph.
 
-A large model's step is hundreds of small kernels, and what they wait for is the host that launches
-them. A step of a given batch shape is captured once and then replayed, for one job after another:
-weights are loaded in place, the optimizer's state is set to zero where a fresh one is due, and the
-rate lies on the device. Meanwhile the host prepares the next batch.
+A large model's step is hundreds of small kernels, which wait for the host to launch them. A step of
+a given batch shape is captured once and then replayed, for one job after another: weights are
+loaded in place, the optimizer's state is set to zero where a fresh one is due, and the rate lies on
+the device. Meanwhile the host prepares the next batch.
 
 Steps with a linear term or calibrated logits, and the first step of a batch shape, are made as in
 the reference engine; jobs that need more than the engine's capabilities are handed to it.
@@ -29,7 +29,7 @@ WARM_UP = 2
 
 @dataclass
 class _Captured:
-    """A step of one batch shape: what it reads, and the loss that it leaves behind."""
+    """A step of one batch shape: its graph, the tensors it reads, and the loss it writes."""
 
     graph: torch.cuda.CUDAGraph
     inputs: Tensor
@@ -67,7 +67,7 @@ class CapturedEngine(ReferenceEngine):
         self._kinds.clear()
 
     def _load(self, state: ServerState) -> None:
-        """In one go: hundreds of small copies keep the host longer than the device."""
+        """Copies all tensors at once: hundreds of small copies would keep the host busy."""
         given = {**state.params, **state.buffers}
         fits = given.keys() == self._held.keys() and all(
             tensor.shape == self._held[name].shape for name, tensor in given.items()
@@ -184,7 +184,7 @@ class _Kind:
 
 
 def _capturable(train: TrainOptions, model: nn.Module, rate: Tensor) -> torch.optim.Optimizer:
-    """The optimizer of `TrainOptions.optimizer_for`, with all that it changes on the device."""
+    """The optimizer of `TrainOptions.optimizer_for`, with its state and rate on the device."""
     params = list(model.parameters())
     if train.optimizer == "adam":
         return torch.optim.Adam(
@@ -196,7 +196,7 @@ def _capturable(train: TrainOptions, model: nn.Module, rate: Tensor) -> torch.op
 
 
 def _tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """All that an optimizer remembers; zero is how each of them begins."""
+    """An optimizer's state; every tensor of it is zero at first."""
     return [
         value
         for state in optimizer.state.values()

@@ -14,7 +14,7 @@ samples of a batch only the `live` ones ``[J, B]`` exist; the others fill it up.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -26,6 +26,7 @@ from torch.nn.grad import conv2d_input, conv2d_weight
 from fedproto.engines.stacking import formulas, launching
 from fedproto.engines.stacking.formulas import Fuse, unfused
 from fedproto.models.layers import ConvLayer, DenseLayer, NormLayer
+from fedproto.types import Tensors
 
 
 @dataclass(frozen=True)
@@ -82,13 +83,11 @@ class Dense(DenseLayer):
         split: Tensor = weight.unflatten(-1, (height, width, channels))
         return split.movedim(-1, -3).reshape(*weight.shape[:-1], self.inputs)
 
-    def evaluate(self, params: Mapping[str, Tensor], x: Tensor, live: Tensor) -> Tensor:
+    def evaluate(self, params: Tensors, x: Tensor, live: Tensor) -> Tensor:
         """The output in evaluation."""
         return self.forward(params, x, unfused, live)[0]
 
-    def forward(
-        self, params: Mapping[str, Tensor], x: Tensor, fuse: Fuse, live: Tensor
-    ) -> tuple[Tensor, Any]:
+    def forward(self, params: Tensors, x: Tensor, fuse: Fuse, live: Tensor) -> tuple[Tensor, Any]:
         """``[J, B, …]`` to ``[J, B, D]``."""
         del live
         x = x.flatten(2)
@@ -100,7 +99,7 @@ class Dense(DenseLayer):
         return h, (x, h)
 
     def backward(
-        self, params: Mapping[str, Tensor], saved: Any, dy: Tensor, fuse: Fuse, *, first: bool
+        self, params: Tensors, saved: Any, dy: Tensor, fuse: Fuse, *, first: bool
     ) -> tuple[Tensor | None, dict[str, Gradient]]:
         """The weight's gradient is the product ``dzᵀ x``."""
         x, h = saved
@@ -145,13 +144,11 @@ class Conv(ConvLayer):
         split: Tensor = weight.unflatten(-2, (self.taps, self.taps, self.channels[0]))
         return split.movedim(-2, -4).movedim(-1, -4).contiguous()
 
-    def evaluate(self, params: Mapping[str, Tensor], x: Tensor, live: Tensor) -> Tensor:
+    def evaluate(self, params: Tensors, x: Tensor, live: Tensor) -> Tensor:
         """The output in evaluation."""
         return self.forward(params, x, unfused, live)[0]
 
-    def forward(
-        self, params: Mapping[str, Tensor], x: Tensor, fuse: Fuse, live: Tensor
-    ) -> tuple[Tensor, Any]:
+    def forward(self, params: Tensors, x: Tensor, fuse: Fuse, live: Tensor) -> tuple[Tensor, Any]:
         """``[J, B, H, W, I]`` to ``[J, B, H//2, W//2, O]``."""
         del live
         if self.kernels:
@@ -162,7 +159,7 @@ class Conv(ConvLayer):
         return pooled, (x, code)
 
     def backward(
-        self, params: Mapping[str, Tensor], saved: Any, dy: Tensor, fuse: Fuse, *, first: bool
+        self, params: Tensors, saved: Any, dy: Tensor, fuse: Fuse, *, first: bool
     ) -> tuple[Tensor | None, dict[str, Gradient]]:
         """Through pooling and ReLU, then through the convolution."""
         x, code = saved
@@ -175,7 +172,7 @@ class Conv(ConvLayer):
             f"{self.name}.bias": fuse(formulas.live_sum)(dy, code),
         }
 
-    def convolve(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
+    def convolve(self, params: Tensors, x: Tensor) -> Tensor:
         """``[J, B, H, W, I]`` to ``[J, B, H, W, O]``: no ReLU, no pooling."""
         weight, bias = params[f"{self.name}.weight"], params[f"{self.name}.bias"]
         if self.kernels:
@@ -184,7 +181,7 @@ class Conv(ConvLayer):
         y = F.conv2d(_grouped(x), flat, bias.flatten(), padding=self.taps // 2, groups=len(x))
         return _ungrouped(y, len(x))
 
-    def input_gradient(self, params: Mapping[str, Tensor], dz: Tensor) -> Tensor:
+    def input_gradient(self, params: Tensors, dz: Tensor) -> Tensor:
         """The gradient ``[J, B, H, W, I]`` of the input, from that of `convolve`."""
         weight = params[f"{self.name}.weight"]
         if self.kernels:
@@ -248,13 +245,11 @@ class NormedConv(Conv):
             return ()
         return f"{self.norm.name}.running_mean", f"{self.norm.name}.running_var"
 
-    def evaluate(self, params: Mapping[str, Tensor], x: Tensor, live: Tensor) -> Tensor:
+    def evaluate(self, params: Tensors, x: Tensor, live: Tensor) -> Tensor:
         """By the running statistics, where there are any."""
         return replace(self, frozen=True).forward(params, x, unfused, live)[0]
 
-    def forward(
-        self, params: Mapping[str, Tensor], x: Tensor, fuse: Fuse, live: Tensor
-    ) -> tuple[Tensor, Any]:
+    def forward(self, params: Tensors, x: Tensor, fuse: Fuse, live: Tensor) -> tuple[Tensor, Any]:
         """``[J, B, H, W, I]`` to ``[J, B, H//2, W//2, O]``."""
         z = self.convolve(params, x)
         running = [params[name] for name in self.statistics]
@@ -273,7 +268,7 @@ class NormedConv(Conv):
         return pooled, (x, z, found, code, live)
 
     def backward(
-        self, params: Mapping[str, Tensor], saved: Any, dy: Tensor, fuse: Fuse, *, first: bool
+        self, params: Tensors, saved: Any, dy: Tensor, fuse: Fuse, *, first: bool
     ) -> tuple[Tensor | None, dict[str, Gradient]]:
         """Through pooling, ReLU and normalisation, then through the convolution."""
         x, z, found, code, live = saved
