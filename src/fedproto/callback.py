@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedproto.config import RunConfig
@@ -41,32 +41,14 @@ class CallbackList(Callback):
     def __init__(self, callbacks: Sequence[Callback]) -> None:
         self._callbacks = callbacks
 
-    def on_notice(self, text: str) -> None:
-        """Forwarded to all."""
-        for each in self._callbacks:
-            each.on_notice(text)
 
-    def on_progress(self, done: int, total: int) -> None:
-        """Forwarded to all."""
+def _forwarded(name: str) -> Callable[..., None]:
+    def forward(self: CallbackList, *arguments: Any) -> None:
         for each in self._callbacks:
-            each.on_progress(done, total)
+            getattr(each, name)(*arguments)
 
-    def on_pass(self, num_jobs: int) -> None:
-        """Forwarded to all."""
-        for each in self._callbacks:
-            each.on_pass(num_jobs)
+    return forward
 
-    def on_job(self) -> None:
-        """Forwarded to all."""
-        for each in self._callbacks:
-            each.on_job()
 
-    def on_round(self, config: RunConfig, record: RoundRecord) -> None:
-        """Forwarded to all."""
-        for each in self._callbacks:
-            each.on_round(config, record)
-
-    def on_end(self) -> None:
-        """Forwarded to all."""
-        for each in self._callbacks:
-            each.on_end()
+for _name in [name for name in vars(Callback) if name.startswith("on_")]:
+    setattr(CallbackList, _name, _forwarded(_name))

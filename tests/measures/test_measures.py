@@ -28,7 +28,7 @@ from fedproto.rng import Purpose, stream
 from fedproto.rounds import run_rounds
 from fedproto.rounds.identity import check_reference
 from fedproto.store import RunStore
-from fedproto.store.records import RecordReader
+from fedproto.store.records import read_records
 from helpers import begin, config_of, every_strategy, same_tensors, simulate, strategy_name
 
 ALL = ("dissimilarity", "margin", "ece")
@@ -408,7 +408,7 @@ def test_records_from_before_there_were_tables_are_read(tmp_path):
     record = json.loads(file.read_text())
     record.pop("tables")
     record.pop("hash")  # which such records did not have either
-    (read,) = RecordReader(file, fingerprinted=False).read(json.dumps(record).encode() + b"\n")
+    (read,) = read_records(json.dumps(record).encode() + b"\n", file, fingerprinted=False)
     assert read.tables == {}
 
 

@@ -176,31 +176,13 @@ def test_the_description_says_which_engine_trained(tmp_path):
     }
 
 
-def test_large_data_is_sampled_unless_all_is_asked_for(monkeypatch):
+def test_large_data_is_sampled(monkeypatch):
     monkeypatch.setattr(identity, "WHOLE_BYTES", 200)
     one, two = federation(), federation()
     two.samples.inputs[1] += 1
     assert data_identity(one)["samples"] == data_identity(two)["samples"]
-    assert (
-        data_identity(one, exact=True)["all_samples"]
-        != (data_identity(two, exact=True)["all_samples"])
-    )
     two.samples.inputs[:] += 1
     assert data_identity(one)["samples"] != data_identity(two)["samples"]
-
-
-def test_all_samples_are_compared_on_request(tmp_path, monkeypatch):
-    monkeypatch.setattr(identity, "WHOLE_BYTES", 200)
-    changed = federation()
-    changed.samples.inputs[1] += 1
-    for out, exact in ((tmp_path / "some", False), (tmp_path / "all", True)):
-        keywords = {"out": out, "store": {"exact": exact}, **TINY}
-        fedproto.run(federation(), module(), "fedavg", **keywords)
-        if exact:
-            with pytest.raises(StoreError, match="the samples changed"):
-                fedproto.run(changed, module(), "fedavg", **keywords)
-        else:
-            fedproto.run(changed, module(), "fedavg", **keywords)
 
 
 class Noisy(Dataset):

@@ -22,7 +22,7 @@ from fedproto.errors import StoreError
 from fedproto.flower.engine import Suspensions
 from fedproto.flower.server_app import AuditLog
 from fedproto.store import RunStore, read_description
-from fedproto.store.sweeps import create_sweep, open_sweep
+from fedproto.store.sweeps import create_sweep, open_runs
 from helpers import simulate
 from run_directories import snapshot, tiny
 
@@ -335,7 +335,7 @@ def test_a_sweep_cannot_name_a_run_outside_itself(tmp_path, name):
     (sweep / "sweep.json").write_bytes(sealed({"runs": {name: tiny().to_dict()}}))
     before = snapshot(tmp_path)
     with pytest.raises(StoreError, match="a run cannot be called"):
-        open_sweep(sweep)
+        open_runs(sweep)
     with pytest.raises(StoreError, match="a run cannot be called"):
         create_sweep(tmp_path / "other", {name: tiny()})
     assert snapshot(tmp_path) == before
@@ -346,7 +346,7 @@ def test_an_edited_list_of_runs_shows(tmp_path):
     file = tmp_path / "sweep.json"
     file.write_text(file.read_text().replace('"seed": 1', '"seed": 2'))
     with pytest.raises(StoreError, match="was changed after it was written"):
-        open_sweep(tmp_path)
+        open_runs(tmp_path)
 
 
 LABELS = ["実験", "Ünder", "Проба 2", "🎉", "..", "/", "a" * 400, "../../x"]

@@ -19,7 +19,7 @@ from fedproto.config import StoreOptions, digest_of, read_config
 from fedproto.disk.integrity import sealed
 from fedproto.errors import ConfigError, StoreError
 from fedproto.store import RunStore, open_or_create, read_description
-from fedproto.store.sweeps import create_sweep, open_sweep
+from fedproto.store.sweeps import create_sweep, open_runs
 from fedproto.types import RoundRecord
 from helpers import make_state, same_tensors, simulate
 from run_directories import TINY, snapshot, tiny
@@ -285,7 +285,7 @@ def test_a_sweep_stopped_before_its_runs_began_is_whole(tmp_path):
     configs = {"one": tiny(seed=1), "two": tiny(seed=2)}
     create_sweep(tmp_path / "sweep", configs)
     shutil.rmtree(tmp_path / "sweep" / "two")
-    stores = open_sweep(tmp_path / "sweep")
+    stores = open_runs(tmp_path / "sweep")
     assert [store.config.seed for store in stores] == [1, 2]
     with pytest.raises(StoreError, match="holds a sweep already"):
         create_sweep(tmp_path / "sweep", configs)
@@ -298,7 +298,7 @@ def test_a_sweep_stopped_before_its_runs_began_is_whole(tmp_path):
 def test_a_damaged_sweep_is_refused(tmp_path, content):
     (tmp_path / "sweep.json").write_text(content)
     with pytest.raises(StoreError, match="start the sweep again"):
-        open_sweep(tmp_path)
+        open_runs(tmp_path)
 
 
 def test_store_options_are_no_part_of_the_result():

@@ -1,4 +1,4 @@
-"""Options of the parts of a run that have no room of their own."""
+"""Options of the sections that belong to no other package."""
 
 from __future__ import annotations
 
@@ -54,7 +54,9 @@ class StopOptions(Options):
         None, "what is watched, on the validation part where there is one; the task's main score"
     )
     target: float | None = option(None, "stop once the metric reaches this")
-    patience: int | None = option(None, "stop after so many tests without a new best", at_least=1)
+    patience: int | None = option(
+        None, "stop after this number of tests without a new best", at_least=1
+    )
 
     def watched(self, records: Sequence[RoundRecord]) -> tuple[str, dict[int, float]]:
         """The watched metric, on validation data where there is any, and its values by round."""
@@ -96,14 +98,11 @@ class StoreOptions(Options):
     """What is kept on disk."""
 
     checkpoint_every: int = option(
-        1, "checkpoint after every so many rounds and the last; 0 for none", at_least=0
+        1, "rounds between two checkpoints, also one after the last round; 0 for none", at_least=0
     )
     keep: int = option(2, "how many of the newest checkpoints to keep; 0 for all", at_least=0)
     best: bool = option(
         False, "also keep the served model of the round with the best validation score"
-    )
-    exact: bool = option(
-        False, "compare all samples with those a run began with, not only some of large data"
     )
 
     def earliest_return(self, round_: int) -> int:

@@ -363,7 +363,8 @@ def as_tables(keywords: Mapping[str, Any]) -> dict[str, Any]:
     tables["schedule"] = {"rounds": ROUNDS, **_plain_table(tables["schedule"], "schedule")}
     for name, value in keywords.items():
         if name not in _PARTS:
-            set_option(tables, dotted_keyword(name, keywords.get("strategy")), value)
+            section = dotted_keyword(name, keywords.get("strategy")).partition(".")[0]
+            tables[section] = {**_plain_table(tables.get(section, {}), section), name: value}
     return tables
 
 

@@ -24,6 +24,8 @@ _REMOVED = (
 def upgraded(tables: Mapping[str, Any]) -> dict[str, Any]:
     """A stored configuration as tables that `fedproto.config.read_config` reads."""
     result, strategy = dict(tables), tables.get("strategy")
+    if isinstance(kept := result.get("store"), Mapping):  # an option that changed no result is gone
+        result["store"] = {name: value for name, value in kept.items() if name != "exact"}
     if not isinstance(strategy, Mapping) or not any(mark in strategy for mark in _MARKS):
         return result
     old = dict(strategy)

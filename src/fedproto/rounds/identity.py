@@ -1,10 +1,9 @@
-"""What a run was trained on: fingerprints of data, partition, module and initial weights.
+"""Identity of a run's data and model: fingerprints of samples, partition, layers and weights.
 
 A configuration names data and model; it does not hold them. So a run also keeps fingerprints of
 what they were, and does not go on with, or count as, anything else.
 
-Up to `WHOLE_BYTES` of samples are read whole. Of larger ones as many bytes are read, evenly spread;
-all of them where ``store.exact`` asks for it.
+Up to `WHOLE_BYTES` of samples are read whole; of larger ones as many bytes, evenly spread.
 """
 
 from __future__ import annotations
@@ -25,16 +24,12 @@ from fedproto.store import RunStore, is_run
 from fedproto.types import POOLED, ServerState
 
 WHOLE_BYTES = 1 << 28
-"""Samples of up to so many bytes are read whole for their fingerprint."""
-
 CHUNK_BYTES = 1 << 24
-
 ITEMS = 16
-"""So many samples of a data set that gives them one by one are looked at."""
+"""Samples that are compared of a data set that gives them one by one."""
 
 PARTS = {
     "samples": "the samples",
-    "all_samples": "the samples",
     "partition": "which client has which samples",
     "classes": "the classes, the shape of inputs or the task",
     "module": "the model's layers",
@@ -45,19 +40,14 @@ PARTS = {
 SEEDED = "; an own module starts from the same weights when it is built under the same seed"
 
 
-def data_identity(federation: Federation, *, exact: bool = False) -> dict[str, str]:
-    """Fingerprints of a federation's samples, of who has them, and of what they are.
-
-    None of it is looked at where it lies elsewhere; `exact` reads all samples, however many.
-    """
+def data_identity(federation: Federation) -> dict[str, str]:
+    """Fingerprints of a federation's classes, samples and partition, where they are at hand."""
     facts = (federation.num_classes, federation.input_shape, federation.task)
     found = {"classes": _digest([repr(facts).encode()])}
     try:
-        found["samples"] = _digest(_content(federation.samples, WHOLE_BYTES))
+        found["samples"] = _digest(_content(federation.samples))
     except DataError:  # the clients have them, in a real federation
         return found
-    if exact:
-        found["all_samples"] = _digest(_content(federation.samples, None))
     held = (
         federation.train_sizes,
         federation.train_indices(POOLED),
@@ -95,32 +85,27 @@ def check_same(was: Mapping[str, str], now: Mapping[str, str], where: object) ->
         )
 
 
-def _content(samples: Samples, limit: int | None) -> Iterator[bytes]:
-    """The bytes of samples: all, or as many as the limit says, evenly spread."""
+def _content(samples: Samples) -> Iterator[bytes]:
+    """The bytes of samples: all, or `WHOLE_BYTES` of them, evenly spread."""
     if not isinstance(samples, TensorSamples | MappedSamples):
-        yield from _items(samples, len(samples) if limit is None else ITEMS)
+        yield from _items(samples)
         return
     if isinstance(samples, MappedSamples):
         relabel = None if samples.relabel is None else samples.relabel.tolist()
         yield repr((samples.mean, samples.std, relabel)).encode()
     for tensor in (samples.inputs, samples.targets):
         yield f"{tensor.dtype} {tuple(tensor.shape)}".encode()
-        for rows in _spread(len(tensor), tensor[0].nbytes, limit):
-            yield _bytes(tensor[rows])
+        row_bytes = tensor[0].nbytes
+        step = max(1, -(-len(tensor) * row_bytes // WHOLE_BYTES))
+        at_once = step * max(1, CHUNK_BYTES // max(row_bytes, 1))
+        for start in range(0, len(tensor), at_once):
+            yield _bytes(tensor[start : start + at_once : step])
 
 
-def _spread(number: int, row_bytes: int, limit: int | None) -> Iterator[slice]:
-    """Slices of rows: all rows, or as many as the limit allows, evenly spread."""
-    step = 1 if limit is None else max(1, -(-number * row_bytes // limit))
-    at_once = step * max(1, CHUNK_BYTES // max(row_bytes, 1))
-    for start in range(0, number, at_once):
-        yield slice(start, min(start + at_once, number), step)
-
-
-def _items(samples: Samples, number: int) -> Iterator[bytes]:
+def _items(samples: Samples) -> Iterator[bytes]:
     """Some samples that are given one by one; only their shapes where they are never the same."""
     yield str(len(samples)).encode()
-    for index in np.unique(np.linspace(0, len(samples) - 1, number).astype(np.int64)):
+    for index in np.unique(np.linspace(0, len(samples) - 1, ITEMS).astype(np.int64)):
         first, again = (samples.batch(np.array([index])) for _ in range(2))
         for one, other in zip(first, again, strict=True):
             yield _bytes(one) if torch.equal(one, other) else str(tuple(one.shape)).encode()

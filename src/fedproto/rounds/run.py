@@ -297,7 +297,7 @@ def _train_together(
     federation, configs = group[0].federation, [run.config for run in group]
     data: dict[str, str] = {}
     if any(run.store is not None for run in group):
-        data = data_identity(federation, exact=any(config.store.exact for config in configs))
+        data = data_identity(federation)
     unfinished = [run for run in group if not run.is_finished(data)]
     if not unfinished:
         return

@@ -4,53 +4,43 @@ from __future__ import annotations
 
 import types
 import typing
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import Any, TypeAlias, get_args, get_origin
+from typing import Any, get_args, get_origin
 
 from fedproto.disk.integrity import DamagedError, unsealed_line
 from fedproto.errors import StoreError
 from fedproto.types import RoundRecord
 
-Check: TypeAlias = Callable[[Collection[Any]], bool]
-_BY_CLIENT = ("epochs", "attention", "failures")
 
+def read_records(
+    content: bytes, path: Path, *, fingerprinted: bool = True
+) -> Iterator[RoundRecord]:
+    """The records in whole lines; what follows the last line's end is left out.
 
-class RecordReader:
-    """Reads records in order, piece by piece.
+    Records of version 0.1.0 had no fingerprints; only there may they be missing.
 
-    Those of version 0.1.0 had no fingerprints; only there may they be missing.
+    Raises:
+        StoreError: At the first line that is damaged.
     """
-
-    def __init__(self, path: Path, *, fingerprinted: bool = True) -> None:
-        self.path = path
-        self.count = 0
-        self._fingerprinted = fingerprinted
-
-    def read(self, content: bytes) -> list[RoundRecord]:
-        """The records in whole lines; what follows the last line's end is left out."""
-        return [self._read(line) for line in content.split(b"\n")[:-1]]
-
-    def _read(self, line: bytes) -> RoundRecord:
-        where = f"{self.path} line {self.count + 1}"
+    for number, line in enumerate(content.split(b"\n")[:-1]):
+        where = f"{path} line {number + 1}"
         try:
-            record = _record(unsealed_line(line, required=self._fingerprinted))
+            record = _record(unsealed_line(line, required=fingerprinted))
         except DamagedError as error:
             raise StoreError(
                 f"{where} is damaged: {error}; restore the file from a copy, or start the run again"
                 " in another directory ('fedproto check' says what can be saved)"
             ) from None
-        if record.round != self.count:
+        if record.round != number:
             raise StoreError(f"{where} is about round {record.round}, out of order")
-        self.count += 1
-        return record
+        yield record
 
 
 def _record(data: dict[str, Any]) -> RoundRecord:
     try:
-        for name in _BY_CLIENT:
-            if name in data:
-                data[name] = dict(zip(map(int, data[name]), data[name].values(), strict=True))
+        for name in {"epochs", "attention", "failures"} & data.keys():
+            data[name] = {int(client): value for client, value in data[name].items()}
         record = RoundRecord(**data)
     except (ValueError, TypeError, AttributeError) as error:
         raise DamagedError(f"it is no record: {error}") from None
@@ -60,37 +50,30 @@ def _record(data: dict[str, Any]) -> RoundRecord:
     return record
 
 
-def _check_of(hint: Any) -> Check:
+def _check_of(hint: Any) -> Callable[[Collection[Any]], bool]:
     """Tells whether values read from JSON are what a field is declared to be.
 
-    Many values are looked at together: a long run has millions of them.
+    Many values are checked together: a long run has millions of them.
     """
     origin, members = get_origin(hint), [_check_of(member) for member in get_args(hint)]
     if origin in (typing.Union, types.UnionType):
         return lambda values: all(any(fits([value]) for fits in members) for value in values)
     if origin is list:
-        (fit,) = members
-        return lambda values: _are(values, list) and all(map(fit, values))
+        return lambda values: _are(values, list) and all(map(members[0], values))
     if origin is dict:
-        keys_fit, fit = members
         return lambda values: (
             _are(values, dict)
-            and all(keys_fit(each.keys()) and fit(each.values()) for each in values)
+            and all(members[0](one.keys()) and members[1](one.values()) for one in values)
         )
-    if hint is float:
-        return lambda values: _are(values, int, float) and _are_finite(values)
+    if hint is float:  # numbers whose sum could overflow are refused
+        return lambda values: _are(values, int, float) and all(abs(one) < 1e300 for one in values)
     if hint is int:
-        return lambda values: _are(values, int) and all(abs(value) < 2**63 for value in values)
+        return lambda values: _are(values, int) and all(abs(one) < 2**63 for one in values)
     return lambda values: _are(values, hint)
 
 
 def _are(values: Collection[Any], *kinds: type) -> bool:
     return set(map(type, values)).issubset(kinds)
-
-
-def _are_finite(values: Collection[float]) -> bool:
-    # What could not be added up is taken for infinite.
-    return all(abs(value) < 1e300 for value in values)
 
 
 _CHECKS = {name: _check_of(hint) for name, hint in typing.get_type_hints(RoundRecord).items()}

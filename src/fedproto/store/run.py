@@ -45,7 +45,7 @@ from fedproto.store.checkpoints import (
     round_of,
     write_checkpoint,
 )
-from fedproto.store.records import RecordReader
+from fedproto.store.records import read_records
 from fedproto.types import RoundRecord, ServerState
 
 FORMAT = 3
@@ -58,19 +58,16 @@ CREATION_ENDS_WITHIN = 5.0
 _READABLE = (1, 2, FORMAT)
 
 
-def _are(values: Any, kind: type) -> bool:
-    return isinstance(values, list) and all(isinstance(value, kind) for value in values)
+def _is_table(value: Any) -> bool:
+    return isinstance(value, dict)
 
 
-_KINDS: dict[str, Callable[[Any], bool]] = {
-    "config": lambda value: isinstance(value, dict),
-    "environment": lambda value: isinstance(value, dict),
-    "identity": lambda value: isinstance(value, dict),
-    "data": lambda value: isinstance(value, dict),
-    "engines": lambda value: _are(value, dict),
-    "earlier": lambda value: _are(value, str),
+_FITS: dict[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(("config", "environment", "identity", "data"), _is_table),
+    "engines": lambda value: isinstance(value, list) and all(map(_is_table, value)),
+    "earlier": lambda value: isinstance(value, list) and all(isinstance(n, str) for n in value),
 }
-"""What is written by name, and of which kind it is."""
+"""Whether an entry of ``run.json`` has its type."""
 
 
 class RunStore:
@@ -180,11 +177,13 @@ class RunStore:
         Raises:
             StoreError: If a line before the last is damaged.
         """
-        return self.reader().read(content(self.path / "rounds.jsonl"))
+        return list(self.iterate_records())
 
-    def reader(self) -> RecordReader:
-        """Reads the records, from the first on."""
-        return RecordReader(self.path / "rounds.jsonl", fingerprinted=self.format > 1)
+    def iterate_records(self, lines: bytes | None = None) -> Iterator[RoundRecord]:
+        """The records one by one, of the file or of some of its lines."""
+        file = self.path / "rounds.jsonl"
+        text = content(file) if lines is None else lines
+        return read_records(text, file, fingerprinted=self.format > 1)
 
     def append(self, record: RoundRecord) -> None:
         """Adds a round's record and waits until it is on disk.
@@ -258,7 +257,7 @@ class RunStore:
         """Drops records from a round on and leftovers of broken writes; the records kept."""
         path = self.path / "rounds.jsonl"
         lines = content(path).splitlines(keepends=True)[:round_]
-        kept = self.reader().read(b"".join(lines))
+        kept = list(self.iterate_records(b"".join(lines)))
         if len(kept) < round_:
             raise StoreError(
                 f"{path} has {len(kept)} records but the checkpoint is of round {round_}; restore"
@@ -319,7 +318,7 @@ def read_description(path: Path) -> dict[str, Any]:
         version = description.get("format")
         if version != 1 and version in _READABLE and not marked:
             raise DamagedError("its fingerprint is missing")
-        for name, fits in _KINDS.items():
+        for name, fits in _FITS.items():
             if name in description and not fits(description[name]):
                 raise DamagedError(f"its {name} is of the wrong kind")
     except DamagedError as error:
@@ -333,49 +332,32 @@ def read_description(path: Path) -> dict[str, Any]:
 
 def plugin_hint(description: dict[str, Any]) -> str:
     """What to do about names that are not known here."""
-    try:
-        plugins = [str(plugin) for plugin in description["environment"]["plugins"]]
-    except (KeyError, TypeError):
-        plugins = []
-    if not plugins:
+    plugins = description.get("environment", {}).get("plugins")
+    if not plugins or not isinstance(plugins, list):
         return "if a plugin or a program of yours added it, name that: --plugin FILE"
     return f"the run was made with {' '.join(f'--plugin {plugin}' for plugin in plugins)}"
 
 
 PACKAGES = (
-    "fedproto",
-    "torch",
-    "numpy",
-    "safetensors",
-    "typer",
-    "flwr",
-    "rich",
-    "matplotlib",
-    "pillow",
-    "pyarrow",
-    "scikit-learn",
+    *("fedproto", "torch", "numpy", "safetensors", "typer", "flwr", "rich", "matplotlib"),
+    *("pillow", "scikit-learn"),
 )
 
 
 def package_versions() -> dict[str, str | None]:
     """Version per package; None where it is not installed."""
-    versions: dict[str, str | None] = {}
+    versions = dict.fromkeys(PACKAGES)
     for name in PACKAGES:
-        try:
+        with contextlib.suppress(PackageNotFoundError):
             versions[name] = version(name)
-        except PackageNotFoundError:
-            versions[name] = None
     return versions
 
 
 def devices() -> list[str]:
     """The devices that PyTorch can use, in words."""
-    found = [f"cpu: {_processor()}, {os.cpu_count()} cores"]
-    found += [
-        f"cuda:{index}: {torch.cuda.get_device_name(index)}"
-        for index in range(torch.cuda.device_count())
-    ]
-    return found
+    gpus = map(torch.cuda.get_device_name, range(torch.cuda.device_count()))
+    cpu = f"cpu: {_processor()}, {os.cpu_count()} cores"
+    return [cpu, *(f"cuda:{index}: {name}" for index, name in enumerate(gpus))]
 
 
 def describe_environment() -> dict[str, Any]:
@@ -392,12 +374,11 @@ def describe_environment() -> dict[str, Any]:
 
 
 def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
 
 
 def _commit() -> str | None:

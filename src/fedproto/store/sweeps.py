@@ -95,15 +95,10 @@ def open_or_create(path: Path, config: RunConfig) -> RunStore:
     return store
 
 
-def open_sweep(path: Path) -> list[RunStore]:
-    """The run directories of a sweep, begun or not."""
-    return [open_or_create(path / name, config) for name, config in _read(path).items()]
-
-
 def open_runs(path: Path) -> list[RunStore]:
-    """The run of a directory, or the runs of a sweep."""
+    """The run of a directory, or the runs of a sweep, begun or not."""
     if is_sweep(path):
-        return open_sweep(path)
+        return [open_or_create(path / name, config) for name, config in _read(path).items()]
     if not is_run(path):
         raise StoreError(f"{path} holds neither a run nor a sweep")
     return [RunStore.open(path)]
@@ -127,16 +122,6 @@ def run_directories(path: Path) -> list[Path]:
     if is_sweep(path):
         return [path / name for name in _tables(path) if is_run(path / name)]
     return sorted(file.parent for file in path.rglob("run.json"))
-
-
-def rewrite_sweep(path: Path, changes: Mapping[str, Any]) -> None:
-    """Changes options of all runs in the list of a sweep, values by dotted names."""
-    tables = _tables(path)
-    for table in tables.values():
-        for name, value in changes.items():
-            section, _, option = name.rpartition(".")
-            table[section] = {**table.get(section, {}), option: value}
-    _write(Folder(path), tables)
 
 
 def _write(folder: Folder, tables: Mapping[str, Any]) -> None:
@@ -186,7 +171,16 @@ def extend(directory: Path | str, rounds: int) -> None:
         raise StoreError(f"{path} holds neither a run nor a sweep")
     stores = [RunStore.open(each) for each in run_directories(path)]
     for store in stores:
-        _check(store, rounds)
+        planned = store.config.schedule.rounds
+        if rounds < planned:
+            raise ConfigError(
+                f"{store.path} already has {planned} rounds; --rounds must be larger (got {rounds})"
+            )
+        if rounds != planned and store.config.train.rate_needs_rounds:
+            raise ConfigError(
+                f"{store.path} has a learning rate that depends on the number of rounds; start a"
+                f" new run of {rounds} rounds"
+            )
     for store in stores:
         if store.config.schedule.rounds != rounds:
             schedule = replace(store.config.schedule, rounds=rounds)
@@ -194,18 +188,7 @@ def extend(directory: Path | str, rounds: int) -> None:
                 store.reconfigure(replace(store.config, schedule=schedule))
     if is_sweep(path):
         # Last, so that the same call finishes what a kill interrupted.
-        rewrite_sweep(path, {"schedule.rounds": rounds})
-
-
-def _check(store: RunStore, rounds: int) -> None:
-    config = store.config
-    if rounds < config.schedule.rounds:
-        raise ConfigError(
-            f"{store.path} is a run of {config.schedule.rounds} rounds, which {rounds} are not more"
-            " than"
-        )
-    if rounds != config.schedule.rounds and config.train.rate_needs_rounds:
-        raise ConfigError(
-            f"{store.path} has a learning rate that depends on the number of rounds; start a new"
-            f" run of {rounds} rounds"
-        )
+        tables = _tables(path)
+        for table in tables.values():
+            table["schedule"] = {**table.get("schedule", {}), "rounds": rounds}
+        _write(Folder(path), tables)
