@@ -178,13 +178,12 @@ def test_up_runs_a_recipe_and_leaves_nothing_behind(folder):
 
 
 @pytest.mark.timeout(300)
-def test_up_says_that_it_is_insecure_and_ends_on_interrupt(folder):
-    process = command(folder, "--out", "run", "--logs", str(folder / "logs"), "--insecure")
+def test_up_ends_on_interrupt(folder):
+    process = command(folder, "--out", "run", "--logs", str(folder / "logs"))
     wait_until(lambda: len(processes_of(folder)) >= 2, "processes")
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 130, output
-    assert "INSECURE" in output
     assert "rounds are safe" in output
     wait_until(lambda: processes_of(folder) == [], "the end of all processes", 30)
 
@@ -217,7 +216,7 @@ def programs(pid: int) -> list[int]:
 
 @pytest.mark.timeout(300)
 def test_the_logs_of_a_failed_up_are_kept_where_the_error_says(folder):
-    process = command(folder, "--out", "run", "--insecure")
+    process = command(folder, "--out", "run")
     # Short-lived helpers come and go among the children.
     wait_until(lambda: len(programs(process.pid)) >= 3, "the server and the nodes")
     os.kill(programs(process.pid)[0], signal.SIGKILL)

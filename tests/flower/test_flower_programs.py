@@ -72,14 +72,18 @@ def test_messages_are_copies_of_a_process_that_holds_the_data(tmp_path):
 @pytest.mark.parametrize(
     ("program", "option"),
     [
-        ("superexec", "--runtime-api-address"),
-        ("supernode", "--auth-supernode-private-key"),
-        ("superlink", "--enable-supernode-auth"),
+        (["superexec"], "--runtime-api-address"),
+        (["supernode"], "--auth-supernode-private-key"),
+        (["superlink", "--public=localhost:1"], "--enable-supernode-auth"),
     ],
 )
 def test_the_programs_are_flowers_own_with_the_same_options(program, option):
     done = subprocess.run(
-        programs.command_of(program, "--help"), capture_output=True, text=True, check=False, cwd="/"
+        programs.command_of(*program, "--help"),
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd="/",
     )
     assert done.returncode == 0, done.stderr
     assert option in done.stdout + done.stderr

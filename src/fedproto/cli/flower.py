@@ -37,9 +37,6 @@ def up(
     source: Source,
     overrides: Overrides = None,
     out: Out = None,
-    insecure: Annotated[
-        bool, typer.Option("--insecure", help="Without TLS and node keys; only for trying out.")
-    ] = False,
     logs: Annotated[
         Path | None,
         typer.Option(help="Keep keys, logs and databases here; a temporary folder by default."),
@@ -53,15 +50,12 @@ def up(
     _need_flwr()
     from fedproto.flower.deploy import deployment
     from fedproto.flower.keys import make_keys
-    from fedproto.flower.server_app import INSECURE
 
     path, stores, clients = _runs_of(source, overrides, out, rounds, data_here=True)
-    if insecure:
-        typer.secho(INSECURE, err=True, fg="red", bold=True)
     # Interrupts are caught outside of all: the processes are taken down whatever else comes.
     with _interrupted(path, stores), contextlib.ExitStack() as stack:
         folder = logs or stack.enter_context(_kept_on_failure(path))
-        secrets = None if insecure else make_keys(folder / "keys", ["localhost"], clients)
+        secrets = make_keys(folder / "keys", ["localhost"], clients)
         typer.echo(f"starting a server and {clients} nodes; logs in {folder}", err=True)
         state = Folder(path).make("nodes")
         deployed = stack.enter_context(deployment(folder, secrets, clients, state=state))

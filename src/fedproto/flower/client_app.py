@@ -63,11 +63,11 @@ def with_plugins(context: Context) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class ThisNode:
-    """What a node knows of itself.
+    """This node's share of the data and its owner's settings.
 
     Attributes:
         federation: The data set found here, of which it uses one client's share.
-        state_folder: Where it keeps what it remembers between its rounds.
+        state_folder: Where it keeps its memory between rounds.
         noise: Longest feature and noise multiplier; None for features as they are.
     """
 
@@ -100,7 +100,7 @@ class ThisNode:
 
 
 def spread(indices: Indices, number: int) -> Indices:
-    """So many of some samples, evenly spaced, whatever they are sorted by."""
+    """A number of evenly spaced samples, whatever they are sorted by."""
     return indices[np.arange(number) * len(indices) // number]
 
 
@@ -119,36 +119,25 @@ def own_secret(job: LocalJob, state_folder: Path) -> int:
     return secret
 
 
+def answering(
+    work: Callable[[RecordDict, Context], RecordDict],
+) -> Callable[[Message, Context], Message]:
+    """Sends the answer that a function gives, or a refusal with the error that it raises."""
+
+    def answer(message: Message, context: Context) -> Message:
+        try:
+            content = work(message.content, context)
+        except FedprotoError as error:
+            content = wire.encode_refusal(str(error))
+        return Message(content, reply_to=message)
+
+    return answer
+
+
 @app.query("hello")
-def hello(message: Message, context: Context) -> Message:
-    """Says who this client is and what it holds."""
-    return _answer(_hello, message, context)
-
-
-@app.train()
-def train(message: Message, context: Context) -> Message:
-    """Carries out a job."""
-    return _answer(_train, message, context)
-
-
-@app.evaluate()
-def evaluate(message: Message, context: Context) -> Message:
-    """Tests a model on this client's test part."""
-    return _answer(_evaluate, message, context)
-
-
-def _answer(
-    work: Callable[[RecordDict, Context], RecordDict], message: Message, context: Context
-) -> Message:
-    """What is to be answered, or why there is no answer."""
-    try:
-        content = work(message.content, context)
-    except FedprotoError as error:
-        content = wire.encode_refusal(str(error))
-    return Message(content, reply_to=message)
-
-
-def _hello(content: RecordDict, context: Context) -> RecordDict:
+@answering
+def hello(content: RecordDict, context: Context) -> RecordDict:
+    """Says who this client is and which samples it holds."""
     node = this_node(wire.decode_question(content), context)
     federation = node.federation
     own = federation.clients[node.client]
@@ -166,7 +155,10 @@ def _hello(content: RecordDict, context: Context) -> RecordDict:
     )
 
 
-def _train(content: RecordDict, context: Context) -> RecordDict:
+@app.train()
+@answering
+def train(content: RecordDict, context: Context) -> RecordDict:
+    """Runs a job."""
     config = wire.decode_job_config(content)
     node = this_node(config, context)
     engine = node.engine(config)
@@ -194,19 +186,18 @@ def _train(content: RecordDict, context: Context) -> RecordDict:
     return wire.encode_update(result, job.state.round, began_anew=kept is None)
 
 
-def _evaluate(content: RecordDict, context: Context) -> RecordDict:
+@app.evaluate()
+@answering
+def evaluate(content: RecordDict, context: Context) -> RecordDict:
+    """Tests a model on this client's test or validation part."""
     config = wire.decode_job_config(content)
     node = this_node(config, context)
     engine = node.engine(config)
     test = wire.decode_test(content, _layout(engine, config))
     if test.client != node.client:
         raise ConfigError(f"the test is for client {test.client}; this is {node.client}")
-    federation = node.federation
-    samples = (
-        federation.validation_of(node.client)
-        if test.validation
-        else federation.clients[node.client].test
-    )
+    own = node.federation.clients[node.client]
+    samples = node.federation.validation_of(node.client) if test.validation else own.test
     if not 0 < test.num_examples <= len(samples):
         raise DataError(f"the test is for {test.num_examples} samples; {len(samples)} are here")
     state = _own_model(node, engine, config, test) if test.run else test.state
@@ -218,7 +209,7 @@ def _evaluate(content: RecordDict, context: Context) -> RecordDict:
 def _own_model(
     node: ThisNode, engine: ReferenceEngine, config: RunConfig, test: wire.TestJob
 ) -> ServerState:
-    """The model to test, with all that stays on this client laid over it."""
+    """The model to test, with the tensors that stay on this client in place of its own."""
     declared = config.method.client_memory(setting_of(engine.workload, test.state.params))
     memory = ClientMemoryOnDisk(Folder(node.state_folder), test.run)
     kept = memory.recall(node.client, test.last_round, declared)
@@ -242,15 +233,15 @@ def this_node(config: RunConfig, context: Context) -> ThisNode:
             f"the data here has clients 0 to {len(federation.clients) - 1}, not {local};"
             " set partition-id or local-client in --node-config"
         )
-    own = federation.clients[local]
     nothing = np.empty(0, dtype=np.int64)
-    nobody = Client(nothing, nothing)
-    shares = (*([nobody] * client), own)
-    state_folder = Path(str(context.node_config.get("state-dir", state_root())))
     held = federation.validation_of(local)
     here = replace(
-        federation, clients=shares, validation=held, validation_owner=np.full(len(held), client)
+        federation,
+        clients=(*([Client(nothing, nothing)] * client), federation.clients[local]),
+        validation=held,
+        validation_owner=np.full(len(held), client),
     )
+    state_folder = Path(str(context.node_config.get("state-dir", state_root())))
     return ThisNode(client, here, state_folder, _noise(context))
 
 
@@ -266,7 +257,7 @@ def load(source: DataSource, root: Path) -> Federation:
 
 
 def state_root() -> Path:
-    """Where a node keeps what it remembers, unless it is told."""
+    """Where a node keeps its memory by default."""
     given = os.environ.get("FEDPROTO_STATE")
     if given:
         return Path(given)
@@ -275,7 +266,7 @@ def state_root() -> Path:
 
 
 def _layout(engine: ReferenceEngine, config: RunConfig) -> ServerState:
-    """What is sent of the model: all of it, but for statistics that stay with the clients."""
+    """The tensors that are sent: the model without statistics that stay with the clients."""
     params, buffers = read_state(engine.workload.model)
     return ServerState(0, params, config.train.shared_buffers(engine.workload.model, buffers))
 
@@ -293,5 +284,5 @@ def _noise(context: Context) -> tuple[float, float] | None:
 def _number(context: Context, name: str, default: int) -> int:
     value = context.node_config.get(name, default)
     if type(value) is not int or (value < 0 and value != default):
-        raise ConfigError(f"--node-config {name} must be a whole number, not {value!r}")
+        raise ConfigError(f"--node-config {name} must be an integer, not {value!r}")
     return value

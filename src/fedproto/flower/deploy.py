@@ -96,56 +96,43 @@ def environment(home: Path) -> dict[str, str]:
     }
 
 
-def server_command(server: Path | None, public: str, port: int, database: Path) -> list[str]:
-    """The server's command: for its owner at a port of loopback, for nodes at a public address.
-
-    Without its folder of certificates it is insecure, and nodes too reach it at that port.
-    """
-    where = [*("--database", str(database)), *("--host", "127.0.0.1"), *("--port", str(port))]
-    if server is None:
-        return command_of("superlink", "--insecure", *where)
+def server_command(server: Path, public: str, port: int, database: Path) -> list[str]:
+    """The server's command: for its owner at a port of loopback, for nodes at a public address."""
     return command_of(
         "superlink",
-        *("--public", public, "--enable-supernode-auth", *where),
+        *("--public", public, "--enable-supernode-auth", "--database", str(database)),
+        *("--host", "127.0.0.1", "--port", str(port)),
         *("--ssl-ca-certfile", str(server / "ca.crt")),
         *("--ssl-certfile", str(server / "server.crt")),
         *("--ssl-keyfile", str(server / "server.key")),
     )
 
 
-def node_command(
-    node: Path | None, address: str, client: int, port: int, node_config: str = ""
-) -> list[str]:
-    """A node's command; without its folder of keys it is insecure."""
-    secure = ["--insecure"]
-    if node is not None:
-        secure = [
-            *("--root-certificates", str(node / "ca.crt")),
-            *("--auth-supernode-private-key", str(node / "node.key")),
-        ]
-    config = f"partition-id={client} {node_config}".strip()
-    where = [*("--superlink", address), *("--port", str(port)), *("--node-config", config)]
-    return command_of("supernode", *secure, *where)
+def node_command(node: Path, address: str, client: int, port: int, node_config: str) -> list[str]:
+    """A node's command; the port is for its own processes, on loopback."""
+    return command_of(
+        "supernode",
+        *("--root-certificates", str(node / "ca.crt")),
+        *("--auth-supernode-private-key", str(node / "node.key")),
+        *("--superlink", address, "--port", str(port)),
+        *("--node-config", f"partition-id={client} {node_config}".strip()),
+    )
 
 
 class Control:
     """A connection to a server through the command ``flwr``."""
 
-    def __init__(self, folder: Path, address: str, server: Path | None) -> None:
+    def __init__(self, folder: Path, address: str, server: Path) -> None:
         """Keeps its own files in a folder; `server` has the certificate and the clients' keys."""
         self._folder = folder.resolve()
         self._address = address
         self._server = server
         self._home = self._folder / "home"
         self._home.mkdir(parents=True, exist_ok=True)
-        trust = (
-            "insecure = true"
-            if server is None
-            else f"root-certificates = {json.dumps(str((server / 'ca.crt').resolve()))}"
-        )
+        certificate = json.dumps(str((server / "ca.crt").resolve()))
         (self._home / "config.toml").write_text(
-            '[superlink]\ndefault = "fedproto"\n\n'
-            f"[superlink.fedproto]\naddress = {json.dumps(address)}\n{trust}\n",
+            '[superlink]\ndefault = "fedproto"\n\n[superlink.fedproto]\n'
+            f"address = {json.dumps(address)}\nroot-certificates = {certificate}\n",
             encoding="utf-8",
         )
 
@@ -162,8 +149,7 @@ class Control:
 
     def _write_app(self, app: Path, out: Path) -> None:
         """The app to submit: our ServerApp and ClientApp, the run directory, the clients' keys."""
-        known = {} if self._server is None else public_keys(self._server)
-        keys = {client: fingerprint(path) for client, path in known.items()}
+        keys = {client: fingerprint(path) for client, path in public_keys(self._server).items()}
         package = app / "fedproto_run"
         package.mkdir(parents=True, exist_ok=True)
         # Flower looks for the names in the source.
@@ -348,37 +334,28 @@ class Process:
 
 
 class Deployment:
-    """A server and nodes on this machine.
+    """A server and nodes on this machine."""
 
-    Without keys it is insecure. `node_config` are settings of every node beside its id.
-    """
-
-    def __init__(
-        self,
-        folder: Path,
-        keys: Keys | None,
-        node_config: str = "threads=1",
-        state: Path | None = None,
-    ) -> None:
+    def __init__(self, folder: Path, keys: Keys, state: Path | None = None) -> None:
+        """Keeps logs in a folder; nodes keep their memory in `state`."""
         self.folder = folder.resolve()
-        self._state = (state or folder / "nodes").resolve()
         self.keys = keys
         self.nodes: dict[int, Process] = {}
         self.link: Process | None = None
-        self._node_config = node_config
+        self._state = (state or folder / "nodes").resolve()
         self._port = free_port()
         self._address = f"127.0.0.1:{self._port}"
-        self.public = self._address if keys is None else f"127.0.0.1:{free_port()}"
+        self.public = f"127.0.0.1:{free_port()}"
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.control = Control(self.folder, self._address, keys.server if keys else None)
+        self.control = Control(self.folder, self._address, keys.server)
 
     def start_link(self) -> None:
         """Starts the server, or starts it again on the same database."""
         ends = time.monotonic() + END_FOR
         while answers(self._address) and time.monotonic() < ends:
             time.sleep(0.2)  # one that was killed is still letting go of its port
-        server = None if self.keys is None else self.keys.server.resolve()
-        command = server_command(server, self.public, self._port, self.folder / "state.db")
+        server, database = self.keys.server.resolve(), self.folder / "state.db"
+        command = server_command(server, self.public, self._port, database)
         self.link = Process("superlink", command, self.folder, self._state)
         ends = time.monotonic() + START_FOR
         while not answers(self._address):
@@ -393,14 +370,12 @@ class Deployment:
 
     def register(self, client: int) -> None:
         """Makes a client's key known to the server."""
-        if self.keys is not None:
-            self.control.register(self.keys.public_key(client), node_name(client))
+        self.control.register(self.keys.public_key(client), node_name(client))
 
     def start_node(self, client: int, keys: Keys | None = None) -> Process:
         """Starts a client's node, or starts it again under its old id."""
-        keys = keys or self.keys
-        folder = None if keys is None else keys.node(client).resolve()
-        command = node_command(folder, self.public, client, free_port(), self._node_config)
+        folder = (keys or self.keys).node(client).resolve()
+        command = node_command(folder, self.public, client, free_port(), "threads=1")
         if client in self.nodes:
             self.nodes[client].kill()  # lets go of what the one that ended still holds
         node = Process(node_name(client), command, self.folder, self._state)
@@ -418,14 +393,10 @@ class Deployment:
 
 @contextlib.contextmanager
 def deployment(
-    folder: Path,
-    keys: Keys | None,
-    clients: int,
-    node_config: str = "threads=1",
-    state: Path | None = None,
+    folder: Path, keys: Keys, clients: int, state: Path | None = None
 ) -> Iterator[Deployment]:
     """A server with all its nodes started, taken down again at the end whatever happens."""
-    deployed = Deployment(folder, keys, node_config, state)
+    deployed = Deployment(folder, keys, state)
     try:
         deployed.start_link()
         for client in range(clients):
@@ -470,7 +441,7 @@ def become_host(folder: Path, node_config: str) -> None:
     if (folder / NODE_FILE).exists():
         facts = read_addresses(folder, NODE_FILE)
         client = int(facts["client"])
-        # The port is for the node's own processes; several nodes fit on one host.
+        # Several nodes fit on one host.
         command = node_command(folder, facts["server"], client, NODE_PORT + client, node_config)
     else:
         facts = read_addresses(folder, SERVER_FILE)

@@ -27,13 +27,13 @@ from fedproto.engines.reference import ReferenceEngine
 from fedproto.engines.setting import setting_of
 from fedproto.errors import ConfigError, StoreError, TrainingError
 from fedproto.flower import wire
-from fedproto.flower.nodes import Answer, Nodes, exchange
-from fedproto.flower.wire import UnreadableError
+from fedproto.flower.nodes import Answer, Nodes, exchange, read
+from fedproto.flower.wire import TestJob, UnreadableError
 from fedproto.rng import Indices
 from fedproto.types import POOLED, ClientFailure, ClientUpdate, ServerState
 
 TRAIN, TEST = "train", "test"
-"""What a client is asked to do."""
+"""Kinds of questions to a client."""
 
 
 class FlowerEngine(Engine):
@@ -85,25 +85,21 @@ class FlowerEngine(Engine):
             for index, job in enumerate(jobs)
             if (reason := self._suspended.reason(job.client)) is not None
         }
-        ready = self._gather({job.client for index, job in enumerate(jobs) if index not in results})
-        if isinstance(ready, str):
-            return [
-                results.get(index, ClientFailure(job.client, ready))
-                for index, job in enumerate(jobs)
-            ]
-        for indices in _one_job_per_client(jobs):
-            asked = [index for index in indices if index not in results]
-            results |= self._send(jobs, asked) if asked else {}
-        ordered = [results[index] for index in range(len(jobs))]
-        return self._enough(ordered)
-
-    def evaluate(self, states: Sequence[ServerState], indices: Indices) -> list[dict[str, float]]:
-        """Adds up the clients' tallies, or tests here where the server has the data."""
-        if self._local is not None:
-            return self._local.evaluate(states, indices)
-        kept = self.workload.federation.validation
-        validation = len(kept) > 0 and np.array_equal(indices, kept)
-        return [self._evaluate(state, validation=validation) for state in states]
+        ready = {job.client for index, job in enumerate(jobs) if index not in results}
+        skipped = self._gather(ready)
+        if skipped is None:
+            for indices in _one_job_per_client(jobs):
+                asked = [index for index in indices if index not in results]
+                results |= self._send(jobs, asked) if asked else {}
+            usable = {one.client for one in results.values() if isinstance(one, ClientUpdate)}
+            if len(usable) >= self._options.min_clients:
+                return [results[index] for index in range(len(jobs))]
+            skipped = self._too_few(f"{len(usable)} clients gave a usable update")
+            self._asked -= usable  # whatever becomes of the round, they did their part
+        failed = {index: one for index, one in results.items() if isinstance(one, ClientFailure)}
+        return [
+            failed.get(index, ClientFailure(job.client, skipped)) for index, job in enumerate(jobs)
+        ]
 
     def judged(self, usable: Collection[int], refused: Mapping[int, str]) -> None:
         """Who was asked and gave nothing usable, in whatever way, has failed in this round."""
@@ -120,38 +116,24 @@ class FlowerEngine(Engine):
         suspended = self._suspended.end_round(self._options)
         return taken + suspended + self._nodes.take_notices()
 
-    def _gather(self, clients: set[int]) -> set[int] | str:
-        """The clients that are connected, or why the round cannot be."""
-        options = self._options
-        ready = self._nodes.wait_for(clients - self._given_up, options.wait)
+    def _gather(self, clients: set[int]) -> str | None:
+        """Waits for clients that are not connected; why the round cannot be, if it cannot."""
+        wait, least = self._options.wait, self._options.min_clients
+        ready = self._nodes.wait_for(clients - self._given_up, wait)
         self._given_up |= clients - ready
         ready |= clients & self._nodes.clients().keys()
         self._given_up -= ready
-        if len(ready) < options.min_clients:
-            ready = self._nodes.wait_for(clients, options.wait)
-        if len(ready) >= options.min_clients:
-            return ready
+        if len(ready) < least:
+            ready = self._nodes.wait_for(clients, wait)
+        if len(ready) >= least:
+            return None
         return self._too_few(f"{len(ready)} of {len(clients)} clients connected")
 
     def _too_few(self, what: str) -> str:
-        options = self._options
-        text = f"{what}, flower.min_clients is {options.min_clients}"
-        if options.too_few == "stop":
+        text = f"{what}, flower.min_clients is {self._options.min_clients}"
+        if self._options.too_few == "stop":
             raise TrainingError(f"{text}; start more clients and resume the run")
         return f"round skipped: {text}"
-
-    def _enough(
-        self, results: list[ClientUpdate | ClientFailure]
-    ) -> list[ClientUpdate | ClientFailure]:
-        usable = {result.client for result in results if isinstance(result, ClientUpdate)}
-        if len(usable) >= self._options.min_clients:
-            return results
-        reason = self._too_few(f"{len(usable)} clients gave a usable update")
-        self._asked -= usable  # whatever becomes of the round, they did their part
-        return [
-            result if isinstance(result, ClientFailure) else ClientFailure(result.client, reason)
-            for result in results
-        ]
 
     def _send(
         self, jobs: Sequence[LocalJob], indices: Sequence[int]
@@ -186,76 +168,80 @@ class FlowerEngine(Engine):
             on_answer=self.workload.callback.on_job,
         )
         for node, answer in answers.items():
-            index = index_of[node]
-            results[index] = self._read_update(answer, jobs[index])
+            job = jobs[index_of[node]]
+            try:
+                update, began_anew = wire.decode_update(read(answer), job, self._setting)
+            except UnreadableError as error:
+                results[index_of[node]] = ClientFailure(job.client, str(error))
+                continue
+            results[index_of[node]] = update
+            if began_anew:
+                self._incidents.append(f"client {job.client} had lost its memory and began anew")
         return results
 
-    def _read_update(self, answer: Answer, job: LocalJob) -> ClientUpdate | ClientFailure:
-        try:
-            update, began_anew = wire.decode_update(_content(answer), job, self._setting)
-        except UnreadableError as error:
-            return ClientFailure(job.client, str(error))
-        if began_anew:
-            self._incidents.append(f"client {job.client} had lost its memory and began anew")
-        return update
-
-    def _held(self, client: int, *, validation: bool) -> int:
-        """How many samples a client has of the part that is asked for."""
+    def evaluate(self, states: Sequence[ServerState], indices: Indices) -> list[dict[str, float]]:
+        """Adds up the clients' tallies, or tests here where the server has the data."""
+        if self._local is not None:
+            return self._local.evaluate(states, indices)
         federation = self.workload.federation
-        return len(
-            federation.validation_of(client) if validation else federation.clients[client].test
-        )
+        kept = federation.validation
+        validation = len(kept) > 0 and np.array_equal(indices, kept)
+        scores = []
+        for state in states:
+            tests = []
+            for client, share in enumerate(federation.clients):
+                held = len(federation.validation_of(client) if validation else share.test)
+                tests.append(TestJob(client, state, held, validation))
+            tallies = self._tallies(tests, self._config)
+            scores.append(self._scores(list(tallies.values())) if tallies else {})
+        return scores
 
     def evaluate_personal(self, jobs: Sequence[LocalJob]) -> list[dict[str, float]]:
         """Asks every connected client to test its own model; nothing from the others."""
-        task = self.workload.task
-        by_client = {job.client: job for job in jobs if self._held(job.client, validation=False)}
-        tallies = self._tallies(by_client, jobs[0].state.round, validation=False) if jobs else {}
+        if not jobs:
+            return []
+        shares, task = self.workload.federation.clients, self.workload.task
+        tests = [
+            TestJob(
+                job.client,
+                job.state,
+                len(shares[job.client].test),
+                run=job.run,
+                last_round=job.last_round,
+            )
+            for job in jobs
+        ]
+        tallies = self._tallies(tests, replace(self._config, strategy=jobs[0].strategy))
         return [task.metrics(tallies[job.client]) if job.client in tallies else {} for job in jobs]
 
-    def _evaluate(self, state: ServerState, *, validation: bool) -> dict[str, float]:
-        """The scores over the test or validation parts of all clients that are connected."""
-        clients = range(len(self.workload.federation.clients))
-        held = {one: None for one in clients if self._held(one, validation=validation)}
-        tallies = self._tallies(held, state.round, validation=validation, state=state)
-        return self._scores(list(tallies.values())) if tallies else {}
-
-    def _tallies(
-        self,
-        asked: Mapping[int, LocalJob | None],
-        round_: int,
-        *,
-        validation: bool,
-        state: ServerState | None = None,
-    ) -> dict[int, Tensor]:
-        """Test sums by client: of a state, or of each client's own model as its job has it."""
+    def _tallies(self, tests: Sequence[TestJob], config: RunConfig) -> dict[int, Tensor]:
+        """Test sums by client, of all that have samples, are connected and answer."""
         self._nodes.refresh()
-        node_of = {
-            client: node
-            for client, node in sorted(self._nodes.clients().items())
-            if client in asked and self._suspended.is_asked(client)
-        }
-        contents = {
-            node: self._test(client, asked[client], state, validation=validation)
-            for client, node in node_of.items()
-        }
+        node_of = self._nodes.clients()
+        asked, absent = {}, []
+        for test in tests:
+            if not test.num_examples:
+                continue
+            if test.client in node_of and self._suspended.is_asked(test.client):
+                asked[node_of[test.client]] = test
+            else:
+                absent.append(str(test.client))
         answers = exchange(
             self._grid,
             "evaluate",
-            contents,
-            round_=round_,
+            {node: wire.encode_test(test, config) for node, test in asked.items()},
+            round_=tests[0].state.round,
             deadline=self._options.deadline,
         )
-        found: dict[int, Tensor] = {}
-        absent = [str(client) for client in asked if client not in node_of]
         if absent:
             self._incidents.append(
                 f"not tested on clients {', '.join(absent)}: not connected, or failing"
             )
-        for client, node in node_of.items():
-            held = self._held(client, validation=validation)
+        found: dict[int, Tensor] = {}
+        for node, test in asked.items():
+            client = test.client
             try:
-                found[client] = self._read_tally(answers[node], client, round_, held)
+                found[client] = self._read_tally(answers[node], test)
             except UnreadableError as error:
                 self._incidents.append(f"not tested on client {client}: {error}")
                 self._suspended.failed(client, TEST, str(error))
@@ -263,17 +249,15 @@ class FlowerEngine(Engine):
                 self._suspended.answered(client, TEST)
         return found
 
-    def _test(
-        self, client: int, job: LocalJob | None, state: ServerState | None, *, validation: bool
-    ) -> RecordDict:
-        held = self._held(client, validation=validation)
-        if job is None:
-            assert state is not None  # noqa: S101 - one of the two is given
-            return wire.encode_test(client, state, self._config, held, validation=validation)
-        config = replace(self._config, strategy=job.strategy)
-        return wire.encode_test(
-            client, job.state, config, held, run=job.run, last_round=job.last_round
+    def _read_tally(self, answer: Answer, test: TestJob) -> Tensor:
+        tally = wire.decode_tally(read(answer), test.client, test.state.round)
+        federation = self.workload.federation
+        reason = self.workload.task.reason_to_refuse_tally(
+            tally, test.num_examples, federation.num_classes, federation.input_shape
         )
+        if reason is not None:
+            raise UnreadableError(reason)
+        return tally
 
     def _scores(self, tallies: Sequence[Tensor]) -> dict[str, float]:
         """The scores over all samples, and the main one with every client counted alike."""
@@ -282,26 +266,6 @@ class FlowerEngine(Engine):
         alike = [scores[task.headline] for scores in each if task.headline in scores]
         pooled = task.metrics(reduce(torch.add, tallies))
         return pooled | ({f"mean_client_{task.headline}": float(np.mean(alike))} if alike else {})
-
-    def _read_tally(self, answer: Answer, client: int, round_: int, held: int) -> Tensor:
-        tally = wire.decode_tally(_content(answer), client, round_)
-        federation = self.workload.federation
-        reason = self.workload.task.reason_to_refuse_tally(
-            tally, held, federation.num_classes, federation.input_shape
-        )
-        if reason is not None:
-            raise UnreadableError(reason)
-        return tally
-
-
-def _content(answer: Answer) -> RecordDict:
-    """What a client sent, unless it sent an error or a refusal of its own."""
-    if answer.content is None:
-        raise UnreadableError(answer.reason)
-    refusal = wire.decode_refusal(answer.content)
-    if refusal is not None:
-        raise UnreadableError(f"it refused: {refusal}")
-    return answer.content
 
 
 def _one_job_per_client(jobs: Sequence[LocalJob]) -> list[list[int]]:
@@ -322,12 +286,12 @@ SUSPENSIONS_FILE = "suspensions.json"
 
 @dataclass
 class _Conduct:
-    """A client's.
+    """A client's conduct.
 
     Attributes:
         failed: Whether it failed, in its last rounds, by the kind of question.
         left: Rounds that it is still left out.
-        times: How often it was suspended since it last had a clean record.
+        times: Suspensions since it last had a clean record.
         back: Whether it has answered since.
     """
 
@@ -339,9 +303,15 @@ class _Conduct:
 
 
 class Suspensions:
-    """Who is left out for how many rounds more.
+    """Clients that fail too often are left out for a while, and let back in.
 
-    Kept in a file, so that a server that starts again goes on with it.
+    A mute client costs a deadline whenever it is asked, and one whose updates are always refused
+    costs work for nothing. Kept are the outcomes of the last rounds in which a client was asked to
+    train, and of those in which it was asked to test. With too many failures among either, of
+    whatever kind, it is not asked for some rounds. Then it is tried again; while those failures are
+    among its last outcomes, a single one more suspends it for twice as long.
+
+    Kept in a file, for a server that starts again.
     """
 
     def __init__(self, folder: Path) -> None:

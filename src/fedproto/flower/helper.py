@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeVar
 
 import torch
@@ -14,11 +14,12 @@ from torch.nn import functional
 
 from fedproto.config.options import defended_method
 from fedproto.data.tasks import task_named
+from fedproto.engines.base import laid_over
 from fedproto.engines.setting import load_state, read_state, setting_for
 from fedproto.engines.training import BatchTerm, outputs_of
 from fedproto.equations import class_sums
 from fedproto.errors import TrainingError
-from fedproto.flower.wire import read_tensors, write_tensors
+from fedproto.flower.wire import like, read_tensors, write_tensors
 from fedproto.models.adapter import adapted
 from fedproto.models.base import features_of
 from fedproto.strategies.base import (
@@ -120,16 +121,12 @@ def train_locally(
     about = message.content[CONFIG]
     assert isinstance(about, ConfigRecord)  # noqa: S101 - the strategy sends one
     device = next(model.parameters()).device
-    setting = _setting(model, batches, num_classes, int(str(about[NUM_CLIENTS])))
-    model = setting.model
-    declared = method.client_memory(setting.setting)
-    memory = _recalled(context, int(str(about[LAST_ROUND])), declared)
-    broadcast = _broadcast(message.content, method.strategy.server_memory(setting.setting))
+    model, setting = _described(model, batches, num_classes, int(str(about[NUM_CLIENTS])))
+    memory = _recalled(context, int(str(about[LAST_ROUND])), method.client_memory(setting))
+    broadcast = _broadcast(message.content, method.strategy.server_memory(setting))
     received = ServerState(int(str(about[ROUND])), *read_state(model))
     own = {} if method.needs.personal_model else part(PERSONAL, _on(memory, device))
-    started = replace(
-        received, params={name: own.get(name, one) for name, one in received.params.items()}
-    )
+    started = laid_over(received, own)
     load_state(model, started)
     labels = torch.cat([labels.flatten() for _, labels in batches]).to(device)
     local = Local(
@@ -140,7 +137,7 @@ def train_locally(
         params=started.params,
         broadcast=_on(broadcast, device),
         memory=_on(memory, device),
-        head=setting.setting.head,
+        head=setting.head,
         secret=_secret(context),
     )
     before = observe(model, batches, num_classes, method.needs.before)
@@ -149,7 +146,7 @@ def train_locally(
     after = observe(model, batches, num_classes, method.needs.after)
     params, buffers = read_state(model)
     report = method.report(local, params, before, after)
-    personal = method.strategy.personal(setting.setting)
+    personal = method.strategy.personal(setting)
     kept = dict(report.memory)
     if method.needs.personal_model:
         trained = _train_personal_model(method.strategy, model, local, started, train)
@@ -212,7 +209,7 @@ def observe(
         total = part if total is None else total + part
     model.train(training)
     if total is None:
-        raise TrainingError("there is no data to look at")
+        raise TrainingError("there is no data to train on")
     return replace(total, loss=total.loss / number)
 
 
@@ -220,24 +217,18 @@ def _on(tensors: Tensors, device: torch.device) -> Tensors:
     return {name: one.to(device) for name, one in tensors.items()}
 
 
-@dataclass(frozen=True)
-class _Described:
-    model: nn.Module
-    setting: Setting
-
-
-def _setting(model: nn.Module, batches: Batches, num_classes: int, num_clients: int) -> _Described:
-    """The model with its features and head found, and what declarations depend on."""
+def _described(
+    model: nn.Module, batches: Batches, num_classes: int, num_clients: int
+) -> tuple[nn.Module, Setting]:
+    """The model with its features and head found, and the setting that declarations depend on."""
     found = next(iter(batches), None)
     if found is None:
         raise TrainingError("there is no data to train on")
     example = found[0][:1].to(next(model.parameters()).device)
     training = model.training
-    task = task_named("classification")
     fitted = adapted(model.eval(), example)
-    setting = setting_for(fitted, example, task, num_classes, num_clients)
-    fitted.train(training)
-    return _Described(fitted, setting)
+    setting = setting_for(fitted, example, task_named("classification"), num_classes, num_clients)
+    return fitted.train(training), setting
 
 
 def _secret(context: Context) -> int:
@@ -250,26 +241,22 @@ def _secret(context: Context) -> int:
     return secret
 
 
-def _like(declared: Declarations) -> dict[str, Tensor]:
-    return {name: torch.empty(one.shape, dtype=one.dtype) for name, one in declared.items()}
-
-
 def _broadcast(content: RecordDict, declared: Declarations) -> Tensors:
     sent = {name: one for name, one in declared.items() if one.broadcast}
     record = content.get(BROADCAST)
     if isinstance(record, ArrayRecord):
-        return read_tensors(record, _like(sent), BROADCAST)
+        return read_tensors(record, like(sent), BROADCAST)
     if any(one.initial is not None for one in sent.values()):
         raise TrainingError("the server sends no 'broadcast'; is it of another strategy?")
     return {}
 
 
 def _recalled(context: Context, last_round: int, declared: Declarations) -> Tensors:
-    """What this client kept after its last accepted round; all else is forgotten."""
+    """This client's memory of its last accepted round; all else is forgotten."""
     valid = f"{MEMORY}{last_round}"
     for name in [name for name in context.state if name.startswith(MEMORY) and name != valid]:
         del context.state[name]
     record = context.state.get(valid)
     if isinstance(record, ArrayRecord):
-        return read_tensors(record, _like(declared), "memory")
+        return read_tensors(record, like(declared), "memory")
     return initial_tensors(declared)

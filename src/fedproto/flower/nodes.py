@@ -1,16 +1,24 @@
-"""Who is connected: Flower's nodes have random numbers, our clients stable ids.
+"""Who is connected, and the federation they form: the server knows sizes and shapes only.
 
-Every node is asked once who it is. A client keeps its node as long as that is connected; a second
-node that claims the same id is turned away. Where the server's folder has the clients' public keys,
-as ``fedproto flower keys`` makes it, a client is the node with its key and no other, whatever else
-was registered and whenever the run goes on.
+Flower's nodes have random numbers, our clients stable ids. Every node is asked once who it is. A
+client keeps its node as long as that is connected; a second node that claims the same id is turned
+away. Where the server's folder has the clients' public keys, as ``fedproto flower keys`` makes it,
+a client is the node with its key and no other, whatever else was registered and whenever the run
+goes on.
+
+Cohorts are drawn by size, so all sizes are needed before the first round. They are kept in the run
+directory; when a run goes on, a client may be absent, but not come back with other numbers. Sizes
+are claims. They decide how often a client is drawn, its weight, the counts that it may report and
+its part in the test, so none is believed beyond a multiple of the federation's median: a client
+that claims more is asked to train and to test on that many of its samples.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from statistics import median_low
 from typing import Any, TypeVar
@@ -29,7 +37,7 @@ from fedproto.data.federation import Client, Federation
 from fedproto.data.samples import Samples
 from fedproto.data.tasks import task_named
 from fedproto.disk.files import explained, is_there, write_atomically
-from fedproto.disk.integrity import DamagedError, read_json, sealed, unsealed
+from fedproto.disk.integrity import DamagedError, sealed, unsealed
 from fedproto.errors import ConfigError, DataError, FedprotoError, StoreError
 from fedproto.flower import wire
 from fedproto.flower.keys import fingerprint, is_node_name, node_name
@@ -54,12 +62,12 @@ ASK_FOR = 120.0
 """Seconds a node has to say who it is; it has no work to do for that but to load its data."""
 
 
-@dataclass(frozen=True)
-class Answer:
-    """A node's reply: content, or why there is none."""
+Answer = RecordDict | UnreadableError
+"""The content of a node's reply, or why there is none."""
 
-    content: RecordDict | None
-    reason: str = ""
+
+class ServerGoneError(FedprotoError):
+    """Flower's own server does not answer."""
 
 
 def exchange(
@@ -77,21 +85,22 @@ def exchange(
     answers: dict[int, Answer] = {}
     for node, content in contents.items():
         try:
-            sent = patiently(lambda: _push(grid, kind, content, node, round_, deadline))  # noqa: B023
-        except ServerGoneError as error:
-            sent, fault = None, f": {error}"
-        else:
-            fault = ""
-        if sent:
-            waiting[sent] = node
-        else:
-            answers[node] = Answer(None, f"the message could not be sent{fault}")
+            waiting[patiently(partial(_push, grid, kind, content, node, round_, deadline))] = node
+        except FedprotoError as error:
+            answers[node] = UnreadableError(f"the message could not be sent: {error}")
     while waiting:
-        last_look = time.monotonic() >= ends
+        over = time.monotonic() >= ends
         for message_id, node in list(waiting.items()):
-            answer = _look(grid, message_id, node, last=last_look)
-            if answer is None and last_look:
-                answer = Answer(None, f"no answer within {deadline:g} s")
+            pull = partial(_pull, grid, message_id, node)
+            answer: Answer | None = None
+            try:
+                answer = patiently(pull) if over else pull()
+            except BUSY:
+                pass  # asked again at the next look
+            except FedprotoError as error:
+                answer = UnreadableError(str(error))
+            if answer is None and over:
+                answer = UnreadableError(f"no answer within {deadline:g} s")
             if answer is not None:
                 answers[node] = answer
                 del waiting[message_id]
@@ -99,14 +108,6 @@ def exchange(
         if waiting:
             time.sleep(PULL_EVERY)
     return answers
-
-
-def _push(
-    grid: Grid, kind: str, content: RecordDict, node: int, round_: int, deadline: float
-) -> str | None:
-    """Sends a message, made anew for every attempt; its number."""
-    message = Message(content, node, kind, ttl=deadline, group_id=str(round_))
-    return next((sent for sent in grid.push_messages([message]) if sent), None)
 
 
 def patiently(call: Callable[[], T]) -> T:
@@ -123,50 +124,58 @@ def patiently(call: Callable[[], T]) -> T:
     )
 
 
-def _look(grid: Grid, message_id: str, node: int, *, last: bool) -> Answer | None:
-    """The reply to one message, if it is there; from a busy server it is asked for again."""
-    try:
-        if last:
-            return patiently(lambda: _pull(grid, message_id, node))
-        return _pull(grid, message_id, node)
-    except BUSY:
-        return None
-    except ServerGoneError as error:
-        return Answer(None, str(error))
+def _push(
+    grid: Grid, kind: str, content: RecordDict, node: int, round_: int, deadline: float
+) -> str:
+    """Sends a message, made anew for every attempt; returns its id."""
+    message = Message(content, node, kind, ttl=deadline, group_id=str(round_))
+    for sent in grid.push_messages([message]):
+        if sent:
+            return sent
+    raise UnreadableError("the server did not take it")
 
 
-def _pull(grid: Grid, message_id: str, node: int) -> Answer | None:
-    """The reply to one message; pulled alone, so that a broken one spoils no other."""
+def _pull(grid: Grid, message_id: str, node: int) -> RecordDict | None:
+    """The reply to one message, if it is there.
+
+    Pulled alone, so that a broken one spoils no other.
+    """
     try:
         replies = list(grid.pull_messages([message_id]))
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
-        return Answer(None, f"its answer cannot be read: {one_line(str(error))}")
+        raise UnreadableError(f"its answer cannot be read: {error}") from None
     if not replies:
         return None
     if len(replies) > 1:
-        return Answer(None, "it sent a duplicate of its answer")
+        raise UnreadableError("it sent a duplicate of its answer")
     (reply,) = replies
     if reply.metadata.reply_to_message_id != message_id:
-        return Answer(None, "it answered to something that was not asked")
+        raise UnreadableError("it answered to something that was not asked")
     # Errors that the SuperLink makes by itself do not carry the node's number.
     if reply.has_error() and reply.error.code in NOT_ANSWERED:
-        return Answer(None, "no answer: its time is over, or its node is gone")
+        raise UnreadableError("no answer: its time is over, or its node is gone")
     if reply.has_error():
-        return Answer(None, f"error {reply.error.code}: {one_line(reply.error.reason or '')}")
+        raise UnreadableError(f"error {reply.error.code}: {reply.error.reason or ''}")
     if reply.metadata.src_node_id != node:
-        return Answer(None, "another node answered in its place")
-    return Answer(reply.content)
+        raise UnreadableError("another node answered in its place")
+    refusal = wire.decode_refusal(reply.content)
+    if refusal is not None:
+        raise UnreadableError(f"it refused: {refusal}")
+    return reply.content
 
 
-class ServerGoneError(FedprotoError):
-    """Flower's own server does not answer."""
+def read(answer: Answer) -> RecordDict:
+    """The content of an answer; raises why there is none."""
+    if isinstance(answer, UnreadableError):
+        raise answer
+    return answer
 
 
 class Nodes:
     """The connected clients.
 
-    `audit` is told of nodes that enrol or are turned away, with their keys. With `keys`, the
-    fingerprints of the clients' public keys, a client is whoever has its key.
+    `audit` logs nodes that enrol or are turned away. With `keys`, the fingerprints of the clients'
+    public keys, a client is the node with its key.
     """
 
     def __init__(
@@ -174,18 +183,16 @@ class Nodes:
         grid: Grid,
         config: RunConfig,
         callback: Callback,
-        audit: Callable[..., None] = lambda event, **facts: None,  # noqa: ARG005
-        keys: Mapping[int, str] | None = None,
+        audit: Callable[..., None],
+        keys: Mapping[int, str],
     ) -> None:
-        self._audit = audit
-        self._bound = keys or {}
         self._grid = grid
         self._config = config
         self._callback = callback
+        self._audit = audit
+        self._keys = keys
         self._known: dict[int, Hello] = {}
-        self._names: dict[int, str] = {}
-        self._keys: dict[int, str | None] = {}
-        self._online: set[int] = set()
+        self._online: dict[int, dict[str, Any]] = {}
         self._asked_in_vain: set[int] = set()
         self._said: set[str] = set()
         self._notices: list[str] = []
@@ -195,7 +202,7 @@ class Nodes:
         return {self._known[node].client: node for node in self._known.keys() & self._online}
 
     def hello_of(self, client: int) -> Hello:
-        """What a connected client told of itself."""
+        """A connected client's description of itself."""
         return self._known[self.clients()[client]]
 
     def note(self, text: str) -> None:
@@ -204,53 +211,41 @@ class Nodes:
         self._callback.on_notice(text)
 
     def take_notices(self) -> list[str]:
-        """What was noted since the last call, such as nodes that were turned away."""
+        """Notices since the last call, such as nodes that were turned away."""
         taken, self._notices = self._notices, []
         return taken
 
     def refresh(self, *, ask_again: bool = False) -> None:
         """Looks who is connected and asks the new ones, or all that gave no good answer yet."""
-        nodes = list(patiently(self._grid.get_nodes))
-        self._online = {node.node_id for node in nodes}
-        self._keys = {
-            node.node_id: fingerprint(node.public_key) if node.public_key else None
-            for node in nodes
+        self._online = {
+            node.node_id: {
+                "node": str(node.node_id),
+                "name": node.name,
+                "key": fingerprint(node.public_key) if node.public_key else None,
+            }
+            for node in patiently(self._grid.get_nodes)
         }
-        self._names = {node.node_id: node.name for node in nodes}
-        new = self._online - self._known.keys()
+        new = self._online.keys() - self._known.keys()
         if not ask_again:
             new -= self._asked_in_vain
-        question = wire.encode_question(self._config)
-        answers = exchange(
-            self._grid,
-            "query.hello",
-            dict.fromkeys(sorted(new), question),
-            round_=0,
-            deadline=ASK_FOR,
-        )
+        questions = dict.fromkeys(sorted(new), wire.encode_question(self._config))
+        answers = exchange(self._grid, "query.hello", questions, round_=0, deadline=ASK_FOR)
         for node, answer in answers.items():
+            who = self._online[node]
             try:
-                hello = self._judge(node, answer)
+                hello = self._judge(answer, **who)
             except UnreadableError as error:
                 self._asked_in_vain.add(node)
-                notice = f"node {self._names.get(node) or node} turned away: {error}"
+                notice = f"node {who['name'] or node} turned away: {error}"
                 if notice not in self._said:
                     self._said.add(notice)
-                    self._audit("turned away", **self._who(node), reason=str(error))
+                    self._audit("turned away", **who, reason=str(error))
                     self.note(notice)
             else:
                 self._asked_in_vain.discard(node)
                 self._known[node] = hello
-                self._audit(
-                    "enrolled",
-                    client=hello.client,
-                    **self._who(node),
-                    num_train=hello.num_train,
-                    num_test=hello.num_test,
-                )
-
-    def _who(self, node: int) -> dict[str, Any]:
-        return {"node": str(node), "name": self._names.get(node, ""), "key": self._keys.get(node)}
+                sizes = {"num_train": hello.num_train, "num_test": hello.num_test}
+                self._audit("enrolled", client=hello.client, **who, **sizes)
 
     def wait_for(self, clients: Collection[int], seconds: float) -> set[int]:
         """Waits until some clients are connected, or the time is over; those that are."""
@@ -265,22 +260,18 @@ class Nodes:
             self.refresh(ask_again=again)
         return set(clients) & self.clients().keys()
 
-    def _judge(self, node: int, answer: Answer) -> Hello:
-        if answer.content is None:
-            raise UnreadableError(answer.reason)
-        refusal = wire.decode_refusal(answer.content)
-        if refusal is not None:
-            raise UnreadableError(refusal)
-        hello = wire.decode_hello(answer.content, self._config.flower.max_examples)
-        name = self._names.get(node, "")
-        if is_node_name(name) and name != node_name(hello.client):
+    def _judge(self, answer: Answer, *, node: str, name: str, key: str | None) -> Hello:
+        """A node's description of itself, if it may take part as the client that it names."""
+        del node
+        hello = wire.decode_hello(read(answer), self._config.flower.max_examples)
+        own = node_name(hello.client)
+        if is_node_name(name) and name != own:
             raise UnreadableError(
                 f"its key is registered as {name}, but it says it is {hello.client}"
             )
-        if self._bound and self._bound.get(hello.client) != self._keys.get(node):
+        if self._keys and self._keys.get(hello.client) != key:
             raise UnreadableError(
-                f"its key is not that of client {hello.client}, {node_name(hello.client)}.pub in"
-                " the server's folder"
+                f"its key is not that of client {hello.client}, {own}.pub in the server's folder"
             )
         if hello.client in self.clients():
             raise UnreadableError(f"client {hello.client} is connected already")
@@ -288,7 +279,7 @@ class Nodes:
 
 
 CLAIMS = {"num_train": "training", "num_test": "test", "num_validation": "validation"}
-"""What a client tells of its size, and what each is called."""
+"""The sizes that a client reports, and their names in notices."""
 
 
 class RemoteSamples(Samples):
@@ -315,7 +306,7 @@ def enrol(config: RunConfig, nodes: Nodes, folder: Path) -> Federation:
     """The federation of the clients that are connected, or of those enrolled before."""
     path = folder / "clients.json"
     data = digest_of({"data": config.to_dict()["data"]})
-    enrolled = _read(path, data)
+    enrolled = _read(path)
     if data in enrolled:
         return federation_of(config, _capped(enrolled[data], config, nodes))
     number = config.flower.clients or getattr(config.data, "clients", None)
@@ -366,7 +357,7 @@ def _capped(hellos: list[Hello], config: RunConfig, nodes: Nodes) -> list[Hello]
 
 
 def federation_of(config: RunConfig, hellos: list[Hello]) -> Federation:
-    """A federation known by what its clients told of themselves, by client id."""
+    """A federation known by its clients' descriptions of themselves, by client id."""
     first = hellos[0]
     for hello in hellos:
         same = (hello.num_classes, hello.input_shape, hello.task, hello.class_names)
@@ -398,26 +389,16 @@ def federation_of(config: RunConfig, hellos: list[Hello]) -> Federation:
     )
 
 
-def _read(path: Path, data: str) -> dict[str, list[Hello]]:
-    """Who enrolled, by the digest of the data they were asked for.
-
-    A file from before there were fingerprints holds the clients of `data`.
-    """
+def _read(path: Path) -> dict[str, list[Hello]]:
+    """The enrolled clients, by the digest of the data they were asked for."""
     if not is_there(path):
         return {}
     try:
         with explained(path):
-            content = path.read_bytes()
-        tables = {data: read_json(content)} if content[:1] == b"[" else unsealed(content)[0]
+            tables, _ = unsealed(path.read_bytes())
         return {
             name: [
-                Hello(
-                    **{
-                        **one,
-                        "input_shape": tuple(one["input_shape"]),
-                        "class_names": tuple(one.get("class_names", ())),
-                    }
-                )
+                Hello(**one | {key: tuple(one[key]) for key in ("input_shape", "class_names")})
                 for one in hellos
             ]
             for name, hellos in tables.items()

@@ -22,7 +22,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from multiprocessing import Pipe
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fedproto.errors import FedprotoError
 from fedproto.options import load_plugin
@@ -30,15 +30,14 @@ from fedproto.options import load_plugin
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
-    from flwr.proto.fleet_pb2 import ActivateNodeRequest, ActivateNodeResponse
     from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResult
-    from flwr.supernode.fleet_http_client import FleetHttpClient
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 Address = tuple[str, int]
+T = TypeVar("T")
 
 WITH_OWNER = "FEDPROTO_WITH_OWNER"
 """Environment variable of a program that is to end when its standard input is closed."""
@@ -148,7 +147,7 @@ def _as_in_table(host: str, port: int) -> str:
 
 
 def superlink() -> None:
-    """Runs Flower's SuperLink, with ``--public HOST:PORT`` on two addresses.
+    """Runs Flower's SuperLink on two addresses, its own and ``--public HOST:PORT``.
 
     With a Flower that serves in another way the public port stays closed.
     """
@@ -156,7 +155,7 @@ def superlink() -> None:
     from flwr.superlink.cli.flower_superlink import flower_superlink
 
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--public", metavar="HOST:PORT")
+    parser.add_argument("--public", metavar="HOST:PORT", required=True)
     own, flowers = parser.parse_known_args()
 
     def serve_both(app: App, **settings: Any) -> None:
@@ -168,8 +167,7 @@ def superlink() -> None:
             sys.exit(f"cannot listen on {own.public} and {private[0]}:{private[1]}: {error}")
         uvicorn.Server(uvicorn.Config(Gateway(app, private), **settings)).run(sockets)
 
-    if own.public is not None:
-        uvicorn.run = serve_both  # type: ignore[assignment]
+    uvicorn.run = serve_both  # type: ignore[assignment]
     sys.argv = ["flower-superlink", *flowers]
     flower_superlink()
 
@@ -196,9 +194,7 @@ def supernode() -> None:
     flower_supernode()
 
 
-def patient(
-    activate: Callable[[FleetHttpClient, ActivateNodeRequest], ActivateNodeResponse],
-) -> Callable[[FleetHttpClient, ActivateNodeRequest], ActivateNodeResponse]:
+def patient(activate: Callable[..., T]) -> Callable[..., T]:
     """A node's first call, repeated while an earlier process of the node counts as connected.
 
     The server misses a node that was killed only when its heartbeats are overdue, and refuses a
@@ -206,17 +202,15 @@ def patient(
     """
     import httpx
 
-    def activate_patiently(
-        client: FleetHttpClient, request: ActivateNodeRequest
-    ) -> ActivateNodeResponse:
+    def activate_patiently(*arguments: Any) -> T:
         ends = time.monotonic() + EXPIRED_WITHIN
         while True:
             try:
-                return activate(client, request)
+                return activate(*arguments)
             except httpx.HTTPStatusError as error:
-                if error.response.status_code != NOT_ACTIVATED or time.monotonic() > ends:
+                left = ends - time.monotonic()
+                if error.response.status_code != NOT_ACTIVATED or left < 0:
                     raise
-            left = max(0.0, ends - time.monotonic())
             sys.stderr.write(
                 "the server takes an earlier process of this node for alive; trying again every"
                 f" {ACTIVATE_EVERY:g} s, for {left:.0f} s at most\n"

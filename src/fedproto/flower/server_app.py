@@ -17,7 +17,7 @@ from typing import Any
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from fedproto.callback import Callback, CallbackList
+from fedproto.callback import Callback
 from fedproto.config import RunConfig, StopOptions
 from fedproto.data.base import DataSource
 from fedproto.data.federation import Federation
@@ -36,10 +36,7 @@ from fedproto.types import RoundRecord
 
 app = ServerApp()
 
-INSECURE = (
-    "INSECURE: no TLS and no node keys. Anyone on the network can read and change models and"
-    " updates, and take part as any client. Only for trying out; see 'fedproto flower keys'."
-)
+LOG = logging.getLogger("flwr")
 
 PREDECESSOR_ENDS_WITHIN = 120.0
 """Seconds in which the app of a server that was killed notices it, and lets go of its runs."""
@@ -47,7 +44,7 @@ PREDECESSOR_ENDS_WITHIN = 120.0
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Trains the runs of a directory."""
+    """Trains the runs of the directory that was submitted."""
     out = Path(str(context.run_config["out"]))
     outcome = out / ERROR_FILE
     outcome.unlink(missing_ok=True)
@@ -60,22 +57,14 @@ def main(grid: Grid, context: Context) -> None:
         raise
 
 
-def serve(
-    grid: Grid,
-    out: Path,
-    callback: Callback | None = None,
-    keys: Mapping[int, str] | None = None,
-) -> None:
+def serve(grid: Grid, out: Path, keys: Mapping[int, str] | None = None) -> None:
     """Trains the runs of a directory over a grid, with clients known by their keys."""
     for plugin in os.environ.get("FEDPROTO_PLUGINS", "").split():
         load_plugin(plugin)
     stores = open_runs(out)
     log = AuditLog(out)
     log.write("began", runs=[store.path.name for store in stores])
-    callbacks = [AuditRounds(log), callback or LogLines()]
-    callback = CallbackList(callbacks)
-    if getattr(grid, "_insecure", False):
-        callback.on_notice(INSECURE)
+    callback = ServerLog(log)
     suspended = Suspensions(out)
     nodes: dict[DataSource, Nodes] = {}
     federations: dict[DataSource, Federation] = {}
@@ -84,7 +73,7 @@ def serve(
             raise ConfigError("a run over Flower needs a [data] section; clients read it")
         if config.data in federations:
             continue
-        nodes[config.data] = Nodes(grid, config, callback, log.write, keys)
+        nodes[config.data] = Nodes(grid, config, callback, log.write, keys or {})
         if config.flower.evaluate_on == "server":
             federations |= load_federations([config])
         else:
@@ -97,11 +86,15 @@ def serve(
         return FlowerEngine(workload, grid, config, nodes[config.data], suspended)
 
     runs = runs_from(stores, federations)
-    train(runs, callbacks, engine_for=engine_for, patience=PREDECESSOR_ENDS_WITHIN)
+    train(runs, [callback], engine_for=engine_for, patience=PREDECESSOR_ENDS_WITHIN)
 
 
 class AuditLog:
-    """Appends events, each with its time."""
+    """Who enrolled with which key, who was refused, whose updates were used, in ``audit.jsonl``.
+
+    An append-only file in the directory that was submitted; every line carries a fingerprint, as
+    the records do. It is for people who have to account for a model, not for resuming a run.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = Folder(folder)
@@ -121,19 +114,20 @@ class AuditLog:
             self._folder.append(AUDIT_FILE, sealed_line({"time": now, "event": event, **facts}))
 
 
-class AuditRounds(Callback):
-    """Writes rounds and notices to the audit log."""
+class ServerLog(Callback):
+    """Writes rounds and notices to Flower's log and to the audit log."""
 
-    def __init__(self, log: AuditLog) -> None:
-        self._log = log
+    def __init__(self, audit: AuditLog) -> None:
+        self._audit = audit
 
     def on_notice(self, text: str) -> None:
-        """Logs it."""
-        self._log.write("notice", text=text)
+        """Writes a warning."""
+        self._audit.write("notice", text=text)
+        LOG.warning("%s", printable(text))
 
     def on_round(self, config: RunConfig, record: RoundRecord) -> None:
-        """Logs every client's share of the aggregate, and what was refused and why."""
-        self._log.write(
+        """Writes scores, every client's share of the aggregate, and what was refused and why."""
+        self._audit.write(
             "round",
             run=config.title,
             seed=config.seed,
@@ -142,23 +136,10 @@ class AuditRounds(Callback):
             refused=record.failures,
             note=record.note,
         )
-
-
-LOG = logging.getLogger("flwr")
-
-
-class LogLines(Callback):
-    """One line a round, and one for every notice."""
-
-    def on_notice(self, text: str) -> None:
-        """Writes a warning."""
-        LOG.warning("%s", printable(text))
-
-    def on_round(self, config: RunConfig, record: RoundRecord) -> None:
-        """Writes the round's scores and incidents."""
+        number, title = record.round + 1, printable(config.title)
         scores = ", ".join(f"{name} {value:.4f}" for name, value in record.metrics.items())
-        LOG.info("%s round %d: %s", printable(config.title), record.round + 1, printable(scores))
+        LOG.info("%s round %d: %s", title, number, printable(scores))
         for client, reason in record.failures.items():
-            LOG.warning("round %d, client %d: %s", record.round + 1, client, printable(reason))
+            LOG.warning("round %d, client %d: %s", number, client, printable(reason))
         if record.note:
-            LOG.warning("round %d: %s", record.round + 1, printable(record.note))
+            LOG.warning("round %d: %s", number, printable(record.note))

@@ -243,10 +243,11 @@ class FedProtoStrategy(Strategy):
     def _read(self, reply: Message, state: ServerState) -> tuple[Expected, ClientUpdate]:
         if reply.has_error():
             raise UnreadableError(f"error {reply.error.code}: {reply.error.reason or ''}")
-        scores = self._scores(reply.content)
+        content, node = reply.content, reply.metadata.src_node_id
+        scores = self._scores(content)
         if scores is None:
             raise UnreadableError("it sends no usable metrics with num-examples")
-        node, number = reply.metadata.src_node_id, int(scores[NUM_EXAMPLES])
+        number = int(scores[NUM_EXAMPLES])
         # The job is known only as far as the client's own claims go.
         expected = Expected(
             node,
@@ -256,7 +257,29 @@ class FedProtoStrategy(Strategy):
             self.method.payload(self._setting, number),
             frozenset(self.method.strategy.personal(self._setting)),
         )
-        return expected, self._read_update(reply.content, scores, expected)
+        wanted = {**expected.params, **state.buffers}
+        tensors = read_tensors(expect_arrays(content, ARRAYS), wanted, ARRAYS)
+        payload = expect_declared(content, PAYLOAD, expected.payload) if expected.payload else {}
+        work = content.get(WORK)
+        steps, lr = (
+            (work.get("steps"), work.get("lr")) if isinstance(work, MetricRecord) else (1, 1.0)
+        )
+        if not (isinstance(steps, int) and 0 <= steps <= MOST_STEPS):
+            raise UnreadableError("it claims an implausible number of steps")
+        if not (isinstance(lr, float) and 0 < lr < math.inf):
+            raise UnreadableError("it claims an implausible learning rate")
+        update = ClientUpdate(
+            client=node,
+            num_examples=number,
+            params={name: tensors[name] for name in expected.params},
+            buffers={name: tensors[name] for name in state.buffers},
+            train_loss=scores.get("train_loss"),
+            epochs_done=1,
+            steps=steps,
+            lr=lr,
+            payload=payload,
+        )
+        return expected, update
 
     def _scores(self, content: RecordDict) -> dict[str, float] | None:
         record = content.get(METRICS)
@@ -280,30 +303,4 @@ class FedProtoStrategy(Strategy):
             0,
             {name: tensors[name] for name in self._setting.params},
             {name: tensors[name] for name in self._setting.buffers},
-        )
-
-    def _read_update(
-        self, content: RecordDict, scores: Mapping[str, float], expected: Expected
-    ) -> ClientUpdate:
-        like = {**expected.params, **expected.sent.buffers}
-        tensors = read_tensors(expect_arrays(content, ARRAYS), like, ARRAYS)
-        payload = expect_declared(content, PAYLOAD, expected.payload) if expected.payload else {}
-        work = content.get(WORK)
-        steps, lr = (
-            (work.get("steps"), work.get("lr")) if isinstance(work, MetricRecord) else (1, 1.0)
-        )
-        if not (isinstance(steps, int) and 0 <= steps <= MOST_STEPS):
-            raise UnreadableError("it claims an implausible number of steps")
-        if not (isinstance(lr, float) and 0 < lr < math.inf):
-            raise UnreadableError("it claims an implausible learning rate")
-        return ClientUpdate(
-            client=expected.client,
-            num_examples=expected.num_examples,
-            params={name: tensors[name] for name in expected.params},
-            buffers={name: tensors[name] for name in expected.sent.buffers},
-            train_loss=scores.get("train_loss"),
-            epochs_done=1,
-            steps=steps,
-            lr=lr,
-            payload=payload,
         )
