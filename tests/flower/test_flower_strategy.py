@@ -17,6 +17,7 @@ from flwr.clientapp import ClientApp
 from torch.nn import functional
 
 from fedproto import STRATEGIES, AggregateOptions, FedAvg, FedProto, Scaffold, ServerOptions
+from fedproto.config.options import CLIP
 from fedproto.errors import ConfigError
 from fedproto.flower.helper import observe, train_locally
 from fedproto.flower.strategy import FedProtoStrategy
@@ -78,6 +79,13 @@ def test_its_attention_is_that_of_the_method(example):
     strategy, _ = start(example, grid, rounds=2)
     assert strategy.attention[1] == pytest.approx({1000: 1 / 3, 1001: 1 / 3, 1002: 1 / 3})
     assert len(set(strategy.attention[2].values())) == 3
+
+
+def test_it_has_the_default_defence_unless_told_otherwise(example):
+    assert flower_strategy(example, FedAvg()).method.aggregate == CLIP
+    assert flower_strategy(example, FedAvg(), defence="none").method.aggregate == AggregateOptions()
+    own = AggregateOptions(rule="median")
+    assert flower_strategy(example, Method(FedAvg(), aggregate=own)).method.aggregate == own
 
 
 def test_a_named_head_is_averaged_class_by_class(example):
