@@ -13,7 +13,6 @@ import logging
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias, Unpack
 
@@ -25,16 +24,15 @@ from torch.nn.parameter import is_lazy
 from fedproto.api.result import Result, Results, hardly_learned, refusals, stored_facts
 from fedproto.callback import Callback
 from fedproto.config import RunConfig, read_config
-from fedproto.config.recipe import Sections, as_tables, combine, dotted_keyword
+from fedproto.config.recipe import COMMON, Sections, as_tables, combine, dotted_keyword
 from fedproto.config.run import asked_config
 from fedproto.data.base import DATASETS, data_root
 from fedproto.data.federation import Federation
 from fedproto.data.own import located
 from fedproto.errors import ConfigError, HardlyLearnedWarning, StoreError, printable
-from fedproto.models.base import ModelOptions, build_model, under_seed
+from fedproto.models.base import build_model, under_seed
 from fedproto.options import Options, read_options
 from fedproto.rounds import Run, train
-from fedproto.rounds.run import model_for
 from fedproto.store import RunStore, open_or_create
 from fedproto.store.sweeps import create_sweep, run_directories
 from fedproto.types import RoundRecord
@@ -100,10 +98,7 @@ def run(
         HardlyLearnedWarning: If most updates were refused, as with a learning rate that is much too
             high; the records say why.
     """
-    common = _given(
-        rounds=rounds, cohort=cohort, delta=delta, epochs=epochs, batch_size=batch_size, lr=lr,
-        device=device,
-    )  # fmt: skip
+    common = _given(rounds, cohort, delta, epochs, batch_size, lr, device)
     keywords = {"strategy": strategy, "seed": seed, "label": label, **common, **sections}
     config = asked_config(_tables(data, model, keywords)).located()
     one = _checked_run(config, _loaded(config, data), model)
@@ -158,10 +153,7 @@ def sweep(
     Raises:
         FedprotoError: As `run`.
     """
-    common = _given(
-        rounds=rounds, cohort=cohort, delta=delta, epochs=epochs, batch_size=batch_size, lr=lr,
-        device=device,
-    )  # fmt: skip
+    common = _given(rounds, cohort, delta, epochs, batch_size, lr, device)
     variants = [
         _tables(data, model, {**common, **sections, **changes, "label": label})
         for label, changes in _variants(strategies).items()
@@ -179,9 +171,9 @@ def sweep(
     return Results(_train(runs, callbacks, progress=progress))
 
 
-def _given(**options: Any) -> dict[str, Any]:
-    """The options that have a value."""
-    return {name: value for name, value in options.items() if value is not None}
+def _given(*values: float | str | None) -> dict[str, Any]:
+    """The common options that have a value, given in the order of `COMMON`."""
+    return {name: value for name, value in zip(COMMON, values, strict=True) if value is not None}
 
 
 def _variants(strategies: Mapping[str, Section] | Sequence[Section]) -> dict[str, dict[str, Any]]:
@@ -241,19 +233,19 @@ def load(
     store = RunStore.open(Path(directory))
     config = store.config
     build: Callable[[], nn.Module] | None = None
-    described = data is not None or "input_shape" in store.description().get("data", {})
     if model is not None:
         build = _builder(config, model, data)
-    elif config.model is not None and described:
+    elif config.model is not None:
         named = config.model.untrained()
 
         def build() -> nn.Module:
-            about = stored_facts(store.path) if data is None else data.about()
+            if data is None and "input_shape" in store.description().get("data", {}):
+                about = stored_facts(store.path)
+            else:  # runs of earlier versions do not say
+                about = _loaded(config, "" if data is None else data).about()
             shape = tuple(about["input_shape"])
             return build_model(named, shape, about["num_classes"], config.seed)
 
-    elif config.model is not None:
-        build = _builder(config, config.model.untrained(), None)
     state = store.load_best() if best else store.load_checkpoint()
     return Result(config, store.records(), state, build, data, store.path)
 
@@ -304,26 +296,19 @@ def _checked_run(config: RunConfig, federation: Federation, model: Model) -> Run
 def _builder(
     config: RunConfig, model: Any, federation: Federation | None
 ) -> Callable[[], nn.Module]:
-    """What makes the module of a run, with its initial weights."""
-    if not isinstance(model, ModelOptions):
+    """A function that makes a user's own module, with its initial weights."""
 
-        def make() -> nn.Module:
-            made = copy.deepcopy(model) if isinstance(model, nn.Module) else model()
-            if not isinstance(made, nn.Module):
-                raise ConfigError(f"model must make a torch module, not {type(made).__name__}")
-            if federation is not None and any(map(is_lazy, made.parameters())):
-                training = made.training
-                made.eval()(torch.zeros(1, *federation.input_shape))
-                made.train(training)
-            return made
+    def make() -> nn.Module:
+        made = copy.deepcopy(model) if isinstance(model, nn.Module) else model()
+        if not isinstance(made, nn.Module):
+            raise ConfigError(f"model must make a torch module, not {type(made).__name__}")
+        if federation is not None and any(map(is_lazy, made.parameters())):
+            training = made.training
+            made.eval()(torch.zeros(1, *federation.input_shape))
+            made.train(training)
+        return made
 
-        return lambda: under_seed(config.seed, make)
-
-    def build_named() -> nn.Module:
-        data = federation if federation is not None else _loaded(config, "")
-        return model_for(replace(config, model=model), data)
-
-    return build_named
+    return lambda: under_seed(config.seed, make)
 
 
 class _Progress(Callback):

@@ -14,7 +14,7 @@ import secrets
 import stat
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from io import BufferedReader
@@ -312,7 +312,10 @@ VARIABLE = "FEDPROTO_LIMITS"
 
 @dataclass(frozen=True)
 class Limits(Options):
-    """The largest that is believed."""
+    """The largest accepted sizes; see ``fedproto --limit``.
+
+    They protect the machine that reads, so its owner sets them; no recipe and no server can.
+    """
 
     file: int = option(
         4 * 2**30, "bytes of one file, unpacked, that is read as a whole", at_least=1
@@ -348,15 +351,13 @@ def check_limit(name: str, value: int, where: object) -> None:
 
 @lru_cache(maxsize=8)
 def _parsed(text: str) -> Limits:
-    return read_options(Limits, dict(_pairs(text.split())), "limit")
-
-
-def _pairs(texts: Iterable[str]) -> Iterable[tuple[str, int]]:
-    for text in texts:
-        name, _, value = text.partition("=")
+    given = {}
+    for each in text.split():
+        name, _, value = each.partition("=")
         try:
-            yield name, int(float(value))
+            given[name] = int(float(value))
         except (ValueError, OverflowError):
             raise ConfigError(
-                f"limit '{text}': write it as name=number, such as file=1e9"
+                f"limit '{each}': write it as name=number, such as file=1e9"
             ) from None
+    return read_options(Limits, given, "limit")

@@ -38,12 +38,14 @@ EngineFor: TypeAlias = Callable[[RunConfig, Workload], Engine]
 
 
 class Run:
-    """One strategy under one configuration and seed.
+    """One strategy under one configuration and seed; making it reads and writes nothing.
+
+    It begins with the initial weights of its model, or with the state `initial`.
 
     Attributes:
         config: What to train and how.
         federation: The clients' data.
-        build: Makes the model with its initial weights.
+        build: Makes the model with its initial weights; by default the one that `config` names.
         architecture: Equal for runs whose models differ in their weights alone.
         store: The run's directory; None for a run that is not kept.
         records: The rounds done so far.
@@ -60,16 +62,6 @@ class Run:
         store: RunStore | None = None,
         initial: ServerState | None = None,
     ) -> None:
-        """Describes a run; nothing is read or written yet.
-
-        Args:
-            config: Names the model where `build` does not make it.
-            federation: The clients' data.
-            build: Makes the model, where it was given in Python.
-            architecture: Of such a model.
-            store: The run's directory.
-            initial: The state to begin with; by default that of the model.
-        """
         if build is None and config.model is not None:
             architecture = replace(config.model.untrained(), init="torch")
         self.config = config

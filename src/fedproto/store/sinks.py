@@ -66,16 +66,12 @@ def check_sinks(names: Sequence[str]) -> None:
 
 
 class SinkCallback(Callback):
-    """Sends the rounds of stored runs to a sink; a sink that fails does not stop the runs."""
+    """Sends the rounds of stored runs to a sink.
+
+    A sink that fails does not stop the runs; `notices` hears of it.
+    """
 
     def __init__(self, name: str, stores: Sequence[RunStore], notices: Callback) -> None:
-        """Begins nothing yet.
-
-        Args:
-            name: The sink.
-            stores: The runs to log.
-            notices: Gets a notice if the sink fails.
-        """
         self._name, self._kind = name, SINKS.get(name)
         self._waiting = list(stores)
         self._open: list[Sink] = []
