@@ -181,7 +181,7 @@ def test_a_finished_run_goes_on_to_more_rounds(swept, tmp_path, capsys):
         assert np.array_equal(tensor, ours.state.params[name])
     assert main(["run", "quickstart", *settings[:-1], "--reuse", f"--out={run}", "-q"]) == 0
     assert main(["resume", str(run), "--rounds=3"]) == 2
-    assert "is a run of 4 rounds" in capsys.readouterr().err
+    assert "already has 4 rounds; --rounds must be larger (got 3)" in capsys.readouterr().err
 
 
 def test_a_sweep_goes_on_to_more_rounds(swept, tmp_path):
