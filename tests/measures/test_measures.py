@@ -211,7 +211,7 @@ def test_mmd_of_the_reference_to_itself_is_zero(small_federation, small_model, t
 @pytest.mark.parametrize(
     ("prepare", "message"),
     [
-        ("nothing", "is no run directory; name that of a finished run of strategy"),
+        ("nothing", "is not a run directory; name that of a finished run of strategy"),
         ("fedavg", "is a run of 'fedavg', not centrally trained"),
         ("unfinished", "is not finished; first 'fedproto resume"),
         ("other data", r"has another \[data\] than this run"),

@@ -145,16 +145,16 @@ def test_check_finds_nothing_wrong_with_a_run_in_progress(tmp_path):
 
 def test_check_looks_at_checkpoints_before_records(run, monkeypatch):
     """A round that ends between the two looks, and removes a checkpoint in between."""
-    counted = RunStore.reader
+    counted = RunStore.iterate_records
 
-    def after_more_rounds(store):
+    def after_more_rounds(store, lines=None):
         if not done:
             done.append(True)
             simulate([RunStore.open(run)])
-        return counted(store)
+        return counted(store, lines)
 
     done = []
-    monkeypatch.setattr(RunStore, "reader", after_more_rounds)
+    monkeypatch.setattr(RunStore, "iterate_records", after_more_rounds)
     verdict = check_run(run)
     assert done
     assert verdict.faults == []

@@ -186,7 +186,7 @@ def read_config(given: Mapping[str, Any], *, to_compare: bool = False) -> RunCon
 
     Instead of a table there may be options that were made already, or a name alone. With
     `to_compare` names of plugins that are not loaded are taken as they are: such a configuration
-    can be compared with others, but not carried out.
+    can be compared with others, but not trained.
     """
     if not isinstance(given, Mapping):
         raise ConfigError(f"a configuration must be sections of options, not {given!r}")
@@ -196,18 +196,13 @@ def read_config(given: Mapping[str, Any], *, to_compare: bool = False) -> RunCon
             found = dotted_names(name)
             hint = f"did you mean '{found[0]}'?" if found else None
             raise ConfigError(unknown_name("section or option", name, known, hint))
-    parts: dict[str, Any] = {
-        name: made
-        if isinstance(made := given.get(name), cls)
-        else read_options(cls, as_table(given.get(name, {}), name), name)
-        for name, cls in SECTIONS.items()
-    }
+    parts: dict[str, Any] = {}
+    for name, cls in SECTIONS.items():
+        made = given.get(name, {})
+        ready = isinstance(made, cls)
+        parts[name] = made if ready else read_options(cls, as_table(made, name), name)
     parts |= {
-        name: given[name]
-        if isinstance(given[name], Options)
-        else _read_choice(
-            name, registry, as_table(given.get(name, {}), name), to_compare=to_compare
-        )
+        name: _read_choice(name, registry, given[name], to_compare=to_compare)
         for name, registry in CHOICES.items()
         if name in given
     }
@@ -249,20 +244,20 @@ def as_table(value: Any, name: str) -> Mapping[str, Any]:
     return value
 
 
-def _read_choice(
-    section: str, registry: Registry[O], given: Mapping[str, Any], *, to_compare: bool = False
-) -> O:
-    name = given.get("name")
+def _read_choice(section: str, registry: Registry[O], given: Any, *, to_compare: bool) -> Any:
+    if isinstance(given, Options):
+        return given
+    options = dict(as_table(given, section))
+    name = options.pop("name", None)
     if not isinstance(name, str):
         raise ConfigError(f"{section}.name is missing; known: {', '.join(registry.names())}")
     if to_compare and name not in registry.names():
-        options = {key: value for key, value in given.items() if key != "name"}
         return registry.stand_in(name, BASES[section], options)
     try:
         cls = registry.get(name)
     except ConfigError as error:
         raise ConfigError(f"{section}.name: {error}") from None
-    return read_options(cls, {key: value for key, value in given.items() if key != "name"}, section)
+    return read_options(cls, options, section)
 
 
 def _check_measures(options: MeasureOptions) -> None:

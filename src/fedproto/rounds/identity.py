@@ -146,30 +146,21 @@ def check_reference(config: RunConfig) -> str | None:
     wanted = "a finished run of strategy 'centralized' with the same [data] and [model]"
     if directory is None:
         raise ConfigError(f"measure 'mmd' needs measure.reference, the directory of {wanted}")
+    where = f"measure.reference {directory}"
     if not is_run(Path(directory)):
-        raise ConfigError(
-            f"measure.reference {directory} is no run directory; name that of {wanted}"
-        )
+        raise ConfigError(f"{where} is not a run directory; name that of {wanted}")
     store = RunStore.open(Path(directory))
     if not store.config.strategy.pooled:
-        raise ConfigError(
-            f"measure.reference {directory} is a run of '{store.config.title}', not centrally"
-            f" trained; name {wanted}"
-        )
+        title = store.config.title
+        raise ConfigError(f"{where} is a run of '{title}', not centrally trained; name {wanted}")
     for section in ("data", "model"):
         if getattr(store.config, section) != getattr(config, section):
-            raise ConfigError(
-                f"measure.reference {directory} has another [{section}] than this run; name"
-                f" {wanted}"
-            )
+            raise ConfigError(f"{where} has another [{section}] than this run; name {wanted}")
     if not store.finished:
-        raise ConfigError(
-            f"measure.reference {directory} is not finished; first 'fedproto resume {directory}'"
-        )
+        raise ConfigError(f"{where} is not finished; first 'fedproto resume {directory}'")
     if store.config.seed != config.seed:
         return (
-            f"measure.reference {directory} began from the initial weights of seed"
-            f" {store.config.seed}, this run from those of seed {config.seed}: their features"
-            " differ whatever they learn"
+            f"{where} began from the initial weights of seed {store.config.seed}, this run from"
+            f" those of seed {config.seed}: their features differ whatever they learn"
         )
     return None
