@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fedproto.config import RunConfig
-from fedproto.report.figures import NAMES
+from fedproto.report.figures import label_of
 from fedproto.report.results import main_score
 from paper.base import EXPERIMENTS, Experiment, FoundRuns
 from paper.cases import CLASSIFICATION, FAIR_AND_TOLERANT, Case, Scope
@@ -85,7 +85,7 @@ def _panels(case: Case, results: FoundRuns) -> list[Panel]:
         name = "" if mix is None else f"α = {mix:g}"
         title = case.full_title + (f", {name}" if name else "")
         shown = {label: runs for label, runs in lines.items() if runs}
-        axis = f"{NAMES.get(metric, metric)} (%)"
+        axis = f"{label_of(metric)} (%)"
         panels.append(Panel(case, metric, title, axis, shown, 100.0, key=name))
     return panels
 

@@ -329,8 +329,7 @@ def record(round_, attention, cohort=None):
 def test_the_spread_of_the_weights_over_clients_and_rounds():
     records = [record(0, {0: 0.25, 2: 0.75}), record(1, {}, [1, 3]), record(2, {2: 1.0})]
     run = StoredRun(Path("run"), config_of(FedAvg()), records)
-    spread = run.attention_spread()
-    assert (spread.lowest, spread.highest, spread.deviation) == (0.5, 1.5, 0.5)
+    assert run.attention_spread() == {"lowest": 0.5, "highest": 1.5, "deviation": 0.5}
     assert replace(run, records=records[1:]).attention_spread() is None
 
 

@@ -57,8 +57,8 @@ def contents(*paths) -> dict:
 
 
 def cells(grid) -> np.ndarray:
-    codes = np.frombuffer(base64.b64decode(grid.cells), dtype=np.uint8)
-    return codes.reshape(grid.rows, grid.columns)
+    codes = np.frombuffer(base64.b64decode(grid["cells"]), dtype=np.uint8)
+    return codes.reshape(grid["rows"], grid["columns"])
 
 
 def weights(round_, attention):
@@ -240,10 +240,10 @@ def test_what_was_spent_after_each_round(tmp_path):
 
 def test_class_counts_by_hand():
     grid = class_grid(np.array([[1, 0], [10, 100]]))
-    assert (grid.low, grid.high) == (0, 2)
+    assert (grid["low"], grid["high"]) == (0, 2)
     assert cells(grid).tolist() == [[1, 128], [0, 255]]
     many = class_grid(np.ones((601, 3), dtype=np.int64))
-    assert (many.columns, many.column_span, many.total_columns) == (151, 4, 601)
+    assert (many["columns"], many["column_span"], many["total_columns"]) == (151, 4, 601)
     assert (cells(many) == 1).all()
 
 

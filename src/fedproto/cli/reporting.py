@@ -105,7 +105,7 @@ def analyse_runs(
         found.append(facts)
         if as_json:
             spread = run.attention_spread()
-            attention = {} if spread is None else {"attention": vars(spread)}
+            attention = {} if spread is None else {"attention": spread}
             echo(json.dumps({"run": str(run.path), "round": round_, **facts, **attention}))
     if not as_json:
         _print_facts(runs, found)
@@ -205,7 +205,7 @@ def _print_facts(runs: Sequence[StoredRun], found: Sequence[dict[str, float]]) -
         cells[run.path] = {name: _shown_fact(name, value) for name, value in facts.items()}
         spread = run.attention_spread()
         if spread is not None:
-            cells[run.path]["attention"] = f"{spread.lowest:.2f} to {spread.highest:.2f}"
+            cells[run.path]["attention"] = f"{spread['lowest']:.2f} to {spread['highest']:.2f}"
     groups = arrange(runs).split().groups
     rows = {group.title: cells[group.runs[0].path] for group in groups}
     columns = [name for name in COLUMNS if any(name in row for row in rows.values())]

@@ -30,12 +30,10 @@ Identity: TypeAlias = tuple[tuple[str, str], ...]
 _TELLING = ("data.name", "schedule.delta", "data.alpha", "data", "model", "task", "schedule.cohort")
 _SHORT = {"schedule.delta": "δ", "data.alpha": "α"}
 FAMILY = "data.name"
-OWN_DATA = "own data"
 
-BOOKKEEPING = ("engine", "store", "flower", "measure", "evaluate")
-"""Sections that change how a run is carried out and watched, not what it is a run of."""
-
-# The strategy, and what combines with every one.
+# Change how a run is executed and observed, not its results.
+_BOOKKEEPING = ("engine", "store", "flower", "measure", "evaluate", "label")
+# The strategy, and the sections that combine with every one.
 _METHOD = ("strategy", "aggregate", "server", "head", "serve")
 _PARTIAL_WORK = "schedule.partial_work"
 
@@ -152,9 +150,12 @@ def arrange(runs: Iterable[StoredRun]) -> Arrangement:
     names = list(dict.fromkeys(titles))
     methods = tuple(map(Method, names, line_styles(names)))
     numbers = {method.title: number for number, method in enumerate(methods)}
+    several = len({condition.family for condition in shown}) > 1
     groups, notices = [], []
     for (where, title), together in members.items():
-        name = _group_title(title, [shown[number] for number in where], shown)
+        first = shown[where[0]]
+        added = first.title if len(where) == 1 else first.family if several else ""
+        name = f"{title} · {added}" if added else title
         kept, left_out = _one_per_seed(together)
         groups.append(Group(name, numbers[title], where, tuple(kept)))
         notices += [f"{name}: {text}" for text in left_out]
@@ -189,14 +190,13 @@ _OF_COHORTS = ("schedule.delta", "schedule.cohort", "schedule.sampling", _PARTIA
 
 def _telling_options(run: StoredRun) -> Options:
     """What makes a run what it is, option by option."""
-    nothing = (*BOOKKEEPING, "label")
     pooled = run.config.strategy.pooled
     # A strategy's own choice of partial work is the same as one that is written down.
     options = flatten(run.config.to_dict()) | {_PARTIAL_WORK: run.config.partial_work}
     return {
         name: _text(value)
         for name, value in options.items()
-        if name.partition(".")[0] not in nothing and not (pooled and name in _OF_COHORTS)
+        if name.partition(".")[0] not in _BOOKKEEPING and not (pooled and name in _OF_COHORTS)
     }
 
 
@@ -280,13 +280,6 @@ def _text(value: Any) -> str:
     return str(value)
 
 
-def _group_title(method: str, under: Sequence[Condition], all_: Sequence[Condition]) -> str:
-    if len(under) == 1:
-        return method + (f" · {under[0].title}" if under[0].title else "")
-    several = len({condition.family for condition in all_}) > 1
-    return method + (f" · {under[0].family}" if several else "")
-
-
 def varying(options: Sequence[Options]) -> list[str]:
     """The names of options that do not have the same value everywhere."""
     names = set().union(*options)
@@ -297,7 +290,7 @@ def named_conditions(keys: set[Identity], federated: set[Identity]) -> dict[Iden
     """The conditions in order, each with a title of what tells it apart in its family."""
     families: dict[str, list[Identity]] = defaultdict(list)
     for key in keys:
-        families[dict(key).get(FAMILY, OWN_DATA)].append(key)
+        families[dict(key).get(FAMILY, "own data")].append(key)
     found: list[tuple[Any, Identity, Condition]] = []
     for family, members in families.items():
         telling = _telling([dict(key) for key in members])
@@ -307,7 +300,10 @@ def named_conditions(keys: set[Identity], federated: set[Identity]) -> dict[Iden
             if key not in federated:
                 parts["training"] = "pooled"
             words = [family] if len(families) > 1 else []
-            words += [_words(name, value) for name, value in parts.items()]
+            words += [
+                {"true": name, "false": f"no {name}"}.get(value, f"{name} {value}")
+                for name, value in parts.items()
+            ]
             order = (family, [_sortable(value) for value in parts.values()])
             found.append((order, key, Condition(family, parts, " · ".join(words))))
     found.sort(key=lambda each: each[0])
@@ -316,7 +312,12 @@ def named_conditions(keys: set[Identity], federated: set[Identity]) -> dict[Iden
 
 def _telling(conditions: Sequence[Options]) -> list[str]:
     """As few options as tell the conditions apart, those that say most about them first."""
-    kept = sorted(varying(conditions), key=lambda name: (_rank(name), name))
+
+    def rank(name: str) -> tuple[int, str]:
+        named = name if name in _TELLING else name.partition(".")[0]
+        return _TELLING.index(named) if named in _TELLING else len(_TELLING), name
+
+    kept = sorted(varying(conditions), key=rank)
     for name in reversed(kept):
         rest = [other for other in kept if other != name]
         apart = {tuple(options.get(other) for other in rest) for options in conditions}
@@ -325,22 +326,12 @@ def _telling(conditions: Sequence[Options]) -> list[str]:
     return kept
 
 
-def _rank(name: str) -> int:
-    section = name.partition(".")[0]
-    named = name if name in _TELLING else section
-    return _TELLING.index(named) if named in _TELLING else len(_TELLING)
-
-
 def _short(name: str, others: Sequence[str]) -> str:
     if name in _SHORT:
         return _SHORT[name]
     last = name.rpartition(".")[2]
     alone = sum(other.rpartition(".")[2] == last for other in others) < 2
     return (last if alone else name).replace("_", " ")
-
-
-def _words(name: str, value: str) -> str:
-    return {"true": name, "false": f"no {name}"}.get(value, f"{name} {value}")
 
 
 def _sortable(value: str) -> tuple[int, float, str]:

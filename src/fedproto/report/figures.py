@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-NAMES = {
+_LABELS = {
     "accuracy": "test accuracy",
     "miou": "test mIoU",
     "validation_miou": "validation mIoU",
@@ -55,6 +55,11 @@ _FEW_SEEDS = 6
 SHOWN_CLIENTS = 30
 # From the ninth class on the colours repeat with another pattern.
 _HATCHES = ("", "////", "....", "xxxx", "----", "oooo", "||||", "++++")
+
+
+def label_of(metric: str) -> str:
+    """The title of a metric's axis."""
+    return _LABELS.get(metric, metric.replace("_", " "))
 
 
 class FigureFormat(StrEnum):
@@ -126,8 +131,6 @@ def curves(
                     handles.setdefault(method.title, line)
         axes.set_title(literal(condition.title), fontsize="small")
         axes.grid(alpha=0.3)
-        if axes.get_subplotspec().is_first_col():
-            axes.set_ylabel(NAMES.get(metric, metric.replace("_", " ")))
     note = f"moving average over {100 * WINDOW:.0f} % of the rounds"
     if most_seeds > 1:
         around = "each seed" if most_seeds < _FEW_SEEDS else "± sample standard deviation"
@@ -135,7 +138,7 @@ def curves(
     # In papers the note belongs into the caption.
     on_screen = width is FigureWidth.screen
     figure.supxlabel(f"round\n{note}" if on_screen else "round", fontsize="small")
-    figure.supylabel(literal(NAMES.get(metric, metric.replace("_", " "))), fontsize="medium")
+    figure.supylabel(literal(label_of(metric)), fontsize="medium")
     add_legend(figure, handles)
     return figure
 
@@ -171,9 +174,8 @@ def forest(
         axes.set_title(literal(arrangement.conditions[index].title), fontsize="small")
         axes.grid(alpha=0.3, axis="x")
     unit = " in points" if factor == 100 else ""
-    name = NAMES.get(metric, metric.replace("_", " "))
     against = " or ".join(baselines)
-    figure.supxlabel(f"{name} minus {against}{unit}, 95 % interval", fontsize="small")
+    figure.supxlabel(f"{label_of(metric)} minus {against}{unit}, 95 % interval", fontsize="small")
     return figure
 
 

@@ -29,7 +29,7 @@ from fedproto.disk.files import explained, write_atomically
 from fedproto.errors import ConfigError, StoreError, unknown_name
 from fedproto.measures.scores import PERSONAL_SCORES
 from fedproto.report.arrangement import Arrangement, Group, arrange
-from fedproto.report.figures import NAMES
+from fedproto.report.figures import label_of
 from fedproto.report.panels import (
     CLASS,
     IOU,
@@ -53,23 +53,9 @@ MOST_POINTS = 2000
 MOST_NOTES = 20
 MOST_NOTICES = 3
 _CLASSES = (IOU, CLASS)
-_SCRIPTS = (
-    "base.js",
-    "state.js",
-    "charts.js",
-    "pointing.js",
-    "panels.js",
-    "saving.js",
-    "answer.js",
-    "curves.js",
-    "clients.js",
-    "cost.js",
-    "attention.js",
-    "data.js",
-    "analysis.js",
-    "configuration.js",
-    "main.js",
-)
+_SHARED = ("base", "state", "charts", "pointing", "panels", "saving")
+_SECTIONS = ("answer", "curves", "clients", "cost", "attention", "data", "analysis")
+_SCRIPTS = (*_SHARED, *_SECTIONS, "configuration", "main")
 
 
 def write_page(
@@ -103,7 +89,7 @@ def render(content: Mapping[str, Any], title: str) -> str:
     parts = {
         "title": escape(title),
         "style": _asset("page.css"),
-        "script": "\n".join(_asset(name) for name in _SCRIPTS),
+        "script": "\n".join(_asset(f"{name}.js") for name in _SCRIPTS),
         "data": to_script_json({**content, "title": title}),
     }
     # One pass, so that what looks like a placeholder inside the data stays text.
@@ -137,6 +123,7 @@ def page_content(
     most = max((len(group.seeds) for group in arrangement.groups), default=1)
     audit = accounts(by_path)
     about = {path: read_description(path).get("data", {}) for path in by_path}
+    chances = _chances(arrangement, about)
     return {
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
         "dashes": DASHES,
@@ -151,7 +138,10 @@ def page_content(
             {"title": method.title, **asdict(method.style)} for method in arrangement.methods
         ],
         "baselines": arrangement.baselines(),
-        "conditions": _conditions(arrangement, about),
+        "conditions": [
+            {**asdict(condition), "chance": chances.get(number)}
+            for number, condition in enumerate(arrangement.conditions)
+        ],
         **_configurations(arrangement),
         "groups": [
             _group(group, names, metric, target, by_path, panels) for group in arrangement.groups
@@ -189,7 +179,7 @@ def _metrics(runs: Sequence[StoredRun], metric: str | None) -> tuple[str, list[s
 def _metric(name: str) -> dict[str, Any]:
     return {
         "name": name,
-        "label": NAMES.get(name, name.replace("_", " ")),
+        "label": label_of(name),
         "percent": is_share(name) or name.endswith("ece") or name.startswith(CLASS),
         "margin": default_margin(name),
         "lower": lower_is_better(name),
@@ -198,25 +188,14 @@ def _metric(name: str) -> dict[str, Any]:
     }
 
 
-def _conditions(
-    arrangement: Arrangement, about: Mapping[Path, Mapping[str, Any]]
-) -> list[dict[str, Any]]:
-    """Titles and parts, and the accuracy of guessing among the classes where it is known."""
-    chance = {
+def _chances(arrangement: Arrangement, about: Mapping[Path, Mapping[str, Any]]) -> dict[int, float]:
+    """The accuracy of guessing among the classes, by condition, where it is known."""
+    return {
         number: 1 / classes
         for group in arrangement.groups
         for number in group.conditions
         if (classes := about[group.runs[0].path].get("num_classes"))
     }
-    return [
-        {
-            "title": each.title,
-            "family": each.family,
-            "parts": dict(each.parts),
-            "chance": chance.get(number),
-        }
-        for number, each in enumerate(arrangement.conditions)
-    ]
 
 
 def _configurations(arrangement: Arrangement) -> dict[str, Any]:
@@ -384,16 +363,9 @@ def accounts(runs: Iterable[Path]) -> dict[str, Any]:
             events += read_audit(folder)
         except StoreError as error:
             problems.append(str(error))
+    unknown: dict[str, Any] = {"name": "", "key": None, "samples": None, "reason": ""}
     clients: defaultdict[int, dict[str, Any]] = defaultdict(
-        lambda: {
-            "name": "",
-            "key": None,
-            "samples": None,
-            "rounds": 0,
-            "total": 0.0,
-            "refused": 0,
-            "reason": "",
-        }
+        lambda: {**unknown, "rounds": 0, "total": 0.0, "refused": 0}
     )
     incidents = []
     for event in events:

@@ -61,7 +61,7 @@ class Scores:
 
     round: int
     clients: dict[int, float]
-    classes: dict[str, float | None]
+    classes: Mapping[str, float | None]
 
 
 @dataclass(frozen=True)
@@ -95,8 +95,11 @@ class PageRun:
 def page_run(run: StoredRun) -> PageRun:
     """Reduces a run to the parts that the page shows, and reads its analysis."""
     analysis = read_analysis(run.path)
-    scored = [_recorded_scores(record) for record in run.records if PER_CLIENT in record.tables]
-    found = [one for one in (analysis.scores, *scored[-1:]) if one is not None]
+    found = [] if analysis.scores is None else [analysis.scores]
+    for record in run.records:
+        if PER_CLIENT in record.tables:
+            clients = {int(client): value for client, value in record.tables[PER_CLIENT].items()}
+            found.append(Scores(record.round + 1, clients, record.tables.get(PER_CLASS, {})))
     return PageRun(
         replace(run, records=[_reduced(record) for record in run.records]),
         mean_shares(run.records),
@@ -130,14 +133,6 @@ def _reduced(record: RoundRecord) -> RoundRecord:
         epochs={},
         attention={},
         failures={},
-    )
-
-
-def _recorded_scores(record: RoundRecord) -> Scores:
-    return Scores(
-        round=record.round + 1,
-        clients={int(client): value for client, value in record.tables[PER_CLIENT].items()},
-        classes=dict(record.tables.get(PER_CLASS, {})),
     )
 
 
@@ -300,32 +295,15 @@ class DataPanels:
             "statistics": asdict(statistics(federation)),
             "classes": names or [str(label) for label in range(counts.shape[1])],
             "colors": class_colors(len(names) + 1, label_maps=True)[1:] if first else None,
-            "grid": asdict(class_grid(counts)),
+            "grid": class_grid(counts),
         }
 
 
-@dataclass(frozen=True)
-class Grid:
-    """A heat map with one byte per cell; neighbouring columns are averaged.
+def class_grid(counts: Indices) -> dict[str, Any]:
+    """A heat map of ``log10`` of the number of samples per class (row) and client (column).
 
-    Attributes:
-        cells: Levels row by row, as base64: 0 for an empty cell, else 1 (`low`) to 255 (`high`).
-    """
-
-    rows: int
-    columns: int
-    column_span: int
-    total_rows: int
-    total_columns: int
-    low: float
-    high: float
-    cells: str
-
-
-def class_grid(counts: Indices) -> Grid:
-    """``log10`` of the number of samples per class (row) and client (column).
-
-    Where there are more than `MOST_COLUMNS` clients, a column is the mean of several.
+    Where there are more than `MOST_COLUMNS` clients, a column is the mean of several. The cells are
+    bytes, row by row, as base64: 0 for an empty cell, else 1 (``low``) to 255 (``high``).
     """
     span = math.ceil(len(counts) / MOST_COLUMNS)
     starts = np.arange(0, len(counts), span)
@@ -337,16 +315,15 @@ def class_grid(counts: Indices) -> Grid:
     high = max(low + 0.01, float(values[held].max()) if held.any() else 0.0)
     levels = 1 + np.rint(254 * (values - low) / (high - low))
     cells = np.where(held, levels, 0).astype(np.uint8)
-    return Grid(
-        rows=values.shape[0],
-        columns=values.shape[1],
-        column_span=span,
-        total_rows=counts.shape[1],
-        total_columns=len(counts),
-        low=low,
-        high=high,
-        cells=base64.b64encode(cells.tobytes()).decode(),
-    )
+    return {
+        "rows": values.shape[0],
+        "columns": values.shape[1],
+        "column_span": span,
+        "total_columns": len(counts),
+        "low": low,
+        "high": high,
+        "cells": base64.b64encode(cells.tobytes()).decode(),
+    }
 
 
 def binned(of: Indices, values: NDArray[np.float64]) -> list[list[float]]:
@@ -408,14 +385,12 @@ def _by_holdings(
     """A client quantity, mean over seeds, by the clients' samples and by their classes."""
     if holdings is None:
         return {"size": [], "classes": []}
-    found: dict[int, list[float]] = defaultdict(list)
-    for one in values:
-        for client, value in one.items():
-            found[client].append(value)
+    seeds = list(values)
     means = np.full(len(holdings.size), np.nan)
-    for client, each in found.items():
-        if client < len(means):
-            means[client] = np.mean(each)
+    for client in range(len(means)):
+        found = [one[client] for one in seeds if client in one]
+        if found:
+            means[client] = np.mean(found)
     return {"size": binned(holdings.size, means), "classes": binned(holdings.classes, means)}
 
 
@@ -431,10 +406,9 @@ def classes(scores: Sequence[Scores], runs: Sequence[StoredRun]) -> dict[str, fl
             }
             for run in runs
         ]
-    names = list(dict.fromkeys(name for table in tables for name in table))
     means = {
         name: round(float(np.mean(found)), 5)
-        for name in names
+        for name in dict.fromkeys(name for table in tables for name in table)
         if (found := [value for table in tables if (value := table.get(name)) is not None])
     }
     return means or None

@@ -28,15 +28,6 @@ from fedproto.types import RoundRecord
 
 
 @dataclass(frozen=True)
-class AttentionSpread:
-    """Smallest and largest weight of a client relative to equal weights, and their deviation."""
-
-    lowest: float
-    highest: float
-    deviation: float
-
-
-@dataclass(frozen=True)
 class StoredRun:
     """A run as read from its directory."""
 
@@ -75,8 +66,11 @@ class StoredRun:
         assert self.config.data is not None  # noqa: S101 - recipes name their data
         return self.config.data.load(data_root())
 
-    def attention_spread(self) -> AttentionSpread | None:
-        """Over all rounds in which several clients took part; None where there is no such round."""
+    def attention_spread(self) -> dict[str, float] | None:
+        """Smallest and largest weight of a client relative to equal weights, and their deviation.
+
+        Over all rounds in which several clients took part; None where there is no such round.
+        """
         relative = [
             weight * len(record.attention)
             for record in self.records
@@ -85,7 +79,8 @@ class StoredRun:
         ]
         if not relative:
             return None
-        return AttentionSpread(min(relative), max(relative), float(np.std(relative)))
+        spread = float(np.std(relative))
+        return {"lowest": min(relative), "highest": max(relative), "deviation": spread}
 
     def final(self, metric: str, until: int | None = None) -> float | None:
         """The mean over the last tenth of the planned rounds up to now, or to round `until`.

@@ -31,7 +31,6 @@ page.sections.push({
   rows() {
     return [["run", "low", "high", "confidence", "accuracy", "count"], ...this.having().flatMap((group) => group.calibration.bins.map((bin) => [group.title, bin.low, bin.high, bin.confidence, bin.accuracy, bin.count]))];
   },
-  drawings() { return allDrawings(this.has, this.spec, 280); },
   draw(host) {
     showSpecs(host.querySelector("#calibration-panels"), this.has, this.spec, 280);
   },
@@ -56,9 +55,6 @@ page.sections.push({
   },
   rows() {
     return [["run", "x", "y", "class"], ...page.shown.filter((group) => group.embedding).flatMap(({ title, embedding }) => embedding.x.map((x, index) => [title, x, embedding.y[index], embedding.classes[embedding.class[index]]]))];
-  },
-  drawings() {
-    return page.shown.filter((group) => group.embedding).map((group) => ({ title: group.title, draw: (width) => scatter(group, width) }));
   },
   draw(host) {
     const { having, group } = this.chosen();

@@ -52,7 +52,6 @@ page.sections.push({
     return [["condition", "method", "by", "holding", "mean_weight_over_uniform", "lower_quartile", "upper_quartile", "clients"],
       ...page.conditions.flatMap((condition) => condition.groups.flatMap((group) => ["size", "classes"].flatMap((by) => (group.attention?.[by] || []).map((bin) => [titleOf(condition), methodTitle(group), by, ...bin]))))];
   },
-  drawings() { return allDrawings(this.has, this.spec, 220); },
   draw(host) {
     const drawn = showSpecs(host.querySelector("#attention-panels"), this.has, this.spec, 220);
     host.querySelector("#attention-by").value = heldBy();

@@ -1,4 +1,4 @@
-// Charts as SVG: axes with titles, lines with bands, points. What is drawn here is what is exported.
+// Charts as SVG: axes with titles, lines with bands, points.
 
 const FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif';
 const SHAPES = [
@@ -15,7 +15,7 @@ function markOf(method, x, y) {
 
 function svgOf(width, height, label, attributes = {}) {
   return makeSvg("svg", {
-    xmlns: "http://www.w3.org/2000/svg", viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": label,
+    viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": label,
     "font-family": FONT, "font-size": 12, ...attributes,
   });
 }

@@ -32,7 +32,6 @@ page.sections.push({
   held(condition) {
     return holdingSpec(condition, (group) => group.fairness, { name: "mean score of clients", share: true, mark: markAs({ percent: true }), say: formatPercent }, "Score");
   },
-  drawings() { return [...allDrawings(this.has, this.quantiles, 220), ...allDrawings(this.holds, this.held, 220)]; },
   rows() {
     const shares = [0.1, 0.25, 0.5, 0.75, 0.9];
     return [["run", "clients", "seeds", "round", "mean", "worst_tenth", "at_zero", ...shares.map((share) => `quantile_${share}`)], ...page.shown.filter((group) => group.fairness).map(({ title, fairness }) => [

@@ -26,7 +26,6 @@ page.sections.push({
   rows() {
     return [["condition", "method", "megabytes", page.metric.name, "pareto_optimal"], ...having(this.has, true).shown.flatMap((condition) => this.spec(condition).points.map((point) => [titleOf(condition), point.label, point.x, point.y, Boolean(point.ring)]))];
   },
-  drawings() { return allDrawings(this.has, this.spec, 220); },
   draw(host) {
     host.querySelector(".hint").textContent = `${page.metric.label} at the end against the megabytes sent and received until then. Ringed: Pareto-optimal, no cheaper method scores as high.`;
     showSpecs(host.querySelector("#cost-panels"), this.has, this.spec, 220);

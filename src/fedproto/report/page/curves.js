@@ -139,7 +139,6 @@ page.sections.push({
     return [["condition", "method", X_AXES[page.state.x].name, page.metric.name, "low", "high"],
       ...this.panels(true).drawings.flatMap(({ title, spec }) => spec.lines.flatMap((line) => line.x.map((x, index) => [title, line.label, x, line.y[index], line.low?.[index], line.high?.[index]])))];
   },
-  drawings() { return forFile(this.panels(true).drawings); },
   draw(host) {
     const { state, data, metric } = page;
     syncOptions(host.querySelector("#curve-metric"), data.metrics.map((one) => [one.name, one.label]), metric.name);

@@ -14,9 +14,6 @@ page.sections.push({
     return [["data", "clients", "classes", "samples", "mean_per_client", "std", "smallest", "largest", "mean_classes", "train", "test", "test_set"],
       ...page.data.data.filter((panel) => panel.statistics).map(({ statistics: one, ...panel }) => [spreadTitle(panel), one.clients, one.classes, one.samples, one.mean, one.std, one.smallest, one.largest, one.mean_classes, one.train, one.test, one.test_set])];
   },
-  drawings() {
-    return page.data.data.filter((panel) => panel.grid).map((panel) => ({ title: spreadTitle(panel), draw: (width) => classMap(panel, width) }));
-  },
   draw(host) {
     const spreads = host.querySelector(".spreads");
     const wanted = JSON.stringify(page.data.data.map(spreadTitle));
@@ -59,7 +56,7 @@ function classMap({ grid, classes }, width) {
   const left = Math.min(140, 32 + 7 * Math.max(...names.map((name) => name.length)));
   const cell = Math.min(18, Math.max(3, Math.floor(380 / grid.rows)));
   const [right, below] = [width - 14, 6 + grid.rows * cell];
-  const svg = svgOf(width, below + 84, `Samples of ${grid.total_rows} classes on ${grid.total_columns} clients`);
+  const svg = svgOf(width, below + 84, `Samples of ${grid.rows} classes on ${grid.total_columns} clients`);
   const x = scaleOf([-0.5, grid.columns * grid.column_span - 0.5], [left, right], false);
   const scale = scaleOf([grid.low, grid.high], [left, left + Math.min(320, right - left)], false);
   svg.append(makeSvg("image", { href: cellPicture(grid), x: left, y: 6, width: right - left, height: below - 6, preserveAspectRatio: "none", style: "image-rendering: pixelated" }),

@@ -6,7 +6,7 @@ function buildPage() {
   const main = document.getElementById("main");
   for (const section of page.sections) {
     section.host = make("section", { id: section.id, "aria-labelledby": `${section.id}-title` },
-      make("div", { class: "head" }, make("h2", { id: `${section.id}-title` }, section.title), saveButtons(section)));
+      make("div", { class: "head" }, make("h2", { id: `${section.id}-title` }, section.title), section.rows ? saveButton(section) : null));
     main.append(section.host);
     section.build(section.host);
   }

@@ -31,11 +31,6 @@ function showMore(host, left) {
   host.more.textContent = left ? `Show all ${total} conditions` : `Show only ${MOST_PANELS} conditions`;
 }
 
-// The drawings of a section, for a file: all of them, whatever is in view.
-function forFile(drawings) {
-  return drawings.map((drawing) => ({ title: drawing.title, draw: (width) => chart(drawing.spec, width, drawing.height) }));
-}
-
 // The conditions in view with a group that has something to show; `all` for a file, else a few.
 function having(has, all) {
   const found = page.conditions.map((condition) => ({ ...condition, groups: condition.groups.filter(has) })).filter((condition) => condition.groups.length);
@@ -45,15 +40,7 @@ function having(has, all) {
 // Shows one chart per condition.
 function showSpecs(host, has, specOf, height) {
   const { total, shown } = having(has, false);
-  showPanels(host, shown.map((condition) => drawingOf(condition, specOf, height, total)), total);
+  const tall = total === 1 ? Math.max(height, 320) : height;
+  showPanels(host, shown.map((condition) => ({ title: titleOf(condition), spec: specOf(condition), height: tall })), total);
   return total;
-}
-
-function drawingOf(condition, specOf, height, total) {
-  return { title: titleOf(condition), spec: specOf(condition), height: total === 1 ? Math.max(height, 320) : height };
-}
-
-// All charts of a section, for a file.
-function allDrawings(has, specOf, height) {
-  return forFile(having(has, true).shown.map((condition) => drawingOf(condition, specOf, height, 0)));
 }
