@@ -7,6 +7,11 @@ const page = {
   sections: [],
   printing: false,
 };
+page.runsOf = new Map(page.data.groups.map((_, index) => [index, page.data.runs.filter((run) => run.group === index)]));
+page.several = {
+  families: new Set(page.data.conditions.map((condition) => condition.family)).size > 1,
+  seeds: page.data.groups.some((group) => group.seeds.length > 1),
+};
 const PRINT_WIDTH = 690;
 // The colours of the palette that one of the backgrounds would swallow.
 const REPLACED = {

@@ -8,24 +8,18 @@ page.sections.push({
     return page.data.data.length ? null : ["Needs", "fedproto report without --no-data"];
   },
   build(host) {
-    host.append(make("div", { class: "spreads" }));
+    host.append(...page.data.data.map((panel) => {
+      const body = make("div", { class: "body" });
+      return make("details", { class: "spread", open: page.data.data.length === 1, ontoggle: (event) => { if (event.target.open) drawSpread(body, panel); } },
+        make("summary", {}, shortSpread(panel)), body);
+    }));
   },
   rows() {
     return [["data", "clients", "classes", "samples", "mean_per_client", "std", "smallest", "largest", "mean_classes", "train", "test", "test_set"],
       ...page.data.data.filter((panel) => panel.statistics).map(({ statistics: one, ...panel }) => [spreadTitle(panel), one.clients, one.classes, one.samples, one.mean, one.std, one.smallest, one.largest, one.mean_classes, one.train, one.test, one.test_set])];
   },
   draw(host) {
-    const spreads = host.querySelector(".spreads");
-    const wanted = JSON.stringify(page.data.data.map(spreadTitle));
-    if (spreads.dataset.wanted !== wanted) {
-      spreads.dataset.wanted = wanted;
-      spreads.replaceChildren(...page.data.data.map((panel, index) => {
-        const body = make("div", { class: "body" });
-        return make("details", { open: page.data.data.length === 1 || undefined, "data-index": index, ontoggle: (event) => { if (event.target.open) drawSpread(body, panel); } },
-          make("summary", {}, shortSpread(panel)), body);
-      }));
-    }
-    for (const panel of spreads.children) if (panel.open) drawSpread(panel.lastChild, page.data.data[Number(panel.dataset.index)]);
+    host.querySelectorAll(".spread").forEach((spread, index) => { if (spread.open) drawSpread(spread.lastChild, page.data.data[index]); });
   },
 });
 

@@ -4,35 +4,35 @@ const THEMES = ["system", "light", "dark"];
 
 function buildPage() {
   const main = document.getElementById("main");
-  for (const section of page.sections) {
-    section.host = make("section", { id: section.id, "aria-labelledby": `${section.id}-title` },
-      make("div", { class: "head" }, make("h2", { id: `${section.id}-title` }, section.title), section.rows ? saveButton(section) : null));
-    main.append(section.host);
-    section.build(section.host);
-  }
-  main.append(make("section", { id: "absent", "aria-labelledby": "absent-title", hidden: true }, make("h2", { id: "absent-title" }, "Not available"), make("ul", { class: "absent" })));
-}
-
-// What is in view is drawn at once, the rest as soon as there is time, so that clicks feel immediate.
-function drawPage(everything = false) {
-  drawHeader();
-  page.runsOf = new Map(page.data.groups.map((_, index) => [index, []]));
-  for (const run of page.data.runs) page.runsOf.get(run.group).push(run);
-  applyFilters();
-  drawBar();
   const absent = [];
   for (const section of page.sections) {
     const empty = section.empty?.();
-    section.host.hidden = Boolean(empty);
-    if (empty) absent.push({ section, empty });
+    section.host = make("section", { id: section.id, "aria-labelledby": `${section.id}-title`, hidden: Boolean(empty) },
+      make("div", { class: "head" }, make("h2", { id: `${section.id}-title` }, section.title), section.rows ? saveButton(section) : null));
+    main.append(section.host);
+    section.build(section.host);
+    if (empty) absent.push(absentLine(section, ...empty));
   }
-  drawAbsent(absent);
-  drawContents();
-  const present = page.sections.filter((section) => !section.host.hidden);
+  page.present = page.sections.filter((section) => !section.host.hidden);
+  main.append(make("section", { id: "absent", "aria-labelledby": "absent-title", hidden: absent.length === 0 },
+    make("h2", { id: "absent-title" }, "Not available"), make("ul", { class: "absent" }, absent)));
+  document.getElementById("contents").append(...page.present.map((section) => make("a", { href: `#${section.id}`, onclick: (event) => { event.preventDefault(); goTo(section.id); } }, section.short || section.title)));
+  buildHeader();
+}
+
+// Sections with nothing to show take one line each, which says how to fill them.
+function absentLine(section, text, command) {
+  return make("li", { "data-section": section.id }, make("b", {}, section.title), `. ${text} `, command ? make("code", {}, command) : null);
+}
+
+// Sections in view are drawn at once, the rest as soon as there is time, so that clicks feel immediate.
+function drawPage(everything = false) {
+  applyFilters();
+  drawBar();
   const near = (section) => { const { top, bottom } = section.host.getBoundingClientRect(); return bottom > -innerHeight / 2 && top < 1.5 * innerHeight; };
-  const now = new Set(present.filter((section) => everything || page.printing || near(section)));
+  const now = new Set(page.present.filter((section) => everything || page.printing || near(section)));
   for (const section of now) section.draw(section.host);
-  page.pending = present.filter((section) => !now.has(section));
+  page.pending = page.present.filter((section) => !now.has(section));
   clearTimeout(page.later);
   if (page.pending.length) page.later = setTimeout(drawPending);
 }
@@ -41,22 +41,6 @@ function drawPending() {
   const section = page.pending.shift();
   if (section) section.draw(section.host);
   if (page.pending.length) page.later = setTimeout(drawPending);
-}
-
-// Sections with nothing to show take one line each, which says how to fill them.
-function drawAbsent(absent) {
-  const host = document.getElementById("absent");
-  host.hidden = absent.length === 0;
-  host.querySelector("ul").replaceChildren(...absent.map(({ section, empty: [text, command] }) => make("li", { "data-section": section.id }, make("b", {}, section.title), `. ${text} `, command ? make("code", {}, command) : null)));
-}
-
-function drawContents() {
-  const host = document.getElementById("contents");
-  const shown = page.sections.filter((section) => !section.host.hidden);
-  const wanted = shown.map((section) => section.id).join(" ");
-  if (host.dataset.wanted === wanted) return;
-  host.dataset.wanted = wanted;
-  host.replaceChildren(...shown.map((section) => make("a", { href: `#${section.id}`, onclick: (event) => { event.preventDefault(); goTo(section.id); } }, section.short || section.title)));
 }
 
 function goTo(id) {
@@ -70,7 +54,7 @@ function goTo(id) {
   title.focus({ preventScroll: true });
 }
 
-function drawHeader() {
+function buildHeader() {
   const { data } = page;
   const seconds = data.runs.reduce((sum, run) => sum + run.seconds.total, 0);
   const over = data.runs.filter((run) => run.ended).length;
@@ -101,7 +85,7 @@ buildPage();
 drawPage(true);
 if (page.section) document.getElementById(page.section)?.scrollIntoView();
 addEventListener("hashchange", () => { readAddress(); applyTheme(); drawPage(); goTo(page.section); });
-document.querySelector(".skip").addEventListener("click", (event) => { event.preventDefault(); goTo(page.sections.find((section) => !section.host.hidden).id); });
+document.querySelector(".skip").addEventListener("click", (event) => { event.preventDefault(); goTo(page.present[0].id); });
 document.getElementById("theme").addEventListener("click", () => {
   page.state.theme = THEMES[(THEMES.indexOf(page.state.theme) + 1) % THEMES.length];
   applyTheme();

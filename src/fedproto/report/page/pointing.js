@@ -1,7 +1,6 @@
 // Reading a chart: values under the pointer, and by arrow keys aloud.
 
 function showChart(host, spec, width, height) {
-  const focused = host.contains(document.activeElement);
   const svg = chart(spec, width, height);
   host.classList.add("chart");
   if (!host.tip) {
@@ -17,7 +16,6 @@ function showChart(host, spec, width, height) {
   host.onblur = () => { host.tip.hidden = true; };
   host.onpointermove = (event) => byPointer(event, host, svg, spec);
   host.onpointerleave = () => { hideReading(host, svg); };
-  if (focused && document.activeElement !== host) host.focus();
 }
 
 function at(event, svg) {

@@ -51,11 +51,6 @@ function partsOf(condition) {
 // Methods, conditions and groups that are in view, found once per drawing.
 function applyFilters() {
   const { data, state } = page;
-  page.several = {
-    families: new Set(data.conditions.map((condition) => condition.family)).size > 1,
-    conditions: data.conditions.length > 1,
-    seeds: data.groups.some((group) => group.seeds.length > 1),
-  };
   const words = state.find.toLowerCase().split(/\s+/).filter(Boolean);
   page.family = familyInView();
   const open = data.conditions.map((condition) => (!page.family || condition.family === page.family) && !partsOf(condition).some((part) => state.without.has(part)));
