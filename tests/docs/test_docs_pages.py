@@ -129,3 +129,12 @@ def test_the_reading_list_is_short_and_complete():
     files = [ROOT / path for path in re.findall(r"\]\((src/fedproto/[\w/]+\.py)\)", text)]
     assert len(files) == 5
     assert sum(len(path.read_text().splitlines()) for path in files) <= 900
+
+
+def test_readme_and_lines_are_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 120
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "results/README.md"]
+    for path in pages:
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            table_or_picture = line.lstrip().startswith(("|", "!["))
+            assert len(line) <= 120 or table_or_picture, f"{path.name}, line {number}"

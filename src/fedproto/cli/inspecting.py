@@ -173,14 +173,14 @@ def as_markdown() -> str:
     """The page of all options."""
     parts = [
         "# Options",
-        "Everything that a recipe, `--set` or a keyword of `fedproto.run` can say. This page is"
-        " made from the code: `fedproto list options --markdown`; a section alone is shown by"
-        " `fedproto list train`. In a recipe a section is a table (`[train]`), on the command line"
-        " its name goes before the option (`--set train.lr=0.1`), and in Python it is a dictionary"
+        "Every option of a recipe, of `--set` and of the keywords of `fedproto.run`. This page is"
+        " made from the code\n(`fedproto list options --markdown`); `fedproto list train` shows one"
+        " section. In a recipe a section is a table\n(`[train]`), on the command line its name goes"
+        " before the option (`--set train.lr=0.1`), and in Python it is a\ndictionary"
         ' (`train={"lr": 0.1}`), or the option by its own name where only one section has it'
         " (`lr=0.1`).",
         "`seed` and `label` stand above all sections: the seed of initial weights, cohorts,"
-        " stragglers and batch orders, and what to call the run in tables.",
+        " stragglers and batch\norders, and the run's name in tables.",
     ]
     for entry in entries(OPTIONS):
         parts += [f"## {entry.name}", entry.summary, _table(entry)]

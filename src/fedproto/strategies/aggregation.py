@@ -311,6 +311,7 @@ def _gram(state: ServerState, updates: Updates) -> Tensor:
 
 _WEISZFELD_STEPS = 200
 _TOLERANCE = 1e-9
+_SAME_SCORE = 1e-5  # relative: updates clipped to one norm tie but for their float32 rounding
 
 
 def between_clients(options: AggregateOptions, value_k: Tensor, share_k: Tensor) -> Tensor:
@@ -359,7 +360,7 @@ def krum(gram: Tensor, hostile: int, *, one: bool) -> Tensor:
     neighbours = max(1, min(number - hostile - 2, number - 1))
     score = square.sort(dim=1).values[:, 1 : neighbours + 1].sum(dim=1)
     last = score.sort().values[0 if one else max(1, number - hostile) - 1]
-    return score <= last * (1 + _TOLERANCE)
+    return score <= last * (1 + _SAME_SCORE)
 
 
 def among(share_k: Tensor, chosen_k: Tensor) -> Tensor:
