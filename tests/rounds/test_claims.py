@@ -163,6 +163,21 @@ def test_batch_norm_statistics_stay_in_the_range_of_the_cohort(lie):
     assert bool((outcome.state.buffers["norm.running_var"] > 0).all())
 
 
+def test_a_negative_running_variance_counts_as_zero():
+    """Where variances differ much, half of their range below them is negative."""
+    usual = [honest(client) for client in range(7)]
+    name = "norm.running_var"
+    spread = [
+        replace(one, buffers={**one.buffers, name: torch.full((D,), 0.1 + client)})
+        for client, one in enumerate(usual)
+    ]
+    spread[LIAR] = replace(
+        spread[LIAR], buffers={**spread[LIAR].buffers, name: torch.full((D,), -1e6)}
+    )
+    bounded = bound_claims(CLIP, spread, {})
+    assert bool((bounded[LIAR].buffers[name] == 0).all())
+
+
 def test_honest_statistics_keep_their_bits():
     usual = [honest(client) for client in range(7)]
     bounded = bound_claims(CLIP, usual, LDA.payload(SETTING, 1))

@@ -244,7 +244,10 @@ def _positive(matrix_dd: Tensor) -> Tensor:
 
 
 def _bound_buffers(buffers_k: Sequence[Tensors], trim: float) -> list[Tensors]:
-    """Buffers, number by number within twice the range of the cohort without its ends."""
+    """Buffers, number by number within twice the range of the cohort without its ends.
+
+    A running variance stays at least 0, where half of the range below the cohort would be negative.
+    """
     cut = min(max(1, math.ceil(trim * len(buffers_k))), (len(buffers_k) - 1) // 2)
     bounded: list[dict[str, Tensor]] = [{} for _ in buffers_k]
     for name in buffers_k[0]:
@@ -252,6 +255,9 @@ def _bound_buffers(buffers_k: Sequence[Tensors], trim: float) -> list[Tensors]:
         ordered_k = value_k.sort(dim=0).values
         low, high = ordered_k[cut], ordered_k[-1 - cut]
         margin = ((high - low) / 2).to(low.dtype)
-        for own, value in zip(bounded, value_k.clamp(low - margin, high + margin), strict=True):
+        lowest = low - margin
+        if name.endswith("running_var"):
+            lowest = lowest.clamp(min=0)
+        for own, value in zip(bounded, value_k.clamp(lowest, high + margin), strict=True):
             own[name] = value
     return list(bounded)
