@@ -51,7 +51,7 @@ def option(
     """Declares a field of an `Options` class.
 
     Args:
-        default: The value when nothing is said.
+        default: The value when none is given.
         help: What it does, in a few words.
         at_least: The smallest valid number.
         at_most: The largest valid number.

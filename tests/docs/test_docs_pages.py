@@ -138,3 +138,31 @@ def test_readme_and_lines_are_short():
         for number, line in enumerate(path.read_text().splitlines(), 1):
             table_or_picture = line.lstrip().startswith(("|", "!["))
             assert len(line) <= 120 or table_or_picture, f"{path.name}, line {number}"
+
+
+PRIVATE_WORDS = (
+    "beyond belief",
+    "whole number",
+    "so many",
+    "nobody said",
+    "is told",
+    "looked into",
+    "what it counts",
+    "must be a text",
+    "is no run",
+    "is no number",
+    "bears",
+    "surer",
+    "carry out",
+    "carried out",
+)
+"""Words that a reader would have to translate; the field has its own for each."""
+
+
+def test_texts_use_the_fields_words():
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+    sources = (ROOT / "src/fedproto").rglob("*.py")
+    for path in [*(page for page in pages if page.name != "CHANGELOG.md"), *sources]:
+        text = re.sub(r"there is no run\b", "", path.read_text().lower())
+        found = [word for word in PRIVATE_WORDS if re.search(rf"\b{word}\b", text)]
+        assert not found, f"{path.relative_to(ROOT)}: {found}"

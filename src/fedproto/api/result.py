@@ -63,7 +63,7 @@ class Result:
         config: What it did.
         records: What happened, round by round.
         state: The aggregate model's tensors after the last round; None where none were kept.
-        build: Makes the module that the tensors belong to; None where nobody said.
+        build: Makes the module that the tensors belong to; None where it is unknown.
         data: The clients' data; None where it is what the configuration names.
         path: The run's directory; None for a run that was not kept.
     """
@@ -86,7 +86,7 @@ class Result:
         """A module with the final aggregate weights, in evaluation mode.
 
         Raises:
-            ConfigError: If nobody said what module the weights belong to.
+            ConfigError: If the module that the weights belong to is unknown.
             StoreError: If no weights were kept.
         """
         if "model" not in self._cache:
@@ -112,7 +112,7 @@ class Result:
         """The clients' data.
 
         Raises:
-            ConfigError: If it was given in Python and nobody said what it was.
+            ConfigError: If it was given in Python and is not passed again.
         """
         if self.data is not None:
             return self.data

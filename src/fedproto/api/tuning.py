@@ -40,7 +40,9 @@ class TuneOptions(Options):
     """How hyperparameters are chosen."""
 
     trials: int = option(9, "configurations per method", at_least=2)
-    factor: int = option(3, "of so many configurations one goes on to more rounds", at_least=2)
+    factor: int = option(
+        3, "one of this number of configurations continues with more rounds", at_least=2
+    )
     metric: str | None = option(None, "validation score to choose by; the task's main one")
 
 
@@ -199,7 +201,7 @@ def without_test(federation: Federation) -> Federation:
 
 
 def _opened(path: Path, trial: Trial, rounds: int) -> RunStore:
-    """A trial's run, with at least so many rounds to do."""
+    """A trial's run, with at least this number of rounds to do."""
     schedule = replace(trial.config.schedule, rounds=rounds)
     if not is_run(path):
         return RunStore.create(path, replace(trial.config, schedule=schedule))

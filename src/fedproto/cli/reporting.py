@@ -37,7 +37,7 @@ from fedproto.report.panels import DataPanels
 from fedproto.report.results import StoredRun, find_runs
 from fedproto.store import RunStore
 
-# The parts that the report page shows, and by what it is told whether one was made.
+# The parts that the report page shows, and the file that shows whether one was made.
 PAGE_PARTS = {
     "scores": "scores.json",
     "calibration": "calibration.json",
@@ -117,7 +117,7 @@ def analyse_runs(
 def analyse_missing(directories: Sequence[Path]) -> None:
     """Makes what the report page shows of models, for all runs that lack some of it.
 
-    A run that cannot be looked into, for want of its data or a checkpoint, is named and left out.
+    A run without its data or a checkpoint cannot be analysed; it is named and left out.
     """
     tasks = []
     for run in find_runs(directories):
@@ -132,7 +132,7 @@ def analyse_missing(directories: Sequence[Path]) -> None:
 
 
 def _look_into(tasks: Sequence[tuple[StoredRun, AnalysisRequest]]) -> Iterator[Outcome]:
-    """What is found in each run, in their order; on a CPU they are looked into side by side."""
+    """The analysis of each run, in their order; on a CPU several are analysed at once."""
     _federations.clear()  # the folder of the data may be another one than before
     given = [(run.path, run.config.data, request) for run, request in tasks]
     cores = min(available_cores(), len(tasks))
@@ -150,7 +150,7 @@ def _look_into(tasks: Sequence[tuple[StoredRun, AnalysisRequest]]) -> Iterator[O
         yield from _counted(pool.map(_look, given), len(tasks))
     except BrokenProcessPool:
         raise FedprotoError(
-            "a process that looked into a run was killed; is there enough memory? Look into fewer"
+            "a process that analysed a run was killed; is there enough memory? Analyse fewer"
             " runs at once"
         ) from None
     finally:

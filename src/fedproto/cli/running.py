@@ -65,7 +65,10 @@ LogTo = Annotated[
     ),
 ]
 Rounds = Annotated[
-    int | None, typer.Option(min=1, help="Go on to so many rounds in all, even if it is over.")
+    int | None,
+    typer.Option(
+        min=1, help="Continue up to this number of rounds in all, even if the run is finished."
+    ),
 ]
 DryRun = Annotated[
     bool,

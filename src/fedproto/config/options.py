@@ -174,7 +174,7 @@ class FlowerOptions(Options):
     defence: Literal["none", "clip", "median", "trimmed-mean", "multi-krum", "geometric-median"] = (
         option(
             "clip",
-            "what bears hostile clients, unless [aggregate] is given: see docs/threat-model.md",
+            "defence against hostile clients where [aggregate] is not given: docs/threat-model.md",
         )
     )
     evaluate_on: Literal["clients", "server"] = option(

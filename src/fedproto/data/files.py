@@ -46,7 +46,7 @@ class Location:
 class FileTree:
     """The files below a folder and in the archives there, under one set of names.
 
-    Archives are looked into only when a file is asked for: what is prepared already needs none.
+    Archives are opened only when a file is asked for: prepared data needs none.
 
     `advice` says what to do where a file is missing, and goes after a message.
     """

@@ -301,7 +301,7 @@ def sort_and_partition(
 
 
 def apportion(total: int, weights: NDArray[np.float64], minimum: int) -> Indices:
-    """Shares a whole number out in proportion to weights, after a minimum for everyone."""
+    """Shares an integer out in proportion to weights, after a minimum for everyone."""
     base = min(minimum, total // len(weights))
     quota = (total - base * len(weights)) * weights / weights.sum()
     shares = np.floor(quota).astype(np.int64)

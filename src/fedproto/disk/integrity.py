@@ -31,7 +31,7 @@ def fingerprint(data: bytes) -> str:
 
 
 def tensors_fingerprint(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> str:
-    """A fingerprint of named tensors in memory of the CPU, and of what is said about them."""
+    """A fingerprint of named tensors in memory of the CPU, and of their description."""
     digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
     for name in sorted(tensors):
         tensor = tensors[name].contiguous()
@@ -104,4 +104,4 @@ def _text(data: Any) -> bytes:
 
 
 def _no_number(text: str) -> float:
-    raise ValueError(f"{text} is no number of JSON")
+    raise ValueError(f"{text} is not a number in JSON")

@@ -71,7 +71,7 @@ class AugmentOptions(Options):
         smaller ones (uniform in the logarithm), and a window of the size of the crop is cut out at
         random. Where the image is smaller than the window it lies somewhere in it; around it are
         zeros (the mean colour of normalised images) and void. `pad` is the usual padded random
-        crop: the window is moved by whole pixels, and may leave the image by so many.
+        crop: the window is moved by whole pixels, and may leave the image by this number.
 
         Label maps ``[B, H, W]`` follow their images; labels ``[B]`` stay as they are.
         """

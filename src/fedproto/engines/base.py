@@ -329,7 +329,7 @@ class Engine(abc.ABC):
         ]
 
     def judged(self, usable: Collection[int], refused: Mapping[int, str]) -> None:
-        """Is told which updates of a round were used, over all its runs.
+        """Receives which updates of a round were used, over all its runs.
 
         Args:
             usable: Clients of whom an update entered an average.

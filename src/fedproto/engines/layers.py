@@ -126,7 +126,7 @@ class Masks:
 
     Attributes:
         drawn: Whether the model has any such layer.
-        seed: Of the job; a tensor of whole numbers.
+        seed: Of the job; an integer tensor.
         step: The step's number within the job, likewise.
     """
 

@@ -66,7 +66,7 @@ class TrainOptions(Options):
         False, "subtract from a weight's gradient its mean over each output (filter or row)"
     )
     accumulate: int = option(
-        1, "compute a step's gradient in so many parts, to save memory", at_least=1
+        1, "number of parts that a step's gradient is computed in, to save memory", at_least=1
     )
     batch_norm: BatchNormPolicy = option(
         "average", "batch-norm statistics: averaged like weights, never changed, or never sent"

@@ -8,7 +8,7 @@ A SuperNode is configured by its owner with ``--node-config``:
     state-dir      folder for what the client remembers between its rounds, for strategies that
                    have it do so; FEDPROTO_STATE, or fedproto in the user's state folder, by default
     threads        PyTorch's threads; 0 leaves it to PyTorch
-    clip, noise    noise on what is told of features, see `fedproto.flower.privacy`
+    clip, noise    noise on the reported features, see `fedproto.flower.privacy`
 """
 
 from __future__ import annotations

@@ -334,7 +334,7 @@ class Suspensions:
         self._outcomes[client][kind] = reason
 
     def answered(self, client: int, kind: str) -> None:
-        """A client gave a usable answer; an unusable one in the same round counts for more."""
+        """A client gave a usable answer; an unusable one in the same round has priority."""
         self._outcomes[client].setdefault(kind, None)
 
     def is_asked(self, client: int) -> bool:

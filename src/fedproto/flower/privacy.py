@@ -2,7 +2,7 @@
 
 With ``clip`` and ``noise`` in a node's configuration, the feature of every sample is clipped to a
 length of at most ``clip`` and rounded towards zero to a lattice of `STEPS` steps per ``clip``, so
-that sums are exact whole numbers of steps; discrete Gaussian noise is added to the sums and counts
+that sums are exact integers of steps; discrete Gaussian noise is added to the sums and counts
 per class before anything is computed from them. Replacing one sample by any other moves sums (in
 units of ``clip``) and counts together by at most 2: by 2 within one class, by √2 and √2 between
 two. So noise of standard deviation ``2 · noise`` on both has the Rényi divergences of a Gaussian
@@ -85,7 +85,7 @@ class PrivateEngine(ReferenceEngine):
 def on_lattice(features: Tensor, longest: float) -> Tensor:
     """Feature vectors ``[N, D]`` in whole steps of the lattice, none longer than `STEPS`.
 
-    A feature that is no number counts as zero: it must not undo the noise of the others.
+    A feature that is NaN counts as zero: it must not undo the noise of the others.
     """
     features = features.double()
     length: Tensor = torch.linalg.vector_norm(features, dim=1, keepdim=True)
@@ -108,7 +108,7 @@ def with_noise(exact: Observation, noise: float, num_examples: int) -> Observati
 
 
 def _noisy(exact: Tensor, variance: Fraction) -> Tensor:
-    """Whole numbers with noise."""
+    """Integers with noise."""
     noise = [discrete_gaussian(variance) for _ in range(exact.numel())]
     return exact.cpu().to(torch.int64) + torch.tensor(noise, dtype=torch.int64).view(exact.shape)
 
@@ -137,7 +137,7 @@ def discrete_gaussian(variance: Fraction) -> int:
     """
     above, below = variance.numerator, variance.denominator
     scale = math.isqrt(above // below) + 1
-    # (|x| − σ²/scale)² / 2σ² as whole numbers: fractions would be reduced at every step.
+    # (|x| − σ²/scale)² / 2σ² as integers: fractions would be reduced at every step.
     denominator = 2 * above * below * scale**2
     while True:
         found = _discrete_laplace(scale)

@@ -22,7 +22,7 @@ class MeasureOptions(Options):
 
     every: int = option(
         0,
-        "measure after every so many rounds and the last one; 0 for never (clients are scored at"
+        "rounds between measurements, and after the last one; 0 for never (clients are scored at"
         " the end of every run)",
         at_least=0,
     )
@@ -37,11 +37,11 @@ class MeasureOptions(Options):
         "quadratic", "mmd: all pairs of vectors, or neighbouring ones in linear time"
     )
     clients: int = option(
-        0, "dissimilarity: estimate it from so many clients; 0 for all of them", at_least=0
+        0, "dissimilarity: number of clients to estimate it from; 0 for all of them", at_least=0
     )
 
     def due(self, round_: int, rounds: int) -> bool:
-        """Whether to measure after so many rounds of so many in all."""
+        """Whether to measure after this round, of this number in all."""
         return self.every > 0 and (round_ % self.every == 0 or round_ == rounds)
 
     def takes(self, name: str) -> bool:

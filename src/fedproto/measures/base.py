@@ -45,7 +45,7 @@ class ComparingMeasure(Measure):
 
     @abc.abstractmethod
     def compare_with(self, reference: ServerState) -> None:
-        """Is told what to compare with, before anything is taken."""
+        """Receives the model to compare with, before anything is measured."""
 
 
 @dataclass(frozen=True)

@@ -128,7 +128,7 @@ def panel_grid(
     sharex: bool = False,
     sharey: bool = False,
 ) -> tuple[Figure, list[Any]]:
-    """A picture of so many panels, row by row; all sizes in inches. Panels may share axes."""
+    """A figure with a number of panels, row by row; all sizes in inches. Panels may share axes."""
     columns = max(1, min(columns, number))
     rows = -(-max(1, number) // columns)
     figure = new_figure(size[0] * columns + around[0], size[1] * rows + around[1])

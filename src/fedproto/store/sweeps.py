@@ -160,7 +160,7 @@ def _check_name(name: str) -> None:
 def extend(directory: Path | str, rounds: int) -> None:
     """Lets a run, or all runs of a sweep, go on to a larger number of rounds.
 
-    They go on as if they had been meant to take so many from the start; nothing is trained here.
+    They continue as if they had had this number from the start; nothing is trained here.
 
     Raises:
         ConfigError: If a run has more rounds already, or its learning rate depends on their number.
