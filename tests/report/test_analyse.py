@@ -226,7 +226,7 @@ def test_segmentation_gets_maps_scores_and_measures(tmp_path):
     ("arguments", "message"),
     [
         (["--what=score"], "what: unknown part 'score'; did you mean 'scores'?"),
-        (["--what=measures", "--reference=nowhere"], "measure.reference nowhere is no run"),
+        (["--what=measures", "--reference=nowhere"], "measure.reference nowhere is not a run"),
         (["--measure=margins"], "measure: unknown measure 'margins'; did you mean 'margin'?"),
         (["--what=measures", "--measure=mmd"], "measure 'mmd' needs measure.reference"),
     ],

@@ -237,7 +237,7 @@ class FPascal(SharedOut):
     server's validation set. Where there is no list ``trainaug`` it is all masks of
     ``SegmentationClassAug`` that are not in ``val``, which is how that list came about.
 
-    The default seed gives client sizes with standard deviation 25.7 on the 6,746 images of
+    The default seed gives client sizes with standard deviation 26.2 on the 6,746 images of
     ``trainaug`` with one object class; the paper's Table 1 has 6,665 and 25.7.
     """
 
@@ -256,7 +256,7 @@ class FPascal(SharedOut):
         ),
     )
 
-    seed: int = option(65, "seed of partition and splits", at_least=0)
+    seed: int = option(4, "seed of partition and splits", at_least=0)
     clients: int = 100
     partition: Partition = "dirichlet"
     size: int = option(224, "width and height of the images", at_least=8, at_most=4096)
