@@ -32,10 +32,11 @@ from fedproto.strategies.feddyn import FedDyn
 from fedproto.strategies.fedlc import FedLC
 from fedproto.strategies.fednova import FedNova
 from fedproto.strategies.fedntd import FedNTD
-from fedproto.strategies.fedper import FedPer, FedRep
+from fedproto.strategies.fedper import FedPer
 from fedproto.strategies.fedproto import FedProto
 from fedproto.strategies.fedprototan import FedProtoTan
 from fedproto.strategies.fedprox import FedProx
+from fedproto.strategies.fedrep import FedRep
 from fedproto.strategies.fedrod import FedRoD
 from fedproto.strategies.fedrs import FedRS
 from fedproto.strategies.ghbm import GHBM
