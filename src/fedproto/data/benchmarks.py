@@ -314,7 +314,7 @@ class TinyImageNet(PictureFiles):
 class PACS(PictureFiles):
     """PACS: seven classes in four domains (photos, art, cartoons, sketches), which are the clients.
 
-    With ``unseen = "sketch"`` nobody trains on the sketches, and they are the test set: the usual
+    With ``unseen = "sketch"`` no client trains on the sketches, which are the test set: the usual
     test of how a model generalises to a domain that it has not seen.
     """
 

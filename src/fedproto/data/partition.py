@@ -66,7 +66,7 @@ def by_classes_and_sizes(
 
     Client u holds the classes ``u, u+1, …`` (modulo their number) and wants equally many of each.
     When a class runs short, its clients get fewer of it in proportion to their wish; nothing takes
-    its place. Samples that nobody wants are left over. Sizes are ``lognormal(μ, sigma)`` with μ
+    its place. Samples beyond these sizes are left over. Sizes are ``lognormal(μ, sigma)`` with μ
     from the mean.
     """
     if not mean_size > 0:

@@ -90,7 +90,7 @@ def forget(model: nn.Module) -> None:
 def goes_by_batch(model: nn.Module) -> bool:
     """Whether a model has layers without statistics, which normalise each batch by its own.
 
-    Such a model is tested client by client, so that nobody's samples change another's scores.
+    Such a model is tested client by client, so that clients do not change each other's scores.
     """
     return any(
         isinstance(module, _BatchNorm) and module.running_mean is None for module in model.modules()

@@ -43,7 +43,7 @@ RHO = 0.05
 
 @dataclass(frozen=True)
 class TrainOptions(Options):
-    """What a client does with a received model. Optimizers are made anew for every job."""
+    """Local training on a client. Every job starts with a new optimizer state."""
 
     epochs: int = option(20, "local epochs F", at_least=1)
     batch_size: int = option(10, "samples per step", at_least=1)

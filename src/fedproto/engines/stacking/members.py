@@ -280,7 +280,7 @@ class StackTerm:
         self._frozen: dict[str, dict[str, Tensor]] = {}
 
     def load(self, locals_: Sequence[Local], states: Sequence[ServerState], capacity: int) -> bool:
-        """Takes the tensors of the leading jobs; returns whether buffers had to be made anew."""
+        """Takes the tensors of the leading jobs; returns whether new buffers had to be made."""
         self._head = locals_[0].head
         each = [self._tensors_of(local) for local in locals_]
         # Memory that some clients have and others do not have yet is left out for all.
