@@ -77,7 +77,7 @@ dist: ## sdist and wheel in dist, their metadata and contents checked
 	build/dist-venv/bin/python -m twine check --strict dist/*
 	build/dist-venv/bin/python tests/smoke_install.py --contents dist/*.whl
 
-pictures: $(STAMP) ## draw the pictures of docs/concepts.md anew
+pictures: $(STAMP) ## draw the pictures of docs/explanation/round.md anew
 	$(BIN)/python docs/tools/pictures.py docs/images
 
 screenshots: $(STAMP) ## the report page at 1440 and 390 px, light, dark, printed; and the docs' pictures of it

@@ -112,7 +112,7 @@ def main(wheel: Path) -> None:
         _try_commands(python, work)
         (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
         _run([str(python), "-W", "error", "-c", example], work)
-        for notebook in sorted((ROOT / "docs").glob("*.ipynb")):
+        for notebook in sorted((ROOT / "docs").rglob("*.ipynb")):
             tool = ROOT / "docs/tools/notebooks.py"
             _run([str(python), "-W", "error", str(tool), str(notebook)], work)
     sys.stdout.write("all of it works\n")

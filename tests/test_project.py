@@ -24,10 +24,10 @@ def notebooks_tool():
 
 
 @pytest.mark.parametrize(
-    ("name", "pictures", "score"), [("tutorial", 2, 0.5), ("tutorial-segmentation", 2, 0.05)]
+    ("name", "pictures", "score"), [("own-model", 2, 0.5), ("segmentation", 2, 0.05)]
 )
 def test_a_tutorial_runs_and_learns_something(name, pictures, score):
-    page = notebooks_tool().as_markdown(ROOT / f"docs/{name}.ipynb")
+    page = notebooks_tool().as_markdown(ROOT / f"docs/tutorials/{name}.ipynb")
     assert page.count("<img ") == pictures
     *_, results = re.findall(r"<tbody>(.*?)</tbody>", page)
     accuracies = [

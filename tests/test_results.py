@@ -91,13 +91,13 @@ def test_the_page_shows_the_claims_as_published():
     published = ROOT / "results/sources/claims"
     made = as_markdown(pd.read_csv(published.with_suffix(".csv")))
     assert made == published.with_suffix(".md").read_text(encoding="utf-8")
-    assert made in (ROOT / "docs/reproduction.md").read_text(encoding="utf-8")
+    assert made in (ROOT / "docs/evidence/reproduction.md").read_text(encoding="utf-8")
 
 
 def test_the_page_on_heads_shows_the_published_scores():
     """A line per data set and share of stragglers: at the end / over all rounds."""
     table = pd.read_csv(ROOT / "results/guidance/guidance.csv")
-    page = (ROOT / "docs/guidance.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/evidence/what-wins.md").read_text(encoding="utf-8")
     methods = ("ProtoHead", "Guided", "FedAvgM", "FedAdam", "Fairness + toleration")
     groups = table[table["runs"] == 5].groupby(["data_set", "delta"], sort=False)
     assert len(groups) == 6
@@ -109,7 +109,7 @@ def test_the_page_on_heads_shows_the_published_scores():
 
 def test_the_page_on_heads_shows_the_published_differences():
     table = pd.read_csv(ROOT / "results/guidance/guidance-pairs.csv")
-    page = (ROOT / "docs/guidance.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/evidence/what-wins.md").read_text(encoding="utf-8")
     table = table[(table["minus"] == "ProtoHead") & (table["pairs"] == 5)]
     for (data_set, delta), group in table.groupby(["data_set", "delta"], sort=False):
         rows = group.set_index(["method", "quantity"])

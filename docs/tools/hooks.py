@@ -3,9 +3,9 @@
 Pages link to files of the repository (``../src/fedproto/rounds.py``), which a site does not have.
 Each such file or folder becomes a page of its own here, so that every link works offline. Every
 module has a page in the API reference, made from its docstrings; a link whose text is a module's
-name leads there, and ``docs/api.md`` is followed by a list of them. What would look different on
-the two, or be fetched from elsewhere, is a warning, and warnings are errors. Notebooks are run and
-shown with their output.
+name leads there, and ``docs/reference/api.md`` is followed by a list of them. What would look
+different on the two, or be fetched from elsewhere, is a warning, and warnings are errors. Notebooks
+are run and shown with their output.
 """
 
 from __future__ import annotations
@@ -55,15 +55,15 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
         {title: [{_short(module): _api_page(module)} for module in modules]}
         for title, modules in _reference().items()
     ]
-    config.nav = _expanded(config.nav, "api.md", sections)
+    config.nav = _expanded(config.nav, "reference/api.md", sections)
     return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Adds the API reference, notebooks as pages, and all outside of docs/ that pages lead to."""
-    for notebook in sorted(DOCS.glob("*.ipynb")):
-        text = as_markdown(notebook)
-        files.append(File.generated(config, f"{notebook.stem}.md", content=text))
+    for notebook in sorted(DOCS.rglob("*.ipynb")):
+        page = notebook.relative_to(DOCS).with_suffix(".md").as_posix()
+        files.append(File.generated(config, page, content=as_markdown(notebook)))
     for module in _modules():
         # Guides come before modules among the results of a search.
         text = f"---\nsearch:\n  boost: 0.3\n---\n\n# {module}\n\n::: {module}\n"
@@ -80,7 +80,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Turns links out of docs/ into links to their pages; names what would read differently."""
     del config, files
-    if page.file.src_uri == "api.md":
+    if page.file.src_uri == "reference/api.md":
         markdown += _list_of_modules()
     for number, line in _misread_lists(markdown):
         log.warning(
@@ -125,7 +125,7 @@ def _list_of_modules() -> str:
             file = SOURCE.parent / f"{module.replace('.', '/')}.py"
             docstring = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
             summary = docstring.split("\n\n")[0].replace("\n", " ").replace("|", "\\|")
-            text += f"| [`{module}`](../src/{module.replace('.', '/')}.py) | {summary} |\n"
+            text += f"| [`{module}`](../../src/{module.replace('.', '/')}.py) | {summary} |\n"
     return text
 
 
@@ -138,7 +138,7 @@ def _short(module: str) -> str:
 
 
 def _api_page(module: str) -> str:
-    return f"api/{module}.md"
+    return f"reference/api/{module}.md"
 
 
 def _expanded(entry: Any, page: str, more: list[Any]) -> Any:

@@ -1,6 +1,6 @@
 """Runs notebooks without Jupyter and shows them as Markdown pages, with what really came out.
 
-python docs/tools/notebooks.py docs/tutorial.ipynb > tutorial.md
+python docs/tools/notebooks.py docs/tutorials/own-model.ipynb > tutorial.md
 """
 
 from __future__ import annotations

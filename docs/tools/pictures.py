@@ -1,4 +1,4 @@
-"""Draws the pictures of docs/concepts.md from real federations, schedules and training.
+"""Draws the pictures of docs/explanation/round.md from real federations, schedules and training.
 
 python docs/tools/pictures.py docs/images
 

@@ -2,7 +2,7 @@
 
 Michieli & Ozay, "Prototype Guided Federated Learning of Visual Feature Representations", 2021.
 Everything here is a pure function of tensors. Where the paper leaves something open, the docstring
-says what is taken and why; docs/paper-map.md lists function and test per equation.
+says what is taken and why; docs/appendix/paper-map.md lists function and test per equation.
 
 Shape legend, used as suffixes of the names:
 

@@ -158,10 +158,10 @@ def test_an_option_without_its_section_is_found(capsys):
 
 
 def test_the_page_of_options_is_that_of_the_code():
-    page = (ROOT / "docs/options.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/reference/options.md").read_text(encoding="utf-8")
     command = [sys.executable, "-m", "fedproto", "list", "options", "--markdown"]
     made = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert page == made, "fedproto list options --markdown > docs/options.md"
+    assert page == made, "fedproto list options --markdown > docs/reference/options.md"
 
 
 def test_a_finished_run_goes_on_to_more_rounds(swept, tmp_path, capsys):

@@ -25,12 +25,12 @@ def test_the_readmes_library_example_runs(tmp_path):
 
 
 def test_the_extension_example_runs_as_a_plugin(tmp_path):
-    code, recipe = "\n\n".join(blocks(ROOT / "docs/extending.md", "python")), tmp_path / "own.toml"
+    code, recipe = "\n\n".join(blocks(ROOT / "docs/how-to/write-a-strategy.md", "python")), tmp_path / "own.toml"
     (tmp_path / "own.py").write_text(
         code + "\n\nfrom fedproto.report.results import find_runs\n"
         "def spread(path):\n    return attention_spread(find_runs([Path(path)])[0])\n"
     )
-    recipe.write_text(blocks(ROOT / "docs/extending.md", "toml")[0])
+    recipe.write_text(blocks(ROOT / "docs/how-to/write-a-strategy.md", "toml")[0])
 
     def run(*command: str) -> str:
         result = subprocess.run(
@@ -46,7 +46,7 @@ def test_the_extension_example_runs_as_a_plugin(tmp_path):
 
 
 def test_an_extension_passes_the_conformance_suite(tmp_path):
-    code = "\n\n".join(blocks(ROOT / "docs/extending.md", "python"))
+    code = "\n\n".join(blocks(ROOT / "docs/how-to/write-a-strategy.md", "python"))
     for name in ("conftest.py", "helpers.py", "test_strategy_contract.py"):
         (source,) = (ROOT / "tests").rglob(name)
         (tmp_path / name).write_text(source.read_text())
@@ -76,7 +76,7 @@ def test_an_extension_passes_the_conformance_suite(tmp_path):
 
 
 def test_the_paper_map_names_functions_and_tests_that_exist():
-    text = (ROOT / "docs/paper-map.md").read_text()
+    text = (ROOT / "docs/appendix/paper-map.md").read_text()
     tests = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
     named = set(re.findall(r"`(test_\w+)`", text)) - {"test_equations", "test_equations_properties"}
     assert named
@@ -92,7 +92,7 @@ def test_the_paper_map_names_functions_and_tests_that_exist():
 
 def test_a_comparison_for_a_paper_takes_fifteen_lines(tmp_path):
     """As the page has it, but on digits and for two rounds."""
-    _, example, *_ = blocks(ROOT / "docs/python.md", "python")
+    _, example, *_ = blocks(ROOT / "docs/reference/python.md", "python")
     assert len([line for line in example.splitlines() if line.strip()]) <= 15
     small = example.replace('"mnist", "clients": 50', '"digits", "clients": 12').replace(
         "rounds=100, cohort=10", "rounds=2, cohort=4"

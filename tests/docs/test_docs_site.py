@@ -40,7 +40,7 @@ START = """# Start
 - [a file](../src/fedproto/mini.py), [its lines](../src/fedproto/mini.py#L3)
 - [its folder](../src/fedproto)
 - [`fedproto.mini`](../src/fedproto/mini.py)
-- [the readme](../README.md), [below](#more), [API](api.md)
+- [the readme](../README.md), [below](#more), [API](reference/api.md)
 
 ## More
 
@@ -54,7 +54,7 @@ API = """# API
 def project(tmp_path):
     """A small project with the configuration and tools of this one."""
     settings = (ROOT / "mkdocs.yml").read_text()
-    nav = "nav:\n  - Start: index.md\n  - API: api.md\n\n"
+    nav = "nav:\n  - Start: index.md\n  - API: reference/api.md\n\n"
     settings = re.sub(
         r"^nav:\n.*?\n(?=exclude_docs)", nav, settings, flags=re.DOTALL | re.MULTILINE
     )
@@ -63,7 +63,8 @@ def project(tmp_path):
         shutil.copytree(ROOT / "docs" / folder, tmp_path / "docs" / folder)
     (tmp_path / "README.md").write_text("# Readme\n\n[start](docs/index.md#more)\n")
     (tmp_path / "docs/index.md").write_text(START)
-    (tmp_path / "docs/api.md").write_text(API)
+    (tmp_path / "docs/reference").mkdir()
+    (tmp_path / "docs/reference/api.md").write_text(API)
     (tmp_path / "src/fedproto").mkdir(parents=True)
     (tmp_path / "src/fedproto/__init__.py").write_text('"""A package."""\n')
     (tmp_path / "src/fedproto/mini.py").write_text(MODULE)
@@ -89,10 +90,11 @@ def test_a_sound_project_builds_and_loads_nothing_from_the_network(project):
     assert 'href="source/src/fedproto/mini.py.html">a file' in start
     assert 'href="source/src/fedproto/mini.py.html">its lines' in start
     assert 'href="source/src/fedproto/index.html">its folder' in start
-    assert 'href="api/fedproto.mini.html"><code>fedproto.mini' in start
+    assert 'href="reference/api/fedproto.mini.html"><code>fedproto.mini' in start
     assert 'href="../index.html#more">start' in (site / "source/index.html").read_text()
-    assert "How much (above 0)." in (site / "api/fedproto.mini.html").read_text()
-    assert 'href="api/fedproto.mini.html"><code>fedproto.mini' in (site / "api.html").read_text()
+    assert "How much (above 0)." in (site / "reference/api/fedproto.mini.html").read_text()
+    api = (site / "reference/api.html").read_text()
+    assert 'href="api/fedproto.mini.html"><code>fedproto.mini' in api
 
 
 WRONG_DOCSTRING = '''def half(x: int) -> float:
@@ -107,7 +109,7 @@ MISTAKES = {
         "[x](nowhere.md)": "'nowhere.md', but the target is not found",
         "[x](../src/nowhere.py)": "there is no ../src/nowhere.py in the repository",
         "[x](#nowhere)": "no such anchor",
-        "[x](api.md#nowhere)": "does not contain an anchor '#nowhere'",
+        "[x](reference/api.md#nowhere)": "does not contain an anchor '#nowhere'",
         "![x](nowhere.png)": "'nowhere.png', but the target is not found",
         "[x][fedproto.nowhere]": "Could not find cross-reference target 'fedproto.nowhere'",
         "![x](https://example.org/x.png)": "fetches from the network",
@@ -132,7 +134,7 @@ def test_every_mistake_is_an_error(project):
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="needs the browser chromium")
 def test_search_works_from_a_file(project, tmp_path):
     assert build(project).returncode == 0
-    page = f"file://{project}/build/docs/api.html?q=needle"
+    page = f"file://{project}/build/docs/reference/api.html?q=needle"
     options = ["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr"]
     options += [f"--user-data-dir={tmp_path / 'profile'}"]  # HOME may not be writable
     offline = ["--host-resolver-rules=MAP * ~NOTFOUND", "--virtual-time-budget=10000"]

@@ -174,7 +174,7 @@ class FlowerOptions(Options):
     defence: Literal["none", "clip", "median", "trimmed-mean", "multi-krum", "geometric-median"] = (
         option(
             "clip",
-            "defence against hostile clients where [aggregate] is not given: docs/threat-model.md",
+            "defence against hostile clients where [aggregate] is not given",
         )
     )
     evaluate_on: Literal["clients", "server"] = option(
