@@ -9,6 +9,8 @@ import sys
 from documents import ROOT, blocks
 from fedproto import equations
 
+GUIDE = ROOT / "docs/how-to/write-a-strategy.md"
+
 
 def test_the_readmes_library_example_runs(tmp_path):
     (example,) = blocks(ROOT / "README.md", "python")
@@ -25,12 +27,12 @@ def test_the_readmes_library_example_runs(tmp_path):
 
 
 def test_the_extension_example_runs_as_a_plugin(tmp_path):
-    code, recipe = "\n\n".join(blocks(ROOT / "docs/how-to/write-a-strategy.md", "python")), tmp_path / "own.toml"
+    code, recipe = "\n\n".join(blocks(GUIDE, "python")), tmp_path / "own.toml"
     (tmp_path / "own.py").write_text(
         code + "\n\nfrom fedproto.report.results import find_runs\n"
         "def spread(path):\n    return attention_spread(find_runs([Path(path)])[0])\n"
     )
-    recipe.write_text(blocks(ROOT / "docs/how-to/write-a-strategy.md", "toml")[0])
+    recipe.write_text(blocks(GUIDE, "toml")[0])
 
     def run(*command: str) -> str:
         result = subprocess.run(
@@ -46,7 +48,7 @@ def test_the_extension_example_runs_as_a_plugin(tmp_path):
 
 
 def test_an_extension_passes_the_conformance_suite(tmp_path):
-    code = "\n\n".join(blocks(ROOT / "docs/how-to/write-a-strategy.md", "python"))
+    code = "\n\n".join(blocks(GUIDE, "python"))
     for name in ("conftest.py", "helpers.py", "test_strategy_contract.py"):
         (source,) = (ROOT / "tests").rglob(name)
         (tmp_path / name).write_text(source.read_text())

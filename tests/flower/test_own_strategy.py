@@ -63,7 +63,8 @@ class Leaning(Strategy):
 def plugin(tmp_path_factory):
     """What the page on extending defines, and the class above."""
     file = tmp_path_factory.mktemp("plugin") / "own.py"
-    file.write_text("\n\n".join([*blocks(ROOT / "docs/how-to/write-a-strategy.md", "python"), LEANING]))
+    guide = ROOT / "docs/how-to/write-a-strategy.md"
+    file.write_text("\n\n".join([*blocks(guide, "python"), LEANING]))
     load_plugin(str(file))
     return STRATEGIES
 
