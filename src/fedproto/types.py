@@ -6,7 +6,7 @@ Shapes: C classes, D feature channels, K clients of the cohort.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TypeAlias, TypeVar
 
@@ -76,6 +76,7 @@ class ServerState:
         buffers: The model's other tensors, likewise.
         memory: Tensors that strategy and sections keep from round to round, as they declared them.
         served_model: The model that is tested, where it differs from the trained one.
+        also: Models that are tested besides, by their options as text (``serve.also``).
     """
 
     round: int
@@ -83,6 +84,7 @@ class ServerState:
     buffers: Tensors
     memory: Tensors = field(default_factory=dict)
     served_model: ServerState | None = None
+    also: Mapping[str, ServerState] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         return f"ServerState(round {self.round}, {_size(self.params, self.buffers, self.memory)})"
@@ -109,8 +111,9 @@ class ServerState:
             return {name: tensor.to(device) for name, tensor in tensors.items()}
 
         served = None if self.served_model is None else self.served_model.to(device)
+        also = {name: one.to(device) for name, one in self.also.items()}
         return ServerState(
-            self.round, moved(self.params), moved(self.buffers), moved(self.memory), served
+            self.round, moved(self.params), moved(self.buffers), moved(self.memory), served, also
         )
 
 
@@ -197,6 +200,8 @@ class RoundRecord:
         failures: Why a client's update was not used, per client.
         note: Anything unusual, such as why the model did not move.
         tables: Numbers of the aggregate model per client or class, where a measure gave them.
+        also: Scores of the models of ``serve.also``, by their options as text; tables of them
+            are among `tables`, as ``options/table``.
     """
 
     round: int
@@ -212,6 +217,20 @@ class RoundRecord:
     failures: dict[int, str] = field(default_factory=dict)
     note: str | None = None
     tables: dict[str, dict[str, float]] = field(default_factory=dict)
+    also: dict[str, dict[str, float]] = field(default_factory=dict)
+
+    def of_model(self, name: str) -> RoundRecord:
+        """The record without `also`, as if its model of this name had been the served one.
+
+        An unknown name stands for the served model itself. Bytes remain those of all that clients
+        sent, personal scores those of the served model.
+        """
+        tables = part(name, self.tables)
+        if name not in self.also:
+            others = {f"{one}/{table}" for one in self.also for table in part(one, self.tables)}
+            tables = {one: table for one, table in self.tables.items() if one not in others}
+        metrics = {**self.metrics, **self.also.get(name, {})}
+        return replace(self, metrics=metrics, tables=tables, also={})
 
 
 def under(group: str, named: Mapping[str, Named]) -> dict[str, Named]:
@@ -219,14 +238,10 @@ def under(group: str, named: Mapping[str, Named]) -> dict[str, Named]:
     return {f"{group}/{name}": one for name, one in named.items()}
 
 
-def part(group: str, tensors: Tensors) -> dict[str, Tensor]:
+def part(group: str, named: Mapping[str, Named]) -> dict[str, Named]:
     """The opposite of `under`: what a map holds of a group; nothing of the others."""
     start = f"{group}/"
-    return {
-        name.removeprefix(start): tensor
-        for name, tensor in tensors.items()
-        if name.startswith(start)
-    }
+    return {name.removeprefix(start): one for name, one in named.items() if name.startswith(start)}
 
 
 def num_bytes(*groups: Tensors | None) -> int:

@@ -125,6 +125,7 @@ SECTIONS = {
     "rows-by-counts": {"head": {"rows": "counts"}, "strategy": {"name": "scaffold"}},
     "served-head": {"serve": {"head": "lda", "add": True, "fade": 50.0}},
     "served-average": {"serve": {"average": "ema"}},
+    "tested-beside": {"serve": {"also": ["average=ema", "head=lda"]}},
     "look-ahead": {"server": {"lookahead": 0.85}},
     "rows-segmentation": {"data": SHAPES, "model": DEEPLAB, "head": {"rows": "holders"}},
     **{

@@ -58,7 +58,8 @@ def compare(
     as_latex: Annotated[bool, typer.Option("--latex", help="The table as LaTeX.")] = False,
 ) -> None:
     """Compare methods under each condition, seed by seed; seeds of one method share a row."""
-    runs = find_runs(directories, lambda text: echo(text, err=True))
+    found = find_runs(directories, lambda text: echo(text, err=True))
+    runs = [tested for run in found for tested in run.all_tested()]
     metric = metric or main_score(runs)
     _check_target(target, metric)
     arrangement = _arranged(runs, metric)

@@ -37,6 +37,11 @@ class EvaluateOptions(Options):
     """When models are tested."""
 
     every: int = option(1, "rounds between two tests; the last round is always tested", at_least=1)
+    last: int = option(1, "number of last rounds that are all tested", at_least=1)
+    test: bool = option(
+        True,
+        "score test data; false keeps it unread while parameters are chosen on validation data",
+    )
     validation: bool = option(True, "also score the server's validation part, where there is one")
     finetune_epochs: int = option(
         0,
@@ -44,6 +49,10 @@ class EvaluateOptions(Options):
         " took part, before it is tested there; 0 for none",
         at_least=0,
     )
+
+    def due(self, round_: int, rounds: int) -> bool:
+        """Whether to test after this number of rounds, of this number in all."""
+        return round_ % self.every == 0 or round_ > rounds - self.last
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ _SHORT = {"schedule.delta": "δ", "data.alpha": "α"}
 FAMILY = "data.name"
 
 # Change how a run is executed and observed, not its results.
-_BOOKKEEPING = ("engine", "store", "flower", "measure", "evaluate", "label")
+_BOOKKEEPING = ("engine", "store", "flower", "measure", "evaluate", "label", "serve.also")
 # The strategy, and the sections that combine with every one.
 _METHOD = ("strategy", "aggregate", "server", "head", "serve")
 _PARTIAL_WORK = "schedule.partial_work"
@@ -196,7 +196,8 @@ def _telling_options(run: StoredRun) -> Options:
     return {
         name: _text(value)
         for name, value in options.items()
-        if name.partition(".")[0] not in _BOOKKEEPING and not (pooled and name in _OF_COHORTS)
+        if not {name, name.partition(".")[0]}.intersection(_BOOKKEEPING)
+        and not (pooled and name in _OF_COHORTS)
     }
 
 

@@ -24,6 +24,7 @@ from fedproto.errors import StoreError
 from fedproto.report.statistics import Rounds, Values, moving_average, score_at, window_width
 from fedproto.store import RunStore
 from fedproto.store.sweeps import found_in
+from fedproto.strategies.serve import ServeOptions
 from fedproto.types import RoundRecord
 
 
@@ -44,6 +45,25 @@ class StoredRun:
         """Whether its first rounds are a run of that length; not if its rate falls more slowly."""
         same = self.config.schedule.rounds == rounds or self.config.train.lr_schedule == "constant"
         return same and len(self.records) >= rounds
+
+    def tested_as(self, options: ServeOptions) -> StoredRun:
+        """The run as if it had served one of the models that it tested, to the same bits.
+
+        Raises:
+            KeyError: If the model is not among them.
+        """
+        if options.text not in self._models:
+            raise KeyError(options.text)
+        config = replace(self.config, serve=options)
+        return StoredRun(self.path, config, [one.of_model(options.text) for one in self.records])
+
+    def all_tested(self) -> list[StoredRun]:
+        """The run as its served model shows it, then as each model tested beside it does."""
+        return [self.tested_as(ServeOptions.parse(text)) for text in self._models]
+
+    @property
+    def _models(self) -> list[str]:
+        return list(dict.fromkeys((self.config.serve.text, *self.config.serve.also)))
 
     def curve(self, metric: str) -> tuple[Rounds, Values]:
         """Rounds (counted from 1) at which a metric was taken, and its values."""

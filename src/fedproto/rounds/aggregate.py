@@ -156,9 +156,7 @@ def combine_updates(
         }
         combined = replace(combined, memory=memory)
         combined = replace(combined, params=strategy.correct(combined, setting))
-    statistics = method.serve.remember(state, updates)
-    combined = replace(combined, memory={**combined.memory, **statistics})
-    following = method.serve.apply(method.server.step(state, combined), state, setting)
+    following = method.serve_models(method.server.step(state, combined), state, updates, setting)
     return (following, counted.tolist()) if _finite(following, counted) else None
 
 

@@ -22,6 +22,9 @@ from fedproto.types import ClientUpdate, ServerState, Tensors
 if TYPE_CHECKING:
     from fedproto.rounds.run import Run
 
+SERVED = ""
+"""Name of the served model among those that are tested."""
+
 PERSONAL, FINETUNED = "personal_", "finetuned_"
 """Prefixes of metrics; ``worst_tenth_`` in front for the mean over the worst tenth of clients."""
 
@@ -32,18 +35,27 @@ def evaluate_round(
     last_rounds: Sequence[Mapping[int, int]],
     engine: Engine,
     setting: Setting,
-) -> list[dict[str, float]]:
-    """Scores of every run after a round; none for a run whose test is not due.
+) -> list[dict[str, dict[str, float]]]:
+    """Scores of every run after a round, of each model that it tests by name; none if not due.
 
     `last_rounds` are, per run, the last round of each client whose update was accepted.
     """
-    scores = _served_scores(runs, states, engine)
+    scores = _scores(runs, states, engine)
     for run, state, last_round, found in zip(runs, states, last_rounds, scores, strict=True):
-        if found:
-            found |= _personal_scores(run, state, last_round, engine, setting)
+        served = found[SERVED]
+        if not run.config.evaluate.test:
+            continue
+        if served:
+            served |= _personal_scores(run, state.served, last_round, engine, setting)
         if state.round == run.config.schedule.rounds:
-            found |= _finetuned_scores(run, state, last_round, engine)
-    return [finite(found) for found in scores]
+            served |= _finetuned_scores(run, state.served, last_round, engine)
+    return [{name: finite(one) for name, one in found.items()} for found in scores]
+
+
+def models_to_test(run: Run, state: ServerState) -> dict[str, ServerState]:
+    """The served model, under an empty name, and those of ``serve.also``."""
+    others = {name: state.also.get(name, state) for name in run.config.serve.also}
+    return {SERVED: state.served, **others}
 
 
 def finite(metrics: Mapping[str, float]) -> dict[str, float]:
@@ -51,29 +63,29 @@ def finite(metrics: Mapping[str, float]) -> dict[str, float]:
     return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
 
-def _served_scores(
+def _scores(
     runs: Sequence[Run], states: Sequence[ServerState], engine: Engine
-) -> list[dict[str, float]]:
-    """Scores of the served models on test and validation data."""
+) -> list[dict[str, dict[str, float]]]:
+    """Scores on test and validation data, of all models that are due at once."""
     federation = engine.workload.federation
-    tested = [
-        index
-        for index, (run, state) in enumerate(zip(runs, states, strict=True))
-        if state.round % run.config.evaluate.every == 0 or state.round == run.config.schedule.rounds
-    ]
-    validated = [
-        index
-        for index in tested
-        if len(federation.validation) and runs[index].config.wants_validation
-    ]
-    scores: list[dict[str, float]] = [{} for _ in runs]
+    scores: list[dict[str, dict[str, float]]] = []
+    tested: list[tuple[ServerState, dict[str, float]]] = []
+    validated: list[tuple[ServerState, dict[str, float]]] = []
+    for run, state in zip(runs, states, strict=True):
+        models, options = models_to_test(run, state), run.config.evaluate
+        own: dict[str, dict[str, float]] = {name: {} for name in models}
+        scores.append(own)
+        if options.due(state.round, run.config.schedule.rounds):
+            due = [(model, own[name]) for name, model in models.items()]
+            tested += due if options.test else []
+            validated += due if len(federation.validation) and run.config.wants_validation else []
     for prefix, due, indices in (
         ("", tested, federation.test_indices),
         ("validation_", validated, federation.validation),
     ):
-        metrics = engine.evaluate([states[index] for index in due], indices) if due else []
-        for index, values in zip(due, metrics, strict=True):
-            scores[index] |= {prefix + name: value for name, value in values.items()}
+        metrics = engine.evaluate([model for model, _ in due], indices) if due else []
+        for (_, found), values in zip(due, metrics, strict=True):
+            found |= {prefix + name: value for name, value in values.items()}
     return scores
 
 

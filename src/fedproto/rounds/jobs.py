@@ -44,6 +44,11 @@ def check_fits(config: RunConfig, federation: Federation) -> None:
             "store.best chooses by validation scores; set data.validation to the share of every"
             " client that the server keeps, such as 0.1, and evaluate.validation = true"
         )
+    if not (config.evaluate.test or (config.evaluate.validation and len(federation.validation))):
+        raise ConfigError(
+            "evaluate.test = false leaves validation data alone to be scored; set data.validation"
+            " to the share of every client that the server keeps, such as 0.1"
+        )
     method, train = config.method, config.train
     strategy = method.strategy
     if strategy.plain_sgd and not train.memoryless:

@@ -16,10 +16,10 @@ from fedproto.config import RunConfig
 from fedproto.engines.base import Engine
 from fedproto.errors import ConfigError, unknown_name
 from fedproto.measures import MEASURES
-from fedproto.measures.base import Gauge
+from fedproto.measures.base import Gauge, Taken
 from fedproto.measures.scores import PER_CLIENT
 from fedproto.rounds.aggregate import Expected, RoundOutcome, aggregate_round
-from fedproto.rounds.evaluate import evaluate_round, finite
+from fedproto.rounds.evaluate import SERVED, evaluate_round, finite, models_to_test
 from fedproto.rounds.identity import reference_state
 from fedproto.rounds.jobs import RoundPlan, check_fits, plan_round, prepare
 from fedproto.strategies.base import Setting
@@ -30,6 +30,7 @@ from fedproto.types import (
     RoundRecord,
     Updates,
     num_bytes,
+    under,
 )
 
 if TYPE_CHECKING:
@@ -72,16 +73,19 @@ def _run_round(
     usable = {update.client for each in outcomes for update in each.updates}
     failed = {client: why for each in outcomes for client, why in each.failures.items()}
     engine.judged(usable, {one: why for one, why in failed.items() if one not in usable})
-    states = [outcome.state.served for outcome in outcomes]
+    states = [outcome.state for outcome in outcomes]
     accepted = [
         {**run.last_round, **dict.fromkeys(outcome.attention, run.state.round)}
         for run, outcome in zip(runs, outcomes, strict=True)
     ]
     scores = evaluate_round(runs, states, accepted, engine, setting)
     measured = [
-        gauge.take(run.config.measure, run.config.seed, state)
+        [
+            (name, gauge.take(run.config.measure, run.config.seed, model))
+            for name, model in models_to_test(run, state).items()
+        ]
         if run.config.measure.due(state.round, run.config.schedule.rounds)
-        else None
+        else []
         for run, state in zip(runs, states, strict=True)
     ]
     incidents = engine.take_incidents()
@@ -89,20 +93,29 @@ def _run_round(
     parts = zip(runs, plans, outcomes, scores, measured, _time_shares(by_run), strict=True)
     for run, plan, outcome, score, taken, share in parts:
         record = _record(run, plan, outcome, score)
-        if taken is not None:
-            record.metrics.update(taken.metrics)
-            record.tables.update(taken.tables)
+        for name, one in taken:
+            _add(record, name, one)
         notes = [*([outcome.note] if outcome.note else []), *incidents]
         record = replace(record, seconds=seconds * share, note="; ".join(notes) or None)
         ends = run.config.stop_reason([*run.records, record]) is not None
-        if ends and engine.holds_data and PER_CLIENT not in record.tables:
-            final = gauge.score_clients(run.config.seed, outcome.state.served)
-            record.metrics.update(final.metrics)
-            record.tables.update(final.tables)
+        wanted = engine.holds_data and run.config.evaluate.test
+        if ends and wanted and PER_CLIENT not in record.tables:
+            for name, model in models_to_test(run, outcome.state).items():
+                _add(record, name, gauge.score_clients(run.config.seed, model))
         _check_stop(run.config, record)
         run.add(outcome.state, record)
         engine.workload.callback.on_round(run.config, record)
         yield run, record
+
+
+def _add(record: RoundRecord, model: str, taken: Taken) -> None:
+    """Adds what was measured of a model to the round's record."""
+    if model == SERVED:
+        record.metrics.update(taken.metrics)
+        record.tables.update(taken.tables)
+    else:
+        record.also[model].update(taken.metrics)
+        record.tables.update(under(model, taken.tables))
 
 
 def finish_round(
@@ -130,7 +143,7 @@ def finish_round(
 
 
 def _record(
-    run: Run, plan: RoundPlan, outcome: RoundOutcome, scores: Mapping[str, float]
+    run: Run, plan: RoundPlan, outcome: RoundOutcome, scores: Mapping[str, dict[str, float]]
 ) -> RoundRecord:
     """The line of ``rounds.jsonl``."""
     sent = run.state
@@ -142,7 +155,7 @@ def _record(
         dropped=plan.dropped,
         epochs={update.client: update.epochs_done for update in outcome.updates},
         attention=outcome.attention,
-        metrics={**_update_metrics(run.config, outcome.updates), **scores},
+        metrics={**_update_metrics(run.config, outcome.updates), **scores[SERVED]},
         bytes_down=num_bytes(sent.params, sent.buffers, broadcast) * len(plan.cohort),
         bytes_up=sum(
             num_bytes(update.params, update.buffers, update.payload)
@@ -151,6 +164,7 @@ def _record(
         ),
         seconds=0.0,
         failures=outcome.failures,
+        also={name: dict(found) for name, found in scores.items() if name != SERVED},
     )
 
 

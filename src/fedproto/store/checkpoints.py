@@ -91,6 +91,9 @@ def round_of(checkpoint: Path) -> int:
     return int(checkpoint.stem.removeprefix("round-"))
 
 
+_ALSO = "also-model"
+"""Group of the groups of models that are tested besides."""
+
 _SERVED, _EARLIER_TRAINED = "served-model", "served/trained"
 """Group of the served model, and the group that held the trained one in an earlier version."""
 
@@ -100,6 +103,8 @@ def _pack(state: ServerState) -> dict[str, Tensor]:
     tensors = {**_model(state), **state.memory}
     if state.served_model is not None:
         tensors |= under(_SERVED, _model(state.served_model))
+    for name, model in state.also.items():
+        tensors |= under(f"{_ALSO}/{name}", _model(model))
     packed: dict[str, Tensor] = {}
     places: set[int] = set()
     for name, tensor in tensors.items():
@@ -120,7 +125,12 @@ def _unpack(tensors: dict[str, Tensor], round_: int) -> ServerState:
 
     found, apart = model(tensors), part(_SERVED, tensors)
     served = model(apart) if apart else None
-    taken = {*_model(found), *under(_SERVED, apart)}
+    others = part(_ALSO, tensors)
+    also = {
+        name: model(part(name, others))
+        for name in sorted({name.partition("/")[0] for name in others})
+    }
+    taken = {*_model(found), *under(_SERVED, apart), *under(_ALSO, others)}
     memory = {name: tensor for name, tensor in tensors.items() if name not in taken}
     if trained := part(_EARLIER_TRAINED, tensors):
         served = found
@@ -128,7 +138,7 @@ def _unpack(tensors: dict[str, Tensor], round_: int) -> ServerState:
             {name: trained[name] for name in of} for of in (found.params, found.buffers)
         )
         found = ServerState(round_, params, buffers)
-    return replace(found, memory=memory, served_model=served)
+    return replace(found, memory=memory, served_model=served, also=also)
 
 
 class ClientMemory:

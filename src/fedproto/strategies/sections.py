@@ -327,7 +327,7 @@ class Method:
 
     def __post_init__(self) -> None:
         name = type(self.strategy).__name__
-        if self.strategy.pooled and (self.head.by_class or self.serve.computes_head):
+        if self.strategy.pooled and (self.head.by_class or self._computes_head):
             raise ConfigError(
                 f"{name} trains one model on all data: head.rows and serve.head need clients"
             )
@@ -340,9 +340,20 @@ class Method:
     @cached_property
     def needs(self) -> Needs:
         """What the engine must be able to do."""
-        needs = self.strategy.needs | self.head.needs | self.serve.needs
+        needs = self.strategy.needs | self.head.needs
+        for one in self._serves:
+            needs |= one.needs
         asked = self.privacy.asked
         return replace(needs, before=asked(needs.before), after=asked(needs.after))
+
+    @property
+    def _serves(self) -> tuple[ServeOptions, ...]:
+        """The options of the served model, and of those that are tested beside it."""
+        return (self.serve, *self.serve.others)
+
+    @property
+    def _computes_head(self) -> bool:
+        return any(one.computes_head for one in self._serves)
 
     @property
     def weighs_rows(self) -> bool:
@@ -360,7 +371,8 @@ class Method:
             known_head(self.strategy, setting)
         self.strategy.personal(setting)
         self.head.check(setting)
-        self.serve.check(setting)
+        for one in self._serves:
+            one.check(setting)
 
     def server_memory(self, setting: Setting) -> Declarations:
         """Tensors that the server keeps from round to round."""
@@ -368,6 +380,11 @@ class Method:
             **self.strategy.server_memory(setting),
             **self.serve.memory(setting),
             **self.server.memory(setting),
+            **{
+                name: declared
+                for one in self.serve.others
+                for name, declared in under(_group(one), one.memory(setting)).items()
+            },
         }
 
     def broadcast(self, state: ServerState, setting: Setting) -> Tensors:
@@ -384,20 +401,47 @@ class Method:
 
     def payload(self, setting: Setting, num_examples: int) -> Declarations:
         """Tensors that a client with this number of samples adds to its update."""
-        return {
+        declared = {
             **self.strategy.payload(setting, num_examples),
             **self.head.payload(setting, num_examples),
-            **self.serve.payload(setting, num_examples),
         }
+        for one in self._serves:
+            declared |= one.payload(setting, num_examples)
+        return declared
 
     @property
     def reports(self) -> bool:
         """Whether clients send or keep anything besides the model."""
-        return "report" in self.needs.hooks or self.head.by_class or self.serve.computes_head
+        return "report" in self.needs.hooks or self.head.by_class or self._computes_head
 
     def report(self, local: Local, trained: Tensors, before: Seen, after: Seen) -> Report:
         """Tensors that a client sends and keeps after training."""
         before, after = self.privacy.withhold(before), self.privacy.withhold(after)
         own = self.strategy.report(local, trained, before, after)
-        added = {**self.head.report(local), **self.serve.report(before)}
+        added = dict(self.head.report(local))
+        for one in self._serves:
+            added |= one.report(before)
         return Report({**own.payload, **added}, own.memory)
+
+    def serve_models(
+        self, stepped: ServerState, received: ServerState, updates: Updates, setting: Setting
+    ) -> ServerState:
+        """The state after the server's step, with the models that are tested beside it.
+
+        Each of ``serve.also`` has a memory of its own, and is what it would be if it were served.
+        """
+        following = self.serve.follow(stepped, received, updates, setting)
+        memory, also = dict(following.memory), {}
+        for one in self.serve.others:
+            group = _group(one)
+            before = replace(received, memory=part(group, received.memory))
+            after = replace(stepped, memory=before.memory)
+            found = one.follow(after, before, updates, setting)
+            memory |= under(group, found.memory)
+            also[one.text] = replace(found.served, memory={}, served_model=None)
+        return replace(following, memory=memory, also=also)
+
+
+def _group(options: ServeOptions) -> str:
+    """Where the memory of a model in ``serve.also`` is kept."""
+    return f"also/{options.text}"

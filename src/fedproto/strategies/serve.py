@@ -15,15 +15,17 @@ Shapes: K clients of the cohort, C classes, D feature channels.
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from functools import cached_property
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from fedproto.errors import ConfigError, TrainingError
-from fedproto.options import Options, option
+from fedproto.options import Options, option, options_to_dict, read_options
 from fedproto.strategies.base import Declarations, Declared, Needs, Seen, Setting
 from fedproto.types import ClientUpdate, Prototypes, ServerState, Tensors, Updates, part, under
 
@@ -72,6 +74,11 @@ class ServeOptions(Options):
     ridge: float = option(
         0.01, "head 'ridge': regularisation relative to the mean square of a feature", above=0
     )
+    also: tuple[str, ...] = option(
+        (),
+        "models to test beside the served one, each by its options with spaces between them, such"
+        " as ['average=ema decay=0.95', 'average=all']",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -82,6 +89,45 @@ class ServeOptions(Options):
             )
         if self.head == "ncm" and self.add:
             raise ConfigError("head 'ncm' has no probabilities to add; set serve.add = false")
+        others = tuple(dict.fromkeys(ServeOptions.parse(one).text for one in self.also))
+        object.__setattr__(self, "also", others)
+
+    @staticmethod
+    def parse(text: str) -> ServeOptions:
+        """Options written as ``average=ema decay=0.95``.
+
+        Raises:
+            ConfigError: If the text is not such a list, or an option is not one of `ServeOptions`.
+        """
+        given: dict[str, Any] = {}
+        where = f"also: '{text}'"
+        for word in text.split():
+            name, separator, value = word.partition("=")
+            if not separator:
+                raise ConfigError(f"{where}: write options as 'average=ema decay=0.95'")
+            try:
+                given[name] = tomllib.loads(f"value = {value}")["value"]
+            except tomllib.TOMLDecodeError:
+                given[name] = value
+        if "also" in given:
+            raise ConfigError(f"{where}: a model beside the served one has none beside it")
+        return read_options(ServeOptions, given, where)
+
+    @cached_property
+    def text(self) -> str:
+        """The options that differ from their defaults, as `parse` reads them."""
+        usual = ServeOptions()
+        words = [
+            f"{name}={str(value).lower()}"
+            for name, value in options_to_dict(self).items()
+            if name != "also" and value != getattr(usual, name)
+        ]
+        return " ".join(words) or "average=none"
+
+    @cached_property
+    def others(self) -> tuple[ServeOptions, ...]:
+        """The options of the models in `also`."""
+        return tuple(map(ServeOptions.parse, self.also))
 
     @property
     def computes_head(self) -> bool:
@@ -173,6 +219,14 @@ class ServeOptions(Options):
             name: (1 - self.forget) * state.memory[name].to(one.device) + one
             for name, one in new.items()
         }
+
+    def follow(
+        self, stepped: ServerState, received: ServerState, updates: Updates, setting: Setting
+    ) -> ServerState:
+        """The state after the server's step, with what is remembered of the round."""
+        statistics = self.remember(received, updates)
+        following = replace(stepped, memory={**stepped.memory, **statistics})
+        return self.apply(following, received, setting)
 
     def apply(self, following: ServerState, received: ServerState, setting: Setting) -> ServerState:
         """The state after the server's step, with the model that is served beside it."""
