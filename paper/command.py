@@ -12,9 +12,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from fedproto.api.progress import progress_for
 from fedproto.cli.data import prepare_all
-from fedproto.cli.progress import progress_for
-from fedproto.cli.terminal import DataRoot
 from fedproto.engines.auto import threads
 from fedproto.errors import ConfigError
 from paper import reproduction
@@ -72,10 +71,8 @@ def reproduce(
         int | None, typer.Option(min=1, help="With --existing: the first so many rounds alone.")
     ] = None,
     list_all: Annotated[bool, typer.Option("--list", help="List the tables and figures.")] = False,
-    data_root: DataRoot = None,
 ) -> None:
     """Reproduce tables and figures of the paper, from a checkout of the repository."""
-    del data_root
     if list_all:
         _list()
         return

@@ -71,15 +71,6 @@ def test_run_makes_a_directory_of_its_own_and_shows_the_result(here, capsys):
     assert (here / "runs/quickstart-2/run.json").exists()
 
 
-def test_json_gives_one_object_a_round(capsys):
-    assert main(["run", "quickstart", *TINY, "--json"]) == 0
-    *rounds, last = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [line["round"] for line in rounds] == [0, 1, 2]
-    assert rounds[0]["run"] == "fedproto"
-    assert 0 <= rounds[-1]["metrics"]["accuracy"] <= 1
-    assert last == {"finished": True, "directory": "runs/quickstart"}
-
-
 def test_only_some_runs_of_a_sweep(here, capsys):
     wanted = ["--only=FedAvg", "--only=FedProto", "--out=some", "--quiet"]
     small = ["--set=sweep.seed=[0]", "--set=schedule.rounds=2", "--set=model.features=8"]

@@ -13,11 +13,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.console import Console
+from rich.live import Live
 
 from fedproto import FedAvg
+from fedproto.api.progress import LiveBars
 from fedproto.api.table import csv_cell
 from fedproto.cli import main, terminal
-from fedproto.cli.progress import Bars, LiveBars
 from fedproto.errors import printable
 from fuzzing import fuzzed
 from helpers import config_of
@@ -90,8 +91,8 @@ def test_progress_shows_labels_as_they_are():
     output = io.StringIO()
     console = Console(file=output, force_terminal=True, color_system=None, width=200)
     config = replace(config_of(FedAvg()), label="[bold]x[/] \x1b]0;pwned\x07")
-    with Bars(console) as bars:
-        live = LiveBars(bars, 1, 0)
+    live = LiveBars(console, 1, 0)
+    with Live(live.shown, console=console):
         live.on_round(config, make_record(0, clients=12, cohort=5, level=0.8))
         live.on_notice("client 3: \x1b[2J[/]")
     assert r"[bold]x[/] \x1b]0;pwned\x07" in output.getvalue()

@@ -11,8 +11,8 @@ import pytest
 from rich.console import Console
 
 from fedproto import FedAvg, FedProto, FedProx
+from fedproto.api.progress import LiveBars
 from fedproto.cli import comparing, main, terminal
-from fedproto.cli.progress import Bars, LiveBars
 from helpers import config_of
 from report_runs import make_record, write_run
 
@@ -115,20 +115,18 @@ def test_progress_shows_its_times_and_whose_score_it_is(width):
     Terminal.width_of_tests = width
     console = Terminal()
     config = replace(config_of(FedAvg(), rounds=200, seed=2), label="A long name for a method")
-    with Bars(console) as bars:
-        watcher = LiveBars(bars, total=1200, done=30)
-        watcher.on_pass(10)
-        watcher.on_job()
-        watcher.on_round(config, make_record(40))
-        watcher.on_pass(10)
-        watcher.on_job()
-        shown = Terminal(width=width)
-        for part in bars.get_renderables():
-            shown.print(part)
+    watcher = LiveBars(console, total=1200, done=30)
+    watcher.on_pass(10)
+    watcher.on_job()
+    watcher.on_round(config, make_record(40))
+    watcher.on_pass(10)
+    watcher.on_job()
+    shown = Terminal(width=width)
+    shown.print(watcher.shown)
     text = shown.file.getvalue()
     assert max(map(len, text.splitlines())) <= width
     assert "31/1200" in text
-    assert re.search(r"\d:\d\d:\d\d \d+ s left", text)
+    assert re.search(r"\d:\d\d:\d\d about \d+ s left", text)
     assert re.search(r"accuracy \d\d\.\d %", text)
     assert "round 41 of 200: A long name for a method, δ" in " ".join(text.split())
     assert "seed 2" in text

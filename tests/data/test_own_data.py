@@ -11,6 +11,7 @@ import sys
 import numpy as np
 import pytest
 
+import fedproto
 from data_files import image_bytes
 from documents import ROOT
 from fedproto.cli import main
@@ -317,7 +318,7 @@ def test_impossible_options_are_named(folder, tmp_path, options, error, message)
         ImageFolder(**{"path": str(folder), "clients": 3, **options}).load(tmp_path)
 
 
-def test_training_on_an_image_folder_through_the_command_line(folder, tmp_path, capsys):
+def test_training_on_an_image_folder_through_the_command_line(folder, tmp_path):
     recipe = tmp_path / "own.toml"
     recipe.write_text(
         f"""
@@ -342,11 +343,10 @@ def test_training_on_an_image_folder_through_the_command_line(folder, tmp_path, 
         strategy = {{ name = "fedproto" }}
         """
     )
-    assert main(["sweep", str(recipe), "--out", str(tmp_path / "runs"), "--json"]) == 0
-    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert lines[-1]["finished"]
-    assert {line["run"] for line in lines[:-1]} == {"fedavg", "fedproto"}
-    assert len(lines) == 7
+    assert main(["sweep", str(recipe), "--out", str(tmp_path / "runs"), "-q"]) == 0
+    runs = fedproto.load_all(tmp_path / "runs")
+    assert [run.config.title for run in runs] == ["fedavg", "fedproto"]
+    assert [len(run.records) for run in runs] == [3, 3]
 
 
 def test_the_documents_example_of_arrays_runs(tmp_path):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import gzip
 import io
-import json
 
 import numpy as np
 import pytest
 import torch
 
+import fedproto
 from data_files import idx_bytes, image_bytes, needs_real, write_tar, write_zip
 from fedproto.cli import main
 from fedproto.data import DATASETS
@@ -321,9 +321,7 @@ def test_every_data_set_with_files_says_where_to_put_them(tmp_path):
     ],
     ids=["mnist", "femnist", "celeba"],
 )
-def test_fedavg_and_fedproto_train_on_real_files(
-    real_root, tmp_path, capsys, name, folder, options, model
-):
+def test_fedavg_and_fedproto_train_on_real_files(real_root, tmp_path, name, folder, options, model):
     needs_real(folder)
     recipe = tmp_path / "few.toml"
     recipe.write_text(
@@ -346,10 +344,9 @@ strategy = {{ name = "fedavg" }}
 strategy = {{ name = "fedproto" }}
 """
     )
-    arguments = ["sweep", str(recipe), "--out", str(tmp_path / "runs"), "--json"]
+    arguments = ["sweep", str(recipe), "--out", str(tmp_path / "runs"), "-q"]
     assert main([*arguments, "--data-root", str(real_root)]) == 0
-    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    last = {line["run"]: line["metrics"] for line in lines[:-1]}
+    last = {run.config.title: run.metrics for run in fedproto.load_all(tmp_path / "runs")}
     assert set(last) == {"fedavg", "fedproto"}
     for metrics in last.values():
         assert {"train_loss", "accuracy", "validation_accuracy"} <= set(metrics)

@@ -17,7 +17,7 @@ from engine_cases import (
     small_federation,
     sweep,
 )
-from fedproto.cli.progress import Notices
+from fedproto.api.progress import progress_for
 from fedproto.config import RunConfig, ScheduleOptions
 from fedproto.data.tasks import Classification, Task
 from fedproto.engines import auto, pool, processes
@@ -244,9 +244,9 @@ def test_threads_suit_the_engine_unless_the_environment_says(monkeypatch, asked,
 
 
 def test_a_notice_is_shown_once(capsys):
-    notices = Notices()
-    notices.on_notice("engine: reference (one core)")
-    notices.on_notice("engine: reference (one core)")
+    with progress_for([]) as progress:
+        progress.on_notice("engine: reference (one core)")
+        progress.on_notice("engine: reference (one core)")
     assert capsys.readouterr().err == "engine: reference (one core)\n"
 
 

@@ -1,4 +1,4 @@
-"""Looking into finished runs: files, table, correlation, and clear words where it cannot be."""
+"""Looking into finished runs: files, table, and clear words where it cannot be."""
 
 from __future__ import annotations
 
@@ -162,21 +162,19 @@ def test_single_measures_join_those_found_before(runs, tmp_path):
     assert json.loads(file.read_text()).keys() == {*margins, "round", "reference"}
 
 
-def test_several_runs_give_a_table_and_a_correlation(runs, capsys):
+def test_several_runs_give_a_table(runs, capsys):
     options = ["--what=scores", "--what=measures"]
     assert main(["analyse", str(runs / "fedavg"), *options, "--json"]) == 0
-    *lines, last = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line["round"] for line in lines] == [2, 2, 2]
-    margins = [line["aggregate_mean_margin"] for line in lines]
-    scores = [line["accuracy"] for line in lines]
-    assert last["correlation"] == ["aggregate_mean_margin", "accuracy"]
-    assert last["rho"] == pytest.approx(np.corrcoef(margins, scores)[0, 1])
-    assert last["number"] == 3
+    assert all(line["aggregate_mean_margin"] >= 0 for line in lines)
     assert lines[0]["attention"]["lowest"] <= 1 <= lines[0]["attention"]["highest"]
     assert main(["analyse", str(runs / "fedavg"), *options]) == 0
     text = capsys.readouterr().out
     assert "fedavg · seed 1" in text
-    assert "AMM and accuracy over 3 runs: Pearson's ρ = " in text
+    head = next(line for line in text.splitlines() if "accuracy %" in line)
+    assert head.index("AMM") < head.index("attention ÷ equal")
+    assert f"{100 * lines[1]['accuracy']:.1f}" in text
 
 
 def test_embedding_holds_points_classes_and_colours(runs):

@@ -20,7 +20,7 @@ from fedproto.data.base import data_root
 from fedproto.data.federation import DataFacts, Federation
 from fedproto.data.sharing import HeldOut
 from fedproto.engines.setting import load_state
-from fedproto.errors import ConfigError, StoreError, unknown_name
+from fedproto.errors import ConfigError, StoreError
 from fedproto.options import options_to_dict, read_options
 from fedproto.report.arrangement import Arrangement, arrange
 from fedproto.report.figures import curves
@@ -245,7 +245,7 @@ class Results(Sequence[Result]):
         Raises:
             ConfigError: If no run has such a score, or no method is called so.
         """
-        chosen = self._known(metric)
+        chosen = self._score(metric)
         return comparison(self.summary(chosen, baseline=baseline), chosen, brief=True)
 
     def rounds(self) -> Table:
@@ -264,12 +264,15 @@ class Results(Sequence[Result]):
         self, metric: str | None = None, target: float | None = None, baseline: str | None = None
     ) -> list[Summary]:
         """One row per method and condition with verdicts, as in ``fedproto compare``."""
-        return summarize(self._arranged(), self._known(metric), target, baseline)
+        return summarize(self._arranged(), self._score(metric), target, baseline)
 
     @property
     def metric(self) -> str:
         """The score by which the runs are compared first."""
-        return main_score(result.stored() for result in self)
+        return self._score(None)
+
+    def _score(self, asked: str | None) -> str:
+        return main_score((result.stored() for result in self), asked)
 
     def plot(self, metric: str | None = None) -> Figure:
         """Curves of a score over the rounds; the task's main one by default.
@@ -279,7 +282,7 @@ class Results(Sequence[Result]):
         Raises:
             ConfigError: If no run has such a score.
         """
-        figure = curves(self._arranged(), self._known(metric))
+        figure = curves(self._arranged(), self._score(metric))
 
         def png() -> bytes:
             content = io.BytesIO()
@@ -289,15 +292,6 @@ class Results(Sequence[Result]):
         # Notebooks know how to show figures only once pyplot was imported, which this is without.
         figure.__dict__["_repr_png_"] = png
         return figure
-
-    def _known(self, metric: str | None) -> str:
-        """A score that some run has; the main one for None."""
-        if metric is None:
-            return self.metric
-        known = {name for each in self for record in each.records for name in record.metrics}
-        if metric not in known:
-            raise ConfigError(unknown_name("metric", metric, known))
-        return metric
 
     def report(self, path: str | Path) -> Path:
         """Writes the HTML page about the runs."""

@@ -226,15 +226,24 @@ def comparison(
 
 
 def _values(row: Summary) -> dict[str, Any]:
-    values: dict[str, Any] = {"method": row.method, "condition": row.condition}
+    """A row for programs: scores as fractions, traffic in bytes, time in seconds."""
+    against = row.against
+    found = None if against is None else against.difference
+    values: dict[str, Any] = {
+        "method": row.method,
+        "condition": row.condition,
+        "seeds": " ".join(map(str, row.seeds)),
+        "rounds": row.rounds,
+        "baseline": None if against is None else against.baseline,
+        "difference": None if found is None else found.mean,
+        "low": None if found is None else found.low,
+        "high": None if found is None else found.high,
+        "p": None if against is None else against.corrected_p,
+        "verdict": None if against is None else against.verdict,
+    }
     for name, (mean, deviation) in row.values.items():
         values |= {name: mean, f"{name} sd": deviation}
-    found = None if row.against is None else row.against.difference
-    values["difference"] = None if found is None else found.mean
-    values["low"] = None if found is None else found.low
-    values["high"] = None if found is None else found.high
-    values["p"] = None if row.against is None else row.against.corrected_p
-    return values | {"seeds": len(row.seeds), "rounds": row.rounds}
+    return values | {"directories": " ".join(row.directories)}
 
 
 def _caption(rows: Sequence[Summary], metric: str) -> str:

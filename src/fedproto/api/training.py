@@ -13,14 +13,15 @@ import logging
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, TypeAlias, Unpack
 
 import torch
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from fedproto.api.progress import progress_for
 from fedproto.api.result import Result, Results, hardly_learned, refusals, stored_facts
 from fedproto.callback import Callback
 from fedproto.config import RunConfig, read_config
@@ -35,7 +36,6 @@ from fedproto.options import Options, read_options
 from fedproto.rounds import Run, train
 from fedproto.store import RunStore, open_or_create
 from fedproto.store.sweeps import create_sweep, run_directories
-from fedproto.types import RoundRecord
 
 _log = logging.getLogger("fedproto")
 
@@ -84,7 +84,7 @@ def run(
         out: A directory to keep the run in; a stopped run of the same configuration, data and model
             goes on there.
         callbacks: Follow the training; see `fedproto.Callback`.
-        progress: Whether to show a progress bar.
+        progress: Whether to show how far the training is, on standard error.
         **sections: The sections of a recipe (`train`, `schedule`, `server`, `evaluate`, `engine`,
             …) as `TrainOptions` and its like, or as dictionaries.
 
@@ -147,7 +147,7 @@ def sweep(
         out: A directory to keep the runs in. Runs that are there already are reused, stopped ones
             go on, missing ones are added.
         callbacks: Follow the training; see `fedproto.Callback`.
-        progress: Whether to show a progress bar.
+        progress: Whether to show how far the training is, on standard error.
         **sections: As in `run`, for all runs.
 
     Raises:
@@ -311,30 +311,18 @@ def _builder(
     return lambda: under_seed(config.seed, make)
 
 
-class _Progress(Callback):
-    """Writes notices to the log of the program, and shows a bar where asked."""
-
-    def __init__(self, done: int, total: int, *, bar: bool) -> None:
-        columns = TextColumn("rounds"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-        self._bars = Progress(*columns, disable=not bar)
-        self._task = self._bars.add_task("rounds", total=total, completed=done)
+class _Log(Callback):
+    """Writes notices to the log of the program."""
 
     def on_notice(self, text: str) -> None:
         _log.info("%s", printable(text))
 
-    def on_round(self, config: RunConfig, record: RoundRecord) -> None:
-        del config, record
-        self._bars.start()
-        self._bars.advance(self._task)
-
-    def on_end(self) -> None:
-        self._bars.stop()
-
 
 def _train(runs: Sequence[Run], callbacks: Sequence[Callback], *, progress: bool) -> list[Result]:
+    stores = [run.store for run in runs if run.store is not None]
     total = sum(run.config.schedule.rounds for run in runs)
-    done = sum(len(run.store.records()) for run in runs if run.store is not None)
-    train(runs, [_Progress(done, total, bar=progress), *callbacks])
+    with progress_for(stores, total) if progress else nullcontext(Callback()) as shown:
+        train(runs, [_Log(), shown, *callbacks])
     for run in runs:
         if hardly_learned(run.records):
             warnings.warn(

@@ -137,13 +137,22 @@ def common(
             envvar=VARIABLE,
         ),
     ] = None,
+    data_root: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of the downloaded data sets; a per-user cache by default.",
+            envvar="FEDPROTO_DATA",
+        ),
+    ] = None,
     version: Annotated[
         bool,
         typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
     ] = False,
 ) -> None:
-    """Options of all commands."""
+    """Options of all commands; they may also come after the command's name."""
     del version
+    if data_root is not None:
+        set_for_command(context, "FEDPROTO_DATA", str(data_root))
     if limit:
         set_for_command(context, VARIABLE, " ".join(limit))
         limits()
@@ -151,25 +160,28 @@ def common(
         load_plugin(source)
 
 
-def _plugins_first(arguments: list[str]) -> list[str]:
-    """The arguments with ``--plugin`` where it is understood: before the command."""
-    plugins: list[str] = []
+_ANYWHERE = ("--plugin", "--limit", "--data-root")
+
+
+def _common_first(arguments: list[str]) -> list[str]:
+    """The arguments with the options of all commands where they are understood: before it."""
+    common: list[str] = []
     others: list[str] = []
     left = iter(arguments)
     for argument in left:
         if argument == "--":
-            return [*plugins, *others, argument, *left]
-        if argument == "--plugin":
-            plugins += [argument, *itertools.islice(left, 1)]
+            return [*common, *others, argument, *left]
+        if argument in _ANYWHERE:
+            common += [argument, *itertools.islice(left, 1)]
         else:
-            (plugins if argument.startswith("--plugin=") else others).append(argument)
-    return [*plugins, *others]
+            (common if argument.partition("=")[0] in _ANYWHERE else others).append(argument)
+    return [*common, *others]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command; the exit code is 0, 2 for a user's mistake, 130 when interrupted."""
     try:
-        app(args=_plugins_first(list(sys.argv[1:] if arguments is None else arguments)))
+        app(args=_common_first(list(sys.argv[1:] if arguments is None else arguments)))
     except FedprotoError as error:
         echo(f"error: {error}", err=True)
         return 2

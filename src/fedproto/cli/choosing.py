@@ -7,17 +7,17 @@ from typing import Annotated
 
 import typer
 
+from fedproto.api.progress import progress_for
 from fedproto.api.table import Table, comparison
 from fedproto.api.tuning import planned, tune, tuned_recipe
-from fedproto.cli.progress import progress_for
 from fedproto.cli.running import Overrides, Recipe, fresh_directory, load
-from fedproto.cli.terminal import DataRoot, Directories
+from fedproto.cli.terminal import Directories, echo
 from fedproto.config.recipe import read_tables, recipe_text
-from fedproto.data.tasks import is_share, lower_is_better
+from fedproto.data.tasks import lower_is_better
 from fedproto.disk.files import explained, write_atomically
-from fedproto.errors import ConfigError, unknown_name
+from fedproto.errors import ConfigError
 from fedproto.report.arrangement import arrange
-from fedproto.report.results import find_runs
+from fedproto.report.results import find_runs, main_score
 from fedproto.report.summary import summarize
 from fedproto.store import RunStore
 
@@ -34,32 +34,26 @@ def best(
 ) -> None:
     """Sort configurations by a score; print the best as a recipe on standard output."""
     runs = [run for run in find_runs(directories) if run.records]
-    known = sorted({name for run in runs for record in run.records for name in record.metrics})
-    metric = by or next((name for name in known if _on_validation(name)), None)
-    if metric is None:
+    metric = main_score(runs, by)
+    metric = by or f"validation_{metric.removeprefix('validation_')}"
+    rows = [row for row in summarize(arrange(runs), metric) if metric in row.values]
+    if not rows:
         raise ConfigError(
             "these runs have no validation score to choose by; train with data.validation = 0.1,"
             " or name a score: --by accuracy"
         )
-    if metric not in known:
-        raise ConfigError(f"--by: {unknown_name('metric', metric, known)}")
     if not metric.startswith("validation_"):
-        typer.echo(f"{metric} is a score on test data: the best one overstates itself", err=True)
-    rows = [row for row in summarize(arrange(runs), metric) if metric in row.values]
+        echo(f"{metric} is a score on test data: the best one overstates itself", err=True)
     rows.sort(key=lambda row: row.values[metric][0], reverse=not lower_is_better(metric))
     if len({len(row.seeds) for row in rows}) > 1:
-        typer.echo("not all configurations have the same number of seeds", err=True)
-    typer.echo(str(comparison(rows[:top], metric, brief=True)), err=True)
+        echo("not all configurations have the same number of seeds", err=True)
+    echo(str(comparison(rows[:top], metric, brief=True)), err=True)
     winner = RunStore.open(Path(rows[0].directories[0])).config
     tables = winner.to_recipe()
     if len(rows[0].seeds) > 1:
         tables["sweep"] = {"seed": rows[0].seeds}
-    typer.echo(f"\nbest by {metric}: {rows[0].title}; its recipe:", err=True)
+    echo(f"\nbest by {metric}: {rows[0].title}; its recipe:", err=True)
     typer.echo(recipe_text(tables), nl=False)
-
-
-def _on_validation(metric: str) -> bool:
-    return metric.startswith("validation_") and is_share(metric)
 
 
 def tune_recipe(
@@ -72,14 +66,12 @@ def tune_recipe(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what would be trained, and stop.")
     ] = False,
-    data_root: DataRoot = None,
 ) -> None:
     """Choose hyperparameters by validation data, with the same budget for every method."""
-    del data_root
     tables = read_tables(recipe, overrides or [])
     tuning = planned(tables, trials)
     rungs = ", then ".join(f"{number} for {rounds} rounds" for number, rounds in tuning.rungs)
-    typer.echo(
+    echo(
         f"{len(tuning.methods)} methods, each with {rungs} ({tuning.rounds_per_method} rounds in"
         " all)",
         err=True,
@@ -93,7 +85,7 @@ def tune_recipe(
         with progress_for([], total=total) as callback:
             choices = tune(tuning, path / "trials", federations, [callback])
     except KeyboardInterrupt:
-        typer.echo("stopped; the same command goes on where it stands", err=True)
+        echo("stopped; the same command goes on where it stands", err=True)
         raise typer.Exit(130) from None
     with explained(path):
         write_atomically(path / TUNED, recipe_text(tuned_recipe(tables, choices)).encode())
@@ -101,5 +93,5 @@ def tune_recipe(
         {"method": each.trial.method, "validation": each.score, **each.trial.chosen}
         for each in choices
     ]
-    typer.echo(str(Table(rows)))
-    typer.echo(f"\ntrain them with: fedproto sweep {path / TUNED}", err=True)
+    echo(str(Table(rows)))
+    echo(f"\ntrain them with: fedproto sweep {path / TUNED}", err=True)

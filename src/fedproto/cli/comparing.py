@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from fedproto.api.table import Table, comparison
+from fedproto.api.table import comparison
 from fedproto.cli.terminal import Directories, Metric, Target, echo, print_table
-from fedproto.config import flatten
 from fedproto.data.tasks import is_share
-from fedproto.errors import ConfigError, unknown_name
+from fedproto.errors import ConfigError
 from fedproto.report.arrangement import Arrangement, arrange
 from fedproto.report.figures import FigureFormat, FigureWidth, save_figures
 from fedproto.report.results import StoredRun, find_runs, main_score
-from fedproto.report.summary import Summary, summarize
+from fedproto.report.summary import summarize
 
 Baseline = Annotated[
     str | None,
@@ -60,9 +59,9 @@ def compare(
     """Compare methods under each condition, seed by seed; seeds of one method share a row."""
     found = find_runs(directories, lambda text: echo(text, err=True))
     runs = [tested for run in found for tested in run.all_tested()]
-    metric = metric or main_score(runs)
+    metric = main_score(runs, metric)
     _check_target(target, metric)
-    arrangement = _arranged(runs, metric)
+    arrangement = _arranged(runs)
     shown = arrangement.split() if each else arrangement
     rows = summarize(shown, metric, target, baseline, margin)
     if len({run.config.evaluate.every for run in runs if not run.config.strategy.pooled}) > 1:
@@ -75,7 +74,7 @@ def compare(
     if as_json:
         echo(json.dumps([asdict(row) for row in rows], indent=2))
     elif as_csv:
-        echo(Table(list(map(_flat, rows))).to_csv(), nl=False)
+        echo(table.to_csv(), nl=False)
     elif as_latex:
         echo(table.to_latex(), nl=False)
     elif as_markdown:
@@ -90,8 +89,8 @@ def compare(
 def print_comparison(directories: Iterable[Path]) -> None:
     """The table of runs that have just ended."""
     runs = find_runs(directories)
-    metric = runs[0].config.stop.metric or main_score(runs)
-    print_table(comparison(summarize(_arranged(runs, metric), metric), metric))
+    metric = main_score(runs, runs[0].config.stop.metric)
+    print_table(comparison(summarize(_arranged(runs), metric), metric))
 
 
 def _check_target(target: float | None, metric: str) -> None:
@@ -102,31 +101,14 @@ def _check_target(target: float | None, metric: str) -> None:
         )
 
 
-def _arranged(runs: list[StoredRun], metric: str) -> Arrangement:
+def _arranged(runs: list[StoredRun]) -> Arrangement:
     begun = [run for run in runs if run.records]
     if not begun:
         raise ConfigError("none of these runs has finished a round yet")
-    known = {name for run in begun for record in run.records for name in record.metrics}
-    if metric not in known:
-        raise ConfigError(unknown_name("metric", metric, known))
     arrangement = arrange(begun)
     notices = arrangement.notices
     for text in notices[:_MOST_NOTICES]:
-        typer.echo(text, err=True)
+        echo(text, err=True)
     if len(notices) > _MOST_NOTICES:
-        typer.echo(f"and {len(notices) - _MOST_NOTICES} more seeds stored twice", err=True)
+        echo(f"and {len(notices) - _MOST_NOTICES} more seeds stored twice", err=True)
     return arrangement
-
-
-def _flat(row: Summary) -> dict[str, Any]:
-    """A row for CSV: a figure's deviation beside its mean, lists with spaces between.
-
-    Scores are fractions, traffic is in bytes, time in seconds.
-    """
-    cells = {
-        name: " ".join(map(str, value)) if isinstance(value, list) else value
-        for name, value in flatten(asdict(replace(row, values={}))).items()
-    }
-    for name, (mean, deviation) in row.values.items():
-        cells |= {name: mean, f"{name} std": deviation}
-    return cells

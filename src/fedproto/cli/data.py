@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,16 +22,15 @@ from rich.progress import (
 
 from fedproto.api.table import Table
 from fedproto.callback import Callback
-from fedproto.cli.terminal import AsJson, DataRoot, echo, print_table
+from fedproto.cli.terminal import AsJson, echo, print_table
 from fedproto.config.recipe import apply_overrides
 from fedproto.data.base import DATASETS, DataSource, data_root
 from fedproto.data.federation import Federation
 from fedproto.data.fetch import OnBytes
 from fedproto.data.fetch import check as check_files
 from fedproto.data.fetch import fetch as fetch_files
-from fedproto.data.sharing import SharedOut
 from fedproto.data.statistics import statistics
-from fedproto.errors import ConfigError, DataError
+from fedproto.errors import DataError
 from fedproto.options import read_options
 from fedproto.report.figures import class_mix_figure, draw_contact_sheet
 from fedproto.report.style import save_figure
@@ -43,16 +42,12 @@ Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change an option, e.g. clients=50."),
 ]
-ALPHAS = (0.01, 0.05, 0.1, 0.2, 0.5, 1.0, 1000.0)
-"""The concentrations of the supplementary's figure."""
-
 FORMATS = (("classes", ","), ("clients", ","), ("samples", ","), ("mean", ",.1f"), ("std", ",.1f"))
 
 
 @group.command()
-def fetch(name: Name, data_root_: DataRoot = None) -> None:
+def fetch(name: Name) -> None:
     """Download the official files of a data set into the data root."""
-    del data_root_
     source = DATASETS.get(name)
     with _named(name), byte_progress() as on_bytes:
         written = fetch_files(source, data_root(), on_bytes)
@@ -65,9 +60,8 @@ def fetch(name: Name, data_root_: DataRoot = None) -> None:
 
 
 @group.command()
-def check(name: Name, data_root_: DataRoot = None) -> None:
+def check(name: Name) -> None:
     """Verify the files of a data set that are there."""
-    del data_root_
     source, root = DATASETS.get(name), data_root()
     damaged = []
     with _named(name):
@@ -83,11 +77,8 @@ def check(name: Name, data_root_: DataRoot = None) -> None:
 
 
 @group.command()
-def stats(
-    name: Name, settings: Settings = None, as_json: AsJson = False, data_root_: DataRoot = None
-) -> None:
+def stats(name: Name, settings: Settings = None, as_json: AsJson = False) -> None:
     """Show how many classes, clients and samples a federation has."""
-    del data_root_
     source = _configured(name, settings)
     federations = {"here": _load(source)}
     listed = source.listed(data_root())
@@ -121,21 +112,14 @@ def stats(
 def plot(
     name: Name,
     settings: Settings = None,
-    alpha: Annotated[
-        list[float] | None,
-        typer.Option(help="Concentration to draw a row for; those of the paper by default."),
-    ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the PNG files.")] = None,
-    data_root_: DataRoot = None,
 ) -> None:
     """Draw how classes are spread over clients, and a contact sheet of the clients' images."""
-    del data_root_
-    source = _configured(name, settings)
-    federation = _load(source)
+    federation = _load(_configured(name, settings))
     folder = out or Path("plots")
     folder.mkdir(parents=True, exist_ok=True)
-    rows = _rows(source, federation, alpha)
-    written = [save_figure(class_mix_figure(rows), folder / f"{name}-classes.png")]
+    figure = class_mix_figure([("", federation)])
+    written = [save_figure(figure, folder / f"{name}-classes.png")]
     if len(federation.input_shape) == 3:
         written.append(draw_contact_sheet(federation, folder / f"{name}-samples.png"))
     for path in written:
@@ -198,18 +182,3 @@ def _configured(name: str, settings: list[str] | None) -> DataSource:
 def _load(source: DataSource) -> Federation:
     prepare_all([source])
     return source.load(data_root())
-
-
-def _rows(
-    source: DataSource, federation: Federation, alphas: list[float] | None
-) -> list[tuple[str, Federation]]:
-    partition = source.partition if isinstance(source, SharedOut) else ""
-    if alphas and partition != "quantity" and not partition.startswith("dirichlet"):
-        raise ConfigError("--alpha: this partition has no concentration α")
-    if not alphas and partition != "dirichlet":
-        return [("", federation)]
-    assert isinstance(source, SharedOut)  # noqa: S101 - narrows the type
-    return [
-        (f"α = {alpha:g}", replace(source, alpha=alpha).load(data_root()))
-        for alpha in alphas or ALPHAS
-    ]

@@ -13,9 +13,9 @@ from typing import Annotated
 
 import typer
 
-from fedproto.cli.progress import progress_for
+from fedproto.api.progress import progress_for
 from fedproto.cli.running import Out, Overrides, Quiet, Rounds, conclude, fresh_directory
-from fedproto.cli.terminal import DataRoot, echo
+from fedproto.cli.terminal import echo
 from fedproto.config import RunConfig
 from fedproto.config.recipe import read_recipe
 from fedproto.disk.files import Folder, write_atomically
@@ -43,10 +43,8 @@ def up(
     ] = None,
     rounds: Rounds = None,
     quiet: Quiet = False,
-    data_root: DataRoot = None,
 ) -> None:
     """Start a server and a node per client on this machine, run, and take all down again."""
-    del data_root
     _need_flwr()
     from fedproto.flower.deploy import deployment
     from fedproto.flower.keys import make_keys
@@ -108,10 +106,8 @@ def start(
             envvar="FEDPROTO_NODE_CONFIG",
         ),
     ] = "",
-    data_root: DataRoot = None,
 ) -> None:
     """Start the server or the node that a folder is for."""
-    del data_root
     _need_flwr()
     from fedproto.flower.deploy import become_host
 
@@ -142,10 +138,8 @@ def submit(
     out: Out = None,
     rounds: Rounds = None,
     quiet: Quiet = False,
-    data_root: DataRoot = None,
 ) -> None:
     """Run a recipe on the server that runs on this host, or go on with a run."""
-    del data_root
     _need_flwr()
     from fedproto.flower.deploy import control_of
 

@@ -22,7 +22,7 @@ from fedproto.options import Entry, Options, Registry, describe, extended, summa
 
 KINDS = ("strategies", "datasets", "models", "engines", "measures", "sinks", "recipes")
 OPTIONS = "options"
-_KIND_OF = {"strategy": "strategies", "data": "datasets", "model": "models"}
+KIND_OF = {"strategy": "strategies", "data": "datasets", "model": "models"}
 
 
 def check(paths: Directories) -> None:
@@ -62,17 +62,11 @@ def list_known(
         str | None, typer.Argument(help="With 'options': only those of this section.")
     ] = None,
     as_json: AsJson = False,
-    markdown: Annotated[
-        bool, typer.Option("--markdown", help="All options of everything, as a page.")
-    ] = False,
 ) -> None:
     """List strategies, data sets, models, engines, measures, sinks, recipes and options."""
-    if kind is None and not as_json and not markdown and not extended():
+    if kind is None and not as_json and not extended():
         known = {name: summaries(name) for name in KINDS}
     else:
-        if markdown:
-            echo(as_markdown(), nl=False)
-            return
         chosen = section if kind == OPTIONS and section is not None else kind
         known = {name: entries(name) for name in ([chosen] if chosen else KINDS)}
     if as_json:
@@ -141,7 +135,7 @@ def registries() -> dict[str, Registry[Any]]:
     from fedproto.measures.base import MEASURES
     from fedproto.store.sinks import SINKS
 
-    choices = {kind: CHOICES[section] for section, kind in _KIND_OF.items()}
+    choices = {kind: CHOICES[section] for section, kind in KIND_OF.items()}
     return {**choices, "engines": ENGINES, "measures": MEASURES, "sinks": SINKS}
 
 
@@ -149,7 +143,7 @@ def entries(kind: str) -> list[Entry]:
     """All of a kind such as ``strategies``; all sections for ``options``; one section; one name."""
     from fedproto.config import SECTIONS
 
-    known, kind = registries(), _KIND_OF.get(kind, kind)
+    known, kind = registries(), KIND_OF.get(kind, kind)
     if kind == "recipes":
         return summaries(kind)
     if kind == OPTIONS:
@@ -169,38 +163,6 @@ def entries(kind: str) -> list[Entry]:
     return found
 
 
-def as_markdown() -> str:
-    """The page of all options."""
-    parts = [
-        "# Options",
-        "Every option of a recipe, of `--set` and of the keywords of `fedproto.run`. This page is"
-        " made from the code\n(`fedproto list options --markdown`); `fedproto list train` shows one"
-        " section. In a recipe a section is a table\n(`[train]`), on the command line its name goes"
-        " before the option (`--set train.lr=0.1`), and in Python it is a\ndictionary"
-        ' (`train={"lr": 0.1}`), or the option by its own name where only one section has it'
-        " (`lr=0.1`).",
-        "`seed` and `label` stand above all sections: the seed of initial weights, cohorts,"
-        " stragglers and batch\norders, and the run's name in tables.",
-    ]
-    for entry in entries(OPTIONS):
-        parts += [f"## {entry.name}", entry.summary, _table(entry)]
-    for section, kind in _KIND_OF.items():
-        parts += [f"## {section}", "`name` is one of these; the other options are its own."]
-        for entry in entries(kind):
-            parts += [f"### {section} {entry.name}", entry.summary]
-            parts += [_table(entry)] if entry.options else []
-    return "\n\n".join(parts) + "\n"
-
-
 def _described(name: str, cls: type) -> Entry:
     options = describe(cls) if issubclass(cls, Options) else []
     return Entry(name, (inspect.getdoc(cls) or "").splitlines()[0], options)
-
-
-def _table(entry: Entry) -> str:
-    lines = ["| option | default | meaning |", "|---|---|---|"]
-    for option in entry.options:
-        default = "none" if option.default is None else f"`{option.default!r}`"
-        meaning = f"{option.help} ({option.type})".replace("|", "\\|")
-        lines.append(f"| `{option.name}` | {default} | {meaning} |")
-    return "\n".join(lines)

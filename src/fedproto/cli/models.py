@@ -11,7 +11,7 @@ import typer
 from fedproto.api import load
 from fedproto.api.export import ALWAYS, FORMATS, export, loading_code
 from fedproto.api.predictor import Predictor, pictures_in
-from fedproto.cli.terminal import Best, DataRoot, echo
+from fedproto.cli.terminal import Best, echo
 from fedproto.disk.files import Folder, explained
 from fedproto.errors import ConfigError, DataError
 from fedproto.report.analysing import save_heat, save_labels
@@ -27,14 +27,12 @@ def predict(
     ] = None,
     best: Best = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a picture.")] = False,
-    data_root: DataRoot = None,
 ) -> None:
     """Apply a run's newest model to pictures.
 
     Segmentation writes a label map and the entropy maps of softmax and features; classification
     prints probabilities and their entropy.
     """
-    del data_root
     images = pictures_in(images)
     names = [image.stem for image in images]
     if out is not None and len(set(names)) < len(names):
@@ -82,13 +80,11 @@ def export_run(
         ),
     ] = None,
     best: Best = False,
-    data_root: DataRoot = None,
 ) -> None:
     """Write a run's newest model for use elsewhere, with a model card.
 
     The weights have the names that the module itself gives them.
     """
-    del data_root
     result = load(run, best=best)
     if out is None:
         with explained(run, " cannot be written", "; choose another folder with --out"):

@@ -15,10 +15,10 @@ from typing import Annotated, TypeAlias
 import torch
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import track
 
 from fedproto.api.table import Table
-from fedproto.cli.terminal import Best, DataRoot, Directories, Metric, Target, echo, print_table
+from fedproto.cli.terminal import Best, Directories, Metric, Target, echo, print_table
 from fedproto.data import DataSource, Federation, data_root
 from fedproto.engines.base import available_cores
 from fedproto.errors import ConfigError, DataError, FedprotoError
@@ -28,7 +28,6 @@ from fedproto.report.analysing import (
     PARTS,
     AnalysisRequest,
     analyse,
-    correlation,
     open_subject,
 )
 from fedproto.report.arrangement import arrange
@@ -52,9 +51,8 @@ COLUMNS = {
     MARGIN: "AMM",
     "dissimilarity": "dissimilarity",
     "mmd": "MMD²",
-    "attention": "attention ÷ equal",
 }
-
+ATTENTION = "attention ÷ equal"
 
 Outcome: TypeAlias = "tuple[int, dict[str, float]] | FedprotoError"
 """After how many rounds a model was looked at and what was found; or why it was not."""
@@ -81,13 +79,8 @@ def analyse_runs(
     pictures: Annotated[int, typer.Option(min=0, help="Pictures that get maps.")] = 4,
     best: Best = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a run.")] = False,
-    data_root: DataRoot = None,
 ) -> None:
-    """Look into the newest models of runs; files go to the folder 'analysis' of each.
-
-    Of several runs it also gives the correlation of the aggregate mean margin with the score.
-    """
-    del data_root
+    """Look into the newest models of runs; files go to the folder 'analysis' of each."""
     request = AnalysisRequest(
         what=tuple(what or PARTS),
         reference=None if reference is None else str(reference),
@@ -111,7 +104,6 @@ def analyse_runs(
         _print_facts(runs, found)
         for run in runs:
             echo(f"wrote {run.path / 'analysis'}", err=True)
-    _say_correlation(found, as_json)
 
 
 def analyse_missing(directories: Sequence[Path]) -> None:
@@ -138,7 +130,7 @@ def _look_into(tasks: Sequence[tuple[StoredRun, AnalysisRequest]]) -> Iterator[O
     cores = min(available_cores(), len(tasks))
     forks = sys.platform != "darwin" and "fork" in get_all_start_methods()
     if cores < 2 or torch.cuda.is_available() or not forks:
-        yield from _counted(map(_look, given), len(tasks))
+        yield from _with_bar(map(_look, given), len(tasks))
         return
     for _, source, _ in given:
         with suppress(FedprotoError):  # which the process will meet too
@@ -147,7 +139,7 @@ def _look_into(tasks: Sequence[tuple[StoredRun, AnalysisRequest]]) -> Iterator[O
     # One thread each: two that wait for each other collapse on a machine that is busy.
     pool = ProcessPoolExecutor(cores, get_context("fork"), torch.set_num_threads, (1,))
     try:
-        yield from _counted(pool.map(_look, given), len(tasks))
+        yield from _with_bar(pool.map(_look, given), len(tasks))
     except BrokenProcessPool:
         raise FedprotoError(
             "a process that analysed a run was killed; is there enough memory? Analyse fewer"
@@ -155,6 +147,13 @@ def _look_into(tasks: Sequence[tuple[StoredRun, AnalysisRequest]]) -> Iterator[O
         ) from None
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def _with_bar(outcomes: Iterable[Outcome], number: int) -> Iterable[Outcome]:
+    """Shows a bar on a terminal, nothing elsewhere."""
+    console = Console(stderr=True)
+    hidden = not console.is_terminal
+    return track(outcomes, "runs", number, console=console, transient=True, disable=hidden)
 
 
 def _look(task: tuple[Path, DataSource | None, AnalysisRequest]) -> Outcome:
@@ -185,64 +184,27 @@ def _federation(source: DataSource) -> Federation:
     return _federations[source]
 
 
-def _counted(results: Iterable[Outcome], number: int) -> Iterator[Outcome]:
-    """Shows a bar on a terminal, nothing elsewhere."""
-    console = Console(stderr=True)
-    with Progress(
-        TextColumn("{task.completed} of {task.total} runs"),
-        BarColumn(),
-        TimeElapsedColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    ) as bars:
-        yield from bars.track(results, total=number)
-
-
 def _print_facts(runs: Sequence[StoredRun], found: Sequence[dict[str, float]]) -> None:
     cells: dict[Path, dict[str, str]] = {}
     for run, facts in zip(runs, found, strict=True):
-        cells[run.path] = {name: _shown_fact(name, value) for name, value in facts.items()}
+        cells[run.path] = {
+            column: f"{100 * facts[name]:.1f}" if column.endswith("%") else f"{facts[name]:.4g}"
+            for name, column in COLUMNS.items()
+            if name in facts
+        }
         spread = run.attention_spread()
         if spread is not None:
-            cells[run.path]["attention"] = f"{spread['lowest']:.2f} to {spread['highest']:.2f}"
-    groups = arrange(runs).split().groups
-    rows = {group.title: cells[group.runs[0].path] for group in groups}
-    columns = [name for name in COLUMNS if any(name in row for row in rows.values())]
+            cells[run.path][ATTENTION] = f"{spread['lowest']:.2f} to {spread['highest']:.2f}"
     print_table(
         Table(
             [
-                {"run": title} | {COLUMNS[name]: row.get(name, "–") for name in columns}
-                for title, row in rows.items()
+                {"run": group.title, **cells[group.runs[0].path]}
+                for group in arrange(runs).split().groups
             ],
-            optional=[COLUMNS[name] for name in reversed(columns[1:])],
-            caption="attention ÷ equal: smallest to largest weight relative to equal ones",
+            optional=[ATTENTION, *list(COLUMNS.values())[:0:-1]],
+            caption=f"{ATTENTION}: smallest to largest weight relative to equal ones",
         )
     )
-
-
-def _shown_fact(name: str, value: float) -> str:
-    percent = COLUMNS.get(name, "").endswith("%")
-    return f"{100 * value:.1f}" if percent else f"{value:.4g}"
-
-
-def _say_correlation(found: Sequence[dict[str, float]], as_json: bool) -> None:
-    """Prints the correlation of margin and score over runs, where there are enough of them."""
-    try:
-        correlated = correlation(found)
-    except ConfigError as error:
-        echo(f"no correlation of margin and score: {error}", err=True)
-        return
-    if correlated is None:
-        return
-    metric, result = correlated
-    if as_json:
-        echo(json.dumps({"correlation": [MARGIN, metric], **vars(result)}))
-    else:
-        echo(
-            f"AMM and {metric} over {result.number} runs: Pearson's ρ = {result.rho:.2f}"
-            f" (p = {result.p_value:.2g})"
-        )
 
 
 def report(
@@ -260,10 +222,8 @@ def report(
     analyse: Annotated[
         bool, typer.Option("--analyse", help="First analyse models that were not analysed yet.")
     ] = False,
-    data_root: DataRoot = None,
 ) -> None:
     """Write one self-contained HTML page about finished or unfinished runs."""
-    del data_root
     if analyse:
         analyse_missing(directories)
     file = out or (directories[0] if len(directories) == 1 else Path()) / "report.html"

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from fedproto.api.progress import progress_for, time_in_words
 from fedproto.api.result import hardly_learned, refusals
 from fedproto.cli.comparing import print_comparison
 from fedproto.cli.data import prepare_all
-from fedproto.cli.progress import progress_for, time_in_words
-from fedproto.cli.terminal import DataRoot, echo
+from fedproto.cli.terminal import echo
 from fedproto.config import RunConfig
 from fedproto.config.recipe import read_recipe
 from fedproto.data import DataSource, Federation
@@ -48,9 +48,6 @@ Reuse = Annotated[
     typer.Option(
         "--reuse", help="Continue what --out holds: train the missing runs, reuse the others."
     ),
-]
-AsJson = Annotated[
-    bool, typer.Option("--json", help="One JSON object a round on standard output, no progress.")
 ]
 Only = Annotated[
     list[str] | None,
@@ -83,28 +80,22 @@ def run(
     scale: Scale = None,
     out: Out = None,
     reuse: Reuse = False,
-    as_json: AsJson = False,
     quiet: Quiet = False,
     log_to: LogTo = None,
     dry_run: DryRun = False,
-    data_root: DataRoot = None,
 ) -> None:
     """Train one strategy as a recipe says."""
-    del data_root
-    check_sinks(log_to or [])
     configs = read_recipe(recipe, overrides or [], scale)
     if len(configs) > 1:
         raise ConfigError(
             f"recipe {recipe} describes {len(configs)} runs; start them with 'fedproto sweep'"
         )
-    config = next(iter(configs.values())).located()
-    federations = load([config])
-    if dry_run:
-        _rehearse({config.title: config}, federations)
-        return
-    path = out or fresh_directory(recipe)
-    store = open_or_create(path, config) if reuse else RunStore.create(path, config)
-    _train([store], path, federations, log_to or [], as_json=as_json, quiet=quiet)
+
+    def create(path: Path, configs: Mapping[str, RunConfig]) -> list[RunStore]:
+        make = open_or_create if reuse else RunStore.create
+        return [make(path, config) for config in configs.values()]
+
+    _start(recipe, configs, create, out, log_to or [], quiet=quiet, dry_run=dry_run)
 
 
 def sweep(
@@ -113,43 +104,51 @@ def sweep(
     scale: Scale = None,
     out: Out = None,
     reuse: Reuse = False,
-    as_json: AsJson = False,
     quiet: Quiet = False,
     only: Only = None,
     log_to: LogTo = None,
     dry_run: DryRun = False,
-    data_root: DataRoot = None,
 ) -> None:
     """Train all runs of a recipe together."""
-    del data_root
-    check_sinks(log_to or [])
-    read = _labelled(read_recipe(recipe, overrides or [], scale), only or [])
-    configs = {name: config.located() for name, config in read.items()}
-    federations = load(configs.values())
-    if dry_run:
-        _rehearse(configs, federations)
-        return
-    path = out or fresh_directory(recipe)
-    stores = create_sweep(path, configs, reuse=reuse)
-    _train(stores, path, federations, log_to or [], as_json=as_json, quiet=quiet)
+    configs = _labelled(read_recipe(recipe, overrides or [], scale), only or [])
+    create = partial(create_sweep, reuse=reuse)
+    _start(recipe, configs, create, out, log_to or [], quiet=quiet, dry_run=dry_run)
 
 
 def resume(
     directory: Annotated[Path, typer.Argument(help="Directory of a run or a sweep.")],
-    as_json: AsJson = False,
     quiet: Quiet = False,
     log_to: LogTo = None,
     rounds: Rounds = None,
-    data_root: DataRoot = None,
 ) -> None:
     """Continue a run or sweep that was stopped, or is to have more rounds."""
-    del data_root
     check_sinks(log_to or [])
     if rounds is not None:
         extend(directory, rounds)
     stores = open_runs(directory)
     federations = load(store.config for store in stores if not store.finished)
-    _train(stores, directory, federations, log_to or [], as_json=as_json, quiet=quiet)
+    _train(stores, directory, federations, log_to or [], quiet=quiet)
+
+
+def _start(
+    recipe: str,
+    configs: Mapping[str, RunConfig],
+    create: Callable[[Path, Mapping[str, RunConfig]], list[RunStore]],
+    out: Path | None,
+    log_to: Sequence[str],
+    *,
+    quiet: bool,
+    dry_run: bool,
+) -> None:
+    """Trains new runs, whose data is loaded before their directories are made."""
+    check_sinks(log_to)
+    configs = {name: config.located() for name, config in configs.items()}
+    federations = load(configs.values())
+    if dry_run:
+        _rehearse(configs, federations)
+    else:
+        path = out or fresh_directory(recipe)
+        _train(create(path, configs), path, federations, log_to, quiet=quiet)
 
 
 def _train(
@@ -158,26 +157,22 @@ def _train(
     federations: Mapping[DataSource, Federation],
     log_to: Sequence[str],
     *,
-    as_json: bool,
     quiet: bool,
 ) -> None:
-    if not as_json:
-        echo(_plan(stores, path, federations), err=True)
+    echo(_plan(stores, path, federations), err=True)
     try:
-        with progress_for(stores, as_json) as progress:
+        with progress_for(stores) as progress:
             logs = [SinkCallback(name, stores, progress) for name in log_to]
             train(runs_from(stores, federations), [progress, *logs])
     except KeyboardInterrupt:
         done = sum(len(store.records()) for store in stores)
         echo(f"stopped; {done} rounds are safe: fedproto resume {path}", err=True)
         raise typer.Exit(130) from None
-    if as_json:
-        echo(json.dumps({"finished": True, "directory": str(path)}))
-    conclude(stores, quiet=quiet or as_json)
-    if not (quiet or as_json):
+    conclude(stores, quiet=quiet)
+    if not quiet:
         ways = f"fedproto report {path}, fedproto compare {path}"
         first = f", fedproto export {stores[0].path}" if stores else ""
-        typer.echo(f"next: {ways}{first}", err=True)
+        echo(f"next: {ways}{first}", err=True)
 
 
 def _plan(

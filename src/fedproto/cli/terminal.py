@@ -86,12 +86,6 @@ def set_for_command(context: typer.Context, variable: str, value: str) -> None:
     context.call_on_close(lambda: _put_back(variable, before))
 
 
-def _use_data_root(context: typer.Context, folder: Path | None) -> Path | None:
-    if folder is not None:
-        set_for_command(context, "FEDPROTO_DATA", str(folder))
-    return folder
-
-
 def _put_back(variable: str, before: str | None) -> None:
     if before is None:
         os.environ.pop(variable, None)
@@ -102,17 +96,6 @@ def _put_back(variable: str, before: str | None) -> None:
 Best = Annotated[
     bool, typer.Option("--best", help="The model with the best validation score (store.best).")
 ]
-DataRoot = Annotated[
-    Path | None,
-    typer.Option(
-        "--data-root",
-        envvar="FEDPROTO_DATA",
-        callback=_use_data_root,
-        help="Folder of the downloaded data sets; a per-user cache by default.",
-    ),
-]
-"""Sets the data root while a command runs; the command itself need not look at it."""
-
 Directories = Annotated[list[Path], typer.Argument(help="Runs, sweeps or folders of them.")]
 Metric = Annotated[
     str | None, typer.Option(help="The score to compare by; the task's main one by default.")

@@ -37,14 +37,12 @@ from fedproto.analysis.uncertainty import (
 from fedproto.config import RunConfig
 from fedproto.data.federation import Federation
 from fedproto.data.segmentation import palette
-from fedproto.data.tasks import headline
 from fedproto.disk.files import Folder, explained, write_atomically
 from fedproto.disk.files import content as read_content
 from fedproto.disk.integrity import DamagedError, read_json
 from fedproto.errors import ConfigError, DataError, StoreError, install, unknown_name
 from fedproto.measures.base import Gauge
 from fedproto.measures.scores import score_classes, score_clients, summarize_clients
-from fedproto.report.statistics import Correlation, pearson
 from fedproto.report.style import class_colors, picture_of
 from fedproto.rng import Purpose, stream
 from fedproto.rounds.identity import check_reference, check_same, data_identity, reference_state
@@ -302,16 +300,6 @@ PARTS: Mapping[str, Callable[[Subject, AnalysisRequest], None]] = {
     "embedding": _embedding,
     "maps": _maps,
 }
-
-
-def correlation(found: Sequence[Mapping[str, float]]) -> tuple[str, Correlation] | None:
-    """Of the margin with the main score over runs; None where fewer than three have both."""
-    metric = headline(name for facts in found for name in facts)
-    points = [(facts[MARGIN], facts[metric]) for facts in found if {MARGIN, metric} <= facts.keys()]
-    if len(points) < 3:
-        return None
-    margins, scores = zip(*points, strict=True)
-    return metric, pearson(margins, scores)
 
 
 def read_parts(path: Path, names: Sequence[str]) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from fedproto.config import flatten
 from fedproto.data.federation import uneven_test
 from fedproto.data.tasks import is_share, loss_beside, lower_is_better
 from fedproto.disk.files import explained, write_atomically
-from fedproto.errors import ConfigError, StoreError, unknown_name
+from fedproto.errors import StoreError
 from fedproto.measures.scores import PERSONAL_SCORES
 from fedproto.report.arrangement import Arrangement, Group, arrange
 from fedproto.report.figures import label_of
@@ -168,9 +168,7 @@ def page_content(
 def _metrics(runs: Sequence[StoredRun], metric: str | None) -> tuple[str, list[str]]:
     """The score to compare by, and all metrics: it and its loss first, single classes last."""
     known = {name for run in runs for record in run.records for name in record.metrics}
-    if metric is not None and known and metric not in known:
-        raise ConfigError(unknown_name("metric", metric, known))
-    metric = metric or main_score(runs)
+    metric = main_score(runs, metric)
     first = [name for name in (metric, loss_beside(metric)) if name in known]
     rest = sorted(known - set(first), key=lambda name: (name.startswith(_CLASSES), name))
     return metric, first + rest

@@ -20,7 +20,7 @@ import numpy as np
 from fedproto.config import RunConfig
 from fedproto.data import Federation, data_root
 from fedproto.data.tasks import headline
-from fedproto.errors import StoreError
+from fedproto.errors import ConfigError, StoreError, unknown_name
 from fedproto.report.statistics import Rounds, Values, moving_average, score_at, window_width
 from fedproto.store import RunStore
 from fedproto.store.sweeps import found_in
@@ -141,9 +141,16 @@ def find_runs(
     return found
 
 
-def main_score(runs: Iterable[StoredRun]) -> str:
-    """The score by which some runs are compared first."""
-    return headline(name for run in runs for record in run.records for name in record.metrics)
+def main_score(runs: Iterable[StoredRun], asked: str | None = None) -> str:
+    """The score by which some runs are compared first: the task's, or the one asked for.
+
+    Raises:
+        ConfigError: If runs have scores, but not the one asked for.
+    """
+    known = {name for run in runs for record in run.records for name in record.metrics}
+    if asked is not None and known and asked not in known:
+        raise ConfigError(unknown_name("metric", asked, known))
+    return asked or headline(known)
 
 
 def comparable(runs: Iterable[StoredRun]) -> list[StoredRun]:

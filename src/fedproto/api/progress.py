@@ -1,0 +1,139 @@
+"""How far training is: live bars on a terminal, elsewhere a line every so often."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from fedproto.callback import Callback
+from fedproto.config import RunConfig
+from fedproto.data.tasks import headline, is_share
+from fedproto.errors import printable
+from fedproto.store import RunStore
+from fedproto.types import RoundRecord
+
+
+@contextmanager
+def progress_for(stores: Sequence[RunStore], total: int | None = None) -> Iterator[Callback]:
+    """The callback that fits where standard error goes; notices appear there too.
+
+    `total` is the number of rounds in all, where it is not the sum of those of the stores.
+    """
+    console = Console(stderr=True)
+    done = sum(len(store.records()) for store in stores)
+    if total is None:
+        total = sum(store.config.schedule.rounds for store in stores)
+    if console.is_terminal or console.is_jupyter:
+        bars = LiveBars(console, total, done)
+        with Live(bars.shown, console=console):
+            yield bars
+    else:
+        yield Lines(console, total, done)
+
+
+class Lines(Callback):
+    """Notices, each once, and how far training is: after the first round, then every so often.
+
+    The time left goes by whole passes over all runs: the records of a pass arrive at once, so a
+    time per record would swing with their number.
+    """
+
+    EVERY_S = 30.0
+
+    def __init__(self, console: Console, total: int, done: int) -> None:
+        self._console, self._said = console, set[str]()
+        self._total, self._done, self._before = total, done, done
+        self._started, self._due, self._newest = time.monotonic(), 0.0, ""
+
+    def on_notice(self, text: str) -> None:
+        """Writes a line."""
+        if text not in self._said:
+            self._said.add(text)
+            self._write(text)
+
+    def on_pass(self, num_jobs: int) -> None:
+        """Says how far it is, where that is due."""
+        del num_jobs
+        left, now = self._left(), time.monotonic()
+        if left and now >= self._due:
+            self._write(f"round {self._done} of {self._total}, {left}; {self._newest}")
+            self._due = now + self.EVERY_S
+
+    def on_round(self, config: RunConfig, record: RoundRecord) -> None:
+        """Counts it."""
+        self._done += 1
+        self._newest = newest_score(config, record) or self._newest
+
+    def _left(self) -> str:
+        """Time for the rounds that are left; empty before the first pass is over."""
+        new = self._done - self._before
+        if not new:
+            return ""
+        each = (time.monotonic() - self._started) / new
+        return f"about {time_in_words(each * max(0, self._total - self._done))} left"
+
+    def _write(self, text: str) -> None:
+        self._console.print(Text(printable(text)), soft_wrap=True)
+
+
+class LiveBars(Lines):
+    """A bar for the rounds of all runs and one for the clients of the round, then the last score.
+
+    Attributes:
+        shown: What is to be shown live.
+    """
+
+    def __init__(self, console: Console, total: int, done: int) -> None:
+        super().__init__(console, total, done)
+        self._bars = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=None),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[left]}"),
+            expand=True,
+        )
+        self._rounds = self._bars.add_task("rounds", total=total, completed=done, left="")
+        self._clients = self._bars.add_task("clients", total=1, left="")
+        self._line = Text()
+        self.shown = Group(self._bars, self._line)
+
+    def on_pass(self, num_jobs: int) -> None:
+        """Starts the clients' bar afresh, and says how long all rounds will take."""
+        self._bars.update(self._rounds, left=self._left())
+        self._bars.reset(self._clients, total=num_jobs)
+
+    def on_job(self) -> None:
+        """Moves the clients' bar."""
+        self._bars.advance(self._clients)
+
+    def on_round(self, config: RunConfig, record: RoundRecord) -> None:
+        """Moves the rounds' bar and shows the newest score, and whose it is."""
+        super().on_round(config, record)
+        self._bars.advance(self._rounds)
+        self._line.plain = printable(self._newest)
+
+
+def time_in_words(seconds: float) -> str:
+    """A duration with one unit, or two from an hour on."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def newest_score(config: RunConfig, record: RoundRecord) -> str:
+    """The score of a round as tables show it, and whose it is."""
+    metric = config.stop.metric or headline(record.metrics)
+    score = record.metrics.get(metric)
+    if score is None:
+        return ""
+    shown = f"{100 * score:.1f} %" if is_share(metric) else f"{score:.3f}"
+    whose = f"{config.title}, δ {config.schedule.delta:g}, seed {config.seed}"
+    return f"{metric} {shown} in round {record.round + 1} of {config.schedule.rounds}: {whose}"
