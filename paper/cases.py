@@ -187,7 +187,7 @@ class Scope:
             measure_every=entry.get("measure", {}).get(self.scale, 0),
         )
         used = {DATASETS.name_of(type(source)) for source in case.sources()}
-        return replace(case, stands_in=", ".join(sorted(used - {name})))
+        return replace(case, stands_in=", ".join(sorted(used - {entry.get("data", name)})))
 
 
 def split_setting(text: str) -> tuple[str | None, str]:

@@ -49,6 +49,7 @@ class Request:
         validated: Whether it must have been tested on the validation part.
         checkpoint: Whether its final weights are needed as well.
         instead: A file in the run directory that makes the weights unnecessary.
+        begun: Whether a run that is still on its way will do where nothing is trained.
     """
 
     case: str
@@ -58,6 +59,7 @@ class Request:
     validated: bool = False
     checkpoint: bool = False
     instead: str = ""
+    begun: bool = False
 
     def is_answered_by(
         self, run: StoredRun, *, modest: bool = False, first: int | None = None
@@ -68,7 +70,8 @@ class Request:
         """
         measured = self.needs if modest else self.needs | self.wishes
         rounds = self.config.schedule.rounds
-        begun = first and run.config.schedule.rounds == rounds and len(run.records) >= first
+        enough = first or (1 if self.begun and modest else rounds)
+        begun = run.config.schedule.rounds == rounds and len(run.records) >= enough
         if not (begun or run.begins_as_run_of(rounds)):
             return False
         if not all(map(run.config.measure.takes, measured)):

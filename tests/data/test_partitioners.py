@@ -150,6 +150,20 @@ def test_per_class_dirichlet_has_unequal_sizes_above_the_minimum():
     assert sizes.std() > 50
 
 
+def test_blocks_share_even_parts_out_each_among_its_own_clients():
+    labels = np.repeat(np.arange(5), 200)
+    parts = by_dirichlet_per_class(
+        labels, np.random.RandomState(0), clients=6, alpha=1e-6, min_size=1, blocks=3
+    )
+    sizes = [len(part) for part in parts]
+    assert sum(sizes[:2]) == 334
+    assert sum(sizes[2:4]) == sum(sizes[4:]) == 333
+    for first, second in zip(parts[::2], parts[1::2], strict=True):
+        held = [set(labels[part]) for part in (first, second)]
+        assert held[0] | held[1] == set(range(5)), "a block has all classes"
+        assert not held[0] & held[1], "but no class is divided"
+
+
 def test_quantity_skew_keeps_the_mix_of_classes():
     labels = np.repeat(np.arange(4), 5000)
     parts = by_quantity(labels, np.random.RandomState(0), clients=5, alpha=0.5, min_size=200)

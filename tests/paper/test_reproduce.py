@@ -23,7 +23,7 @@ from paper.experiments.claims import claims
 from paper.library import Library, Request, settings_digest
 from paper.printed import paper
 
-WITHOUT_PICTURE = {"numbers", "claims", "sorted", "guidance-grid"}
+WITHOUT_PICTURE = {"numbers", "claims", "sorted", "guidance-grid", "field"}
 SYNTHETIC = ["accuracy", "--only=synthetic"]
 
 

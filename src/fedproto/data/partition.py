@@ -196,16 +196,37 @@ def by_dirichlet_of_equal_sizes(
 
 
 def by_dirichlet_per_class(
-    labels: Indices, rng: np.random.RandomState, *, clients: int, alpha: float, min_size: int = 10
+    labels: Indices,
+    rng: np.random.RandomState,
+    *,
+    clients: int,
+    alpha: float,
+    min_size: int = 10,
+    blocks: int = 1,
 ) -> list[Indices]:
     """Every class is divided among the clients by Dirichlet proportions, so sizes differ too.
 
     The rule of NIID-Bench's code: for every class, proportions from ``Dir(α, …, α)`` over the
     clients, of which those that already have their even share of all samples get nothing. All of it
-    is drawn again until every client has `min_size` samples.
+    is drawn again until every client has `min_size` samples. FedDF's code and those that took it
+    over do so in `blocks`: samples and clients are first divided evenly, at random.
     """
     _check_alpha(alpha)
     _check_clients(clients, len(labels))
+    if not 1 <= blocks <= clients:
+        raise DataError(f"blocks must be between 1 and the {clients} clients, not {blocks}")
+    if blocks > 1:
+        parts = np.array_split(rng.permutation(len(labels)), blocks)
+        numbers = [len(block) for block in np.array_split(np.arange(clients), blocks)]
+        return _checked_parts(
+            [
+                part[own]
+                for part, number in zip(parts, numbers, strict=True)
+                for own in by_dirichlet_per_class(
+                    labels[part], rng, clients=number, alpha=alpha, min_size=min_size
+                )
+            ]
+        )
     classes, counts = np.unique(labels, return_counts=True)
     for _ in range(_ATTEMPTS):
         shares = np.zeros((len(classes), clients), dtype=np.int64)

@@ -39,7 +39,7 @@ _RULES: Mapping[str, tuple[Callable[..., list[Indices]], tuple[str, ...]]] = {
     "first": (rules.by_first_samples, _BY_SIZE),
     "dirichlet": (rules.by_dirichlet, ("alpha", "gamma")),
     "dirichlet-equal": (rules.by_dirichlet_of_equal_sizes, ("alpha",)),
-    "dirichlet-class": (rules.by_dirichlet_per_class, ("alpha", "min_size")),
+    "dirichlet-class": (rules.by_dirichlet_per_class, ("alpha", "min_size", "blocks")),
     "quantity": (rules.by_quantity, ("alpha", "min_size")),
     "iid": (rules.iid, ()),
     "sorted": (rules.sort_and_partition, ("shards_per_client",)),
@@ -150,6 +150,9 @@ class SharedOut(HeldOut):
     shards_per_client: int = option(1, "'sorted': shards of a client", at_least=1)
     min_size: int = option(
         10, "'dirichlet-class', 'quantity': samples of a client at least", at_least=1
+    )
+    blocks: int = option(
+        1, "'dirichlet-class': first divide samples and clients into this number", at_least=1
     )
     shift: Shift = option("none", "feature shift: what differs from client to client")
     shift_level: float = option(
