@@ -19,6 +19,7 @@ from pathlib import Path
 
 import torch
 
+from fedproto import FedAvg, FedProto
 from fedproto.data.federation import Client, Federation
 from fedproto.data.samples import TensorSamples
 from fedproto.data.tasks import task_named
@@ -32,7 +33,7 @@ from fedproto.models.deeplab import DeepLabOptions
 from fedproto.rng import Indices
 from fedproto.rng.schedule import BatchOrder
 from fedproto.store.run import describe_environment
-from fedproto.strategies import FedAvg, FedProto, Strategy
+from fedproto.strategies import Strategy
 from fedproto.strategies.sections import Method
 from fedproto.types import ServerState
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from fedproto import FedAvg
 from fedproto.data.federation import Client, Federation
 from fedproto.data.samples import TensorSamples
 from fedproto.engines.base import LocalJob
@@ -13,7 +14,7 @@ from fedproto.engines.training import TrainOptions
 from fedproto.models.base import ModelOptions, build_model
 from fedproto.models.small import CNN4Options, CNNOptions, MLPOptions
 from fedproto.rng.schedule import BatchOrder
-from fedproto.strategies import FedAvg, Strategy
+from fedproto.strategies import Strategy
 from fedproto.strategies.sections import Method
 from fedproto.types import ServerState
 

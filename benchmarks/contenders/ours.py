@@ -11,6 +11,7 @@ import numpy as np
 from common import Work, quiet, serve
 from torch import Tensor
 
+from fedproto import FedAvg
 from fedproto.config import EvaluateOptions, RunConfig, ScheduleOptions
 from fedproto.data.federation import Client, Federation
 from fedproto.data.samples import TensorSamples
@@ -20,7 +21,6 @@ from fedproto.engines.training import TrainOptions
 from fedproto.models.base import build_model
 from fedproto.models.small import CNNOptions, MLPOptions
 from fedproto.rounds import Run, run_rounds
-from fedproto.strategies import FedAvg
 
 
 def main() -> None:

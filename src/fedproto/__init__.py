@@ -47,32 +47,32 @@ if TYPE_CHECKING:
     from fedproto.models import ModelOptions as ModelOptions
     from fedproto.models import with_features as with_features
     from fedproto.store.sweeps import extend as extend
-    from fedproto.strategies import GHBM as GHBM
     from fedproto.strategies import STRATEGIES as STRATEGIES
-    from fedproto.strategies import Centralized as Centralized
-    from fedproto.strategies import Ditto as Ditto
-    from fedproto.strategies import FedACG as FedACG
-    from fedproto.strategies import FedAtt as FedAtt
-    from fedproto.strategies import FedAvg as FedAvg
-    from fedproto.strategies import FedBABU as FedBABU
-    from fedproto.strategies import FedDecorr as FedDecorr
-    from fedproto.strategies import FedDisco as FedDisco
-    from fedproto.strategies import FedDyn as FedDyn
-    from fedproto.strategies import FedLC as FedLC
-    from fedproto.strategies import FedNova as FedNova
-    from fedproto.strategies import FedNTD as FedNTD
-    from fedproto.strategies import FedPer as FedPer
-    from fedproto.strategies import FedProto as FedProto
-    from fedproto.strategies import FedProtoTan as FedProtoTan
-    from fedproto.strategies import FedProx as FedProx
-    from fedproto.strategies import FedRep as FedRep
-    from fedproto.strategies import FedRoD as FedRoD
-    from fedproto.strategies import FedRS as FedRS
-    from fedproto.strategies import Moon as Moon
-    from fedproto.strategies import QFedAvg as QFedAvg
-    from fedproto.strategies import Scaffold as Scaffold
     from fedproto.strategies import Strategy as Strategy
     from fedproto.strategies.aggregation import AggregateOptions as AggregateOptions
+    from fedproto.strategies.ditto import Ditto as Ditto
+    from fedproto.strategies.fedacg import FedACG as FedACG
+    from fedproto.strategies.fedatt import FedAtt as FedAtt
+    from fedproto.strategies.fedavg import Centralized as Centralized
+    from fedproto.strategies.fedavg import FedAvg as FedAvg
+    from fedproto.strategies.fedbabu import FedBABU as FedBABU
+    from fedproto.strategies.feddecorr import FedDecorr as FedDecorr
+    from fedproto.strategies.feddisco import FedDisco as FedDisco
+    from fedproto.strategies.feddyn import FedDyn as FedDyn
+    from fedproto.strategies.fedlc import FedLC as FedLC
+    from fedproto.strategies.fednova import FedNova as FedNova
+    from fedproto.strategies.fedntd import FedNTD as FedNTD
+    from fedproto.strategies.fedper import FedPer as FedPer
+    from fedproto.strategies.fedproto import FedProto as FedProto
+    from fedproto.strategies.fedprototan import FedProtoTan as FedProtoTan
+    from fedproto.strategies.fedprox import FedProx as FedProx
+    from fedproto.strategies.fedrep import FedRep as FedRep
+    from fedproto.strategies.fedrod import FedRoD as FedRoD
+    from fedproto.strategies.fedrs import FedRS as FedRS
+    from fedproto.strategies.ghbm import GHBM as GHBM
+    from fedproto.strategies.moon import Moon as Moon
+    from fedproto.strategies.qfedavg import QFedAvg as QFedAvg
+    from fedproto.strategies.scaffold import Scaffold as Scaffold
     from fedproto.strategies.sections import HeadOptions as HeadOptions
     from fedproto.strategies.sections import Method as Method
     from fedproto.strategies.sections import PrivacyOptions as PrivacyOptions

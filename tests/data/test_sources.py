@@ -10,6 +10,7 @@ import torch
 
 from data_files import needs_real
 from engine_cases import check_same, engine_for, small_federation, sweep
+from fedproto import FedAvg, FedProto
 from fedproto.cli import main
 from fedproto.config.recipe import read_recipe
 from fedproto.data.digits import Digits
@@ -26,7 +27,6 @@ from fedproto.errors import ConfigError
 from fedproto.models.base import build_model
 from fedproto.models.deeplab import DeepLabOptions
 from fedproto.models.small import CNN4Options, CNNOptions, MLPOptions
-from fedproto.strategies import FedAvg, FedProto
 from fedproto.types import ServerState
 from paper.printed import paper
 from paper.published import TEST_SIZES, candidates, most_alike

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from engine_cases import check_same, jobs_of, small_federation, sweep
+from fedproto import Ditto, FedAvg, FedPer, FedProx, FedRep, Moon
 from fedproto.data.tasks import task_named
 from fedproto.engines import auto
 from fedproto.engines.augment import AugmentOptions
@@ -23,7 +24,6 @@ from fedproto.engines.reference import ReferenceEngine
 from fedproto.engines.training import TrainOptions
 from fedproto.models.base import build_model
 from fedproto.models.small import MLPOptions
-from fedproto.strategies import Ditto, FedAvg, FedPer, FedProx, FedRep, Moon
 from fedproto.strategies.sections import Method
 from helpers import Notices
 

@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 from engine_cases import CLASSES, check_same, small_federation, sweep
+from fedproto import FedAvg
 from fedproto.engines.layers import Masks
 from fedproto.models import with_features
-from fedproto.strategies import FedAvg
 
 
 def masks_of(layer: nn.Module) -> Masks:

@@ -16,14 +16,13 @@ from engine_cases import (
     small_federation,
     sweep,
 )
-from fedproto import AggregateOptions, ServerOptions
+from fedproto import AggregateOptions, FedAvg, FedProto, FedProx, Scaffold, ServerOptions
 from fedproto.config import ScheduleOptions
 from fedproto.engines.base import ENGINES
 from fedproto.engines.training import TrainOptions
 from fedproto.models.base import build_model
 from fedproto.models.small import CNN4Options, CNNOptions
 from fedproto.options import Options
-from fedproto.strategies import FedAvg, FedProto, FedProx, Scaffold
 
 TOLERANCE = {"float64": 1e-9, "float32": 1e-4}
 RULES = {

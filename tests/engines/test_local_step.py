@@ -27,7 +27,7 @@ from fedproto.engines.training import TrainOptions, take_step
 from fedproto.errors import ConfigError
 from fedproto.models.small import CNN4Options
 from fedproto.rounds.jobs import check_fits
-from fedproto.strategies.base import Objective
+from fedproto.strategies.values import Objective
 
 PULL, SLOPE = 0.4, 0.05
 PLAIN = TrainOptions(epochs=2, batch_size=5, lr=0.2)

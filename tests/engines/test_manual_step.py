@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 - the name everyone uses
 
 from engine_cases import CLASSES, STRATEGIES, engine_for, jobs_of, small_federation
+from fedproto import FedAvg, FedProx
 from fedproto.data.tasks import Classification
 from fedproto.engines.augment import AugmentOptions
 from fedproto.engines.manual import ManualTrainer, can_step_manually, manual_network
@@ -16,8 +17,8 @@ from fedproto.engines.spectra import SpectralConvolution
 from fedproto.engines.training import TrainOptions
 from fedproto.models.base import build_model
 from fedproto.models.small import CNN, CNN4Options, CNNOptions, MLPOptions
-from fedproto.strategies import FedAvg, FedProx, Strategy
-from fedproto.strategies.base import Objective
+from fedproto.strategies import Strategy
+from fedproto.strategies.values import Objective
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
 SMALL_CNN = CNNOptions(channels1=3, channels2=5, features=7)

@@ -17,6 +17,7 @@ from engine_cases import (
     small_federation,
     sweep,
 )
+from fedproto import FedAvg, FedProto
 from fedproto.api.progress import progress_for
 from fedproto.config import RunConfig, ScheduleOptions
 from fedproto.data.tasks import Classification, Task
@@ -28,7 +29,7 @@ from fedproto.engines.training import TrainOptions
 from fedproto.errors import ConfigError, TrainingError
 from fedproto.models.base import build_model
 from fedproto.rounds.run import engine_of
-from fedproto.strategies import FedAvg, FedProto, Strategy
+from fedproto.strategies import Strategy
 from helpers import Notices as Collected
 from helpers import same_tensors
 

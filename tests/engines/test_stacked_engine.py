@@ -19,6 +19,7 @@ from engine_cases import (
     small_federation,
     sweep,
 )
+from fedproto import Centralized, FedAvg, FedProto, FedProx
 from fedproto.engines.stacking import observations
 from fedproto.engines.stacking.formulas import unfused
 from fedproto.engines.stacking.layers import Conv, Dense, computed
@@ -30,7 +31,7 @@ from fedproto.errors import TrainingError
 from fedproto.models import with_features
 from fedproto.models.base import build_model
 from fedproto.models.small import CNN4Options
-from fedproto.strategies import Centralized, FedAvg, FedProto, FedProx, Strategy
+from fedproto.strategies import Strategy
 
 
 def own_module(*extra: nn.Module) -> nn.Module:

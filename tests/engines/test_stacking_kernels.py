@@ -13,13 +13,13 @@ import torch
 from torch.nn import functional as F  # noqa: N812 - the name everyone uses
 
 from engine_cases import check_same, small_federation, sweep
+from fedproto import FedProto, FedProx
 from fedproto.engines.stacking import formulas, functional, launching, network
 from fedproto.engines.stacking.launching import CUTS, MlpStep
 from fedproto.engines.stacking.layers import Conv, Dense, computed
 from fedproto.engines.stacking.lockstep import Lockstep
 from fedproto.engines.training import TrainOptions
 from fedproto.models.small import CNN4Options, CNNOptions, MLPOptions
-from fedproto.strategies import FedProto, FedProx
 
 pytest.importorskip("triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -31,7 +31,7 @@ from fedproto.flower.privacy import (
     with_noise,
 )
 from fedproto.models.adapter import with_features
-from fedproto.strategies.base import Observation
+from fedproto.strategies.values import Observation
 from fedproto.types import ServerState
 from flower_grid import LocalGrid
 from flower_runs import CLIENTS, everyone, over_flower, simulated

@@ -22,10 +22,10 @@ from fedproto.errors import ConfigError
 from fedproto.flower.helper import observe, train_locally
 from fedproto.flower.strategy import FedProtoStrategy
 from fedproto.models.adapter import adapted
-from fedproto.strategies.base import Objective
 from fedproto.strategies.fedproto import COUNT, MARGIN, SUM
 from fedproto.strategies.sections import HeadOptions, Method
 from fedproto.strategies.serve import ServeOptions
+from fedproto.strategies.values import Objective
 from flower_grid import LocalGrid
 
 PAGE = ROOT / "docs" / "flower-strategy.md"

@@ -9,14 +9,13 @@ from torch import nn
 
 from data_files import needs_real
 from engine_cases import check_same, small_federation, sweep
-from fedproto import MODELS
+from fedproto import MODELS, FedAvg, FedProto, Scaffold
 from fedproto.engines.training import TrainOptions
 from fedproto.errors import ConfigError, TrainingError
 from fedproto.models.base import build_model
 from fedproto.models.mobilenet import MobileNetOptions
 from fedproto.models.resnet import ResNet18Options, ResNet20Options, StandardizedConv2d
 from fedproto.models.small import LeNetOptions
-from fedproto.strategies import FedAvg, FedProto, Scaffold
 
 CIFAR = (3, 32, 32)
 

@@ -15,16 +15,10 @@ from fedproto.config.options import CLIP, DEFENCES, defended_method
 from fedproto.rounds.aggregate import Expected, aggregate_round
 from fedproto.rounds.claims import believed_sizes, bound_claims
 from fedproto.rounds.jobs import participants
-from fedproto.strategies.base import (
-    FeatureShape,
-    Local,
-    Observation,
-    Setting,
-    initial_tensors,
-)
 from fedproto.strategies.fedprototan import FedProtoTan
 from fedproto.strategies.sections import Method
 from fedproto.strategies.serve import COUNT, PRODUCTS, SUM
+from fedproto.strategies.values import FeatureShape, Local, Observation, Setting, initial_tensors
 from fedproto.types import ClientUpdate, ServerState
 from helpers import make_update
 

@@ -15,7 +15,7 @@ from fedproto.engines.reference import ReferenceEngine
 from fedproto.rounds import run_rounds
 from fedproto.store import RunStore
 from fedproto.store.checkpoints import ClientMemory, ClientMemoryOnDisk
-from fedproto.strategies.base import Declared
+from fedproto.strategies.values import Declared
 from fedproto.types import ClientFailure
 from helpers import begin, config_of, engine_for, run_from, same_tensors, simulate
 

@@ -21,7 +21,7 @@ from fedproto.rounds.aggregate import Expected, outliers, reason_to_refuse
 from fedproto.rounds.jobs import prepare
 from fedproto.rounds.loop import finish_round
 from fedproto.strategies.aggregation import cap_attention, combine
-from fedproto.strategies.base import Declared, FeatureShape, Setting
+from fedproto.strategies.values import Declared, FeatureShape, Setting
 from fedproto.types import ServerState
 from helpers import begin, config_of, engine_for, make_state, make_update, planned, train
 

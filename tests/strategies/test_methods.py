@@ -23,7 +23,7 @@ from fedproto import (
 )
 from fedproto.rounds import run_rounds
 from fedproto.rounds.jobs import check_fits, plan_round, prepare
-from fedproto.strategies.base import Local, Observation, Setting
+from fedproto.strategies.values import Local, Observation, Setting
 from fedproto.types import ClientUpdate, ServerState
 from helpers import aggregated, begin, config_of, engine_for, same_tensors
 

@@ -15,20 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, cross_entropy
 
-from fedproto import STRATEGIES, with_features
-from fedproto.config import RunConfig, ScheduleOptions
-from fedproto.data.federation import Federation
-from fedproto.data.tasks import task_named
-from fedproto.engines.base import ENGINES, EngineOptions, Workload
-from fedproto.engines.setting import read_state
-from fedproto.engines.training import TrainOptions
-from fedproto.errors import ConfigError, TrainingError
-from fedproto.models.base import build_model
-from fedproto.models.small import CNN4Options
-from fedproto.rounds import Run, run_rounds
-from fedproto.rounds.jobs import participants
-from fedproto.strategies import (
+from fedproto import (
     GHBM,
+    STRATEGIES,
     Ditto,
     FedACG,
     FedBABU,
@@ -41,8 +30,20 @@ from fedproto.strategies import (
     FedRoD,
     Moon,
     Scaffold,
-    Strategy,
+    with_features,
 )
+from fedproto.config import RunConfig, ScheduleOptions
+from fedproto.data.federation import Federation
+from fedproto.data.tasks import task_named
+from fedproto.engines.base import ENGINES, EngineOptions, Workload
+from fedproto.engines.setting import read_state
+from fedproto.engines.training import TrainOptions
+from fedproto.errors import ConfigError, TrainingError
+from fedproto.models.base import build_model
+from fedproto.models.small import CNN4Options
+from fedproto.rounds import Run, run_rounds
+from fedproto.rounds.jobs import participants
+from fedproto.strategies import Strategy
 from fedproto.types import ClientUpdate, ServerState, part
 from helpers import Notices, run_from
 

@@ -14,7 +14,7 @@ from fedproto import STRATEGIES, ConfigError, FedAtt, FedAvg, FedProto, Scaffold
 from fedproto.config import read_config
 from fedproto.errors import TrainingError
 from fedproto.rounds.aggregate import Expected, aggregate_round, combine_updates
-from fedproto.strategies.base import FeatureShape, Observation, Setting, Strategy, initial_tensors
+from fedproto.strategies.base import Strategy
 from fedproto.strategies.sections import (
     CLASSES,
     HeadOptions,
@@ -31,6 +31,7 @@ from fedproto.strategies.serve import (
     mean_head,
     ridge_head,
 )
+from fedproto.strategies.values import FeatureShape, Observation, Setting, initial_tensors
 from fedproto.types import ClientUpdate, ClientWeights, ServerState
 
 DOUBLE = torch.float64

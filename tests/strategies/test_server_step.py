@@ -9,8 +9,8 @@ import torch
 
 from fedproto import STRATEGIES, ConfigError, FedAvg, ServerOptions
 from fedproto.rounds import run_rounds
-from fedproto.strategies.base import Setting, initial_tensors
 from fedproto.strategies.sections import MOMENTUM, SQUARE
+from fedproto.strategies.values import Setting, initial_tensors
 from fedproto.types import ServerState
 from helpers import begin, config_of, engine_for, every_strategy, same_tensors, strategy_name
 

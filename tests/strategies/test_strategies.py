@@ -13,8 +13,8 @@ from fedproto.equations import aggregate_margin, aggregate_prototypes
 from fedproto.errors import ConfigError, TrainingError
 from fedproto.rounds.jobs import prepare
 from fedproto.rounds.loop import finish_round
-from fedproto.strategies.base import Local, Observation
 from fedproto.strategies.fedproto import COUNT, MARGIN, SUM
+from fedproto.strategies.values import Local, Observation
 from fedproto.types import ClientUpdate, Prototypes, ServerState
 from helpers import (
     aggregated,

@@ -10,18 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedproto.config import RunConfig, ScheduleOptions
-from fedproto.data.federation import Federation
-from fedproto.data.tasks import task_named
-from fedproto.engines.base import ENGINES, Engine, EngineOptions, LocalJob, Workload
-from fedproto.engines.reference import read_state
-from fedproto.engines.training import TrainOptions
-from fedproto.models.base import ModelOptions, build_model
-from fedproto.models.small import CNNOptions, MLPOptions
-from fedproto.options import Options
-from fedproto.rounds import run_rounds
-from fedproto.rounds.jobs import plan_round, prepare
-from fedproto.strategies import (
+from fedproto import (
     Centralized,
     FedAtt,
     FedAvg,
@@ -34,11 +23,22 @@ from fedproto.strategies import (
     FedRS,
     QFedAvg,
     Scaffold,
-    Strategy,
 )
-from fedproto.strategies.base import Declared, Needs, Objective, Report
+from fedproto.config import RunConfig, ScheduleOptions
+from fedproto.data.federation import Federation
+from fedproto.data.tasks import task_named
+from fedproto.engines.base import ENGINES, Engine, EngineOptions, LocalJob, Workload
+from fedproto.engines.reference import read_state
+from fedproto.engines.training import TrainOptions
+from fedproto.models.base import ModelOptions, build_model
+from fedproto.models.small import CNNOptions, MLPOptions
+from fedproto.options import Options
+from fedproto.rounds import run_rounds
+from fedproto.rounds.jobs import plan_round, prepare
+from fedproto.strategies import Strategy
 from fedproto.strategies.sections import HeadOptions, ServerOptions
 from fedproto.strategies.serve import ServeOptions
+from fedproto.strategies.values import Declared, Needs, Objective, Report
 from fedproto.types import ClientWeights, RoundRecord, ServerState, part, under
 from helpers import Notices, run_from
 

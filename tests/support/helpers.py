@@ -21,9 +21,9 @@ from fedproto.rounds.aggregate import combine_updates
 from fedproto.rounds.jobs import RoundPlan, plan_round
 from fedproto.store import RunStore
 from fedproto.strategies.aggregation import MEAN, AggregateOptions
-from fedproto.strategies.base import FeatureShape, Setting, initial_tensors
 from fedproto.strategies.fedproto import COUNT, MARGIN, SUM
 from fedproto.strategies.sections import Method
+from fedproto.strategies.values import FeatureShape, Setting, initial_tensors
 from fedproto.types import ClientUpdate, Prototypes, RoundRecord, ServerState, Tensors
 
 

@@ -20,7 +20,7 @@ from fedproto.engines.base import ENGINES, EVERYTHING, Capability, LocalJob, Wor
 from fedproto.engines.layers import freeze, take_over
 from fedproto.engines.reference import ReferenceEngine, Step
 from fedproto.engines.training import TrainOptions
-from fedproto.strategies.base import Local, Objective
+from fedproto.strategies.values import Local, Objective
 from fedproto.types import ServerState
 
 WARM_UP = 2

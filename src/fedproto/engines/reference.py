@@ -36,17 +36,9 @@ from fedproto.equations import class_sums
 from fedproto.errors import TrainingError
 from fedproto.models.base import features_of
 from fedproto.rng import Indices, seeded
-from fedproto.strategies.base import (
-    PERSONAL,
-    Local,
-    Needs,
-    Objective,
-    Observation,
-    PersonalModel,
-    Setting,
-    Statistic,
-)
+from fedproto.strategies.base import PERSONAL, PersonalModel
 from fedproto.strategies.sections import Method
+from fedproto.strategies.values import Local, Needs, Objective, Observation, Setting, Statistic
 from fedproto.types import ClientFailure, ClientUpdate, ServerState, Tensors, under
 
 Step: TypeAlias = Callable[[Tensor, Tensor], Tensor]

@@ -21,7 +21,7 @@ from fedproto.errors import DataError, TrainingError
 from fedproto.models.adapter import adapted, class_rows, scores_features
 from fedproto.models.base import declares_features, features_of
 from fedproto.rng import seeded
-from fedproto.strategies.base import FeatureShape, Setting
+from fedproto.strategies.values import FeatureShape, Setting
 from fedproto.types import ServerState, Tensors
 
 

@@ -11,14 +11,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from fedproto.engines.base import (
-    ENGINES,
-    EVERYTHING,
-    Capability,
-    Engine,
-    LocalJob,
-    Workload,
-)
+from fedproto.engines.base import ENGINES, EVERYTHING, Capability, Engine, LocalJob, Workload
 from fedproto.engines.stacking import observations
 from fedproto.engines.stacking.functional import stacked_form
 from fedproto.engines.stacking.lockstep import Lockstep, optimizer_slots
@@ -28,7 +21,8 @@ from fedproto.engines.stacking.observations import Observer
 from fedproto.engines.stacking.orders import stack_orders
 from fedproto.errors import TrainingError
 from fedproto.rng import Indices
-from fedproto.strategies.base import PERSONAL, Observation, Report
+from fedproto.strategies.base import PERSONAL
+from fedproto.strategies.values import Observation, Report
 from fedproto.types import ClientFailure, ClientUpdate, ServerState, Tensors, under
 
 MEMORY_SHARE = 0.7

@@ -35,7 +35,8 @@ from fedproto.engines.layers import BatchNormPolicy, statistics_names
 from fedproto.errors import ConfigError
 from fedproto.models.base import features_of, head_of
 from fedproto.options import Options, option
-from fedproto.strategies.base import Batch, Local, Outputs, Strategy
+from fedproto.strategies.base import Strategy
+from fedproto.strategies.values import Batch, Local, Outputs
 from fedproto.types import ServerState, Tensors, part
 
 RHO = 0.05

@@ -40,7 +40,8 @@ from fedproto.models.base import build_model
 from fedproto.options import load_plugin
 from fedproto.rng import Indices
 from fedproto.store.checkpoints import ClientMemoryOnDisk
-from fedproto.strategies.base import PERSONAL, initial_tensors
+from fedproto.strategies.base import PERSONAL
+from fedproto.strategies.values import initial_tensors
 from fedproto.types import ClientFailure, ServerState, part
 
 app = ClientApp()

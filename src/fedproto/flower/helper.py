@@ -22,18 +22,16 @@ from fedproto.errors import TrainingError
 from fedproto.flower.wire import like, read_tensors, write_tensors
 from fedproto.models.adapter import adapted
 from fedproto.models.base import features_of
-from fedproto.strategies.base import (
-    PERSONAL,
+from fedproto.strategies.base import PERSONAL, PersonalModel, Strategy
+from fedproto.strategies.sections import Method
+from fedproto.strategies.values import (
     Declarations,
     Local,
     Observation,
-    PersonalModel,
     Setting,
     Statistic,
-    Strategy,
     initial_tensors,
 )
-from fedproto.strategies.sections import Method
 from fedproto.types import ServerState, Tensors, part, under
 
 ARRAYS, METRICS, NUM_EXAMPLES = "arrays", "metrics", "num-examples"

@@ -28,7 +28,7 @@ from fedproto.engines.base import LocalJob, Workload
 from fedproto.engines.reference import ReferenceEngine
 from fedproto.errors import ConfigError, install
 from fedproto.rng import Indices
-from fedproto.strategies.base import Observation, Statistic
+from fedproto.strategies.values import Observation, Statistic
 from fedproto.types import ClientUpdate, ServerState
 
 SENSITIVITY = 2

@@ -19,7 +19,6 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from torch import Tensor, nn
 
-from fedproto import strategies
 from fedproto.config.options import defended_method
 from fedproto.data.tasks import task_named
 from fedproto.engines.setting import setting_for
@@ -46,8 +45,10 @@ from fedproto.flower.wire import (
 from fedproto.models.adapter import adapted
 from fedproto.rng import Purpose, stream
 from fedproto.rounds.aggregate import Expected, aggregate_round
-from fedproto.strategies.base import initial_tensors
+from fedproto.strategies import base
+from fedproto.strategies.fedproto import FedProto
 from fedproto.strategies.sections import Method
+from fedproto.strategies.values import initial_tensors
 from fedproto.types import ClientFailure, ClientUpdate, ServerState
 
 MOST_STEPS = 10_000_000
@@ -86,7 +87,7 @@ class FedProtoStrategy(Strategy):
         model: nn.Module,
         example: Tensor,
         num_classes: int,
-        method: strategies.Strategy | Method | None = None,
+        method: base.Strategy | Method | None = None,
         *,
         cohort: int | None = None,
         min_clients: int = 2,
@@ -96,7 +97,7 @@ class FedProtoStrategy(Strategy):
         defence: str = "clip",
         seed: int = 0,
     ) -> None:
-        method = method or strategies.FedProto()
+        method = method or FedProto()
         method = method if isinstance(method, Method) else Method(method)
         self.method = defended_method(method, defence)
         if self.method.strategy.pooled:

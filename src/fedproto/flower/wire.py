@@ -26,7 +26,7 @@ from fedproto.engines.base import LocalJob
 from fedproto.errors import FedprotoError
 from fedproto.rng.schedule import BatchOrder
 from fedproto.rounds.aggregate import Expected
-from fedproto.strategies.base import LARGEST, Declarations, Setting
+from fedproto.strategies.values import LARGEST, Declarations, Setting
 from fedproto.types import ClientUpdate, ServerState, Tensors
 
 PROTOCOL = 5

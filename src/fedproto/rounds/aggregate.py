@@ -19,16 +19,9 @@ from fedproto.engines.base import LocalJob
 from fedproto.errors import TrainingError
 from fedproto.rounds.claims import bound_claims, merge_by_rule
 from fedproto.strategies.aggregation import as_remembered, combine, summed, update_norms
-from fedproto.strategies.base import Declarations, Setting
 from fedproto.strategies.sections import Method
-from fedproto.types import (
-    ClientFailure,
-    ClientUpdate,
-    ClientWeights,
-    ServerState,
-    Tensors,
-    Updates,
-)
+from fedproto.strategies.values import Declarations, Setting
+from fedproto.types import ClientFailure, ClientUpdate, ClientWeights, ServerState, Tensors, Updates
 
 LARGEST_GROWTH = 1e4
 """Largest plausible growth of a parameter in one round, relative to the largest sent value + 1."""

@@ -19,14 +19,9 @@ import torch
 from torch import Tensor
 
 from fedproto.rng import Indices
-from fedproto.strategies.aggregation import (
-    AggregateOptions,
-    between_clients,
-    cap_shares,
-    median,
-)
-from fedproto.strategies.base import Declarations
+from fedproto.strategies.aggregation import AggregateOptions, between_clients, cap_shares, median
 from fedproto.strategies.serve import full_matrix, upper_half
+from fedproto.strategies.values import Declarations
 from fedproto.types import ClientUpdate, Tensors, Updates
 
 FEWEST = 3

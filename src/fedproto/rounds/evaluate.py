@@ -15,8 +15,9 @@ from fedproto.engines.base import Engine, LocalJob
 from fedproto.errors import ConfigError
 from fedproto.rng import schedule
 from fedproto.rounds.jobs import make_job
-from fedproto.strategies.base import Setting, Strategy
+from fedproto.strategies.base import HeadAlone, Strategy
 from fedproto.strategies.sections import Method
+from fedproto.strategies.values import Setting
 from fedproto.types import ClientUpdate, ServerState, Tensors
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ def _finetuned_scores(
     federation = engine.workload.federation
     tested = _tested(federation)
     new = [client for client in tested if client not in last_round] or tested
-    plain = Method(Strategy())
+    plain = Method(HeadAlone() if run.config.strategy.finetunes_head else Strategy())
     jobs = [_job(run.config, state, client, federation, epochs, method=plain) for client in new]
     scores = [
         engine.evaluate(

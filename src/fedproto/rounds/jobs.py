@@ -15,7 +15,7 @@ from fedproto.engines.setting import setting_of
 from fedproto.errors import ConfigError, StoreError
 from fedproto.rng import Purpose, schedule, torch_seed
 from fedproto.rounds.claims import believed_sizes
-from fedproto.strategies.base import Setting, initial_tensors
+from fedproto.strategies.values import Setting, initial_tensors
 from fedproto.types import POOLED, ServerState, Tensors
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from fedproto.rounds.aggregate import Expected, RoundOutcome, aggregate_round
 from fedproto.rounds.evaluate import SERVED, evaluate_round, finite, models_to_test
 from fedproto.rounds.identity import reference_state
 from fedproto.rounds.jobs import RoundPlan, check_fits, plan_round, prepare
-from fedproto.strategies.base import Setting
+from fedproto.strategies.values import Setting
 from fedproto.types import (
     POOLED,
     ClientFailure,

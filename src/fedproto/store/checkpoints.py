@@ -17,7 +17,7 @@ from torch import Tensor
 from fedproto.disk.files import Folder, explained, is_there, open_regular
 from fedproto.disk.integrity import HASH, DamagedError, tensors_fingerprint
 from fedproto.errors import StoreError
-from fedproto.strategies.base import Declarations, initial_tensors
+from fedproto.strategies.values import Declarations, initial_tensors
 from fedproto.types import ServerState, Tensors, part, under
 
 _NAME = re.compile(r"round-(\d{6,})\.safetensors")

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedproto.options import option
-from fedproto.strategies.base import STRATEGIES, Local, Objective, Strategy
+from fedproto.strategies.base import STRATEGIES, Strategy
+from fedproto.strategies.values import Local, Objective
 
 
 @STRATEGIES.register("fedacg")

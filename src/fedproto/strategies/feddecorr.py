@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from fedproto.options import option
-from fedproto.strategies.base import STRATEGIES, Batch, Local, Strategy
+from fedproto.strategies.base import STRATEGIES, Strategy
+from fedproto.strategies.values import Batch, Local
 
 TINY = 1e-8
 """Added to variances, as in the authors' code: a channel may be constant in a batch."""

@@ -9,18 +9,8 @@ from typing import ClassVar
 import torch
 
 from fedproto.options import option
-from fedproto.strategies.base import (
-    STRATEGIES,
-    Declarations,
-    Declared,
-    Local,
-    Needs,
-    Report,
-    Seen,
-    Setting,
-    Strategy,
-    size_weights,
-)
+from fedproto.strategies.base import STRATEGIES, Strategy, size_weights
+from fedproto.strategies.values import Declarations, Declared, Local, Needs, Report, Seen, Setting
 from fedproto.types import ClientWeights, ServerState, Tensors, Updates
 
 DISCREPANCY = "classes/discrepancy"

@@ -6,17 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedproto.options import option
-from fedproto.strategies.base import (
-    STRATEGIES,
-    Declarations,
-    Local,
-    Objective,
-    Report,
-    Seen,
-    Setting,
-    Strategy,
-    equal_weights,
-)
+from fedproto.strategies.base import STRATEGIES, Strategy, equal_weights
+from fedproto.strategies.values import Declarations, Local, Objective, Report, Seen, Setting
 from fedproto.types import ClientUpdate, ClientWeights, ServerState, Tensors, Updates, part, under
 
 SLOPE, DRIFT = "slope", "drift"

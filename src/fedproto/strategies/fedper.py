@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from fedproto.errors import TrainingError
 from fedproto.options import option
-from fedproto.strategies.base import STRATEGIES, Setting, Strategy, known_head
+from fedproto.strategies.base import STRATEGIES, Strategy, known_head
+from fedproto.strategies.values import Setting
 
 
 @STRATEGIES.register("fedper")

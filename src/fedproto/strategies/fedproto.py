@@ -26,19 +26,9 @@ from fedproto.equations import (
     same_class_distance,
 )
 from fedproto.options import option
-from fedproto.strategies.base import (
-    STRATEGIES,
-    Declarations,
-    Declared,
-    Local,
-    Needs,
-    Report,
-    Seen,
-    Setting,
-    Strategy,
-    size_weights,
-)
+from fedproto.strategies.base import STRATEGIES, Strategy, size_weights
 from fedproto.strategies.serve import prototypes_declared
+from fedproto.strategies.values import Declarations, Declared, Local, Needs, Report, Seen, Setting
 from fedproto.types import ClientWeights, Prototypes, ServerState, Tensors, Updates
 
 SUM, COUNT, MARGIN = "prototypes/sum", "prototypes/count", "margins/local"

@@ -8,19 +8,10 @@ from typing import ClassVar, Literal
 import torch
 
 from fedproto.options import option
-from fedproto.strategies.base import (
-    STRATEGIES,
-    Batch,
-    Declarations,
-    Local,
-    Needs,
-    Report,
-    Seen,
-    Setting,
-    Strategy,
-)
+from fedproto.strategies.base import STRATEGIES, Strategy
 from fedproto.strategies.fedproto import COUNT, SUM, reported
 from fedproto.strategies.serve import prototypes_declared
+from fedproto.strategies.values import Batch, Declarations, Local, Needs, Report, Seen, Setting
 from fedproto.types import Prototypes, ServerState, Tensors, Updates
 
 

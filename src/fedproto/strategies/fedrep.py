@@ -7,8 +7,9 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from fedproto.options import option
-from fedproto.strategies.base import STRATEGIES, Local
+from fedproto.strategies.base import STRATEGIES
 from fedproto.strategies.fedper import FedPer
+from fedproto.strategies.values import Local
 
 
 @STRATEGIES.register("fedrep")

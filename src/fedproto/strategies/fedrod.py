@@ -8,19 +8,9 @@ from typing import ClassVar
 
 import torch
 
-from fedproto.strategies.base import (
-    PERSONAL,
-    STRATEGIES,
-    Declarations,
-    Local,
-    Needs,
-    Objective,
-    Report,
-    Seen,
-    Setting,
-    Strategy,
-)
+from fedproto.strategies.base import PERSONAL, STRATEGIES, Strategy
 from fedproto.strategies.fedlc import OUT_OF_THE_SOFTMAX
+from fedproto.strategies.values import Declarations, Local, Needs, Objective, Report, Seen, Setting
 from fedproto.types import Tensors, part, under
 
 GENERIC = "generic"

@@ -8,8 +8,9 @@ from typing import ClassVar
 import torch
 
 from fedproto.options import option
-from fedproto.strategies.base import STRATEGIES, Local, Needs, Objective
+from fedproto.strategies.base import STRATEGIES
 from fedproto.strategies.fedavg import FedAvg
+from fedproto.strategies.values import Local, Needs, Objective
 
 
 @STRATEGIES.register("fedrs")

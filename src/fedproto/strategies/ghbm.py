@@ -6,15 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedproto.options import option
-from fedproto.strategies.base import (
-    STRATEGIES,
-    Declarations,
-    Declared,
-    Local,
-    Objective,
-    Setting,
-    Strategy,
-)
+from fedproto.strategies.base import STRATEGIES, Strategy
+from fedproto.strategies.values import Declarations, Declared, Local, Objective, Setting
 from fedproto.types import ServerState, Tensors, Updates, part, under
 
 PAST = "past"

@@ -9,17 +9,8 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity, softplus
 
 from fedproto.options import option
-from fedproto.strategies.base import (
-    STRATEGIES,
-    Batch,
-    Declarations,
-    Local,
-    Needs,
-    Report,
-    Seen,
-    Setting,
-    Strategy,
-)
+from fedproto.strategies.base import STRATEGIES, Strategy
+from fedproto.strategies.values import Batch, Declarations, Local, Needs, Report, Seen, Setting
 from fedproto.types import Tensors, under
 
 RECEIVED, PREVIOUS = "received", "previous"

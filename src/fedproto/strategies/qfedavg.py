@@ -8,17 +8,8 @@ from typing import ClassVar
 import torch
 
 from fedproto.options import option
-from fedproto.strategies.base import (
-    STRATEGIES,
-    Declarations,
-    Declared,
-    Local,
-    Needs,
-    Report,
-    Seen,
-    Setting,
-    Strategy,
-)
+from fedproto.strategies.base import STRATEGIES, Strategy
+from fedproto.strategies.values import Declarations, Declared, Local, Needs, Report, Seen, Setting
 from fedproto.types import ClientWeights, ServerState, Tensors, Updates
 
 LOSS = "loss/received"

@@ -9,17 +9,8 @@ import torch
 from torch import Tensor
 
 from fedproto.options import option
-from fedproto.strategies.base import (
-    STRATEGIES,
-    Declarations,
-    Local,
-    Objective,
-    Report,
-    Seen,
-    Setting,
-    Strategy,
-    equal_weights,
-)
+from fedproto.strategies.base import STRATEGIES, Strategy, equal_weights
+from fedproto.strategies.values import Declarations, Local, Objective, Report, Seen, Setting
 from fedproto.types import ClientUpdate, ClientWeights, ServerState, Tensors, Updates, part, under
 
 CONTROL = "control"

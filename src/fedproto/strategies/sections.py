@@ -25,7 +25,9 @@ from torch import Tensor
 from fedproto.errors import ConfigError, TrainingError
 from fedproto.options import Options, option
 from fedproto.strategies.aggregation import AggregateOptions
-from fedproto.strategies.base import (
+from fedproto.strategies.base import Strategy, known_head, personal_memory
+from fedproto.strategies.serve import ServeOptions
+from fedproto.strategies.values import (
     Declarations,
     Declared,
     Local,
@@ -34,11 +36,7 @@ from fedproto.strategies.base import (
     Seen,
     Setting,
     Statistic,
-    Strategy,
-    known_head,
-    personal_memory,
 )
-from fedproto.strategies.serve import ServeOptions
 from fedproto.types import ClientWeights, ServerState, Tensors, Updates, part, under
 
 CLASSES = "classes/count"
@@ -134,16 +132,14 @@ def class_shares(weight_kc: Tensor, holds_kc: Tensor) -> Tensor:
     return torch.where(total_c > 0, weight_kc / torch.where(total_c > 0, total_c, 1), equal_kc)
 
 
-def randomised_response(holds_c: Tensor, secret: int | Tensor, chance: float) -> Tensor:
+def randomised_response(holds_c: Tensor, secret: int, chance: float) -> Tensor:
     """The classes a client reports if it flips each answer with some probability.
 
     Each answer is then ``ln((1 − p) / p)``-differentially private (Warner 1965). The draws are a
     hash of secret and class (Steele et al. 2014, "SplitMix"), alike on every engine and in every
     round, so that answers of many rounds reveal no more than one.
     """
-    bits = torch.as_tensor(secret, device=holds_c.device) + _GOLDEN * (
-        1 + torch.arange(holds_c.shape[-1], device=holds_c.device)
-    )
+    bits = secret + _GOLDEN * (1 + torch.arange(holds_c.shape[-1], device=holds_c.device))
     for shift, factor in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15), (31, 1)):
         bits = (bits ^ ((bits >> shift) & ((1 << (64 - shift)) - 1))) * factor
     return holds_c ^ ((bits & _FRACTION).double() < chance * (_FRACTION + 1))

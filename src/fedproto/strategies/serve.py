@@ -26,7 +26,7 @@ from torch import Tensor
 
 from fedproto.errors import ConfigError, TrainingError
 from fedproto.options import Options, option, options_to_dict, read_options
-from fedproto.strategies.base import Declarations, Declared, Needs, Seen, Setting
+from fedproto.strategies.values import Declarations, Declared, Needs, Seen, Setting
 from fedproto.types import ClientUpdate, Prototypes, ServerState, Tensors, Updates, part, under
 
 SUM, COUNT, PRODUCTS = "serve/sum", "serve/count", "serve/products"

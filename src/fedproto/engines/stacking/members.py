@@ -20,7 +20,8 @@ from fedproto.engines.stacking.network import Network, RowLayout, StackedForm, T
 from fedproto.engines.stacking.observations import lacks_statistics, received_statistics
 from fedproto.engines.training import TrainOptions, frozen_weights
 from fedproto.equations import class_sums
-from fedproto.strategies.base import Batch, Local, Objective, Outputs, Setting, Strategy
+from fedproto.strategies.base import Strategy
+from fedproto.strategies.values import Batch, Local, Objective, Outputs, Setting
 from fedproto.types import ServerState, Tensors, part, under
 
 NOTHING = Objective()
