@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from data_files import write_mnist
 from fedproto import Centralized, FedAvg, FedProto, run
 from fedproto.analysis.discrepancy import mmd2, mmd2_linear
 from fedproto.analysis.uncertainty import calibration_error, tally_confidence
@@ -400,6 +401,44 @@ def test_a_client_with_most_of_the_test_samples_is_warned_of(tmp_path, capsys):
     about = json.loads((tmp_path / "run" / "run.json").read_text())["data"]
     said = f"one client holds {100 * about['largest_test_share']:.0f} % of the test samples"
     assert said in capsys.readouterr().err
+
+
+def test_test_samples_that_clients_train_on_are_said_wherever_scores_are(tmp_path, capsys):
+    """In the record, while training, in tables, on the page; of older runs without the share."""
+    settings = ["--set=schedule.rounds=1", "--set=train.epochs=1", f"--out={tmp_path / 'run'}"]
+    shared = ["--set=data.partition=first", "--set=data.mean_size=40", "--set=data.minimum=2"]
+    assert main(["run", "quickstart", "--set=data.name=digits", *settings, *shared]) == 0
+    file = tmp_path / "run" / "run.json"
+    about = json.loads(file.read_text())["data"]
+    assert 0.1 < about["test_overlap"] < 1
+    said = f"{100 * about['test_overlap']:.1f} % of the test samples of digits"
+    assert said in capsys.readouterr().err
+    for option in ("--markdown", "--latex", "--json"):
+        assert main(["compare", str(tmp_path / "run"), option]) == 0
+        assert said in capsys.readouterr().out.replace(r"\%", "%")
+    RunStore.open(tmp_path / "run").describe(data={})
+    assert main(["compare", str(tmp_path / "run"), "--markdown"]) == 0
+    assert "some of the test samples of digits" in capsys.readouterr().out
+    assert main(["report", str(tmp_path / "run"), "--no-data"]) == 0
+    assert "some of the test samples of digits" in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_a_run_names_the_files_of_its_data(tmp_path, monkeypatch):
+    write_mnist(tmp_path, np.arange(10).repeat(30))
+    monkeypatch.setenv("FEDPROTO_DATA", str(tmp_path))
+    names = [
+        "data.name=mnist",
+        "data.clients=10",
+        "schedule.rounds=1",
+        "schedule.cohort=2",
+        "train.epochs=1",
+    ]
+    settings = [f"--set={name}" for name in names]
+    assert main(["run", "quickstart", *settings, f"--out={tmp_path / 'run'}"]) == 0
+    files = json.loads((tmp_path / "run" / "run.json").read_text())["files"]
+    assert len(files) == 4
+    for name, size in files.items():
+        assert (tmp_path / "MNIST" / name).stat().st_size == size
 
 
 def test_records_from_before_there_were_tables_are_read(tmp_path):

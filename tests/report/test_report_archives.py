@@ -143,7 +143,7 @@ def test_a_facet_filters_charts_and_tables(browser, synthetic):
             section,
         )
 
-    visit(browser, synthetic)
+    visit(browser, synthetic, "#answer?all=1")
     assert panels("curves-panels") == ["δ 0.0", "δ 0.5", "δ 0.8"]
     browser.execute_script("document.querySelector(\".chip[data-value='δ: 0.5']\").click()")
     browser.execute_script("while (page.pending.length) drawPending()")
@@ -186,7 +186,8 @@ def test_all_runs_together_make_a_page_of_bearable_height(browser, everything):
     number = sum(len(group.runs) for group in found.groups)
     assert 0 < len(found.notices) <= len(stored) - number
     assert f"{number} runs" in browser.find_element("id", "subtitle").text
-    assert "is stored 2 times" in browser.find_element("id", "notices").text
+    said = f"{len(found.notices)} seeds are stored more than once"
+    assert said in browser.find_element("id", "notices").text
     height, width = browser.execute_script(
         "const root = document.documentElement; return [root.scrollHeight, root.scrollWidth]"
     )
@@ -198,6 +199,38 @@ def test_all_runs_together_make_a_page_of_bearable_height(browser, everything):
     )
     assert unreadable == 0
     assert console(browser) == []
+
+
+def test_the_mean_over_conditions_answers_and_the_conditions_follow_on_demand(browser, synthetic):
+    def blocks() -> list[str]:
+        return browser.execute_script(
+            "return [...document.querySelectorAll('#answer-table tr.block')]"
+            ".map((one) => one.textContent)"
+        )
+
+    visit(browser, synthetic)
+    assert blocks() == ["mean over 3 conditions"]
+    browser.find_element("id", "more-blocks").click()
+    assert blocks() == ["mean over 3 conditions", "δ 0.0", "δ 0.5", "δ 0.8"]
+    browser.find_element("id", "more-blocks").click()
+    assert blocks() == ["mean over 3 conditions"]
+
+
+def test_chance_is_drawn_where_a_run_does_not_say_how_many_classes_there_are(browser, synthetic):
+    description = json.loads(next(synthetic.rglob("run.json")).read_text())
+    assert "data" not in description, "these runs are older than that"
+    visit(browser, synthetic)
+    assert browser.execute_script("return page.conditions.map((one) => one.chance)") == [0.1] * 3
+    words = browser.find_element("id", "curves-panels").get_attribute("textContent")
+    assert words.count("chance") == 3
+
+
+def test_what_tests_on_training_samples_is_said_beside_its_scores_alone(browser, everything):
+    said = "some of the test samples of femnist are in some client's training part"
+    visit(browser, everything, "#answer?data=synthetic")
+    assert said not in browser.find_element("id", "notices").text
+    visit(browser, everything, "#answer?data=femnist")
+    assert said in browser.find_element("id", "notices").text
 
 
 def test_all_runs_together_open_on_one_data_set_and_an_answer(browser, everything):

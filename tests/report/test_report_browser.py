@@ -213,6 +213,19 @@ def test_many_methods_leave_most_of_them_grey(browser, tmp_path):
     assert console(browser) == []
 
 
+def test_a_table_without_rows_in_view_says_so(browser, tmp_path):
+    write_sweep(tmp_path)
+    set_size(browser, 1200, 900)
+    assert main(["report", str(tmp_path), "--no-data"]) == 0
+    browser.get((tmp_path / "report.html").as_uri())
+    assert len(texts(browser, "#classes-table tr")) > 1
+    browser.find_element("id", "find").send_keys("nothing is called so")
+    settle(browser)
+    assert texts(browser, "#classes-table tr") == []
+    assert "None of the runs in view" in browser.find_element("css selector", "#classes").text
+    assert console(browser) == []
+
+
 def test_unfinished_runs_are_compared_at_the_round_they_share(browser, tmp_path):
     for seed in range(3):
         write_run(tmp_path / f"avg{seed}", rounds=12, planned=25, label="FedAvg", seed=seed)
@@ -518,7 +531,7 @@ def test_sections_without_anything_take_a_line_that_says_how_to_fill_them(browse
         for line in browser.find_elements("css selector", "#absent li")
     }
     assert set(lines) == {
-        "clients", "classes", "data-spread", "calibration", "embedding", "maps",
+        "attention", "clients", "classes", "data-spread", "calibration", "embedding", "maps",
     }  # fmt: skip
     assert "fedproto report --analyse" in lines["calibration"]
     assert not browser.find_element("id", "calibration").is_displayed()

@@ -267,6 +267,7 @@ def _caption(rows: Sequence[Summary], metric: str) -> str:
             parts.append(f"fewer than {FEWEST_PAIRS} seeds decide nothing")
         if any(each.at_round is not None for each in compared):
             parts.append("@ n: unfinished runs, compared at round n")
+    parts += dict.fromkeys(caution for row in rows for caution in row.cautions)
     return "; ".join(parts)
 
 

@@ -25,7 +25,7 @@ from fedproto.callback import Callback
 from fedproto.cli.terminal import AsJson, echo, print_table
 from fedproto.config.recipe import apply_overrides
 from fedproto.data.base import DATASETS, DataSource, data_root
-from fedproto.data.federation import Federation
+from fedproto.data.federation import Federation, cautions
 from fedproto.data.fetch import OnBytes
 from fedproto.data.fetch import check as check_files
 from fedproto.data.fetch import fetch as fetch_files
@@ -101,11 +101,8 @@ def stats(name: Name, settings: Settings = None, as_json: AsJson = False) -> Non
             f" {row.train:,} for training, {row.test:,} for the test ({row.test_set}),"
             f" {row.validation:,} for validation by the server"
         )
-        if row.test_overlap:
-            echo(
-                f"{title}: {100 * row.test_overlap:.1f} % of the test samples are also in some"
-                " client's training part; data.partition=class-sizes shares out without overlap"
-            )
+        for caution in cautions({"name": title, "test_overlap": row.test_overlap}):
+            echo(caution)
 
 
 @group.command()

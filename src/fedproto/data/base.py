@@ -30,6 +30,10 @@ def downloads_of(site: str, folder: str, files: Mapping[str, str]) -> tuple[Down
     return tuple(Download(site + name, f"{folder}/{name}", md5) for name, md5 in files.items())
 
 
+MOST_FILES = 30
+"""Files of a data set that a run names one by one."""
+
+
 @dataclass(frozen=True)
 class DataSource(Options, abc.ABC):
     """A data set and how its samples are shared out among clients.
@@ -76,6 +80,17 @@ class DataSource(Options, abc.ABC):
     def is_present(cls, root: Path) -> bool:
         """Whether there are any files in its folder."""
         return not cls.folder or has_files(root / cls.folder)
+
+    def file_sizes(self, root: Path) -> dict[str, int]:
+        """Its files by name with their sizes in bytes; of many files the sum, under their number.
+
+        An archive counts as one file.
+        """
+        if not self.folder or not (root / self.folder).is_dir():
+            return {}
+        sources = open_tree(root / self.folder).sources
+        sizes = {name: path.stat().st_size for name, path in sources.items()}
+        return sizes if len(sizes) <= MOST_FILES else {f"{len(sizes)} files": sum(sizes.values())}
 
     @classmethod
     def how_to_get(cls) -> str:

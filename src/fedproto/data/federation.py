@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, overload
@@ -122,20 +122,38 @@ class DataFacts(Options):
     mean: tuple[float, ...] | None = option(None, "mean that inputs are normalised by")
     std: tuple[float, ...] | None = option(None, "deviation that inputs are normalised by")
     largest_test_share: float = option(0.0, "largest share of one client in the test samples")
+    test_overlap: float = option(0.0, "share of the test samples that some client trains on")
 
 
 MOST_TEST = 0.3
 """A client with a larger share of the test samples than this dominates the pooled score."""
 
 
-def uneven_test(name: str, share: float) -> str:
-    """A warning where one client holds a large share of the test samples; else empty."""
-    if share <= MOST_TEST:
-        return ""
-    return (
-        f"one client holds {100 * share:.0f} % of the test samples of {name}, so the pooled score"
-        " is mostly its own: look at the mean client and the worst tenth as well"
+def cautions(facts: Mapping[str, Any]) -> list[str]:
+    """Warnings about a federation's test samples, from the facts that its runs keep.
+
+    Where one client holds a large share of them, and where clients train on some of them; a
+    ``test_overlap`` of True stands for an unknown share.
+    """
+    name = str(facts.get("name", ""))
+    # A run directory from elsewhere may contain anything.
+    uneven, overlap = (
+        share if isinstance(share, float) and 0 <= share <= 1 else 0.0
+        for share in (facts.get("largest_test_share"), facts.get("test_overlap"))
     )
+    found = []
+    if uneven > MOST_TEST:
+        found.append(
+            f"one client holds {100 * uneven:.0f} % of the test samples of {name}, so the pooled"
+            " score is mostly its own: look at the mean client and the worst tenth as well"
+        )
+    if overlap or facts.get("test_overlap") is True:
+        part = f"{100 * overlap:.1f} %" if overlap else "some"
+        found.append(
+            f"{part} of the test samples of {name} are in some client's training part, so scores"
+            " are too high; every data.partition but 'first' avoids that"
+        )
+    return found
 
 
 @dataclass(frozen=True, repr=False)
@@ -197,6 +215,15 @@ class Federation:
         sizes = self.test_sizes
         return float(sizes.max() / sizes.sum()) if len(sizes) > 1 and sizes.any() else 0.0
 
+    @cached_property
+    def test_overlap(self) -> float:
+        """The share of the test samples that are in some client's training part.
+
+        It is 0 under every partition but ``first``, which shares samples among clients.
+        """
+        tested = np.unique(self.test_indices)
+        return float(np.isin(tested, self._all.train).mean()) if len(tested) else 0.0
+
     def validation_of(self, client: int) -> Indices:
         """What was taken out of a client's samples for validation."""
         if self.validation_owner is None or len(self.validation_owner) != len(self.validation):
@@ -232,6 +259,7 @@ class Federation:
             "test": len(self.test_indices),
             "test_set": self.test_set,
             "largest_test_share": self.largest_test_share,
+            "test_overlap": self.test_overlap,
             "num_classes": self.num_classes,
             "class_names": list(self.class_names),
             "input_shape": list(self.input_shape),

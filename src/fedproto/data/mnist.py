@@ -6,6 +6,7 @@ import math
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -153,6 +154,11 @@ class FEMNIST(MNIST):
         "emnist", "white letters that fill the image, or dark small ones, much as NIST scanned them"
     )
     minimum: int = 3
+
+    @classmethod
+    def status(cls, root: Path) -> str:
+        """Whether it can be loaded here, and a warning of its partition ``first``."""
+        return f"{super().status(root)}; partition 'first' tests on training images"
 
     def read(self, tree: FileTree, part: str) -> Labelled:
         """The letters of a pair of files; EMNIST stores images transposed."""

@@ -10,7 +10,6 @@ from fedproto.data.federation import Federation
 from fedproto.data.samples import MappedSamples, TensorSamples
 from fedproto.errors import DataError
 from fedproto.rng import Indices
-from fedproto.types import POOLED
 
 
 @dataclass(frozen=True)
@@ -56,19 +55,8 @@ def statistics(federation: Federation) -> Statistics:
         test=len(federation.test_indices),
         validation=len(federation.validation),
         test_set=federation.test_set,
-        test_overlap=overlap_of_test(federation),
+        test_overlap=federation.test_overlap,
     )
-
-
-def overlap_of_test(federation: Federation) -> float:
-    """The share of the test samples that are in some client's training part.
-
-    It is 0 under every partition but ``first``, which shares samples among clients.
-    """
-    tested = np.unique(federation.test_indices)
-    if not len(tested):
-        return 0.0
-    return float(np.isin(tested, federation.train_indices(POOLED)).mean())
 
 
 def class_counts(federation: Federation) -> Indices:

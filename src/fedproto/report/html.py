@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedproto.config import flatten
-from fedproto.data.federation import uneven_test
+from fedproto.data.federation import cautions
 from fedproto.data.tasks import is_share, loss_beside, lower_is_better
 from fedproto.disk.files import explained, write_atomically
 from fedproto.errors import StoreError
@@ -51,7 +51,6 @@ from fedproto.store.checking import read_audit
 
 MOST_POINTS = 2000
 MOST_NOTES = 20
-MOST_NOTICES = 3
 _CLASSES = (IOU, CLASS)
 _SHARED = ("base", "state", "charts", "pointing", "panels", "saving")
 _SECTIONS = ("answer", "curves", "clients", "cost", "attention", "data", "analysis")
@@ -122,8 +121,8 @@ def page_content(
     by_path = {one.run.path: one for one in runs}
     most = max((len(group.seeds) for group in arrangement.groups), default=1)
     audit = accounts(by_path)
-    about = {path: read_description(path).get("data", {}) for path in by_path}
-    chances = _chances(arrangement, about)
+    about = {path: one.run.about_data() for path, one in by_path.items()}
+    chances = _chances(arrangement, about, panels)
     return {
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
         "dashes": DASHES,
@@ -155,7 +154,10 @@ def page_content(
         if panels is None
         else panels.of(group.runs[0].config for group in arrangement.groups),
         "audit": audit,
-        "notices": [*_one_line(arrangement.notices), *_uneven(about.values())],
+        "repeated": list(arrangement.notices),
+        "notices": [
+            *dict.fromkeys((one["name"], text) for one in about.values() for text in cautions(one))
+        ],
         "problems": [
             *problems,
             *audit["problems"],
@@ -186,14 +188,25 @@ def _metric(name: str) -> dict[str, Any]:
     }
 
 
-def _chances(arrangement: Arrangement, about: Mapping[Path, Mapping[str, Any]]) -> dict[int, float]:
-    """The accuracy of guessing among the classes, by condition, where it is known."""
-    return {
-        number: 1 / classes
-        for group in arrangement.groups
-        for number in group.conditions
-        if (classes := about[group.runs[0].path].get("num_classes"))
-    }
+def _chances(
+    arrangement: Arrangement, about: Mapping[Path, Mapping[str, Any]], panels: DataPanels | None
+) -> dict[int, float]:
+    """The accuracy of guessing among the classes, by condition, where it is known.
+
+    Older runs do not say how many classes there are: their data does, or other runs of a data set.
+    """
+    known: dict[int, int] = {}
+    by_family: dict[str, set[int]] = defaultdict(set)
+    for group in arrangement.groups:
+        (run, *_), numbers = group.runs, group.conditions
+        classes = about[run.path].get("num_classes") or (panels and panels.classes(run.config))
+        if classes:
+            known |= dict.fromkeys(numbers, classes)
+            by_family[arrangement.conditions[numbers[0]].family].add(classes)
+    for number, condition in enumerate(arrangement.conditions):
+        if number not in known and len(by_family[condition.family]) == 1:
+            (known[number],) = by_family[condition.family]
+    return {number: 1 / classes for number, classes in known.items()}
 
 
 def _configurations(arrangement: Arrangement) -> dict[str, Any]:
@@ -322,23 +335,6 @@ def _maps(groups: Sequence[Group], runs: Mapping[Path, PageRun]) -> list[dict[st
         }
         for number, (path, maps) in shown.items()
     ]
-
-
-def _one_line(notices: Sequence[str]) -> list[str]:
-    """The first notices and the number of the others, as one paragraph."""
-    more = [f"and {len(notices) - MOST_NOTICES} more"] if len(notices) > MOST_NOTICES else []
-    return ["; ".join([*notices[:MOST_NOTICES], *more])] if notices else []
-
-
-def _uneven(about: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Warnings of data sets where one client has many of the test samples."""
-    # A run directory from elsewhere may contain anything.
-    shares = {
-        str(one.get("name", "")): share
-        for one in about
-        if isinstance(share := one.get("largest_test_share", 0.0), float) and 0 <= share <= 1
-    }
-    return [text for name, share in shares.items() if (text := uneven_test(name, share))]
 
 
 def _text(value: Any) -> str:

@@ -265,6 +265,11 @@ class DataPanels:
                 self._panels[source] = self._panel(config)
         return [self._panels[source] for source in by_source]
 
+    def classes(self, config: RunConfig) -> int:
+        """The number of classes of a run's data; 0 if it cannot be loaded."""
+        (panel,) = self.of([config])
+        return len(panel["classes"])
+
     def holdings(self, config: RunConfig) -> Holdings | None:
         """The holdings of a run's clients; None if its data cannot be loaded."""
         self.of([config])

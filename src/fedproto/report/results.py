@@ -11,6 +11,7 @@ metric is taken at the rounds that all runs have.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from fedproto.data import Federation, data_root
 from fedproto.data.tasks import headline
 from fedproto.errors import ConfigError, StoreError, unknown_name
 from fedproto.report.statistics import Rounds, Values, moving_average, score_at, window_width
-from fedproto.store import RunStore
+from fedproto.store import RunStore, read_description
 from fedproto.store.sweeps import found_in
 from fedproto.strategies.serve import ServeOptions
 from fedproto.types import RoundRecord
@@ -80,6 +81,15 @@ class StoredRun:
         rounds, values = self.curve(metric)
         width = width or window_width(self.config.schedule.rounds)
         return rounds, moving_average(rounds, values, width)
+
+    def about_data(self) -> dict[str, Any]:
+        """The facts that it keeps about its data; older runs keep fewer."""
+        facts: dict[str, Any] = {}
+        with suppress(StoreError):  # a run in memory
+            facts = read_description(self.path).get("data", {})
+        if getattr(self.config.data, "partition", "") == "first":
+            facts = {"name": self.config.to_dict()["data"]["name"], "test_overlap": True, **facts}
+        return facts
 
     def federation(self) -> Federation:
         """Its data, loaded now."""

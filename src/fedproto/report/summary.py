@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
+from fedproto.data.federation import cautions
 from fedproto.data.tasks import is_share, loss_beside, lower_is_better
 from fedproto.errors import ConfigError, unknown_name
 from fedproto.measures.scores import CLIENT_SCORES, PERSONAL_SCORES
@@ -57,6 +58,7 @@ class Summary:
             one seed. A figure that some run does not have is left out.
         against: The comparison with the baseline; None for the baseline itself, where that was not
             run, and for pooled training beside several conditions.
+        cautions: Warnings about the test samples of its data.
     """
 
     title: str
@@ -68,6 +70,7 @@ class Summary:
     values: dict[str, tuple[float, float | None]]
     against: Against | None
     directories: list[str]
+    cautions: list[str] = field(default_factory=list)
 
 
 def default_margin(metric: str) -> float | None:
@@ -105,6 +108,7 @@ def summarize(
                 },
                 against=verdict,
                 directories=[str(run.path) for run in group.runs],
+                cautions=cautions(group.runs[0].about_data()),
             )
         )
     return rows

@@ -19,7 +19,7 @@ from torch import nn
 from fedproto.callback import Callback, CallbackList
 from fedproto.config import RunConfig
 from fedproto.data.base import DataSource, data_root
-from fedproto.data.federation import Federation, uneven_test
+from fedproto.data.federation import Federation, cautions
 from fedproto.engines.auto import Demand, choose, threads
 from fedproto.engines.base import AUTO, ENGINES, Engine, Workload, needs_of
 from fedproto.engines.setting import read_state, setting_of
@@ -191,6 +191,8 @@ class Run:
         if not self.records:
             facts["identity"] = {**data, **self._model_identity()}
             facts["data"] = self.federation.about()
+            if self.config.data is not None:
+                facts["files"] = self.config.data.file_sizes(data_root())
         before, device = self.engines(), engine.workload.options.torch_device()
         how = {"name": engine.name, "device": device.type, "threads": torch.get_num_threads()}
         if not before or not how.items() <= before[-1].items():
@@ -310,9 +312,8 @@ def _train_together(
             stack.callback(engine.close)
         for run in unfinished:
             run.describe(data, engine)
-        cautions = [check_reference(run.config) for run in unfinished]
-        cautions.append(uneven_test(federation.name, federation.largest_test_share))
-        for caution in filter(None, cautions):
+        about_references = [check_reference(run.config) for run in unfinished]
+        for caution in filter(None, [*about_references, *cautions(federation.about())]):
             callback.on_notice(caution)
         for _ in run_rounds(unfinished, engine):
             pass

@@ -242,13 +242,15 @@ page.sections.push({
     syncOptions(host.querySelector("#base"), data.methods.map((method) => [method.title, method.title]), state.base || data.methods[baseIn(page.conditions[0]?.family)]?.title);
     host.querySelector("#columns").checked = state.columns;
     const blocks = blocksOf();
-    const shown = state.all ? blocks : blocks.slice(0, MOST_PANELS);
+    // The mean over conditions answers; the conditions follow when they are asked for.
+    const few = blocks.filter((block) => block.overall);
+    const shown = state.all ? blocks : few.length ? few : blocks.slice(0, MOST_PANELS);
     host.querySelector("#sentence").replaceChildren(...(blocks.length ? sentence(blocks[0]) : [`No run in view has ${metric.label}.`]));
     const columns = answerColumns(state.columns);
     const table = host.querySelector("table");
     const focused = table.contains(document.activeElement) ? document.activeElement.dataset.key : null;
     const [key, down] = state.sort.split(":");
-    const heads = columns.map((column) => make("th", { scope: "col", "aria-sort": key === column.key ? (down ? "descending" : "ascending") : "none" }, make("button", {
+    const heads = columns.map((column) => make("th", { scope: "col", class: column.key === "difference" ? "drawn" : null, "aria-sort": key === column.key ? (down ? "descending" : "ascending") : "none" }, make("button", {
       type: "button", "data-key": column.key,
       onclick: () => change({ sort: key === column.key ? `${key}${down ? "" : ":down"}` : `${column.key}${column.lower ? "" : ":down"}` }),
     }, column.label)));
@@ -262,16 +264,17 @@ page.sections.push({
     host.querySelector("#answer-scroll").classList.toggle("tall", shown.reduce((sum, block) => sum + block.rows.length, 0) > 30);
     if (focused) [...table.querySelectorAll("button")].find((button) => button.dataset.key === focused)?.focus();
     const more = host.querySelector("#more-blocks");
-    more.hidden = blocks.length <= MOST_PANELS;
-    more.textContent = state.all ? `Show only ${MOST_PANELS} rankings` : `Show all ${blocks.length} rankings`;
-    host.querySelector("#notices").replaceChildren(...data.notices.map((text) => make("p", { class: "problem" }, text)));
+    more.hidden = shown.length === blocks.length && !(few.length || blocks.length > MOST_PANELS);
+    more.textContent = state.all ? "Show fewer rankings" : `Show all ${blocks.length} rankings`;
+    host.querySelector("#notices").replaceChildren(...data.notices.filter(([family]) => !page.family || family === page.family).map(([, text]) => make("p", { class: "problem" }, text)),
+      data.repeated.length ? make("details", {}, make("summary", {}, `${data.repeated.length} seeds are stored more than once; the longest run of each is shown`), make("ul", { class: "absent" }, data.repeated.map((text) => make("li", {}, text)))) : "");
     const bases = [...new Set(blocks.map((block) => data.methods[block.base].title))].join(" or ");
     const tests = [...new Set(blocks.flatMap((block) => block.rows.map((row) => row.found?.of)).filter(Boolean))].join(" and ");
     host.querySelector(".hint").textContent = [
       `${metric.label}: mean over the last ${Math.round(100 * data.window)} % of the rounds${page.several.seeds ? " ± sample standard deviation over seeds" : ""}.`,
       `Baseline: ${bases}${state.base ? "" : /^fedavg$/i.test(bases) ? "" : ", as the method with most pairs"}.`,
       tests ? `Difference${metric.percent ? " in points" : ""} on the same seeds with ${Math.round(100 * data.sure)} % interval (Student's t); p corrected for ${tests} comparisons (Holm). Better or worse: p < 0.05; equivalent: interval within ${metric.margin === null ? "a margin (none for this metric)" : `± ${formatNumber((metric.percent ? 100 : 1) * metric.margin)}${metric.percent ? " points" : ""}`}; else unclear.` : `No test: fewer than ${data.fewest} seeds in common.`,
-      blocks.some((block) => block.rows.some((row) => row.found && row.found.until !== null)) ? "@ n: some runs are unfinished; compared at round n, the last one that all have." : "",
+      blocks.some((block) => block.rows.some((row) => row.found && row.found.until !== null)) ? "@ n: some runs are unfinished; compared and ranked at round n, the last one that all have." : "",
       page.shown.some((group) => group.fairness) ? "Mean client, worst tenth, at zero: scores on each client's own test samples." : "",
     ].filter(Boolean).join(" ");
   },

@@ -13,10 +13,10 @@ function heldBy() {
 // A client quantity against the clients' samples or classes, seeds pooled: bins of [holding, mean, quartiles, clients].
 function holdingSpec(condition, bins, y, label) {
   const by = heldBy();
-  const lines = condition.groups.map((group) => {
+  const lines = withGrey(condition.family, condition.groups, page.metric.name).map(([group, grey]) => {
     const found = bins(group)[by];
     return {
-      label: methodTitle(group), named: true, method: group.method, dots: true, x: found.map((bin) => bin[0]), y: found.map((bin) => bin[1]),
+      label: methodTitle(group), named: !grey.color, method: group.method, dots: true, ...grey, x: found.map((bin) => bin[0]), y: found.map((bin) => bin[1]),
       say: (index) => `${y.say(found[index][1])} (middle half ${y.say(found[index][2])} to ${y.say(found[index][3])}, ${found[index][4]} clients)`,
     };
   });
@@ -36,7 +36,8 @@ page.sections.push({
   title: "Attention: the weight of a client",
   short: "Attention",
   empty() {
-    return page.data.groups.some((group) => group.attention) ? null : ["No round averaged the updates of two or more clients.", null];
+    if (!page.data.groups.some((group) => group.attention)) return ["No round averaged the updates of two or more clients.", null];
+    return page.data.groups.some((group) => group.attention?.size.length) ? null : ["Needs the data, which could not be loaded or was left out by --no-data.", null];
   },
   build(host) {
     host.append(
@@ -56,6 +57,6 @@ page.sections.push({
     const drawn = showSpecs(host.querySelector("#attention-panels"), this.has, this.spec, 220);
     host.querySelector("#attention-by").value = heldBy();
     host.querySelector(".controls").hidden = drawn === 0;
-    host.querySelector("#attention-note").textContent = drawn ? "" : "Needs the data, which could not be loaded or was left out by --no-data.";
+    host.querySelector("#attention-note").textContent = drawn ? "" : "None of the runs in view has its data here.";
   },
 });

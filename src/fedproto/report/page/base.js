@@ -114,7 +114,8 @@ function plain(metric, value) {
 }
 
 function signed(metric, value) {
-  return (value > 0 ? "+" : "") + plain(metric, value).replace("-", "−");
+  const text = plain(metric, value);
+  return Number(text) === 0 ? text.replace("-", "") : (value > 0 ? "+" : "") + text.replace("-", "−");
 }
 
 function withDeviation(metric, found) {

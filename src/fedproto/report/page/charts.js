@@ -123,7 +123,7 @@ function chart(spec, width, height) {
     textAt(0, 0, spec.y.name, { "text-anchor": "middle", transform: `translate(13 ${(area.top + area.bottom) / 2}) rotate(-90)` }),
     inside);
   for (const [x1, y1, x2, y2] of spec.guides || []) inside.append(lineAt(x(x1), y(y1), x(x2), y(y2), { stroke: variable("--faint"), "stroke-dasharray": "4 4" }));
-  if (spec.chance && spec.chance >= yRange[0]) inside.append(lineAt(area.left, y(spec.chance), area.right, y(spec.chance), { stroke: variable("--faint"), "stroke-dasharray": "2 3" }), textAt(area.left + 4, y(spec.chance) - 4, "chance", { "font-size": 11 }));
+  if (spec.chance && spec.chance >= yRange[0]) inside.append(lineAt(area.left, y(spec.chance), area.right, y(spec.chance), { stroke: variable("--faint"), "stroke-dasharray": "2 3" }), textAt(area.right - 4, y(spec.chance) - 4, "chance", { "font-size": 11, "text-anchor": "end" }));
   for (const line of spec.lines || []) drawLine(inside, line, x, y, spec);
   nameLines(svg, named, y, area, room);
   for (const point of spec.points || []) {

@@ -22,8 +22,8 @@ page.sections.push({
   quantiles(condition) {
     return {
       label: `Score of clients from worst to best, ${titleOf(condition)}`,
-      lines: condition.groups.map((group) => ({
-        label: methodTitle(group), named: true, method: group.method, y: group.fairness.quantiles, x: group.fairness.quantiles.map((_, index, all) => index / (all.length - 1)),
+      lines: withGrey(condition.family, condition.groups, page.metric.name).map(([group, grey]) => ({
+        label: methodTitle(group), named: !grey.color, method: group.method, ...grey, y: group.fairness.quantiles, x: group.fairness.quantiles.map((_, index, all) => index / (all.length - 1)),
       })),
       x: { name: "clients, worst to best", mark: (value) => `${Math.round(100 * value)} %`, say: (value) => formatPercent(value, 0) },
       y: { name: "score of a client", share: true, mark: markAs({ percent: true }), say: formatPercent },
@@ -65,6 +65,7 @@ page.sections.push({
       : "Accuracy on the test samples of each class, of all clients together.") + (curves ? " Their curves are among the metrics of Curves." : "");
     const groups = page.shown.filter((group) => group.classes);
     const names = [...new Set(groups.flatMap((group) => Object.keys(group.classes)))];
-    host.querySelector("#classes-table").replaceChildren(tableOf(["run", ...names], groups.map((group) => [[swatch(group.method), " ", group.title], ...names.map((name) => formatPercent(group.classes[name]))])));
+    if (!names.length) host.querySelector(".hint").textContent = `None of the runs in view has them. To get them: ${TO_RECORD}.`;
+    host.querySelector("#classes-table").replaceChildren(names.length ? tableOf(["run", ...names], groups.map((group) => [[swatch(group.method), " ", group.title], ...names.map((name) => formatPercent(group.classes[name]))])) : "");
   },
 });

@@ -71,21 +71,25 @@ function meanOf(curves) {
   return found;
 }
 
+// Groups with how their lines look: beyond six methods all but the baseline and the best are grey and come first.
+function withGrey(family, groups, name) {
+  const key = (group) => (group.method === baseIn(family) ? Infinity : (metricNamed(name).lower ? -1 : 1) * (figureOf([group], name)?.mean ?? -Infinity));
+  const best = new Set([...groups].sort((one, other) => key(other) - key(one)).slice(0, MOST_COLORED));
+  return [...groups].sort((one, other) => best.has(one) - best.has(other)).map((group) => [group, best.has(group) ? {} : { color: variable("--line"), dash: null }]);
+}
+
 // Lines of a condition: { label, method, color, x, y, low, high, thin, silent }. Means are labelled; with fewer than
 // six seeds each has a thin line, else a band shows the deviation; beyond six methods the rest is grey.
 function curveLines(condition, name, share, everySeed, axis) {
-  const having = condition.groups.filter((group) => page.runsOf.get(group.index).some((run) => run.curves[name]));
-  const key = (group) => (group.method === baseIn(condition.family) ? Infinity : (metricNamed(name).lower ? -1 : 1) * (figureOf([group], name)?.mean ?? -Infinity));
-  const best = new Set([...having].sort((one, other) => key(other) - key(one)).slice(0, MOST_COLORED));
+  const groups = condition.groups.filter((group) => page.runsOf.get(group.index).some((run) => run.curves[name]));
   const lines = [];
-  for (const group of [...having].sort((one, other) => best.has(one) - best.has(other))) {
+  for (const [group, grey] of withGrey(condition.family, groups, name)) {
     const runs = page.runsOf.get(group.index).filter((run) => run.curves[name]);
     const curves = runs.map((run) => {
       const curve = smoothed(curveOf(run, name), share, run.planned);
       return { ...curve, spent: axis === "round" ? curve.x : spentAt(run, axis, curve.x) };
     });
     const title = methodTitle(group);
-    const grey = having.length > MOST_COLORED && !best.has(group) ? { color: variable("--line"), dash: null } : {};
     const line = (curve, label, more) => ({ label, method: group.method, x: curve.spent, y: curve.y, ...grey, ...more });
     const seeds = curves.length > 1 && (everySeed || (curves.length < FEW_SEEDS && !grey.color));
     if (seeds) curves.forEach((curve, index) => lines.push(line(curve, `${title}, seed ${runs[index].seed}`, { thin: true, silent: !everySeed })));
