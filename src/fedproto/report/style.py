@@ -41,6 +41,7 @@ _RESERVED = (
 _KEPT = {
     name: (dash, color) for dash, names in enumerate(_RESERVED) for color, name in enumerate(names)
 }
+_KEPT["equal weights"] = _KEPT["fairness + toleration"]
 
 
 @dataclass(frozen=True)
@@ -62,9 +63,16 @@ def line_styles(titles: Sequence[str]) -> list[LineStyle]:
     With more methods than styles, the last ones share.
     """
     named = {title: title.casefold().replace("q-", "q") for title in titles}
-    kept = {title: _KEPT[name] for title, name in named.items() if name in _KEPT}
+    kept: dict[str, tuple[int, int]] = {}
+    for title, name in named.items():
+        if _KEPT.get(name, (0, 0)) not in kept.values() and name in _KEPT:
+            kept[title] = _KEPT[name]
     every = product(range(len(DASHES)), range(len(COLORS)))
-    free = sorted(set(every) - set(kept.values()), key=lambda slot: (slot in _KEPT.values(), slot))
+    used = {color for _, color in kept.values()}
+    free = sorted(
+        set(every) - set(kept.values()),
+        key=lambda slot: (slot in _KEPT.values(), slot[1] in used, slot),
+    )
     others = [title for title in dict.fromkeys(titles) if title not in kept]
     chosen = kept | {title: free[index % len(free)] for index, title in enumerate(others)}
     return [LineStyle(COLORS[chosen[title][1]], chosen[title][0]) for title in titles]
