@@ -30,6 +30,7 @@ TEXTS = (
     "average=all",
     "head=lda",
     "head=ridge add=true",
+    "head=cof",
 )
 
 

@@ -27,12 +27,13 @@ from fedproto.strategies.serve import (
     PRODUCTS,
     SUM,
     ServeOptions,
+    estimated_products,
     gaussian_head,
     mean_head,
     ridge_head,
 )
 from fedproto.strategies.values import FeatureShape, Observation, Setting, initial_tensors
-from fedproto.types import ClientUpdate, ClientWeights, ServerState
+from fedproto.types import ClientUpdate, ClientWeights, Prototypes, ServerState
 
 DOUBLE = torch.float64
 
@@ -232,8 +233,47 @@ def test_the_ridge_head_is_ridge_regression(seed):
     seen = statistics(features, labels)
     weight, _ = ridge_head(seen.count.double(), seen.sums, seen.products, 0.01)
     penalty = 0.01 * float(seen.products.diagonal().mean())
-    fitted = Ridge(alpha=penalty, fit_intercept=False).fit(features, np.eye(3)[labels])
-    assert np.allclose(weight.numpy(), fitted.coef_, atol=1e-10)
+    fitted = Ridge(alpha=penalty, fit_intercept=False).fit(features, np.eye(3)[labels]).coef_
+    norm = np.linalg.norm(fitted, axis=1, keepdims=True)
+    assert np.allclose(weight.numpy(), fitted / norm, atol=1e-10), "rows have norm one"
+
+
+def test_products_estimated_from_class_means_by_hand():
+    """Class 0: means 1 and 3 of two samples each; class 1: one client; class 2: nobody."""
+    clients = Prototypes(
+        torch.tensor([[[2.0], [8.0], [0.0]], [[6.0], [0.0], [0.0]]], dtype=torch.float64),
+        torch.tensor([[2, 4, 0], [2, 0, 0]]),
+    )
+    # Σ_0 = (2·1 + 2·1) / (2 − 1) = 4, of one client no spread is known; the overall mean is 2
+    found = estimated_products(clients, shrink=0.1)
+    assert found.item() == pytest.approx(3 * (4 + 0.1) + 3 * (0 + 0.1) + 8 * 2**2)
+
+
+def test_products_estimated_from_the_means_of_many_clients_are_those_within_classes():
+    rng = np.random.default_rng(0)
+    spread = np.array([[1.0, 0.6], [0.0, 0.5]])
+    features = rng.normal(size=(2000, 30, 2)) @ spread + 3.0
+    clients = Prototypes(
+        torch.from_numpy(features.sum(axis=1)).unsqueeze(1), torch.full((2000, 1), 30)
+    )
+    found = estimated_products(clients, shrink=1e-9) / 60_000
+    assert np.allclose(found, spread.T @ spread + 9.0, atol=0.1)
+
+
+def test_the_gaussian_head_is_what_calibration_with_virtual_features_tends_to():
+    """CCVR fits the head on features drawn from Gaussians; with one covariance that is LDA."""
+    from sklearn.linear_model import LogisticRegression
+
+    rng = np.random.default_rng(0)
+    means = np.array([[0.0, 0.0], [2.0, 0.5], [0.5, 2.0]])
+    labels = np.repeat(np.arange(3), 20_000)
+    features = means[labels] + rng.normal(size=(60_000, 2)) @ np.array([[1.0, 0.4], [0.0, 0.7]])
+    seen = statistics(features, labels)
+    weight, bias = gaussian_head(seen.count.double(), seen.sums, seen.products)
+    fitted = LogisticRegression(C=np.inf).fit(features, labels)
+    for ours, theirs in ((weight.numpy(), fitted.coef_), (bias.numpy(), fitted.intercept_)):
+        # Softmax takes no notice of what is added to all classes.
+        assert np.allclose(ours - ours.mean(axis=0), theirs - theirs.mean(axis=0), atol=0.1)
 
 
 def test_the_mean_head_has_rows_of_norm_one():

@@ -56,10 +56,11 @@ class ServeOptions(Options):
     growth: float = option(
         3.0, "average 'all': weights grow as round^growth; 0 for the plain mean", at_least=0
     )
-    head: Literal["trained", "lda", "ridge", "ncm"] = option(
+    head: Literal["trained", "lda", "ridge", "cof", "ncm"] = option(
         "trained",
         "last layer: as trained, or computed from the clients' feature statistics by linear"
-        " discriminant analysis, ridge regression or nearest class means",
+        " discriminant analysis, ridge regression (Fed3R), the same with products estimated from"
+        " class means (FedCOF), or nearest class means (FedNCM)",
     )
     add: bool = option(False, "add the computed layer to the trained one instead of replacing it")
     forget: float = option(
@@ -73,6 +74,9 @@ class ServeOptions(Options):
     )
     ridge: float = option(
         0.01, "head 'ridge': regularisation relative to the mean square of a feature", above=0
+    )
+    shrink: float = option(
+        0.1, "head 'cof': added to the estimated variance of a feature in a class", above=0
     )
     also: tuple[str, ...] = option(
         (),
@@ -183,7 +187,7 @@ class ServeOptions(Options):
                 SUM: Declared((classes, channels), torch.float64),
                 COUNT: Declared((classes,), torch.float64),
             }
-            if self._products:
+            if self._products or self.head == "cof":
                 declared[PRODUCTS] = Declared((channels, channels), torch.float64)
         return declared
 
@@ -210,11 +214,14 @@ class ServeOptions(Options):
             believed = [(one, square) for one, square in squares if _possible(one, square)]
         if not believed:
             return {}
-        cohort = clipped_prototypes([one for one, _ in believed], SUM, COUNT)
+        clients = clipped_prototypes([one for one, _ in believed], SUM, COUNT)
+        cohort = clients.merged()
         new = {SUM: cohort.sum, COUNT: cohort.count.double()}
         products = [(one, square) for one, square in believed if square is not None]
         if products:
             new[PRODUCTS] = _clipped_products(products)
+        elif self.head == "cof":
+            new[PRODUCTS] = estimated_products(clients, self.shrink)
         return {
             name: (1 - self.forget) * state.memory[name].to(one.device) + one
             for name, one in new.items()
@@ -247,6 +254,8 @@ class ServeOptions(Options):
             weight_cd, bias_c = gaussian_head(count_c, sum_cd, memory[PRODUCTS])
         elif self.head == "ridge":
             weight_cd, bias_c = ridge_head(count_c, sum_cd, memory[PRODUCTS], self.ridge)
+        elif self.head == "cof":
+            weight_cd, bias_c = ridge_head(count_c, sum_cd, memory[PRODUCTS], 0.0)
         else:
             weight_cd, bias_c = mean_head(count_c, sum_cd)
         own = {name: received.params[name] for name in setting.head}
@@ -321,7 +330,7 @@ def prototypes_declared(
 
 
 def clipped_prototypes(updates: Updates, sum_name: str, count_name: str) -> Prototypes:
-    """Prototypes of the clients' pooled data, in double precision.
+    """The clients' prototypes ``[K, C, D]``, in double precision.
 
     A prototype whose norm exceeds `LARGEST_NORM` times the cohort's median is clipped to that, so
     that no client dominates.
@@ -335,7 +344,27 @@ def clipped_prototypes(updates: Updates, sum_name: str, count_name: str) -> Prot
     norm_kc = reported.mean.norm(dim=-1)
     median = torch.where(reported.seen, norm_kc, torch.nan).nanmedian().nan_to_num(0)
     factor_kc = (LARGEST_NORM * median / norm_kc.clamp(min=1e-300)).clamp(max=1)
-    return Prototypes(reported.sum * factor_kc.unsqueeze(-1), reported.count).merged()
+    return Prototypes(reported.sum * factor_kc.unsqueeze(-1), reported.count)
+
+
+def estimated_products(clients: Prototypes, shrink: float) -> Tensor:
+    """Summed products ``[D, D]`` of features of which only the clients' class means are known.
+
+    FedCOF (Goswami et al. 2025): a mean of n features varies by a n-th of what they vary by, so
+    ``Σ_c = 1/(K_c − 1) Σ_k n_kc (μ_kc − μ_c)(μ_kc − μ_c)ᵀ`` over the K_c clients with class c
+    estimates its covariance. Taken for the products: ``Σ_c (n_c − 1)(Σ_c + γI) + n m mᵀ`` with m
+    the overall mean; as in the authors' code, what lies between the classes is left out.
+    """
+    pooled = clients.merged()
+    count_c, clients_c = pooled.count.double(), clients.seen.sum(dim=0)
+    factor_c = (count_c - 1).clamp(min=0) / (clients_c - 1).clamp(min=1)
+    weight_kc = (clients.count * factor_c).sqrt()
+    apart_nd = ((clients.mean - pooled.mean) * weight_kc.unsqueeze(-1)).flatten(0, 1)
+    total = count_c.sum().clamp(min=1)
+    sum_d = pooled.sum.sum(dim=0)
+    added = shrink * (count_c - 1).clamp(min=0).sum()
+    identity_dd = torch.eye(len(sum_d)).to(sum_d)
+    return apart_nd.t() @ apart_nd + added * identity_dd + sum_d.outer(sum_d) / total
 
 
 def gaussian_head(count_c: Tensor, sum_cd: Tensor, product_dd: Tensor) -> tuple[Tensor, Tensor]:
@@ -362,10 +391,15 @@ def gaussian_head(count_c: Tensor, sum_cd: Tensor, product_dd: Tensor) -> tuple[
 def ridge_head(
     count_c: Tensor, sum_cd: Tensor, product_dd: Tensor, strength: float
 ) -> tuple[Tensor, Tensor]:
-    """Ridge regression of one-hot targets, ``W = Y Eᵀ (E Eᵀ + λI)⁻¹`` (Fed3R), without bias."""
+    """Ridge regression of one-hot targets, ``W = Y Eᵀ (E Eᵀ + λI)⁻¹`` (Fed3R), without bias.
+
+    Rows are scaled to norm one, as the authors of Fed3R and FedCOF do: large classes gain nothing.
+    """
     total = count_c.sum()
     floor = strength * (product_dd.diagonal().clamp(min=0).mean() / total).clamp(min=1e-30)
-    return _divided(sum_cd / total, product_dd / total, floor), torch.zeros_like(count_c)
+    weight_cd = _divided(sum_cd / total, product_dd / total, floor)
+    norm_c1 = weight_cd.norm(dim=1, keepdim=True).clamp(min=1e-300)
+    return weight_cd / norm_c1, torch.zeros_like(count_c)
 
 
 def mean_head(count_c: Tensor, sum_cd: Tensor) -> tuple[Tensor, Tensor]:
