@@ -1,6 +1,7 @@
 """One hostile client: the accuracy that each attack leaves under a defence.
 
     python benchmarks/takeover.py --seeds 0 1 2 --out runs/takeover.json
+    python benchmarks/takeover.py --table results/takeover.json
 
 All attacks on a method with a seed train together, as one sweep. Client 0 is hostile in every
 cohort it is drawn for; it sees what it is sent and what it would honestly answer, and nothing of
@@ -17,7 +18,7 @@ import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -213,6 +214,22 @@ ATTACKS: dict[str, Attack | None] = {
 CLAIMS = {name for name in ATTACKS if name.startswith(("10M samples", "far", "swapped"))}
 MLP = {"name": "mlp", "hidden": 64, "features": 32}
 DIGITS = {"name": "digits", "clients": 10, "classes_per_client": 2}
+WORDS = {
+    "none": "its honest update",
+    "absent": "nothing usable",
+    "x -1": "its update reversed",
+    "x -1.5": "its update times −1.5",
+    "10M samples": "10M samples",
+    "10M samples, x -1": "10M samples, its update reversed",
+    "far statistics, x -1": "far statistics, its update reversed",
+    "swapped statistics, x -1": "swapped statistics, its update reversed",
+    "swapped statistics of its classes": "swapped statistics of its classes",
+    "swapped statistics of its classes, x -1": "swapped statistics of its classes, update reversed",
+    "running mean + 10": "running mean + 10",
+    "running variance 1e15": "running variance 1e15",
+    "10M samples, running mean + 10, x -1": "10M samples, running mean + 10, update reversed",
+}
+"""Attacks in the words of docs/threat-model.md."""
 TASKS: dict[str, dict[str, Any]] = {
     "digits": {"data": DIGITS, "model": MLP, "cohort": 10, "lr": 0.05},
     "digits, cohorts of 3": {"data": DIGITS, "model": MLP, "cohort": 3, "lr": 0.05},
@@ -330,12 +347,20 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--out", type=Path, help="keeps the results that are there")
+    parser.add_argument("--table", type=Path, help="prints the table of such a file, and ends")
     given = parser.parse_args()
+    if given.table is not None:
+        print("\n".join(table(json.loads(given.table.read_text()))))
+        return
     believe_claims()
     known = given.out is not None and given.out.exists()
     figures = json.loads(given.out.read_text()) if known else {}
     commit = subprocess.run(
-        ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True
+        ["git", "rev-parse", "HEAD"],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parent,
     ).stdout.strip()
     figures |= {
         "environment": describe_environment(),
@@ -379,6 +404,32 @@ def _reaches(attack: str, task: str, method: str) -> bool:
     if "running" in attack:
         return "batch norm" in task
     return "step" not in attack or method == "SCAFFOLD"
+
+
+def table(figures: dict[str, Any]) -> Iterator[str]:
+    """The default defence in Markdown: means over seeds, and mean and worst changes by seed."""
+    titles = ["task, method (seeds)", "the hostile client sends", "accuracy", "change", "worst"]
+    yield "| " + " | ".join([*titles, "beyond absence"]) + " |"
+    yield "|---|---|---|---|---|---|"
+    for task, methods in figures["accuracy"].items():
+        for method, rows in methods.items():
+            honest, absent = (rows.get(name, {}).get("clip", {}) for name in ("none", "absent"))
+            for attack, words in WORDS.items():
+                found = rows.get(attack, {}).get("clip", {})
+                if not found:
+                    continue
+                cells = [f"{task}, {method} ({len(found)})", words]
+                cells.append(f"{statistics.mean(found.values()):.1f}")
+                change = [found[seed] - honest[seed] for seed in found]
+                beyond = [found[seed] - absent[seed] for seed in found if seed in absent]
+                if attack == "none":
+                    cells += ["", "", ""]
+                else:
+                    cells += [f"{statistics.mean(change):+.1f}", f"{min(change):+.0f}"]
+                    cells.append(
+                        f"{statistics.mean(beyond):+.1f}" if beyond and attack != "absent" else ""
+                    )
+                yield "| " + " | ".join(cells).replace("-", "−") + " |"
 
 
 def print_rows(

@@ -124,11 +124,11 @@ class StoreOptions(Options):
 
 
 CLIP = AggregateOptions(
-    drop_beyond=8.0, clip_norm="median", clip_times=1.5, max_share=1.5, max_claim=5.0
+    drop_beyond=8.0, clip_norm="median", clip_times=1.5, max_share=1.5, max_claim=2.0
 )
 """Updates beyond eight times the median norm are rejected, those beyond 1.5 times are clipped, no
-client's weight exceeds one and a half equal shares, and its claims five times the median: honest
-clients are hardly affected."""
+client's weight exceeds one and a half equal shares, and its claims twice the median: honest clients
+are hardly affected."""
 
 DEFENCES = {
     "none": AggregateOptions(),

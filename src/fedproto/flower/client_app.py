@@ -194,27 +194,21 @@ def evaluate(content: RecordDict, context: Context) -> RecordDict:
     config = wire.decode_job_config(content)
     node = this_node(config, context)
     engine = node.engine(config)
-    test = wire.decode_test(content, _layout(engine, config))
+    test, state = wire.decode_test(content, _layout(engine, config))
     if test.client != node.client:
         raise ConfigError(f"the test is for client {test.client}; this is {node.client}")
     own = node.federation.clients[node.client]
     samples = node.federation.validation_of(node.client) if test.validation else own.test
     if not 0 < test.num_examples <= len(samples):
         raise DataError(f"the test is for {test.num_examples} samples; {len(samples)} are here")
-    state = _own_model(node, engine, config, test) if test.run else test.state
+    if test.run is not None:  # with the tensors that stay on this client in place of the sent ones
+        declared = config.method.client_memory(setting_of(engine.workload, state.params))
+        memory = ClientMemoryOnDisk(Folder(node.state_folder), test.run)
+        kept = memory.recall(node.client, test.last_round, declared)
+        state = laid_over(state, part(PERSONAL, kept or {}))
     tally = engine.tally(state, spread(samples, test.num_examples))
     assert tally is not None  # noqa: S101 - there are samples
-    return wire.encode_tally(node.client, test.state.round, tally)
-
-
-def _own_model(
-    node: ThisNode, engine: ReferenceEngine, config: RunConfig, test: wire.TestJob
-) -> ServerState:
-    """The model to test, with the tensors that stay on this client in place of its own."""
-    declared = config.method.client_memory(setting_of(engine.workload, test.state.params))
-    memory = ClientMemoryOnDisk(Folder(node.state_folder), test.run)
-    kept = memory.recall(node.client, test.last_round, declared)
-    return laid_over(test.state, part(PERSONAL, kept or {}))
+    return wire.encode_tally(node.client, test.round, tally)
 
 
 def this_node(config: RunConfig, context: Context) -> ThisNode:

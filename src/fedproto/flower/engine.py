@@ -186,51 +186,47 @@ class FlowerEngine(Engine):
         federation = self.workload.federation
         kept = federation.validation
         validation = len(kept) > 0 and np.array_equal(indices, kept)
+        config = wire.config_text(self._config)
         scores = []
         for state in states:
             tests = []
             for client, share in enumerate(federation.clients):
                 held = len(federation.validation_of(client) if validation else share.test)
-                tests.append(TestJob(client, state, held, validation))
-            tallies = self._tallies(tests, self._config)
+                tests.append((TestJob(config, client, state.round, held, validation), state))
+            tallies = self._tallies(tests)
             scores.append(self._scores(list(tallies.values())) if tallies else {})
         return scores
 
     def evaluate_personal(self, jobs: Sequence[LocalJob]) -> list[dict[str, float]]:
         """Asks every connected client to test its own model; nothing from the others."""
-        if not jobs:
-            return []
         shares, task = self.workload.federation.clients, self.workload.task
-        tests = [
-            TestJob(
-                job.client,
-                job.state,
-                len(shares[job.client].test),
-                run=job.run,
-                last_round=job.last_round,
-            )
-            for job in jobs
-        ]
-        tallies = self._tallies(tests, replace(self._config, strategy=jobs[0].strategy))
+        tests = []
+        for job in jobs:
+            config = wire.config_text(replace(self._config, strategy=job.strategy))
+            held, round_ = len(shares[job.client].test), job.state.round
+            test = TestJob(config, job.client, round_, held, False, job.run, job.last_round)
+            tests.append((test, job.state))
+        tallies = self._tallies(tests)
         return [task.metrics(tallies[job.client]) if job.client in tallies else {} for job in jobs]
 
-    def _tallies(self, tests: Sequence[TestJob], config: RunConfig) -> dict[int, Tensor]:
+    def _tallies(self, tests: Sequence[tuple[TestJob, ServerState]]) -> dict[int, Tensor]:
         """Test sums by client, of all that have samples, are connected and answer."""
         self._nodes.refresh()
         node_of = self._nodes.clients()
-        asked, absent = {}, []
-        for test in tests:
+        asked, contents, absent = {}, {}, []
+        for test, state in tests:
             if not test.num_examples:
                 continue
             if test.client in node_of and self._suspended.is_asked(test.client):
-                asked[node_of[test.client]] = test
+                node = node_of[test.client]
+                asked[node], contents[node] = test, wire.encode_test(test, state)
             else:
                 absent.append(str(test.client))
         answers = exchange(
             self._grid,
             "evaluate",
-            {node: wire.encode_test(test, config) for node, test in asked.items()},
-            round_=tests[0].state.round,
+            contents,
+            round_=tests[0][0].round if tests else 0,
             deadline=self._options.deadline,
         )
         if absent:
@@ -250,7 +246,7 @@ class FlowerEngine(Engine):
         return found
 
     def _read_tally(self, answer: Answer, test: TestJob) -> Tensor:
-        tally = wire.decode_tally(read(answer), test.client, test.state.round)
+        tally = wire.decode_tally(read(answer), test.client, test.round)
         federation = self.workload.federation
         reason = self.workload.task.reason_to_refuse_tally(
             tally, test.num_examples, federation.num_classes, federation.input_shape

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import astuple, dataclass, fields
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -23,13 +22,14 @@ from torch import Tensor
 from fedproto.config import RunConfig, read_config
 from fedproto.disk.files import limits
 from fedproto.engines.base import LocalJob
-from fedproto.errors import FedprotoError
+from fedproto.errors import ConfigError, FedprotoError
+from fedproto.options import Options, options_to_dict, read_options
 from fedproto.rng.schedule import BatchOrder
 from fedproto.rounds.aggregate import Expected
 from fedproto.strategies.values import LARGEST, Declarations, Setting
 from fedproto.types import ClientUpdate, ServerState, Tensors
 
-PROTOCOL = 5
+PROTOCOL = 6
 """Changes whenever a reader of the version before could misread a message."""
 
 SERVERS_OWN = frozenset(
@@ -48,8 +48,7 @@ MOST_DIMENSIONS = 8
 NUMPY_FORMAT = "numpy.ndarray"
 NUMPY_MAGIC = b"\x93NUMPY\x01\x00"
 
-NONE_YET = -1
-"""The last accepted round of a client that has none."""
+Header = TypeVar("Header", bound=Options)
 
 
 class UnreadableError(FedprotoError):
@@ -132,53 +131,42 @@ def like(declared: Declarations) -> Tensors:
     return {name: torch.empty(one.shape, dtype=one.dtype) for name, one in declared.items()}
 
 
-def write_fields(fields: Mapping[str, Any]) -> ConfigRecord:
-    """Fields as a record that names the protocol's version."""
-    return ConfigRecord({"protocol": PROTOCOL, **fields})
+def write_fields(header: Options) -> ConfigRecord:
+    """The fields of a message as a record that names the protocol's version."""
+    return ConfigRecord({"protocol": PROTOCOL, **options_to_dict(header)})
 
 
-def expect_fields(
-    content: RecordDict,
-    name: str,
-    wanted: Mapping[str, type],
-    *,
-    optional: Mapping[str, type] | None = None,
-    beside: tuple[str, ...] = (),
-) -> dict[str, Any]:
-    """The fields of a message's `ConfigRecord`, all of the right type and none too many.
+def read_fields(
+    content: RecordDict, kind: str, header: type[Header], *, beside: tuple[str, ...] = ()
+) -> Header:
+    """The fields of a message: all of the right type, none too many, and no negative integer.
 
-    Fields of `optional` may be missing; the message may have other records beside.
+    The message may have other records beside.
     """
-    for other in content:
-        if other != name and other not in beside:
-            raise UnreadableError(f"the message has an unexpected part '{other}'")
-    record = content.get(name)
+    odd = sorted(set(content) - {kind, *beside})
+    if odd:
+        raise UnreadableError(f"the message has an unexpected part '{odd[0]}'")
+    record = content.get(kind)
     if not isinstance(record, ConfigRecord):
-        raise UnreadableError(f"the message has no part '{name}'")
-    fields = dict(record)
-    version = fields.pop("protocol", None)
+        raise UnreadableError(f"the message has no part '{kind}'")
+    values: dict[str, Any] = dict(record)
+    version = values.pop("protocol", None)
     if type(version) is not int or version != PROTOCOL:
         raise UnreadableError(f"the message is of protocol {version!r}; this side uses {PROTOCOL}")
-    known = {**wanted, **(optional or {})}
-    for field, value in fields.items():
-        _check_field(f"{name} field '{field}'", value, known.get(field))
-    missing = sorted(wanted.keys() - fields.keys())
-    if missing:
-        raise UnreadableError(f"{name} has no field '{missing[0]}'")
-    return fields
-
-
-def _check_field(what: str, value: object, wanted: type | None) -> None:
-    if wanted is None:
-        raise UnreadableError(f"{what} is unknown")
-    if type(value) is not wanted:
-        raise UnreadableError(f"{what} is not of type {wanted.__name__}")
-    if isinstance(value, str) and len(value) > LONGEST_TEXT:
-        raise UnreadableError(f"{what} is too long")
+    for name, value in values.items():
+        several = value if isinstance(value, list) else [value]
+        if any(isinstance(one, int) and one < 0 for one in several):
+            raise UnreadableError(f"{kind} field '{name}' is negative")
+        if any(isinstance(one, str) and len(one) > LONGEST_TEXT for one in several):
+            raise UnreadableError(f"{kind} field '{name}' is too long")
+    try:
+        return read_options(header, values, kind)
+    except (ConfigError, TypeError) as error:  # a TypeError where a field is missing
+        raise UnreadableError(str(error)) from None
 
 
 @dataclass(frozen=True)
-class Hello:
+class Hello(Options):
     """A client's description of itself.
 
     Attributes:
@@ -199,20 +187,60 @@ class Hello:
 
 
 @dataclass(frozen=True)
-class TestJob:
-    """Test this model on a client's test part, or on its validation part.
+class TestJob(Options):
+    """Test a model on a client's test part, or on its validation part.
 
     Attributes:
-        run: Digest of the run whose memory the client lays over the model; empty for none.
+        config: Text of the configuration.
+        run: Digest of the run whose memory the client lays over the model; None for none.
         last_round: The round whose memory is valid; None for none.
     """
 
+    config: str
     client: int
-    state: ServerState
+    round: int
     num_examples: int
     validation: bool = False
-    run: str = ""
+    run: str | None = None
     last_round: int | None = None
+
+
+@dataclass(frozen=True)
+class _Job(Options):
+    """A job without its tensors; `batches` are the fields of its `BatchOrder`."""
+
+    config: str
+    batches: tuple[int, ...]
+    lr: float
+    seed: int
+    keep_from: int
+    run: str
+    last_round: int | None = None
+
+
+@dataclass(frozen=True)
+class _Update(Options):
+    """An update without its tensors; the loss may be NaN, which the guard tells of."""
+
+    client: int
+    round: int
+    num_examples: int
+    epochs_done: int
+    began_anew: bool
+    train_loss: Any = None
+
+
+@dataclass(frozen=True)
+class _Tally(Options):
+    client: int
+    round: int
+
+
+@dataclass(frozen=True)
+class _Text(Options):
+    """A configuration, or a reason."""
+
+    text: str
 
 
 def config_text(config: RunConfig) -> str:
@@ -234,76 +262,50 @@ def read_config_text(text: str) -> RunConfig:
 
 def encode_question(config: RunConfig) -> RecordDict:
     """Asks a node who it is and which samples of a data set it holds."""
-    return RecordDict({"question": write_fields({"config": config_text(config)})})
+    return RecordDict({"question": write_fields(_Text(config_text(config)))})
 
 
 def decode_question(content: RecordDict) -> RunConfig:
     """The configuration whose data the server asks about."""
-    return read_config_text(expect_fields(content, "question", {"config": str})["config"])
+    return read_config_text(read_fields(content, "question", _Text).text)
 
 
 def encode_hello(hello: Hello) -> RecordDict:
     """A client's answer to the server's question."""
-    lists = {name: list(getattr(hello, name)) for name in ("input_shape", "class_names")}
-    return RecordDict({"hello": write_fields(asdict(hello) | lists)})
+    return RecordDict({"hello": write_fields(hello)})
 
 
 def decode_hello(content: RecordDict, max_examples: int) -> Hello:
     """A client's description of itself, with at most `max_examples` samples."""
-    wanted: dict[str, type] = {
-        **dict.fromkeys(("client", "num_train", "num_test", "num_classes", "num_validation"), int),
-        **{"input_shape": list, "class_names": list, "task": str},
-    }
-    fields = expect_fields(content, "hello", wanted)
-    shape, names, num_classes = (
-        fields[name] for name in ("input_shape", "class_names", "num_classes")
-    )
-    if not all(type(side) is int and side > 0 for side in shape):
-        raise UnreadableError("its input shape is no list of positive numbers")
-    if len(shape) > MOST_DIMENSIONS or math.prod(shape) > LARGEST:
-        raise UnreadableError("its input shape is too large")
-    if not all(isinstance(one, str) and len(one) <= LONGEST_NAME for one in names):
-        raise UnreadableError("its class names are no list of short strings")
-    if len(names) not in (0, num_classes):
-        raise UnreadableError(f"it has {len(names)} names for {num_classes} classes")
-    held = fields["num_test"], fields["num_validation"]
-    if fields["client"] < 0 or num_classes < 1 or min(held) < 0:
-        raise UnreadableError("it claims a negative id or number")
-    if num_classes > limits().classes:
+    hello = read_fields(content, "hello", Hello)
+    shape, names, num_classes = hello.input_shape, hello.class_names, hello.num_classes
+    if 0 in shape or len(shape) > MOST_DIMENSIONS or math.prod(shape) > LARGEST:
+        raise UnreadableError(f"its input shape has a side of 0 or is too large: {shape}")
+    if any(len(name) > LONGEST_NAME for name in names) or len(names) not in (0, num_classes):
+        raise UnreadableError(f"its {len(names)} class names are too long or not {num_classes}")
+    if not 1 <= num_classes <= limits().classes:
         raise UnreadableError(f"it claims {num_classes} classes")
-    if not 1 <= fields["num_train"] <= max_examples or max(held) > max_examples:
+    held = max(hello.num_test, hello.num_validation)
+    if not 1 <= hello.num_train <= max_examples or held > max_examples:
         raise UnreadableError(
-            f"it claims {fields['num_train']} training and {fields['num_test']} test samples;"
+            f"it claims {hello.num_train} training and {hello.num_test} test samples;"
             f" flower.max_examples is {max_examples}"
         )
-    return Hello(**(fields | {"input_shape": tuple(shape), "class_names": tuple(names)}))
-
-
-JOB_FIELDS: dict[str, type] = {
-    **dict.fromkeys(("client", "round", "seed", "order_seed", "num_examples"), int),
-    **dict.fromkeys(("epochs", "max_steps", "last_round", "keep_from"), int),
-    **{"config": str, "run": str, "lr": float},
-}
+    return hello
 
 
 def encode_job(job: LocalJob, config: RunConfig) -> RecordDict:
     """A job as a message; of the server's memory it has the part that the strategy broadcasts."""
-    batches = job.batches
-    fields = {
-        "config": config_text(config),
-        "client": job.client,
-        "round": job.state.round,
-        "lr": job.lr,
-        "seed": job.seed,
-        "order_seed": batches.seed,
-        "num_examples": batches.num_examples,
-        "epochs": batches.epochs,
-        "max_steps": batches.max_steps,
-        "last_round": NONE_YET if job.last_round is None else job.last_round,
-        "keep_from": job.keep_from,
-        "run": job.run,
-    }
-    return _with_model("job", fields, job.state, broadcast=job.broadcast)
+    header = _Job(
+        config_text(config),
+        astuple(job.batches),
+        job.lr,
+        job.seed,
+        job.keep_from,
+        job.run,
+        job.last_round,
+    )
+    return _with_model("job", header, job.state, broadcast=job.broadcast)
 
 
 def decode_job_config(content: RecordDict) -> RunConfig:
@@ -324,18 +326,17 @@ def decode_job(
     The client's own model gives the layout of the weights, the strategy's declarations that of
     the broadcast.
     """
-    fields = expect_fields(content, "job", JOB_FIELDS, beside=("params", "buffers", "broadcast"))
-    last_round = fields.pop("last_round")
-    if not NONE_YET <= last_round < fields["round"]:
+    header = read_fields(content, "job", _Job, beside=("params", "buffers", "broadcast"))
+    if len(header.batches) != len(fields(BatchOrder)):
+        raise UnreadableError("the job says not how its batches are drawn")
+    batches = BatchOrder(*header.batches)
+    if header.last_round is not None and header.last_round >= batches.round:
         raise UnreadableError("the job's last round of this client is not before its round")
-    numbers = [value for name, value in fields.items() if JOB_FIELDS[name] is int]
-    if min(numbers) < 0 or fields["num_examples"] == 0:
-        raise UnreadableError("the job has a negative number")
-    if not (math.isfinite(fields["lr"]) and fields["lr"] >= 0):
-        raise UnreadableError("the job's learning rate is not a positive number")
-    if fields["seed"] >= 2**63 or fields["order_seed"] >= 2**63:
-        raise UnreadableError("the job's seed is too large")
-    _check_run(fields["run"])
+    if batches.num_examples == 0 or batches.batch_size != config.train.batch_size:
+        raise UnreadableError("the job has no samples, or batches of another size")
+    if header.lr < 0:
+        raise UnreadableError("the job's learning rate is negative")
+    _check_run(header.run)
     params, buffers = _model_tensors(content, layout.params, layout.buffers)
     sent = {
         name: one
@@ -347,26 +348,18 @@ def decode_job(
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             raise UnreadableError(f"the job's tensor '{name}' is not finite")
     return LocalJob(
-        client=fields["client"],
-        state=ServerState(fields["round"], params, buffers),
+        client=batches.client,
+        state=ServerState(batches.round, params, buffers),
         method=config.method,
-        batches=BatchOrder(
-            fields["order_seed"],
-            fields["round"],
-            fields["client"],
-            fields["num_examples"],
-            config.train.batch_size,
-            fields["epochs"],
-            fields["max_steps"],
-        ),
+        batches=batches,
         train=config.train,
         augment=config.augmentation,
-        lr=fields["lr"],
-        seed=fields["seed"],
+        lr=header.lr,
+        seed=header.seed,
         broadcast=broadcast,
-        run=fields["run"],
-        last_round=None if last_round == NONE_YET else last_round,
-        keep_from=fields["keep_from"],
+        run=header.run,
+        last_round=header.last_round,
+        keep_from=header.keep_from,
     )
 
 
@@ -378,16 +371,15 @@ def _check_run(run: str) -> None:
 
 def encode_update(update: ClientUpdate, round_: int, *, began_anew: bool = False) -> RecordDict:
     """An update as a reply; the client's memory stays there."""
-    fields: dict[str, Any] = {
-        "client": update.client,
-        "round": round_,
-        "num_examples": update.num_examples,
-        "epochs_done": update.epochs_done,
-        "began_anew": began_anew,
-    }
-    if update.train_loss is not None:
-        fields["train_loss"] = update.train_loss
-    return _with_model("update", fields, update, payload=update.payload)
+    header = _Update(
+        update.client,
+        round_,
+        update.num_examples,
+        update.epochs_done,
+        began_anew,
+        update.train_loss,
+    )
+    return _with_model("update", header, update, payload=update.payload)
 
 
 def decode_update(
@@ -397,73 +389,51 @@ def decode_update(
 
     The guard checks its values.
     """
-    fields = expect_fields(
-        content,
-        "update",
-        {
-            **dict.fromkeys(("client", "round", "num_examples", "epochs_done"), int),
-            "began_anew": bool,
-        },
-        optional={"train_loss": float},
-        beside=("params", "buffers", "payload"),
-    )
-    if fields["round"] != job.state.round:
+    header = read_fields(content, "update", _Update, beside=("params", "buffers", "payload"))
+    if not isinstance(header.train_loss, float | None):
+        raise UnreadableError("its training loss is not a number")
+    if header.round != job.state.round:
         raise UnreadableError(f"the update is not of round {job.state.round}")
     expected = Expected.of(job, setting)
     params, buffers = _model_tensors(content, expected.params, job.state.buffers)
     payload = expect_declared(content, "payload", expected.payload)
     device = next(iter(params.values())).device
     update = ClientUpdate(
-        client=fields["client"],
-        num_examples=fields["num_examples"],
+        client=header.client,
+        num_examples=header.num_examples,
         params=params,
         buffers=buffers,
-        train_loss=fields.get("train_loss"),
-        epochs_done=fields["epochs_done"],
+        train_loss=header.train_loss,
+        epochs_done=header.epochs_done,
         steps=job.batches.steps,
         lr=job.lr,
         payload={name: tensor.to(device) for name, tensor in payload.items()},
     )
-    return update, fields["began_anew"]
+    return update, header.began_anew
 
 
-def encode_test(test: TestJob, config: RunConfig) -> RecordDict:
+def encode_test(test: TestJob, state: ServerState) -> RecordDict:
     """A model to be tested on some of a client's own samples."""
-    fields = {
-        "config": config_text(config),
-        "client": test.client,
-        "round": test.state.round,
-        "num_examples": test.num_examples,
-        "validation": test.validation,
-        "run": test.run,
-        "last_round": NONE_YET if test.last_round is None else test.last_round,
-    }
-    return _with_model("test", fields, test.state)
+    return _with_model("test", test, state)
 
 
-def decode_test(content: RecordDict, layout: ServerState) -> TestJob:
-    """A model to test, in the layout of the client's own."""
-    numbers = dict.fromkeys(("client", "round", "num_examples", "last_round"), int)
-    wanted = {"config": str, "validation": bool, "run": str, **numbers}
-    fields = expect_fields(content, "test", wanted, beside=("params", "buffers"))
-    _check_run(fields["run"] or "none")
-    state = ServerState(fields["round"], *_model_tensors(content, layout.params, layout.buffers))
-    last = None if fields["last_round"] == NONE_YET else fields["last_round"]
-    return TestJob(
-        fields["client"], state, fields["num_examples"], fields["validation"], fields["run"], last
-    )
+def decode_test(content: RecordDict, layout: ServerState) -> tuple[TestJob, ServerState]:
+    """A test, and the model to test in the layout of the client's own."""
+    test = read_fields(content, "test", TestJob, beside=("params", "buffers"))
+    _check_run(test.run or "none")
+    params, buffers = _model_tensors(content, layout.params, layout.buffers)
+    return test, ServerState(test.round, params, buffers)
 
 
 def encode_tally(client: int, round_: int, tally: Tensor) -> RecordDict:
     """The sums from which the scores of all clients together are computed."""
-    fields = write_fields({"client": client, "round": round_})
-    return RecordDict({"tally": fields, "sums": write_tensors({"tally": tally.double()})})
+    sums = write_tensors({"tally": tally.double()})
+    return RecordDict({"tally": write_fields(_Tally(client, round_)), "sums": sums})
 
 
 def decode_tally(content: RecordDict, client: int, round_: int) -> Tensor:
     """A client's sums, in float64; their values are for the task to check."""
-    fields = expect_fields(content, "tally", {"client": int, "round": int}, beside=("sums",))
-    if fields != {"client": client, "round": round_}:
+    if read_fields(content, "tally", _Tally, beside=("sums",)) != _Tally(client, round_):
         raise UnreadableError(f"the test is not of client {client} in round {round_}")
     record = expect_arrays(content, "sums")
     if set(record) != {"tally"}:
@@ -473,26 +443,23 @@ def decode_tally(content: RecordDict, client: int, round_: int) -> Tensor:
 
 def encode_refusal(reason: str) -> RecordDict:
     """Tells the other side why there is no answer."""
-    return RecordDict({"refusal": write_fields({"reason": one_line(reason)})})
+    return RecordDict({"refusal": write_fields(_Text(one_line(reason)))})
 
 
 def decode_refusal(content: RecordDict) -> str | None:
     """The reason why the other side gave no answer; None when it gave one."""
     if "refusal" not in content:
         return None
-    return one_line(expect_fields(content, "refusal", {"reason": str})["reason"])
+    return one_line(read_fields(content, "refusal", _Text).text)
 
 
 def _with_model(
-    kind: str, fields: Mapping[str, Any], model: ServerState | ClientUpdate, **parts: Tensors
+    kind: str, header: Options, model: ServerState | ClientUpdate, **parts: Tensors
 ) -> RecordDict:
-    content = RecordDict({kind: write_fields(fields)})
-    for name, tensors in {"params": model.params, "buffers": model.buffers}.items():
-        content[name] = write_tensors(tensors)
-    for name, tensors in parts.items():
-        if tensors:
-            content[name] = write_tensors(tensors)
-    return content
+    tensors = {"params": model.params, "buffers": model.buffers}
+    tensors |= {name: one for name, one in parts.items() if one}
+    records = {name: write_tensors(one) for name, one in tensors.items()}
+    return RecordDict({kind: write_fields(header), **records})
 
 
 def _model_tensors(

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedproto.engines.base import LocalJob
 from fedproto.errors import TrainingError
-from fedproto.rounds.claims import bound_claims, merge_by_rule
+from fedproto.rounds.claims import bound_claims, implausible, merge_by_rule
 from fedproto.strategies.aggregation import as_remembered, combine, summed, update_norms
 from fedproto.strategies.sections import Method
 from fedproto.strategies.values import Declarations, Setting
@@ -104,14 +104,16 @@ def aggregate_round(
             updates.append(result)
         else:
             failures[expected.client] = reason
-    apart = outliers(updates, state.params, method.aggregate.drop_beyond)
-    failures |= apart
     # Sums of floating-point numbers depend on their order.
-    updates = sorted(
-        (update for update in updates if update.client not in apart),
-        key=lambda update: update.client,
-    )
-    updates = bound_claims(method.aggregate, updates, method.payload(setting, 1))
+    updates.sort(key=lambda update: update.client)
+    declared = method.payload(setting, 1)
+    apart = outliers(updates, state.params, method.aggregate.drop_beyond)
+    updates = [update for update in updates if update.client not in apart]
+    if method.aggregate.distrusts:
+        apart |= implausible(updates, declared)
+        updates = [update for update in updates if update.client not in apart]
+    failures |= apart
+    updates = bound_claims(method.aggregate, updates, declared)
     combined = combine_updates(method, state, updates, setting) if updates else None
     if combined is None:
         stays = replace(state, round=state.round + 1)

@@ -10,7 +10,7 @@ Shapes: K clients, C classes, D feature channels.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from statistics import median_low
 
@@ -29,7 +29,7 @@ FEWEST = 3
 
 FARTHEST = 2.0
 """Class means are clipped to this multiple of the cohort's median distance; scatter likewise.
-A client with most class means beyond the square of it is left out."""
+A client with most class means beyond the square of it is rejected."""
 
 
 def believed_sizes(sizes: Indices, times: float | None) -> Indices:
@@ -37,6 +37,24 @@ def believed_sizes(sizes: Indices, times: float | None) -> Indices:
     if times is None:
         return sizes
     return np.minimum(sizes, max(1, int(times * median_low(sizes.tolist()))))
+
+
+def implausible(updates: Updates, declared: Declarations) -> dict[int, str]:
+    """Why updates are rejected for the feature statistics that they report, by client.
+
+    A client that lies in one part of its update is not believed in the others.
+    """
+    reasons: dict[int, str] = {}
+    if len(updates) < FEWEST:
+        return reasons
+    for name, counts, products in _statistics(declared):
+        odd_k = _odd(_Statistics.of(updates, name, counts, products))
+        for update, odd in zip(updates, odd_k.tolist(), strict=True):
+            if odd:
+                reasons[update.client] = (
+                    f"its statistics '{name}' are implausible in most classes it shares"
+                )
+    return reasons
 
 
 def bound_claims(
@@ -57,11 +75,17 @@ def bound_claims(
             updates, _bound_buffers([one.buffers for one in updates], options.trim), strict=True
         )
     ]
+    for name, counts, products in _statistics(declared):
+        bounded = _bound_statistics(options, bounded, name, counts, products)
+    return bounded
+
+
+def _statistics(declared: Declarations) -> Iterator[tuple[str, str, str | None]]:
+    """Names of the sums, counts and products (or None) that belong together."""
     for name, one in declared.items():
         if one.counted_by is not None:
             products = next((key for key, it in declared.items() if it.squares_of == name), None)
-            bounded = _bound_statistics(options, bounded, name, one.counted_by, products)
-    return bounded
+            yield name, one.counted_by, products
 
 
 def merge_by_rule(
@@ -80,11 +104,8 @@ def merge_by_rule(
     if options.rule == "mean" or trims_none or len(updates) < FEWEST:
         return list(updates)
     merged = list(updates)
-    for name, one in declared.items():
-        if one.counted_by is None:
-            continue
-        products = next((key for key, it in declared.items() if it.squares_of == name), None)
-        held = _Statistics.of(merged, name, one.counted_by, products)
+    for name, counts, products in _statistics(declared):
+        held = _Statistics.of(merged, name, counts, products)
         if options.rule in ("median", "trimmed-mean"):
             share_k = torch.full((len(updates),), 1 / len(updates), dtype=torch.float64)
             for c in range(held.count.shape[1]):
@@ -98,7 +119,7 @@ def merge_by_rule(
         else:
             factor_k = (counted / given.clamp(min=1e-300)).clamp(max=1)
             held.count = (held.count * factor_k.unsqueeze(1)).round()
-        merged = held.into(merged, name, one.counted_by, products)
+        merged = held.into(merged, name, counts, products)
     return merged
 
 
@@ -172,7 +193,10 @@ def _bound_statistics(
 
 
 def _bound_counts(options: AggregateOptions, count_kc: Tensor) -> Tensor:
-    """Class counts: in all a multiple of the median, and per class a multiple of equal shares."""
+    """Class counts: in all a multiple of the median, and within a class a multiple of equal shares.
+
+    The sum over a class stays, so that classes of which one client holds most keep their frequency.
+    """
     total_k = count_kc.sum(dim=1)
     if options.max_claim is not None and bool((total_k > 0).any()):
         cap = options.max_claim * total_k[total_k > 0].median()
@@ -182,43 +206,67 @@ def _bound_counts(options: AggregateOptions, count_kc: Tensor) -> Tensor:
         for count_k in count_kc.unbind(dim=1):
             holds_k = count_k > 0
             if bool(holds_k.any()):
-                own_k = count_k[holds_k]
-                share_k = cap_shares(own_k / own_k.sum(), options.max_share)
-                # Those below the cap keep their counts, and the others come down to them.
-                count_k[holds_k] = share_k * (own_k / share_k).min()
+                sum_ = count_k.sum()
+                count_k[holds_k] = sum_ * cap_shares(count_k[holds_k] / sum_, options.max_share)
     return torch.where(count_kc > 0, (count_kc + 1e-6).floor().clamp(min=1), 0)
 
 
 def _bound_means(held: _Statistics) -> None:
-    """Clips class means towards the centre of the cohort and of their class.
-
-    A client whose means are implausible in most classes that several clients hold is left out
-    everywhere: in classes with two holders nobody could tell which one lies.
-    """
+    """Clips class means towards the centre of the cohort, then of their class."""
     clients, classes = held.count.nonzero(as_tuple=True)
     if not len(clients):
         return
-    mean_hd = held.mean[clients, classes]
-    # A client has one vote in all, however many classes it claims.
-    vote_h = 1 / (held.count > 0).sum(dim=1)[clients].double()
-    centre_d = median(mean_hd, vote_h / vote_h.sum())
-    mean_hd, _ = _clip_about(mean_hd, centre_d.expand_as(mean_hd), vote_h)
-    several_c = (held.count > 0).sum(dim=0) >= FEWEST
-    for_several = several_c[classes]
-    if bool(for_several.any()):
-        centre_cd = torch.zeros_like(held.mean[0])
-        for c in several_c.nonzero().flatten().tolist():
-            centre_cd[c] = mean_hd[classes == c].median(dim=0).values
-        clipped_hd, excess_h = _clip_about(
-            mean_hd[for_several], centre_cd[classes[for_several]], vote_h[for_several]
-        )
-        mean_hd[for_several] = clipped_hd
-        judged_k = torch.bincount(clients[for_several], minlength=len(held.count))
-        odd = clients[for_several][excess_h > FARTHEST]
-        odd_k = torch.bincount(odd, minlength=len(held.count)) > judged_k / 2
-        held.count = torch.where(odd_k.unsqueeze(1), 0, held.count)
+    mean_hd, vote_h = _near_cohort(held, clients, classes)
+    shared_h = (held.count > 0).sum(dim=0)[classes] >= FEWEST
+    if bool(shared_h.any()):
+        centre_hd = _class_centres(mean_hd, classes)[shared_h]
+        mean_hd[shared_h], _ = _clip_about(mean_hd[shared_h], centre_hd, vote_h[shared_h])
     held.mean = held.mean.clone()
     held.mean[clients, classes] = mean_hd
+
+
+def _odd(held: _Statistics) -> Tensor:
+    """Clients with implausible means in most classes that others hold as well, ``[K]``.
+
+    Of two that contradict each other in a class with no third holder, the one that contradicts
+    others in more of its classes is not believed; neither where that is level.
+    """
+    holds_kc = held.count > 0
+    clients, classes = holds_kc.nonzero(as_tuple=True)
+    shared_h = holds_kc.sum(dim=0)[classes] >= 2
+    if not bool(shared_h.any()):
+        return torch.zeros(len(holds_kc), dtype=torch.bool)
+    mean_hd, vote_h = _near_cohort(held, clients, classes)
+    centre_hd = _class_centres(mean_hd, classes)
+    _, excess_h = _clip_about(mean_hd[shared_h], centre_hd[shared_h], vote_h[shared_h])
+    odd_kc = torch.zeros_like(holds_kc)
+    odd_kc[clients[shared_h], classes[shared_h]] = excess_h > FARTHEST
+    judged_k = torch.bincount(clients[shared_h], minlength=len(holds_kc)).clamp(min=1)
+    part_k = odd_kc.sum(dim=1) / judged_k
+    for c in (holds_kc.sum(dim=0) == 2).nonzero().flatten().tolist():
+        first, second = holds_kc[:, c].nonzero().flatten().tolist()
+        odd_kc[first, c] &= part_k[first] > part_k[second]
+        odd_kc[second, c] &= part_k[second] > part_k[first]
+    return odd_kc.sum(dim=1) > judged_k / 2
+
+
+def _near_cohort(held: _Statistics, clients: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
+    """Class means clipped towards the centre of all, and their votes: one per client."""
+    mean_hd = held.mean[clients, classes]
+    vote_h = 1 / (held.count > 0).sum(dim=1)[clients].double()
+    centre_d = median(mean_hd, vote_h / vote_h.sum())
+    return _clip_about(mean_hd, centre_d.expand_as(mean_hd), vote_h)[0], vote_h
+
+
+def _class_centres(mean_hd: Tensor, classes: Tensor) -> Tensor:
+    """The median of the class means of each one's class; between two, the middle."""
+    centre_hd = torch.empty_like(mean_hd)
+    for c in classes.unique().tolist():
+        of_class = classes == c
+        number = int(of_class.sum())
+        equal = torch.full((number,), 1 / number, dtype=torch.float64)
+        centre_hd[of_class] = median(mean_hd[of_class], equal)
+    return centre_hd
 
 
 def _clip_about(value_hd: Tensor, centre_hd: Tensor, vote_h: Tensor) -> tuple[Tensor, Tensor]:

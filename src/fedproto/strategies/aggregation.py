@@ -402,8 +402,13 @@ def geometric_median(gram: Tensor, share_k: Tensor) -> Tensor:
 
 
 def cap_shares(share_k: Tensor, times: float) -> Tensor:
-    """Limits every share to a multiple of an equal one, and to one half."""
-    return cap_attention(share_k, min(times / len(share_k), 0.5))
+    """Limits every share to a multiple of an equal one, and to what the others can outweigh.
+
+    Orthogonal updates of one length with equal weights ``(1 − a) / (K − 1)`` sum up to the length
+    of one with the weight ``a = 1 / (1 + √(K − 1))``: one half of two, 0.41 of three.
+    """
+    number = len(share_k)
+    return cap_attention(share_k, min(times / number, 1 / (1 + math.sqrt(number - 1))))
 
 
 def cap_attention(a_k: Tensor, cap: float) -> Tensor:
