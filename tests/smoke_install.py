@@ -45,7 +45,7 @@ WORKS = [
     ["--help"],
     ["info"],
     ["list"],
-    ["list", "options", "train"],
+    ["list", "train"],
     ["data", "stats", "digits"],
     ["data", "plot", "digits"],
     ["data", "fetch", "toy", "--plugin=toy.py"],

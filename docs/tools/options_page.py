@@ -19,8 +19,7 @@ def as_markdown() -> str:
         " made from the code\n(`docs/tools/options_page.py`); `fedproto list train` shows one"
         " section. In a recipe a section is a table\n(`[train]`), on the command line its name goes"
         " before the option (`--set train.lr=0.1`), and in Python it is a\ndictionary"
-        ' (`train={"lr": 0.1}`), or the option by its own name where only one section has it'
-        " (`lr=0.1`).",
+        ' (`train={"lr": 0.1}`); the common ones are keywords of their own (`lr=0.1`).',
         "`seed` and `label` stand above all sections: the seed of initial weights, cohorts,"
         " stragglers and batch\norders, and the run's name in tables.",
     ]

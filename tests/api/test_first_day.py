@@ -134,11 +134,10 @@ def test_a_target_in_per_cent_is_refused(swept, capsys):
 
 
 def test_options_are_listed_by_section(capsys):
-    for command in (["list", "train"], ["list", "options", "train"]):
-        assert main([*command, "--json"]) == 0
-        ((entry,),) = json.loads(capsys.readouterr().out).values()
-        names = [option["name"] for option in entry["options"]]
-        assert names == [option.name for option in describe(SECTIONS["train"])]
+    assert main(["list", "train", "--json"]) == 0
+    ((entry,),) = json.loads(capsys.readouterr().out).values()
+    names = [option["name"] for option in entry["options"]]
+    assert names == [option.name for option in describe(SECTIONS["train"])]
     assert main(["list", "options"]) == 0
     shown = capsys.readouterr().out
     for section in SECTIONS:
@@ -196,7 +195,7 @@ def test_a_sweep_goes_on_to_more_rounds(swept, tmp_path):
 def test_what_cannot_be_extended_is_refused(tmp_path):
     federation = Federation.from_clients([(np.random.rand(9, 4), np.arange(9) % 3)] * 3)
     out = tmp_path / "run"
-    keywords = {"rounds": 1, "cohort": 2, "epochs": 1, "lr_schedule": "polynomial"}
+    keywords = {"rounds": 1, "cohort": 2, "epochs": 1, "train": {"lr_schedule": "polynomial"}}
     fedproto.run(federation, "mlp", "fedavg", out=out, **keywords)
     with pytest.raises(ConfigError, match="learning rate that depends on the number of rounds"):
         fedproto.extend(out, 2)

@@ -70,13 +70,14 @@ def test_names_are_there_for_completion():
 @pytest.mark.parametrize(
     ("keywords", "message"),
     [
-        ({"momentum": 0.5}, r"write train={'momentum': ...} or server={'momentum': ...}$"),
+        ({"momentum": 0.5}, r"write train={'momentum': ...} or server={'momentum': ...}"),
+        ({"patience": 5}, r"belongs to a section; write stop={'patience': ...}$"),
         (
             {"strategy": "fedlc", "tau": 0.5},
-            r"write server={'tau': ...} or strategy={'name': 'fedlc', 'tau': ...}$",
+            r"write server={'tau': ...} or strategy={'name': 'fedlc', 'tau': ...}",
         ),
-        ({"mu": 0.5}, r"unknown keyword 'mu'; it is an option of a strategy: {'name': '\w+', 'mu'"),
-        ({"zzz": 1}, "unknown keyword 'zzz'; 'fedproto list options'"),
+        ({"mu": 0.5}, r"keyword 'mu' belongs to .*; write strategy={'name': '\w+', 'mu': ...}"),
+        ({"zzz": 1}, "unknown keyword 'zzz'; known: aggregate,"),
         ({"epoch": 1}, "did you mean 'epochs'"),
     ],
 )

@@ -14,9 +14,9 @@ import json
 import re
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from safetensors.torch import save
@@ -40,6 +40,13 @@ WEIGHTS = "model.safetensors"
 ALWAYS = ("safetensors", "pt")
 """The formats that every model can be had in."""
 
+FORMATS = {
+    "safetensors": (WEIGHTS, "the state dict, by the module's own names"),
+    "pt": ("model.pt", "the same for `torch.load`"),
+    "onnx": ("model.onnx", "the module as an ONNX graph"),
+}
+"""The file of each format, and what it holds."""
+
 
 def export(result: Result, folder: str | Path, formats: Iterable[str] = ALWAYS) -> list[Path]:
     """Writes a run's newest model in some formats, with a model card.
@@ -57,7 +64,7 @@ def export(result: Result, folder: str | Path, formats: Iterable[str] = ALWAYS) 
         if name not in FORMATS:
             raise ConfigError(unknown_name("format", name, FORMATS))
     tensors, folder = state_dict(result), Path(folder)
-    contents = {FORMATS[name].file: FORMATS[name].make(result, tensors) for name in chosen}
+    contents = {FORMATS[name][0]: _content(name, result, tensors) for name in chosen}
     contents["README.md"] = model_card(result, chosen).encode()
     with explained(folder, " cannot be written", "; choose another folder"):
         folder.mkdir(parents=True, exist_ok=True)
@@ -159,7 +166,7 @@ def model_card(result: Result, formats: Iterable[str]) -> str:
             f"| {as_markdown(name)} | {value:.4g} |" for name, value in result.metrics.items()
         ),
         code=loading_code(result),
-        files="\n".join(f"- `{FORMATS[name].file}`: {FORMATS[name].about}" for name in formats),
+        files="\n".join("- `{}`: {}".format(*FORMATS[name]) for name in formats),
         settings=json.dumps(config.to_dict(), indent=2),
     )
 
@@ -212,20 +219,17 @@ def _constructor(result: Result) -> str:
     return f"{type(own).__name__}()  # as it was built for training"
 
 
-def _to_safetensors(result: Result, tensors: Mapping[str, Tensor]) -> bytes:
-    del result
-    return save(dict(tensors), {"format": "pt"})
-
-
-def _to_pt(result: Result, tensors: Mapping[str, Tensor]) -> bytes:
-    del result
+def _content(name: str, result: Result, tensors: dict[str, Tensor]) -> bytes:
+    if name == "onnx":
+        return _onnx(result)
+    if name == "safetensors":
+        return save(tensors, {"format": "pt"})
     content = io.BytesIO()
-    torch.save(dict(tensors), content)
+    torch.save(tensors, content)
     return content.getvalue()
 
 
-def _to_onnx(result: Result, tensors: Mapping[str, Tensor]) -> bytes:
-    del tensors
+def _onnx(result: Result) -> bytes:
     if any(importlib.util.find_spec(name) is None for name in ("onnx", "onnxscript")):
         raise ConfigError(f"ONNX needs two more packages: {install('onnx')}")
     model, shape = result.model, result.about_data()["input_shape"]
@@ -251,18 +255,3 @@ def _to_onnx(result: Result, tensors: Mapping[str, Tensor]) -> bytes:
                 " weights alone can: --format safetensors"
             ) from None
         return path.read_bytes()
-
-
-class Format(NamedTuple):
-    """A file format of an exported model: its file, a description, and the maker of its content."""
-
-    file: str
-    about: str
-    make: Callable[[Result, Mapping[str, Tensor]], bytes]
-
-
-FORMATS = {
-    "safetensors": Format(WEIGHTS, "the state dict, by the module's own names", _to_safetensors),
-    "pt": Format("model.pt", "the same for `torch.load`", _to_pt),
-    "onnx": Format("model.onnx", "the module as an ONNX graph", _to_onnx),
-}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -110,62 +110,58 @@ class Predictor:
         x = self._normalised(inputs)
         if not self.segments:
             return self._classified(x)
-        scores, features = self._run(x)
         size = (x.shape[-2], x.shape[-1])
-        return [
-            self._mapped(upsampled(each, size), upsampled(feature_entropy(own), size), own)
-            for each, own in zip(scores, features.split(1), strict=True)
-        ]
+        return self._mapped(x, size, size)
 
-    def classify(self, path: Path) -> ClassPrediction:
-        """Probabilities of the classes of a picture."""
-        channels, height, width = self._picture_shape()
-        picture = open_image(_content(path), path)
-        (found,) = self._classified(self._bytes(pixels(picture, channels, (width, height))))
-        return found
+    def picture(self, path: Path) -> ClassPrediction | MapPrediction:
+        """What a picture shows.
 
-    def segment(self, path: Path) -> MapPrediction:
-        """Classes and entropies of the pixels of a picture.
-
-        The picture is prepared as the training images are: its longer side is brought to their size
-        and the rest filled up with zeros.
+        For maps its longer side is brought to the size of the training images, as they were, and
+        the rest filled up with zeros.
         """
-        channels, height, width = self._picture_shape()
-        picture = open_image(_content(path), path)
+        shape = self._about["input_shape"]
+        if len(shape) != 3:
+            raise ConfigError(f"the run was not trained on pictures but on {self._about['name']}")
+        channels, height, width = shape
+        with explained(path, " cannot be read", "", DataError), open_regular(path) as file:
+            picture = open_image(read_limited(file, path), path)
+        if not self.segments:
+            return self._classified(self._bytes(pixels(picture, channels, (width, height))))[0]
         fit_width, fit_height = fitted(picture.size, min(height, width))
         small = self._bytes(pixels(picture, channels, (fit_width, fit_height)))
         x = small.new_zeros((1, channels, height, width))
         x[..., :fit_height, :fit_width] = small
-        scores, features = self._run(x)
+        return self._mapped(x, (fit_height, fit_width), (picture.height, picture.width))[0]
 
-        def at_own_size(maps: Tensor) -> Tensor:
-            full = upsampled(maps, (height, width))[:, :fit_height, :fit_width]
-            return upsampled(full, (picture.height, picture.width))
+    @torch.no_grad()
+    def _mapped(
+        self, x: Tensor, part: tuple[int, int], size: tuple[int, int]
+    ) -> list[MapPrediction]:
+        """Maps of inputs, of which a part, from the upper left corner, is shown at a size."""
 
-        return self._mapped(
-            at_own_size(scores[0]), at_own_size(feature_entropy(features)), features
-        )
+        def shown(maps: Tensor) -> Tensor:
+            whole = upsampled(maps, (x.shape[-2], x.shape[-1]))
+            return upsampled(whole[:, : part[0], : part[1]], size)
 
-    def _picture_shape(self) -> tuple[int, int, int]:
-        shape = self._about["input_shape"]
-        if len(shape) != 3:
-            raise ConfigError(f"the run was not trained on pictures but on {self._about['name']}")
-        return shape[0], shape[1], shape[2]
+        logits, features = self._logits(x), features_of(adapted(self._model, x[:1]))(x)
+        found = []
+        for own, each in zip(logits, features.split(1), strict=True):
+            scores, entropy = shown(own), shown(feature_entropy(each))
+            labels = scores.argmax(dim=0).cpu().numpy().astype(np.uint8)
+            present, counts = np.unique(labels, return_counts=True)
+            shares = [float(count / labels.size) for count in counts]
+            names = [self.class_names[int(label)] for label in present]
+            found.append(
+                MapPrediction(
+                    labels=labels,
+                    shares=dict(zip(names, shares, strict=True)),
+                    softmax_entropy=relative(softmax_entropy(scores.unsqueeze(0))[0], len(scores)),
+                    feature_entropy=relative(entropy[0], each.shape[1]),
+                )
+            )
+        return found
 
-    def _mapped(self, scores: Tensor, entropy: Tensor, features: Tensor) -> MapPrediction:
-        """Scores ``[C, H, W]`` and the features' entropy ``[1, H, W]`` as maps."""
-        labels = scores.argmax(dim=0).cpu().numpy().astype(np.uint8)
-        found, counts = np.unique(labels, return_counts=True)
-        return MapPrediction(
-            labels=labels,
-            shares={
-                self.class_names[int(label)]: float(count / labels.size)
-                for label, count in zip(found, counts, strict=True)
-            },
-            softmax_entropy=relative(softmax_entropy(scores.unsqueeze(0))[0], len(scores)),
-            feature_entropy=relative(entropy[0], features.shape[1]),
-        )
-
+    @torch.no_grad()
     def _classified(self, x: Tensor) -> list[ClassPrediction]:
         probabilities = torch.softmax(self._logits(x), dim=1)
         return [
@@ -176,17 +172,11 @@ class Predictor:
             for each in probabilities
         ]
 
-    @torch.no_grad()
     def _logits(self, x: Tensor) -> Tensor:
         if self._estimates:
             estimate(self._model, [x])
         logits: Tensor = self._model(x)
         return logits
-
-    @torch.no_grad()
-    def _run(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits and features."""
-        return self._logits(x), features_of(adapted(self._model, x[:1]))(x)
 
     def _bytes(self, picture: NDArray[np.uint8]) -> Tensor:
         """Bytes ``[channels, H, W]`` as an input ``[1, channels, H, W]``."""
@@ -214,11 +204,6 @@ def pictures_in(paths: Iterable[Path]) -> list[Path]:
             raise DataError(f"folder {path} holds no picture ({', '.join(SUFFIXES)})")
         found += inside
     return found
-
-
-def _content(path: Path) -> bytes:
-    with explained(path, " cannot be read", "", DataError), open_regular(path) as file:
-        return read_limited(file, path)
 
 
 def analyse(
@@ -255,16 +240,16 @@ def analyse(
     )
     build = result.build
     subject = open_subject(
-        result.directory(),
+        result.directory,
         result.federation,
         None if build is None else build(),
         result.state,
     )
     facts = analysing.analyse(subject, request)
-    return {"facts": facts, **analysing.read_parts(result.directory(), request.what)}
+    return {"facts": facts, **analysing.read_parts(result.directory, request.what)}
 
 
-def predict(result: Result, images: Any) -> list[ClassPrediction] | list[MapPrediction]:
+def predict(result: Result, images: Any) -> Sequence[ClassPrediction | MapPrediction]:
     """What a run's model says of new inputs.
 
     Args:
@@ -281,10 +266,7 @@ def predict(result: Result, images: Any) -> list[ClassPrediction] | list[MapPred
     predictor = Predictor(result)
     paths = [images] if isinstance(images, str | Path) else images
     if isinstance(paths, list | tuple) and all(isinstance(each, str | Path) for each in paths):
-        found = pictures_in(Path(each) for each in paths)
-        if predictor.segments:
-            return [predictor.segment(each) for each in found]
-        return [predictor.classify(each) for each in found]
+        return [predictor.picture(each) for each in pictures_in(map(Path, paths))]
     try:
         inputs: Tensor = torch.as_tensor(images)
     except (TypeError, ValueError, RuntimeError) as error:

@@ -8,7 +8,8 @@ import tempfile
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -74,14 +75,13 @@ class Result:
     build: Callable[[], nn.Module] | None = None
     data: Federation | None = None
     path: Path | None = None
-    _cache: dict[str, Any] = field(default_factory=dict, compare=False)
 
     @property
     def metrics(self) -> dict[str, float]:
         """The scores of the last round."""
         return self.records[-1].metrics if self.records else {}
 
-    @property
+    @cached_property
     def model(self) -> nn.Module:
         """A module with the final aggregate weights, in evaluation mode.
 
@@ -89,25 +89,21 @@ class Result:
             ConfigError: If the module that the weights belong to is unknown.
             StoreError: If no weights were kept.
         """
-        if "model" not in self._cache:
-            if self.build is None:
-                raise ConfigError(
-                    "the run was started from Python with an own module; name it:"
-                    " fedproto.load(run, model=...)"
-                )
-            if self.state is None:
-                raise StoreError(
-                    f"{self.path or 'the run'} has no checkpoint yet, and so no weights; train it"
-                    " with store.checkpoint_every above 0"
-                )
-            model = self.build()
-            load_state(model, self.state.served)
-            self._cache["model"] = model.eval()
-        model = self._cache["model"]
-        assert isinstance(model, nn.Module)  # noqa: S101 - put there above
-        return model
+        if self.build is None:
+            raise ConfigError(
+                "the run was started from Python with an own module; name it:"
+                " fedproto.load(run, model=...)"
+            )
+        if self.state is None:
+            raise StoreError(
+                f"{self.path or 'the run'} has no checkpoint yet, and so no weights; train it with"
+                " store.checkpoint_every above 0"
+            )
+        model = self.build()
+        load_state(model, self.state.served)
+        return model.eval()
 
-    @property
+    @cached_property
     def federation(self) -> Federation:
         """The clients' data.
 
@@ -121,11 +117,7 @@ class Result:
                 "the run was started from Python with own data; name it:"
                 " fedproto.load(run, data=...)"
             )
-        if "data" not in self._cache:
-            self._cache["data"] = self.config.data.load(data_root())
-        federation = self._cache["data"]
-        assert isinstance(federation, Federation)  # noqa: S101 - put there above
-        return federation
+        return self.config.data.load(data_root())
 
     def about_data(self) -> dict[str, Any]:
         """What the run was trained on, in a few facts; loaded only where nothing says them."""
@@ -183,15 +175,14 @@ class Result:
             store.save_checkpoint(self.state, last=True)
         return store.path
 
+    @cached_property
     def directory(self) -> Path:
         """The run's directory; a temporary one, for as long as this lives, where it has none."""
         if self.path is not None:
             return self.path
-        if "directory" not in self._cache:
-            folder = tempfile.mkdtemp(prefix="fedproto-")
-            weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
-            self._cache["directory"] = self.save(Path(folder) / "run")
-        return Path(self._cache["directory"])
+        folder = tempfile.mkdtemp(prefix="fedproto-")
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        return self.save(Path(folder) / "run")
 
     def stored(self) -> StoredRun:
         """The run as the comparing functions want it."""
@@ -296,7 +287,7 @@ class Results(Sequence[Result]):
     def report(self, path: str | Path) -> Path:
         """Writes the HTML page about the runs."""
         panels = DataPanels(next((each.data for each in self if each.data is not None), None))
-        write_page([result.directory() for result in self], Path(path), title="runs", panels=panels)
+        write_page([result.directory for result in self], Path(path), title="runs", panels=panels)
         return Path(path)
 
     def _arranged(self) -> Arrangement:

@@ -2,7 +2,7 @@
 
 Every method gets as many configurations of its space, trained for as many rounds. After each rung
 the best of them go on to more rounds, until a few have all rounds and the best of these is chosen.
-Test samples are not part of the federation that is trained and scored on.
+Test samples are not read.
 
 A rung goes by the records up to its own round, so a stopped tuning that is started again chooses
 as if it had never stopped.
@@ -17,20 +17,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from fedproto.callback import Callback
 from fedproto.config import RunConfig, differences, read_config
 from fedproto.config.recipe import axes_of, directory_name, set_option, variants_of
 from fedproto.data.base import DataSource
-from fedproto.data.federation import Client, Federation
-from fedproto.data.tasks import lower_is_better, task_named
+from fedproto.data.federation import Federation
+from fedproto.data.tasks import headline, lower_is_better
 from fedproto.errors import ConfigError, DataError, StoreError
 from fedproto.measures import MeasureOptions
 from fedproto.options import Options, option, read_options
 from fedproto.report.results import StoredRun
 from fedproto.rng import Purpose, stream
-from fedproto.rounds import Run, train
+from fedproto.rounds import runs_from, train
 from fedproto.store import RunStore, is_run
 from fedproto.store.sweeps import extend
 
@@ -54,14 +52,6 @@ class Trial:
     name: str
     chosen: Mapping[str, Any]
     config: RunConfig
-
-
-@dataclass(frozen=True)
-class Choice:
-    """The best configuration of a method, and its validation score."""
-
-    trial: Trial
-    score: float
 
 
 @dataclass(frozen=True)
@@ -135,8 +125,8 @@ def planned(recipe: Mapping[str, Any], trials: int | None = None) -> Tuning:
 
 
 def _for_tuning(config: RunConfig) -> RunConfig:
-    """Scored on validation data after every test, and not measured otherwise."""
-    evaluate = replace(config.evaluate, validation=True)
+    """Scored on validation data alone, and not measured otherwise."""
+    evaluate = replace(config.evaluate, validation=True, test=False)
     return replace(config, evaluate=evaluate, measure=MeasureOptions()).located()
 
 
@@ -154,24 +144,25 @@ def tune(
     out: Path,
     federations: Mapping[DataSource, Federation],
     callbacks: Sequence[Callback] = (),
-) -> list[Choice]:
-    """Trains what is missing, and gives the best configuration of every method.
+) -> list[tuple[Trial, float]]:
+    """Trains what is missing, and gives the best configuration of every method, with its score.
 
     Raises:
         DataError: If there is no validation data.
         StoreError: If the folder holds another tuning.
     """
-    blind = {source: without_test(each) for source, each in federations.items()}
+    if not all(len(federation.validation) for federation in federations.values()):
+        raise DataError(
+            "tuning needs validation data: set data.validation to the share of every client that"
+            " the server keeps, such as 0.1"
+        )
     left = list(tuning.trials)
     scores: dict[str, float] = {}
     for place, (_, rounds) in enumerate(tuning.rungs):
         runs = [_opened(out / trial.name, trial, rounds) for trial in left]
-        train(
-            [Run(run.config, blind[run.config.data], store=run) for run in runs if run.config.data],
-            callbacks,
-        )
+        train(runs_from(runs, federations), callbacks)
         scores = {
-            trial.name: _score(run, rounds, tuning.options.metric, blind)
+            trial.name: _score(run, rounds, tuning.options.metric)
             for trial, run in zip(left, runs, strict=True)
         }
         keep = tuning.rungs[place + 1][0] if place + 1 < len(tuning.rungs) else 1
@@ -180,24 +171,7 @@ def tune(
             for method in tuning.methods
             for trial in _best([each for each in left if each.method == method], scores, keep)
         ]
-    return [Choice(trial, abs(scores[trial.name])) for trial in left]
-
-
-def without_test(federation: Federation) -> Federation:
-    """The same clients without their test samples.
-
-    Raises:
-        DataError: If there is no validation data to choose by.
-    """
-    if not len(federation.validation):
-        raise DataError(
-            "tuning needs validation data: set data.validation to the share of every client that"
-            " the server keeps, such as 0.1"
-        )
-    nothing = np.empty(0, dtype=np.int64)
-    return replace(
-        federation, clients=[Client(client.train, nothing) for client in federation.clients]
-    )
+    return [(trial, abs(scores[trial.name])) for trial in left]
 
 
 def _opened(path: Path, trial: Trial, rounds: int) -> RunStore:
@@ -218,23 +192,17 @@ def _opened(path: Path, trial: Trial, rounds: int) -> RunStore:
     return store
 
 
-def _score(
-    run: RunStore,
-    rounds: int,
-    metric: str | None,
-    federations: Mapping[DataSource, Federation],
-) -> float:
+def _score(run: RunStore, rounds: int, metric: str | None) -> float:
     """A run's validation score at a rung, negative for losses: larger is better."""
-    assert run.config.data is not None  # noqa: S101 - it was loaded
-    headline = task_named(federations[run.config.data].task).headline
-    name = metric or f"validation_{headline}"
+    records = run.records()[:rounds]
+    name = metric or headline(name for record in records for name in record.metrics)
     if not name.startswith("validation_"):
         raise ConfigError(
-            f"tune.metric must be a score on validation data, such as validation_{headline}, not"
+            f"tune.metric must be a score on validation data, such as validation_accuracy, not"
             f" {name}"
         )
     at = replace(run.config, schedule=replace(run.config.schedule, rounds=rounds))
-    found = StoredRun(run.path, at, run.records()[:rounds]).final(name)
+    found = StoredRun(run.path, at, records).final(name)
     if found is None or not math.isfinite(found):
         return -math.inf
     return -found if lower_is_better(name) else found
@@ -242,18 +210,18 @@ def _score(
 
 def _best(trials: Sequence[Trial], scores: Mapping[str, float], number: int) -> list[Trial]:
     """The best of a method's configurations, in their order; the earlier one of equal ones."""
-    order = sorted(range(len(trials)), key=lambda place: -scores[trials[place].name])
-    return [trials[place] for place in sorted(order[:number])]
+    kept = sorted(trials, key=lambda trial: -scores[trial.name])[:number]
+    return [trial for trial in trials if trial in kept]
 
 
-def tuned_recipe(recipe: Mapping[str, Any], choices: Sequence[Choice]) -> dict[str, Any]:
+def tuned_recipe(recipe: Mapping[str, Any], chosen: Sequence[Trial]) -> dict[str, Any]:
     """The recipe with the chosen options, without what was to be tuned."""
     result = {key: value for key, value in recipe.items() if key not in ("tune", "variants")}
     variants = []
-    for variant, choice in zip(recipe.get("variants") or [{}], choices, strict=True):
+    for variant, trial in zip(recipe.get("variants") or [{}], chosen, strict=True):
         changed = {key: value for key, value in variant.items() if key != "tune"}
-        changed["label"] = choice.trial.method
-        for key, value in choice.trial.chosen.items():
+        changed["label"] = trial.method
+        for key, value in trial.chosen.items():
             set_option(changed, key, value)
         variants.append(changed)
     return {**result, "variants": variants}

@@ -87,11 +87,11 @@ def tune_recipe(
     except KeyboardInterrupt:
         echo("stopped; the same command goes on where it stands", err=True)
         raise typer.Exit(130) from None
+    tuned = tuned_recipe(tables, [trial for trial, _ in choices])
     with explained(path):
-        write_atomically(path / TUNED, recipe_text(tuned_recipe(tables, choices)).encode())
+        write_atomically(path / TUNED, recipe_text(tuned).encode())
     rows = [
-        {"method": each.trial.method, "validation": each.score, **each.trial.chosen}
-        for each in choices
+        {"method": trial.method, "validation": score, **trial.chosen} for trial, score in choices
     ]
     echo(str(Table(rows)))
     echo(f"\ntrain them with: fedproto sweep {path / TUNED}", err=True)

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from fedproto.api.table import comparison
-from fedproto.cli.terminal import Directories, Metric, Target, echo, print_table
+from fedproto.cli.terminal import AsJson, Directories, Metric, Target, echo, print_table
 from fedproto.data.tasks import is_share
 from fedproto.errors import ConfigError
 from fedproto.report.arrangement import Arrangement, arrange
@@ -51,7 +51,7 @@ def compare(
     plot_width: Annotated[
         FigureWidth, typer.Option(help="Width of the figures: of a column, a page or a screen.")
     ] = FigureWidth.screen,
-    as_json: Annotated[bool, typer.Option("--json", help="The table as JSON.")] = False,
+    as_json: AsJson = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="The table as CSV.")] = False,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="The table as Markdown.")] = False,
     as_latex: Annotated[bool, typer.Option("--latex", help="The table as LaTeX.")] = False,

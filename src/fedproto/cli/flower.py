@@ -15,7 +15,6 @@ import typer
 
 from fedproto.api.progress import progress_for
 from fedproto.cli.running import Out, Overrides, Quiet, Rounds, conclude, fresh_directory
-from fedproto.cli.terminal import echo
 from fedproto.config import RunConfig
 from fedproto.config.recipe import read_recipe
 from fedproto.disk.files import Folder, write_atomically
@@ -60,7 +59,7 @@ def up(
         run = deployed.control.submit(path)
         with progress_for(stores) as callback:
             deployed.control.follow(run, path, stores, callback, deployed.check)
-    _summary(stores, quiet=quiet)
+    conclude(stores, quiet=quiet)
 
 
 @group.command()
@@ -154,7 +153,7 @@ def submit(
         except KeyboardInterrupt:
             control.stop(run)
             raise
-    _summary(stores, quiet=quiet)
+    conclude(stores, quiet=quiet)
 
 
 @group.command()
@@ -270,12 +269,3 @@ def _kept_on_failure(path: Path) -> Iterator[Path]:
             for log in folder.glob("*.log"):
                 write_atomically(kept / log.name, log.read_bytes())
             raise type(error)(f"{str(error).replace(name, str(kept))} (logs: {kept})") from None
-
-
-def _summary(stores: Sequence[RunStore], *, quiet: bool) -> None:
-    for store in stores:
-        for record in store.records():
-            reasons = [f"client {client}: {why}" for client, why in record.failures.items()]
-            for text in [*reasons, *([record.note] if record.note else [])]:
-                echo(f"{store.config.title}, round {record.round + 1}: {text}", err=True)
-    conclude(stores, quiet=quiet)

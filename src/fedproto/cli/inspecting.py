@@ -58,17 +58,13 @@ def list_known(
             " such as 'fedproto', or a section, such as 'train'; 'options' for all sections."
         ),
     ] = None,
-    section: Annotated[
-        str | None, typer.Argument(help="With 'options': only those of this section.")
-    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """List strategies, data sets, models, engines, measures, sinks, recipes and options."""
     if kind is None and not as_json and not extended():
         known = {name: summaries(name) for name in KINDS}
     else:
-        chosen = section if kind == OPTIONS and section is not None else kind
-        known = {name: entries(name) for name in ([chosen] if chosen else KINDS)}
+        known = {name: entries(name) for name in ([kind] if kind else KINDS)}
     if as_json:
         tables = {name: [asdict(entry) for entry in found] for name, found in known.items()}
         echo(json.dumps(tables, indent=2, ensure_ascii=False))
@@ -117,13 +113,9 @@ def info(as_json: AsJson = False) -> None:
         return
     table = Table(show_header=False, box=None)
     for name, fact in facts.items():
-        lines = (
-            [f"{key}: {value or 'not installed'}" for key, value in fact.items()]
-            if isinstance(fact, dict)
-            else [fact]
-            if isinstance(fact, str)
-            else fact
-        )
+        if isinstance(fact, dict):
+            fact = [f"{key}: {value or 'not installed'}" for key, value in fact.items()]
+        lines = [fact] if isinstance(fact, str) else fact
         table.add_row(name, Text("\n").join(map(plain, lines)))
     Console().print(table)
 

@@ -10,8 +10,8 @@ import typer
 
 from fedproto.api import load
 from fedproto.api.export import ALWAYS, FORMATS, export, loading_code
-from fedproto.api.predictor import Predictor, pictures_in
-from fedproto.cli.terminal import Best, echo
+from fedproto.api.predictor import MapPrediction, Predictor, pictures_in
+from fedproto.cli.terminal import AsJson, Best, echo
 from fedproto.disk.files import Folder, explained
 from fedproto.errors import ConfigError, DataError
 from fedproto.report.analysing import save_heat, save_labels
@@ -26,7 +26,7 @@ def predict(
         Path | None, typer.Option(help="Folder for the maps; beside each picture by default.")
     ] = None,
     best: Best = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a picture.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Apply a run's newest model to pictures.
 
@@ -42,22 +42,18 @@ def predict(
         with explained(out, " cannot be made", "", DataError):
             out.mkdir(parents=True, exist_ok=True)
     for image in images:
-        if predictor.segments:
-            facts = _segment(predictor, image, out or image.parent)
+        found = predictor.picture(image)
+        if isinstance(found, MapPrediction):
+            start = (out or image.parent) / image.stem
+            written = [
+                save_labels(found.labels, Path(f"{start}-segmentation.png")),
+                save_heat(found.softmax_entropy, Path(f"{start}-softmax-entropy.png")),
+                save_heat(found.feature_entropy, Path(f"{start}-feature-entropy.png")),
+            ]
+            facts = {"classes": found.shares, "files": list(map(str, written))}
         else:
-            found = predictor.classify(image)
             facts = {"classes": found.probabilities, "entropy": found.entropy}
         echo(json.dumps({"image": str(image), **facts}) if as_json else _text(image, facts))
-
-
-def _segment(predictor: Predictor, image: Path, folder: Path) -> dict[str, Any]:
-    found = predictor.segment(image)
-    written = [
-        save_labels(found.labels, folder / f"{image.stem}-segmentation.png"),
-        save_heat(found.softmax_entropy, folder / f"{image.stem}-softmax-entropy.png"),
-        save_heat(found.feature_entropy, folder / f"{image.stem}-feature-entropy.png"),
-    ]
-    return {"classes": found.shares, "files": [str(path) for path in written]}
 
 
 def _text(image: Path, facts: dict[str, Any]) -> str:

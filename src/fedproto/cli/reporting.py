@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import track
 
 from fedproto.api.table import Table
-from fedproto.cli.terminal import Best, Directories, Metric, Target, echo, print_table
+from fedproto.cli.terminal import AsJson, Best, Directories, Metric, Target, echo, print_table
 from fedproto.data import DataSource, Federation, data_root
 from fedproto.engines.base import available_cores
 from fedproto.errors import ConfigError, DataError, FedprotoError
@@ -78,7 +78,7 @@ def analyse_runs(
     samples: Annotated[int, typer.Option(min=4, help="Features in the t-SNE at most.")] = 2000,
     pictures: Annotated[int, typer.Option(min=0, help="Pictures that get maps.")] = 4,
     best: Best = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a run.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Look into the newest models of runs; files go to the folder 'analysis' of each."""
     request = AnalysisRequest(

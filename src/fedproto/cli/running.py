@@ -27,6 +27,7 @@ from fedproto.rounds import Run, load_federations, runs_from, train
 from fedproto.store import RunStore, open_or_create
 from fedproto.store.sinks import SinkCallback, check_sinks
 from fedproto.store.sweeps import create_sweep, extend, open_runs
+from fedproto.types import num_bytes
 
 Recipe = Annotated[
     str,
@@ -186,15 +187,13 @@ def _plan(
         f"; found {over} finished and {len(begun) - over} begun, {len(stores) - len(begun)} to be"
         " trained from the start"
     )
-    return f"{_runs(configs)} in {path}: {_amount(configs, federations)}{found if begun else ''}"
+    return _amount(configs, f" in {path}", federations) + (found if begun else "")
 
 
-def _runs(configs: Sequence[RunConfig]) -> str:
-    return "1 run" if len(configs) == 1 else f"{len(configs)} runs"
-
-
-def _amount(configs: Sequence[RunConfig], federations: Mapping[DataSource, Federation]) -> str:
-    """Rounds, and the disk space of the weights in checkpoints."""
+def _amount(
+    configs: Sequence[RunConfig], where: str, federations: Mapping[DataSource, Federation]
+) -> str:
+    """Runs, rounds, and the disk space of the weights in checkpoints."""
     size = 0
     sizes: dict[tuple[object, object], int] = {}
     for config in configs:
@@ -204,12 +203,13 @@ def _amount(configs: Sequence[RunConfig], federations: Mapping[DataSource, Feder
         key = (config.data, config.model)
         if key not in sizes:
             state = Run(config, federations[config.data]).initial_state()
-            tensors = (*state.params.values(), *state.buffers.values())
-            sizes[key] = sum(tensor.nbytes for tensor in tensors)
+            sizes[key] = num_bytes(state.params, state.buffers)
         made = -(-rounds // kept.checkpoint_every)
         size += sizes[key] * min(kept.keep or made, made)
+    runs = "1 run" if len(configs) == 1 else f"{len(configs)} runs"
     rounds = sum(config.schedule.rounds for config in configs)
-    return f"{rounds} rounds" + (f", {size / 1e6:.1f} MB of weights on disk" if size else "")
+    weights = f", {size / 1e6:.1f} MB of weights on disk" if size else ""
+    return f"{runs}{where}: {rounds} rounds{weights}"
 
 
 def _steps(config: RunConfig, federation: Federation) -> float:
@@ -231,9 +231,9 @@ def _rehearse(named: Mapping[str, RunConfig], federations: Mapping[DataSource, F
     steps = sum(_steps(each, federations[each.data]) for each in configs if each.data is not None)
     left = time_in_words(run.records[0].seconds * steps / _steps(once, federation))
     for name, config in named.items():
-        typer.echo(f"  {name}: {config.schedule.rounds} rounds")
-    typer.echo(f"{_runs(configs)}: {_amount(configs, federations)}")
-    typer.echo(f"about {left} if all rounds took as long as the first one of {first.title}")
+        echo(f"  {name}: {config.schedule.rounds} rounds")
+    echo(_amount(configs, "", federations))
+    echo(f"about {left} if all rounds took as long as the first one of {first.title}")
 
 
 def load(configs: Iterable[RunConfig]) -> dict[DataSource, Federation]:

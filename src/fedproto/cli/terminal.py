@@ -101,4 +101,4 @@ Metric = Annotated[
     str | None, typer.Option(help="The score to compare by; the task's main one by default.")
 ]
 Target = Annotated[float | None, typer.Option(help="Also show when this score is reached.")]
-AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
+AsJson = Annotated[bool, typer.Option("--json", help="As JSON; of several, an object a line.")]

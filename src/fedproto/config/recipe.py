@@ -14,7 +14,6 @@ which is chosen by its name; ``[tune]`` lists values for `fedproto tune` to choo
 from __future__ import annotations
 
 import contextlib
-import difflib
 import hashlib
 import itertools
 import json
@@ -35,13 +34,11 @@ from fedproto.config.options import (
     StoreOptions,
 )
 from fedproto.config.run import (
-    SECTIONS,
     RunConfig,
     as_table,
     asked_config,
     dotted_names,
     flatten,
-    options_of,
 )
 from fedproto.data.tasks import TaskOptions
 from fedproto.disk.files import check_limit, user_path
@@ -357,46 +354,32 @@ class Sections(TypedDict, total=False):
 
 
 def as_tables(keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """Keywords, sections or single options by their own names, as the tables of a recipe."""
+    """Sections and common options, given as keywords, as the tables of a recipe."""
     tables: dict[str, Any] = {"schedule": {}}
     tables |= {name: value for name, value in keywords.items() if name in _PARTS}
     tables["schedule"] = {"rounds": ROUNDS, **_plain_table(tables["schedule"], "schedule")}
     for name, value in keywords.items():
         if name not in _PARTS:
-            section = dotted_keyword(name, keywords.get("strategy")).partition(".")[0]
-            tables[section] = {**_plain_table(tables.get(section, {}), section), name: value}
+            set_option(tables, dotted_keyword(name), value)
     return tables
 
 
-def dotted_keyword(name: str, strategy: Any = None) -> str:
-    """The dotted name of an option that one section alone has, or that is common.
+def dotted_keyword(name: str) -> str:
+    """The dotted name of a common option; sections and dotted names as they are.
 
     Raises:
-        ConfigError: If none has it, or several, the strategy among them.
+        ConfigError: If it is neither, with the sections that have such an option.
     """
     if "." in name or name in _PARTS:
         return name
     if name in COMMON:
         return f"{COMMON[name]}.{name}"
-    found = dotted_names(name)
-    forms = [f"{dotted.partition('.')[0]}={{'{name}': ...}}" for dotted in found]
-    owners = [
-        owner
+    forms = [f"{dotted.partition('.')[0]}={{'{name}': ...}}" for dotted in dotted_names(name)]
+    forms += [
+        f"strategy={{'name': '{owner}', '{name}': ...}}"
         for owner in STRATEGIES.names()
         if name in (item.name for item in fields(STRATEGIES.get(owner)))
     ]
-    if isinstance(strategy, Options):
-        strategy = STRATEGIES.name_of(type(strategy))
-    chosen = strategy.get("name") if isinstance(strategy, Mapping) else strategy
-    if chosen in owners:
-        forms.append(f"strategy={{'name': '{chosen}', '{name}': ...}}")
-    if len(forms) > 1 or (forms and not found):
-        raise ConfigError(f"keyword '{name}' belongs to a section; write {' or '.join(forms)}")
-    if found:
-        return found[0]
-    every = [*_PARTS, *(option for section in SECTIONS for option in options_of(section))]
-    near = difflib.get_close_matches(name, every, n=1)
-    hint = None if near else "'fedproto list options' prints all options by section"
-    if owners:
-        hint = f"it is an option of a strategy: {{'name': '{owners[0]}', '{name}': ...}}"
-    raise ConfigError(unknown_name("keyword", name, every, hint))
+    if forms:
+        raise ConfigError(f"keyword '{name}' belongs to a section; write {' or '.join(forms[:3])}")
+    raise ConfigError(unknown_name("keyword", name, [*_PARTS, *COMMON]))
