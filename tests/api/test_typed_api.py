@@ -54,6 +54,31 @@ def test_common_options_are_in_the_signatures_and_sections_are_typed():
     assert typed == set(SECTIONS) == {item.name for item in fields(RunConfig)} - others
 
 
+MISSPELT = """
+import fedproto
+
+fedproto.run("digits", "mlp", "fedavg", rounds=2, train=fedproto.TrainOptions(momentum=0.9))
+fedproto.sweep("digits", "mlp", ["fedavg"], seeds=2, grid={"lr": [0.1]}, engine={"device": "cpu"})
+fedproto.run("digits", "mlp", "fedavg", epoch=2)
+fedproto.run("digits", "mlp", "fedavg", train=fedproto.TrainOptions(momentun=0.9))
+fedproto.sweep("digits", "mlp", ["fedavg"], servr={"optimizer": "adam"})
+fedproto.run("digits", "mlp", fedproto.FedProx(mew=0.1))
+fedproto.run("digits", "mlp", "fedavg", rounds="ten")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_type_checker_finds_misspelt_options(tmp_path):
+    (tmp_path / "program.py").write_text(MISSPELT)
+    command = [sys.executable, "-m", "mypy", "--config-file=", "--follow-imports=silent"]
+    found = subprocess.run(
+        [*command, str(tmp_path / "program.py")], capture_output=True, text=True, check=False
+    )
+    lines = {int(line.split(":")[1]) for line in found.stdout.splitlines() if ": error: " in line}
+    assert lines == {6, 7, 8, 9, 10}, found.stdout
+
+
 def test_names_are_there_for_completion():
     code = "import fedproto, sys; print(*dir(fedproto)); print('torch' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -14,6 +14,7 @@ import fedproto
 from documents import ROOT
 from fedproto import FedAvg
 from fedproto.cli.app import main
+from fedproto.data.digits import Digits
 from fedproto.errors import ConfigError, install
 from fedproto.options import load_plugin
 from fedproto.strategies import STRATEGIES
@@ -61,6 +62,22 @@ def test_two_runs_at_once_have_folders_of_their_own(here):
     said = [each.communicate()[1].decode() for each in both]
     assert [each.returncode for each in both] == [0, 0], said
     assert sorted(each.name for each in (here / "runs").iterdir()) == ["quickstart", "quickstart-2"]
+
+
+def test_pooled_training_that_diverged_blames_no_straggler(capsys):
+    settings = ["--set=strategy.name=centralized", "--set=train.lr=1e30", "--quiet"]
+    assert main(["run", "quickstart", *TINY, *settings]) == 1
+    said = capsys.readouterr().err
+    assert "2 of 2 updates were not used" in said
+    assert "learning rate too high?" in said
+    assert "straggler" not in said
+
+
+def test_what_a_data_set_says_is_printed_as_it_is(monkeypatch, capsys):
+    remedy = "needs pip install 'fedproto[digits]' [/]"
+    monkeypatch.setattr(Digits, "status", staticmethod(lambda _: remedy))
+    assert main(["info"]) == 0
+    assert remedy in " ".join(capsys.readouterr().out.split())
 
 
 def _inside(_: int) -> str:

@@ -125,14 +125,6 @@ def plot(
 
 def prepare_all(sources: Sequence[DataSource]) -> None:
     """Decodes what is not decoded yet, with a progress bar on a terminal."""
-    for source in dict.fromkeys(sources):
-        with sample_progress() as callback:
-            source.prepare(data_root(), callback)
-
-
-@contextmanager
-def sample_progress() -> Iterator[Callback]:
-    """A bar for preparing samples, on a terminal."""
     with _bars(TextColumn("preparing"), MofNCompleteColumn(), transient=True) as bars:
         task = bars.add_task("preparing", total=None, visible=False)
 
@@ -140,7 +132,8 @@ def sample_progress() -> Iterator[Callback]:
             def on_progress(self, done: int, total: int) -> None:
                 bars.update(task, completed=done, total=total, visible=True)
 
-        yield Bar()
+        for source in dict.fromkeys(sources):
+            source.prepare(data_root(), Bar())
 
 
 @contextmanager

@@ -43,6 +43,7 @@ def predict(
             out.mkdir(parents=True, exist_ok=True)
     for image in images:
         found = predictor.picture(image)
+        facts: dict[str, Any]
         if isinstance(found, MapPrediction):
             start = (out or image.parent) / image.stem
             written = [

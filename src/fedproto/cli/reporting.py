@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import suppress
-from multiprocessing import get_all_start_methods, get_context
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
@@ -20,6 +18,7 @@ from rich.progress import track
 from fedproto.api.table import Table
 from fedproto.cli.terminal import AsJson, Best, Directories, Metric, Target, echo, print_table
 from fedproto.data import DataSource, Federation, data_root
+from fedproto.engines.auto import threads
 from fedproto.engines.base import available_cores
 from fedproto.errors import ConfigError, DataError, FedprotoError
 from fedproto.report.analysing import (
@@ -56,8 +55,6 @@ ATTENTION = "attention ÷ equal"
 
 Outcome: TypeAlias = "tuple[int, dict[str, float]] | FedprotoError"
 """After how many rounds a model was looked at and what was found; or why it was not."""
-
-_federations: dict[DataSource, Federation] = {}
 
 
 def analyse_runs(
@@ -125,63 +122,48 @@ def analyse_missing(directories: Sequence[Path]) -> None:
 
 def _look_into(tasks: Sequence[tuple[StoredRun, AnalysisRequest]]) -> Iterator[Outcome]:
     """The analysis of each run, in their order; on a CPU several are analysed at once."""
-    _federations.clear()  # the folder of the data may be another one than before
-    given = [(run.path, run.config.data, request) for run, request in tasks]
-    cores = min(available_cores(), len(tasks))
-    forks = sys.platform != "darwin" and "fork" in get_all_start_methods()
-    if cores < 2 or torch.cuda.is_available() or not forks:
-        yield from _with_bar(map(_look, given), len(tasks))
-        return
-    for _, source, _ in given:
-        with suppress(FedprotoError):  # which the process will meet too
-            if source is not None:
-                _federation(source)
-    # One thread each: two that wait for each other collapse on a machine that is busy.
-    pool = ProcessPoolExecutor(cores, get_context("fork"), torch.set_num_threads, (1,))
-    try:
-        yield from _with_bar(pool.map(_look, given), len(tasks))
-    except BrokenProcessPool:
-        raise FedprotoError(
-            "a process that analysed a run was killed; is there enough memory? Analyse fewer"
-            " runs at once"
-        ) from None
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _with_bar(outcomes: Iterable[Outcome], number: int) -> Iterable[Outcome]:
-    """Shows a bar on a terminal, nothing elsewhere."""
+    data = {source: _federation(source) for source in {run.config.data for run, _ in tasks}}
+    cores = 1 if torch.cuda.is_available() else max(1, min(available_cores(), len(tasks)))
     console = Console(stderr=True)
-    hidden = not console.is_terminal
-    return track(outcomes, "runs", number, console=console, transient=True, disable=hidden)
+    bar = partial(track, console=console, transient=True, disable=not console.is_terminal)
+    pool = ThreadPoolExecutor(cores)
+    # One thread each: two that wait for each other collapse on a machine that is busy.
+    with threads(1) if cores > 1 else nullcontext():
+        try:
+            found = pool.map(lambda task: _look(task, data[task[0].config.data]), tasks)
+            yield from bar(found, "runs", len(tasks))
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
-def _look(task: tuple[Path, DataSource | None, AnalysisRequest]) -> Outcome:
-    path, source, request = task
+def _look(
+    task: tuple[StoredRun, AnalysisRequest], federation: Federation | FedprotoError
+) -> Outcome:
+    run, request = task
     try:
-        if source is None:
-            raise ConfigError(
-                f"{path} was started from Python with own data; look into it from there:"
-                " fedproto.analyse(fedproto.load(run, model=..., data=...))"
-            )
-        state = RunStore.open(path).load_best() if request.best else None
-        subject = open_subject(path, _federation(source), state=state)
+        if isinstance(federation, FedprotoError):
+            return type(federation)(f"{run.path}: {federation}")
+        state = RunStore.open(run.path).load_best() if request.best else None
+        subject = open_subject(run.path, federation, state=state)
         return subject.state.round, analyse(subject, request)
     except FedprotoError as error:
         return error
 
 
-def _federation(source: DataSource) -> Federation:
-    """The data of runs, loaded once; processes that are forked later find it there."""
-    if source not in _federations:
-        try:
-            _federations[source] = source.load(data_root())
-        except DataError as error:
-            raise DataError(
-                f"{error}; to analyse a run takes its data: do so where that is, or name its folder"
-                " with --data-root ('fedproto predict' and 'fedproto export' do without)"
-            ) from None
-    return _federations[source]
+def _federation(source: DataSource | None) -> Federation | FedprotoError:
+    """The data of runs, or why it cannot be loaded."""
+    if source is None:
+        return ConfigError(
+            "runs that were started from Python with own data are analysed from there:"
+            " fedproto.analyse(fedproto.load(run, model=..., data=...))"
+        )
+    try:
+        return source.load(data_root())
+    except FedprotoError as error:
+        return DataError(
+            f"{error}; to analyse a run takes its data: do so where that is, or name its folder"
+            " with --data-root ('fedproto predict' and 'fedproto export' do without)"
+        )
 
 
 def _print_facts(runs: Sequence[StoredRun], found: Sequence[dict[str, float]]) -> None:
