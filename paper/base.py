@@ -25,6 +25,11 @@ class Experiment(abc.ABC):
         del scope
         return []
 
+    def more(self, scope: Scope, library: Library) -> list[Request]:
+        """Runs it wants that depend on runs there are already; asked again after training."""
+        del scope, library
+        return []
+
     def runs_of_all_cases(
         self,
         scope: Scope,
@@ -94,6 +99,7 @@ class FoundRuns:
     def __init__(
         self, requests: Iterable[Request], library: Library, *, modest: bool = False
     ) -> None:
+        self.library = library
         self._results: list[FoundRun] = []
         self.missing: list[Request] = []
         for request in requests:

@@ -70,6 +70,10 @@ def reproduce(
     first: Annotated[
         int | None, typer.Option(min=1, help="With --existing: the first so many rounds alone.")
     ] = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option(min=0.0, help="Stop training in time, after a round; call again to go on."),
+    ] = None,
     list_all: Annotated[bool, typer.Option("--list", help="List the tables and figures.")] = False,
 ) -> None:
     """Reproduce tables and figures of the paper, from a checkout of the repository."""
@@ -95,7 +99,9 @@ def reproduce(
             if plan.missing and not existing:
                 federations = reproduction.load_data(plan, prepare_all, _notice)
                 if not dry_run:
-                    reproduction.train(plan, library, federations, progress_for)
+                    done = reproduction.train(plan, library, federations, progress_for, minutes)
+                    if not done:
+                        _notice("out of time: the same command goes on from here")
             if dry_run:
                 _show_runs(plan)
             else:

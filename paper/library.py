@@ -50,6 +50,8 @@ class Request:
         checkpoint: Whether its final weights are needed as well.
         instead: A file in the run directory that makes the weights unnecessary.
         begun: Whether a run that is still on its way will do where nothing is trained.
+        first: The number of rounds that are needed of it; None for all.
+        order: Requests of a lower order are trained first.
     """
 
     case: str
@@ -60,6 +62,8 @@ class Request:
     checkpoint: bool = False
     instead: str = ""
     begun: bool = False
+    first: int | None = None
+    order: int = 0
 
     def is_answered_by(
         self, run: StoredRun, *, modest: bool = False, first: int | None = None
@@ -69,6 +73,7 @@ class Request:
         Where only the `first` rounds are looked at, a run that stopped after them will do.
         """
         measured = self.needs if modest else self.needs | self.wishes
+        first = self.first or first
         rounds = self.config.schedule.rounds
         enough = first or (1 if self.begun and modest else rounds)
         begun = run.config.schedule.rounds == rounds and len(run.records) >= enough
@@ -148,7 +153,8 @@ class Library:
             ),
             default=None,
         )
-        return found and _up_to(self.first or request.config.schedule.rounds, found)
+        rounds = request.first or self.first or request.config.schedule.rounds
+        return found and _up_to(rounds, found)
 
     def place_for(self, config: RunConfig, folder: str) -> Path:
         """Where to train a run: the directory of one that was stopped, or a new one.
@@ -234,5 +240,7 @@ def merged(requests: Iterable[Request]) -> list[Request]:
             validated,
             known.checkpoint or request.checkpoint,
             known.instead if known.instead == request.instead or not request.checkpoint else "",
+            known.first and request.first and max(known.first, request.first),
+            min(known.order, request.order),
         )
     return list(by_run.values())

@@ -40,7 +40,9 @@ class Output:
 
     def table(self, title: str, frame: pd.DataFrame, by: str = "data_set") -> None:
         """Prints a table with a line after every group; columns without a value are left out."""
-        self.say(title)
+        self.say(title if len(frame) else f"{title}: nothing to show yet")
+        if frame.empty:
+            return
         frame = frame.replace("", None).dropna(axis=1, how="all")
         shown = Table()
         for name, column in frame.items():
@@ -66,6 +68,12 @@ class Output:
         frame.to_csv(path, index=False)
         self.written.append(path)
         return frame
+
+    def json(self, name: str, content: Any) -> None:
+        """Writes plain values for another experiment to read."""
+        path = self.folder / f"{name}.json"
+        path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        self.written.append(path)
 
     def markdown(self, name: str, text: str) -> None:
         """Writes a table in Markdown, for a page of the docs."""

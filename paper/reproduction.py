@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -12,7 +15,7 @@ from fedproto.config import RunConfig
 from fedproto.data.base import DataSource
 from fedproto.data.federation import Federation
 from fedproto.errors import ConfigError, DataError, unknown_name
-from fedproto.rounds import load_federations, runs_from
+from fedproto.rounds import Run, load_federations, runs_from
 from fedproto.rounds import train as train_runs
 from fedproto.store import RunStore, open_or_create, read_description
 from paper.base import EXPERIMENTS, Experiment, FoundRun, FoundRuns
@@ -33,13 +36,17 @@ class Plan:
 
     scope: Scope
     experiments: dict[str, Experiment]
-    requests: dict[str, list[Request]]
     training: bool = True
+    requests: dict[str, list[Request]] = field(default_factory=dict)
     results: dict[str, FoundRuns] = field(default_factory=dict)
     missing: list[Request] = field(default_factory=list)
 
     def look(self, library: Library) -> None:
-        """Finds out which runs exist."""
+        """Finds out which runs are wanted, and which exist."""
+        self.requests = {
+            name: [*each.requests(self.scope), *each.more(self.scope, library)]
+            for name, each in self.experiments.items()
+        }
         self.results = {
             name: FoundRuns(wanted, library, modest=not self.training)
             for name, wanted in self.requests.items()
@@ -55,12 +62,14 @@ class Plan:
 
     def stages(self) -> Iterator[tuple[str, list[Request]]]:
         """The missing runs in the order in which they can be trained, by data set."""
-        for case in dict.fromkeys(request.case for request in self.missing):
-            wanted = [request for request in self.missing if request.case == case]
-            for pooled in (True, False):
-                stage = [each for each in wanted if each.config.strategy.pooled is pooled]
-                if stage:
-                    yield case, stage
+        cases = list(dict.fromkeys(request.case for request in self.missing))
+
+        def rank(request: Request) -> tuple[int, int, bool]:
+            place = cases.index(request.case)
+            return request.order, place, not request.config.strategy.pooled
+
+        for (_, place, _), stage in itertools.groupby(sorted(self.missing, key=rank), rank):
+            yield cases[place], list(stage)
 
     def _add_references(self, library: Library) -> None:
         """Also plans the centralised runs that missing runs are to be compared with."""
@@ -88,8 +97,7 @@ def make_plan(
         raise ConfigError(
             f"--only: {', '.join(chosen)} is about {', '.join(experiments[chosen[0]].cases)}"
         )
-    requests = {name: each.requests(scope) for name, each in about.items()}
-    plan = Plan(scope, about, requests, training)
+    plan = Plan(scope, about, training)
     plan.look(library)
     return plan
 
@@ -110,22 +118,85 @@ def load_data(
     return federations
 
 
+class TimeLimit(Callback):
+    """Pauses runs that train together after the round with which the time is over."""
+
+    def __init__(self, minutes: float | None) -> None:
+        self._end = math.inf if minutes is None else time.monotonic() + 60 * minutes
+        self._began: float | None = None
+        self._pass = 0.0
+        self.runs: Sequence[Run] = ()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether a round would end too late, if it takes as long as the one before."""
+        return time.monotonic() + self._pass > self._end
+
+    def on_pass(self, num_jobs: int) -> None:
+        """A round of all runs begins; it is the last if the next would end too late."""
+        del num_jobs
+        now = time.monotonic()
+        self._pass = 0.0 if self._began is None else now - self._began
+        self._began = now
+        if now + 2 * self._pass > self._end:
+            for run in self.runs:
+                done = len(run.records) + 1
+                run.pause = done if run.pause is None else min(run.pause, done)
+
+    def on_end(self) -> None:
+        """What comes next is no round."""
+        self._began = None
+
+
 def train(
     plan: Plan,
     library: Library,
     federations: Mapping[DataSource, Federation],
     watch: Callable[[Sequence[RunStore]], AbstractContextManager[Callback]],
+    minutes: float | None = None,
+) -> bool:
+    """Trains the missing runs, each from where it stands, then those that are wanted after them.
+
+    With `minutes` it stops in time, after a round; the same call goes on from there.
+
+    Returns:
+        Whether it went to the end.
+    """
+    limit, before = TimeLimit(minutes), None
+    while (wanted := [(one.config.digest(), one.first) for one in plan.missing]) != before:
+        before = wanted
+        for case, stage in plan.stages():
+            if limit.is_over:
+                break
+            _train_stage(
+                f"{plan.scope.scale}/{case}", stage, plan, library, federations, watch, limit
+            )
+        plan.look(library)
+        if limit.is_over:
+            return not plan.missing
+    return True
+
+
+def _train_stage(
+    folder: str,
+    stage: Sequence[Request],
+    plan: Plan,
+    library: Library,
+    federations: Mapping[DataSource, Federation],
+    watch: Callable[[Sequence[RunStore]], AbstractContextManager[Callback]],
+    limit: TimeLimit,
 ) -> None:
-    """Trains the missing runs, each from where it stands, and looks again."""
-    for case, stage in plan.stages():
-        configs = [with_reference(request, plan.scope, library) for request in stage]
-        folder = f"{plan.scope.scale}/{case}"
-        stores = [open_or_create(library.place_for(config, folder), config) for config in configs]
-        with watch(stores) as callback:
-            train_runs(runs_from(stores, federations), [callback])
-        for store in stores:
-            library.add(store.path)
-    plan.look(library)
+    """Trains runs that need not wait for each other."""
+    configs = [with_reference(request, plan.scope, library) for request in stage]
+    stores = [open_or_create(library.place_for(config, folder), config) for config in configs]
+    needed = {store.path: request.first for store, request in zip(stores, stage, strict=True)}
+    limit.runs = runs_from(stores, federations)
+    for run in limit.runs:
+        run.pause = needed[run.store.path] if run.store is not None else None
+    with watch(stores) as callback:
+        train_runs(limit.runs, [callback, limit])
+    for store in stores:
+        library.add(store.path)
 
 
 def with_reference(request: Request, scope: Scope, library: Library) -> RunConfig:

@@ -174,7 +174,10 @@ def figures_of(run: StoredRun, metric: str, target: float | None = None) -> dict
             figures[title] = value
     rounds, values = run.curve(metric)
     if len(values):
-        figures["mean over rounds"] = float(values.mean())
+        options = run.config.evaluate
+        # Tests of all the last rounds would make these count more than the others.
+        even = rounds % options.every == 0 if options.last > 1 else rounds > 0
+        figures["mean over rounds"] = float(values[even if even.any() else rounds > 0].mean())
         if target is not None:
             reached = rounds_to_target(rounds, values, target, lower=lower_is_better(metric))
             if reached is not None:

@@ -50,6 +50,7 @@ class Run:
         store: The run's directory; None for a run that is not kept.
         records: The rounds done so far.
         last_round: The last round in which a client's update was accepted, by client.
+        pause: Number of rounds after which it is left, to be resumed later; None to finish it.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class Run:
         self.store = store
         self.records: list[RoundRecord] = []
         self.last_round: dict[int, int] = {}
+        self.pause: int | None = None
         self._initial = initial
         self._state: ServerState | None = None
 
@@ -98,8 +100,11 @@ class Run:
 
     @property
     def stop_reason(self) -> str | None:
-        """Why the run is finished; None while it is not."""
-        return self.config.stop_reason(self.records)
+        """Why the run is finished or paused; None while it is neither."""
+        reason = self.config.stop_reason(self.records)
+        if reason is None and self.pause is not None and len(self.records) >= self.pause:
+            reason = f"paused after round {len(self.records)}"
+        return reason
 
     def initial_state(self) -> ServerState:
         """The state that training begins with."""

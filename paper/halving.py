@@ -1,0 +1,165 @@
+"""How every method of a study gets its parameters: successive halving on validation data.
+
+The rule, the same for all methods, and fixed before any test data is looked at:
+
+1. A method has six candidates (``methods.toml``): values of its own parameter and learning rates,
+   with a rate that decays by 0.998 a round. All are trained for a fifth of the rounds.
+2. The best two are trained to half of the rounds.
+3. The best is trained to the end, and so is the same with a rate that decays as a cosine, from the
+   beginning. The better of the two is chosen.
+
+A candidate's score is the mean of its tests on the validation part over the last tenth of the
+planned rounds that it has by then; of equal ones the first counts as better. What is tested is the
+model that the method serves. Test data is never read (``evaluate.test = false``).
+"""
+
+from __future__ import annotations
+
+import functools
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from fedproto.config import RunConfig
+from fedproto.config.recipe import combine, read_tables, variants_of
+from fedproto.report.results import StoredRun
+from fedproto.report.statistics import score_at, window_width
+from fedproto.strategies.serve import ServeOptions
+from paper.cases import Case
+from paper.library import Library, Request, validation_score
+
+SHARES, KEPT = (0.2, 0.5, 1.0), 2
+"""Shares of the rounds after which candidates are compared, and how many go on after the first."""
+
+RATES = (0.3333, 1.0)
+LAST_SCHEDULE: Literal["cosine"] = "cosine"
+AVERAGES = ("average=ema", "average=ema decay=0.95", "average=all", "average=all growth=9.0")
+"""Averages over rounds that are tested with every method."""
+
+TRAINED = "average=none"
+
+
+@functools.cache
+def methods() -> Mapping[str, Mapping[str, Any]]:
+    """The methods by name, as ``methods.toml`` writes them."""
+    text = Path(__file__).with_name("methods.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)
+
+
+def recipe_tables(case: Case, recipe: str, scale: str, more: Sequence[str] = ()) -> dict[str, Any]:
+    """A recipe of the study at the scale of the grid or of the final runs."""
+    path = Path(__file__).parent / "recipes" / f"{recipe}.toml"
+    return read_tables(str(path), (*case.overrides, *more), scale)
+
+
+def written(
+    tables: Mapping[str, Any], method: str, averages: Sequence[str] = AVERAGES
+) -> dict[str, Any]:
+    """A method's tables on those of a recipe; its runs test the newest model and the averages."""
+    own = methods()[method]["method"]
+    served = ServeOptions(**own.get("serve", {})).text
+    also = [text for text in (TRAINED, *averages) if text != served]
+    serve = {**own.get("serve", {}), "also": also}
+    with_own = variants_of({**tables, "variants": [{**own, "serve": serve}]})[0]
+    return {**with_own, "label": method}
+
+
+@dataclass(frozen=True)
+class Halving:
+    """The search for one method's parameters on one data set.
+
+    Attributes:
+        tables: The recipe's tables at the scale of the grid.
+        tried: Number of candidates; None for all.
+    """
+
+    case: Case
+    method: str
+    tables: Mapping[str, Any]
+    library: Library
+    tried: int | None = None
+
+    @property
+    def axes(self) -> dict[str, list[Any]]:
+        """The options that candidates differ in, and their values."""
+        about, rate = methods()[self.method], self.tables["train"]["lr"]
+        rates = [float(f"{rate * factor:.3g}") for factor in about.get("rates", RATES)]
+        return {**about.get("values", {}), "train.lr": rates}
+
+    def candidates(self) -> list[RunConfig]:
+        """What is tried in the first stage; labels say the values."""
+        found = combine([written(self.tables, self.method)], self.axes)
+        return [self._labelled(config) for config in found.values()][: self.tried]
+
+    def requests(self) -> list[Request]:
+        """All runs that are wanted as far as is known by now."""
+        return [request for stage in self._stages() for request in stage]
+
+    def scores(self) -> list[tuple[RunConfig, int, float]]:
+        """Every candidate with the rounds that it got and its score there, in order."""
+        found: dict[str, tuple[RunConfig, int, float]] = {}
+        for stage in self._stages():
+            for request in stage:
+                score = self._score(request)
+                if score is not None and request.first is not None:
+                    found[request.config.digest()] = request.config, request.first, score
+        return list(found.values())
+
+    def chosen(self) -> RunConfig | None:
+        """The configuration that the rule chooses; None while runs are missing."""
+        *_, last = self._stages()
+        best = self._best(last) if last[-1].config.train.lr_schedule == LAST_SCHEDULE else None
+        return best[0].config if best else None
+
+    def result(self, config: RunConfig) -> StoredRun | None:
+        """The whole run of a configuration."""
+        return self.library.find(Request(self.case.name, config, validated=True))
+
+    def _stages(self) -> Iterator[list[Request]]:
+        """The stages up to the first that lacks runs."""
+        configs = self.candidates()
+        for share, kept in zip(SHARES, (KEPT, 1, 0), strict=True):
+            if share == SHARES[-1]:
+                train = replace(configs[0].train, lr_schedule=LAST_SCHEDULE)
+                label = f"{configs[0].label}, {LAST_SCHEDULE}"
+                configs = [configs[0], replace(configs[0], train=train, label=label)]
+            stage = [self._request(config, share) for config in configs]
+            yield stage
+            best = self._best(stage)
+            if best is None:
+                return
+            configs = [request.config for request in best[:kept]]
+
+    def _best(self, stage: list[Request]) -> list[Request] | None:
+        """The candidates of a stage, best first; None while one of them is missing."""
+        scores = [self._score(request) for request in stage]
+        if None in scores:
+            return None
+        order = sorted(range(len(stage)), key=lambda index: -(scores[index] or 0.0))
+        return [stage[index] for index in order]
+
+    def _request(self, config: RunConfig, share: float) -> Request:
+        first = max(1, round(share * config.schedule.rounds))
+        return Request(self.case.name, config, validated=True, first=first)
+
+    def _score(self, request: Request) -> float | None:
+        run = self.library.find(request)
+        return None if run is None else validation_at(run, request.config.schedule.rounds)
+
+    def _labelled(self, config: RunConfig) -> RunConfig:
+        """The label names the values of all axes, and is the same wherever the run is made."""
+        tables, words = config.to_dict(), []
+        for key in self.axes:
+            section, name = key.split(".")
+            words.append(f"{name} {tables[section][name]:g}")
+        return replace(config, label=f"{self.method}: {', '.join(words)}")
+
+
+def validation_at(run: StoredRun, planned: int, served: str | None = None) -> float:
+    """The score of the rounds a run has by now: over the last tenth of the planned ones."""
+    metric = validation_score(run)
+    shown = run if served is None else run.tested_as(ServeOptions.parse(served))
+    found = score_at(*shown.curve(metric), window_width(planned))
+    return -1.0 if found is None else found

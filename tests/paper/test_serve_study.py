@@ -1,0 +1,167 @@
+"""The study of served models: the rule that chooses parameters, and the chain to its tables."""
+
+from __future__ import annotations
+
+import time
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from fedproto import FedAvg
+from fedproto.cli import main
+from fedproto.report.results import StoredRun
+from fedproto.types import RoundRecord
+from helpers import begin, config_of, train_runs
+from paper.cases import Scope
+from paper.experiments.serve import best_average
+from paper.experiments.serve_grid import Choice, methods_for, read_choices, searches, tables_of
+from paper.halving import AVERAGES, TRAINED, methods
+from paper.library import Request
+from paper.reproduction import TimeLimit
+
+PAPER = Scope(scale="paper")
+
+
+class Known:
+    """A library of runs whose validation score is a function of their options."""
+
+    def __init__(self, score, longest=1.0):
+        self.score, self.longest, self.asked = score, longest, []
+
+    def find(self, request: Request):
+        rounds = request.first or request.config.schedule.rounds
+        self.asked.append((request.config.title, rounds))
+        if rounds > self.longest * request.config.schedule.rounds:
+            return None
+        value = self.score(request.config)
+        records = [
+            RoundRecord(t, [], [], [], {}, {}, {"validation_accuracy": value}, 0, 0, 0.0)
+            for t in range(rounds)
+        ]
+        return StoredRun(Path(), request.config, records)
+
+
+def search(method: str, library, case: str = "cifar10"):
+    (found,) = [one for one in searches(PAPER.case(case), PAPER, library) if one.method == method]
+    return found
+
+
+def test_candidates_go_on_by_their_scores_and_the_schedule_is_chosen_last():
+    def score(config):
+        best = {0.5: 0.1, 0.7: 0.3, 0.9: 0.2}[config.server.momentum]
+        return best + (config.train.lr == 0.1) / 100 + (config.train.lr_schedule == "cosine") / 1000
+
+    one = search("FedAvgM", Known(score))
+    rounds = {config.title: (length, value) for config, length, value in one.scores()}
+    assert len(rounds) == 7
+    assert sorted(length for length, _ in rounds.values()) == [40, 40, 40, 40, 100, 200, 200]
+    assert rounds["FedAvgM: momentum 0.7, lr 0.0333"][0] == 100
+    chosen = one.chosen()
+    assert chosen.title == "FedAvgM: momentum 0.7, lr 0.1, cosine"
+    assert chosen.train.lr_schedule == "cosine"
+    assert not chosen.evaluate.test
+
+
+def test_nothing_is_chosen_while_runs_are_missing():
+    one = search("FedDyn", Known(lambda _: 0.5, longest=0.5))
+    assert one.chosen() is None
+    wanted = {(each.config.title, each.first) for each in one.requests()}
+    assert ("FedDyn: alpha 0.001, lr 0.0333", 200) in wanted
+    assert ("FedDyn: alpha 0.001, lr 0.0333, cosine", 200) in wanted
+
+
+def test_every_method_has_the_same_budget():
+    for case in ("cifar10", "mnist"):
+        found = searches(PAPER.case(case), PAPER, Known(lambda _: 0.5))
+        costs = {one.method: sorted(length for _, length, _ in one.scores()) for one in found}
+        assert len({tuple(cost) for cost in costs.values()}) == 1
+        assert len(costs) == len(methods()) - (case == "cifar10")
+
+
+def test_where_equal_weights_change_nothing_they_are_no_method():
+    assert "Equal weights" not in methods_for(PAPER.case("cifar10"), PAPER)
+    assert "Equal weights" in methods_for(PAPER.case("mnist"), PAPER)
+
+
+def test_final_runs_share_no_seed_with_the_grid_and_see_no_validation_part():
+    for case in ("cifar10", "cifar100-alpha03", "mnist", "femnist", "synthetic", "celeba"):
+        grid, final = (tables_of(PAPER.case(case), PAPER, stage) for stage in ("grid", "final"))
+        assert grid["evaluate"]["test"] is False
+        assert grid["data"]["validation"] == 0.1
+        assert "seed" not in grid
+        assert 0 not in final["sweep"]["seed"]
+        assert len(final["sweep"]["seed"]) == 5
+        assert final["evaluate"]["validation"] is False
+        official = case.startswith("cifar")
+        # Test parts that are the clients' own stay the same ones, which the grid never read.
+        assert (grid["data"].get("seed") != final["data"]["seed"]) is official
+
+
+def test_the_average_is_that_of_the_first_data_set():
+    def choice(best):
+        return Choice({}, {}, {text: float(text == best) for text in (TRAINED, *AVERAGES)})
+
+    assert best_average({}) == AVERAGES[0]
+    known = {"mnist": choice(AVERAGES[1]), "cifar10": choice(AVERAGES[2])}
+    assert best_average(known) == AVERAGES[2]
+
+
+def test_a_paused_run_goes_on_where_it_was(small_federation, small_model):
+    whole, paused = (begin(config_of(FedAvg(), rounds=5), small_model) for _ in range(2))
+    train_runs([whole], small_federation, small_model)
+    paused.pause = 2
+    train_runs([paused], small_federation, small_model)
+    assert len(paused.records) == 2
+    assert paused.stop_reason == "paused after round 2"
+    paused.pause = None
+    train_runs([paused], small_federation, small_model)
+    scores = [[one.metrics for one in run.records] for run in (whole, paused)]
+    assert scores[0] == scores[1]
+
+
+def test_a_time_limit_ends_with_the_round_in_progress(small_federation, small_model):
+    run = begin(config_of(FedAvg(), rounds=50), small_model)
+    limit = TimeLimit(minutes=0.0)
+    limit.runs = [run]
+    limit.on_pass(1)
+    train_runs([run], small_federation, small_model)
+    assert len(run.records) == 1
+    limit = TimeLimit(minutes=None)
+    limit.runs = [run]
+    time.sleep(0.01)
+    limit.on_pass(1)
+    assert run.pause == 1
+    assert not limit.is_over
+
+
+@pytest.mark.slow
+def test_the_whole_chain_at_smoke_scale(tmp_path):
+    def call(*arguments):
+        folders = ["--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "out")]
+        said = StringIO()
+        with redirect_stdout(said), redirect_stderr(said):
+            assert main(["reproduce", *arguments, "--scale", "smoke", *folders]) == 0
+        return said.getvalue()
+
+    assert "out of time" in call("serve-grid", "--minutes", "0.0001")
+    call("serve-grid")
+    call("serve", "--seeds", "3")
+    out = tmp_path / "out/smoke"
+    choice = read_choices(out)["synthetic"]
+    assert set(choice.values) == {"FedAvg", "FedAvgM", "Steady"}
+    grid = pd.read_csv(out / "serve-grid.csv")
+    assert grid["chosen"].sum() == 3
+    table = pd.read_csv(out / "serve.csv").set_index("method")
+    assert list(table["runs"]) == [3] * 6
+    assert {"Steady", "Steady, newest model", "FedAvg + average"} <= set(table.index)
+    pairs = pd.read_csv(out / "serve-pairs.csv")
+    assert set(pairs["minus"]) == {"Steady"}
+    changes = pd.read_csv(out / "serve-oscillation.csv").groupby("model")["mean_change"].mean()
+    assert changes["average"] < changes["newest model"]
+    assert (out / "serve-oscillation.png").stat().st_size > 0
+    before = (out / "serve.csv").read_bytes()
+    assert "0 are missing" in call("serve", "--seeds", "3", "--existing")
+    assert (out / "serve.csv").read_bytes() == before
