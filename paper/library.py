@@ -240,7 +240,7 @@ def merged(requests: Iterable[Request]) -> list[Request]:
             validated,
             known.checkpoint or request.checkpoint,
             known.instead if known.instead == request.instead or not request.checkpoint else "",
-            known.first and request.first and max(known.first, request.first),
-            min(known.order, request.order),
+            first=known.first and request.first and max(known.first, request.first),
+            order=min(known.order, request.order),
         )
     return list(by_run.values())
