@@ -3,9 +3,10 @@
 Pages link to files of the repository (``../src/fedproto/rounds.py``), which a site does not have.
 Each such file or folder becomes a page of its own here, so that every link works offline. Every
 module has a page in the API reference, made from its docstrings; a link whose text is a module's
-name leads there, and ``docs/reference/api.md`` is followed by a list of them. What would look
-different on the two, or be fetched from elsewhere, is a warning, and warnings are errors. Notebooks
-are run and shown with their output.
+name leads there, and ``docs/reference/api.md`` is followed by a list of them. The pages of options,
+strategies and commands go on with tables made by `reference.py`. What would look different on the
+two, or be fetched from elsewhere, is a warning, and warnings are errors. Notebooks are run and
+shown with their output.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from mkdocs.structure.files import File, Files, InclusionLevel
 from mkdocs.structure.pages import Page
 
 sys.path.insert(0, str(Path(__file__).parent))
+import reference
 from notebooks import as_markdown
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,6 +44,9 @@ LANGUAGES = {
 }
 LARGEST_PAGE = 200_000  # bytes of a text that is still shown; a longer one is offered as a file
 
+_BEHIND_GUIDES = "---\nsearch:\n  boost: 0.3\n---\n\n"
+"""Guides come before generated pages among the results of a search."""
+
 log = logging.getLogger("mkdocs.hooks.fedproto")
 
 _LINK = re.compile(r"\[(?P<text>[^\]]*)\]\((?P<target>[^)#\s]+)(?P<anchor>#[^)\s]*)?\)")
@@ -56,18 +61,23 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
         for title, modules in _reference().items()
     ]
     config.nav = _expanded(config.nav, "reference/api.md", sections)
+    options = [{name: f"reference/options/{name}.md"} for name in sorted(reference.option_pages())]
+    config.nav = _expanded(config.nav, "reference/options.md", options)
     return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds the API reference, notebooks as pages, and all outside of docs/ that pages lead to."""
+    """Adds the generated reference, notebooks, and all outside of docs/ that pages lead to."""
     for notebook in sorted(DOCS.rglob("*.ipynb")):
         page = notebook.relative_to(DOCS).with_suffix(".md").as_posix()
         files.append(File.generated(config, page, content=as_markdown(notebook)))
     for module in _modules():
-        # Guides come before modules among the results of a search.
-        text = f"---\nsearch:\n  boost: 0.3\n---\n\n# {module}\n\n::: {module}\n"
+        text = f"{_BEHIND_GUIDES}# {module}\n\n::: {module}\n"
         files.append(File.generated(config, _api_page(module), content=text))
+    if files.get_file_from_path("reference/options.md") is not None:
+        for name, text in reference.option_pages().items():
+            page = f"reference/options/{name}.md"
+            files.append(File.generated(config, page, content=_BEHIND_GUIDES + text))
     waiting = [path for page in files.documentation_pages() for path in _outside(page)]
     while waiting:
         path = waiting.pop()
@@ -82,6 +92,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     del config, files
     if page.file.src_uri == "reference/api.md":
         markdown += _list_of_modules()
+    if page.file.src_uri in reference.PAGES:
+        markdown += "\n" + reference.PAGES[page.file.src_uri]()
     for number, line in _misread_lists(markdown):
         log.warning(
             "%s:%d: a list needs an empty line above it: %s", page.file.src_uri, number, line

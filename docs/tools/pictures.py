@@ -1,4 +1,4 @@
-"""Draws the pictures of docs/explanation/round.md from real federations, schedules and training.
+"""Draws the pictures of README and of the explanations, from real federations and published tables.
 
 python docs/tools/pictures.py docs/images
 
@@ -12,6 +12,7 @@ import argparse
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import torch
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
@@ -23,6 +24,39 @@ from fedproto.report.style import COLORS
 from fedproto.rng import schedule
 
 BLUE, ORANGE = COLORS[0], COLORS[4]
+CURVES = Path(__file__).resolve().parents[2] / "results/guidance/guidance-rounds.csv"
+
+
+def draw_evidence(path: Path) -> None:
+    """Published accuracies over rounds, labelled at the curves: where momentum helps and harms."""
+    table = pd.read_csv(CURVES)
+    styles = {
+        "ProtoHead": ("ProtoHead", "#d55e00", "-", 8),
+        "FedAvgM": ("FedAvgM", COLORS[0], "--", -9),
+        "Fairness + toleration": ("Equal weights", "#444444", "-.", 0),
+        "FedAvg": ("FedAvg", "#999999", ":", -12),
+    }
+    figure = Figure(figsize=(10, 3.6), layout="constrained")
+    panels = figure.subplots(1, 2)
+    shown = {"MNIST": "1,000", "CelebA": "278"}
+    for axes, (data_set, clients) in zip(panels, shown.items(), strict=True):
+        of_data = table[table["data_set"] == data_set]
+        for method, (label, color, line, up) in styles.items():
+            curve = of_data[of_data["method"] == method]
+            if curve.empty:
+                continue
+            axes.plot(curve["round"], curve["mean"], color=color, linestyle=line, linewidth=2)
+            end = (curve["round"].iloc[-1], curve["mean"].iloc[-1])
+            shift = up if data_set == "MNIST" else 0
+            axes.annotate(
+                label, end, (5, shift), textcoords="offset points", color=color, va="center"
+            )
+        seeds = of_data[of_data["method"] == "FedAvgM"]["runs"].max()
+        axes.set_title(f"{data_set}: {clients} clients, {seeds} seeds", fontsize="medium")
+        axes.set(xlabel="round", xlim=(0, 1.3 * of_data["round"].max()), xticks=range(0, 201, 50))
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[0].set(ylabel="test accuracy in %", ylim=(70, 100))
+    figure.savefig(path, dpi=120)
 
 
 def draw_partition(path: Path) -> None:
@@ -116,6 +150,7 @@ def main() -> None:
     folder = parser.parse_args().folder
     folder.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
+    draw_evidence(folder / "evidence.png")
     draw_partition(folder / "partition.png")
     draw_stragglers(folder / "stragglers.png")
     trained = train(Digits(classes_per_client=3))

@@ -190,6 +190,7 @@ def test_a_card_shows_labels_and_names_as_they_are(tmp_path):
     headings = [line for line in card.splitlines() if line.startswith("#")]
     assert headings[0].startswith(r"# x\\n\\n\# Free money")
     assert headings[1:] == [
+        "## Intended use and limits",
         "## How it was trained",
         "## Preprocessing",
         "## Scores after the last round",

@@ -6,8 +6,6 @@ import csv
 import io
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +14,6 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 import fedproto
-from documents import ROOT
 from fedproto import STRATEGIES, Federation
 from fedproto import options as registered_options
 from fedproto.cli import main
@@ -154,13 +151,6 @@ def test_options_are_listed_by_section(capsys):
 def test_an_option_without_its_section_is_found(capsys):
     assert main(["run", "quickstart", "--set", "rounds=3"]) == 2
     assert "did you mean 'schedule.rounds'?" in capsys.readouterr().err
-
-
-def test_the_page_of_options_is_that_of_the_code():
-    page = (ROOT / "docs/reference/options.md").read_text(encoding="utf-8")
-    command = [sys.executable, str(ROOT / "docs/tools/options_page.py")]
-    made = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert page == made, "python docs/tools/options_page.py > docs/reference/options.md"
 
 
 def test_a_finished_run_goes_on_to_more_rounds(swept, tmp_path, capsys):

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import subprocess
 import sys
 
+import fedproto
 from documents import ROOT, blocks
 from fedproto import equations
+from fedproto.config import SECTIONS
+from fedproto.options import describe
 
 GUIDE = ROOT / "docs/how-to/write-a-strategy.md"
 
@@ -77,6 +81,30 @@ def test_an_extension_passes_the_conformance_suite(tmp_path):
     assert "passed" in result.stdout
 
 
+def test_the_generated_reference_names_everything():
+    spec = importlib.util.spec_from_file_location("reference", ROOT / "docs/tools/reference.py")
+    reference = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(reference)
+    made = {page: make() for page, make in reference.PAGES.items()}
+    for name in fedproto.STRATEGIES.names():
+        assert f"\n## {name}\n" in made["reference/strategies.md"]
+    scaffold = (
+        "| [`scaffold`](#scaffold) | SCAFFOLD (Karimireddy et al. 2020) | control (broadcast)"
+    )
+    assert scaffold in made["reference/strategies.md"]
+    for command in ("run", "flower up", "data fetch"):
+        assert f"\n## {command}\n" in f"\n{made['reference/command-line.md']}"
+    for section in SECTIONS:
+        assert f"[`{section}`](options/{section}.md)" in made["reference/options.md"]
+        for option in describe(SECTIONS[section]):
+            assert f"\n| `{option.name}` |" in reference.option_pages()[section]
+    licences = made["reference/data.md"]
+    named = [name for name in fedproto.DATASETS.names() if fedproto.DATASETS.get(name).licence]
+    assert [row.split("`")[1] for row in licences.splitlines()[2:]] == named
+    for page in reference.PAGES:
+        assert (ROOT / "docs" / page).is_file()
+
+
 def test_the_paper_map_names_functions_and_tests_that_exist():
     text = (ROOT / "docs/appendix/paper-map.md").read_text()
     tests = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
@@ -94,7 +122,7 @@ def test_the_paper_map_names_functions_and_tests_that_exist():
 
 def test_a_comparison_for_a_paper_takes_fifteen_lines(tmp_path):
     """As the page has it, but on digits and for two rounds."""
-    _, example, *_ = blocks(ROOT / "docs/reference/python.md", "python")
+    (example,) = blocks(ROOT / "docs/how-to/paper-figures.md", "python")
     assert len([line for line in example.splitlines() if line.strip()]) <= 15
     small = example.replace('"mnist", "clients": 50', '"digits", "clients": 12').replace(
         "rounds=100, cohort=10", "rounds=2, cohort=4"

@@ -6,7 +6,11 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCUMENTS = [ROOT / "README.md", ROOT / "results/README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+DOCUMENTS = [
+    *sorted(ROOT.glob("*.md")),
+    ROOT / "results/README.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 
 _FENCE = re.compile(r"^```(?P<language>\w*)\n(?P<code>.*?)^```$", flags=re.DOTALL | re.MULTILINE)
 

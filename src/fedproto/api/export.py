@@ -107,6 +107,11 @@ tags: [federated-learning, pytorch, {task}]
 
 A model for {task} of inputs of shape {shape} into {classes}.
 
+## Intended use and limits
+
+For research on federated learning, and for inputs like those of the clients that trained it. It
+was not checked for safety, fairness or security, and may reveal facts about its training data.
+
 ## How it was trained
 
 By federated learning with strategy `{strategy}`: {rounds} rounds, {cohort} of {clients} clients a
@@ -122,7 +127,8 @@ round, seed {seed}. The clients had {train} samples for training and {test} for 
 |---|---|
 {scores}
 
-They are of the clients' own test samples; on other data expect others.
+They are of the clients' own test samples; expect lower ones on other data. `mean_client_…` is the
+mean over clients, `worst_tenth_…` the mean of the tenth of clients with the lowest scores.
 
 ## How to load it
 
