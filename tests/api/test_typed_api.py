@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import subprocess
 import sys
 from dataclasses import fields
@@ -15,9 +16,10 @@ from torch import nn
 
 import fedproto
 from fedproto import ConfigError, DataError, Federation, TrainingError, TrainOptions
+from fedproto.api.table import Table
 from fedproto.config import RunConfig
 from fedproto.config.recipe import COMMON, Sections
-from fedproto.config.run import CHOICES, SECTIONS, options_of
+from fedproto.config.run import CHOICES, SECTIONS, dotted_names
 
 TINY = {"rounds": 3, "cohort": 3, "epochs": 3, "lr": 0.5}
 
@@ -48,7 +50,7 @@ def test_common_options_are_in_the_signatures_and_sections_are_typed():
         assert list(parameters)[:2] == ["data", "model"]
         assert set(COMMON) <= set(parameters)
     for option, section in COMMON.items():
-        assert option in options_of(section)
+        assert f"{section}.{option}" in dotted_names(option)
     typed = set(get_type_hints(Sections))
     others = {"seed", "label", *CHOICES}
     assert typed == set(SECTIONS) == {item.name for item in fields(RunConfig)} - others
@@ -168,9 +170,16 @@ def test_a_table_goes_into_a_paper(results):
     assert r" $\pm$ " in text
     assert text.count(r" \\") == 3
     assert "±" not in text
+    assert not re.search(r"(?<!\$)[<>]|[ &]-\d", text), "read as other signs outside of formulas"
     assert results.table()._repr_html_().count("<tr>") == 3
     baseline = results.table(baseline="50 % & [ours]_1")
     assert baseline[1]["difference"] is None
+
+
+def test_signs_of_numbers_are_set_as_such_in_latex():
+    table = Table([{"method": "Fed-Avg <1>", "interval": "-3.4 to -0.1", "p": "< 0.001"}])
+    row = table.to_latex().splitlines()[4]
+    assert row == r"Fed-Avg $<$1$>$ & $-$3.4 to $-$0.1 & $<$ 0.001 \\"
 
 
 def test_an_unknown_score_is_a_clear_error(results):

@@ -257,11 +257,6 @@ class Results(Sequence[Result]):
         """One row per method and condition with verdicts, as in ``fedproto compare``."""
         return summarize(self._arranged(), self._score(metric), target, baseline)
 
-    @property
-    def metric(self) -> str:
-        """The score by which the runs are compared first."""
-        return self._score(None)
-
     def _score(self, asked: str | None) -> str:
         return main_score((result.stored() for result in self), asked)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import html
 import io
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, overload
@@ -25,6 +26,8 @@ _LATEX = {
     "δ": r"$\delta$",
     "−": "$-$",
     "–": "--",
+    "<": "$<$",
+    ">": "$>$",
     "·": r"$\cdot$",
 }
 _OPTIONAL = (
@@ -311,4 +314,5 @@ def _as_text(row: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _latex(text: str) -> str:
-    return "".join(_LATEX.get(sign, sign) for sign in text)
+    """Text for LaTeX; a hyphen that stands for a minus becomes one."""
+    return re.sub(r"(?<!\S)-(?=\d)", "$-$", "".join(_LATEX.get(sign, sign) for sign in text))

@@ -27,8 +27,7 @@ TUNED = "tuned.toml"
 def best(
     directories: Directories,
     by: Annotated[
-        str | None,
-        typer.Option(metavar="METRIC", help="Score to choose by; a validation score by default."),
+        str | None, typer.Option(metavar="METRIC", help="A validation score by default.")
     ] = None,
     top: Annotated[int, typer.Option(min=1, help="How many to list.")] = 10,
 ) -> None:

@@ -20,19 +20,11 @@ from fedproto.report.results import StoredRun, find_runs, main_score
 from fedproto.report.summary import summarize
 
 Baseline = Annotated[
-    str | None,
-    typer.Option(
-        metavar="METHOD",
-        help="What to compare with; by default FedAvg, or the method with most pairs.",
-    ),
+    str | None, typer.Option(metavar="METHOD", help="FedAvg, or the method with most pairs.")
 ]
 Margin = Annotated[
     float | None,
-    typer.Option(
-        min=0,
-        help="Differences within ± this are equivalent; 0.01 by default for scores from 0 to 1,"
-        " none for other metrics.",
-    ),
+    typer.Option(min=0, help="Equivalent is within ± this; 0.01 for shares, else none."),
 ]
 _MOST_NOTICES = 5
 
@@ -48,9 +40,7 @@ def compare(
     plot_format: Annotated[
         FigureFormat, typer.Option(help="Format of the figures.")
     ] = FigureFormat.png,
-    plot_width: Annotated[
-        FigureWidth, typer.Option(help="Width of the figures: of a column, a page or a screen.")
-    ] = FigureWidth.screen,
+    plot_width: Annotated[FigureWidth, typer.Option(help="Their width.")] = FigureWidth.screen,
     as_json: AsJson = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="The table as CSV.")] = False,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="The table as Markdown.")] = False,

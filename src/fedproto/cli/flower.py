@@ -37,8 +37,7 @@ def up(
     overrides: Overrides = None,
     out: Out = None,
     logs: Annotated[
-        Path | None,
-        typer.Option(help="Keep keys, logs and databases here; a temporary folder by default."),
+        Path | None, typer.Option(help="Keep keys and logs here, not in a temporary folder.")
     ] = None,
     rounds: Rounds = None,
     quiet: Quiet = False,
@@ -66,17 +65,12 @@ def up(
 def keys(
     folder: Annotated[Path, typer.Argument(help="A new folder; one part of it per host.")],
     host: Annotated[
-        list[str],
-        typer.Option(help="Name or address under which clients reach the server; may be repeated."),
+        list[str], typer.Option(help="Name or address at which clients reach it; repeatable.")
     ],
     clients: Annotated[int, typer.Option(help="Number of clients.", min=1)],
     port: Annotated[
         int,
-        typer.Option(
-            help="The server's port for nodes; the one above it is its owner's, on loopback.",
-            min=1,
-            max=65534,
-        ),
+        typer.Option(min=1, max=65534, help="For nodes; the next one is its owner's, on loopback."),
     ] = 8000,
 ) -> None:
     """Make certificates and node keys for several hosts."""
@@ -101,8 +95,7 @@ def start(
     node_config: Annotated[
         str,
         typer.Option(
-            help="Settings of a node by its owner, such as 'local-client=0 threads=1'.",
-            envvar="FEDPROTO_NODE_CONFIG",
+            envvar="FEDPROTO_NODE_CONFIG", help="Its owner's settings: 'local-client=0 threads=1'."
         ),
     ] = "",
 ) -> None:

@@ -54,8 +54,8 @@ def list_known(
     kind: Annotated[
         str | None,
         typer.Argument(
-            help=f"Show only these, a line each: {', '.join(KINDS)}; with its options one of them,"
-            " such as 'fedproto', or a section, such as 'train'; 'options' for all sections."
+            help=f"Only these: {', '.join(KINDS)}; one of them or a section, such as 'train', with"
+            " its options; 'options' for all sections."
         ),
     ] = None,
     as_json: AsJson = False,

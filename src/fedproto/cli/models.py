@@ -73,7 +73,7 @@ def export_run(
     format_: Annotated[
         list[str] | None,
         typer.Option(
-            "--format", help=f"May be given several times: {', '.join(FORMATS)}; the first two."
+            "--format", help=f"Repeatable: {', '.join(FORMATS)}; by default the first two."
         ),
     ] = None,
     best: Best = False,

@@ -60,17 +60,14 @@ Outcome: TypeAlias = "tuple[int, dict[str, float]] | FedprotoError"
 def analyse_runs(
     directories: Directories,
     what: Annotated[
-        list[str] | None,
-        typer.Option(help=f"Only this part; may be given several times: {', '.join(PARTS)}."),
+        list[str] | None, typer.Option(help=f"Only this part; repeatable: {', '.join(PARTS)}.")
     ] = None,
     reference: Annotated[
         Path | None, typer.Option(help="A finished run of strategy 'centralized', for MMD.")
     ] = None,
     measure: Annotated[
         list[str] | None,
-        typer.Option(
-            help=f"Of the measures only this; may be repeated: {', '.join(MODEL_MEASURES)}."
-        ),
+        typer.Option(help=f"Only this measure; repeatable: {', '.join(MODEL_MEASURES)}."),
     ] = None,
     samples: Annotated[int, typer.Option(min=4, help="Features in the t-SNE at most.")] = 2000,
     pictures: Annotated[int, typer.Option(min=0, help="Pictures that get maps.")] = 4,
@@ -192,8 +189,7 @@ def _print_facts(runs: Sequence[StoredRun], found: Sequence[dict[str, float]]) -
 def report(
     directories: Directories,
     out: Annotated[
-        Path | None,
-        typer.Option(help="The HTML file; report.html in the directory given by default."),
+        Path | None, typer.Option(help="The file; report.html in the directory by default.")
     ] = None,
     title: Annotated[str | None, typer.Option(help="Title of the page.")] = None,
     metric: Metric = None,

@@ -30,47 +30,28 @@ from fedproto.store.sweeps import create_sweep, extend, open_runs
 from fedproto.types import num_bytes
 
 Recipe = Annotated[
-    str,
-    typer.Argument(help="A TOML file, or the name of a bundled recipe (fedproto list recipes)."),
+    str, typer.Argument(help="A TOML file, or a bundled recipe by name (fedproto list recipes).")
 ]
 Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change an option, e.g. schedule.delta=0.8."),
 ]
-Scale = Annotated[
-    str | None,
-    typer.Option(help="A smaller version that the recipe describes, such as 'quick'."),
-]
+Scale = Annotated[str | None, typer.Option(help="A smaller version of the recipe, as 'quick'.")]
 Out = Annotated[
     Path | None, typer.Option(help="Directory for the results; a new one under runs/ by default.")
 ]
 Reuse = Annotated[
-    bool,
-    typer.Option(
-        "--reuse", help="Continue what --out holds: train the missing runs, reuse the others."
-    ),
-]
-Only = Annotated[
-    list[str] | None,
-    typer.Option(metavar="LABEL", help="Only the runs of this label; may be given several times."),
+    bool, typer.Option("--reuse", help="Continue what --out holds; train what is missing.")
 ]
 LogTo = Annotated[
     list[str] | None,
-    typer.Option(
-        "--log-to",
-        metavar="NAME",
-        help="Also send metrics to tensorboard or wandb; may be given several times.",
-    ),
+    typer.Option("--log-to", metavar="NAME", help="Also log to tensorboard or wandb; repeatable."),
 ]
 Rounds = Annotated[
-    int | None,
-    typer.Option(
-        min=1, help="Continue up to this number of rounds in all, even if the run is finished."
-    ),
+    int | None, typer.Option(min=1, help="Continue up to this number of rounds in all.")
 ]
 DryRun = Annotated[
-    bool,
-    typer.Option("--dry-run", help="Train one round, print runs, time and disk space, and stop."),
+    bool, typer.Option("--dry-run", help="Train one round, print time and disk space, and stop.")
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No table at the end.")]
 
@@ -106,7 +87,9 @@ def sweep(
     out: Out = None,
     reuse: Reuse = False,
     quiet: Quiet = False,
-    only: Only = None,
+    only: Annotated[
+        list[str] | None, typer.Option(metavar="LABEL", help="Only runs of this label; repeatable.")
+    ] = None,
     log_to: LogTo = None,
     dry_run: DryRun = False,
 ) -> None:

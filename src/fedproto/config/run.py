@@ -269,16 +269,12 @@ def _check_measures(options: MeasureOptions) -> None:
 
 
 def dotted_names(name: str) -> list[str]:
-    """The dotted names of all options of a name, those of training and schedule first."""
-    sections = sorted(SECTIONS, key=lambda section: section not in ("train", "schedule"))
-    return [f"{section}.{name}" for section in sections if name in options_of(section)]
-
-
-def options_of(section: str) -> list[str]:
-    """The names of a section's options; none of a section that depends on a choice."""
-    if section not in SECTIONS:
-        return []
-    return [field.name for field in dataclasses.fields(SECTIONS[section])]
+    """The dotted names of all options of a name, in sections that depend on no choice."""
+    return [
+        f"{section}.{name}"
+        for section, kind in SECTIONS.items()
+        if name in (field.name for field in dataclasses.fields(kind))
+    ]
 
 
 def digest_of(tables: Mapping[str, Any]) -> str:
