@@ -14,7 +14,7 @@ ROUNDS ?= 10
 CASES ?= 10000
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow lint docs dist pictures screenshots bench bench-peers format clean fuzz
+.PHONY: help install demo test test-slow lint tables docs dist pictures screenshots bench bench-peers format clean fuzz
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,6 +45,9 @@ test: lint ## linter, strict type checker and the tests that take minutes
 
 test-slow: $(STAMP) ## the other tests: deployments, reproduction, kills at every write, archives, parity
 	$(BIN)/python -m pytest -n 2 -q -m slow
+
+tables: $(STAMP) ## every published table of scores, from the archives in results/runs
+	$(BIN)/python -m paper.pages
 
 GPU_TESTS := test_stacking_kernels test_stacked_engine test_engine_reference
 

@@ -15,13 +15,21 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from fedproto.measures.features import PER_CHANNEL
+from fedproto.measures.scores import TRAINING_LOSS
 from fedproto.report.analysing import read_parts
 from fedproto.report.results import StoredRun
-from fedproto.report.statistics import sample_deviation
+from fedproto.report.statistics import sample_deviation, score_at
 from paper.base import FoundRun
 
 EXTRA = 0.1
 """What is run on top of the nominal rounds, as a share of them."""
+
+SELDOM = frozenset((TRAINING_LOSS, "dissimilarity", "mmd", "aggregate_mean_margin", PER_CHANNEL))
+"""Measures of single models, taken every 10 to 44 rounds."""
+
+SELDOM_SHARE = 1 / 3
+"""Share of the rounds at the end that they are averaged over: one model's loss swings widely."""
 
 
 @dataclass(frozen=True)
@@ -65,16 +73,19 @@ def nominal_curve(run: StoredRun, metric: str) -> tuple[NDArray[np.int64], NDArr
 
 
 def final_value(run: StoredRun, metric: str) -> float | None:
-    """A metric at the last nominal round; None where it was not taken.
+    """A metric at the last nominal round, the mean over the rounds on top; None if never taken.
 
-    What was not measured during training is taken from the run's analysis, if that is of the final
-    model. The margin that FedProto records by itself is of its cohort's prototypes and cannot be
-    compared with that of other methods, which is measured over all clients.
+    Measures of single models are averaged over the last third of the rounds. What was not measured
+    during training is taken from the run's analysis, if that is of the final model. The margin that
+    FedProto records by itself is of its cohort's prototypes and cannot be compared with that of
+    other methods, which is measured over all clients.
     """
-    _, values = nominal_curve(run, metric)
+    rounds = run.config.schedule.rounds
+    width = rounds * SELDOM_SHARE if metric in SELDOM else rounds - nominal_rounds(rounds)
+    value = score_at(*run.curve(metric), max(1, round(width)), until=rounds)
     of_cohort = metric == "aggregate_mean_margin" and not run.config.measure.takes("margin")
-    if len(values) and not of_cohort:
-        return float(values[-1])
+    if value is not None and not of_cohort:
+        return value
     measures = read_parts(run.path, ["measures"]).get("measures", {})
     value = measures.get(metric) if measures.get("round") == len(run.records) else None
     return None if value is None else float(value)

@@ -5,39 +5,19 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
-import shlex
-from collections import defaultdict
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
-from archives import ARCHIVES, unpacked
+from archives import ARCHIVES
 from documents import ROOT
-from fedproto.cli import main
-from paper.experiments.claims import as_markdown
+from paper import pages
 from paper.output import Output
 
 ROOM = 15_000_000
 """Bytes; every refresh of an archive stays in everybody's clone for good."""
-SOURCES = ("synthetic-sources", "mnist-sources", "femnist-sources")
-TABLES = {
-    "sources": (*SOURCES, "celeba-sources", "segmentation"),
-    "guidance": (
-        *SOURCES,
-        "guidance",
-        "guidance-field",
-        "guidance-field-mnist",
-        "guidance-field-femnist",
-        "guidance-more",
-        "guidance-served",
-        "guidance-celeba",
-        "guidance-protohead",
-        "guidance-fpascal",
-        "guidance-fpascal-more",
-    ),
-}
-"""Folders of tables, and the archives that they come from."""
 
 
 def test_archives_are_those_that_were_published():
@@ -66,61 +46,77 @@ def rows(path: Path) -> list[dict[str, str | float]]:
     return [row for row in table if row.get("runs") != 0]
 
 
-@pytest.mark.parametrize("folder", TABLES)
+@pytest.mark.parametrize("folder", pages.ARCHIVES)
 def test_archives_give_the_tables_beside_them(folder, tmp_path, monkeypatch):
-    unpacked(tmp_path / "runs/reproduce", *TABLES[folder])
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Output, "figure", lambda *_: None)
-    tables = sorted((ROOT / "results" / folder).glob("*.csv"))
-    by_command = defaultdict(dict)
-    for path in (ROOT / "results" / folder).glob("*.json"):
-        origin = json.loads(path.read_text())
-        renamed = {name: name.replace(origin["experiment"], path.stem) for name in origin["files"]}
-        known = {path.with_name(name): made for made, name in renamed.items()}
-        by_command[origin["command"]] |= {table: known[table] for table in tables if table in known}
-    assert sorted(path for known in by_command.values() for path in known) == tables
-    for number, (command, known) in enumerate(by_command.items()):
-        assert main([*shlex.split(command)[1:], f"--out=made{number}"]) == 0
-        for published, name in known.items():
-            (made,) = Path(f"made{number}").rglob(name)
+    compared = set()
+    for published, made in pages.tables(folder, tmp_path):
+        compared.add(published)
+        if published.suffix == ".csv":
             for ours, expected in zip(rows(made), rows(published), strict=True):
                 assert ours == pytest.approx(expected), published.stem
+        elif published.suffix == ".md":
+            assert made.read_text() == published.read_text()
+    beside = set((ROOT / "results" / folder).iterdir())
+    assert {path for path in beside if path.suffix in (".csv", ".md")} <= compared
 
 
-def test_the_page_shows_the_claims_as_published():
-    published = ROOT / "results/sources/claims"
-    made = as_markdown(pd.read_csv(published.with_suffix(".csv")))
-    assert made == published.with_suffix(".md").read_text(encoding="utf-8")
-    assert made in (ROOT / "docs/evidence/reproduction.md").read_text(encoding="utf-8")
+MEASURED_ELSEWHERE = {
+    "docs/appendix/paper-map.md": ("Open", "The source"),
+    "docs/appendix/segmentation.md": ("images a second", "recipe"),
+    "docs/evidence/performance.md": ("",),
+    "docs/explanation/threat-model.md": ("the hostile client sends",),
+}
+"""Heads of tables with figures of benchmarks and counts, whose sources their pages name."""
 
 
-def test_the_page_on_heads_shows_the_published_scores():
-    """A line per data set and share of stragglers: at the end / over all rounds."""
-    table = pd.read_csv(ROOT / "results/guidance/guidance.csv")
-    page = (ROOT / "docs/evidence/what-wins.md").read_text(encoding="utf-8")
-    methods = ("ProtoHead", "Guided", "FedAvgM", "FedAdam", "Fairness + toleration")
-    groups = table[table["runs"] == 5].groupby(["data_set", "delta"], sort=False)
-    assert len(groups) == 6
-    for (data_set, delta), group in groups:
-        rows = group.set_index("method")[["score", "mean_over_rounds"]]
-        cells = [" / ".join(f"{value:.1f}" for value in rows.loc[name]) for name in methods]
-        assert f"| {data_set} | {delta:g} | {' | '.join(cells)} |\n" in page
+def test_every_table_of_scores_in_the_docs_is_made_from_the_archives(tmp_path):
+    """A table with four decimal fractions or more is made by `make tables`, or listed above."""
+    for page, text in pages.pages(tmp_path).items():
+        assert text == (ROOT / page).read_text(encoding="utf-8"), f"{page}: run make tables"
+    made = {(table.page, pages.row(table.make(tmp_path)[0])) for table in pages.PAGE_TABLES}
+    for file in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
+        page = file.relative_to(ROOT).as_posix()
+        if page.startswith("docs/reference/"):  # defaults and facts
+            continue
+        for head, body in tables_in(file.read_text(encoding="utf-8")):
+            measured = re.findall(r"(?<![\w.`/=-])[+−]?\d+\.\d+(?![\w.`])", body)
+            listed = any(known in head for known in MEASURED_ELSEWHERE.get(page, ()))
+            assert len(measured) < 4 or listed or (page, head) in made, f"{page}: {head}"
 
 
-def test_the_page_on_heads_shows_the_published_differences():
-    table = pd.read_csv(ROOT / "results/guidance/guidance-pairs.csv")
-    page = (ROOT / "docs/evidence/what-wins.md").read_text(encoding="utf-8")
-    table = table[(table["minus"] == "ProtoHead") & (table["pairs"] == 5)]
-    for (data_set, delta), group in table.groupby(["data_set", "delta"], sort=False):
-        rows = group.set_index(["method", "quantity"])
+def tables_in(text: str) -> Iterator[tuple[str, str]]:
+    """The first line and the others of each table in Markdown."""
+    for block in re.findall(r"(?:^[ ]*\|.*\n?)+", text, re.MULTILINE):
+        head, *body = (line.strip() for line in block.splitlines())
+        yield head, "\n".join(body)
 
-        def cell(method: str, quantity: str, rows: pd.DataFrame = rows) -> str:
-            found = -rows.loc[(method, quantity), ["difference", "high", "low"]]
-            return "{:+.1f} [{:+.1f}, {:+.1f}]".format(*found).replace("-", "−")
 
-        cells = [
-            cell(method, quantity)
-            for method in ("Fairness + toleration", "FedAvgM")
-            for quantity in ("final", "mean over rounds")
-        ]
-        assert f"| {data_set} | {delta:g} | {' | '.join(cells)} |\n" in page
+def test_sentences_with_scores_say_what_the_tables_say():
+    """README and the page on the paper, as they would be written from the tables."""
+    accuracy = pages.published("sources/accuracy").set_index(["quantity", "data_set", "row"])
+    mnist = accuracy.loc["test accuracy (%)"].loc["MNIST"]
+    claims = pages.published("sources/claims").set_index(["claim", "data_set"])["difference"]
+    claim = "Attention improves on equal weights that tolerate partial work"
+    added = [
+        pages.number(claims[claim, one], sign=True) for one in ("Synthetic", "MNIST", "FEMNIST")
+    ]
+    ours, paper = (pages.number(mnist.loc["FedProto", side]) for side in ("ours", "paper"))
+    readme, page = (
+        " ".join((ROOT / name).read_text(encoding="utf-8").split())
+        for name in ("README.md", pages.EVIDENCE)
+    )
+    assert f"FedProto reaches {ours} % where the paper has {paper} %" in readme
+    assert (
+        f"{added[0]} points on synthetic data, {added[1]} on MNIST, {added[2]} on FEMNIST" in readme
+    )
+    assert f"FedProto reaches {ours} % where the paper has {paper} %" in page
+    assert f"{added[0]} points on synthetic data, {added[1]} and {added[2]} on MNIST" in page
+    ablation = pages.published("sources/ablation")
+    means = ablation[
+        (ablation["quantity"].str.contains("mean")) & (ablation["data_set"] == "MNIST")
+    ]
+    assert f"within {means['difference'].abs().mean():.1f} points on average" in page
+    rho = pages.published("sources/margins-correlation").set_index("row").loc["ours"]
+    assert f"ρ = {rho['rho']:.2f}, {rho['points']:.0f} points" in page

@@ -93,11 +93,14 @@ def as_markdown(frame: pd.DataFrame) -> str:
     def cell(row: pd.Series) -> str:
         if pd.isna(row["difference"]):
             return "–"
-        digits = 1 if abs(row["difference"]) >= 0.095 else 2
+        size, points = abs(row["difference"]), row["metric"] in ("accuracy", "miou")
+        digits = 1 if size >= (0.095 if points else 9.5) else 2
         about = f"{MARKS[row['verdict']]} {row['difference']:+.{digits}f}"
         if row["seeds"] < statistics.FEWEST_PAIRS:
-            return f"{about} ({row['seeds']:.0f})"
-        return f"{about} [{row['low']:.{digits}f}, {row['high']:.{digits}f}]"
+            about += f" ({row['seeds']:.0f})"
+        else:
+            about += f" [{row['low']:.{digits}f}, {row['high']:.{digits}f}]"
+        return about.replace("-", "−")
 
     sets = list(frame["data_set"].unique())
     lines = [["claim", *sets], ["---"] * (len(sets) + 1)]
@@ -125,8 +128,12 @@ def _by_condition(
 ) -> dict[tuple[float | None, float], dict[int, float]]:
     """A value per seed, for every class mix and share of stragglers."""
     values: dict[tuple[float | None, float], dict[int, float]] = defaultdict(dict)
+    value: float | None
     for each in runs:
-        if claim.over == "rounds":
+        if claim.metric == "attention":
+            spread = each.run.attention_spread()
+            value = None if spread is None else spread["deviation"]
+        elif claim.over == "rounds":
             _, curve = each.run.curve(claim.metric)
             value = float(curve.mean()) if len(curve) else None
         else:

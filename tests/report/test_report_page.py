@@ -305,24 +305,3 @@ def test_what_is_missing_is_analysed_when_asked(tmp_path, capsys):
     assert (tmp_path / "run" / "analysis" / "scores.json").stat().st_mtime_ns == written
     groups = contents(tmp_path)["groups"]
     assert [group["fairness"] is not None for group in groups].count(True) == 1
-
-
-def test_the_audit_log_of_a_deployment_is_summed_up_by_client(tmp_path):
-    from fedproto.flower.server_app import AuditLog
-    from fedproto.report.html import accounts
-
-    assert accounts([tmp_path / "run"]) == {"clients": [], "incidents": [], "problems": []}
-    log = AuditLog(tmp_path)
-    who = {"node": "7", "name": "client-1", "key": "abc"}
-    log.write("enrolled", client=1, **who, num_train=40, num_test=9)
-    log.write("turned away", **who, reason="no")
-    for share in (0.25, 0.75):
-        log.write("round", run="x", round=0, shares={1: share}, refused={2: "late"}, note=None)
-    found = accounts([tmp_path / "run"])
-    first, second = found["clients"]
-    assert (first["client"], first["samples"], first["rounds"], first["total"]) == (1, 40, 2, 1.0)
-    assert (second["client"], second["refused"], second["reason"]) == (2, 2, "late")
-    assert len(found["incidents"]) == 1
-    file = tmp_path / "audit.jsonl"
-    file.write_text(file.read_text().replace("0.75", "0.15"))
-    assert "audit.jsonl line 4 is damaged" in accounts([tmp_path / "run"])["problems"][0]

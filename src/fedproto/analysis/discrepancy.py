@@ -54,24 +54,6 @@ def mmd2(x_nd: Tensor, y_md: Tensor, bandwidth: float, *, paired: bool = False) 
     return within - 2 * (across - same) / (n * (n - 1))
 
 
-def mmd2_linear(x_nd: Tensor, y_nd: Tensor, bandwidth: float) -> float:
-    """The unbiased estimate of MMD² in linear time: the mean over neighbouring pairs of rows.
-
-    Far noisier than `mmd2` on the same samples. Right for paired samples too; the rows must be in
-    random order. A last odd row is left out.
-    """
-    _check(x_nd, y_nd, paired=True)
-    x, y = _scaled(x_nd, y_nd, bandwidth)
-    end = len(x) // 2 * 2
-    x1, x2, y1, y2 = x[:end:2], x[1:end:2], y[:end:2], y[1:end:2]
-
-    def kernel(one: Tensor, other: Tensor) -> Tensor:
-        return torch.exp(-(one - other).square().sum(dim=1) / 2).double()
-
-    terms = kernel(x1, x2) + kernel(y1, y2) - kernel(x1, y2) - kernel(x2, y1)
-    return float(terms.mean())
-
-
 def grouped_mmd2(x_nd: Tensor, y_nd: Tensor, sizes: Sequence[int], bandwidth: float) -> Tensor:
     """`mmd2` of paired features of several groups, ``[K]``; NaN for fewer than two."""
     _check(x_nd, y_nd, paired=True, least=0)

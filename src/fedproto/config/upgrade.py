@@ -26,6 +26,8 @@ def upgraded(tables: Mapping[str, Any]) -> dict[str, Any]:
     result, strategy = dict(tables), tables.get("strategy")
     if isinstance(kept := result.get("store"), Mapping):  # an option that changed no result is gone
         result["store"] = {name: value for name, value in kept.items() if name != "exact"}
+    if isinstance(kept := result.get("measure"), Mapping):
+        result["measure"] = {name: value for name, value in kept.items() if name != "estimator"}
     if not isinstance(strategy, Mapping) or not any(mark in strategy for mark in _MARKS):
         return result
     old = dict(strategy)

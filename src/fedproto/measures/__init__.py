@@ -6,7 +6,7 @@ Here are only the options, so that a configuration can name measures without imp
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from fedproto.options import Options, Registry, option
 
@@ -33,9 +33,6 @@ class MeasureOptions(Options):
         None, "mmd: directory of a finished run of strategy 'centralized' on the same data"
     )
     samples: int = option(1000, "mmd: feature vectors per client at most", at_least=2)
-    estimator: Literal["quadratic", "linear"] = option(
-        "quadratic", "mmd: all pairs of vectors, or neighbouring ones in linear time"
-    )
     clients: int = option(
         0, "dissimilarity: number of clients to estimate it from; 0 for all of them", at_least=0
     )

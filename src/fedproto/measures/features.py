@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedproto.analysis.discrepancy import grouped_mmd2, median_bandwidth, mmd2_linear
+from fedproto.analysis.discrepancy import grouped_mmd2, median_bandwidth
 from fedproto.analysis.dissimilarity import mean_and_error
 from fedproto.equations import aggregate_mean_margin
 from fedproto.errors import ConfigError
@@ -83,12 +83,8 @@ class DiscrepancyMeasure(ComparingMeasure):
                 f" {tuple(self._features.shape)} than the run {tuple(found.shape)}; train it with"
                 " the same model"
             )
-        if self.options.estimator == "linear":
-            pairs = zip(found.split(sizes), self._features.split(sizes), strict=True)
-            values = torch.tensor([mmd2_linear(x, y, self.bandwidth) for x, y in pairs])
-        else:
-            values = grouped_mmd2(found, self._features, sizes, self.bandwidth)
-        return {"mmd": float(values.double().mean())}
+        values = grouped_mmd2(found, self._features, sizes, self.bandwidth)
+        return {"mmd": float(values.mean())}
 
     def _drawn(self, client: int, test: Indices) -> Indices:
         """A client's held-out samples in random order, at most as many as are asked for."""

@@ -11,7 +11,7 @@ import json
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from html import escape
@@ -47,7 +47,6 @@ from fedproto.report.statistics import FEWEST_PAIRS, SURE, WINDOW, t_quantile
 from fedproto.report.style import DASHES
 from fedproto.report.summary import default_margin, figures_of
 from fedproto.store import read_description
-from fedproto.store.checking import read_audit
 
 MOST_POINTS = 2000
 MOST_NOTES = 20
@@ -120,7 +119,6 @@ def page_content(
     metric, names = _metrics([one.run for one in runs], metric)
     by_path = {one.run.path: one for one in runs}
     most = max((len(group.seeds) for group in arrangement.groups), default=1)
-    audit = accounts(by_path)
     about = {path: one.run.about_data() for path, one in by_path.items()}
     chances = _chances(arrangement, about, panels)
     return {
@@ -153,14 +151,12 @@ def page_content(
         "data": []
         if panels is None
         else panels.of(group.runs[0].config for group in arrangement.groups),
-        "audit": audit,
         "repeated": list(arrangement.notices),
         "notices": [
             *dict.fromkeys((one["name"], text) for one in about.values() for text in cautions(one))
         ],
         "problems": [
             *problems,
-            *audit["problems"],
             *(text for one in runs for text in one.analysis.problems),
         ],
         "maps": _maps(arrangement.groups, by_path),
@@ -343,41 +339,3 @@ def _text(value: Any) -> str:
     if isinstance(value, list):
         return "; ".join(str(each) for each in value)
     return str(value)
-
-
-def accounts(runs: Iterable[Path]) -> dict[str, Any]:
-    """A deployment's audit log as one row per client; empty where nothing was deployed.
-
-    A sweep's log is in the folder above its runs.
-    """
-    events: list[dict[str, Any]] = []
-    problems = []
-    for folder in sorted({folder for run in runs for folder in (run, run.parent)}):
-        try:
-            events += read_audit(folder)
-        except StoreError as error:
-            problems.append(str(error))
-    unknown: dict[str, Any] = {"name": "", "key": None, "samples": None, "reason": ""}
-    clients: defaultdict[int, dict[str, Any]] = defaultdict(
-        lambda: {**unknown, "rounds": 0, "total": 0.0, "refused": 0}
-    )
-    incidents = []
-    for event in events:
-        kind = event.get("event")
-        if kind == "enrolled":
-            clients[int(event["client"])] |= {
-                "name": event["name"],
-                "key": event["key"],
-                "samples": event["num_train"],
-            }
-        elif kind == "round":
-            for client, share in event["shares"].items():
-                clients[int(client)]["rounds"] += 1
-                clients[int(client)]["total"] += share
-            for client, reason in event["refused"].items():
-                clients[int(client)]["refused"] += 1
-                clients[int(client)]["reason"] = reason
-        elif kind == "turned away":
-            incidents.append(f"{event['time']}: {event['name'] or event['node']} turned away")
-    rows = [row | {"client": client} for client, row in sorted(clients.items())]
-    return {"clients": rows, "incidents": incidents[-20:], "problems": problems}

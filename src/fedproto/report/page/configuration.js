@@ -14,9 +14,7 @@ page.sections.push({
       make("details", { id: "options", ontoggle: draw }, make("summary", {}, "Options"),
         make("div", { class: "controls" }, switcher("only-differences", "only options in which groups differ", "only")),
         scrolling("configuration-scroll", "Options of the groups", make("table", { class: "words", id: "configuration-table" }))),
-      make("details", { id: "runs-list", ontoggle: draw }, make("summary", {}), make("div", { id: "run-list" })),
-      make("details", { id: "audit", hidden: true }, make("summary", {}, "Deployment: rounds, weight and refused updates of each client"),
-        scrolling("audit-scroll", "The audit log by client", make("table", { class: "words", id: "audit-table" })), make("ul", {})));
+      make("details", { id: "runs-list", ontoggle: draw }, make("summary", {}), make("div", { id: "run-list" })));
     host.querySelector("#configuration-scroll").classList.add("tall");
   },
   rows() {
@@ -27,7 +25,6 @@ page.sections.push({
     const { common, differing, groups } = page.data;
     host.querySelector("#only-differences").checked = page.state.only;
     host.querySelector("#runs-list summary").textContent = `${page.data.runs.length} run${page.data.runs.length === 1 ? "" : "s"}: directories, times, versions, notes`;
-    drawAudit(host.querySelector("#audit"));
     if (host.querySelector("#options").open) {
       const names = [...Object.keys(differing).filter((name) => name !== "label"), ...(page.state.only && groups.length > 1 ? [] : Object.keys(common))];
       const rows = page.shown.map((group) => [[swatch(group.method), " ", group.title], ...names.map((name) => valueText(differing[name] ? differing[name][group.index] : common[name]))]);
@@ -41,15 +38,6 @@ page.sections.push({
     }
   },
 });
-
-function drawAudit(host) {
-  const { clients, incidents } = page.data.audit;
-  host.hidden = clients.length === 0;
-  const names = ["client", "name", "key", "samples", "rounds used", "mean share", "refused", "last reason"];
-  const rows = clients.map((one) => [String(one.client), one.name || "–", one.key || "–", valueText(one.samples), String(one.rounds), one.rounds ? (one.total / one.rounds).toFixed(3) : "–", String(one.refused), one.reason || "–"]);
-  host.querySelector("table").replaceChildren(...tableOf(names, rows).children);
-  host.querySelector("ul").replaceChildren(...incidents.map((text) => make("li", {}, text)));
-}
 
 function runDetails(run, open) {
   const facts = [
