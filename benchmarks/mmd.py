@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 import torch
 
-from fedproto.analysis.discrepancy import BLOCK, median_bandwidth, mmd2, mmd2_linear
+from fedproto.analysis.discrepancy import BLOCK, median_bandwidth, mmd2
 
 
 def best(work: Callable[[], object], repeats: int) -> tuple[float, float]:
@@ -60,7 +60,6 @@ def main() -> None:
     whole, processor = best(lambda: mmd2(x, y, sigma), given.repeats)
     grown = peak_megabytes() - before
     floor, floor_processor = best(products, given.repeats)
-    linear, _ = best(lambda: mmd2_linear(x, y, sigma), given.repeats)
     report = {
         "samples": given.samples,
         "channels": given.channels,
@@ -70,7 +69,6 @@ def main() -> None:
         "products_alone_s": round(floor, 3),
         "products_alone_processor_s": round(floor_processor, 3),
         "ratio_of_processor_s": round(processor / floor_processor, 2),
-        "linear_s": round(linear, 4),
         "memory_mb": round(grown, 1),
         "kernel_matrix_mb": round(given.samples**2 * 4 / 2**20, 1),
     }
