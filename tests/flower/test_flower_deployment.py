@@ -68,19 +68,18 @@ def finish(deployed: Deployment, store: RunStore) -> None:
     deployed.control.follow(run, store.path, [store], Callback())
 
 
-@pytest.mark.timeout(400)
-@pytest.mark.parametrize(
-    "method",
-    [
-        ["strategy.name=fedproto"],
-        ["strategy.name=scaffold", "server.optimizer=adam", "server.lr=0.1"],
-    ],
-    ids=["fedproto", "with memory"],
+WITH_MEMORY = (
+    *("data.clients=2", "schedule.cohort=2"),
+    *("strategy.name=scaffold", "server.optimizer=adam", "server.lr=0.1"),
 )
-def test_a_killed_server_and_node_resume_to_the_bits_of_a_simulation(folder, method):
-    store, undisturbed = (a_run(folder / name, *method) for name in ("run", "simulated"))
-    keys = make_keys(folder / "keys", ["localhost"], 3)
-    with deployment(folder / "flower", keys, 3) as deployed:
+"""Server, clients and the server's optimizer remember."""
+
+
+@pytest.mark.timeout(400)
+def test_a_killed_server_and_node_resume_to_the_bits_of_a_simulation(folder):
+    store, undisturbed = (a_run(folder / name, *WITH_MEMORY) for name in ("run", "simulated"))
+    keys = make_keys(folder / "keys", ["localhost"], 2)
+    with deployment(folder / "flower", keys, 2) as deployed:
         deployed.control.submit(store.path)
         wait_until(store.records, "the first round")
         deployed.link.kill()
@@ -133,10 +132,12 @@ def test_a_node_killed_in_a_round_is_on_record_and_comes_back(folder):
     assert list(second.attention) == [0, 1, 2]
 
 
-def command(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+def command(folder: Path, *arguments: str, clients: int = 1) -> subprocess.Popen[str]:
     recipe = folder / "recipe.toml"
     recipe.write_text(
-        RECIPE.replace("clients = 3", "clients = 2").replace("cohort = 3", "cohort = 2")
+        RECIPE.replace("clients = 3", f"clients = {clients}").replace(
+            "cohort = 3", f"cohort = {clients}"
+        )
     )
     return subprocess.Popen(
         [sys.executable, "-m", "fedproto", "flower", "up", str(recipe), *arguments],
@@ -167,6 +168,7 @@ def test_up_runs_a_recipe_and_leaves_nothing_behind(folder):
         folder,
         *("--out", "run", "--logs", str(folder / "logs"), "--set", "schedule.rounds=1"),
         *("--set", "flower.evaluate_on=clients"),
+        clients=2,
     )
     output, _ = process.communicate(timeout=250)
     assert process.returncode == 0, output
@@ -191,7 +193,7 @@ def test_up_ends_on_interrupt(folder):
 @pytest.mark.timeout(300)
 def test_nothing_outlives_a_killed_up(folder):
     process = command(folder, "--out", "run", "--logs", str(folder / "logs"))
-    wait_until(lambda: len(processes_of(folder)) >= 3, "the server and both nodes")
+    wait_until(lambda: len(processes_of(folder)) >= 2, "the server and the node")
     process.kill()
     process.communicate(timeout=30)
     wait_until(lambda: processes_of(folder) == [], "the end of all processes", 60)
@@ -218,7 +220,7 @@ def programs(pid: int) -> list[int]:
 def test_the_logs_of_a_failed_up_are_kept_where_the_error_says(folder):
     process = command(folder, "--out", "run")
     # Short-lived helpers come and go among the children.
-    wait_until(lambda: len(programs(process.pid)) >= 3, "the server and the nodes")
+    wait_until(lambda: len(programs(process.pid)) >= 2, "the server and the node")
     os.kill(programs(process.pid)[0], signal.SIGKILL)
     output, _ = process.communicate(timeout=200)
     assert process.returncode == 2, output
@@ -241,17 +243,11 @@ KINDS = {
         "train": {"batch_norm": "local"},
         "task": {"background_prototype": True},
     },
-    "remembering": {
-        "data": {"name": "synthetic", "clients": 2, "seed": 5},
-        "model": {"name": "mlp", "hidden": 6, "features": 5},
-        "strategy": {"name": "scaffold"},
-        "aggregate": {"clip_norm": "median", "max_share": 2.0},
-    },
 }
 
 
 @pytest.mark.timeout(600)
-def test_three_kinds_of_recipes_over_tls_give_the_records_of_a_simulation(folder):
+def test_two_kinds_of_recipes_over_tls_give_the_records_of_a_simulation(folder):
     shared = {
         "schedule": {"rounds": 1, "cohort": 2},
         "engine": {"name": "reference", "device": "cpu"},

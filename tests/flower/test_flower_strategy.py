@@ -28,7 +28,7 @@ from fedproto.strategies.serve import ServeOptions
 from fedproto.strategies.values import Objective
 from flower_grid import LocalGrid
 
-PAGE = ROOT / "docs" / "flower-strategy.md"
+PAGE = ROOT / "docs/how-to/flower-app.md"
 
 
 @pytest.fixture

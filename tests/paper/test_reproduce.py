@@ -78,7 +78,7 @@ def test_it_first_says_what_stands_in_and_what_is_missing(reproduced):
 
 
 def test_the_accuracy_table_by_hand(reproduced):
-    """The final value is the mean over the rounds on top: here the last of six."""
+    """The final value is the mean over the rounds on top: here the last of four."""
     runs = find_runs([reproduced / "runs/smoke/synthetic"])
     measured = [
         100 * run.records[-1].metrics["accuracy"]
@@ -252,7 +252,7 @@ def test_what_was_interrupted_goes_on(reproduced, tmp_path, monkeypatch):
     assert code == 130
     assert "the same command goes on" in said
     stopped = {run.path: len(run.records) for run in find_runs([tmp_path / "runs"])}
-    assert 0 < sum(stopped.values()) < 16 * 6
+    assert 0 < sum(stopped.values()) < 16 * 4
 
     code, said = call(*arguments)
     assert code == 0
@@ -354,7 +354,7 @@ def test_a_longer_run_answers_for_the_rounds_it_begins_with(reproduced, tmp_path
     copied = tmp_path / "stopped"
     shutil.copytree(source.path, copied)
     lines = (copied / "rounds.jsonl").read_text().splitlines(keepends=True)
-    (copied / "rounds.jsonl").write_text("".join(lines[:4]))
+    (copied / "rounds.jsonl").write_text("".join(lines[:3]))
     library = Library(tmp_path)
 
     def asking(rounds: int, *, checkpoint: bool = False) -> Request:
@@ -362,18 +362,18 @@ def test_a_longer_run_answers_for_the_rounds_it_begins_with(reproduced, tmp_path
         config = replace(source.config, schedule=schedule)
         return Request("synthetic", config, checkpoint=checkpoint)
 
-    for rounds in (3, 4):
+    for rounds in (2, 3):
         found = library.find(asking(rounds))
         assert found is not None
         assert found.records == source.records[:rounds]
         assert found.config == asking(rounds).config
-    assert library.find(asking(5)) is None
-    assert library.find(asking(4, checkpoint=True)) is None
+    assert library.find(asking(4)) is None
+    assert library.find(asking(3, checkpoint=True)) is None
     assert library.place_for(source.config, "smoke/synthetic") == copied
-    cut = Library(tmp_path, first=3).find(asking(len(source.records)))
+    cut = Library(tmp_path, first=2).find(asking(len(source.records)))
     assert cut is not None
-    assert cut.records == source.records[:3]
-    assert Library(tmp_path, first=5).find(asking(len(source.records))) is None
+    assert cut.records == source.records[:2]
+    assert Library(tmp_path, first=4).find(asking(len(source.records))) is None
 
 
 def test_how_often_to_measure_is_the_users_choice():

@@ -11,8 +11,7 @@ import importlib
 import importlib.util
 import json
 import uuid
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -72,52 +71,35 @@ class SinkCallback(Callback):
     """
 
     def __init__(self, name: str, stores: Sequence[RunStore], notices: Callback) -> None:
-        self._name, self._kind = name, SINKS.get(name)
-        self._waiting = list(stores)
-        self._open: list[Sink] = []
-        self._notices = notices
+        self._name, self._kind, self._notices = name, SINKS.get(name), notices
+        self._sinks: dict[RunStore, Sink | None] = dict.fromkeys(stores)  # None: not begun yet
 
     def on_round(self, config: RunConfig, record: RoundRecord) -> None:
         """Logs the round; of a run that is new here, all its rounds."""
-        for sink in list(self._open):
-            if sink.store.config is config:
-                self._write(sink, [record])
-        for store in self._waiting:
+        for store in list(self._sinks):
             if store.config is config:
-                self._begin(store)
-                return
+                self._log(store, [record])
 
     def on_end(self) -> None:
         """Logs runs that were finished before, and ends all logs."""
-        for store in list(self._waiting):
-            self._begin(store)
-        for sink in list(self._open):
-            with self._guarded(sink):
-                sink.close()
+        for store in list(self._sinks):
+            self._log(store, [], last=True)
 
-    def _begin(self, store: RunStore) -> None:
-        if store not in self._waiting:
+    def _log(self, store: RunStore, records: Sequence[RoundRecord], *, last: bool = False) -> None:
+        if store not in self._sinks:
             return
-        self._waiting.remove(store)
-        with self._guarded(None):
-            sink = self._kind(store)
-            self._open.append(sink)
-            self._write(sink, store.records())
-
-    def _write(self, sink: Sink, records: Sequence[RoundRecord]) -> None:
-        with self._guarded(sink):
+        try:
+            sink = self._sinks[store]
+            if sink is None:
+                sink = self._sinks[store] = self._kind(store)
+                records = store.records()
             for record in records:
                 sink.write(record)
-
-    @contextmanager
-    def _guarded(self, sink: Sink | None) -> Iterator[None]:
-        try:
-            yield
+            if last:
+                sink.close()
         except Exception as error:  # noqa: BLE001 - whatever a service does, the run goes on
-            if sink is None:
-                self._waiting.clear()  # a service that cannot be reached is not tried again
-            else:
-                self._open.remove(sink)
+            if self._sinks.pop(store) is None:  # one that cannot be reached is not tried again
+                self._sinks = {known: one for known, one in self._sinks.items() if one is not None}
             self._notices.on_notice(
                 f"{self._name} failed ({reason_of(error)}); the run goes on without it, and its log"
                 " can be completed by 'fedproto resume' with the same --log-to"

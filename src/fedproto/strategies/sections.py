@@ -14,7 +14,6 @@ Shapes: K clients of the cohort, C classes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
@@ -233,9 +232,8 @@ class ServerOptions(Options):
         if self.optimizer == "sgd":
             step = momentum
         else:
-            second_moment = _SECOND_MOMENTS[self.optimizer]
             square = {
-                name: second_moment(tensor.to(gradient[name].device), gradient[name], self.beta2)
+                name: self._mean_square(tensor.to(gradient[name].device), gradient[name].square())
                 for name, tensor in part(SQUARE, old.memory).items()
             }
             memory |= under(SQUARE, square)
@@ -250,26 +248,12 @@ class ServerOptions(Options):
             return self.momentum * mean + gradient
         return self.beta1 * mean + (1 - self.beta1) * gradient
 
-
-def _adam(square: Tensor, gradient: Tensor, beta2: float) -> Tensor:
-    return beta2 * square + (1 - beta2) * gradient.square()
-
-
-def _yogi(square: Tensor, gradient: Tensor, beta2: float) -> Tensor:
-    new = gradient.square()
-    return square - (1 - beta2) * new * torch.sign(square - new)
-
-
-def _adagrad(square: Tensor, gradient: Tensor, beta2: float) -> Tensor:
-    del beta2
-    return square + gradient.square()
-
-
-_SECOND_MOMENTS: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
-    "adam": _adam,
-    "yogi": _yogi,
-    "adagrad": _adagrad,
-}
+    def _mean_square(self, square: Tensor, new: Tensor) -> Tensor:
+        if self.optimizer == "adagrad":
+            return square + new
+        if self.optimizer == "yogi":
+            return square - (1 - self.beta2) * new * torch.sign(square - new)
+        return self.beta2 * square + (1 - self.beta2) * new
 
 
 @dataclass(frozen=True)
