@@ -10,7 +10,9 @@ The rule, the same for all methods, and fixed before any test data is looked at:
 
 A candidate's score is the mean of its tests on the validation part over the last tenth of the
 planned rounds that it has by then; of equal ones the first counts as better. What is tested is the
-model that the method serves. Test data is never read (``evaluate.test = false``).
+newest model, as every method was published. Only the recommended method also chooses what it
+serves: the best, on the same tests, of the newest model and of `AVERAGES`. The others are shown
+with their own best average besides. Test data is never read (``evaluate.test = false``).
 """
 
 from __future__ import annotations
@@ -113,6 +115,15 @@ class Halving:
         best = self._best(last) if last[-1].config.train.lr_schedule == LAST_SCHEDULE else None
         return best[0].config if best else None
 
+    def served(self) -> str:
+        """What to serve of the chosen run: its best average, or the newest model if allowed."""
+        config = self.chosen()
+        run = None if config is None else self.result(config)
+        if run is None:
+            return AVERAGES[0]
+        texts = (TRAINED, *AVERAGES) if self.serves_best else AVERAGES
+        return max(texts, key=lambda text: validation_at(run, run.config.schedule.rounds, text))
+
     def result(self, config: RunConfig) -> StoredRun | None:
         """The whole run of a configuration."""
         return self.library.find(Request(self.case.name, config, validated=True))
@@ -146,7 +157,15 @@ class Halving:
 
     def _score(self, request: Request) -> float | None:
         run = self.library.find(request)
-        return None if run is None else validation_at(run, request.config.schedule.rounds)
+        if run is None:
+            return None
+        texts = (TRAINED, *AVERAGES) if self.serves_best else (TRAINED,)
+        return max(validation_at(run, request.config.schedule.rounds, text) for text in texts)
+
+    @property
+    def serves_best(self) -> bool:
+        """Whether what is served is among the method's parameters."""
+        return bool(methods()[self.method].get("serves_best"))
 
     def _labelled(self, config: RunConfig) -> RunConfig:
         """The label names the values of all axes, and is the same wherever the run is made."""
@@ -157,9 +176,8 @@ class Halving:
         return replace(config, label=f"{self.method}: {', '.join(words)}")
 
 
-def validation_at(run: StoredRun, planned: int, served: str | None = None) -> float:
+def validation_at(run: StoredRun, planned: int, served: str) -> float:
     """The score of the rounds a run has by now: over the last tenth of the planned ones."""
-    metric = validation_score(run)
-    shown = run if served is None else run.tested_as(ServeOptions.parse(served))
+    metric, shown = validation_score(run), run.tested_as(ServeOptions.parse(served))
     found = score_at(*shown.curve(metric), window_width(planned))
     return -1.0 if found is None else found

@@ -1,8 +1,8 @@
 """Beyond the paper: served averages and the recommended method against tuned opponents.
 
 Parameters come from ``serve-grid``: from its runs where they are at hand, and otherwise from what
-it wrote into ``results/serve/*/choice.json``. Nothing here is chosen on test data: the average over
-rounds that is shown for all methods is the one with the best mean validation score, too.
+it wrote into ``results/serve/*/choice.json``. Nothing here is chosen on test data: the average that
+is shown beside a method's newest model is the one with the best validation score, too.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from paper.experiments.serve_grid import (
     shown_cases,
     tables_of,
 )
-from paper.halving import AVERAGES, TRAINED, written
+from paper.halving import TRAINED, written
 from paper.library import Library, Request
 from paper.output import Output
 from paper.pairs import show_pairs
@@ -60,34 +60,25 @@ class ServeStudy(Experiment):
             request
             for case in scope.cases(shown_cases(self.cases, scope))
             if case.name in choices
-            for request in _requests(case, scope, choices[case.name], best_average(choices))
+            for request in _requests(case, scope, choices[case.name])
         ]
 
     def render(self, scope: Scope, results: FoundRuns, output: Output) -> None:
         """Scores, paired differences, and the figure of class accuracies from round to round."""
         choices = _choices(scope, results.library)
-        average = best_average(choices)
-        output.say(f"average over rounds, chosen on validation data: {average}")
-        found = [
-            (case, [one for run in results.select(case.name) for one in _as_tested(run, average)])
-            for case in scope.cases(shown_cases(self.cases, scope))
-        ]
+        found = []
+        for case in scope.cases(shown_cases(self.cases, scope)):
+            served = choices[case.name].served if case.name in choices else {}
+            runs = results.select(case.name)
+            found.append((case, [one for run in runs for one in _as_tested(run, served)]))
+            for method, text in served.items():
+                output.say(f"{case.title}, {method}: {text}, chosen on validation data")
         show_pairs(output, "serve", self.title, found, (STEADY,))
         for case in scope.cases(shown_cases(self.cases, scope)):
             for run in results.select(case.name):
                 if run.run.config.measure.takes(MEASURE):
-                    show_oscillation(output, case, run, average)
+                    show_oscillation(output, case, run, choices[case.name].served[run.label])
                     return
-
-
-def best_average(choices: Mapping[str, Choice]) -> str:
-    """The average that is shown for all data sets and methods.
-
-    The one with the best validation score in the mean over methods, on CIFAR-10 with α = 0.1, or on
-    the first data set that there is a choice for.
-    """
-    known = [choices[name] for name in CASES if name in choices]
-    return max(AVERAGES, key=known[0].averages.__getitem__) if known else AVERAGES[0]
 
 
 def _choices(scope: Scope, library: Library) -> dict[str, Choice]:
@@ -100,7 +91,7 @@ def _choices(scope: Scope, library: Library) -> dict[str, Choice]:
     return known
 
 
-def _requests(case: Case, scope: Scope, choice: Choice, average: str) -> list[Request]:
+def _requests(case: Case, scope: Scope, choice: Choice) -> list[Request]:
     """The final runs of a data set: first those of the methods that are likely to decide."""
     tables = tables_of(case, scope, "final")
     seeds = tables.pop("sweep")["seed"][: scope.seeds]
@@ -110,7 +101,7 @@ def _requests(case: Case, scope: Scope, choice: Choice, average: str) -> list[Re
     for method in methods_for(case, scope):
         if method not in choice.values:
             continue
-        own = written(tables, method, [average])
+        own = written(tables, method, [choice.served[method]])
         for name, value in choice.values[method].items():
             set_option(own, name, value)
         for config in combine([own], {"seed": seeds}).values():
@@ -129,17 +120,21 @@ def _followed(scope: Scope, seeds: Sequence[int]) -> set[tuple[str, str, int]]:
     return {("synthetic" if scope.scale == "smoke" else "cifar10", PLAIN, seeds[0])}
 
 
-def _as_tested(found: FoundRun, average: str) -> list[FoundRun]:
-    """A run as its newest model shows it, and as the average does."""
+def _as_tested(found: FoundRun, served: Mapping[str, str]) -> list[FoundRun]:
+    """A run as its newest model shows it, and as the served model does."""
     method = found.label
-    names = {TRAINED: f"{method}, newest model" if method == STEADY else method}
-    names[average] = method if method == STEADY else f"{method} + average"
+    text = served.get(method, TRAINED)
+    names = {TRAINED: method}
+    if method == STEADY and text != TRAINED:
+        names = {TRAINED: f"{STEADY}, newest model", text: STEADY}
+    elif text != TRAINED:
+        names[text] = f"{method} + average"
     return [
         FoundRun(
             replace(found.request, config=replace(found.request.config, label=label)),
-            found.run.tested_as(ServeOptions.parse(text)),
+            found.run.tested_as(ServeOptions.parse(one)),
         )
-        for text, label in names.items()
+        for one, label in names.items()
     ]
 
 

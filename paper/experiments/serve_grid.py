@@ -8,8 +8,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from fedproto.config import RunConfig, flatten
 from paper.base import EXPERIMENTS, Experiment, FoundRuns
 from paper.cases import CLASSIFICATION, Case, Scope
@@ -31,12 +29,12 @@ class Choice:
     Attributes:
         values: Options that were chosen, by method and dotted name.
         scores: The validation score of each method's chosen run.
-        averages: Mean score over methods of each average, of the chosen runs.
+        served: The model of each method's run that is shown beside the newest one.
     """
 
     values: dict[str, dict[str, Any]]
     scores: dict[str, float]
-    averages: dict[str, float] = field(default_factory=dict)
+    served: dict[str, str] = field(default_factory=dict)
 
 
 def methods_for(case: Case, scope: Scope) -> list[str]:
@@ -63,23 +61,16 @@ def searches(case: Case, scope: Scope, library: Library) -> list[Halving]:
 
 def choice_of(case: Case, scope: Scope, library: Library) -> Choice | None:
     """What the rule chooses from the grid's runs; None while some are missing."""
-    found = {one.method: (one, one.chosen()) for one in searches(case, scope, library)}
-    chosen = {name: (one, config) for name, (one, config) in found.items() if config is not None}
-    if len(chosen) < len(found):
-        return None
-    scores: dict[str, float] = {}
-    averages: dict[str, list[float]] = {text: [] for text in (TRAINED, *AVERAGES)}
-    for name, (search, config) in chosen.items():
-        run = search.result(config)
-        assert run is not None  # noqa: S101 - it was chosen by its score
-        scores[name] = validation_at(run, config.schedule.rounds)
-        for text, values in averages.items():
-            values.append(validation_at(run, config.schedule.rounds, text))
-    return Choice(
-        {name: _values(search, config) for name, (search, config) in chosen.items()},
-        scores,
-        {text: float(np.mean(values)) for text, values in averages.items()},
-    )
+    values, scores, served = {}, {}, {}
+    for search in searches(case, scope, library):
+        config = search.chosen()
+        if config is None:
+            return None
+        ends = {one.digest(): score for one, _, score in search.scores()}
+        scores[search.method] = ends[config.digest()]
+        values[search.method] = _values(search, config)
+        served[search.method] = search.served()
+    return Choice(values, scores, served)
 
 
 def _values(search: Halving, config: RunConfig) -> dict[str, Any]:
