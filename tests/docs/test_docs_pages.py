@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pkgutil
 import re
+import runpy
 import shlex
 import tomllib
 
@@ -138,6 +139,15 @@ def test_readme_and_lines_are_short():
         for number, line in enumerate(path.read_text().splitlines(), 1):
             table_or_picture = line.lstrip().startswith(("|", "!["))
             assert len(line) <= 120 or table_or_picture, f"{path.name}, line {number}"
+
+
+def test_every_page_is_within_its_budget_of_words():
+    found = runpy.run_path(str(ROOT / "docs/tools/budget.py"))
+    counts = found["counts"]()
+    assert len(counts) > 40
+    assert {name: count for name, count in counts.items() if count[0] > count[1]} == {}
+    pages = [number for name, (number, _) in counts.items() if "/appendix/" not in name]
+    assert sum(pages) <= found["TOTAL"]
 
 
 PRIVATE_WORDS = (
