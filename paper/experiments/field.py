@@ -9,7 +9,9 @@ from typing import Any
 
 import pandas as pd
 
-from paper.base import EXPERIMENTS, Experiment, FoundRun, FoundRuns
+from fedproto.report.results import StoredRun
+from fedproto.strategies.serve import ServeOptions
+from paper.base import EXPERIMENTS, Experiment, FoundRuns
 from paper.cases import Case, Scope
 from paper.curves import spread_of
 from paper.library import Request
@@ -43,7 +45,7 @@ class Field(Experiment):
     """Methods in the settings of published tables, also where a run is still on its way."""
 
     title = "Published results of the field, and ours in the same setting"
-    cases = ("field-cnn", "field-resnet")
+    cases = ("field-cnn", "field-resnet", "field-heads")
 
     def requests(self, scope: Scope) -> list[Request]:
         """All runs of the settings' recipes, with their own seeds."""
@@ -65,12 +67,10 @@ class Field(Experiment):
 
 
 def _rows(case: Case, results: FoundRuns) -> list[tuple[Any, ...]]:
+    """A row per method; ranks are among those of which both have a figure."""
     figures = published()[case.name]["figures"]
-    found = [
-        _scored(case, label, results.select(case.name, label))
-        for label in results.labels(case.name)
-    ]
-    frame = pd.DataFrame([one for one in found if one is not None], columns=list(COLUMNS))
+    found = [_row(case, method, runs) for method, runs in _methods(case, results).items()]
+    frame = pd.DataFrame([row for row in found if row is not None], columns=list(COLUMNS))
     frame["published"] = frame["method"].map(figures)
     frame["difference"] = frame["ours"] - frame["published"]
     both = frame.dropna(subset=["published"])
@@ -79,22 +79,26 @@ def _rows(case: Case, results: FoundRuns) -> list[tuple[Any, ...]]:
     return [tuple(row) for row in frame.itertuples(index=False)]
 
 
-def _scored(case: Case, label: str, runs: list[FoundRun]) -> tuple[Any, ...] | None:
+def _methods(case: Case, results: FoundRuns) -> dict[str, list[StoredRun]]:
+    """The runs of every method: by label, or by the model where one run tests several."""
+    runs = [each.run for each in results.select(case.name)]
+    models = published()[case.name].get("models")
+    if models is None:
+        return {
+            label: [each.run for each in results.select(case.name, label)]
+            for label in results.labels(case.name)
+        }
+    heads = {method: ServeOptions.parse(text) for method, text in models.items()}
+    return {method: [run.tested_as(one) for run in runs] for method, one in heads.items() if runs}
+
+
+def _row(case: Case, method: str, runs: list[StoredRun]) -> tuple[Any, ...] | None:
     """A method's accuracy, the mean over the last tenth of the planned rounds up to now."""
-    least = min(len(one.run.records) for one in runs)
-    scores = [one.run.final("accuracy", least) for one in runs]
+    least = min(len(run.records) for run in runs)
+    scores = [run.final("accuracy", least) for run in runs]
     ours = spread_of([[100 * score for score in scores if score is not None]])
     if ours is None or not ours.runs:
         return None
-    planned = runs[0].request.config.schedule.rounds
-    mean_and_spread = (ours.mean, ours.over_seeds)
-    return (
-        case.title,
-        case.stands_in,
-        label,
-        least,
-        planned,
-        ours.runs,
-        *mean_and_spread,
-        *[None] * 4,
-    )
+    planned = runs[0].config.schedule.rounds
+    done = (least, planned, ours.runs, ours.mean, ours.over_seeds)
+    return (case.title, case.stands_in, method, *done, None, None, None, None)

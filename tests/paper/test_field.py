@@ -13,6 +13,7 @@ import pytest
 
 from fedproto.cli import main
 from fedproto.store import RunStore
+from fedproto.strategies.serve import ServeOptions
 from fedproto.types import RoundRecord
 from paper.cases import Scope
 from paper.experiments.field import Field, published
@@ -74,8 +75,13 @@ def test_runs_on_their_way_are_shown_at_the_round_that_all_seeds_reached(tmp_pat
 
 def test_every_published_figure_has_its_method_in_the_recipe():
     for case in Field.cases:
-        labels = {one.config.title for one in Field().requests(Scope("paper", only=(case,)))}
-        assert published()[case]["figures"].keys() <= labels
+        configs = [one.config for one in Field().requests(Scope("paper", only=(case,)))]
+        entry = published()[case]
+        methods = entry.get("models", {config.title: "" for config in configs})
+        assert entry["figures"].keys() <= methods.keys()
+        for text in filter(None, methods.values()):
+            tested = {configs[0].serve.text, *configs[0].serve.also}
+            assert ServeOptions.parse(text).text in tested
 
 
 @pytest.mark.slow
