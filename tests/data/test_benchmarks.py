@@ -19,7 +19,7 @@ from fedproto.data.mnist import MNIST, FashionMNIST
 from fedproto.data.samples import MappedSamples, TensorSamples
 from fedproto.data.statistics import class_counts, statistics
 from fedproto.data.synthetic import Synthetic
-from fedproto.data.transforms import shifted
+from fedproto.data.transforms import moments, shifted
 from fedproto.errors import DataError
 from fuzzing import damaged, damages, fuzzed
 
@@ -374,16 +374,21 @@ def test_absent_files_are_named_with_address_and_place(name, tmp_path, capsys):
     assert source.licence in source.status(tmp_path)
 
 
-def test_real_cifar10_has_its_known_counts_and_means(real_root):
-    needs_real("cifar10")
-    federation = CIFAR10().load(real_root)
+@pytest.mark.parametrize(("source", "classes"), [(CIFAR10(), 10), (CIFAR100(), 100)])
+def test_real_files_have_the_known_counts_and_the_channels_of_the_normalisation(
+    source, classes, real_root
+):
+    needs_real(source.folder)
+    federation = source.load(real_root)
     images, labels = federation.samples.inputs, federation.samples.targets
     assert images.shape == (60_000, 3, 32, 32)
-    assert np.bincount(labels[:50_000]).tolist() == [5_000] * 10
-    assert np.bincount(labels[50_000:]).tolist() == [1_000] * 10
-    means = images[:50_000].float().mean(dim=(0, 2, 3)) / 255
-    assert [round(float(mean), 4) for mean in means] == [0.4914, 0.4822, 0.4465]
+    assert np.bincount(labels[:50_000]).tolist() == [50_000 // classes] * classes
+    assert np.bincount(labels[50_000:]).tolist() == [10_000 // classes] * classes
     assert federation.train_sizes.tolist() == [500] * 100
+    mean, deviation = moments(images[:50_000], per_pixel=False)
+    assert [round(float(one) / 255, 4) for one in mean] == list(source.mean)
+    assert [round(float(one) / 255, 4) for one in deviation] == list(source.std)
+    assert CIFAR10().mean == (0.4914, 0.4822, 0.4465)
 
 
 def image_samples(number: int = 6) -> TensorSamples:

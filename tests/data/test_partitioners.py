@@ -36,6 +36,9 @@ PARTITIONERS = {
     "dirichlet-class": lambda labels, rng, clients: by_dirichlet_per_class(
         labels, rng, clients=clients, alpha=0.5, min_size=1
     ),
+    "dirichlet-class in blocks": lambda labels, rng, clients: by_dirichlet_per_class(
+        labels, rng, clients=clients, alpha=0.5, min_size=1, blocks=2
+    ),
     "quantity": lambda labels, rng, clients: by_quantity(
         labels, rng, clients=clients, alpha=1.0, min_size=1
     ),

@@ -159,7 +159,7 @@ class CIFAR100(CIFAR10):
     label_key = b"fine_labels"
     class_names: ClassVar[tuple[str, ...]] = tuple(_CIFAR100.split())
 
-    mean: tuple[float, ...] = (0.5071, 0.4866, 0.4409)
+    mean: tuple[float, ...] = (0.5071, 0.4865, 0.4409)
     std: tuple[float, ...] = (0.2673, 0.2564, 0.2762)
 
 
