@@ -86,7 +86,7 @@ def test_every_published_figure_has_its_method_in_the_recipe():
 
 @pytest.mark.slow
 def test_the_script_trains_for_limited_time_and_packs_records_alone(tmp_path):
-    command = ["bash", "paper/field.sh", "field-cnn", "200", "--scale=smoke"]
+    command = ["bash", "paper/field.sh", "field-cnn", "3", "--scale=smoke"]
     places = {"RUNS": str(tmp_path / "runs"), "OUT": str(tmp_path), "PYTHON": sys.executable}
     done = subprocess.run(
         command, cwd=ROOT, env=os.environ | places, capture_output=True, text=True, check=False

@@ -7,11 +7,11 @@ rarely tested on hostile files, and one of them starts another program.
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import warnings
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -132,26 +132,12 @@ def for_each_file(
 
     Threads are enough: Pillow decodes and resizes without holding the interpreter's lock.
     """
-    waiting: deque[Future[None]] = deque()
-    done = 0
-
-    def finish_oldest() -> None:
-        nonlocal done
-        waiting.popleft().result()
-        done += 1
-        if callback is not None:
-            callback.on_progress(done, len(work))
-
-    threads = os.cpu_count() or 1
+    threads, done = os.cpu_count() or 1, 0
+    files = tree.read_all(work)
     with ThreadPoolExecutor(threads) as pool:
-        try:
-            for name, content in tree.read_all(work):
-                waiting.append(pool.submit(work[name], content))
-                # Few at a time, so that files do not pile up in memory.
-                if len(waiting) >= 8 * threads:
-                    finish_oldest()
-            while waiting:
-                finish_oldest()
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
+        # A part at a time, so that files do not pile up in memory.
+        while part := list(itertools.islice(files, 8 * threads)):
+            for _ in pool.map(lambda file: work[file[0]](file[1]), part):
+                done += 1
+                if callback is not None:
+                    callback.on_progress(done, len(work))
