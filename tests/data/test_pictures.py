@@ -9,13 +9,14 @@ import struct
 import subprocess
 import sys
 import zlib
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from data_files import image_bytes
-from fedproto.api.predictor import _content
+from fedproto.api.predictor import Predictor
 from fedproto.data.base import DATASETS
 from fedproto.data.images import FORMATS, SUFFIXES, open_image, pixels
 from fedproto.data.segmentation import read_mask
@@ -169,7 +170,7 @@ def test_what_is_no_regular_file_is_refused_and_does_not_hang(tmp_path, monkeypa
         source.load(tmp_path)
     (found,) = (tmp_path / "data" / "cat").glob(f"{plant.__name__}.png")
     with pytest.raises(DataError, match="not a regular file"):
-        _content(found)
+        Predictor.picture(SimpleNamespace(_about={"input_shape": (3, 8, 8)}), found)
 
 
 def test_links_to_pictures_are_followed(tmp_path, monkeypatch):
