@@ -72,7 +72,7 @@ REFUSES = {
     ("data", "check", "mnist", "--data-root=nowhere"): "fedproto data fetch mnist",
     ("flower", "register", "--server=federation/server"): "no server answers",
     ("flower", "submit", "quickstart", "--server=federation/server"): "no server answers",
-    ("flower", "simulate", "quickstart"): "flwr[simulation]",
+    ("flower", "start", "nowhere"): "make one with 'fedproto flower keys'",
 }
 """What cannot work in a fresh environment by itself, and says what to do."""
 
