@@ -8,7 +8,7 @@ import io
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, overload
+from typing import Any
 
 from fedproto.data.tasks import is_share
 from fedproto.errors import ConfigError, printable
@@ -50,7 +50,7 @@ _OPTIONAL = (
 """Columns of a comparison that a narrow terminal leaves out, the least important one first."""
 
 
-class Table(Sequence[Mapping[str, Any]]):
+class Table(list[Mapping[str, Any]]):
     """Rows of plain values under named columns.
 
     Args:
@@ -72,23 +72,11 @@ class Table(Sequence[Mapping[str, Any]]):
         title: str = "",
         caption: str = "",
     ) -> None:
-        self._rows = list(rows)
-        self._shown = list(shown) if shown is not None else [_as_text(row) for row in rows]
+        super().__init__(rows)
+        self._shown = list(shown) if shown is not None else [_as_text(row) for row in self]
         self.columns = list(dict.fromkeys(name for row in self._shown for name in row))
         self.optional, self.sections = list(optional), list(sections)
         self.title, self.caption = title, caption
-
-    @overload
-    def __getitem__(self, index: int) -> Mapping[str, Any]: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Mapping[str, Any]]: ...
-
-    def __getitem__(self, index: int | slice) -> Mapping[str, Any] | Sequence[Mapping[str, Any]]:
-        return self._rows[index]
-
-    def __len__(self) -> int:
-        return len(self._rows)
 
     def cells(self) -> list[list[str]]:
         """The head and the rows as text, control characters escaped."""
@@ -102,7 +90,7 @@ class Table(Sequence[Mapping[str, Any]]):
         )
 
     def __repr__(self) -> str:
-        if not self._rows:
+        if not self:
             return "no rows"
         cells = self.cells()
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
@@ -133,15 +121,15 @@ class Table(Sequence[Mapping[str, Any]]):
             import pandas
         except ImportError:
             raise ConfigError("to_pandas() needs pandas: pip install pandas") from None
-        return pandas.DataFrame(self._rows)
+        return pandas.DataFrame(list(self))
 
     def to_csv(self) -> str:
         """The values as CSV; text that could be a spreadsheet's formula begins with a quote."""
-        names = list(dict.fromkeys(name for row in self._rows for name in row))
+        names = list(dict.fromkeys(name for row in self for name in row))
         content = io.StringIO()
         writer = csv.writer(content, lineterminator="\n")
         writer.writerow(map(csv_cell, names))
-        writer.writerows([csv_cell(row.get(name, "")) for name in names] for row in self._rows)
+        writer.writerows([csv_cell(row.get(name, "")) for name in names] for row in self)
         return content.getvalue()
 
     def to_markdown(self) -> str:

@@ -67,16 +67,13 @@ def print_table(table: Table) -> None:
 
 def _fitting(cells: Sequence[Sequence[str]], optional: Sequence[str], width: int) -> list[int]:
     """The columns that there is room for, in order."""
-    head = list(cells[0])
     widths = [3 + max(map(cell_len, column)) for column in zip(*cells, strict=True)]
     widths[0] = 4 + min(widths[0] - 3, _NAME_ROOM)
-    kept = {place for place, name in enumerate(head) if name not in optional}
-    room = width - sum(widths[place] for place in kept)
-    for name in reversed(optional):  # the most important one first
-        if name in head and widths[head.index(name)] <= room:
-            kept.add(head.index(name))
-            room -= widths[head.index(name)]
-    return sorted(kept)
+    kept = list(range(len(widths)))
+    for name in optional:  # the least important one first
+        if sum(widths[place] for place in kept) > width:
+            kept = [place for place in kept if cells[0][place] != name]
+    return kept
 
 
 def set_for_command(context: typer.Context, variable: str, value: str) -> None:
