@@ -132,6 +132,13 @@ def test_the_reading_list_is_short_and_complete():
     assert sum(len(path.read_text().splitlines()) for path in files) <= 900
 
 
+def test_the_guide_for_contributors_names_what_is_there():
+    named = re.findall(r"`([\w./]*/[\w./]*)`", (ROOT / "CONTRIBUTING.md").read_text())
+    assert len(named) > 10
+    for path in named:
+        assert (ROOT / path).exists() or (ROOT / "src/fedproto" / path).exists(), path
+
+
 def test_readme_and_lines_are_short():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 120
     pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "results/README.md"]

@@ -62,14 +62,7 @@ def _begin(folder: Folder, configs: Mapping[str, RunConfig], *, reuse: bool) -> 
                     f" {different}); give the variant another label, or choose another directory"
                 )
         if tables.keys() - known.keys():
-            there = _tables(path)
-            _write(
-                folder,
-                {
-                    **{name: there.get(name, table) for name, table in tables.items()},
-                    **{name: table for name, table in there.items() if name not in tables},
-                },
-            )
+            _write(folder, {**tables, **_tables(path)})  # those that are there stay as they are
     elif is_run(path) or not folder.is_empty():
         raise StoreError(f"{path} is not empty and holds no sweep; choose another directory")
     else:
