@@ -49,8 +49,8 @@ class AggregateOptions(Options):
     )
     max_claim: float | None = option(
         None,
-        "bound claims by the cohort: samples and class counts to this multiple of the median (also"
-        " where clients are drawn by size), feature and batch-norm statistics to the usual range",
+        "bound claims by the cohort: samples and class counts to this multiple of the median (five"
+        " times that where clients are drawn by size), statistics to the usual range",
         at_least=1,
     )
 
