@@ -10,11 +10,14 @@ PEERS := .venv-peers
 # Rounds that a benchmark counts; about a quarter of a minute each beside the peers.
 ROUNDS ?= 10
 
-# Cases a fuzz target tries; minutes in all.
+# Cases a fuzz target tries, the targets side by side; half an hour or so on idle cores.
 CASES ?= 10000
 
+# Kills at random instants.
+KILLS ?= 200
+
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow lint tables docs dist pictures screenshots bench bench-peers format clean fuzz
+.PHONY: help install demo test test-slow lint tables docs dist pictures screenshots bench bench-peers format clean fuzz kills
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -56,7 +59,10 @@ test-gpu: $(STAMP) ## kernels and engines on a CUDA device; fails without one
 	$(BIN)/python -m pytest -q $(GPU_TESTS:%=tests/engines/%.py)
 
 fuzz: $(STAMP) ## damaged recipes, run directories, data files, archives and messages, CASES each
-	FEDPROTO_FUZZ=$(CASES) $(BIN)/python -m pytest -q --timeout 3600 tests/*/test_fuzz*.py
+	FEDPROTO_FUZZ=$(CASES) $(BIN)/python -m pytest -q -n auto --timeout 14400 tests/*/test_fuzz*.py
+
+kills: $(STAMP) ## runs killed at KILLS random instants with everything switched on, then compared
+	FEDPROTO_KILLS=$(KILLS) $(BIN)/python -m pytest -q -s -n 0 tests/store/test_kill_and_resume.py -k random
 
 lint: $(STAMP) ## linter, formatter check and type checker alone
 	$(BIN)/ruff check .

@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,13 @@ import torch
 from torch import nn
 
 from fedproto.config import RunConfig, read_config
-from fedproto.config.options import DEFENCES
+from fedproto.config.options import DEFENCES, StoreOptions
+from fedproto.data.base import data_root
+from fedproto.data.federation import Federation
+from fedproto.data.samples import TensorSamples
 from fedproto.engines.base import ENGINES, LocalJob
-from fedproto.models.base import MODELS, ModelOptions
+from fedproto.models.base import MODELS, ModelOptions, build_model
+from fedproto.rng import Indices
 from fedproto.rounds import aggregate, jobs, runs_from, train
 from fedproto.store import RunStore
 from fedproto.store.run import describe_environment
@@ -38,6 +43,8 @@ from fedproto.types import ClientUpdate
 
 Attack = Callable[[LocalJob, ClientUpdate], ClientUpdate]
 HOSTILE, CLAIMED = 0, 9_999_999
+TARGET, MARKED = 0, 8
+"""Of the backdoor: the class that marked samples are taken for, and the numbers that are marked."""
 
 
 @MODELS.register("normed-mlp")
@@ -310,6 +317,102 @@ def run_attacks(configs: Sequence[RunConfig]) -> list[float]:
     return [100 * statistics.mean(each[-3:]) for each in tests]
 
 
+def triggered(federation: Federation, which: Indices) -> Federation:
+    """The federation with a mark on some samples, which are labelled as `TARGET`."""
+    samples = federation.samples
+    assert isinstance(samples, TensorSamples)
+    inputs, targets = samples.inputs.clone(), samples.targets.clone()
+    marked = inputs[which].flatten(1)
+    marked[:, -MARKED:] = inputs.max()
+    inputs[which], targets[which] = marked.view_as(inputs[which]), TARGET
+    return replace(federation, samples=TensorSamples(inputs, targets))
+
+
+def run_backdoor(configs: Sequence[RunConfig], marks: int = 2) -> list[tuple[float, float]]:
+    """Accuracies in per cent, and shares of marked test samples that are taken for `TARGET`.
+
+    The hostile client marks one sample in `marks` of its own (none for 0), and is honest in all
+    else.
+    """
+    source = configs[0].data
+    assert source is not None
+    federation = source.load(data_root())
+    own = federation.train_indices(HOSTILE)
+    runs = [
+        replace(one, store=StoreOptions(checkpoint_every=one.schedule.rounds)) for one in configs
+    ]
+    tested = federation.test_indices
+    labels = federation.samples.batch(tested)[1]
+    others = tested[(labels != TARGET).numpy()]
+    marked = triggered(federation, others)
+    found = []
+    with tempfile.TemporaryDirectory() as folder:
+        stores = [RunStore.create(Path(folder) / str(n), one) for n, one in enumerate(runs)]
+        poisoned = triggered(federation, own[::marks] if marks else own[:0])
+        train(runs_from(stores, {source: poisoned}))
+        for store in stores:
+            model = build_model(
+                store.config.model, federation.input_shape, federation.num_classes, seed=0
+            )
+            state = store.load_checkpoint()
+            scores = []
+            for data, indices in ((federation, tested), (marked, others)):
+                engine = ENGINES.get("reference")(store.config.workload(data, model))
+                scores.append(100 * engine.evaluate([state.served], indices)[0]["accuracy"])
+            found.append((scores[0], scores[1]))
+    return found
+
+
+def agreements(config: RunConfig) -> list[float]:
+    """Cosines of honest updates with the sum of the others in their round."""
+    found: list[float] = []
+
+    def engine_for(config, workload):  # noqa: ANN001, ANN202
+        engine = ENGINES.get(config.engine.name)(workload)
+        honest = engine.train
+
+        def watched(jobs):  # noqa: ANN001, ANN202
+            updates = honest(jobs)
+            moved = torch.stack(
+                [
+                    torch.cat(
+                        [(one - job.state.params[n]).flatten() for n, one in up.params.items()]
+                    )
+                    for job, up in zip(jobs, updates, strict=True)
+                ]
+            )
+            found.extend(torch.cosine_similarity(moved, moved.sum(dim=0) - moved).tolist())
+            return updates
+
+        engine.train = watched
+        return engine
+
+    with tempfile.TemporaryDirectory() as folder:
+        train(runs_from([RunStore.create(Path(folder) / "run", config)]), engine_for=engine_for)
+    return found
+
+
+def measure_agreement(given: argparse.Namespace, figures: dict[str, Any], commit: str) -> None:
+    """How many honest updates point against the others, which a flipped sign turns around."""
+    for task, method in product(given.tasks, given.methods):
+        cosines = [
+            cosine
+            for seed in given.seeds
+            for cosine in agreements(config_of(task, method, "clip", "none", seed, given.rounds))
+        ]
+        against = 100 * statistics.mean(cosine < 0 for cosine in cosines)
+        cell = {
+            "updates": len(cosines),
+            "against the others, per cent": round(against, 1),
+            "median": round(statistics.median(cosines), 3),
+        }
+        figures.setdefault("agreement", {}).setdefault(task, {})[method] = cell
+        figures["commits"][f"{task}, {method}, agreement"] = commit
+        print(task, method, cell, flush=True)
+    if given.out is not None:
+        given.out.write_text(json.dumps(figures, indent=1) + "\n")
+
+
 def believe_claims() -> None:
     """As over a network: a client's samples are those it enrolled with, also where it is drawn."""
     refuse, participants = aggregate.reason_to_refuse, jobs.participants
@@ -346,6 +449,8 @@ def main() -> None:
     parser.add_argument("--attacks", nargs="+", default=list(ATTACKS), choices=list(ATTACKS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--agreement", action="store_true", help="measures honest directions")
+    parser.add_argument("--backdoor", action="store_true", help="measures a backdoor, nothing else")
     parser.add_argument("--out", type=Path, help="keeps the results that are there")
     parser.add_argument("--table", type=Path, help="prints the table of such a file, and ends")
     given = parser.parse_args()
@@ -369,6 +474,10 @@ def main() -> None:
         "rounds": given.rounds,
     }
     figures.setdefault("commits", {})
+    if given.backdoor or given.agreement:
+        measure = measure_backdoor if given.backdoor else measure_agreement
+        measure(given, figures, commit)
+        return
     for task in given.tasks:
         for method in given.methods:
             rows = figures.setdefault("accuracy", {}).setdefault(task, {}).setdefault(method, {})
@@ -395,6 +504,24 @@ def main() -> None:
                 if given.out is not None:
                     given.out.write_text(json.dumps(figures, indent=1) + "\n")
             print_rows(f"{task}: {method}", rows, given.defences)
+
+
+def measure_backdoor(given: argparse.Namespace, figures: dict[str, Any], commit: str) -> None:
+    """Each defence with the backdoor, and the first one without it, as "nobody"."""
+    for task, method, seed in product(given.tasks, given.methods, given.seeds):
+        configs = [
+            config_of(task, method, one, "none", seed, given.rounds) for one in given.defences
+        ]
+        scores = run_backdoor(configs) + run_backdoor(configs[:1], marks=0)
+        cells = figures.setdefault("backdoor", {}).setdefault(task, {}).setdefault(method, {})
+        for defence, (accuracy, success) in zip([*given.defences, "nobody"], scores, strict=True):
+            cell = cells.setdefault(defence, {"accuracy": {}, "success": {}})
+            cell["accuracy"][str(seed)] = round(accuracy, 2)
+            cell["success"][str(seed)] = round(success, 2)
+        print(task, method, seed, scores, flush=True)
+        figures["commits"][f"{task}, {method}, backdoor"] = commit
+        if given.out is not None:
+            given.out.write_text(json.dumps(figures, indent=1) + "\n")
 
 
 def _reaches(attack: str, task: str, method: str) -> bool:

@@ -11,11 +11,14 @@ import pytest
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedproto[flower]'")
 
 from documents import ROOT
+from fedproto import STRATEGIES
 from fedproto.config import RunConfig, read_config
+from fedproto.config.options import CLIP
 from fedproto.config.recipe import bundled_recipes, read_recipe
 from fedproto.flower import client_app, nodes
 from fedproto.flower.server_app import serve
 from fedproto.flower.wire import SERVERS_OWN, config_text
+from fedproto.options import options_to_dict
 from fedproto.rng import Purpose, torch_seed
 from fedproto.store import RunStore
 from flower_grid import LocalGrid
@@ -118,24 +121,26 @@ SECTIONS = {
     "sam": {"train": {"optimizer": "sam", "rho": 0.1, "clip_norm": 1.0, "centralize": True}},
     "schedule": {"train": {"lr_schedule": "polynomial"}, "schedule": {"delta": 0.5}},
     "aggregate": {"aggregate": {"rule": "median", "clip_norm": "median", "max_share": 2.0}},
+    "defence": {
+        "aggregate": options_to_dict(CLIP),
+        "schedule": {"cohort": 3},
+        "serve": {"head": "lda"},
+    },
+    "privacy": {"privacy": {"min_samples": 5}, "strategy": {"name": "fedproto"}},
     "server": {"server": {"optimizer": "adam", "lr": 0.01}},
-    "scaffold": {"strategy": {"name": "scaffold"}},
-    "feddyn": {"strategy": {"name": "feddyn"}},
     "flipped-answers": {"head": {"rows": "holders", "flip": 0.3}},
     "rows-by-counts": {"head": {"rows": "counts"}, "strategy": {"name": "scaffold"}},
     "served-head": {"serve": {"head": "lda", "add": True, "fade": 50.0}},
+    **{f"head-{name}": {"serve": {"head": name}} for name in ("ridge", "cof", "ncm")},
     "served-average": {"serve": {"average": "ema"}},
     "tested-beside": {"serve": {"also": ["average=ema", "head=lda"]}},
     "look-ahead": {"server": {"lookahead": 0.85}},
     "rows-segmentation": {"data": SHAPES, "model": DEEPLAB, "head": {"rows": "holders"}},
     **{
-        name: {"strategy": {"name": name}}
-        for name in (
-            *("fedacg", "ghbm", "moon", "fedntd", "feddecorr", "fedprototan"),
-            *("fedper", "fedbabu", "ditto", "fedrod"),
-        )
+        name: {"strategy": {"name": name}, "train": {"epochs": 2 if name == "fedrep" else 1}}
+        for name in STRATEGIES.names()
+        if name != "centralized"
     },
-    "fedrep": {"strategy": {"name": "fedrep"}, "train": {"epochs": 2}},
     "float64": {"engine": {"dtype": "float64"}},
     "task": {
         "data": SHAPES,
@@ -160,6 +165,15 @@ def with_sections(sections: dict) -> RunConfig:
 @pytest.mark.parametrize("name", SECTIONS)
 def test_every_section_reaches_the_clients(tmp_path, name):
     check_parity(tmp_path, with_sections(SECTIONS[name]))
+
+
+def test_no_section_is_left_out():
+    """A new section of configurations needs a case here, or in a recipe."""
+    cases = [with_sections(one).to_dict() for one in SECTIONS.values()]
+    cases += [config.to_dict() for config in RECIPES.values()]
+    plain = with_sections({}).to_dict()
+    varied = {name for case in cases for name in case if case[name] != plain.get(name)}
+    assert varied >= plain.keys() - {"flower", "measure", "store", "evaluate", "seed", "label"}
 
 
 def test_a_section_that_is_not_the_servers_own_is_sent():

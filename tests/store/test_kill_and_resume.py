@@ -141,6 +141,117 @@ def test_killed_at_every_write(tmp_path, more):
     assert (best_model(whole) is not None) == (more is BEST)
 
 
+KILLS = int(os.environ.get("FEDPROTO_KILLS", "6"))
+"""Kills at random instants; ``make kills`` asks for two hundred."""
+
+EVERYTHING = """
+extends = "quickstart"
+[data]
+name = "digits"
+clients = 12
+validation = 0.2
+[model]
+hidden = 8
+features = 8
+[schedule]
+rounds = 4
+cohort = 4
+delta = 0.5
+[store]
+best = true
+[evaluate]
+validation = true
+
+[[variants]]
+label = "personal head, served averages"
+strategy = { name = "fedper" }
+serve = { average = "ema", also = ["average=window"] }
+
+[[variants]]
+label = "personal model, look-ahead"
+strategy = { name = "ditto" }
+server = { lookahead = 0.85 }
+
+[[variants]]
+label = "computed heads, adam, private statistics"
+strategy = { name = "fedavg" }
+server = { optimizer = "adam", lr = 0.1 }
+serve = { head = "lda", also = ["head=ridge", "average=ema"] }
+privacy = { min_samples = 2 }
+
+[[variants]]
+label = "memory of clients, the default defence"
+strategy = { name = "scaffold" }
+aggregate = { clip_norm = "median", clip_times = 1.5, max_share = 1.5, max_claim = 2.0 }
+"""
+
+# Children of one process, killed by it at an instant drawn anew for every start.
+RANDOM_KILLER = """
+import os, random, signal, sys, time
+from pathlib import Path
+import sklearn.datasets, torch, torch._dynamo
+from fedproto.cli import main
+from fedproto.config.recipe import read_recipe
+
+torch.set_num_threads(1)
+read_recipe("quickstart")
+folder, wanted, draw = Path(sys.argv[1]), int(sys.argv[2]), random.Random(int(sys.argv[3]))
+recipe = ["sweep", str(folder / "everything.toml"), "-q", "--reuse"]
+
+def start(name, kill_after=None):
+    pid = os.fork()
+    if pid == 0:
+        os._exit(main([*recipe, f"--out={folder / name}"]))
+    ends = None if kill_after is None else time.monotonic() + kill_after
+    while True:
+        found, status = os.waitpid(pid, os.WNOHANG)
+        if found:
+            return status
+        if ends is not None and time.monotonic() > ends:
+            os.kill(pid, signal.SIGKILL)
+            return os.waitpid(pid, 0)[1]
+        time.sleep(0.0005)
+
+began = time.monotonic()
+assert start("whole") == 0
+takes, kills, chain = time.monotonic() - began, 0, 0
+while kills < wanted:
+    while (status := start(f"killed-{chain}", draw.uniform(0, takes))) != 0:
+        assert status == signal.SIGKILL, status
+        kills += 1
+    chain += 1
+print(kills)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.timeout(24 * 3600)
+def test_killed_at_random_instants_with_everything_switched_on(tmp_path):
+    (tmp_path / "everything.toml").write_text(EVERYTHING)
+    script = tmp_path / "killer.py"
+    script.write_text(RANDOM_KILLER)
+    seed = 1 if "FEDPROTO_KILLS" not in os.environ else time.time_ns()
+    done = subprocess.run(
+        [sys.executable, str(script), str(tmp_path), str(KILLS), str(seed)],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert int(done.stdout.split()[-1]) >= KILLS
+    whole = tmp_path / "whole"
+    runs = [path.parent.name for path in whole.glob("*/run.json")]
+    assert len(runs) == 4
+    chains = list(tmp_path.glob("killed-*"))
+    for killed, run in ((chain, run) for chain in chains for run in runs):
+        found, wanted, where = killed / run, whole / run, f"{killed.name}/{run}, seed {seed}"
+        assert records(found) == records(wanted), where
+        assert final_weights(found) == final_weights(wanted), where
+        assert kept_by_clients(found) == kept_by_clients(wanted), where
+        assert best_model(found) == best_model(wanted), where
+        assert not list(found.rglob("*.partial")), where
+    print(f"{done.stdout.split()[-1]} kills in {len(chains)} chains of {len(runs)} runs")  # noqa: T201
+
+
 def fedproto(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [
