@@ -15,6 +15,7 @@ from flwr.app import ConfigRecord, Message
 from fedproto.config import read_config
 from fedproto.flower import nodes, wire
 from fedproto.flower.client_app import spread
+from fedproto.rng.schedule import BatchOrder
 from fedproto.rounds import load_federations
 from flower_grid import LocalGrid
 from flower_runs import CLIENTS, over_flower, tables
@@ -90,11 +91,12 @@ def test_a_client_that_claims_an_enormous_test_set_does_not_decide_the_score(tmp
 def test_nothing_is_believed_of_sizes_beyond_the_median(tmp_path):
     grid = LocalGrid(range(CLIENTS), boasting("num_train", "num_test"))
     store = over_flower(tmp_path / "flower", grid, schedule=ALL, flower=ON_CLIENTS)
-    asked = {
-        message.content["job"]["client"]: message.content["job"]["num_examples"]
+    orders = [
+        BatchOrder(*message.content["job"]["batches"])
         for message in grid.sent
         if "job" in message.content
-    }
+    ]
+    asked = {order.client: order.num_examples for order in orders}
     claims = sizes("train")
     honest = dict(enumerate(claims))
     claims[LIAR] = CLAIMED

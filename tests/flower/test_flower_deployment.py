@@ -119,7 +119,7 @@ def test_a_node_killed_in_a_round_is_on_record_and_comes_back(folder):
         assert back.exit_code is None
         assert "an earlier process of this node" in back.log.read_text()
         # It retries as a restarted node does, for 90 s, and then ends with Flower's exit code.
-        assert unregistered.wait(120) not in (None, 0)
+        assert unregistered._process.wait(120) not in (None, 0)
         assert wrong_ca.exit_code != 0
         wrong_ca.end()
         assert "certificate verify failed" in wrong_ca.log.read_text().lower()

@@ -21,6 +21,7 @@ from fedproto.config import read_config
 from fedproto.errors import ConfigError, DataError, StoreError, TrainingError
 from fedproto.flower import nodes, wire
 from fedproto.flower.server_app import AuditLog, serve
+from fedproto.rng.schedule import BatchOrder
 from fedproto.store import RunStore
 from fedproto.store.checking import read_audit
 from fedproto.store.sweeps import create_sweep, extend
@@ -80,7 +81,8 @@ def test_a_client_whose_update_is_refused_remembers_nothing_of_it(tmp_path):
     ours = over_flower(tmp_path / "flower", grid, **SCAFFOLD)
     assert [list(record.failures) for record in ours.records()] == [[], [2], []]
     last = [message for message in grid.sent if "job" in message.content][-CLIENTS:]
-    rounds = {m.content["job"]["client"]: m.content["job"]["last_round"] for m in last}
+    jobs = [m.content["job"] for m in last]
+    rounds = {BatchOrder(*job["batches"]).client: job["last_round"] for job in jobs}
     assert rounds == {0: 1, 1: 1, 2: 0, 3: 1, 4: 1}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import ssl
 import stat
@@ -17,6 +18,8 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedproto
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
+from fedproto.flower.keys import make_keys
+
 
 @pytest.fixture
 def made(tmp_path, capsys):
@@ -30,29 +33,50 @@ def test_every_host_gets_its_own_folder_and_no_other_secret(made):
     folder, output = made
     parts = {path.name: {file.name for file in path.iterdir()} for path in folder.iterdir()}
     assert parts == {
-        "authority": {"ca.key", "ca.crt"},
-        "server": {
-            *("ca.crt", "server.crt", "server.key", "client-0.pub", "client-1.pub"),
-            "server.json",
-        },
-        "client-0": {"ca.crt", "node.key", "node.json"},
-        "client-1": {"ca.crt", "node.key", "node.json"},
+        "server": {"server.crt", "server.key", "server.json", "client-0.pub", "client-1.pub"},
+        "client-0": {"server.crt", "node.key", "node.json"},
+        "client-1": {"server.crt", "node.key", "node.json"},
     }
     for secret in folder.rglob("*.key"):
         assert stat.S_IMODE(secret.stat().st_mode) == 0o600
     assert "fedproto flower start FOLDER" in output
 
 
-def test_the_server_certificate_names_its_hosts_and_is_signed_by_the_authority(made):
+def test_the_server_certificate_names_its_hosts_and_can_sign_no_other(made):
     folder, _ = made
     certificate = x509.load_pem_x509_certificate((folder / "server/server.crt").read_bytes())
-    authority = x509.load_pem_x509_certificate((folder / "client-1/ca.crt").read_bytes())
     names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert names.get_values_for_type(x509.DNSName) == ["fl.example.org", "localhost"]
     assert list(map(str, names.get_values_for_type(x509.IPAddress))) == ["10.0.0.7", "127.0.0.1"]
-    certificate.verify_directly_issued_by(authority)
+    limits = certificate.extensions.get_extension_for_class(x509.BasicConstraints).value
+    assert not limits.ca
+    trusted = (folder / "client-1/server.crt").read_bytes()
+    assert trusted == (folder / "server/server.crt").read_bytes()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(folder / "server/server.crt", folder / "server/server.key")
+
+
+def test_nodes_trust_the_server_and_nobody_with_another_certificate(made, tmp_path):
+    folder, _ = made
+    other = make_keys(tmp_path / "other", ["fl.example.org"], 1)
+    for server, trusted in ((folder / "server", True), (other.server, False)):
+        listening = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        listening.load_cert_chain(server / "server.crt", server / "server.key")
+        node = ssl.create_default_context(cafile=str(folder / "client-0/server.crt"))
+        ends = [ssl.MemoryBIO() for _ in range(2)]
+        near = node.wrap_bio(ends[0], ends[1], server_hostname="fl.example.org")
+        far = listening.wrap_bio(ends[1], ends[0], server_side=True)
+        steps = contextlib.suppress(ssl.SSLWantReadError)
+        with steps:
+            near.do_handshake()
+        with steps:
+            far.do_handshake()
+        if trusted:
+            near.do_handshake()
+            assert near.getpeercert()
+        else:
+            with pytest.raises(ssl.SSLCertVerificationError):
+                near.do_handshake()
 
 
 def test_a_node_key_fits_the_public_key_that_the_server_registers(made):

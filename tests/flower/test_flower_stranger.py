@@ -46,7 +46,7 @@ def server(tmp_path_factory):
 
 @pytest.mark.timeout(300)
 def test_the_certificate_alone_lists_registers_submits_and_stops_nothing(server, tmp_path):
-    """What lies on every client's host: ca.crt, and a key that the stranger made."""
+    """What lies on every client's host: server.crt, and a key that the stranger made."""
     own = make_keys(tmp_path / "own", ["localhost"], 1)
     stranger = Control(tmp_path / "stranger", server.public, server.keys.node(0))
     store = RunStore.create(tmp_path / "run", read_config(tables()))
@@ -63,7 +63,7 @@ def test_the_certificate_alone_lists_registers_submits_and_stops_nothing(server,
 
 @pytest.mark.timeout(120)
 def test_the_public_port_has_the_calls_of_registered_nodes_and_nothing_else(server):
-    trusted = ssl.create_default_context(cafile=str(server.keys.node(0) / "ca.crt"))
+    trusted = ssl.create_default_context(cafile=str(server.keys.node(0) / "server.crt"))
     pages = [("GET", "/health"), ("GET", "/docs"), ("GET", "/openapi.json")]
     with httpx.Client(verify=trusted, base_url=f"https://{server.public}") as client:
         found = {

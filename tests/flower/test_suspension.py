@@ -48,7 +48,6 @@ def test_a_mute_client_costs_few_deadlines_is_suspended_and_let_back_in(tmp_path
         " answer within 0.2 s"
     )
     assert "client 2 is suspended until round 6" in records[1].note
-    assert "client 2 answers again" in records[5].note
     assert "accuracy" in records[-1].metrics
 
 
@@ -80,9 +79,9 @@ def test_suspensions_outlast_a_server_that_starts_again(tmp_path):
     assert asked == [0, 1, 6]
     records = store.records()
     assert all("suspended until round 7" in records[round_].failures[2] for round_ in (2, 3, 4, 5))
-    assert "client 2 is suspended until round 16: 3 of its last 3" in records[6].note
+    assert "client 2 is suspended until round 12: 3 of its last 3" in records[6].note
     kept = store.path / "suspensions.json"
-    kept.write_text(kept.read_text().replace('"left": 7', '"left": 0'))
+    kept.write_text(kept.read_text().replace('"left": 3', '"left": 0'))
     store.reconfigure(read_config(tables(schedule=schedule | {"rounds": 9}, flower=flower)))
     with pytest.raises(StoreError, match=r"suspensions.json is damaged.*delete it"):
         serve(LocalGrid(range(CLIENTS)), store.path)
@@ -124,7 +123,7 @@ def test_a_client_that_is_always_refused_is_suspended(tmp_path, factor, reason):
         records[round_].failures[2].startswith("suspended until round 6: 2 of its last 2 answers")
         for round_ in (2, 3, 4)
     )
-    assert "client 2 is suspended until round 13: 3 of its last 3" in records[5].note
+    assert "client 2 is suspended until round 10: 3 of its last 3" in records[5].note
 
 
 def test_a_run_whose_every_update_is_refused_suspends_nobody_from_another(tmp_path):

@@ -80,7 +80,6 @@ def keys(
     made = make_keys(folder, host, clients, port)
     typer.echo(
         f"Keys of a server and {clients} clients are in {folder}:\n"
-        f"  {made.authority.name}     the authority's secret: lock it away, no host needs it\n"
         f"  {made.server.name}        copy to the server's host, as FOLDER\n"
         f"  {made.node(0).name}, …   copy each to its client's host, as FOLDER\n"
         "On every host:              fedproto flower start FOLDER\n"

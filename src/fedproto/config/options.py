@@ -177,9 +177,7 @@ class FlowerOptions(Options):
     suspend_window: int = option(
         5, "last answers of a client that count, at most one of each kind a round", at_least=1
     )
-    suspend_rounds: int = option(
-        5, "rounds that it is left out; twice as many every time after", at_least=1
-    )
+    suspend_rounds: int = option(5, "rounds that it is left out", at_least=1)
     defence: Literal["none", "clip", "median", "trimmed-mean", "multi-krum", "geometric-median"] = (
         option(
             "clip",

@@ -58,6 +58,21 @@ def unsealed(text: bytes) -> tuple[dict[str, Any], bool]:
     return tables, given is not None
 
 
+def read_sealed(path: Path, remedy: str) -> dict[str, Any]:
+    """The tables in a file of `sealed` ones; none where there is no file.
+
+    Raises:
+        StoreError: If it is damaged or carries no fingerprint; it says the remedy.
+    """
+    text = content(path)
+    if not text:
+        return {}
+    try:
+        return unsealed_line(text)
+    except DamagedError as error:
+        raise StoreError(f"{path} is damaged: {error}; {remedy}") from None
+
+
 def read_json(text: bytes) -> Any:
     """JSON from outside, without the numbers that no JSON has."""
     try:

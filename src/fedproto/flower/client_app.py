@@ -84,11 +84,7 @@ class ThisNode:
         model = build_model(config.model, federation.input_shape, federation.num_classes, seed=0)
         model = model.to(config.engine.torch_dtype())
         workload = config.workload(federation, model)
-        engine = (
-            ReferenceEngine(workload)
-            if self.noise is None
-            else PrivateEngine(workload, *self.noise)
-        )
+        engine = PrivateEngine(workload, *self.noise) if self.noise else ReferenceEngine(workload)
         engine.secret = lambda job: own_secret(job, self.state_folder)
         return engine
 
@@ -140,18 +136,13 @@ def answering(
 def hello(content: RecordDict, context: Context) -> RecordDict:
     """Says who this client is and which samples it holds."""
     node = this_node(wire.decode_question(content), context)
-    federation = node.federation
-    own = federation.clients[node.client]
+    here, own = node.federation, node.federation.clients[node.client]
     return wire.encode_hello(
         wire.Hello(
-            client=node.client,
-            num_train=len(own.train),
-            num_test=len(own.test),
-            num_classes=federation.num_classes,
-            input_shape=federation.input_shape,
-            task=federation.task,
-            num_validation=len(federation.validation_of(node.client)),
-            class_names=federation.class_names,
+            *(node.client, len(own.train), len(own.test)),
+            *(here.num_classes, here.input_shape, here.task),
+            len(here.validation_of(node.client)),
+            here.class_names,
         )
     )
 
@@ -160,10 +151,7 @@ def hello(content: RecordDict, context: Context) -> RecordDict:
 @answering
 def train(content: RecordDict, context: Context) -> RecordDict:
     """Runs a job."""
-    config = wire.decode_job_config(content)
-    node = this_node(config, context)
-    engine = node.engine(config)
-    layout = _layout(engine, config)
+    config, node, engine, layout = _prepared(content, context)
     setting = setting_of(engine.workload, layout.params)
     job = wire.decode_job(content, config, layout, setting)
     own = len(node.federation.clients[node.client].train)
@@ -191,10 +179,8 @@ def train(content: RecordDict, context: Context) -> RecordDict:
 @answering
 def evaluate(content: RecordDict, context: Context) -> RecordDict:
     """Tests a model on this client's test or validation part."""
-    config = wire.decode_job_config(content)
-    node = this_node(config, context)
-    engine = node.engine(config)
-    test, state = wire.decode_test(content, _layout(engine, config))
+    config, node, engine, layout = _prepared(content, context)
+    test, state = wire.decode_test(content, layout)
     if test.client != node.client:
         raise ConfigError(f"the test is for client {test.client}; this is {node.client}")
     own = node.federation.clients[node.client]
@@ -209,6 +195,18 @@ def evaluate(content: RecordDict, context: Context) -> RecordDict:
     tally = engine.tally(state, spread(samples, test.num_examples))
     assert tally is not None  # noqa: S101 - there are samples
     return wire.encode_tally(node.client, test.round, tally)
+
+
+def _prepared(
+    content: RecordDict, context: Context
+) -> tuple[RunConfig, ThisNode, ReferenceEngine, ServerState]:
+    """What a job or test needs here; the state has the tensors that are sent, of any value."""
+    config = wire.decode_job_config(content)
+    node = this_node(config, context)
+    engine = node.engine(config)
+    params, buffers = read_state(engine.workload.model)
+    shared = config.train.shared_buffers(engine.workload.model, buffers)
+    return config, node, engine, ServerState(0, params, shared)
 
 
 def this_node(config: RunConfig, context: Context) -> ThisNode:
@@ -236,7 +234,9 @@ def this_node(config: RunConfig, context: Context) -> ThisNode:
         validation=held,
         validation_owner=np.full(len(held), client),
     )
-    state_folder = Path(str(context.node_config.get("state-dir", state_root())))
+    folder = context.node_config.get("state-dir") or os.environ.get("FEDPROTO_STATE")
+    home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    state_folder = Path(str(folder)) if folder else Path(home) / "fedproto"
     return ThisNode(client, here, state_folder, _noise(context))
 
 
@@ -249,21 +249,6 @@ def load(source: DataSource, root: Path) -> Federation:
         with contextlib.suppress(OSError, ValueError):
             on_load((source, root))
     return federation
-
-
-def state_root() -> Path:
-    """Where a node keeps its memory by default."""
-    given = os.environ.get("FEDPROTO_STATE")
-    if given:
-        return Path(given)
-    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(state) / "fedproto"
-
-
-def _layout(engine: ReferenceEngine, config: RunConfig) -> ServerState:
-    """The tensors that are sent: the model without statistics that stay with the clients."""
-    params, buffers = read_state(engine.workload.model)
-    return ServerState(0, params, config.train.shared_buffers(engine.workload.model, buffers))
 
 
 def _noise(context: Context) -> tuple[float, float] | None:

@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -56,8 +55,6 @@ serverapp = "fedproto_run.server:app"
 clientapp = "fedproto_run.client:app"
 
 [tool.flwr.app.config]
-out = {out}
-keys = {keys}
 """
 
 ERROR_FILE = "flower-error.txt"
@@ -102,7 +99,7 @@ def server_command(server: Path, public: str, port: int, database: Path) -> list
         "superlink",
         *("--public", public, "--enable-supernode-auth", "--database", str(database)),
         *("--host", "127.0.0.1", "--port", str(port)),
-        *("--ssl-ca-certfile", str(server / "ca.crt")),
+        *("--ssl-ca-certfile", str(server / "server.crt")),
         *("--ssl-certfile", str(server / "server.crt")),
         *("--ssl-keyfile", str(server / "server.key")),
     )
@@ -112,7 +109,7 @@ def node_command(node: Path, address: str, client: int, port: int, node_config: 
     """A node's command; the port is for its own processes, on loopback."""
     return command_of(
         "supernode",
-        *("--root-certificates", str(node / "ca.crt")),
+        *("--root-certificates", str(node / "server.crt")),
         *("--auth-supernode-private-key", str(node / "node.key")),
         *("--superlink", address, "--port", str(port)),
         *("--node-config", f"partition-id={client} {node_config}".strip()),
@@ -129,7 +126,7 @@ class Control:
         self._server = server
         self._home = self._folder / "home"
         self._home.mkdir(parents=True, exist_ok=True)
-        certificate = json.dumps(str((server / "ca.crt").resolve()))
+        certificate = json.dumps(str((server / "server.crt").resolve()))
         (self._home / "config.toml").write_text(
             '[superlink]\ndefault = "fedproto"\n\n[superlink.fedproto]\n'
             f"address = {json.dumps(address)}\nroot-certificates = {certificate}\n",
@@ -144,26 +141,17 @@ class Control:
         """Starts or continues the run of a directory; returns Flower's number of the run."""
         (out / ERROR_FILE).unlink(missing_ok=True)
         app = self._folder / "app"
-        self._write_app(app, out)
-        return str(self._flwr("run", str(app), "fedproto")["run-id"])
-
-    def _write_app(self, app: Path, out: Path) -> None:
-        """The app to submit: our ServerApp and ClientApp, the run directory, the clients' keys."""
-        keys = {client: fingerprint(path) for client, path in public_keys(self._server).items()}
         package = app / "fedproto_run"
         package.mkdir(parents=True, exist_ok=True)
-        # Flower looks for the names in the source.
-        source = "from fedproto.flower.{0}_app import app\n\n__all__ = ['app']\n"
-        files = {
-            app / "pyproject.toml": APP.format(
-                out=json.dumps(str(out.resolve())), keys=json.dumps(json.dumps(keys))
-            ),
-            package / "__init__.py": "",
-            package / "server.py": source.format("server"),
-            package / "client.py": source.format("client"),
-        }
-        for path, text in files.items():
-            path.write_text(text, encoding="utf-8")
+        keys = {client: fingerprint(path) for client, path in public_keys(self._server).items()}
+        settings = {"out": str(out.resolve()), "keys": json.dumps(keys)}
+        about = APP + "".join(f"{name} = {json.dumps(one)}\n" for name, one in settings.items())
+        (app / "pyproject.toml").write_text(about, encoding="utf-8")
+        (package / "__init__.py").touch()
+        for side in ("server", "client"):  # Flower looks for the names in the source
+            source = f"from fedproto.flower.{side}_app import app\n\n__all__ = ['app']\n"
+            (package / f"{side}.py").write_text(source, encoding="utf-8")
+        return str(self._flwr("run", str(app), "fedproto")["run-id"])
 
     def status(self, run: str) -> str:
         """Flower's status of a run, such as ``running`` or ``finished:completed``."""
@@ -192,15 +180,14 @@ class Control:
         while True:
             _report(stores, seen, callback)
             over = all(store.finished for store in stores)
-            error = out / ERROR_FILE
-            if error.exists():
+            if (error := out / ERROR_FILE).exists():
                 raise DeploymentError(error.read_text(encoding="utf-8").strip())
             if not over:
                 check()
             if over or time.monotonic() - asked > ASK_EVERY:
                 asked = time.monotonic()
                 try:
-                    status = self.status(run)
+                    ended = (status := self.status(run)).startswith("finished")
                     silent = 0
                 except DeploymentError:
                     # A server under load fails now and then; the records show the progress.
@@ -209,36 +196,24 @@ class Control:
                         raise
                     time.sleep(ASK_EVERY)
                     continue
-                if over and status.startswith("finished"):
+                if over and ended:
                     return
                 # The last round may be done between our look at it and Flower's answer.
-                late = all(store.finished for store in stores)
-                if status.startswith("finished") and not late:
+                if ended and not all(store.finished for store in stores):
                     raise DeploymentError(
                         f"Flower ended the run ({status}) before it was done; see the log of the"
                         " SuperLink"
                     )
             time.sleep(LOOK_EVERY)
 
-    def _flwr(self, *arguments: str) -> dict[str, Any]:
+    def _flwr(self, *arguments: str, attempts: int = ATTEMPTS) -> dict[str, Any]:
         """The answer of Flower's command; a server that has just started is asked again."""
-        for _ in range(ATTEMPTS - 1):
-            try:
-                return self._ask(*arguments)
-            except DeploymentError as error:
-                if UNAVAILABLE not in str(error):
-                    raise
-                time.sleep(ASK_EVERY)
-        return self._ask(*arguments)
-
-    def _ask(self, *arguments: str) -> dict[str, Any]:
         if not answers(self._address):
             # Flower's command would try for a minute.
             raise DeploymentError(f"no server answers at {self._address}; start it first")
-        command = [str(Path(sys.executable).parent / "flwr"), *arguments, "--format", "json"]
         try:
             done = subprocess.run(  # noqa: S603 - our own commands
-                command,
+                [str(Path(sys.executable).parent / "flwr"), *arguments, "--format", "json"],
                 cwd=self._folder,
                 env=environment(self._home),
                 stdin=subprocess.DEVNULL,
@@ -256,6 +231,9 @@ class Control:
             if done.returncode == 0 and isinstance(answer, dict) and answer.get("success", True):
                 return answer
         text = " ".join((done.stdout + done.stderr).split())[-500:]
+        if UNAVAILABLE in text and attempts > 1:
+            time.sleep(ASK_EVERY)
+            return self._flwr(*arguments, attempts=attempts - 1)
         raise DeploymentError(f"flwr {' '.join(arguments[:2])} failed: {text}")
 
 
@@ -308,12 +286,6 @@ class Process:
         """None while it runs."""
         return self._process.poll()
 
-    def wait(self, seconds: float) -> int | None:
-        """Waits for the end; the exit code, or None if it still runs."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            return self._process.wait(seconds)
-        return None
-
     def kill(self) -> None:
         """Ends it and all it started at once, as a power cut would."""
         self.signal(signal.SIGKILL)
@@ -324,7 +296,8 @@ class Process:
     def end(self) -> None:
         """Asks it to end, and ends it if it does not."""
         self.signal(signal.SIGTERM)
-        self.wait(END_FOR)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(END_FOR)
         self.kill()
 
     def signal(self, number: signal.Signals) -> None:
@@ -404,23 +377,7 @@ def deployment(
             deployed.start_node(client)
         yield deployed
     finally:
-        with _undisturbed():
-            deployed.end()
-
-
-@contextlib.contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Lets an impatient second Ctrl-C, or request to end, not leave processes or keys behind."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        deployed.end()
 
 
 def free_port() -> int:

@@ -11,17 +11,15 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import reduce
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import RecordDict
 from flwr.serverapp import Grid
 from torch import Tensor
 
 from fedproto.config import FlowerOptions, RunConfig
-from fedproto.disk.files import explained, is_there, write_atomically
-from fedproto.disk.integrity import DamagedError, sealed, unsealed
+from fedproto.disk.files import explained, write_atomically
+from fedproto.disk.integrity import read_sealed, sealed
 from fedproto.engines.base import Engine, LocalJob, Workload
 from fedproto.engines.reference import ReferenceEngine
 from fedproto.engines.setting import setting_of
@@ -138,17 +136,18 @@ class FlowerEngine(Engine):
     def _send(
         self, jobs: Sequence[LocalJob], indices: Sequence[int]
     ) -> dict[int, ClientUpdate | ClientFailure]:
+        """Asks one client per job; its update, or why there is none, by the job's place."""
         node_of = self._nodes.clients()
-        contents: dict[int, RecordDict] = {}
-        index_of: dict[int, int] = {}
-        results: dict[int, ClientUpdate | ClientFailure] = {}
-        for index in indices:
-            job = jobs[index]
-            node = node_of.get(job.client)
-            if node is None:
-                results[index] = ClientFailure(job.client, "not connected")
-                continue
-            method = job.method
+        results: dict[int, ClientUpdate | ClientFailure] = {
+            index: ClientFailure(jobs[index].client, "not connected")
+            for index in indices
+            if jobs[index].client not in node_of
+        }
+        asked = {node_of[jobs[index].client]: index for index in indices if index not in results}
+        self._asked |= {jobs[index].client for index in asked.values()}
+        contents = {}
+        for node, index in asked.items():
+            job, method = jobs[index], jobs[index].method
             config = replace(
                 self._config,
                 strategy=method.strategy,
@@ -157,8 +156,6 @@ class FlowerEngine(Engine):
                 train=job.train,
             )
             contents[node] = wire.encode_job(job, config)
-            index_of[node] = index
-            self._asked.add(job.client)
         answers = exchange(
             self._grid,
             "train",
@@ -167,16 +164,18 @@ class FlowerEngine(Engine):
             deadline=self._options.deadline,
             on_answer=self.workload.callback.on_job,
         )
-        for node, answer in answers.items():
-            job = jobs[index_of[node]]
+        for node, index in asked.items():
+            client = jobs[index].client
             try:
-                update, began_anew = wire.decode_update(read(answer), job, self._setting)
+                update, began_anew = wire.decode_update(
+                    read(answers[node]), jobs[index], self._setting
+                )
             except UnreadableError as error:
-                results[index_of[node]] = ClientFailure(job.client, str(error))
+                results[index] = ClientFailure(client, str(error))
                 continue
-            results[index_of[node]] = update
+            results[index] = update
             if began_anew:
-                self._incidents.append(f"client {job.client} had lost its memory and began anew")
+                self._incidents.append(f"client {client} had lost its memory and began anew")
         return results
 
     def evaluate(self, states: Sequence[ServerState], indices: Indices) -> list[dict[str, float]]:
@@ -287,14 +286,11 @@ class _Conduct:
     Attributes:
         failed: Whether it failed, in its last rounds, by the kind of question.
         left: Rounds that it is still left out.
-        times: Suspensions since it last had a clean record.
-        back: Whether it has answered since.
+        reason: Why.
     """
 
     failed: dict[str, list[bool]] = field(default_factory=dict)
     left: int = 0
-    times: int = 0
-    back: bool = True
     reason: str = ""
 
 
@@ -305,15 +301,19 @@ class Suspensions:
     costs work for nothing. Kept are the outcomes of the last rounds in which a client was asked to
     train, and of those in which it was asked to test. With too many failures among either, of
     whatever kind, it is not asked for some rounds. Then it is tried again; while those failures are
-    among its last outcomes, a single one more suspends it for twice as long.
+    among its last outcomes, a single one more suspends it again.
 
     Kept in a file, for a server that starts again.
     """
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / SUSPENSIONS_FILE
-        self._conduct = _read(self._path)
-        self._kept = self._tables()
+        remedy = "delete it, and no client is suspended"
+        self._kept = read_sealed(self._path, remedy)
+        try:
+            self._conduct = {int(client): _Conduct(**one) for client, one in self._kept.items()}
+        except (TypeError, ValueError):
+            raise StoreError(f"{self._path} is of another version; {remedy}") from None
         self._round = 0
         self._out: set[int] = set()
         self._outcomes: dict[int, dict[str, str | None]] = defaultdict(dict)
@@ -338,10 +338,10 @@ class Suspensions:
         return not (self.reason(client) or any(self._outcomes.get(client, {}).values()))
 
     def end_round(self, options: FlowerOptions) -> list[str]:
-        """Judges and keeps the outcomes of the round; who is suspended now, or let back in."""
+        """Judges and keeps the outcomes of the round; who is suspended now."""
         judged = [self._judge(client, options) for client in sorted(self._outcomes)]
         self._outcomes.clear()
-        tables = self._tables()
+        tables = {str(client): asdict(conduct) for client, conduct in self._conduct.items()}
         if tables != self._kept:
             with explained(self._path):
                 write_atomically(self._path, sealed(tables))
@@ -357,9 +357,8 @@ class Suspensions:
 
     def _judge(self, client: int, options: FlowerOptions) -> str | None:
         conduct = self._conduct.setdefault(client, _Conduct())
-        outcomes = self._outcomes[client]
         suspended = False
-        for kind, reason in outcomes.items():
+        for kind, reason in self._outcomes[client].items():
             last = [*conduct.failed.get(kind, []), reason is not None][-options.suspend_window :]
             conduct.failed[kind] = last
             if reason is not None and 0 < options.suspend_after <= sum(last):
@@ -369,31 +368,8 @@ class Suspensions:
                     f" last: {reason}"
                 )
         if suspended:
-            conduct.left = options.suspend_rounds * 2**conduct.times
-            conduct.times += 1
-            conduct.back = False
+            conduct.left = options.suspend_rounds
             return f"client {client} is {self.reason(client)}"
         if not any(map(any, conduct.failed.values())):
             del self._conduct[client]
-        if conduct.back or any(outcomes.values()):
-            return None
-        conduct.back = True
-        return f"client {client} answers again and is no longer suspended"
-
-    def _tables(self) -> dict[str, dict[str, Any]]:
-        return {str(client): asdict(conduct) for client, conduct in self._conduct.items()}
-
-
-def _read(path: Path) -> dict[int, _Conduct]:
-    if not is_there(path):
-        return {}
-    try:
-        with explained(path):
-            tables, marked = unsealed(path.read_bytes())
-        if not marked:
-            raise DamagedError("its fingerprint is missing")
-        return {int(client): _Conduct(**table) for client, table in tables.items()}
-    except (DamagedError, ValueError, TypeError) as error:
-        raise StoreError(
-            f"{path} is damaged: {error}; delete it, and no client is suspended"
-        ) from None
+        return None

@@ -34,12 +34,16 @@ from fedproto.strategies.values import (
 )
 from fedproto.types import ServerState, Tensors, part, under
 
-ARRAYS, METRICS, NUM_EXAMPLES = "arrays", "metrics", "num-examples"
-"""Names in messages that are Flower's own."""
-
-PAYLOAD, BROADCAST, WORK, CONFIG = "payload", "broadcast", "work", "config"
-ROUND, LAST_ROUND, NUM_CLIENTS = "server-round", "last-round", "clients"
 MEMORY, SECRET = "fedproto-memory-", "fedproto-secret"
+
+
+class Part:
+    """Names in messages; the first three are Flower's own."""
+
+    ARRAYS, METRICS, NUM_EXAMPLES = "arrays", "metrics", "num-examples"
+    PAYLOAD, BROADCAST, WORK, CONFIG = "payload", "broadcast", "work", "config"
+    ROUND, LAST_ROUND, NUM_CLIENTS = "server-round", "last-round", "clients"
+
 
 T = TypeVar("T")
 Batches = Iterable[tuple[Tensor, Tensor]]
@@ -116,13 +120,13 @@ def train_locally(
             the server is of another strategy.
     """
     method = defended_method(method if isinstance(method, Method) else Method(method))
-    about = message.content[CONFIG]
+    about = message.content[Part.CONFIG]
     assert isinstance(about, ConfigRecord)  # noqa: S101 - the strategy sends one
     device = next(model.parameters()).device
-    model, setting = _described(model, batches, num_classes, int(str(about[NUM_CLIENTS])))
-    memory = _recalled(context, int(str(about[LAST_ROUND])), method.client_memory(setting))
+    model, setting = _described(model, batches, num_classes, int(str(about[Part.NUM_CLIENTS])))
+    memory = _recalled(context, int(str(about[Part.LAST_ROUND])), method.client_memory(setting))
     broadcast = _broadcast(message.content, method.strategy.server_memory(setting))
-    received = ServerState(int(str(about[ROUND])), *read_state(model))
+    received = ServerState(int(str(about[Part.ROUND])), *read_state(model))
     own = {} if method.needs.personal_model else part(PERSONAL, _on(memory, device))
     started = laid_over(received, own)
     load_state(model, started)
@@ -152,12 +156,12 @@ def train_locally(
     else:
         kept |= under(PERSONAL, {name: params[name] for name in personal})
     if kept:
-        context.state[f"{MEMORY}{about[ROUND]!s}"] = write_tensors(kept)
+        context.state[f"{MEMORY}{about[Part.ROUND]!s}"] = write_tensors(kept)
     sent = {name: one for name, one in params.items() if name not in personal}
     return result, {
-        ARRAYS: write_tensors({**sent, **buffers}),
-        PAYLOAD: write_tensors(report.payload),
-        WORK: MetricRecord({"steps": steps, "lr": lr}),
+        Part.ARRAYS: write_tensors({**sent, **buffers}),
+        Part.PAYLOAD: write_tensors(report.payload),
+        Part.WORK: MetricRecord({"steps": steps, "lr": lr}),
     }
 
 
@@ -241,9 +245,9 @@ def _secret(context: Context) -> int:
 
 def _broadcast(content: RecordDict, declared: Declarations) -> Tensors:
     sent = {name: one for name, one in declared.items() if one.broadcast}
-    record = content.get(BROADCAST)
+    record = content.get(Part.BROADCAST)
     if isinstance(record, ArrayRecord):
-        return read_tensors(record, like(sent), BROADCAST)
+        return read_tensors(record, like(sent), Part.BROADCAST)
     if any(one.initial is not None for one in sent.values()):
         raise TrainingError("the server sends no 'broadcast'; is it of another strategy?")
     return {}

@@ -40,14 +40,9 @@ def is_node_name(name: str) -> bool:
 
 @dataclass(frozen=True)
 class Keys:
-    """Where the files are: a folder per host, to be copied there, and one to be locked away."""
+    """Where the files are: a folder per host, to be copied there."""
 
     folder: Path
-
-    @property
-    def authority(self) -> Path:
-        """For the authority's secret, which no running host needs."""
-        return self.folder / "authority"
 
     @property
     def server(self) -> Path:
@@ -92,7 +87,7 @@ def read_addresses(folder: Path, name: str) -> dict[str, str]:
 
 
 def make_keys(folder: Path, hosts: Sequence[str], clients: int, port: int = 8000) -> Keys:
-    """Writes an authority, a server certificate for some host names, and a key per client.
+    """Writes a server certificate for some host names, which every host trusts, and client keys.
 
     Nodes reach the server at the first host and the port, its owner at the next port, on loopback.
     """
@@ -101,18 +96,13 @@ def make_keys(folder: Path, hosts: Sequence[str], clients: int, port: int = 8000
     if folder.exists() and any(folder.iterdir()):
         raise ConfigError(f"{folder} is not empty; keys are never overwritten, choose another")
     keys = Keys(folder)
-    for part in (folder, keys.authority, keys.server, *map(keys.node, range(clients))):
+    for part in (folder, keys.server, *map(keys.node, range(clients))):
         part.mkdir(parents=True, exist_ok=True, mode=0o700)
-    authority_key, authority = _authority()
-    trusted = authority.public_bytes(serialization.Encoding.PEM)
-    _write(keys.authority / "ca.key", _secret(authority_key), secret=True)
-    _write(keys.authority / "ca.crt", trusted)
     server_key = ec.generate_private_key(ec.SECP384R1())
-    certificate = _server_certificate(server_key, hosts, authority_key, authority)
+    trusted = _certificate(server_key, hosts).public_bytes(serialization.Encoding.PEM)
     addresses = {"public": f"0.0.0.0:{port}", "control": f"127.0.0.1:{port + 1}"}
-    _write(keys.server / "ca.crt", trusted)
     _write(keys.server / "server.key", _secret(server_key), secret=True)
-    _write(keys.server / "server.crt", certificate.public_bytes(serialization.Encoding.PEM))
+    _write(keys.server / "server.crt", trusted)
     _write(keys.server / SERVER_FILE, json.dumps(addresses).encode())
     for client in range(clients):
         node, key = keys.node(client), ec.generate_private_key(ec.SECP384R1())
@@ -120,32 +110,16 @@ def make_keys(folder: Path, hosts: Sequence[str], clients: int, port: int = 8000
             serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
         )
         facts = {"client": client, "server": f"{hosts[0]}:{port}"}
-        _write(node / "ca.crt", trusted)
+        _write(node / "server.crt", trusted)
         _write(node / "node.key", _secret(key, serialization.PrivateFormat.OpenSSH), secret=True)
         _write(node / NODE_FILE, json.dumps(facts).encode())
         _write(keys.public_key(client), public + b"\n")
     return keys
 
 
-def _authority() -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
-    key = ec.generate_private_key(ec.SECP384R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedproto federation")])
-    certificate = (
-        _certificate(name, name, key.public_key(), is_authority=True)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        .sign(key, hashes.SHA384())
-    )
-    return key, certificate
-
-
-def _server_certificate(
-    key: ec.EllipticCurvePrivateKey,
-    hosts: Sequence[str],
-    authority_key: ec.EllipticCurvePrivateKey,
-    authority: x509.Certificate,
-) -> x509.Certificate:
+def _certificate(key: ec.EllipticCurvePrivateKey, hosts: Sequence[str]) -> x509.Certificate:
+    """A certificate that its own key signs, and that can sign no other."""
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0][:64])])
-    issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key())
     names: list[x509.GeneralName] = []
     # The app's process on the server's own host connects over loopback.
     for host in dict.fromkeys([*hosts, "localhost", "127.0.0.1"]):
@@ -153,42 +127,23 @@ def _server_certificate(
             names.append(x509.IPAddress(ipaddress.ip_address(host)))
         except ValueError:
             names.append(x509.DNSName(host))
-    return (
-        _certificate(name, authority.subject, key.public_key(), is_authority=False)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(x509.SubjectAlternativeName(names), critical=False)
-        .add_extension(issuer, critical=False)
-        .sign(authority_key, hashes.SHA384())
-    )
-
-
-def _certificate(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, *, is_authority: bool
-) -> x509.CertificateBuilder:
     now = datetime.datetime.now(datetime.UTC)
-    constraints = x509.BasicConstraints(ca=is_authority, path_length=0 if is_authority else None)
-    usage = x509.KeyUsage(
-        digital_signature=not is_authority,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        key_cert_sign=is_authority,
-        crl_sign=is_authority,
-        encipher_only=False,
-        decipher_only=False,
-    )
+    server_only = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
+    own = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
     return (
         x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer)
-        .public_key(key)
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         # Clocks of different hosts disagree a little.
         .not_valid_before(now - datetime.timedelta(hours=1))
         .not_valid_after(now + datetime.timedelta(days=DAYS))
-        .add_extension(constraints, critical=True)
-        .add_extension(usage, critical=True)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(server_only, critical=False)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .add_extension(own, critical=False)
+        .sign(key, hashes.SHA384())
     )
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import median_low
@@ -36,12 +36,13 @@ from fedproto.config import RunConfig, digest_of
 from fedproto.data.federation import Client, Federation
 from fedproto.data.samples import Samples
 from fedproto.data.tasks import task_named
-from fedproto.disk.files import explained, is_there, write_atomically
-from fedproto.disk.integrity import DamagedError, sealed, unsealed
+from fedproto.disk.files import explained, write_atomically
+from fedproto.disk.integrity import read_sealed, sealed
 from fedproto.errors import ConfigError, DataError, FedprotoError, StoreError
 from fedproto.flower import wire
 from fedproto.flower.keys import fingerprint, is_node_name, node_name
 from fedproto.flower.wire import Hello, UnreadableError, one_line
+from fedproto.options import options_to_dict, read_options
 from fedproto.rng import Indices
 
 T = TypeVar("T")
@@ -306,9 +307,13 @@ def enrol(config: RunConfig, nodes: Nodes, folder: Path) -> Federation:
     """The federation of the clients that are connected, or of those enrolled before."""
     path = folder / "clients.json"
     data = digest_of({"data": config.to_dict()["data"]})
-    enrolled = _read(path)
+    enrolled = read_sealed(path, "restore it from a copy")
     if data in enrolled:
-        return federation_of(config, _capped(enrolled[data], config, nodes))
+        try:
+            hellos = [read_options(Hello, one, "") for one in enrolled[data]]
+        except (TypeError, ConfigError) as error:
+            raise StoreError(f"{path} is of another version: {error}") from None
+        return federation_of(config, _capped(hellos, config, nodes))
     number = config.flower.clients or getattr(config.data, "clients", None)
     if not isinstance(number, int):
         raise ConfigError(
@@ -325,10 +330,9 @@ def enrol(config: RunConfig, nodes: Nodes, folder: Path) -> Federation:
         )
     hellos = [nodes.hello_of(client) for client in range(number)]
     federation = federation_of(config, _capped(hellos, config, nodes))
-    enrolled[data] = hellos
+    enrolled[data] = [options_to_dict(one) for one in hellos]
     with explained(path):
-        tables = {name: [asdict(one) for one in each] for name, each in enrolled.items()}
-        write_atomically(path, sealed(tables))
+        write_atomically(path, sealed(enrolled))
     return federation
 
 
@@ -387,21 +391,3 @@ def federation_of(config: RunConfig, hellos: list[Hello]) -> Federation:
         validation_owner=np.repeat(np.arange(len(held)), [len(part) for part in held]),
         class_names=first.class_names,
     )
-
-
-def _read(path: Path) -> dict[str, list[Hello]]:
-    """The enrolled clients, by the digest of the data they were asked for."""
-    if not is_there(path):
-        return {}
-    try:
-        with explained(path):
-            tables, _ = unsealed(path.read_bytes())
-        return {
-            name: [
-                Hello(**one | {key: tuple(one[key]) for key in ("input_shape", "class_names")})
-                for one in hellos
-            ]
-            for name, hellos in tables.items()
-        }
-    except (DamagedError, TypeError, KeyError, AttributeError) as error:
-        raise StoreError(f"{path} is damaged: {error}; restore it from a copy") from None

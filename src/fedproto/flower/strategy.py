@@ -23,18 +23,7 @@ from fedproto.config.options import defended_method
 from fedproto.data.tasks import task_named
 from fedproto.engines.setting import setting_for
 from fedproto.errors import ConfigError
-from fedproto.flower.helper import (
-    ARRAYS,
-    BROADCAST,
-    CONFIG,
-    LAST_ROUND,
-    METRICS,
-    NUM_CLIENTS,
-    NUM_EXAMPLES,
-    PAYLOAD,
-    ROUND,
-    WORK,
-)
+from fedproto.flower.helper import Part
 from fedproto.flower.wire import (
     UnreadableError,
     expect_arrays,
@@ -132,7 +121,7 @@ class FedProtoStrategy(Strategy):
             nodes = sorted(nodes[index] for index in order[: self._cohort])
         state = self._state
         sent = self.method.broadcast(state, self._setting)
-        parts = {BROADCAST: write_tensors(sent)} if sent else {}
+        parts = {Part.BROADCAST: write_tensors(sent)} if sent else {}
         if state.served_model is not None:
             arrays = write_tensors({**state.params, **state.buffers})
         return self._messages("train", server_round, arrays, config, nodes, parts)
@@ -193,12 +182,13 @@ class FedProtoStrategy(Strategy):
         totals: dict[str, float] = {}
         samples = 0.0
         for reply in sorted(replies, key=lambda reply: reply.metadata.src_node_id):
-            scores = None if reply.has_error() else self._scores(reply.content)
-            if scores is None:
+            try:
+                scores = self._scores(reply)
+            except UnreadableError as error:
                 node = reply.metadata.src_node_id
-                LOG.log(WARNING, "round %d, node %d: no usable scores", server_round, node)
+                LOG.log(WARNING, "round %d, node %d: %s", server_round, node, error)
                 continue
-            number = scores.pop(NUM_EXAMPLES)
+            number = scores.pop(Part.NUM_EXAMPLES)
             samples += number
             for name, value in scores.items():
                 totals[name] = totals.get(name, 0.0) + number * value
@@ -227,28 +217,18 @@ class FedProtoStrategy(Strategy):
         nodes: Iterable[int],
         parts: Mapping[str, ArrayRecord] | None = None,
     ) -> list[Message]:
-        def message(node: int) -> Message:
-            about = ConfigRecord(
-                {
-                    **config,
-                    ROUND: round_,
-                    LAST_ROUND: self._last_round.get(node, 0),
-                    NUM_CLIENTS: self._setting.num_clients,
-                }
-            )
-            content = RecordDict({ARRAYS: arrays, CONFIG: about, **(parts or {})})
-            return Message(content, node, kind, ttl=self._deadline, group_id=str(round_))
-
-        return [message(node) for node in nodes]
+        messages = []
+        for node in nodes:
+            own = {Part.ROUND: round_, Part.LAST_ROUND: self._last_round.get(node, 0)}
+            about = ConfigRecord({**config, **own, Part.NUM_CLIENTS: self._setting.num_clients})
+            content = RecordDict({Part.ARRAYS: arrays, Part.CONFIG: about, **(parts or {})})
+            messages.append(Message(content, node, kind, ttl=self._deadline, group_id=str(round_)))
+        return messages
 
     def _read(self, reply: Message, state: ServerState) -> tuple[Expected, ClientUpdate]:
-        if reply.has_error():
-            raise UnreadableError(f"error {reply.error.code}: {reply.error.reason or ''}")
+        scores = self._scores(reply)
         content, node = reply.content, reply.metadata.src_node_id
-        scores = self._scores(content)
-        if scores is None:
-            raise UnreadableError("it sends no usable metrics with num-examples")
-        number = int(scores[NUM_EXAMPLES])
+        number = int(scores[Part.NUM_EXAMPLES])
         # The job is known only as far as the client's own claims go.
         expected = Expected(
             node,
@@ -259,9 +239,11 @@ class FedProtoStrategy(Strategy):
             frozenset(self.method.strategy.personal(self._setting)),
         )
         wanted = {**expected.params, **state.buffers}
-        tensors = read_tensors(expect_arrays(content, ARRAYS), wanted, ARRAYS)
-        payload = expect_declared(content, PAYLOAD, expected.payload) if expected.payload else {}
-        work = content.get(WORK)
+        tensors = read_tensors(expect_arrays(content, Part.ARRAYS), wanted, Part.ARRAYS)
+        payload = (
+            expect_declared(content, Part.PAYLOAD, expected.payload) if expected.payload else {}
+        )
+        work = content.get(Part.WORK)
         steps, lr = (
             (work.get("steps"), work.get("lr")) if isinstance(work, MetricRecord) else (1, 1.0)
         )
@@ -282,22 +264,24 @@ class FedProtoStrategy(Strategy):
         )
         return expected, update
 
-    def _scores(self, content: RecordDict) -> dict[str, float] | None:
-        record = content.get(METRICS)
-        if not isinstance(record, MetricRecord):
-            return None
-        scores = {name: value for name, value in record.items() if isinstance(value, (int, float))}
-        number = scores.get(NUM_EXAMPLES)
+    def _scores(self, reply: Message) -> dict[str, float]:
+        """A node's metrics with its number of samples."""
+        if reply.has_error():
+            raise UnreadableError(f"error {reply.error.code}: {reply.error.reason or ''}")
+        record = reply.content.get(Part.METRICS)
+        found = record.items() if isinstance(record, MetricRecord) else ()
+        scores = {name: value for name, value in found if isinstance(value, (int, float))}
+        number = scores.get(Part.NUM_EXAMPLES)
         usable = isinstance(number, int) and 0 < number <= self._max_examples
-        if not usable or not all(math.isfinite(value) for value in scores.values()):
-            return None
-        return dict(scores)
+        if not usable or not all(map(math.isfinite, scores.values())):
+            raise UnreadableError("it sends no usable metrics with num-examples")
+        return scores
 
     def _state_of(self, arrays: ArrayRecord) -> ServerState:
         """The ServerApp's initial arrays as parameters and buffers of the model."""
         like = {**self._setting.params, **self._setting.buffers}
         try:
-            tensors = read_tensors(arrays, like, ARRAYS)
+            tensors = read_tensors(arrays, like, Part.ARRAYS)
         except UnreadableError as error:
             raise ConfigError(f"the initial arrays do not fit the model: {error}") from None
         return ServerState(
