@@ -172,6 +172,8 @@ def train(
                 f"{plan.scope.scale}/{case}", stage, plan, library, federations, watch, limit
             )
         plan.look(library)
+        # Data sets that could not be loaded stay left out.
+        plan.missing = [each for each in plan.missing if each.config.data in federations]
         if limit.is_over:
             return not plan.missing
     return True
