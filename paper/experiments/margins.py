@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
+from scipy.stats import pearsonr
+
 from fedproto.analysis.discrepancy import feature_discrepancy
 from fedproto.measures.features import PER_CHANNEL
-from fedproto.report.statistics import pearson
 from paper.base import EXPERIMENTS, FoundRun, FoundRuns
 from paper.cases import CENTRALIZED, CLASSIFICATION, Scope
 from paper.comparison import Comparison, ComparisonTable
@@ -109,5 +110,5 @@ def _pearson(pairs: Sequence[tuple[float, float]]) -> tuple[float | None, float 
     margins, accuracies = [margin for margin, _ in pairs], [accuracy for _, accuracy in pairs]
     if len(pairs) < 3 or min(len(set(margins)), len(set(accuracies))) < 2:
         return None, None, len(pairs)
-    found = pearson(margins, accuracies)
-    return found.rho, found.p_value, found.number
+    found = pearsonr(margins, accuracies)
+    return float(found.statistic), float(found.pvalue), len(pairs)

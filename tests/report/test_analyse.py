@@ -23,7 +23,6 @@ from fedproto.errors import ConfigError, StoreError
 from fedproto.models.base import build_model
 from fedproto.report.analysing import read_parts
 from fedproto.report.results import StoredRun
-from fedproto.report.statistics import pearson
 from fedproto.report.style import class_colors
 from fedproto.store import RunStore
 from fedproto.types import RoundRecord
@@ -329,35 +328,3 @@ def test_the_spread_of_the_weights_over_clients_and_rounds():
     run = StoredRun(Path("run"), config_of(FedAvg()), records)
     assert run.attention_spread() == {"lowest": 0.5, "highest": 1.5, "deviation": 0.5}
     assert replace(run, records=records[1:]).attention_spread() is None
-
-
-def test_correlation_against_its_closed_form():
-    # Centred: (−1, 0, 1) and (−4, −1, 5)/3; p from Student's t with one degree of freedom.
-    x, y = [1.0, 2.0, 3.0], [1.0, 2.0, 4.0]
-    rho = 3 / math.sqrt(2 * (14 / 3))
-    found = pearson(x, y)
-    assert found.rho == pytest.approx(rho)
-    t = rho / math.sqrt(1 - rho**2)
-    assert found.p_value == pytest.approx(1 - 2 / math.pi * math.atan(t))
-    assert found.number == 3
-    assert pearson(x, [-value for value in y]).rho == pytest.approx(-rho)
-
-
-def test_correlations_are_scipys():
-    stats = pytest.importorskip("scipy.stats")
-    rng = np.random.RandomState(0)
-    for number in (3, 4, 7, 30):
-        x = rng.normal(size=number)
-        y = 0.5 * x + rng.normal(size=number)
-        expected = stats.pearsonr(x, y)
-        found = pearson(x.tolist(), y.tolist())
-        assert found.rho == pytest.approx(expected.statistic)
-        assert found.p_value == pytest.approx(expected.pvalue, rel=1e-9)
-    assert pearson([1, 2, 3], [2, 4, 6]).p_value == pytest.approx(0, abs=1e-6)
-
-
-def test_correlations_that_are_not_defined_are_refused():
-    with pytest.raises(ConfigError, match="at least three points, not 2"):
-        pearson([1, 2], [1, 2])
-    with pytest.raises(ConfigError, match="one of them is constant"):
-        pearson([1, 2, 3], [5, 5, 5])

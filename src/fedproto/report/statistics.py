@@ -5,8 +5,8 @@ the plain mean of all its tests. Runs of the same seed share initial weights, co
 and batches, so methods are compared seed by seed with Student's t for pairs. Only seeds are
 repetitions; conditions of one seed are not.
 
-SciPy is not required: it would add 143 MB and 0.6 s of import to replace the 50 lines for Student's
-t, Pearson's correlation and Holm's correction. The tests compare them with SciPy.
+SciPy is not required: it would add 143 MB and 0.6 s of import to replace the 45 lines for Student's
+t and Holm's correction. The tests compare them with SciPy.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-
-from fedproto.errors import ConfigError
 
 SURE = 0.95
 """Confidence level of the intervals; 1 − SURE is the level of the tests."""
@@ -159,27 +157,6 @@ def judge(
 def sample_deviation(values: Sequence[float]) -> float | None:
     """The sample standard deviation (n − 1); None for fewer than two values."""
     return float(np.std(values, ddof=1)) if len(values) > 1 else None
-
-
-@dataclass(frozen=True)
-class Correlation:
-    """Pearson's ρ and its two-sided p-value over a number of points."""
-
-    rho: float
-    p_value: float
-    number: int
-
-
-def pearson(x: Sequence[float], y: Sequence[float]) -> Correlation:
-    """Pearson's ρ with a p-value from Student's t with n − 2 degrees of freedom."""
-    if len(x) != len(y) or len(x) < 3:
-        raise ConfigError(f"a correlation needs at least three points, not {min(len(x), len(y))}")
-    if len(set(x)) < 2 or len(set(y)) < 2:
-        raise ConfigError("a correlation needs quantities that change; one of them is constant")
-    rho = float(np.corrcoef(x, y)[0, 1])
-    rest, freedom = 1 - rho**2, len(x) - 2
-    p = 1 - t_within(abs(rho) * math.sqrt(freedom / rest), freedom) if rest > 0 else 0.0
-    return Correlation(rho, p, len(x))
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
