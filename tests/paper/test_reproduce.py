@@ -309,7 +309,7 @@ def test_a_damaged_directory_is_left_out_with_a_notice(tmp_path):
         ([], "name what to reproduce"),
         (["acuracy"], "did you mean 'accuracy'?"),
         (["accuracy", "--only=mnits"], "did you mean 'mnist'?"),
-        (["ablation", "--only=celeba"], "ablation is about mnist"),
+        (["ablation", "--only=celeba"], "ablation is about synthetic, mnist"),
         (["accuracy", "--recipe=mnist"], "DATASET=RECIPE"),
         (["accuracy", "--recipe=mnits=mnist"], "did you mean 'mnist'?"),
         (["accuracy", "--set=schedule.delta=0.5"], "the recipe sweeps over schedule.delta"),
