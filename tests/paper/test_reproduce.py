@@ -266,11 +266,12 @@ def test_what_was_interrupted_goes_on(reproduced, tmp_path, monkeypatch):
         table(folder, "accuracy")
         for folder in (tmp_path / "smoke/synthetic", reproduced / "out/smoke")
     )
-    # The engine suits the work, of which there was more in the whole reproduction.
+    # The engine suits the work, of which there was more in the whole reproduction; a deviation is
+    # as exact as the losses that it is taken of.
     for one, other in zip(
         ours, (row for row in theirs if row["data_set"] == "Synthetic"), strict=True
     ):
-        assert numbers(one) == pytest.approx(numbers(other), rel=1e-6)
+        assert numbers(one) == pytest.approx(numbers(other), rel=1e-6, abs=1e-6)
 
 
 def numbers(row: dict[str, str]) -> list[float]:
