@@ -3,7 +3,8 @@
     python benchmarks/gpu.py steps parity --out results/gpu.json
     python benchmarks/gpu.py sweep --recipe synthetic --set engine.name=stacked
 
-Parts: `steps` (eager loop, graph-captured loop, stacked engine), `profile` (the kernels of a
+Parts: `steps` (eager loop, graph-captured loop, stacked engine), `rounds` (whole rounds of the
+field's models beside a bare captured loop of the same steps), `profile` (the kernels of a
 stacked step), `growth` (cost over steps and runs), `parity` (stacked against reference), `sweep`
 (a recipe from start to end). What has been measured is written after every part.
 """
@@ -46,6 +47,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parts = {
         "steps": steps,
+        "rounds": rounds,
         "profile": profile,
         "growth": growth,
         "parity": parity,
@@ -241,6 +243,86 @@ def steps(arguments: argparse.Namespace) -> dict[str, Any]:
                 del engine
     peak = torch.cuda.max_memory_allocated() / 1e9 if torch.cuda.is_available() else None
     return {"bandwidth": bandwidth, "rows": table, "peak_memory_gb": peak}
+
+
+ROUNDS: list[dict[str, Any]] = [
+    {"model": "lenet", "jobs": 100, "epochs": 5},
+    {"model": "lenet", "jobs": 10, "epochs": 5},
+    {"model": "lenet", "jobs": 100, "epochs": 5, "amp": True},
+    {"model": "lenet", "jobs": 10, "epochs": 5, "amp": True},
+    {"model": "lenet", "jobs": 10, "epochs": 5, "name": "captured"},
+    {"model": "resnet18", "jobs": 10, "epochs": 5, "amp": True},
+    {"model": "cnn", "jobs": 120, "epochs": 40},
+]
+"""Rounds that are timed: the engine is the stacked one unless another is named, in tf32."""
+
+BARE: list[dict[str, Any]] = [
+    {"model": "lenet", "steps": 500},
+    {"model": "lenet", "steps": 500, "amp": True},
+    {"model": "resnet18", "steps": 100, "amp": True},
+    {"model": "resnet18", "steps": 100, "amp": True, "compiled": True},
+]
+"""Loops of one captured step, with nothing around it."""
+
+
+def rounds(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Microseconds per model and step in whole rounds of batches of 50 (10 for `cnn`)."""
+    table = []
+    for case in BARE:
+        seconds = _bare_loop(**case)
+        each = statistics.median(_seconds(seconds, arguments.repeats)) / case["steps"] * 1e6
+        table.append({"what": "bare captured loop", **case, "us_per_model_step": each})
+        print(table[-1], flush=True)
+    for case in ROUNDS:
+        model, count, name = case["model"], case["jobs"], case.get("name", "stacked")
+        data = federation([SAMPLES[model]] * count, SHAPES[model])
+        train = TrainOptions(lr=0.01, batch_size=10 if model == "cnn" else 50)
+        received = initial_state(model).to(_device())
+        jobs = jobs_on(data, received, list(range(count)), epochs=case["epochs"], train=train)
+        engine = _engine(model, data, name=name, tf32=True, amp=case.get("amp", False))
+        started = time.perf_counter()
+        engine.train(jobs)
+        _synchronize()
+        first = time.perf_counter() - started
+        median = statistics.median(_seconds(partial(engine.train, jobs), arguments.repeats))
+        each = median / count / jobs[0].batches.steps * 1e6
+        row = {"what": name, **case, "us_per_model_step": each, "round_seconds": median}
+        table.append({**row, "first_round_seconds": first})
+        print(table[-1], flush=True)
+        engine.close()
+    return {"rows": table}
+
+
+def _bare_loop(
+    model: str, steps: int, *, amp: bool = False, compiled: bool = False
+) -> Callable[[], None]:
+    """Replays of one captured step of a module, in tf32 or bfloat16."""
+    device = _device()
+    net = build_model(MODELS[model], SHAPES[model], CLASSES, seed=0).to(device)
+    run = torch.compile(net) if compiled else net
+    x = torch.randn(50, *SHAPES[model], device=device)
+    y = torch.randint(CLASSES, (50,), device=device)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01, fused=True)
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        with torch.autocast("cuda", torch.bfloat16, enabled=amp):
+            loss = F.cross_entropy(run(x), y)
+        loss.backward()
+        optimizer.step()
+
+    with _Precision(tf32=True):
+        aside = torch.cuda.Stream()
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):
+            for _ in range(3):
+                step()
+        torch.cuda.current_stream().wait_stream(aside)
+        optimizer.zero_grad(set_to_none=True)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            step()
+    return lambda: [graph.replay() for _ in range(steps)] and None
 
 
 def profile(arguments: argparse.Namespace) -> dict[str, Any]:

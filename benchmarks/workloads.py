@@ -12,7 +12,8 @@ from fedproto.engines.base import LocalJob
 from fedproto.engines.reference import read_state
 from fedproto.engines.training import TrainOptions
 from fedproto.models.base import ModelOptions, build_model
-from fedproto.models.small import CNN4Options, CNNOptions, MLPOptions
+from fedproto.models.resnet import ResNet18Options
+from fedproto.models.small import CNN4Options, CNNOptions, LeNetOptions, MLPOptions
 from fedproto.rng.schedule import BatchOrder
 from fedproto.strategies import Strategy
 from fedproto.strategies.sections import Method
@@ -23,9 +24,18 @@ MODELS: dict[str, ModelOptions] = {
     "cnn": CNNOptions(),
     "mlp": MLPOptions(),
     "celeba": CNN4Options(batch_norm=True),
+    "lenet": LeNetOptions(),
+    "resnet18": ResNet18Options(),
 }
-SHAPES = {"cnn": (1, 28, 28), "mlp": (60,), "celeba": (3, 84, 84)}
-SAMPLES = {"cnn": 100, "mlp": 100, "celeba": 20}
+CIFAR = (3, 32, 32)
+SHAPES = {
+    "cnn": (1, 28, 28),
+    "mlp": (60,),
+    "celeba": (3, 84, 84),
+    "lenet": CIFAR,
+    "resnet18": CIFAR,
+}
+SAMPLES = {"cnn": 100, "mlp": 100, "celeba": 20, "lenet": 500, "resnet18": 500}
 """Samples of a client: large images would take longer to make than to train."""
 
 

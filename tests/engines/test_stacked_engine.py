@@ -1,5 +1,6 @@
 """The stacked engine's own promises: any module, any penalty, any amount of memory."""
 
+import copy
 import itertools
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -14,23 +15,28 @@ from engine_cases import (
     MODELS,
     Everything,
     check_same,
+    conv_step,
+    dense_step,
     engine_for,
     jobs_of,
     small_federation,
     sweep,
 )
 from fedproto import Centralized, FedAvg, FedProto, FedProx
+from fedproto.engines.augment import AugmentOptions
 from fedproto.engines.stacking import observations
 from fedproto.engines.stacking.formulas import unfused
-from fedproto.engines.stacking.layers import Conv, Dense, computed
+from fedproto.engines.stacking.layers import computed
 from fedproto.engines.stacking.lockstep import Lockstep, _sizes
 from fedproto.engines.stacking.network import LayerNetwork, RowLayout
 from fedproto.engines.stacking.orders import NONE, stack_orders
+from fedproto.engines.tracing import DenseStep, trace
 from fedproto.engines.training import TrainOptions
 from fedproto.errors import TrainingError
 from fedproto.models import with_features
 from fedproto.models.base import build_model
-from fedproto.models.small import CNN4Options
+from fedproto.models.resnet import ResNet20Options
+from fedproto.models.small import CNN4Options, LeNetOptions
 from fedproto.strategies import Strategy
 
 
@@ -107,6 +113,24 @@ def test_on_cuda_training_is_that_of_the_reference(model):
     check_same(sweep("stacked", MODELS[model], device="cuda"), truth, 1e-9)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize(
+    "train",
+    [
+        TrainOptions(epochs=2, batch_size=5, lr=0.05, momentum=0.5, clip_norm=1.0),
+        TrainOptions(epochs=2, batch_size=5, lr=0.05, optimizer="sam", centralize=True),
+    ],
+)
+def test_on_cuda_captured_steps_are_those_of_the_reference(train):
+    options = {"strategies": [FedAvg(), FedProx(mu=0.5)], "train": train, "device": "cuda"}
+    options |= {"dtype": "float32", "federation": small_federation(shape=(3, 9, 8))}
+    options |= {"sections": {"augment": AugmentOptions(flip=True, pad=2)}}
+    truth = sweep("reference", MODELS["cnn"], **options)
+    found = sweep("captured", MODELS["cnn"], **options)
+    assert not found.notices
+    check_same(found, truth, 1e-4)
+
+
 def test_without_cuda_captured_steps_are_those_of_the_reference():
     strategies = [FedProx(mu=0.5), FedProto()]
     truth = sweep("reference", MODELS["cnn"], strategies=strategies)
@@ -136,7 +160,7 @@ def test_kernels_that_give_wrong_gradients_are_dropped(monkeypatch, factor):
 
     monkeypatch.setattr(Lockstep, "_step", checked)
     monkeypatch.setattr(LayerNetwork, "gradients", with_kernels)
-    monkeypatch.setattr(LayerNetwork, "portable", lambda self: Portable(self.layers, self.head))
+    monkeypatch.setattr(LayerNetwork, "portable", lambda self: Portable(self.steps, self._shapes))
     options = {"strategies": [FedAvg()], "dtype": "float32"}
     with pytest.warns(UserWarning, match="wrong gradients") if factor > 1 else nullcontext():
         found = sweep("stacked", MODELS["cnn"], **options)
@@ -186,6 +210,79 @@ def test_parts_of_a_batch_that_are_not_the_whole_are_trained_one_by_one(layer):
     options = {"strategies": [FedAvg()], "train": train}
     truth = sweep("reference", own_module(layer()), **options)
     check_same(sweep("stacked", own_module(layer()), **options), truth, 1e-12)
+
+
+class Residual(nn.Module):
+    """Different build: functional ReLU, an average pool, a sum without normalisation, no bias."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Conv2d(3, 6, 3, padding=1, bias=False)
+        self.norm = nn.GroupNorm(2, 6)
+        self.second = nn.Conv2d(6, 6, (3, 1), stride=2, padding=(1, 0))
+        self.narrow = nn.Conv2d(6, 6, 1, stride=2)
+        self.out = nn.Linear(6 * 2 * 2, CLASSES)
+
+    def forward(self, x):
+        x = nn.functional.relu(self.norm(self.first(x)))
+        y = torch.tanh(self.second(x)) + self.narrow(x)
+        return self.out(nn.functional.avg_pool2d(y, 2).view(y.size(0), -1))
+
+
+TRACED = {
+    "lenet": LeNetOptions(channels=6, hidden=8, features=7),
+    "group norm": ResNet20Options(groups=2, standardize=True),
+    "batch norm": ResNet20Options(norm="batch"),
+    "no norm, large stem": ResNet20Options(norm="none", stem=7),
+    "of one's own": with_features(Residual(), head="out"),
+}
+
+
+@pytest.mark.parametrize("model", TRACED)
+def test_residual_networks_are_traced_and_trained_as_by_the_reference(model):
+    side = 16 if model == "lenet" else 8
+    options = {
+        "federation": small_federation(shape=(3, side, side), sizes=(4, 9, 7)),
+        "strategies": [FedProx(mu=0.5), FedProto(), Everything()],
+        "train": TrainOptions(epochs=2, batch_size=4, lr=0.02, clip_norm=1.0, weight_decay=0.01),
+    }
+    found = sweep("stacked", copy.deepcopy(TRACED[model]), **options)
+    assert not found.notices
+    check_same(found, sweep("reference", copy.deepcopy(TRACED[model]), **options), 1e-9)
+
+
+def test_models_of_the_box_are_traced():
+    for options in (*MODELS.values(), CNN4Options(batch_norm=True), *TRACED.values()):
+        shape = (3, 16, 16)
+        model = options if isinstance(options, nn.Module) else options.build(shape, CLASSES)
+        found = trace(
+            model, torch.randn(2, 3, 8, 8) if model is options else torch.randn(2, *shape)
+        )
+        assert found is not None
+        assert isinstance(found.steps[-1], DenseStep)
+
+
+@pytest.mark.parametrize("augment", [AugmentOptions(flip=True), AugmentOptions(flip=True, pad=2)])
+def test_moved_and_mirrored_images_are_those_of_the_reference(augment):
+    options = {
+        "federation": small_federation(shape=(3, 9, 8), sizes=(4, 9, 7)),
+        "strategies": [FedAvg(), FedProto()],
+        "sections": {"augment": augment},
+    }
+    found = sweep("stacked", MODELS["cnn"], **options)
+    assert not found.notices
+    check_same(found, sweep("reference", MODELS["cnn"], **options), 1e-9)
+
+
+def test_resized_images_are_left_to_another_engine():
+    options = {
+        "federation": small_federation(shape=(3, 9, 8), sizes=(4, 9, 7)),
+        "sections": {"augment": AugmentOptions(scale=(0.8, 1.2))},
+        "strategies": [FedAvg()],
+    }
+    found = sweep("stacked", MODELS["cnn"], **options)
+    assert "augmentation but for flips" in found.notices[0]
+    check_same(found, sweep("reference", MODELS["cnn"], **options), 0.0)
 
 
 @pytest.mark.parametrize("policy", ["average", "frozen", "local"])
@@ -327,7 +424,7 @@ def test_a_convolution_agrees_with_pytorch(channels):
     """Gradients of input, weight and bias, with equal values in a cell as over a background."""
     torch.manual_seed(1)
     ins, outs = channels
-    block = Conv("conv", channels, (7, 6), 5)
+    block = conv_step(channels, (7, 6), 5)
     x = torch.randn(2, 3, ins, 7, 6, dtype=torch.float64)
     x[:, :, :, :4, :] = 0
     weight = torch.randn(2, outs, ins, 5, 5, dtype=torch.float64)
@@ -344,8 +441,8 @@ def test_a_convolution_agrees_with_pytorch(channels):
 
     params = {"conv.weight": block.pack(weight), "conv.bias": bias}
     live = torch.ones(x.shape[:2], dtype=torch.bool)
-    y, saved = block.forward(params, x.movedim(2, -1).contiguous(), unfused, live)
-    dx, gradients = block.backward(params, saved, dy.movedim(2, -1), unfused, first=False)
+    y, saved = block.forward(params, [x.movedim(2, -1).contiguous()], unfused, live)
+    (dx,), gradients = block.backward(params, saved, dy.movedim(2, -1), unfused, first=False)
     assert torch.allclose(y.movedim(-1, 2), expected)
     assert torch.allclose(dx.movedim(-1, 2), leaves[0].grad)
     assert torch.allclose(block.unpack(computed(gradients["conv.weight"])), leaves[1].grad)
@@ -355,9 +452,9 @@ def test_a_convolution_agrees_with_pytorch(channels):
 @pytest.mark.parametrize(
     ("block", "shape"),
     [
-        (Conv("c", (1, 4), (8, 8), 5), (4, 1, 5, 5)),
-        (Conv("c", (6, 4), (8, 8), 3), (4, 6, 3, 3)),
-        (Dense("d", 24, 5, image=(2, 3, 4)), (5, 24)),
+        (conv_step((1, 4), (8, 8), 5), (4, 1, 5, 5)),
+        (conv_step((6, 4), (8, 8), 3), (4, 6, 3, 3)),
+        (dense_step(24, 5, image=(2, 3, 4)), (5, 24)),
     ],
 )
 def test_packing_and_back_changes_nothing(block, shape):

@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import os
 from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 import torch
 from torch.nn import functional as F  # noqa: N812 - the name everyone uses
 
-from engine_cases import check_same, small_federation, sweep
+from engine_cases import check_same, conv_step, dense_step, small_federation, sweep
 from fedproto import FedProto, FedProx
 from fedproto.engines.stacking import formulas, functional, launching, network
 from fedproto.engines.stacking.launching import CUTS, MlpStep
-from fedproto.engines.stacking.layers import Conv, Dense, computed
+from fedproto.engines.stacking.layers import Norm, computed
 from fedproto.engines.stacking.lockstep import Lockstep
 from fedproto.engines.training import TrainOptions
+from fedproto.models.resnet import ResNet20Options
 from fedproto.models.small import CNN4Options, CNNOptions, MLPOptions
 
 pytest.importorskip("triton")
@@ -48,67 +50,121 @@ def with_kernels(monkeypatch):
     return made
 
 
-@pytest.mark.parametrize("cut", ["tf32", "tf32x3", "few"])
-@pytest.mark.parametrize("pooled", [True, False])
-@pytest.mark.parametrize(
-    ("channels", "image", "taps"),
-    [
-        ((1, 16), (8, 9), 5),
-        ((3, 16), (7, 6), 3),
-        ((16, 32), (7, 9), 5),
-        ((16, 16), (6, 5), 3),
-        ((32, 64), (6, 6), 5),
-    ],
-)
-def test_a_convolution_is_that_of_pytorch(monkeypatch, channels, image, taps, pooled, cut):
+SHAPES = {
+    "one channel": conv_step((1, 16), (8, 9), 5, kernels=True),
+    "strips": conv_step((3, 16), (7, 6), 5, kernels=True),
+    "strips without padding": conv_step((3, 16), (9, 8), 5, padding=(0, 0), kernels=True),
+    "by taps": conv_step((32, 40), (6, 6), 3, kernels=True),
+    "uneven": conv_step((20, 24), (7, 9), 3, kernels=True),
+    "strided": conv_step((16, 32), (7, 8), 3, stride=(2, 2), pool="", kernels=True),
+    "one tap": conv_step((16, 32), (8, 8), 1, stride=(2, 2), pool="", relu=False, kernels=True),
+    "without bias": conv_step((16, 16), (6, 5), 3, bias=False, pool="", relu=False, kernels=True),
+}
+
+
+@pytest.mark.parametrize("cut", ["tf32", "tf32x3", "bf16"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_convolution_is_that_of_pytorch(monkeypatch, shape, cut):
     """With the cuts of every precision, all in full precision."""
-    cuts = {name: dict.fromkeys(one, one[cut]) for name, one in CUTS.items()}
+    cuts = {
+        name: {"tf32x3": {most: one._replace(products="tf32x3") for most, one in of[cut].items()}}
+        for name, of in CUTS.items()
+    }
     monkeypatch.setattr(launching, "CUTS", cuts)
-    jobs, batch = 2, 3
-    layer = Conv("conv", channels, image, taps, kernels=True)
-    assert launching.conv_suits(layer, first=channels[0] < 16)
-    x, bias = random(jobs, batch, *image, channels[0]), random(jobs, channels[1])
-    weight = random(jobs, channels[1], channels[0], taps, taps)
-    own = [one.double().requires_grad_() for one in (x.movedim(-1, 2), weight)]
+    layer, jobs, batch = SHAPES[shape], 2, 3
+    (ins, outs), image, taps = layer.channels, layer.image, layer.taps
+    x, bias = random(jobs, batch, *image, ins), random(jobs, outs)
+    weight = random(jobs, outs, ins, *taps)
+    own = [one.double().requires_grad_() for one in (x.movedim(-1, 2), weight, bias)]
     truth = torch.stack(
         [
-            F.conv2d(*one, shift, padding=taps // 2)
-            for *one, shift in zip(*own, bias.double(), strict=True)
+            F.conv2d(x, w, b if layer.bias else None, layer.stride, layer.padding)
+            for x, w, b in zip(*own, strict=True)
         ]
     )
-    if pooled:
-        truth = torch.stack([F.max_pool2d(one, 2).relu() for one in truth])
+    if layer.relu:
+        truth = truth.relu()
+    if layer.pool:
+        truth = torch.stack([F.max_pool2d(one, 2) for one in truth])
     packed = layer.pack(weight).contiguous()
-    found, code = launching.conv_forward(layer, x, packed, bias, pooled=pooled)
+    params = {"conv.weight": packed, "conv.bias": bias}
+    live = torch.ones(jobs, batch, dtype=torch.bool, device=DEVICE)
+    found, saved = layer.forward(params, [x], formulas.unfused, live)
     assert error(found.movedim(-1, 2), truth.detach()) < 1e-6
     dy = random(*found.shape)
-    dx, dw = torch.autograd.grad(truth, own, dy.double().movedim(-1, 2))
-    gradient = layer.weight_gradient(x, dy, code)
-    assert error(layer.unpack(gradient.compute()), dw) < 1e-6
-    changed = packed.clone()
-    gradient.subtract_from(changed)
-    assert error(layer.unpack(packed - changed), dw) < 1e-5
-    if channels[0] >= 16:
-        dz = dy if code is None else formulas.unpool(dy, code, image)
-        assert error(layer.input_gradient({"conv.weight": packed}, dz).movedim(-1, 2), dx) < 1e-6
+    dx, dw, *db = torch.autograd.grad(truth, own, dy.double().movedim(-1, 2), allow_unused=True)
+    (found,), gradients = layer.backward(params, saved, dy, formulas.unfused, first=False)
+    assert error(found.movedim(-1, 2), dx) < 1e-6
+    gradient = gradients["conv.weight"]
+    assert error(layer.unpack(computed(gradient)), dw) < 1e-6
+    if layer.bias:
+        assert error(gradients["conv.bias"], db[0]) < 1e-6
+    gradient.subtract_from(packed)
+    assert error(layer.pack(weight) - packed, layer.pack(dw)) < 1e-5
 
 
-def test_a_dense_layer_is_that_of_pytorch():
-    layer = Dense("dense", 70, 40, kernels=True)
+def test_activations_may_be_bfloat16():
+    layer = SHAPES["strips without padding"]
+    x, weight, bias = random(2, 3, 9, 8, 3), random(2, 16, 3, 5, 5), random(2, 16)
+    params = {"conv.weight": layer.pack(weight).contiguous(), "conv.bias": bias}
+    live = torch.ones(2, 3, dtype=torch.bool, device=DEVICE)
+    exact, kept = layer.forward(params, [x], formulas.unfused, live)
+    y, saved = layer.forward(params, [x.bfloat16()], formulas.unfused, live)
+    assert y.dtype == torch.bfloat16
+    assert error(y, exact.double()) < 1e-2
+    dy = random(*y.shape)
+    _, truth = layer.backward(params, kept, dy, formulas.unfused, first=True)
+    _, found = layer.backward(params, saved, dy.bfloat16(), formulas.unfused, first=True)
+    gradient = computed(found["conv.weight"])
+    assert gradient.dtype == torch.float32
+    # A maximum may be another pixel after rounding.
+    assert error(gradient, computed(truth["conv.weight"]).double()) < 0.1
+
+
+@pytest.mark.parametrize("relu", [True, False])
+def test_a_dense_layer_is_that_of_pytorch(relu):
+    layer = dense_step(70, 40, relu=relu, kernels=True)
     x, dy, weight, bias = random(2, 5, 70), random(2, 5, 40), random(2, 40, 70), random(2, 40)
     params = {"dense.weight": weight, "dense.bias": bias}
     live = torch.ones(2, 5, dtype=torch.bool, device=DEVICE)
-    h, saved = layer.forward(params, x, formulas.unfused, live)
-    truth = (x.double() @ weight.double().mT + bias.double().unsqueeze(1)).relu()
+    h, saved = layer.forward(params, [x], formulas.unfused, live)
+    truth = x.double() @ weight.double().mT + bias.double().unsqueeze(1)
+    truth = truth.relu() if relu else truth
     assert error(h, truth) < 1e-6
-    dx, gradients = layer.backward(params, saved, dy, formulas.unfused, first=False)
-    dz = torch.where(truth > 0, dy.double(), 0)
+    (dx,), gradients = layer.backward(params, saved, dy, formulas.unfused, first=False)
+    dz = torch.where(truth > 0, dy.double(), 0) if relu else dy.double()
     assert error(dx, dz @ weight.double()) < 1e-6
     dw = dz.mT @ x.double()
     assert error(computed(gradients["dense.weight"]), dw) < 1e-6
     expected = weight.double() - dw
     gradients["dense.weight"].subtract_from(weight)
     assert error(weight, expected) < 1e-6
+
+
+NORMS = {
+    "odd groups": ((12, 3), (5, 3), {"relu": True}),
+    "with a residual": ((8, 2), (9, 8), {"relu": True, "inputs": (0, 1)}),
+    "one channel a group": ((16, 16), (5, 5), {"inputs": (0, 1)}),
+    "one group, no image": ((6, 1), (), {}),
+}
+
+
+@pytest.mark.parametrize("shape", NORMS)
+def test_group_normalisation_is_that_of_the_formulas(shape):
+    (channels, groups), image, more = NORMS[shape]
+    given = {"inputs": (0,), "output": 2, "name": "norm", "eps": 1e-5} | more
+    plain = Norm(channels=channels, groups=groups, **given)
+    x = [random(2, 3, *image, channels) * scale + 1 for scale in (2, 0.5)][: len(plain.inputs)]
+    dy = random(2, 3, *image, channels)
+    params = {"norm.weight": random(2, channels), "norm.bias": random(2, channels) + 1}
+    live = torch.ones(2, 3, dtype=torch.bool, device=DEVICE)
+    found = []
+    for layer in (plain, replace(plain, kernels=True)):
+        y, saved = layer.forward(params, x, formulas.unfused, live)
+        dx, gradients = layer.backward(params, saved, dy, formulas.unfused, first=False)
+        found.append([y, *dx, *gradients.values()])
+    for truth, own in zip(*found, strict=True):
+        assert error(own, truth.double()) < 1e-5
 
 
 def test_whole_steps_are_those_of_the_reference(monkeypatch, with_kernels):
@@ -134,11 +190,11 @@ def test_whole_steps_are_those_of_the_reference(monkeypatch, with_kernels):
     [
         (CNNOptions(channels1=16, channels2=16, features=8), (1, 9, 8)),
         (CNN4Options(channels=16, batch_norm=True), (3, 16, 17)),
+        (ResNet20Options(), (3, 8, 8)),
     ],
-    ids=["cnn", "batch norm"],
+    ids=["cnn", "batch norm", "residual"],
 )
-def test_training_with_kernels_is_that_of_the_reference(monkeypatch, with_kernels, model, shape):
-    monkeypatch.setattr(launching, "dense_suits", lambda _: True)
+def test_training_with_kernels_is_that_of_the_reference(with_kernels, model, shape):
     options = {
         "strategies": [FedProx(mu=1.0), FedProto()],
         "federation": small_federation(shape=shape, sizes=(4, 6, 3)),
@@ -147,7 +203,7 @@ def test_training_with_kernels_is_that_of_the_reference(monkeypatch, with_kernel
         "device": DEVICE,
     }
     found = sweep("stacked", model, **options)
-    assert all(layer.kernels for one in with_kernels for layer in one.layers)
+    assert all(one.convolves for one in with_kernels)
     check_same(found, sweep("reference", model, **options), 1e-4)
 
 

@@ -29,6 +29,7 @@ from fedproto.data.federation import Federation
 from fedproto.data.tasks import task_named
 from fedproto.engines.base import ENGINES, Engine, EngineOptions, LocalJob, Workload
 from fedproto.engines.reference import read_state
+from fedproto.engines.stacking.layers import Conv, Dense
 from fedproto.engines.training import TrainOptions
 from fedproto.models.base import ModelOptions, build_model
 from fedproto.models.small import CNNOptions, MLPOptions
@@ -43,6 +44,22 @@ from fedproto.types import ClientWeights, RoundRecord, ServerState, part, under
 from helpers import Notices, run_from
 
 CLASSES = 4
+
+
+def conv_step(
+    channels: tuple[int, int], image: tuple[int, int], taps: int, *, kernels=False, **more
+) -> Conv:
+    """A convolution that keeps the size, with ReLU and pooling unless told otherwise."""
+    given = {"bias": True, "relu": True, "pool": "valid", "stride": (1, 1), "inputs": (0,)}
+    padding = (taps // 2, taps // 2)
+    given |= {"output": 1, "name": "conv", "taps": (taps, taps), "padding": padding}
+    return Conv(channels=channels, image=image, kernels=kernels, **given | more)
+
+
+def dense_step(units_in: int, units: int, **more) -> Dense:
+    """A dense layer with ReLU."""
+    given = {"inputs": (0,), "output": 1, "name": "dense", "relu": True}
+    return Dense(units_in=units_in, units=units, **given | more)
 
 
 @dataclass(frozen=True)

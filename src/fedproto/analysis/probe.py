@@ -24,7 +24,7 @@ from fedproto.engines.layers import (
     statistics_names,
     tolerate_single_values,
 )
-from fedproto.engines.setting import load_state
+from fedproto.engines.setting import load_state, prefer_channels_last
 from fedproto.equations import class_prototypes
 from fedproto.models.adapter import class_rows
 from fedproto.models.base import features_of
@@ -47,7 +47,7 @@ class Probe:
         self._model = copy.deepcopy(workload.model).to(self.device, dtype).eval()
         tolerate_single_values(self._model)
         if self.device.type == "cpu":  # whose convolutions prefer it
-            self._model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            prefer_channels_last(self._model, self.federation)
         self._samples = workload.federation.samples.to(self.device, dtype)
         self._statistics = statistics_names(self._model)
         self._by_batch = goes_by_batch(self._model)

@@ -75,10 +75,45 @@ class AugmentOptions(Options):
 
         Label maps ``[B, H, W]`` follow their images; labels ``[B]`` stay as they are.
         """
-        crop = (self.crop, self.crop) if self.crop else tuple(inputs.shape[-2:])
-        theta = torch.from_numpy(self._affine(draws, tuple(inputs.shape[-2:]), crop))
-        theta = upload(theta.to(inputs.dtype), inputs.device)
-        grid = F.affine_grid(theta, [len(inputs), 1, *crop], align_corners=False)
+        plan = self.plan(draws, tuple(inputs.shape[-2:]))
+        plan = plan.to(inputs.dtype) if plan.is_floating_point() else plan
+        return self.vary(inputs, targets, upload(plan, inputs.device))
+
+    def plan(self, draws: NDArray[np.float64], size: tuple[int, ...]) -> Tensor:
+        """What happens to images of a size: whole `moves`, or else maps ``[B, 2, 3]``.
+
+        A map leads from places in the window to places in the image.
+        """
+        if self.moves_only(size):
+            return torch.from_numpy(self.moves(draws))
+        return torch.from_numpy(self._affine(draws, size, self._window(size)))
+
+    def _window(self, size: tuple[int, ...]) -> tuple[int, ...]:
+        return (self.crop, self.crop) if self.crop else size
+
+    def moves_only(self, size: tuple[int, ...]) -> bool:
+        """Whether images keep their size and are moved by whole pixels, or mirrored."""
+        return self.scale == (1.0, 1.0) and self._window(size) == size
+
+    def moves(self, draws: NDArray[np.float64]) -> NDArray[np.int64]:
+        """Pixels that each image is moved by, down and to the right, and whether it is mirrored.
+
+        For images of which `moves_only` holds, ``[B, 3]``.
+        """
+        starts = np.floor(draws[:, 1:3] * (2 * self.pad + 1)) - self.pad
+        mirrored = (draws[:, 3:] < 0.5) & self.flip
+        return np.concatenate([starts[:, ::-1], mirrored], axis=1).astype(np.int64)
+
+    def vary(self, inputs: Tensor, targets: Tensor, plan: Tensor) -> tuple[Tensor, Tensor]:
+        """Varies a batch by its `plan`."""
+        if not plan.is_floating_point():
+            index = torch.arange(len(inputs), device=inputs.device)
+            images = gather_moved(inputs.permute(0, 2, 3, 1), index, plan, 0).permute(0, 3, 1, 2)
+            if targets.dim() == 1:
+                return images.contiguous(), targets
+            return images.contiguous(), gather_moved(targets[..., None], index, plan, VOID)[..., 0]
+        crop = self._window(tuple(inputs.shape[-2:]))
+        grid = F.affine_grid(plan, [len(inputs), 1, *crop], align_corners=False)
         varied = F.grid_sample(inputs, grid, mode="bilinear", align_corners=False)
         if targets.dim() == 1:
             return varied, targets
@@ -110,3 +145,17 @@ class AugmentOptions(Options):
         if self.flip:
             theta[:, 0, 0] *= np.where(draws[:, 3] < 0.5, -1.0, 1.0)
         return theta
+
+
+def gather_moved(inputs: Tensor, index: Tensor, moves: Tensor, outside: float) -> Tensor:
+    """Images ``[N, H, W, channels]`` at some indices ``[…]``, moved and mirrored ``[…, 3]``."""
+    height, width = inputs.shape[1:3]
+    down, right, mirrored = (moves[..., one, None] for one in range(3))
+    row = torch.arange(height, device=inputs.device) + down
+    column = torch.arange(width, device=inputs.device)
+    column = torch.where(mirrored > 0, width - 1 - column, column) + right
+    rows, columns = (row >= 0) & (row < height), (column >= 0) & (column < width)
+    exists = rows[..., :, None, None] & columns[..., None, :, None]
+    row, column = row.clamp(0, height - 1), column.clamp(0, width - 1)
+    found = inputs[index[..., None, None], row[..., :, None], column[..., None, :]]
+    return torch.where(exists, found, outside)

@@ -1,40 +1,38 @@
 """The captured engine: the reference engine's steps, each a replay of one CUDA graph.
 
 A large model's step is hundreds of small kernels, which wait for the host to launch them. A step of
-a given batch shape is captured once and then replayed, for one job after another: weights are
-loaded in place, the optimizer's state is set to zero where a fresh one is due, and the rate lies on
-the device. Meanwhile the host prepares the next batch.
+a given batch size is captured once and then replayed, for one job after another: weights are loaded
+in place, the optimizer's state is set to zero where a fresh one is due, and the rate lies on the
+device, as do the order of a job's samples and the place in it, so that a replay waits for nothing.
 
-Steps with a linear term or calibrated logits, and the first step of a batch shape, are made as in
+Steps with a linear term or calibrated logits, and the first step of a batch size, are made as in
 the reference engine; jobs that need more than the engine's capabilities are handed to it.
 """
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
+from typing import TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedproto.data.samples import TensorSamples, upload
+from fedproto.engines.augment import AugmentOptions
 from fedproto.engines.base import ENGINES, EVERYTHING, Capability, LocalJob, Workload
 from fedproto.engines.layers import freeze, take_over
-from fedproto.engines.reference import ReferenceEngine, Step
-from fedproto.engines.training import TrainOptions
-from fedproto.strategies.values import Local, Objective
+from fedproto.engines.reference import ReferenceEngine
+from fedproto.engines.training import TrainOptions, take_step
+from fedproto.rng import Indices
+from fedproto.strategies.base import Local, Objective
 from fedproto.types import ServerState
 
 WARM_UP = 2
 """Steps before a capture: kernels are chosen and work space is taken by the first ones."""
 
-
-@dataclass
-class _Captured:
-    """A step of one batch shape: its graph, the tensors it reads, and the loss it writes."""
-
-    graph: torch.cuda.CUDAGraph
-    inputs: Tensor
-    targets: Tensor
-    loss: Tensor
+Shape: TypeAlias = tuple[int, ...]
 
 
 @ENGINES.register("captured")
@@ -49,17 +47,15 @@ class CapturedEngine(ReferenceEngine):
         Capability.PENALTY,
         Capability.BATCH_TERM,
         Capability.TRAINABLE,
-        Capability.SAM,
-        Capability.CLIPPING,
-        Capability.CENTRALIZATION,
     }
 
     def __init__(self, workload: Workload, *, channels_last: bool = False) -> None:
         super().__init__(workload, channels_last=channels_last)
         take_over(self._model)
-        self._kinds: dict[tuple[TrainOptions, float], _Kind] = {}
+        self._kinds: dict[_KindKey, _Kind] = {}
         self._pool = None if self._device.type != "cuda" else torch.cuda.graph_pool_handle()
         self._held = self._model.state_dict()
+        self._order = _Order(self._samples, self._device)
 
     def close(self) -> None:
         """Frees the graphs with their memory."""
@@ -82,34 +78,126 @@ class CapturedEngine(ReferenceEngine):
                     [self._held[name] for name in names], [given[name] for name in names]
                 )
 
-    def _stepper(self, job: LocalJob, local: Local, objective: Objective) -> Step:
+    def _fit(
+        self, job: LocalJob, indices: Indices, local: Local, objective: Objective
+    ) -> tuple[Tensor, int]:
         # A personal model may train some of its parameters only.
         more = objective.calibrated or "trainable" in job.method.needs.hooks
         if self._pool is None or more or objective.linear is not None:
-            return super()._stepper(job, local, objective)
-        key = job.train.kind, objective.proximal
+            return super()._fit(job, indices, local, objective)
+        key = _KindKey(job.train.kind, objective.proximal, job.augment)
         if key not in self._kinds:
-            self._kinds[key] = _Kind(self, job.train.kind, objective)
-        return self._kinds[key].begin(job)
+            self._kinds[key] = _Kind(self, key, objective)
+        kind = self._kinds[key].begin(job)
+        if self._order.begin(job, indices):
+            for known in self._kinds.values():
+                known.forget()
+        loss, seen = kind.loss, 0
+        for epoch, batches in enumerate(job.batches):
+            loss.zero_()
+            sizes = [len(batch) for batch in batches]
+            if self._order.on_device:
+                for size in sizes:
+                    kind.step((size,))
+            else:
+                for inputs, targets in self._batches(job, indices, epoch, batches):
+                    kind.step(self._order.put(inputs, targets))
+            seen = sum(sizes)
+        return loss.clone(), seen
+
+
+class _Order:
+    """The batches of a job: gathered on the device by its order, or put there one by one."""
+
+    def __init__(self, samples: object, device: torch.device) -> None:
+        self._samples = samples if isinstance(samples, TensorSamples) else None
+        self.on_device = self._samples is not None
+        self._table = torch.zeros(0, dtype=torch.int64, device=device)
+        self._plan: Tensor | None = None
+        self._place = torch.zeros((), dtype=torch.int64, device=device)
+        self._windows: dict[Shape, tuple[Tensor, Tensor]] = {}
+
+    def begin(self, job: LocalJob, indices: Indices) -> bool:
+        """Loads the order of a job's samples; returns whether tensors lie elsewhere now."""
+        if self._samples is None:
+            return False
+        epochs = [np.concatenate(list(batches)) for batches in job.batches]
+        table = torch.from_numpy(indices[np.concatenate([np.zeros(0, np.int64), *epochs])])
+        moved = len(table) > len(self._table)
+        if moved:
+            self._table, self._plan = self._table.new_zeros(2 * len(table)), None
+        device, inputs = self._table.device, self._samples.inputs
+        self._table[: len(table)].copy_(upload(table, device), non_blocking=True)
+        if job.augment is not None:
+            draws = [
+                job.augment.draws(job.batches, epoch)[order] for epoch, order in enumerate(epochs)
+            ]
+            plan = job.augment.plan(np.concatenate(draws), tuple(inputs.shape[-2:]))
+            plan = upload(plan.to(inputs.dtype) if plan.is_floating_point() else plan, device)
+            if self._plan is None or self._plan.shape[1:] != plan.shape[1:]:
+                self._plan, moved = plan.new_zeros((len(self._table), *plan.shape[1:])), True
+            self._plan[: len(table)].copy_(plan, non_blocking=True)
+        self._place.zero_()
+        return moved
+
+    def put(self, inputs: Tensor, targets: Tensor) -> Shape:
+        """Takes a batch, whose key it returns."""
+        key = (*inputs.shape, *targets.shape)
+        if key not in self._windows:
+            self._windows[key] = inputs.clone(), targets.clone()
+        window = self._windows[key]
+        window[0].copy_(inputs)
+        window[1].copy_(targets)
+        return key
+
+    def next(self, key: Shape, augment: AugmentOptions | None) -> tuple[Tensor, Tensor]:
+        """The next batch; a part of a captured step."""
+        if self._samples is None:
+            return self._windows[key]
+        (size,) = key
+        places = self._place + torch.arange(size, device=self._place.device)
+        where = self._table[places]
+        inputs, targets = self._samples.inputs[where], self._samples.targets[where]
+        if augment is not None and self._plan is not None:
+            inputs, targets = augment.vary(inputs, targets, self._plan[places])
+        self._place += size
+        return inputs, targets
+
+
+@dataclass(frozen=True)
+class _KindKey:
+    """What jobs have in common that differ in weights, data and rate alone."""
+
+    train: TrainOptions
+    proximal: float
+    augment: AugmentOptions | None
 
 
 class _Kind:
-    """The steps of jobs that differ in weights, data and rate alone."""
+    """The steps of alike jobs.
 
-    def __init__(self, engine: CapturedEngine, train: TrainOptions, objective: Objective) -> None:
-        self._engine, self._train, self._objective = engine, train, objective
+    Attributes:
+        loss: The sum of the losses of all samples since it was set to zero.
+    """
+
+    def __init__(self, engine: CapturedEngine, key: _KindKey, objective: Objective) -> None:
+        self._engine, self._key, self._objective = engine, key, objective
         self._params = dict(engine._model.named_parameters())
         self._received = {
             name: tensor.detach().clone()
             for name, tensor in (self._params if objective.proximal else {}).items()
         }
         self._rate = torch.zeros((), device=engine._device)
-        self._optimizer = _capturable(train, engine._model, self._rate)
-        self._seen: set[tuple[torch.Size, torch.Size]] = set()
-        self._captured: dict[tuple[torch.Size, torch.Size], _Captured] = {}
+        self.loss = torch.zeros((), device=engine._device)
+        self._optimizer = _capturable(key.train, engine._model, self._rate)
+        self._graphs: dict[Shape, torch.cuda.CUDAGraph | None] = {}
         self._refused = False
 
-    def begin(self, job: LocalJob) -> Step:
+    def forget(self) -> None:
+        """Graphs hold addresses of tensors."""
+        self._graphs.clear()
+
+    def begin(self, job: LocalJob) -> _Kind:
         """Makes ready for a job, whose weights the model holds already."""
         model = self._engine._model.train()
         if job.train.batch_norm == "frozen":
@@ -122,65 +210,67 @@ class _Kind:
             torch._foreach_copy_(
                 list(self._received.values()), [job.state.params[name] for name in self._received]
             )
-        return self._step
+        return self
 
-    def _step(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        shapes = inputs.shape, targets.shape
-        if shapes not in self._seen or self._refused:
-            self._seen.add(shapes)
-            return self._eager(inputs, targets)
-        if shapes not in self._captured:
+    def step(self, key: Shape) -> None:
+        """One step on the next batch."""
+        if key not in self._graphs or self._refused:
+            self._graphs[key] = None
+            self._eager(key)
+            return
+        graph = self._graphs[key]
+        if graph is None:
             try:
-                self._captured[shapes] = self._capture(inputs, targets)
+                graph = self._graphs[key] = self._capture(key)
             except RuntimeError as error:
                 reason = str(error).splitlines()[0]
                 self._engine.workload.callback.on_notice(
                     f"steps are not captured in a CUDA graph: {reason}"
                 )
                 self._refused = True
-                return self._eager(inputs, targets)
-        captured = self._captured[shapes]
-        captured.inputs.copy_(inputs)
-        captured.targets.copy_(targets)
-        captured.graph.replay()
-        return captured.loss
+                self._eager(key)
+                return
+        graph.replay()
 
-    def _eager(self, inputs: Tensor, targets: Tensor) -> Tensor:
+    def _eager(self, key: Shape) -> None:
+        inputs, targets = self._engine._order.next(key, self._key.augment)
         self._engine._masks.begin_step()
+        compute = functools.partial(self._compute_gradient, inputs, targets)
+        loss = take_step(self._engine._model, self._key.train, self._optimizer, compute)
+        self.loss += loss * len(inputs)
+
+    def _compute_gradient(self, inputs: Tensor, targets: Tensor) -> Tensor:
         self._optimizer.zero_grad(set_to_none=True)
         term = self._objective.closed_form(self._params, self._received)
         added = [] if term is None else [term]
-        parts = self._train.accumulate
-        loss = self._engine._backward(inputs, targets, self._objective, added, parts)
-        self._optimizer.step()
-        return loss
+        parts = self._key.train.accumulate
+        return self._engine._backward(inputs, targets, self._objective, added, parts)
 
-    def _capture(self, inputs: Tensor, targets: Tensor) -> _Captured:
+    def _capture(self, key: Shape) -> torch.cuda.CUDAGraph:
         """Captures a step; weights, statistics and optimizer are left as they were."""
         engine = self._engine
         kept = [
             *engine._model.state_dict().values(),
             *_tensors(self._optimizer),
-            engine._masks.step,
+            *(engine._masks.step, engine._order._place, self.loss),
         ]
         before = [tensor.clone() for tensor in kept]
-        inputs, targets = inputs.clone(), targets.clone()
         aside = torch.cuda.Stream()
         aside.wait_stream(torch.cuda.current_stream())
         try:
             with torch.cuda.stream(aside):
                 for _ in range(WARM_UP):
-                    self._eager(inputs, targets)
+                    self._eager(key)
             torch.cuda.current_stream().wait_stream(aside)
             self._optimizer.zero_grad(set_to_none=True)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=engine._pool):
-                loss = self._eager(inputs, targets)
+                self._eager(key)
         finally:
             with torch.no_grad():
                 for tensor, value in zip(kept, before, strict=True):
                     tensor.copy_(value)
-        return _Captured(graph, inputs, targets, loss)
+        return graph
 
 
 def _capturable(train: TrainOptions, model: nn.Module, rate: Tensor) -> torch.optim.Optimizer:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ from torch.nn import functional as F  # noqa: N812 - the name everyone uses
 from fedproto.engines.base import LocalJob, Workload
 from fedproto.engines.reference import ReferenceEngine, Step
 from fedproto.engines.spectra import Spectra, SpectralConvolution
-from fedproto.models.layers import ConvLayer, DenseLayer, layers_of
+from fedproto.engines.tracing import ConvStep, DenseStep, trace
 from fedproto.rng import Indices
 from fedproto.strategies.base import Local, Objective
 from fedproto.types import Tensors
@@ -100,9 +101,9 @@ class ManualLayer(abc.ABC):
 class ManualDense(ManualLayer):
     """A dense layer, with ReLU unless it is the last."""
 
-    def __init__(self, block: DenseLayer, *, relu: bool) -> None:
+    def __init__(self, block: DenseStep) -> None:
         super().__init__(block.name)
-        self._block, self._relu = block, relu
+        self._block, self._relu = block, block.relu
 
     def forward(self, x: Tensor) -> tuple[Tensor, Any]:
         """``[B, …]`` or ``[H, W, B, I]`` to ``[B, D]``."""
@@ -127,7 +128,7 @@ class ManualDense(ManualLayer):
 class _Pooled(ManualLayer):
     """A convolution that keeps the size, with 2×2 max pooling and ReLU."""
 
-    def __init__(self, block: ConvLayer) -> None:
+    def __init__(self, block: ConvStep) -> None:
         super().__init__(block.name)
         self._block = block
 
@@ -135,9 +136,7 @@ class _Pooled(ManualLayer):
         """Images to ``[H//2, W//2, B, O]``."""
         convolved, kept = self._convolve(x)
         z = _as_one_image(convolved)
-        top, indices = torch.ops.aten.max_pool2d_with_indices(
-            z, [2, 2], [2, 2], [0, 0], [1, 1], self._block.same
-        )
+        top, indices = torch.ops.aten.max_pool2d_with_indices(z, [2, 2], [2, 2])
         y = _as_batch(top, convolved.shape[2]).add_(self.bias).relu_()
         return y, (kept, z, indices, y)
 
@@ -153,7 +152,7 @@ class _Pooled(ManualLayer):
             [2, 2],
             [0, 0],
             [1, 1],
-            self._block.same,
+            False,
             indices,
             grad_input=z,
         )
@@ -180,10 +179,11 @@ class ManualFirstConvolution(_Pooled):
     def _unpacked(self, weight: Tensor) -> Tensor:
         """The opposite."""
         ins, outs = self._block.channels
-        return weight.t().reshape(outs, ins, self._block.taps, self._block.taps)
+        return weight.t().reshape(outs, ins, *self._block.taps)
 
     def _convolve(self, x: Tensor) -> tuple[Tensor, Any]:
-        reach, taps = self._block.taps // 2, self._block.taps
+        taps = self._block.taps[0]
+        reach = taps // 2
         padded = F.pad(x, (reach, reach, reach, reach)).permute(1, 2, 3, 0).contiguous()
         windows = padded.unfold(1, taps, 1).unfold(2, taps, 1)
         patches = windows.permute(0, 4, 5, 1, 2, 3).reshape(len(self.weight), -1)
@@ -202,9 +202,9 @@ class ManualFirstConvolution(_Pooled):
 class ManualConvolution(_Pooled):
     """A later convolution, as products of spectra."""
 
-    def __init__(self, block: ConvLayer, dtype: torch.dtype) -> None:
+    def __init__(self, block: ConvStep, dtype: torch.dtype) -> None:
         super().__init__(block)
-        self._convolution = SpectralConvolution(block.image, block.taps, dtype)
+        self._convolution = SpectralConvolution(block.image, block.taps[0], dtype)
 
     def _packed(self, weight: Tensor) -> Tensor:
         """``[O, I, T, T]`` to ``[T·T, I, O]``."""
@@ -213,7 +213,7 @@ class ManualConvolution(_Pooled):
 
     def _unpacked(self, weight: Tensor) -> Tensor:
         """The opposite."""
-        square = weight.view(self._block.taps, self._block.taps, *weight.shape[1:])
+        square = weight.view(*self._block.taps, *weight.shape[1:])
         return square.permute(3, 2, 0, 1)
 
     def _convolve(self, x: Tensor) -> tuple[Tensor, Any]:
@@ -273,23 +273,33 @@ class ManualNetwork:
 def manual_network(
     model: nn.Module, input_shape: tuple[int, ...], dtype: torch.dtype
 ) -> ManualNetwork | None:
-    """The manual form of a model that describes its layers; None where there is none or no gain."""
-    described = layers_of(model, input_shape)
-    if described is None or not all(one.requires_grad for one in model.parameters()):
+    """The manual form of a model; None for other layers, or where nothing is gained."""
+    like = next(model.parameters(), torch.zeros(()))
+    found = trace(model, torch.zeros((2, *input_shape), dtype=like.dtype, device=like.device))
+    if found is None or not all(one.requires_grad for one in model.parameters()):
         return None
     layers: list[ManualLayer] = []
-    for block in described:
-        if isinstance(block, DenseLayer):
-            layers.append(ManualDense(block, relu=block is not described[-1]))
-        elif block.norm is not None or block.same:
+    for index, step in enumerate(found.steps):
+        if step.inputs != (index and found.steps[index - 1].output,):
+            return None
+        if isinstance(step, DenseStep) and step.bias:
+            # A batch that comes as images is only laid out in rows.
+            layers.append(ManualDense(step if layers else replace(step, image=None)))
+        elif not isinstance(step, ConvStep) or not _keeps_size(step):
             return None
         elif not layers:
-            layers.append(ManualFirstConvolution(block))
-        elif block.taps >= WIDE_KERNEL and max(block.image) <= SMALL_IMAGE:
-            layers.append(ManualConvolution(block, dtype))
+            layers.append(ManualFirstConvolution(step))
+        elif step.taps[0] >= WIDE_KERNEL and max(step.image) <= SMALL_IMAGE:
+            layers.append(ManualConvolution(step, dtype))
         else:
             return None
     return ManualNetwork(layers)
+
+
+def _keeps_size(step: ConvStep) -> bool:
+    """Whether a convolution is followed by pooling and has as many outputs as inputs before it."""
+    plain = step.stride == (1, 1) and step.bias and not step.standardize and step.pool == "valid"
+    return plain and step.sides == step.image and step.taps[0] == step.taps[1]
 
 
 def _as_one_image(x: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ from fedproto.engines.layers import (
     statistics_names,
     tolerate_single_values,
 )
-from fedproto.engines.setting import load_state, read_state, setting_of
+from fedproto.engines.setting import load_state, prefer_channels_last, read_state, setting_of
 from fedproto.engines.training import BatchTerm, outputs_of, take_step
 from fedproto.equations import class_sums
 from fedproto.errors import TrainingError
@@ -58,7 +58,7 @@ class ReferenceEngine(Engine):
         dtype = workload.options.torch_dtype()
         self._model = copy.deepcopy(workload.model).to(self._device, dtype)
         if channels_last or workload.options.channels_last:
-            self._model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            prefer_channels_last(self._model, workload.federation)
         tolerate_single_values(self._model)
         self._masks = Masks(self._model, self._device)
         self._samples = workload.federation.samples.to(self._device, dtype)

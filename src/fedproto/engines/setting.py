@@ -139,6 +139,20 @@ def _one_input(federation: Federation, model: nn.Module) -> Tensor:
     return found.to(like.device, like.dtype)
 
 
+@torch.no_grad()
+def prefer_channels_last(model: nn.Module, federation: Federation) -> None:
+    """Lets a model keep images with their channels last, if its forward pass allows that.
+
+    A module that flattens by ``x.view(len(x), -1)`` does not.
+    """
+    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    try:
+        with _evaluating(model):
+            model(_one_input(federation, model))
+    except RuntimeError:
+        model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+
+
 def read_state(model: nn.Module) -> tuple[Tensors, Tensors]:
     """Copies of a model's parameters and of its other saved tensors, by name.
 

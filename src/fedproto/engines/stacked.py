@@ -37,7 +37,6 @@ class StackedEngine(Engine):
         Capability.LABEL_MAPS,
         Capability.TRAINABLE,
         Capability.PERSONAL_MODEL,
-        Capability.AUGMENTATION,
     }
     fallbacks = ("captured", "reference")
 

@@ -10,24 +10,10 @@ from torch.nn import functional as F  # noqa: N812 - the name everyone uses
 
 from fedproto.errors import ConfigError
 from fedproto.models.base import MODELS, FeatureModel, ModelOptions
+from fedproto.models.layers import StandardizedConv2d
 from fedproto.options import option
 
 Norm: TypeAlias = Literal["group", "batch", "none"]
-_EPSILON = 1e-5
-
-
-class StandardizedConv2d(nn.Conv2d):
-    """A convolution with weight standardisation (Qiao et al. 2019).
-
-    Every filter is used as ``(w − mean) / (std + ε)`` over its inputs and taps.
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``[B, channels, H, W]`` to ``[B, out, H / stride, W / stride]``."""
-        filters = self.weight.flatten(1)
-        centred = filters - filters.mean(dim=1, keepdim=True)
-        weight = (centred / (filters.std(dim=1, keepdim=True) + _EPSILON)).view_as(self.weight)
-        return F.conv2d(x, weight, self.bias, self.stride, self.padding)
 
 
 class BasicBlock(nn.Module):

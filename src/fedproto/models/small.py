@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - the name everyone uses
 
 from fedproto.models.base import MODELS, FeatureModel, ModelOptions
-from fedproto.models.layers import Layer, describe
 from fedproto.options import option
 
 Pooling: TypeAlias = Literal["valid", "same"]
@@ -32,10 +31,6 @@ class MLP(FeatureModel):
         """``[B, ...]`` to ``[B, D]``."""
         features: Tensor = self.dense2(self.dense1(x.flatten(1)).relu())
         return features.relu()
-
-    def layers(self, input_shape: tuple[int, ...]) -> list[Layer]:
-        """Three dense layers."""
-        return describe(self, input_shape, dense=("dense1", "dense2", "classifier"))
 
 
 @MODELS.register("mlp")
@@ -81,11 +76,6 @@ class CNN(FeatureModel):
         """``[B, channels, H, W]`` to ``[B, D]``."""
         features: Tensor = self.dense(_pooled(self.conv2(_pooled(self.conv1(x)))).flatten(1))
         return features.relu()
-
-    def layers(self, input_shape: tuple[int, ...]) -> list[Layer]:
-        """Two convolutions and two dense layers."""
-        convolutions, dense = ("conv1", "conv2"), ("dense", "classifier")
-        return describe(self, input_shape, convolutions=convolutions, dense=dense)
 
 
 @MODELS.register("cnn")
@@ -135,17 +125,6 @@ class CNN4(FeatureModel):
         for convolution, norm in zip(self.convolutions, self.norms, strict=True):
             x = _pooled(norm(convolution(x)), ceil_mode=self._same)
         return x.flatten(1)
-
-    def layers(self, input_shape: tuple[int, ...]) -> list[Layer]:
-        """Four convolutions and a dense layer."""
-        return describe(
-            self,
-            input_shape,
-            convolutions=[f"convolutions.{index}" for index in range(len(self.convolutions))],
-            norms=[f"norms.{index}" for index in range(len(self.norms))],
-            dense=("classifier",),
-            same=self._same,
-        )
 
 
 @MODELS.register("cnn4")

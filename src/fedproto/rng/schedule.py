@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -47,6 +48,16 @@ def partial_epochs(seed: int, round_: int, client: int, epochs: int, least: int 
     return least + int(stream(seed, Purpose.EPOCHS, round_, client).randint(epochs - least))
 
 
+def _permutation(size: int, seed: int, purpose: Purpose, *numbers: int) -> Indices:
+    found = stream(seed, purpose, *numbers).permutation(size).astype(np.int64)
+    found.setflags(write=False)
+    return found
+
+
+_known_permutation = lru_cache(maxsize=2**13)(_permutation)
+"""The runs of a sweep ask for the same ones; kept where they are small."""
+
+
 @dataclass(frozen=True)
 class BatchOrder:
     """A job's mini-batches, as a value small enough to send to a client.
@@ -77,8 +88,9 @@ class BatchOrder:
 
     def epoch(self, number: int) -> Indices:
         """The order of the samples in one epoch, as positions among the client's own."""
-        shuffle = stream(self.seed, Purpose.BATCHES, self.round, self.client, number)
-        return shuffle.permutation(self.num_examples).astype(np.int64)
+        place = self.seed, Purpose.BATCHES, self.round, self.client, number
+        shuffled = _known_permutation if self.num_examples <= 1000 else _permutation
+        return shuffled(self.num_examples, *place)
 
     def __iter__(self) -> Iterator[list[Indices]]:
         """The batches, epoch by epoch."""

@@ -91,19 +91,43 @@ def unpool(dy: Tensor, code: Tensor, image: tuple[int, int]) -> Tensor:
 
 def live_sum(dy: Tensor, code: Tensor) -> Tensor:
     """The gradient of a bias before `relu_pool`, ``[J, O]``."""
-    return torch.where(code == DEAD, 0, dy).sum(dim=(1, 2, 3))
+    return torch.where(code == DEAD, 0, dy).sum(dim=(1, 2, 3), dtype=wide(dy))
 
 
-def moments(z: Tensor, live: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean and variance of every channel over the live samples, ``[J, O]`` each.
+def wide(z: Tensor) -> torch.dtype:
+    """The type to sum numbers in: float32 for those of half precision."""
+    return torch.float32 if z.itemsize < 4 else z.dtype
 
-    Also the number of values that they are of, ``[J, 1]``.
+
+def moments(z: Tensor, live: Tensor, groups: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Means and variances that a normalisation divides by, of values ``[J, B, P, O]``.
+
+    Args:
+        z: Values of P pixels.
+        live: Which samples exist; the others do not count.
+        groups: Of channels, each normalised on its own in each sample; 0 for channels that are
+            normalised over the batch.
+
+    Returns:
+        Means and variances, ``[J, 1, 1, 1, O]`` of channels or ``[J, B, 1, G, 1]`` of groups, and
+        how many values each is of, ``[J, 1, 1, 1, 1]``.
     """
+    z, over = _grouped(z, groups)
+    if groups:
+        count = torch.full_like(z[:, :1, :1, :1, :1], z.shape[2] * z.shape[4])
+        mean = z.mean(dim=over, keepdim=True)
+        return mean, (z - mean).square().mean(dim=over, keepdim=True), count
     weight = live.to(z.dtype)[:, :, None, None, None]
-    count = (live.sum(dim=1, keepdim=True) * (z.shape[2] * z.shape[3])).clamp(min=1).to(z.dtype)
-    mean = (z * weight).sum(dim=(1, 2, 3)) / count
-    distance = (z - mean[:, None, None, None]) * weight
-    return mean, distance.square().sum(dim=(1, 2, 3)) / count, count
+    count = (live.sum(dim=1) * z.shape[2]).clamp(min=1).to(z.dtype)[:, None, None, None, None]
+    mean = (z * weight).sum(dim=over, keepdim=True) / count
+    distance = (z - mean) * weight
+    return mean, distance.square().sum(dim=over, keepdim=True) / count, count
+
+
+def _grouped(z: Tensor, groups: int) -> tuple[Tensor, tuple[int, int]]:
+    """Values as ``[J, B, P, G, O/G]``, and the dimensions that are normalised together."""
+    together = (2, 4) if groups else (1, 2)
+    return z.to(wide(z)).unflatten(-1, (max(groups, 1), -1)), together
 
 
 def moved_statistics(
@@ -114,56 +138,76 @@ def moved_statistics(
     momentum: float | Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Running mean and variance after a batch; those of a job without samples stay."""
-    mean, biased, count = found
+    mean, biased, count = (one.flatten(1) for one in found)
     unbiased = biased * count / (count - 1).clamp(min=1)
     share = momentum * live.any(dim=1, keepdim=True).to(mean.dtype)
     return torch.lerp(running, mean, share), torch.lerp(variance, unbiased, share)
 
 
-def norm_relu_pool(
+def normed(
     z: Tensor,
     mean: Tensor,
     variance: Tensor,
     scale: Tensor,
     shift: Tensor,
+    residual: Tensor | None,
     eps: float,
     *,
-    same: bool = False,
-) -> tuple[Tensor, Tensor]:
-    """Batch normalisation of ``[J, B, H, W, O]``, then as `relu_pool`."""
-    factor = scale * torch.rsqrt(variance + eps)
-    centred = z - mean[:, None, None, None]
-    return relu_pool(centred * factor[:, None, None, None] + shift[:, None, None, None], same=same)
+    groups: int,
+    relu: bool,
+) -> Tensor:
+    """Normalised values ``[J, B, P, O]`` in scale and shift ``[J, O]``, plus a residual."""
+    own, _ = _grouped(z, groups)
+    y = (own - mean) * torch.rsqrt(variance + eps)
+    sides = (len(z), 1, 1, *own.shape[3:])
+    y = (y * scale.view(sides) + shift.view(sides)).flatten(3)
+    if residual is not None:
+        y = y + residual
+    return (y.relu() if relu else y).to(z.dtype)
 
 
 def norm_backward(
     dy: Tensor,
-    code: Tensor,
+    y: Tensor | None,
     z: Tensor,
     found: tuple[Tensor, ...],
     scale: Tensor,
     live: Tensor,
     eps: float,
     *,
+    groups: int,
     frozen: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients before `norm_relu_pool`: of z, of its bias, of scale and of shift.
+    """Gradients before `normed`: of z, of scale and shift ``[J, O]``, and of the residual.
 
-    Statistics that are `frozen` do not depend on z.
+    Args:
+        dy: The gradient of the output ``[J, B, P, O]``.
+        y: The output, where it passed a ReLU.
+        z: Input of `normed`.
+        found: What `moments` gave.
+        scale: ``[J, O]``.
+        live: Which samples exist.
+        eps: As in `normed`.
+        groups: As in `moments`.
+        frozen: Whether the statistics do not depend on z.
     """
+    gradient = dy if y is None else torch.where(y > 0, dy, 0)
     mean, variance, count = found
-    height, width = z.shape[2:4]
-    gradient = unpool(dy, code, (height, width))
+    own, together = _grouped(z, groups)
+    slope, _ = _grouped(gradient, groups)
     inverse = torch.rsqrt(variance + eps)
-    normed = (z - mean[:, None, None, None]) * inverse[:, None, None, None]
-    dscale, dshift = (gradient * normed).sum(dim=(1, 2, 3)), gradient.sum(dim=(1, 2, 3))
+    standard = (own - mean) * inverse
+    dscale, dshift = (slope * standard).sum(dim=(1, 2)), slope.sum(dim=(1, 2))
+    slope = slope * scale.view(len(z), 1, 1, *own.shape[3:])
     if not frozen:
-        weight = live.to(z.dtype)[:, :, None, None, None]
-        common = (dshift / count)[:, None, None, None]
-        along = (dscale / count)[:, None, None, None]
-        gradient = (gradient - common - normed * along) * weight
-    dz = gradient * (scale * inverse)[:, None, None, None]
-    return dz, dz.sum(dim=(1, 2, 3)), dscale, dshift
+        # Single values are normalised by known statistics, which do not depend on them.
+        share = 1 / count if groups else torch.where(count > 1, 1 / count, 0)
+        common = slope.sum(dim=together, keepdim=True) * share
+        along = (slope * standard).sum(dim=together, keepdim=True) * share
+        weight = live.to(own.dtype)[:, :, None, None, None]
+        slope = (slope - common - standard * along) * weight
+    dz = (slope * inverse).flatten(3).to(z.dtype)
+    return dz, dscale.flatten(1), dshift.flatten(1), gradient
 
 
 def bias_relu(z: Tensor, bias: Tensor) -> Tensor:
@@ -172,9 +216,9 @@ def bias_relu(z: Tensor, bias: Tensor) -> Tensor:
 
 
 def relu_backward(dh: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients before `bias_relu`: of the products ``[J, B, D]`` and of the bias ``[J, D]``."""
+    """Gradients before bias and ReLU: of the products ``[J, …, D]`` and of the bias ``[J, D]``."""
     dz = torch.where(h > 0, dh, 0)
-    return dz, dz.sum(dim=1)
+    return dz, dz.sum(dim=tuple(range(1, dz.dim() - 1)), dtype=wide(dz))
 
 
 def cross_entropy(

@@ -26,7 +26,14 @@ from fedproto.engines.setting import read_state
 from fedproto.engines.stacking import formulas
 from fedproto.engines.stacking.formulas import Compiled, Fuse, unfused
 from fedproto.engines.stacking.layers import Gradient
-from fedproto.engines.stacking.network import Network, StackedForm, StepBatch, Term, layer_network
+from fedproto.engines.stacking.network import (
+    LayerNetwork,
+    Network,
+    StackedForm,
+    StepBatch,
+    Term,
+    layer_network,
+)
 from fedproto.models.base import declares_features, features_of, head_of
 from fedproto.types import Tensors
 
@@ -43,15 +50,18 @@ def stacked_form(workload: Workload) -> StackedForm | str:
         return f"parameter '{fixed[0]}' is not trained"
     compiles = options.compile and device.type == "cuda"
     kernels = compiles and dtype == torch.float32
-    network: Network | None
-    network = layer_network(model, workload.federation.input_shape, kernels=kernels)
-    if network is None:
-        model = copy.deepcopy(model).to(device, dtype)
-        reason = reason_not_to_stack(model, samples.inputs[:2])
+    # Compared where products are exact.
+    exact = copy.deepcopy(model).to("cpu", torch.float64)
+    few = samples.inputs[:2].to("cpu", torch.float64)
+    network: Network | None = layer_network(exact, few, kernels=kernels)
+    if network is None or reason_not_to_stack(exact, few, network.portable() or network):
+        reason = reason_not_to_stack(exact, few, FunctionalNetwork(exact))
         if reason is not None:
             return f"{type(model).__name__}: {reason}"
-        network = FunctionalNetwork(model)
+        network = FunctionalNetwork(copy.deepcopy(model).to(device, dtype))
     inputs = network.lay_out(samples.inputs)
+    if options.amp and kernels and isinstance(network, LayerNetwork) and network.convolves:
+        inputs = inputs.bfloat16()
     return StackedForm(
         workload, network, inputs, samples.targets, Compiled() if compiles else unfused
     )
@@ -97,8 +107,9 @@ class _Norms:
         if kept and not layer.training:
             mean, variance = kept[0][1], kept[1][1]
         else:
-            values = x.movedim(1, -1).reshape(1, len(x), -1, 1, x.shape[1])
-            mean, variance, count = found = formulas.moments(values, self.live[None])
+            values = x.movedim(1, -1).reshape(1, len(x), -1, x.shape[1])
+            found = formulas.moments(values, self.live[None], groups=0)
+            mean, variance, count = (one.flatten(1) for one in found)
         if kept and layer.training:
             (_, old_mean), (_, old_variance), (_, tracked) = kept
             counts = self.live & (count > 1)
@@ -219,8 +230,8 @@ def _inside_part(params: Tensors) -> dict[str, Tensor]:
     return {f"model.{name}": tensor for name, tensor in params.items()}
 
 
-def reason_not_to_stack(model: nn.Module, inputs: Tensor) -> str | None:
-    """Why a module cannot be trained in a stack; None when it can."""
+def reason_not_to_stack(model: nn.Module, inputs: Tensor, network: Network) -> str | None:
+    """Why a module cannot be trained as such a network; None when it can."""
     known = statistics_names(model)
     others = {name: one for name, one in model.named_buffers() if name not in known}
     reason = _unknown_layer(model, others)
@@ -229,37 +240,45 @@ def reason_not_to_stack(model: nn.Module, inputs: Tensor) -> str | None:
     before = {name: tensor.clone() for name, tensor in others.items()}
     was_training = model.training
     try:
-        with torch.no_grad():
-            model.train()
-            for module in model.modules():
-                if isinstance(module, _DropoutNd | _BatchNorm):
-                    module.eval()  # their effect on a batch is known
-            together = model(inputs)
-            alone = torch.cat([model(one.unsqueeze(0)) for one in inputs])
-            again = model(inputs)
-            params = {
-                name: tensor.unsqueeze(0)
-                for name, tensor in (*model.named_parameters(), *model.named_buffers())
-            }
-            network = FunctionalNetwork(model)
-            stacked = network.logits(params, inputs.unsqueeze(0))[0]
-            only = torch.eye(len(inputs), dtype=torch.bool, device=inputs.device)
-            apart = [network.logits(params, inputs.unsqueeze(0), one[None])[0][one] for one in only]
-            if declares_features(model):
-                network.features(params, inputs.unsqueeze(0))
+        reason = _difference(model, inputs, network)
     except (RuntimeError, ValueError, TypeError) as error:
         return f"torch.func cannot run it ({str(error).splitlines()[0]})"
     finally:
         model.train(was_training)
     if any(not torch.equal(tensor, before[name]) for name, tensor in others.items()):
         return "it changes its buffers while it is trained"
-    if not torch.equal(together, again):
+    return reason
+
+
+@torch.no_grad()
+def _difference(model: nn.Module, inputs: Tensor, network: Network) -> str | None:
+    """How a network's logits and features differ from a module's."""
+    model.train()
+    for module in model.modules():
+        if isinstance(module, _DropoutNd | _BatchNorm):
+            module.eval()  # their effect on a batch is known
+    together = model(inputs)
+    alone = torch.cat([model(one.unsqueeze(0)) for one in inputs])
+    tensors = (*model.named_parameters(), *model.named_buffers())
+    params = network.pack({name: tensor.unsqueeze(0) for name, tensor in tensors})
+    batch = network.lay_out(inputs).unsqueeze(0)
+    only = torch.eye(len(inputs), dtype=torch.bool, device=inputs.device)
+    apart = [network.logits(params, batch, one[None])[0][one] for one in only]
+    if not torch.equal(together, model(inputs)):
         return "it gives other logits for the same inputs when called twice"
-    if not torch.allclose(torch.cat(apart), alone, rtol=1e-3, atol=1e-4):
+    if not _close(torch.cat(apart), alone):
         return "the samples of a batch influence each other"
-    if not torch.allclose(together, stacked, rtol=1e-3, atol=1e-4):
+    if not _close(together, network.logits(params, batch)[0]):
         return "it behaves differently in training and in evaluation"
+    if declares_features(model):
+        features = features_of(model.eval())(inputs).flatten(1)
+        if not _close(network.features(params, batch)[0], features):
+            return "it has other features than the input of its last layer"
     return None
+
+
+def _close(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and torch.allclose(one, other, rtol=1e-3, atol=1e-4)
 
 
 def _unknown_layer(model: nn.Module, buffers: Tensors) -> str | None:

@@ -1,10 +1,10 @@
-"""Triton kernels of the stacked engine, for float32 on CUDA.
+"""Triton kernels of the stacked engine, for float32 and bfloat16 on CUDA.
 
 A convolution is a matrix product whose operands are gathered from the images while it runs (an
-implicit GEMM), so no patches are written and a step reads and writes activations once. A program
-holds the four pixels of its 2×2 cells in four accumulators, so that pooling happens in registers.
+implicit GEMM), so no patches are written and a step reads and writes activations once. The four
+pixels of a 2×2 cell are neighbouring rows of the product, so that pooling happens in registers.
 A pooled cell passes its gradient to one pixel, which its code names: the weight gradient unpools
-while it reads.
+while it reads. Weights and their gradients are float32; activations may be bfloat16.
 
 Dense layers of small batches are as fast as their weights can be read. A whole training step of a
 small model of dense layers is one kernel.
@@ -15,189 +15,350 @@ A convolution's weight is packed as [T·T·I, O], row tap by tap and then column
 
 # Triton reads the functions itself: arguments have no Python types, and constants are upper case.
 # mypy: ignore-errors
-# ruff: noqa: ANN001, ANN201, ANN202, N803, N806
+# ruff: noqa: ANN001, ANN201, ANN202, C901, N803, N806
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
+_VERSION = tuple(int(part) for part in triton.__version__.split(".")[:2])
+_HAS_PARTS = _VERSION >= (3, 6) and not triton.knobs.runtime.interpret
+
 DEAD = tl.constexpr(4)
 
-
-@triton.jit
-def _cells(cell, rows, columns):
-    """The image and the upper left pixel of 2×2 cells."""
-    index = cell % (rows * columns)
-    return cell // (rows * columns), index // columns * 2, index % columns * 2
+KNOWN_PRODUCTS = ("tf32", "tf32x3", "bf16x3") if _HAS_PARTS else ("tf32", "tf32x3")
+"""Ways to multiply float32 on tensor cores."""
 
 
 @triton.jit
-def _inside(live, row, column, height, width):
-    return live & (row >= 0) & (row < height) & (column >= 0) & (column < width)
+def _pixel(row, HEIGHT: tl.constexpr, WIDTH: tl.constexpr):
+    """Image, row and column of pixels in order."""
+    index = row % (HEIGHT * WIDTH)
+    return row // (HEIGHT * WIDTH), index // WIDTH, index % WIDTH
 
 
 @triton.jit
-def _pixels(x, live, image, row, column, height, width, CHANNELS: tl.constexpr):
-    """All channels of some pixels, ``[BLOCK, CHANNELS]``; 0 outside of the image."""
-    inside = _inside(live, row, column, height, width)
-    at = ((image * height + row) * width + column) * CHANNELS
-    channel = tl.arange(0, CHANNELS)
-    return tl.load(x + at[:, None] + channel[None, :], mask=inside[:, None], other=0.0)
+def _pixel_of_cell(cell, within, HEIGHT: tl.constexpr, WIDTH: tl.constexpr):
+    """Image, row and column of the pixels of 2×2 cells."""
+    image, down, across = _pixel(cell, HEIGHT // 2, WIDTH // 2)
+    return image, down * 2 + within // 2, across * 2 + within % 2
 
 
 @triton.jit
-def _operand(
-    x, live, image, row, column, tap, height, width, INS: tl.constexpr, TAPS: tl.constexpr,
-    PATCH: tl.constexpr,
+def _strips(
+    x, live, image, down, across, first, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
+    CHANNELS: tl.constexpr, ALONG: tl.constexpr, PADDED: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
-    """Inputs around some pixels: at one tap ``[BLOCK, INS]``, or at all taps ``[BLOCK, PATCH]``."""
-    if PATCH:
-        number = tl.arange(0, PATCH)
-        tap_of = number // INS
-        down = row[:, None] + (tap_of // TAPS - TAPS // 2)[None, :]
-        across = column[:, None] + (tap_of % TAPS - TAPS // 2)[None, :]
-        exists = live[:, None] & (number < TAPS * TAPS * INS)[None, :]
-        inside = _inside(exists, down, across, height, width)
-        at = ((image[:, None] * height + down) * width + across) * INS + (number % INS)[None, :]
-        value = tl.load(x + at, mask=inside, other=0.0)
-    else:
-        down = row + tap // TAPS - TAPS // 2
-        across = column + tap % TAPS - TAPS // 2
-        value = _pixels(x, live, image, down, across, height, width, INS)
-    return value
+    """As `_patches`, for few channels: one row of taps is one strip of numbers in memory."""
+    number = first % (ALONG * CHANNELS) + tl.arange(0, DEPTH)
+    y = down + first // (ALONG * CHANNELS)
+    at = (image * HEIGHT + y) * (WIDTH * CHANNELS)
+    place = (across * CHANNELS)[:, None] + number[None, :]
+    inside = (live & (y >= 0) & (y < HEIGHT))[:, None] & (number < ALONG * CHANNELS)[None, :]
+    if PADDED:
+        inside = inside & (place >= 0) & (place < WIDTH * CHANNELS)
+    return tl.load(x + at[:, None] + place, mask=inside, other=0.0)
 
 
 @triton.jit
-def _weight(
-    weight, tap, INS: tl.constexpr, OUTS: tl.constexpr, TAPS: tl.constexpr, PATCH: tl.constexpr,
-    BACKWARD: tl.constexpr,
+def _patches(
+    x, live, image, down, across, first, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
+    CHANNELS: tl.constexpr, TAPS: tl.constexpr, ALONG: tl.constexpr, DIVIDE: tl.constexpr,
+    SIGN: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
-    """The weight for `_operand`; for the gradient of an input, that of the opposite tap."""
-    outs = tl.arange(0, OUTS)
-    if PATCH:
-        number = tl.arange(0, PATCH)
-        exists = (number < TAPS * TAPS * INS)[:, None]
-        at = number[:, None] * OUTS + outs[None, :]
-        value = tl.load(weight + at, mask=exists, other=0.0)
-    elif BACKWARD:
-        ins = tl.arange(0, INS)
-        first = (TAPS * TAPS - 1 - tap) * (INS * OUTS)
-        value = tl.load(weight + first + ins[None, :] * OUTS + outs[:, None])
+    """Numbers `first` to `first + DEPTH` of the patches at some places, ``[BLOCK, DEPTH]``.
+
+    A patch lists its taps row by row, at each tap all channels. Where a block of numbers is of one
+    tap, places and bounds are computed once per patch.
+    """
+    number = first + tl.arange(0, DEPTH)
+    if CHANNELS % DEPTH == 0:
+        tap = first // CHANNELS
+        y = down + SIGN * (tap // ALONG)
+        z = across + SIGN * (tap % ALONG)
+        inside = live & (y >= 0) & (z >= 0)
+        if DIVIDE > 1:
+            inside = inside & (y % DIVIDE == 0) & (z % DIVIDE == 0)
+            y = y // DIVIDE
+            z = z // DIVIDE
+        inside = inside & (y < HEIGHT) & (z < WIDTH)
+        at = ((image * HEIGHT + y) * WIDTH + z) * CHANNELS
+        where = at[:, None] + (number - tap * CHANNELS)[None, :]
+        value = tl.load(x + where, mask=inside[:, None], other=0.0)
     else:
-        ins = tl.arange(0, INS)
-        value = tl.load(weight + tap * (INS * OUTS) + ins[:, None] * OUTS + outs[None, :])
+        tap = number // CHANNELS
+        y = down[:, None] + SIGN * (tap // ALONG)[None, :]
+        z = across[:, None] + SIGN * (tap % ALONG)[None, :]
+        inside = live[:, None] & (number < TAPS * CHANNELS)[None, :] & (y >= 0) & (z >= 0)
+        if DIVIDE > 1:
+            inside = inside & (y % DIVIDE == 0) & (z % DIVIDE == 0)
+            y = y // DIVIDE
+            z = z // DIVIDE
+        inside = inside & (y < HEIGHT) & (z < WIDTH)
+        at = ((image[:, None] * HEIGHT + y) * WIDTH + z) * CHANNELS
+        value = tl.load(x + at + (number % CHANNELS)[None, :], mask=inside, other=0.0)
     return value
 
 
 @triton.jit
 def convolve(
-    x, weight, bias, y, code, x_row, weight_row, bias_row, y_row, count, rows, columns, height,
-    width, INS: tl.constexpr, OUTS: tl.constexpr, TAPS: tl.constexpr, PATCH: tl.constexpr,
-    BLOCK: tl.constexpr, POOLED: tl.constexpr, BACKWARD: tl.constexpr, PRECISION: tl.constexpr,
+    x, weight, bias, y, code, x_row, weight_row, bias_row, y_row, count, IN_HEIGHT: tl.constexpr,
+    IN_WIDTH: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, INS: tl.constexpr,
+    OUTS: tl.constexpr, DOWN: tl.constexpr, ALONG: tl.constexpr, STRIDE: tl.constexpr,
+    PAD_DOWN: tl.constexpr, PAD_ALONG: tl.constexpr, BIASED: tl.constexpr, RELU: tl.constexpr,
+    POOLED: tl.constexpr, BACKWARD: tl.constexpr, STRIPS: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """A convolution with its bias, then perhaps pooling and ReLU; or the gradient of its input.
+    """A convolution with bias, perhaps ReLU or 2×2 max pooling; or the gradient of its input.
 
-    Goes over the taps; inputs of few channels are read as whole patches instead. Backward, `x` is
-    the gradient of the output and `y` that of the input: ``dx[h] = Σ_t dz[h − t + T//2] wₜ``.
+    A matrix product whose rows are the pixels that are written, whose inner dimension is the patch
+    around each, and whose columns are channels. Backward, `x` is the gradient of the output and `y`
+    that of the input: ``dx[h] = Σ_t dz[(h + pad − t) / stride] wₜ`` over the taps that divide.
     """
     READ: tl.constexpr = OUTS if BACKWARD else INS
     WRITTEN: tl.constexpr = INS if BACKWARD else OUTS
-    STEPS: tl.constexpr = 1 if PATCH else TAPS * TAPS
-    job = tl.program_id(1).to(tl.int64)
+    TAPS: tl.constexpr = DOWN * ALONG
+    SIGN: tl.constexpr = -1 if BACKWARD else 1
+    DIVIDE: tl.constexpr = STRIDE if BACKWARD else 1
+    INNER: tl.constexpr = ALONG * READ if STRIPS else TAPS * READ
+    TURNS: tl.constexpr = (INNER + DEPTH - 1) // DEPTH
+    job = tl.program_id(2).to(tl.int64)
     x += job * x_row
     weight += job * weight_row
     y += job * y_row
-    code += job * y_row
-    cell = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    live = cell < count
-    image, row, column = _cells(cell, rows, columns)
-    a = tl.zeros((BLOCK, WRITTEN), tl.float32)
-    b = tl.zeros((BLOCK, WRITTEN), tl.float32)
-    c = tl.zeros((BLOCK, WRITTEN), tl.float32)
-    d = tl.zeros((BLOCK, WRITTEN), tl.float32)
-    for tap in range(STEPS):
-        w = _weight(weight, tap, INS, OUTS, TAPS, PATCH, BACKWARD)
-        p = _operand(x, live, image, row, column, tap, height, width, READ, TAPS, PATCH)
-        a = tl.dot(p, w, a, input_precision=PRECISION)
-        p = _operand(x, live, image, row, column + 1, tap, height, width, READ, TAPS, PATCH)
-        b = tl.dot(p, w, b, input_precision=PRECISION)
-        p = _operand(x, live, image, row + 1, column, tap, height, width, READ, TAPS, PATCH)
-        c = tl.dot(p, w, c, input_precision=PRECISION)
-        p = _operand(x, live, image, row + 1, column + 1, tap, height, width, READ, TAPS, PATCH)
-        d = tl.dot(p, w, d, input_precision=PRECISION)
-    channel = tl.arange(0, WRITTEN)
-    if BACKWARD:
-        shift = tl.zeros((WRITTEN,), tl.float32)
-    else:
-        shift = tl.load(bias + job * bias_row + channel)
+    channel = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    written = channel < WRITTEN
+    row = tl.arange(0, ROWS)
     if POOLED:
-        top = tl.maximum(tl.maximum(a, b), tl.maximum(c, d))
-        first = tl.where(a == top, 0, tl.where(b == top, 1, tl.where(c == top, 2, 3)))
-        top += shift[None, :]
-        at = ((image * (height // 2) + row // 2) * (width // 2) + column // 2) * WRITTEN
-        where = at[:, None] + channel[None, :]
-        tl.store(y + where, tl.maximum(top, 0.0), mask=live[:, None])
-        passed = tl.where(top > 0, first, DEAD).to(tl.uint8)
-        tl.store(code + where, passed, mask=live[:, None])
+        # In the accumulators of a warp group's product, rows that differ in bit 3 or 6 belong to
+        # one thread: it then holds all pixels of a cell.
+        QUARTERS: tl.constexpr = ROWS // 4 // 8
+        cell = tl.program_id(0) * (ROWS // 4) + (row // 16 % QUARTERS) * 8 + row % 8
+        live = cell < count
+        image, down, across = _pixel_of_cell(
+            cell, row // (16 * QUARTERS) * 2 + row // 8 % 2, HEIGHT, WIDTH
+        )
     else:
-        for index in tl.static_range(4):
-            down = row + index // 2
-            across = column + index % 2
-            at = ((image * height + down) * width + across) * WRITTEN
-            inside = _inside(live, down, across, height, width)
-            z = (a if index == 0 else b if index == 1 else c if index == 2 else d) + shift[None, :]
-            tl.store(y + at[:, None] + channel[None, :], z, mask=inside[:, None])
+        row += tl.program_id(0) * ROWS
+        live = row < count
+        image, down, across = _pixel(row, HEIGHT, WIDTH)
+    if BACKWARD:
+        down += PAD_DOWN
+        across += PAD_ALONG
+    else:
+        down = down * STRIDE - PAD_DOWN
+        across = across * STRIDE - PAD_ALONG
+    total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for turn in range(0, DOWN * TURNS if STRIPS else TURNS):
+        if STRIPS:
+            first = turn // TURNS * (ALONG * READ) + turn % TURNS * DEPTH
+            p = _strips(
+                x, live, image, down, across, first, IN_HEIGHT, IN_WIDTH, READ, ALONG,
+                PAD_ALONG > 0, DEPTH,
+            )  # fmt: skip
+        else:
+            first = turn * DEPTH
+            p = _patches(
+                x, live, image, down, across, first, IN_HEIGHT, IN_WIDTH, READ, TAPS, ALONG,
+                DIVIDE, SIGN, DEPTH,
+            )  # fmt: skip
+        number = first + tl.arange(0, DEPTH)
+        if BACKWARD:
+            tap = number // OUTS * (INS * OUTS) + number % OUTS
+            at = tap[:, None] + channel[None, :] * OUTS
+        else:
+            at = number[:, None] * OUTS + channel[None, :]
+        if INNER % DEPTH == 0:
+            w = tl.load(weight + at, mask=written[None, :], other=0.0)
+        else:
+            # Strips are filled up one by one, patches at the end.
+            exists = (first % INNER + tl.arange(0, DEPTH) < INNER)[:, None] & written[None, :]
+            w = tl.load(weight + at, mask=exists, other=0.0)
+        total = tl.dot(p, w.to(p.dtype), total, input_precision=PRECISION)
+    if POOLED:
+        pixels = tl.reshape(total, (2, QUARTERS, 2, 8, COLUMNS))
+        top = tl.max(tl.max(pixels, axis=2, keep_dims=True), axis=0, keep_dims=True)
+        within = tl.reshape(tl.arange(0, 2), (2, 1, 1, 1, 1)) * 2
+        within += tl.reshape(tl.arange(0, 2), (1, 1, 2, 1, 1))
+        passed = tl.where(pixels == top, within, 3)
+        passed = tl.reshape(tl.min(tl.min(passed, axis=2), axis=0), (ROWS // 4, COLUMNS))
+        top = tl.reshape(top, (ROWS // 4, COLUMNS))
+        if BIASED:
+            top += tl.load(bias + job * bias_row + channel, mask=written, other=0.0)[None, :]
+        cell = tl.program_id(0) * (ROWS // 4) + tl.arange(0, ROWS // 4)
+        where = cell[:, None] * WRITTEN + channel[None, :]
+        inside = (cell < count)[:, None] & written[None, :]
+        tl.store(y + where, tl.maximum(top, 0.0).to(y.dtype.element_ty), mask=inside)
+        found = tl.where(top > 0, passed, DEAD).to(tl.uint8)
+        tl.store(code + job * y_row + where, found, mask=inside)
+    else:
+        if BIASED:
+            total += tl.load(bias + job * bias_row + channel, mask=written, other=0.0)[None, :]
+        if RELU:
+            total = tl.maximum(total, 0.0)
+        where = row[:, None] * WRITTEN + channel[None, :]
+        inside = live[:, None] & written[None, :]
+        tl.store(y + where, total.to(y.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def weight_gradient(
-    x, dy, code, out, x_row, dy_row, out_row, count, rows, columns, height, width, part,
-    INS: tl.constexpr, OUTS: tl.constexpr, TAPS: tl.constexpr, PATCH: tl.constexpr,
-    BLOCK: tl.constexpr, POOLED: tl.constexpr, SUBTRACT: tl.constexpr, PRECISION: tl.constexpr,
+    x, dy, code, out, x_row, dy_row, out_row, count, part: tl.constexpr, IN_HEIGHT: tl.constexpr,
+    IN_WIDTH: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, INS: tl.constexpr,
+    OUTS: tl.constexpr, DOWN: tl.constexpr, ALONG: tl.constexpr, STRIDE: tl.constexpr,
+    PAD_DOWN: tl.constexpr, PAD_ALONG: tl.constexpr, POOLED: tl.constexpr, SUBTRACT: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """``dwₜ = Σ_h x[h + t − T//2]ᵀ dz[h]``, or ``w −= dw``.
+    """``dwₜ = Σ_h x[stride · h + t − pad]ᵀ dz[h]``, or ``w −= dw``.
 
-    A program sums over all cells for one tap; or, where patches are read, over one part of the
-    cells for all taps.
+    A program sums over one part of the pixels, for `DEPTH` numbers of a patch and some channels.
     """
-    WIDTH: tl.constexpr = PATCH if PATCH else INS
-    job = tl.program_id(1).to(tl.int64)
+    TAPS: tl.constexpr = DOWN * ALONG
+    TILES: tl.constexpr = (TAPS * INS + DEPTH - 1) // DEPTH
+    job = tl.program_id(2).to(tl.int64)
     x += job * x_row
     dy += job * dy_row
     code += job * dy_row
-    outs = tl.arange(0, OUTS)
-    total = tl.zeros((WIDTH, OUTS), tl.float32)
-    tap = tl.program_id(0)
-    begin = tl.program_id(0) * part if PATCH else 0
+    first = (tl.program_id(0) % TILES) * DEPTH
+    channel = (tl.program_id(0) // TILES) * COLUMNS + tl.arange(0, COLUMNS)
+    written = channel < OUTS
+    total = tl.zeros((DEPTH, COLUMNS), tl.float32)
+    begin = tl.program_id(1) * part
     end = tl.minimum(begin + part, count)
-    for turn in range(0, part, BLOCK):
-        cell = begin + turn + tl.arange(0, BLOCK)
-        live = cell < end
-        image, row, column = _cells(cell, rows, columns)
+    for turn in range(0, part, ROWS):
+        row = begin + turn + tl.arange(0, ROWS)
+        live = row < end
         if POOLED:
-            where = cell[:, None] * OUTS + outs[None, :]
-            passed = tl.load(code + where, mask=live[:, None], other=DEAD)
-            value = tl.load(dy + where, mask=live[:, None], other=0.0)
-        for pixel in tl.static_range(4):
-            down = row + pixel // 2
-            across = column + pixel % 2
-            if POOLED:
-                g = tl.where(passed == pixel, value, 0.0)
-            else:
-                g = _pixels(dy, live, image, down, across, height, width, OUTS)
-            p = _operand(x, live, image, down, across, tap, height, width, INS, TAPS, PATCH)
-            total = tl.dot(tl.trans(p), g, total, input_precision=PRECISION)
-    number = tl.arange(0, WIDTH)
-    tile = number[:, None] * OUTS + outs[None, :]
-    if PATCH:
-        out += (job * tl.num_programs(0) + tl.program_id(0)) * out_row
-        tl.store(out + tile, total, mask=(number < TAPS * TAPS * INS)[:, None])
-    else:
-        out += job * out_row + tap * (INS * OUTS)
-        if SUBTRACT:
-            total = tl.load(out + tile) - total
-        tl.store(out + tile, total)
+            image, down, across = _pixel_of_cell(row // 4, row % 4, HEIGHT, WIDTH)
+        else:
+            image, down, across = _pixel(row, HEIGHT, WIDTH)
+        down = down * STRIDE - PAD_DOWN
+        across = across * STRIDE - PAD_ALONG
+        p = _patches(
+            x, live, image, down, across, first, IN_HEIGHT, IN_WIDTH, INS, TAPS, ALONG, 1, 1, DEPTH,
+        )  # fmt: skip
+        inside = live[:, None] & written[None, :]
+        if POOLED:
+            where = (row // 4)[:, None] * OUTS + channel[None, :]
+            passed = tl.load(code + where, mask=inside, other=DEAD)
+            g = tl.load(dy + where, mask=inside, other=0.0)
+            g = tl.where(passed == (row % 4)[:, None], g, 0.0)
+        else:
+            g = tl.load(dy + row[:, None] * OUTS + channel[None, :], mask=inside, other=0.0)
+        total = tl.dot(tl.trans(p), g.to(p.dtype), total, input_precision=PRECISION)
+    number = first + tl.arange(0, DEPTH)
+    tile = number[:, None] * OUTS + channel[None, :]
+    inside = (number < TAPS * INS)[:, None] & written[None, :]
+    out += (job * tl.num_programs(1) + tl.program_id(1)) * out_row
+    if SUBTRACT:
+        total = tl.load(out + tile, mask=inside, other=0.0) - total
+    tl.store(out + tile, total, mask=inside)
+
+
+@triton.jit
+def group_norm(
+    z, residual, scale, shift, y, mean, rate, scale_row, batch, pixels, eps,
+    CHANNELS: tl.constexpr, WIDTH: tl.constexpr, SIDE: tl.constexpr, ROWS: tl.constexpr,
+    TURNS: tl.constexpr, SUMMED: tl.constexpr, RELU: tl.constexpr,
+):  # fmt: skip
+    """Group normalisation of one group of one sample, plus a residual, perhaps with ReLU.
+
+    Keeps the mean and the reciprocal of the standard deviation. A group is read three times, but
+    from memory only once: it stays in the cache.
+    """
+    sample = tl.program_id(0).to(tl.int64)
+    group = tl.program_id(1)
+    number = tl.arange(0, SIDE)
+    channel = group * WIDTH + number
+    pixel = tl.arange(0, ROWS)
+    start = sample * pixels * CHANNELS
+    total = tl.zeros((ROWS, SIDE), tl.float32)
+    for turn in range(TURNS):
+        row = turn * ROWS + pixel
+        inside = (row < pixels)[:, None] & (number < WIDTH)[None, :]
+        where = start + row[:, None] * CHANNELS + channel[None, :]
+        total += tl.load(z + where, mask=inside, other=0.0).to(tl.float32)
+    count = pixels * WIDTH
+    middle = tl.sum(tl.sum(total, axis=1), axis=0) / count
+    total = tl.zeros((ROWS, SIDE), tl.float32)
+    for turn in range(TURNS):
+        row = turn * ROWS + pixel
+        inside = (row < pixels)[:, None] & (number < WIDTH)[None, :]
+        where = start + row[:, None] * CHANNELS + channel[None, :]
+        far = tl.load(z + where, mask=inside, other=0.0).to(tl.float32) - middle
+        total += tl.where(inside, far * far, 0.0)
+    inverse = 1 / tl.sqrt_rn(tl.sum(tl.sum(total, axis=1), axis=0) / count + eps)
+    at = sample * tl.num_programs(1) + group
+    tl.store(mean + at, middle)
+    tl.store(rate + at, inverse)
+    own = sample // batch * scale_row + channel
+    factor = tl.load(scale + own, mask=number < WIDTH, other=0.0)
+    offset = tl.load(shift + own, mask=number < WIDTH, other=0.0)
+    for turn in range(TURNS):
+        row = turn * ROWS + pixel
+        inside = (row < pixels)[:, None] & (number < WIDTH)[None, :]
+        where = start + row[:, None] * CHANNELS + channel[None, :]
+        value = tl.load(z + where, mask=inside, other=0.0).to(tl.float32)
+        value = (value - middle) * inverse * factor[None, :] + offset[None, :]
+        if SUMMED:
+            value += tl.load(residual + where, mask=inside, other=0.0).to(tl.float32)
+        if RELU:
+            value = tl.maximum(value, 0.0)
+        tl.store(y + where, value.to(y.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def group_norm_backward(
+    dy, y, z, scale, mean, rate, dz, through, dscale, dshift, scale_row, batch, pixels,
+    CHANNELS: tl.constexpr, WIDTH: tl.constexpr, SIDE: tl.constexpr, ROWS: tl.constexpr,
+    TURNS: tl.constexpr, SUMMED: tl.constexpr, RELU: tl.constexpr,
+):  # fmt: skip
+    """Gradients before `group_norm`; those of scale and shift sample by sample."""
+    sample = tl.program_id(0).to(tl.int64)
+    group = tl.program_id(1)
+    number = tl.arange(0, SIDE)
+    channel = group * WIDTH + number
+    pixel = tl.arange(0, ROWS)
+    start = sample * pixels * CHANNELS
+    at = sample * tl.num_programs(1) + group
+    middle = tl.load(mean + at)
+    inverse = tl.load(rate + at)
+    along = tl.zeros((ROWS, SIDE), tl.float32)
+    common = tl.zeros((ROWS, SIDE), tl.float32)
+    for turn in range(TURNS):
+        row = turn * ROWS + pixel
+        inside = (row < pixels)[:, None] & (number < WIDTH)[None, :]
+        where = start + row[:, None] * CHANNELS + channel[None, :]
+        slope = tl.load(dy + where, mask=inside, other=0.0).to(tl.float32)
+        if RELU:
+            slope = tl.where(tl.load(y + where, mask=inside, other=0.0) > 0, slope, 0.0)
+        value = tl.load(z + where, mask=inside, other=0.0).to(tl.float32)
+        along += slope * (value - middle) * inverse
+        common += slope
+    own = sample // batch * scale_row + channel
+    factor = tl.load(scale + own, mask=number < WIDTH, other=0.0)
+    along_channel = tl.sum(along, axis=0)
+    common_channel = tl.sum(common, axis=0)
+    place = sample * CHANNELS + channel
+    tl.store(dscale + place, along_channel, mask=number < WIDTH)
+    tl.store(dshift + place, common_channel, mask=number < WIDTH)
+    count = pixels * WIDTH
+    along_group = tl.sum(along_channel * factor, axis=0) / count
+    common_group = tl.sum(common_channel * factor, axis=0) / count
+    for turn in range(TURNS):
+        row = turn * ROWS + pixel
+        inside = (row < pixels)[:, None] & (number < WIDTH)[None, :]
+        where = start + row[:, None] * CHANNELS + channel[None, :]
+        slope = tl.load(dy + where, mask=inside, other=0.0).to(tl.float32)
+        if RELU:
+            slope = tl.where(tl.load(y + where, mask=inside, other=0.0) > 0, slope, 0.0)
+        if SUMMED:
+            tl.store(through + where, slope.to(through.dtype.element_ty), mask=inside)
+        value = tl.load(z + where, mask=inside, other=0.0).to(tl.float32)
+        standard = (value - middle) * inverse
+        slope = (slope * factor[None, :] - common_group - standard * along_group) * inverse
+        tl.store(dz + where, slope.to(dz.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -210,10 +371,11 @@ def _matrix(x, i, j, rows, columns, row_size, column_size):
 
 @triton.jit
 def dense_forward(
-    x, weight, bias, y, x_row, weight_row, bias_row, y_row, batch, inputs, units,
-    BATCH: tl.constexpr, UNITS: tl.constexpr, STRIP: tl.constexpr, PRECISION: tl.constexpr,
+    x, weight, bias, y, x_row, weight_row, bias_row, y_row, batch, inputs: tl.constexpr,
+    units: tl.constexpr, BIASED: tl.constexpr, RELU: tl.constexpr, BATCH: tl.constexpr,
+    UNITS: tl.constexpr, STRIP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """``y = x wᵀ + b`` with ReLU, a few units per program: the weight is read once."""
+    """``y = x wᵀ + b``, a few units per program: the weight is read once."""
     job = tl.program_id(1).to(tl.int64)
     unit = tl.program_id(0) * UNITS + tl.arange(0, UNITS)
     sample = tl.arange(0, BATCH)
@@ -224,16 +386,19 @@ def dense_forward(
         number = first + tl.arange(0, STRIP)
         w, _, _ = _matrix(weight, unit, number, units, inputs, inputs, 1)
         p, _, _ = _matrix(x, number, sample, inputs, batch, 1, inputs)
-        total = tl.dot(w, p, total, input_precision=PRECISION)
-    total += tl.load(bias + job * bias_row + unit, mask=unit < units, other=0.0)[:, None]
+        total = tl.dot(w.to(p.dtype), p, total, input_precision=PRECISION)
+    if BIASED:
+        total += tl.load(bias + job * bias_row + unit, mask=unit < units, other=0.0)[:, None]
+    if RELU:
+        total = tl.maximum(total, 0.0)
     where = y + job * y_row + sample[None, :] * units + unit[:, None]
     inside = (sample < batch)[None, :] & (unit < units)[:, None]
-    tl.store(where, tl.maximum(total, 0.0), mask=inside)
+    tl.store(where, total.to(y.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def dense_input_gradient(
-    dz, weight, dx, dz_row, weight_row, dx_row, batch, inputs, units,
+    dz, weight, dx, dz_row, weight_row, dx_row, batch, inputs: tl.constexpr, units: tl.constexpr,
     BATCH: tl.constexpr, UNITS: tl.constexpr, STRIP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """``dx = dz w``, a strip of inputs per program."""
@@ -247,9 +412,10 @@ def dense_input_gradient(
         unit = first + tl.arange(0, UNITS)
         w, _, _ = _matrix(weight, unit, number, units, inputs, inputs, 1)
         g, _, _ = _matrix(dz, sample, unit, batch, units, units, 1)
-        total = tl.dot(g, w, total, input_precision=PRECISION)
+        total = tl.dot(g, w.to(g.dtype), total, input_precision=PRECISION)
     where = dx + job * dx_row + sample[:, None] * inputs + number[None, :]
-    tl.store(where, total, mask=(sample < batch)[:, None] & (number < inputs)[None, :])
+    inside = (sample < batch)[:, None] & (number < inputs)[None, :]
+    tl.store(where, total.to(dx.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -280,8 +446,8 @@ def _move(rows, received, where, inside, value, change, pull, PROXIMAL: tl.const
 @triton.jit
 def mlp_step(
     inputs, targets, samples, rows, received, start, steps, last_epoch, rate, proximal, count, loss,
-    row_size, table, batch, channels, hidden, features, classes, weight1, bias1, weight2, bias2,
-    weight3, bias3, BATCH: tl.constexpr, IN: tl.constexpr, HIDDEN: tl.constexpr,
+    row_size, table, batch, channels, hidden, features: tl.constexpr, classes, weight1, bias1,
+    weight2, bias2, weight3, bias3, BATCH: tl.constexpr, IN: tl.constexpr, HIDDEN: tl.constexpr,
     CHUNK: tl.constexpr, CLASSES: tl.constexpr, PROXIMAL: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """A local step of a model of two dense layers and a head, one job per program.
@@ -312,7 +478,7 @@ def mlp_step(
 
     unit = tl.arange(0, HIDDEN)
     kind = tl.arange(0, CLASSES)
-    w1, _, _ = _matrix(rows + weight1, channel, unit, channels, hidden, 1, channels)
+    w1, _at1, _in1 = _matrix(rows + weight1, channel, unit, channels, hidden, 1, channels)
     b1 = tl.load(rows + bias1 + unit, mask=unit < hidden, other=0.0)
     h1 = tl.maximum(tl.dot(x, w1, input_precision=PRECISION) + b1[None, :], 0.0)
     b3 = tl.load(rows + bias3 + kind, mask=kind < classes, other=0.0)

@@ -12,18 +12,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedproto.models.layers import ConvLayer, DenseLayer
+from fedproto.engines.tracing import ConvStep, DenseStep, NormStep, Step
 
 try:
     from fedproto.engines.stacking import kernels as kernels
 except ImportError:  # Triton comes with PyTorch's builds for CUDA alone
     kernels = None  # type: ignore[assignment]
 
-SIDES = (16, 32, 64)
-"""Channels that fill the tiles of a matrix product and leave room for others beside."""
-
-MANY = 32
-"""Jobs from which on there are enough programs for all of a GPU, however large each is."""
+PROGRAMS = 1024
+"""Programs that are enough for all of a GPU."""
 
 UNITS, STRIP = 32, 64
 """The tile of a dense layer's weight that a program works on."""
@@ -36,28 +33,57 @@ class Cut(NamedTuple):
     """How a kernel is cut into programs.
 
     Attributes:
-        block: Cells per program, or per turn of its loop.
-        stages: Turns of the loop whose loads are under way at once.
+        rows: Pixels per program, or per turn of its loop.
+        columns: Channels per program, at most.
+        depth: Numbers of a patch per turn of the loop, or per program.
+        products: How float32 is multiplied: by tf32, or by parts in bfloat16, which is more exact
+            and, where an operand lies across, faster.
     """
 
-    block: int
+    rows: int
+    columns: int
+    depth: int
     warps: int
     stages: int
+    products: str
 
 
-# Found by a search on an H200 with the paper's CNN.
+# Found by a search on an H200 with LeNet, ResNet-18 and the paper's CNN.
+ANY = 2**31
 CUTS = {
-    "forward_taps": {"tf32": Cut(32, 2, 3), "tf32x3": Cut(16, 2, 4), "few": Cut(16, 4, 3)},
-    "forward_patches": {"tf32": Cut(32, 2, 1), "tf32x3": Cut(64, 4, 1), "few": Cut(32, 2, 1)},
-    "input_gradient": {"tf32": Cut(32, 2, 2), "tf32x3": Cut(16, 2, 3), "few": Cut(16, 4, 3)},
-    "weight_taps": {"tf32": Cut(32, 2, 1), "tf32x3": Cut(32, 2, 1), "few": Cut(32, 4, 1)},
-    "weight_patches": {"tf32": Cut(32, 1, 1), "tf32x3": Cut(32, 2, 2), "few": Cut(32, 2, 2)},
+    "forward": {
+        "tf32": {
+            15: Cut(128, 64, 32, 4, 3, "bf16x3"),
+            32: Cut(128, 64, 32, 2, 2, "tf32"),
+            ANY: Cut(128, 64, 64, 4, 3, "bf16x3"),
+        },
+        "tf32x3": {ANY: Cut(64, 64, 32, 4, 2, "tf32x3")},
+        "bf16": {127: Cut(128, 64, 64, 4, 3, "tf32"), ANY: Cut(128, 128, 32, 4, 3, "tf32")},
+    },
+    "input": {
+        "tf32": {127: Cut(128, 64, 32, 4, 3, "tf32"), ANY: Cut(64, 128, 32, 4, 3, "tf32")},
+        "tf32x3": {ANY: Cut(64, 64, 32, 4, 2, "tf32x3")},
+        "bf16": {127: Cut(128, 64, 64, 4, 3, "tf32"), ANY: Cut(128, 128, 32, 4, 3, "tf32")},
+    },
+    "weight": {
+        "tf32": {
+            15: Cut(32, 64, 128, 4, 3, "tf32"),
+            32: Cut(64, 64, 64, 2, 1, "tf32"),
+            127: Cut(64, 64, 128, 4, 2, "bf16x3"),
+            ANY: Cut(64, 128, 64, 4, 2, "bf16x3"),
+        },
+        "tf32x3": {ANY: Cut(32, 64, 64, 4, 2, "tf32x3")},
+        "bf16": {
+            15: Cut(64, 64, 128, 4, 2, "tf32"),
+            127: Cut(32, 64, 128, 4, 3, "tf32"),
+            ANY: Cut(64, 128, 128, 4, 3, "tf32"),
+        },
+    },
 }
-"""Cuts by kernel, and by precision or for few jobs."""
+"""Cuts by kernel, by precision, and by the largest number of channels that are read."""
 
-
-def _cut(kernel: str, jobs: int) -> Cut:
-    return CUTS[kernel][precision() if jobs >= MANY else "few"]
+FEW = 12
+"""Numbers in a row of taps from which on it is worth to be read as a strip."""
 
 
 def precision() -> str:
@@ -68,122 +94,192 @@ def precision() -> str:
     return "tf32x3" if torch.get_float32_matmul_precision() == "highest" else "tf32"
 
 
-def conv_suits(layer: ConvLayer, *, first: bool) -> bool:
-    """Whether the kernels can compute a convolution."""
-    ins, outs = layer.channels
-    patched = first and ins * layer.taps <= 16 and ins * layer.taps**2 <= 128
-    # The kernel that pools leaves an odd last row or column out.
-    poolable = layer.norm is not None or not layer.same
-    return kernels is not None and outs in SIDES and (ins in SIDES or patched) and poolable
+def _cut(kernel: str, step: ConvStep, x: Tensor) -> tuple[Cut, bool]:
+    """The cut of a kernel, no larger than the layer; and whether it reads strips."""
+    cuts = CUTS[kernel]["bf16" if x.dtype == torch.bfloat16 else precision()]
+    written, read = step.channels[kernel != "input"], step.channels[kernel == "input"]
+    cut = next(cut for most, cut in cuts.items() if read <= most)
+    strip = step.taps[1] * read
+    strips = kernel == "forward" and read % cut.depth > 0 and strip >= FEW
+    depth = min(cut.depth, _power(strip if strips else strip * step.taps[0]))
+    return cut._replace(columns=min(cut.columns, _power(written)), depth=depth), strips
+
+
+def suits(step: Step) -> bool:
+    """Whether the kernels can compute a step, and gain by it."""
+    return kernels is not None and _gains(step)
+
+
+def _gains(step: Step) -> bool:
+    if isinstance(step, ConvStep):
+        return step.stride[0] == step.stride[1] and step.pool != "same"
+    if isinstance(step, NormStep):
+        return step.groups > 0 and step.bias
+    if isinstance(step, DenseStep):
+        # Others are so small that PyTorch's products are as fast.
+        return step.image is not None and step.units_in >= 512 and step.units >= 64
+    return False
 
 
 def conv_forward(
-    layer: ConvLayer, x: Tensor, weight: Tensor, bias: Tensor, *, pooled: bool
+    step: ConvStep, x: Tensor, weight: Tensor, bias: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
-    """``[J, B, H, W, I]`` to pooled cells and their codes, or to ``[J, B, H, W, O]``."""
-    height, width = layer.image
-    shape = (height // 2, width // 2) if pooled else layer.image
-    y = x.new_empty((*x.shape[:2], *shape, layer.channels[1]))
+    """``[J, B, H, W, I]`` to ``[J, B, H', W', O]``, and the codes of pooled cells."""
+    height, width = step.sides
+    pooled = bool(step.pool)
+    shape = (height // 2, width // 2) if pooled else (height, width)
+    y = x.new_empty((*x.shape[:2], *shape, step.channels[1]))
     code = torch.empty_like(y, dtype=torch.uint8) if pooled else None
-    cut = _cut("forward_patches" if _patch(layer) else "forward_taps", len(x))
-    _convolve(layer, cut, x, weight, bias, y, code, backward=False)
+    count, shift = x.shape[1] * shape[0] * shape[1], weight if bias is None else bias
+    cut, strips = _cut("forward", step, x)
+    programs = _parts(count, cut.rows // 4 if pooled else cut.rows)
+    _convolve(
+        step, cut, programs, count, x, weight, shift, y, y if code is None else code,
+        IN_HEIGHT=step.image[0], IN_WIDTH=step.image[1], HEIGHT=height, WIDTH=width,
+        BIASED=bias is not None, RELU=step.relu, POOLED=pooled, BACKWARD=False, STRIPS=strips,
+    )  # fmt: skip
     return y, code
 
 
-def conv_input_gradient(layer: ConvLayer, dz: Tensor, weight: Tensor) -> Tensor:
-    """The gradient ``[J, B, H, W, I]`` of the input, from that of the unpooled output."""
-    dx = dz.new_empty((*dz.shape[:4], layer.channels[0]))
-    cut = _cut("input_gradient", len(dz))
-    _convolve(layer, cut, dz, weight, dz, dx, None, backward=True)
+def conv_input_gradient(step: ConvStep, x: Tensor, dz: Tensor, weight: Tensor) -> Tensor:
+    """The gradient ``[J, B, H, W, I]`` of the input x, from that of the unpooled output."""
+    dx, (height, width) = torch.empty_like(x), step.sides
+    count = x.shape[1] * step.image[0] * step.image[1]
+    cut, _ = _cut("input", step, x)
+    _convolve(
+        step, cut, _parts(count, cut.rows), count, dz, weight, weight, dx, dx,
+        IN_HEIGHT=height, IN_WIDTH=width, HEIGHT=step.image[0], WIDTH=step.image[1],
+        BIASED=False, RELU=False, POOLED=False, BACKWARD=True, STRIPS=False,
+    )  # fmt: skip
     return dx
 
 
+def _convolve(
+    step: ConvStep, cut: Cut, programs: int, count: int, x: Tensor, weight: Tensor, bias: Tensor,
+    y: Tensor, code: Tensor, **constants: Any,
+) -> None:  # fmt: skip
+    kernels.convolve[programs, _parts(y.shape[-1], cut.columns), len(x)](
+        x, weight, bias, y, code, x.stride(0), weight.stride(0), bias.stride(0), y.stride(0),
+        count, **_geometry(step, cut), **constants,
+    )  # fmt: skip
+
+
 def conv_weight_gradient(
-    layer: ConvLayer, x: Tensor, dy: Tensor, code: Tensor | None, weight: Tensor | None = None
+    step: ConvStep, x: Tensor, dy: Tensor, code: Tensor | None, weight: Tensor | None = None
 ) -> Tensor:
     """The packed weight's gradient; or `weight`, less its gradient, in place.
 
     Args:
-        layer: The convolution.
+        step: The convolution.
         x: Its input.
         dy: The gradient of pooled cells, whose codes are given; or that of the unpooled output.
         code: Which pixel a pooled cell passes its gradient to.
         weight: The packed weight to be changed.
     """
-    jobs, patched = len(x), _patch(layer) > 0
-    cells = _cells(layer, x, pooled=code is not None)
-    cut = _cut("weight_patches" if patched else "weight_taps", jobs)
-    size = (layer.taps**2 * layer.channels[0], layer.channels[1])
-    programs, part = layer.taps**2, cells[0]
-    if patched:
-        part = _parts(_parts(part, cut.block), 8 if jobs >= MANY else 32) * cut.block
-        programs = _parts(cells[0], part)
-        out = x.new_empty((jobs, programs, *size))
-    else:
-        out = x.new_empty((jobs, *size)) if weight is None else weight
-    _launch_conv(
-        kernels.weight_gradient, layer, cut, programs, x, dy, dy if code is None else code, out,
-        x.stride(0), dy.stride(0), out.stride(int(patched)), *cells, *layer.image, part,
-        POOLED=code is not None, SUBTRACT=not patched and weight is not None,
+    (cut, _), (height, width) = _cut("weight", step, x), step.sides
+    ins, outs = step.channels
+    inner = step.taps[0] * step.taps[1] * ins
+    rows = dy.shape[1] * dy.shape[2] * dy.shape[3] * (1 if code is None else 4)
+    tiles = _parts(inner, cut.depth) * _parts(outs, cut.columns)
+    # As many parts as fill the device, each of several turns; few numbers, for each is compiled.
+    parts = max(1, min(PROGRAMS // (tiles * len(x)), rows // (8 * cut.rows)))
+    parts = 1 << (parts.bit_length() - 1)
+    part = _parts(_parts(rows, parts), cut.rows) * cut.rows
+    parts = _parts(rows, part)
+    whole = parts == 1
+    size, kind = (len(x), parts, inner, outs), torch.float32
+    out = weight if whole and weight is not None else x.new_empty(size, dtype=kind)
+    kernels.weight_gradient[tiles, parts, len(x)](
+        x, dy, dy if code is None else code, out, x.stride(0), dy.stride(0),
+        out.stride(0) if out is weight else inner * outs, rows, part,
+        IN_HEIGHT=step.image[0], IN_WIDTH=step.image[1], HEIGHT=height, WIDTH=width,
+        POOLED=code is not None, SUBTRACT=out is weight, **_geometry(step, cut),
     )  # fmt: skip
-    if not patched:
+    if out is weight:
         return out
-    gradient = out.sum(dim=1)
+    gradient = out[:, 0] if whole else out.sum(dim=1)
     return gradient if weight is None else weight.sub_(gradient)
 
 
-def _convolve(
-    layer: ConvLayer,
-    cut: Cut,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    y: Tensor,
-    code: Tensor | None,
-    *,
-    backward: bool,
-) -> None:
-    cells = _cells(layer, x, pooled=code is not None)
-    _launch_conv(
-        kernels.convolve, layer, cut, _parts(cells[0], cut.block),
-        x, weight, bias, y, y if code is None else code,
-        x.stride(0), weight.stride(0), bias.stride(0), y.stride(0), *cells, *layer.image,
-        POOLED=code is not None, BACKWARD=backward,
+def _products(kind: str) -> str:
+    """A way to multiply float32 that this Triton has."""
+    known = getattr(kernels, "KNOWN_PRODUCTS", ())
+    return kind if kind in known else "tf32"
+
+
+def _geometry(step: ConvStep, cut: Cut) -> dict[str, Any]:
+    """The arguments that all kernels of a convolution have in common."""
+    return {
+        "INS": step.channels[0],
+        "OUTS": step.channels[1],
+        "DOWN": step.taps[0],
+        "ALONG": step.taps[1],
+        "STRIDE": step.stride[0],
+        "PAD_DOWN": step.padding[0],
+        "PAD_ALONG": step.padding[1],
+        "ROWS": cut.rows,
+        "COLUMNS": cut.columns,
+        "DEPTH": cut.depth,
+        "PRECISION": _products(cut.products),
+        "num_warps": cut.warps,
+        "num_stages": cut.stages,
+    }
+
+
+TILE = 4096
+"""Numbers of a group that are normalised at once."""
+
+
+def group_norm(
+    step: NormStep, z: Tensor, scale: Tensor, shift: Tensor, residual: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The output ``[J, B, P, O]``, and means and reciprocal deviations ``[J, B, G]``."""
+    y = torch.empty_like(z)
+    mean, rate = z.new_empty((2, *z.shape[:2], step.groups), dtype=torch.float32)
+    kernels.group_norm[z.shape[0] * z.shape[1], step.groups](
+        z, y if residual is None else residual, scale, shift, y, mean, rate, scale.stride(0),
+        z.shape[1], z.shape[2], step.eps, **_slab(step, z), SUMMED=residual is not None,
+        RELU=step.relu and not step.pool,
     )  # fmt: skip
+    return y, mean, rate
 
 
-def _launch_conv(
-    kernel: Any, layer: ConvLayer, cut: Cut, programs: int, x: Tensor, *args: Any, **constants: Any
-) -> None:
-    ins, outs = layer.channels
-    kernel[programs, len(x)](
-        x, *args, INS=ins, OUTS=outs, TAPS=layer.taps, PATCH=_patch(layer), BLOCK=cut.block,
-        PRECISION=precision(), num_warps=cut.warps, num_stages=cut.stages, **constants,
+def group_norm_backward(
+    step: NormStep, dy: Tensor, y: Tensor, z: Tensor, found: Sequence[Tensor], scale: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of z, of scale and shift ``[J, O]``, and of the residual."""
+    dz, summed = torch.empty_like(z), len(step.inputs) > 1
+    through = torch.empty_like(z) if summed else dy
+    each = z.new_empty((2, *z.shape[:2], z.shape[3]), dtype=torch.float32)
+    kernels.group_norm_backward[z.shape[0] * z.shape[1], step.groups](
+        dy, y, z, scale, *found, dz, through, each[0], each[1], scale.stride(0), z.shape[1],
+        z.shape[2], **_slab(step, z), SUMMED=summed, RELU=step.relu and not step.pool,
     )  # fmt: skip
+    dscale, dshift = each.sum(dim=2)
+    return dz, dscale, dshift, through
 
 
-def _cells(layer: ConvLayer, x: Tensor, *, pooled: bool) -> tuple[int, int, int]:
-    """2×2 cells in all, down and across: the complete ones, or those that touch the image."""
-    rows, columns = (side // 2 if pooled else _parts(side, 2) for side in layer.image)
-    return x.shape[1] * rows * columns, rows, columns
+def _slab(step: NormStep, z: Tensor) -> dict[str, int]:
+    """How a group of a sample is read."""
+    width = step.channels // step.groups
+    side = max(4, _power(width, 1))
+    rows = max(1, min(TILE // side, _power(z.shape[2], 1)))
+    return {
+        "CHANNELS": step.channels,
+        "WIDTH": width,
+        "SIDE": side,
+        "ROWS": rows,
+        "TURNS": _parts(z.shape[2], rows),
+        "num_warps": 4,
+    }
 
 
-def _patch(layer: ConvLayer) -> int:
-    """Width of a patch where inputs of few channels are read as whole patches; else 0."""
-    ins, _ = layer.channels
-    return 0 if ins in SIDES else _power(ins * layer.taps**2)
-
-
-def dense_suits(layer: DenseLayer) -> bool:
-    """Whether a dense layer is large enough for kernels; those that read an image are."""
-    large = layer.image is not None and layer.inputs >= 512 and layer.units >= 64
-    return kernels is not None and large
-
-
-def dense_forward(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """``relu(x wᵀ + b)``, ``[J, B, inputs]`` to ``[J, B, units]``."""
+def dense_forward(x: Tensor, weight: Tensor, bias: Tensor | None, *, relu: bool) -> Tensor:
+    """``x wᵀ + b``, perhaps with ReLU, ``[J, B, inputs]`` to ``[J, B, units]``."""
     h = x.new_empty((*x.shape[:2], weight.shape[1]))
-    _launch_dense("dense_forward", weight, [_parts(weight.shape[1], UNITS)], 3, x, weight, bias, h)
+    programs, shift = [_parts(weight.shape[1], UNITS)], weight if bias is None else bias
+    constants = {"BIASED": bias is not None, "RELU": relu}
+    _launch_dense("dense_forward", weight, programs, 3, x, weight, shift, h, **constants)
     return h
 
 
@@ -203,13 +299,14 @@ def dense_descend(dz: Tensor, x: Tensor, weight: Tensor) -> None:
 
 
 def _launch_dense(
-    name: str, weight: Tensor, programs: Sequence[int], stages: int, *tensors: Tensor
+    name: str, weight: Tensor, programs: Sequence[int], stages: int, *tensors: Tensor, **more: bool
 ) -> None:
     """Runs a kernel on tensors ``[J, …]``, the first of which is a batch."""
     (jobs, units, inputs), batch = weight.shape, tensors[0].shape[1]
     getattr(kernels, name)[*programs, jobs](
         *tensors, *(one.stride(0) for one in tensors), batch, inputs, units, BATCH=_power(batch),
         UNITS=UNITS, STRIP=STRIP, PRECISION=precision(), num_warps=2, num_stages=stages,
+        **more,
     )  # fmt: skip
 
 
@@ -220,13 +317,13 @@ class MlpStep:
     A step of such a model is so little work that a GPU spends it on starting kernels.
     """
 
-    layers: tuple[DenseLayer, DenseLayer, DenseLayer]
+    layers: tuple[DenseStep, DenseStep, DenseStep]
     batch: int
 
     @property
     def _sides(self) -> tuple[int, ...]:
         """Inputs of the first layer, units of both, and classes."""
-        return self.layers[0].inputs, *(layer.units for layer in self.layers)
+        return self.layers[0].units_in, *(layer.units for layer in self.layers)
 
     @property
     def usable(self) -> bool:
@@ -263,6 +360,6 @@ def _parts(count: int, size: int) -> int:
     return -(-count // size)
 
 
-def _power(number: int) -> int:
-    """The next power of two, at least the smallest side of a matrix product."""
-    return max(16, 1 << (number - 1).bit_length())
+def _power(number: int, least: int = 16) -> int:
+    """The next power of two, by default at least the smallest side of a matrix product."""
+    return max(least, 1 << (number - 1).bit_length())

@@ -1,11 +1,10 @@
-"""Layers of a stacked network with their own backward passes: dense layers and convolutions.
+"""The steps of a stacked network with their own backward passes.
 
 A layer keeps its weight in the layout that its products need; `pack` and `unpack` convert from and
 to the module's own. `forward` gives the output in training and the values that `backward` needs;
-`backward` gives the gradients of the input (None for the first layer) and of the parameters. On
-CUDA in float32 the products are the kernels of `fedproto.engines.stacking.kernels` where shapes
-suit them; elsewhere they are PyTorch's batched products and grouped convolutions, which compute the
-same.
+`backward` gives the gradients of the inputs and of the parameters. On CUDA in float32 the products
+are the kernels of `fedproto.engines.stacking.kernels`; elsewhere they are PyTorch's batched
+products and grouped convolutions, which compute the same.
 
 Shapes: as in `fedproto.engines.stacking.formulas`; "..." stands for any leading dimensions. Of the
 samples of a batch only the `live` ones ``[J, B]`` exist; the others fill it up.
@@ -13,9 +12,10 @@ samples of a batch only the `live` ones ``[J, B]`` exist; the others fill it up.
 
 from __future__ import annotations
 
+import abc
 import functools
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import torch
@@ -25,7 +25,8 @@ from torch.nn.grad import conv2d_input, conv2d_weight
 
 from fedproto.engines.stacking import formulas, launching
 from fedproto.engines.stacking.formulas import Fuse, unfused
-from fedproto.models.layers import ConvLayer, DenseLayer, NormLayer
+from fedproto.engines.tracing import ConvStep, DenseStep, LayerStep, NormStep, PlainStep, Step
+from fedproto.models.layers import standardized
 from fedproto.types import Tensors
 
 
@@ -56,24 +57,67 @@ def computed(gradient: Gradient) -> Tensor:
     return gradient.compute() if isinstance(gradient, Pending) else gradient
 
 
-@dataclass(frozen=True)
-class Dense(DenseLayer):
-    """A dense layer with ReLU.
+@dataclass(frozen=True, kw_only=True)
+class Stacked(Step, abc.ABC):
+    """A step of many models at once."""
 
-    Images lie channels last here, so the columns of a weight that takes one are put in that order.
+    @abc.abstractmethod
+    def forward(
+        self, params: Tensors, xs: Sequence[Tensor], fuse: Fuse, live: Tensor
+    ) -> tuple[Any, Any]:
+        """The output, and what `backward` needs."""
+
+    @abc.abstractmethod
+    def backward(
+        self, params: Tensors, saved: Any, dy: Tensor, fuse: Fuse, *, first: bool
+    ) -> tuple[Sequence[Tensor | None], dict[str, Gradient]]:
+        """Gradients of the inputs, which nobody asks for where it is the first, and parameters."""
+
+    def evaluate(self, params: Tensors, xs: Sequence[Tensor], live: Tensor) -> Any:
+        """The output in evaluation."""
+        return self.forward(params, xs, unfused, live)[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layer(Stacked, LayerStep):
+    """A step with a weight.
 
     Attributes:
-        kernels: Whether small batches go through kernels, which read the weight once per pass.
+        kernels: Whether it is computed by kernels.
     """
 
     kernels: bool = False
+
+    @property
+    def weight_name(self) -> str:
+        """The name of its weight."""
+        return f"{self.name}.weight"
+
+    def pack(self, weight: Tensor) -> Tensor:
+        """The module's weight in the layer's layout."""
+        return weight
+
+    def unpack(self, weight: Tensor) -> Tensor:
+        """The opposite."""
+        return weight
+
+    def _bias(self, params: Tensors) -> Tensor | None:
+        return params[f"{self.name}.bias"] if self.bias else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dense(Layer, DenseStep):
+    """A dense layer; small batches may go through kernels, which read the weight once per pass.
+
+    Images lie channels last here, so the columns of a weight that takes one are put in that order.
+    """
 
     def pack(self, weight: Tensor) -> Tensor:
         """Columns from channels first to channels last."""
         if self.image is None:
             return weight
         split: Tensor = weight.unflatten(-1, self.image)
-        return split.movedim(-3, -1).reshape(*weight.shape[:-1], self.inputs)
+        return split.movedim(-3, -1).reshape(*weight.shape[:-1], self.units_in)
 
     def unpack(self, weight: Tensor) -> Tensor:
         """Columns from channels last to channels first."""
@@ -81,58 +125,64 @@ class Dense(DenseLayer):
             return weight
         channels, height, width = self.image
         split: Tensor = weight.unflatten(-1, (height, width, channels))
-        return split.movedim(-1, -3).reshape(*weight.shape[:-1], self.inputs)
+        return split.movedim(-1, -3).reshape(*weight.shape[:-1], self.units_in)
 
-    def evaluate(self, params: Tensors, x: Tensor, live: Tensor) -> Tensor:
-        """The output in evaluation."""
-        return self.forward(params, x, unfused, live)[0]
-
-    def forward(self, params: Tensors, x: Tensor, fuse: Fuse, live: Tensor) -> tuple[Tensor, Any]:
+    def forward(
+        self, params: Tensors, xs: Sequence[Tensor], fuse: Fuse, live: Tensor
+    ) -> tuple[Tensor, Any]:
         """``[J, B, …]`` to ``[J, B, D]``."""
         del live
-        x = x.flatten(2)
-        weight, bias = params[f"{self.name}.weight"], params[f"{self.name}.bias"]
+        x, bias, weight = xs[0].flatten(2), self._bias(params), params[self.weight_name]
         if self._uses_kernels(x):
-            h = launching.dense_forward(x, weight, bias)
+            h = launching.dense_forward(x, weight, bias, relu=self.relu)
         else:
-            h = fuse(formulas.bias_relu)(torch.bmm(x, weight.transpose(1, 2)), bias)
-        return h, (x, h)
+            z = torch.bmm(x, weight.to(x.dtype).transpose(1, 2))
+            if self.relu and bias is not None:
+                h = fuse(formulas.bias_relu)(z, bias.to(x.dtype))
+            else:
+                h = z if bias is None else z + bias.to(x.dtype).unsqueeze(1)
+                h = h.relu() if self.relu else h
+        return h, (x, h if self.relu else None, xs[0].shape)
 
     def backward(
         self, params: Tensors, saved: Any, dy: Tensor, fuse: Fuse, *, first: bool
-    ) -> tuple[Tensor | None, dict[str, Gradient]]:
+    ) -> tuple[Sequence[Tensor | None], dict[str, Gradient]]:
         """The weight's gradient is the product ``dzᵀ x``."""
-        x, h = saved
-        weight = params[f"{self.name}.weight"]
-        dz, db = fuse(formulas.relu_backward)(dy, h)
-        gradient, by_kernels = product(dz.transpose(1, 2), x), self._uses_kernels(x)
+        x, h, shape = saved
+        weight, gradients = params[self.weight_name], dict[str, Gradient]()
+        dz, db = dy, None
+        if h is not None:
+            dz, db = fuse(formulas.relu_backward)(dy, h)
+        if self.bias:
+            gradients[f"{self.name}.bias"] = dy.sum(dim=1) if db is None else db
+        by_kernels = self._uses_kernels(x)
+        if x.dtype == weight.dtype:
+            gradient = product(dz.transpose(1, 2), x)
+        else:
+            small = product(dz.transpose(1, 2), x).compute
+            gradient = Pending(
+                lambda: small().to(weight.dtype), lambda own: own.sub_(small().to(weight.dtype))
+            )
         if by_kernels:
             gradient = replace(
                 gradient, subtract_from=lambda own: launching.dense_descend(dz, x, own)
             )
-        gradients: dict[str, Gradient] = {f"{self.name}.weight": gradient, f"{self.name}.bias": db}
+        gradients[self.weight_name] = gradient
         if first:
-            return None, gradients
-        multiply = launching.dense_input_gradient if by_kernels else torch.bmm
-        return multiply(dz, weight), gradients
-
-    def numbers(self, sample: int) -> int:
-        """Inputs, products, outputs and their gradients."""
-        return sample * (2 * self.inputs + 4 * self.units)
+            return [None], gradients
+        if by_kernels:
+            dx = launching.dense_input_gradient(dz, weight)
+        else:
+            dx = torch.bmm(dz, weight.to(dz.dtype))
+        return [dx.view(shape)], gradients
 
     def _uses_kernels(self, x: Tensor) -> bool:
         return self.kernels and x.shape[1] <= launching.LARGEST_BATCH
 
 
-@dataclass(frozen=True)
-class Conv(ConvLayer):
-    """A convolution that keeps the size, with ReLU and 2×2 max pooling.
-
-    Attributes:
-        kernels: Whether it is computed by kernels.
-    """
-
-    kernels: bool = False
+@dataclass(frozen=True, kw_only=True)
+class Conv(Layer, ConvStep):
+    """A convolution, perhaps with ReLU or with ReLU and 2×2 max pooling."""
 
     def pack(self, weight: Tensor) -> Tensor:
         """``[..., O, I, T, T]`` to ``[..., T·T·I, O]``."""
@@ -141,150 +191,243 @@ class Conv(ConvLayer):
 
     def unpack(self, weight: Tensor) -> Tensor:
         """The opposite of `pack`."""
-        split: Tensor = weight.unflatten(-2, (self.taps, self.taps, self.channels[0]))
+        split: Tensor = weight.unflatten(-2, (*self.taps, self.channels[0]))
         return split.movedim(-2, -4).movedim(-1, -4).contiguous()
 
-    def evaluate(self, params: Tensors, x: Tensor, live: Tensor) -> Tensor:
-        """The output in evaluation."""
-        return self.forward(params, x, unfused, live)[0]
-
-    def forward(self, params: Tensors, x: Tensor, fuse: Fuse, live: Tensor) -> tuple[Tensor, Any]:
-        """``[J, B, H, W, I]`` to ``[J, B, H//2, W//2, O]``."""
+    def forward(
+        self, params: Tensors, xs: Sequence[Tensor], fuse: Fuse, live: Tensor
+    ) -> tuple[Tensor, Any]:
+        """``[J, B, H, W, I]`` to ``[J, B, H', W', O]``."""
         del live
-        if self.kernels:
-            weight, bias = params[f"{self.name}.weight"], params[f"{self.name}.bias"]
-            pooled, code = launching.conv_forward(self, x, weight, bias, pooled=True)
+        x, bias, weight = xs[0], self._bias(params), params[self.weight_name]
+        standard: tuple[Tensor, ...] = ()
+        if self.standardize:
+            with torch.enable_grad():
+                own = weight.detach().requires_grad_()
+                standard = own, standardized(own, dim=-2)
+            weight = standard[1].detach()
+        code = None
+        if self.kernels and self.pool != "same":
+            y, code = launching.conv_forward(self, x, weight, bias)
         else:
-            pooled, code = fuse(formulas.relu_pool)(self.convolve(params, x), same=self.same)
-        return pooled, (x, code)
+            y = self._convolve(x, weight, bias)
+            if self.pool:
+                y, code = fuse(formulas.relu_pool)(y, same=self.pool == "same")
+            elif self.relu:
+                y = y.relu()
+        return y, (x, y if self.relu else None, code, weight, standard)
 
     def backward(
         self, params: Tensors, saved: Any, dy: Tensor, fuse: Fuse, *, first: bool
-    ) -> tuple[Tensor | None, dict[str, Gradient]]:
+    ) -> tuple[Sequence[Tensor | None], dict[str, Gradient]]:
         """Through pooling and ReLU, then through the convolution."""
-        x, code = saved
-        dy = dy.view(code.shape)
-        dx = None
-        if not first:
-            dx = self.input_gradient(params, fuse(formulas.unpool)(dy, code, self.image))
-        return dx, {
-            f"{self.name}.weight": self.weight_gradient(x, dy, code),
-            f"{self.name}.bias": fuse(formulas.live_sum)(dy, code),
-        }
+        del params
+        x, y, code, weight, standard = saved
+        bias: Tensor | None = None
+        if code is not None:
+            dy = dy.view(code.shape)
+            bias = fuse(formulas.live_sum)(dy, code) if self.bias else None
+        elif y is not None:
+            dy, bias = fuse(formulas.relu_backward)(dy, y)
+        elif self.bias:
+            bias = dy.sum(dim=(1, 2, 3), dtype=formulas.wide(dy))
+        gradients: dict[str, Gradient] = {}
+        if self.bias and bias is not None:
+            gradients[f"{self.name}.bias"] = bias
+        gradient = self.weight_gradient(x, dy, code)
+        if standard:
+            own, used = standard
+            (found,) = torch.autograd.grad(used, own, gradient.compute())
+            gradients[self.weight_name] = found
+        else:
+            gradients[self.weight_name] = gradient
+        if first:
+            return [None], gradients
+        if code is not None:
+            dy = fuse(formulas.unpool)(dy, code, self.sides)
+        return [self.input_gradient(x, weight, dy)], gradients
 
-    def convolve(self, params: Tensors, x: Tensor) -> Tensor:
-        """``[J, B, H, W, I]`` to ``[J, B, H, W, O]``: no ReLU, no pooling."""
-        weight, bias = params[f"{self.name}.weight"], params[f"{self.name}.bias"]
-        if self.kernels:
-            return launching.conv_forward(self, x, weight, bias, pooled=False)[0]
-        flat = self.unpack(weight).flatten(0, 1)
-        y = F.conv2d(_grouped(x), flat, bias.flatten(), padding=self.taps // 2, groups=len(x))
-        return _ungrouped(y, len(x))
+    def _convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        flat = self.unpack(weight).flatten(0, 1).to(x.dtype)
+        shift = None if bias is None else bias.flatten().to(x.dtype)
+        y = F.conv2d(_side_by_side(x), flat, shift, self.stride, self.padding, groups=len(x))
+        return _apart(y, len(x))
 
-    def input_gradient(self, params: Tensors, dz: Tensor) -> Tensor:
-        """The gradient ``[J, B, H, W, I]`` of the input, from that of `convolve`."""
-        weight = params[f"{self.name}.weight"]
+    def input_gradient(self, x: Tensor, weight: Tensor, dz: Tensor) -> Tensor:
+        """The gradient ``[J, B, H, W, I]`` of the input, from that of the convolution."""
         if self.kernels:
-            return launching.conv_input_gradient(self, dz, weight)
+            return launching.conv_input_gradient(self, x, dz, weight)
         jobs, batch = dz.shape[:2]
         size = (batch, jobs * self.channels[0], *self.image)
-        flat, padding = self.unpack(weight).flatten(0, 1), self.taps // 2
-        return _ungrouped(conv2d_input(size, flat, _grouped(dz), 1, padding, 1, jobs), jobs)
+        flat, out = self.unpack(weight).flatten(0, 1).to(dz.dtype), _side_by_side(dz)
+        return _apart(conv2d_input(size, flat, out, self.stride, self.padding, 1, jobs), jobs)
 
     def weight_gradient(self, x: Tensor, dy: Tensor, code: Tensor | None = None) -> Pending:
-        """The packed weight's gradient, from that of `convolve` or of pooled cells with codes."""
-        if self.kernels:
+        """The packed weight's gradient, from that of the convolution or of pooled cells."""
+        if self.kernels and self.pool != "same":
             compute = functools.partial(launching.conv_weight_gradient, self, x, dy, code)
             return Pending(compute, compute)
 
         def compute_portably() -> Tensor:
-            dz = dy if code is None else formulas.unpool(dy, code, self.image)
-            jobs, (ins, outs), padding = len(x), self.channels, self.taps // 2
-            size = (jobs * outs, ins, self.taps, self.taps)
-            found = conv2d_weight(_grouped(x), size, _grouped(dz), 1, padding, 1, jobs)
+            dz = dy if code is None else formulas.unpool(dy, code, self.sides)
+            jobs, (ins, outs) = len(x), self.channels
+            size = (jobs * outs, ins, *self.taps)
+            images = _side_by_side(x), _side_by_side(dz)
+            found = conv2d_weight(images[0], size, images[1], self.stride, self.padding, 1, jobs)
             return self.pack(found.unflatten(0, (jobs, outs)))
 
         return Pending(compute_portably, lambda weight: weight.sub_(compute_portably()))
 
-    def numbers(self, sample: int) -> int:
-        """Input, output, pooled cells and their gradients; without kernels also copies of them."""
-        pixels = self.image[0] * self.image[1]
-        return sample * pixels * sum(self.channels) * (2 if self.kernels else 6)
 
-
-def _grouped(x: Tensor) -> Tensor:
+def _side_by_side(x: Tensor) -> Tensor:
     """``[J, B, H, W, channels]`` to ``[B, J·channels, H, W]``, for a grouped convolution."""
     return x.permute(1, 0, 4, 2, 3).flatten(1, 2)
 
 
-def _ungrouped(y: Tensor, jobs: int) -> Tensor:
-    """The opposite of `_grouped`."""
+def _apart(y: Tensor, jobs: int) -> Tensor:
+    """The opposite of `_side_by_side`."""
     split: Tensor = y.unflatten(1, (jobs, -1))
     return split.permute(1, 0, 3, 4, 2).contiguous()
 
 
-@dataclass(frozen=True)
-class NormedConv(Conv):
-    """A convolution with batch normalisation, then ReLU and 2×2 max pooling.
+@dataclass(frozen=True, kw_only=True)
+class Norm(Layer, NormStep):
+    """Batch or group normalisation, then perhaps a residual sum, ReLU or pooling.
 
-    Every job is normalised by the statistics of its own batch. Running statistics lie among the
-    tensors that the layer is given, and are updated there. A layer that keeps none normalises by
-    the batch in evaluation too.
+    Under batch normalisation every job is normalised by the statistics of its own batch. Running
+    statistics lie among the tensors that the layer is given, and are updated there. A layer that
+    keeps none normalises by the batch in evaluation too.
 
     Attributes:
         frozen: Normalise by the running statistics in training too, and leave them as they are.
     """
 
-    norm: NormLayer = field(kw_only=True)
     frozen: bool = False
 
-    @property
-    def statistics(self) -> tuple[str, ...]:
-        """The names of the running mean and variance; empty if there are none."""
-        if self.norm.momentum is None:
-            return ()
-        return f"{self.norm.name}.running_mean", f"{self.norm.name}.running_var"
-
-    def evaluate(self, params: Tensors, x: Tensor, live: Tensor) -> Tensor:
+    def evaluate(self, params: Tensors, xs: Sequence[Tensor], live: Tensor) -> Tensor:
         """By the running statistics, where there are any."""
-        return replace(self, frozen=True).forward(params, x, unfused, live)[0]
+        return replace(self, frozen=True).forward(params, xs, unfused, live)[0]
 
-    def forward(self, params: Tensors, x: Tensor, fuse: Fuse, live: Tensor) -> tuple[Tensor, Any]:
-        """``[J, B, H, W, I]`` to ``[J, B, H//2, W//2, O]``."""
-        z = self.convolve(params, x)
+    def forward(
+        self, params: Tensors, xs: Sequence[Tensor], fuse: Fuse, live: Tensor
+    ) -> tuple[Tensor, Any]:
+        """``[J, B, …, O]`` to the same, or to ``[J, B, H//2, W//2, O]``."""
+        z, shape = _by_pixel(xs[0]), xs[0].shape
+        residual = _by_pixel(xs[1]) if len(xs) > 1 else None
+        if self.kernels:
+            scale, shift = self._affine(params, z)
+            y, *slopes = launching.group_norm(self, z, scale, shift, residual)
+            return self._pooled(y.view(shape), fuse, (z, slopes, live, residual is not None))
         running = [params[name] for name in self.statistics]
         if running and self.frozen:
-            found = (*running, torch.ones_like(running[0][:, :1]))
+            mean, variance = (one[:, None, None, None] for one in running)
+            found = mean, variance, torch.ones_like(mean[..., :1])
         else:
-            found = fuse(formulas.moments)(z, live)
+            found = fuse(formulas.moments)(z, live, self.groups)
         if running and not self.frozen:
-            moved = fuse(formulas.moved_statistics)(*running, found, live, self.norm.momentum)
+            if z.shape[2] == 1:  # a single value has no variance: it counts by what is known
+                found = self._with_known(found, running)
+            moved = fuse(formulas.moved_statistics)(
+                *running, found, live & (found[2].flatten(1) > 1), self.momentum
+            )
             for old, new in zip(running, moved, strict=True):
                 old.copy_(new)
-        scale, shift = (params[f"{self.norm.name}.{part}"] for part in ("weight", "bias"))
-        pooled, code = fuse(formulas.norm_relu_pool)(
-            z, *found[:2], scale, shift, self.norm.eps, same=self.same
-        )
-        return pooled, (x, z, found, code, live)
+        scale, shift = self._affine(params, z)
+        y = fuse(formulas.normed)(
+            z, *found[:2], scale, shift, residual, self.eps,
+            groups=self.groups, relu=self.relu and not self.pool,
+        ).view(shape)  # fmt: skip
+        return self._pooled(y, fuse, (z, found, live, residual is not None))
+
+    def _pooled(self, y: Tensor, fuse: Fuse, more: tuple[Any, ...]) -> tuple[Tensor, Any]:
+        if not self.pool:
+            return y, (_by_pixel(y), None, y.shape, more)
+        pooled, code = fuse(formulas.relu_pool)(y, same=self.pool == "same")
+        return pooled, (None, code, y.shape, more)
 
     def backward(
         self, params: Tensors, saved: Any, dy: Tensor, fuse: Fuse, *, first: bool
-    ) -> tuple[Tensor | None, dict[str, Gradient]]:
-        """Through pooling, ReLU and normalisation, then through the convolution."""
-        x, z, found, code, live = saved
-        scale = params[f"{self.norm.name}.weight"]
-        frozen = self.frozen and bool(self.statistics)
-        dz, dbias, dscale, dshift = fuse(formulas.norm_backward)(
-            dy.view(code.shape), code, z, found, scale, live, self.norm.eps, frozen=frozen
-        )
-        return None if first else self.input_gradient(params, dz), {
-            f"{self.name}.weight": self.weight_gradient(x, dz),
-            f"{self.name}.bias": dbias,
-            f"{self.norm.name}.weight": dscale,
-            f"{self.norm.name}.bias": dshift,
-        }
+    ) -> tuple[Sequence[Tensor | None], dict[str, Gradient]]:
+        """Through pooling, ReLU and the sum, then through the normalisation."""
+        del first
+        y, code, shape, (z, found, live, summed) = saved
+        if code is not None:
+            dy = fuse(formulas.unpool)(dy.view(code.shape), code, shape[2:4])
+        dy, (scale, _) = _by_pixel(dy.reshape(shape)), self._affine(params, z)
+        if self.kernels:
+            dy = dy.contiguous()
+            dz, dscale, dshift, through = launching.group_norm_backward(
+                self, dy, dy if y is None else y, z, found, scale
+            )
+        else:
+            kept = y if self.relu and not self.pool else None
+            dz, dscale, dshift, through = fuse(formulas.norm_backward)(
+                dy, kept, z, found, scale, live, self.eps, groups=self.groups,
+                frozen=self.frozen and bool(self.statistics),
+            )  # fmt: skip
+        gradients: dict[str, Gradient] = {}
+        if self.bias:
+            gradients = {self.weight_name: dscale, f"{self.name}.bias": dshift}
+        return [dz.view(shape), *([through.view(shape)] if summed else [])], gradients
 
-    def numbers(self, sample: int) -> int:
-        """As the convolution, and its output with two gradients of it."""
-        pixels = self.image[0] * self.image[1]
-        return super().numbers(sample) + 4 * sample * pixels * self.channels[1]
+    def _affine(self, params: Tensors, z: Tensor) -> tuple[Tensor, Tensor]:
+        if self.bias:
+            return params[self.weight_name], params[f"{self.name}.bias"]
+        plain = torch.ones((len(z), z.shape[-1]), dtype=formulas.wide(z), device=z.device)
+        return plain, torch.zeros_like(plain)
+
+    def _with_known(
+        self, found: tuple[Tensor, Tensor, Tensor], running: Sequence[Tensor]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        mean, variance, count = found
+        old = [one[:, None, None, None] for one in running]
+        several = count > 1
+        return torch.where(several, mean, old[0]), torch.where(several, variance, old[1]), count
+
+
+def _by_pixel(x: Tensor) -> Tensor:
+    """``[J, B, …, O]`` to ``[J, B, P, O]``."""
+    return x.flatten(2, -2) if x.dim() > 3 else x.unsqueeze(2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plain(Stacked, PlainStep):
+    """Any function without parameters, on the samples of all jobs together."""
+
+    def forward(
+        self, params: Tensors, xs: Sequence[Any], fuse: Fuse, live: Tensor
+    ) -> tuple[Any, Any]:
+        """Values that are no tensors pass as they are."""
+        del params, fuse
+        with torch.enable_grad():
+            own = [
+                _samples(x).detach().requires_grad_() if isinstance(x, Tensor) else x for x in xs
+            ]
+            y = self.function(*own)
+        if not isinstance(y, Tensor):
+            return y, None
+        return _stacked(y.detach(), len(live)), (own, y)
+
+    def backward(
+        self, params: Tensors, saved: Any, dy: Tensor, fuse: Fuse, *, first: bool
+    ) -> tuple[Sequence[Tensor | None], dict[str, Gradient]]:
+        """By automatic differentiation of this function alone."""
+        del params, fuse, first
+        own, y = saved
+        tensors = [x for x in own if isinstance(x, Tensor)]
+        found = iter(torch.autograd.grad(y, tensors, _samples(dy), allow_unused=True))
+        gradients = [next(found) if isinstance(x, Tensor) else None for x in own]
+        return [None if one is None else _stacked(one, len(dy)) for one in gradients], {}
+
+
+def _samples(x: Tensor) -> Tensor:
+    """``[J, B, …]`` to ``[J·B, …]``, images channels first."""
+    flat: Tensor = x.flatten(0, 1)
+    return flat.permute(0, 3, 1, 2).contiguous() if flat.dim() == 4 else flat
+
+
+def _stacked(x: Tensor, jobs: int) -> Tensor:
+    """The opposite of `_samples`."""
+    moved: Tensor = x.permute(0, 2, 3, 1) if x.dim() == 4 else x
+    split: Tensor = moved.unflatten(0, (jobs, -1))
+    return split.contiguous()

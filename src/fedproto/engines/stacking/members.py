@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
+from fedproto.engines.augment import AugmentOptions
 from fedproto.engines.base import LocalJob
 from fedproto.engines.reference import needs_head
 from fedproto.engines.setting import setting_of
@@ -46,6 +47,7 @@ class StackKind:
         proximal: Whether any job is pulled to the received weights.
         linear: Whether any job has a term that is linear in the weights.
         calibrated: Whether any job changes logits before the loss.
+        augment: How training images are varied.
     """
 
     train: TrainOptions
@@ -54,6 +56,7 @@ class StackKind:
     proximal: bool = False
     linear: bool = False
     calibrated: bool = False
+    augment: AugmentOptions | None = None
 
     @property
     def rows(self) -> int:
@@ -74,7 +77,7 @@ class StackKind:
     @property
     def whole(self) -> bool:
         """Whether a step can be one kernel: plain descent with at most a proximal term."""
-        return self.in_place and not self.linear and not self.calibrated
+        return self.in_place and not (self.linear or self.calibrated or self.augment)
 
 
 class Members:
@@ -111,6 +114,7 @@ class Members:
             proximal=any(one.proximal for one in objectives),
             linear=any(one.linear is not None for one in objectives),
             calibrated=any(one.calibrated for one in objectives),
+            augment=job.augment,
         )
 
     def obstacle(self, job: LocalJob) -> str | None:
@@ -119,6 +123,8 @@ class Members:
         Batches that are split give other results where samples of a batch influence each other.
         """
         network, needs, strategy = self._network, job.method.needs, job.strategy
+        if job.augment is not None and not network.can_move(job.augment):
+            return "augmentation but for flips and padded crops of images"
         joint = network.statistics or network.by_batch or network.draws
         if joint and job.train.accumulate > 1:
             return "gradient accumulation with batch norm or dropout"

@@ -1,7 +1,7 @@
 """Networks over stacked weights: one forward and backward pass for many models at once.
 
-`LayerNetwork` has its own backward pass, for models that describe their layers.
-`fedproto.engines.stacking.functional` does the same for a user's module, through `torch.func`.
+`LayerNetwork` has its own backward pass, for modules that can be traced into known steps.
+`fedproto.engines.stacking.functional` does the same for other modules, through `torch.func`.
 
 Shapes: J jobs, B samples of a batch, D feature channels, C classes, P numbers in a model's row.
 """
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
+from fedproto.engines.augment import AugmentOptions
 from fedproto.engines.base import Workload
 from fedproto.engines.stacking import formulas, launching
 from fedproto.engines.stacking.formulas import Fuse
@@ -27,10 +28,13 @@ from fedproto.engines.stacking.layers import (
     Conv,
     Dense,
     Gradient,
-    NormedConv,
+    Layer,
+    Norm,
+    Plain,
+    Stacked,
     product,
 )
-from fedproto.models.layers import DenseLayer, layers_of
+from fedproto.engines.tracing import ConvStep, DenseStep, NormStep, PlainStep, trace
 from fedproto.types import Tensors
 
 
@@ -103,6 +107,11 @@ class Network(abc.ABC):
         del batch
         return None
 
+    def can_move(self, augment: AugmentOptions) -> bool:
+        """Whether batches can be varied like this while they are gathered."""
+        del augment
+        return False
+
     @abc.abstractmethod
     def frozen(self) -> Network:
         """The same network with statistics that training neither uses nor changes."""
@@ -143,120 +152,170 @@ class Network(abc.ABC):
 
 
 class LayerNetwork(Network):
-    """Layers one after another; the last gives the logits, the one before it the features."""
+    """The traced steps of a module; the last gives the logits, its input are the features."""
 
     def __init__(
-        self, layers: Sequence[Dense | Conv], head: Dense, *, one_kernel: bool = False
+        self,
+        steps: Sequence[Stacked],
+        shapes: Mapping[int, tuple[int, ...]],
+        *,
+        one_kernel: bool = False,
     ) -> None:
-        """Takes the layers; `one_kernel` asks for steps in one kernel where models have one."""
-        self.layers, self.head, self._one_kernel = tuple(layers), head, one_kernel
-        self._weight, self._bias = f"{head.name}.weight", f"{head.name}.bias"
-        norms = [layer for layer in self.layers if isinstance(layer, NormedConv)]
-        self.statistics = {name: (norm.channels[1],) for norm in norms for name in norm.statistics}
-        self.by_batch = not all(norm.statistics for norm in norms)
+        """Takes the steps.
+
+        Args:
+            steps: In order; each takes what earlier ones gave.
+            shapes: Of each value, for one sample.
+            one_kernel: Whether to make steps in one kernel where models have one.
+        """
+        head = steps[-1]
+        assert isinstance(head, Dense)  # noqa: S101 - as every traced network ends
+        self.steps, self.head, self._shapes, self._one_kernel = steps, head, shapes, one_kernel
+        self._shape = shapes[0]
+        self.layers = [step for step in steps if isinstance(step, Layer)]
+        norms = [step for step in steps if isinstance(step, Norm)]
+        self.statistics = {name: (norm.channels,) for norm in norms for name in norm.statistics}
+        self.by_batch = any(not norm.groups and not norm.statistics for norm in norms)
+        # A value is freed after the last step that takes it; nothing before the first layer with
+        # parameters has a gradient.
+        last = {value: index for index, step in enumerate(steps) for value in step.inputs}
+        self._done = [[one for one in last if last[one] == index] for index in range(len(steps))]
+        self._moving: set[int] = set()
+        for step in steps:
+            if isinstance(step, Layer) or self._moving & set(step.inputs):
+                self._moving.add(step.output)
+
+    @property
+    def convolves(self) -> bool:
+        """Whether any step is a convolution by kernels, which take half precision."""
+        return any(isinstance(layer, Conv) and layer.kernels for layer in self.layers)
+
+    def _alike(self, **changes: bool) -> LayerNetwork:
+        """The same network, its layers with other settings where they have these."""
+        steps = []
+        for step in self.steps:
+            own: dict[str, Any] = {key: one for key, one in changes.items() if hasattr(step, key)}
+            steps.append(replace(step, **own))
+        kernels = self._one_kernel and changes.get("kernels", True)
+        return LayerNetwork(steps, self._shapes, one_kernel=kernels)
 
     def portable(self) -> LayerNetwork | None:
         """The same network by PyTorch's own products."""
         used = [layer.kernels for layer in self.layers]
         if not any(used) and self.whole_step(1) is None:
             return None
-        return LayerNetwork([replace(layer, kernels=False) for layer in self.layers], self.head)
+        return self._alike(kernels=False)
 
     def whole_step(self, batch: int) -> MlpStep | None:
         """For two dense layers and a head."""
-        dense = [layer for layer in (*self.layers, self.head) if isinstance(layer, Dense)]
-        if not self._one_kernel or len(self.layers) != 2 or len(dense) != 3:
+        dense = [step for step in self.steps if isinstance(step, Dense) and step.bias]
+        if not self._one_kernel or len(self.steps) != 3 or len(dense) != 3:
+            return None
+        if [step.relu for step in dense] != [True, True, False]:
             return None
         step = MlpStep((dense[0], dense[1], dense[2]), batch)
         return step if step.usable else None
 
     def frozen(self) -> LayerNetwork:
         """The same network with statistics that training neither uses nor changes."""
-        layers = [
-            replace(layer, frozen=True) if isinstance(layer, NormedConv) else layer
-            for layer in self.layers
-        ]
-        return LayerNetwork(layers, self.head, one_kernel=self._one_kernel)
+        return self._alike(frozen=True)
+
+    def can_move(self, augment: AugmentOptions) -> bool:
+        """Moving and mirroring images, which lie channels last."""
+        return len(self._shape) == 3 and augment.moves_only(self._shape[1:])
 
     def lay_out(self, inputs: Tensor) -> Tensor:
-        """Channels last for images, flat for anything else."""
-        if isinstance(self.layers[0], Conv):
-            return inputs.movedim(1, -1).contiguous()
-        return inputs.flatten(1).contiguous()
+        """Channels last for images."""
+        return inputs.movedim(1, -1).contiguous() if inputs.dim() == 4 else inputs.contiguous()
 
     def pack(self, params: Tensors) -> dict[str, Tensor]:
         """Weights layer by layer; biases as they are."""
         packed = dict(params)
-        for layer in (*self.layers, self.head):
-            name = f"{layer.name}.weight"
-            packed[name] = layer.pack(params[name]).contiguous()
+        for layer in self.layers:
+            if layer.weight_name in params:
+                packed[layer.weight_name] = layer.pack(params[layer.weight_name]).contiguous()
         return packed
 
     def unpack(self, params: Tensors) -> dict[str, Tensor]:
         """The opposite of `pack`."""
         own = dict(params)
-        for layer in (*self.layers, self.head):
-            name = f"{layer.name}.weight"
-            own[name] = layer.unpack(params[name])
+        for layer in self.layers:
+            if layer.weight_name in params:
+                own[layer.weight_name] = layer.unpack(params[layer.weight_name])
         return {
             name: tensor.clone() if tensor.data_ptr() == params[name].data_ptr() else tensor
             for name, tensor in own.items()
         }
 
     def features(self, params: Tensors, x: Tensor, live: Tensor | None = None) -> Tensor:
-        """The output of the last layer but the head, in the module's order of channels."""
-        return self._in_module_order(self._encode(params, x, live))
+        """The head's input, in the module's order of channels."""
+        found = self._in_module_order(self._encode(params, x, live))
+        return found.to(params[self.head.weight_name].dtype)
 
     def logits(self, params: Tensors, x: Tensor, live: Tensor | None = None) -> Tensor:
         """The head on top of the features."""
-        x = self._encode(params, x, live).flatten(2)
-        bias = params[self._bias].unsqueeze(1)
-        return torch.baddbmm(bias, x, params[self._weight].transpose(1, 2))
+        x = self._encode(params, x, live).to(params[self.head.weight_name].dtype)
+        logits: Tensor = self.head.evaluate(params, [x], _all_live(x, live))
+        return logits
 
     def gradients(
         self, params: Tensors, batch: StepBatch, fuse: Fuse
     ) -> tuple[Tensor, dict[str, Gradient]]:
-        """Forward through the layers and back."""
-        saved, x, live = [], batch.x, batch.weight > 0
-        for layer in self.layers:
-            x, kept = layer.forward(params, x, fuse, live)
+        """Forward through the steps and back."""
+        live, saved = batch.weight > 0, []
+        values: dict[int, Any] = {0: batch.x}
+        for index, step in enumerate(self.steps[:-1]):
+            xs = [values[one] for one in step.inputs]
+            values[step.output], kept = step.forward(params, xs, fuse, live)
             saved.append(kept)
-        features, x = x, x.flatten(2)
-        weight, bias = params[self._weight], params[self._bias]
+            for one in self._done[index]:
+                del values[one]
+        features, head = values.pop(self.head.inputs[0]), self.head
+        # The last layer is small, and its logits decide: in full precision.
+        weight = params[head.weight_name]
+        x = features.flatten(2).to(weight.dtype)
+        bias = params[f"{head.name}.bias"] if head.bias else weight.new_zeros(weight.shape[:2])
         z = torch.bmm(x, weight.transpose(1, 2))
         loss, dz, db = fuse(formulas.cross_entropy)(
             z, bias, batch.targets, batch.weight, *batch.calibration
         )
         added: Tensor | None = None
         if batch.term is not None:
-            own, logits = self._in_module_order(features), z + bias.unsqueeze(1)
+            own, logits = self._in_module_order(features.to(x.dtype)), z + bias.unsqueeze(1)
             added, d_logits = batch.term.gradients(own, logits, batch.targets, batch.weight)
             dz, db = dz + d_logits, db + d_logits.sum(dim=1)
-        gradients: dict[str, Gradient] = {
-            self._weight: product(dz.transpose(1, 2), x),
-            self._bias: db,
-        }
+        gradients: dict[str, Gradient] = {head.weight_name: product(dz.transpose(1, 2), x)}
+        if head.bias:
+            gradients[f"{head.name}.bias"] = db
         d_features = torch.bmm(dz, weight)
         if added is not None:
-            d_features += self._in_packed_order(added, features.shape)
-        dx: Tensor | None = d_features
-        for index in reversed(range(len(self.layers))):
-            assert dx is not None  # noqa: S101 - only the first layer gives no gradient
-            dx, found = self.layers[index].backward(
-                params, saved[index], dx, fuse, first=index == 0
-            )
+            d_features = d_features + self._in_packed_order(added, features.shape)
+        slopes = {head.inputs[0]: d_features.to(features.dtype).view(features.shape)}
+        for step in reversed(self.steps[:-1]):
+            kept = saved.pop()
+            if step.output not in slopes:
+                continue
+            first = not self._moving & set(step.inputs)
+            dxs, found = step.backward(params, kept, slopes.pop(step.output), fuse, first=first)
             gradients |= found
+            for one, dx in zip(step.inputs, dxs, strict=True):
+                if dx is not None and one in self._moving:
+                    slopes[one] = slopes[one] + dx if one in slopes else dx
         return loss, gradients
 
     def numbers(self, batch: int) -> int:
-        """The sum over the layers: nothing is freed before the backward pass ends."""
-        return sum(layer.numbers(batch) for layer in self.layers)
+        """Every value with its gradient; without kernels also copies of them."""
+        plain = not any(layer.kernels for layer in self.layers)
+        return batch * sum(map(math.prod, self._shapes.values())) * (6 if plain else 3)
 
     def _encode(self, params: Tensors, x: Tensor, live: Tensor | None) -> Tensor:
-        live = x.new_ones(x.shape[:2], dtype=torch.bool) if live is None else live
-        for layer in self.layers:
-            x = layer.evaluate(params, x, live)
-        return x
+        live, values = _all_live(x, live), {0: x}
+        for index, step in enumerate(self.steps[:-1]):
+            xs = [values[one] for one in step.inputs]
+            values[step.output] = step.evaluate(params, xs, live)
+            for one in self._done[index]:
+                del values[one]
+        return values[self.head.inputs[0]]
 
     def _in_module_order(self, x: Tensor) -> Tensor:
         return (x if self.head.image is None else x.movedim(-1, 2)).flatten(2)
@@ -266,6 +325,10 @@ class LayerNetwork(Network):
             return flat
         channels_first = (*shape[:2], shape[-1], *shape[2:-1])
         return flat.reshape(channels_first).movedim(2, -1).flatten(2)
+
+
+def _all_live(x: Tensor, live: Tensor | None) -> Tensor:
+    return x.new_ones(x.shape[:2], dtype=torch.bool) if live is None else live
 
 
 @dataclass(frozen=True)
@@ -286,27 +349,22 @@ class StackedForm:
 
 
 def layer_network(
-    model: nn.Module, input_shape: tuple[int, ...], *, kernels: bool = False
+    model: nn.Module, inputs: Tensor, *, kernels: bool = False
 ) -> LayerNetwork | None:
-    """The stacked form of a model that describes its layers; None for any other.
+    """The stacked form of a module whose steps are known; None for any other.
 
     `kernels` asks for kernels wherever shapes suit them.
     """
-    layers = layers_of(model, input_shape)
-    if layers is None:
+    found = trace(model, inputs)
+    if found is None:
         return None
-    *encoder, last = layers
-    assert isinstance(last, DenseLayer)  # noqa: S101 - logits come from a dense layer
-    stacked: list[Dense | Conv] = []
-    for layer in encoder:
-        if isinstance(layer, DenseLayer):
-            suits = kernels and launching.dense_suits(layer)
-            stacked.append(Dense(**vars(layer), kernels=suits))
-        else:
-            suits = kernels and launching.conv_suits(layer, first=not stacked)
-            kind = Conv if layer.norm is None else NormedConv
-            stacked.append(kind(**vars(layer), kernels=suits))
-    return LayerNetwork(stacked, Dense(**vars(last)), one_kernel=kernels)
+    kinds = {DenseStep: Dense, ConvStep: Conv, NormStep: Norm, PlainStep: Plain}
+    steps: list[Stacked] = []
+    for step in found.steps:
+        suits = kernels and launching.suits(step)
+        more = {} if isinstance(step, PlainStep) else {"kernels": suits}
+        steps.append(kinds[type(step)](**vars(step), **more))
+    return LayerNetwork(steps, found.shapes, one_kernel=kernels)
 
 
 class RowLayout:

@@ -31,7 +31,7 @@ class Observer:
     def __init__(self, form: StackedForm) -> None:
         self._workload, self._network = form.workload, form.network
         self._inputs, self._targets = form.inputs, form.targets
-        self._device, self._dtype = form.inputs.device, form.inputs.dtype
+        self._device, self._dtype = form.inputs.device, form.workload.options.torch_dtype()
 
     def observe(
         self, packed: Tensors, jobs: Sequence[LocalJob], needed: Sequence[frozenset[Statistic]]

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fedproto.data.federation import Federation
+from fedproto.engines.augment import gather_moved
 from fedproto.engines.base import LocalJob
 from fedproto.rng import Indices
 from fedproto.rng.schedule import BatchOrder
@@ -31,6 +32,7 @@ class StackOrders:
         steps: The jobs' numbers of steps.
         last_epoch: The step at which each job's last epoch begins.
         last_samples: The number of samples of each job's last epoch.
+        moves: How each image is moved and mirrored, where images are varied: ``[…, 3]``.
     """
 
     samples: Indices
@@ -38,6 +40,7 @@ class StackOrders:
     steps: Indices
     last_epoch: Indices
     last_samples: Indices
+    moves: Indices | None = None
 
 
 def stack_orders(jobs: Sequence[LocalJob], federation: Federation) -> StackOrders:
@@ -52,7 +55,8 @@ def stack_orders(jobs: Sequence[LocalJob], federation: Federation) -> StackOrder
         epochs[shared] = max(epochs.get(shared, 0), _epochs_begun(job.batches))
     starts: dict[BatchOrder, int] = {}
     parts: list[Indices] = []
-    total = 0
+    moves: list[Indices] = []
+    augment, total = jobs[0].augment, 0
     for order, number in epochs.items():
         starts[order] = total
         own = federation.train_indices(order.client)
@@ -60,6 +64,9 @@ def stack_orders(jobs: Sequence[LocalJob], federation: Federation) -> StackOrder
         samples = np.full((number, length), NONE, dtype=np.int64)
         for epoch in range(number):
             samples[epoch, : order.num_examples] = own[order.epoch(epoch)]
+            if augment is not None:
+                found = augment.moves(augment.draws(order, epoch)[order.epoch(epoch)])
+                moves.append(np.pad(found, ((0, length - len(found)), (0, 0))))
         parts.append(samples.reshape(-1))
         total += number * length
     # A finished job goes on reading until the others are done: there is always a last entry.
@@ -71,6 +78,7 @@ def stack_orders(jobs: Sequence[LocalJob], federation: Federation) -> StackOrder
         steps=np.array([job.batches.steps for job in jobs], dtype=np.int64),
         last_epoch=np.array([first for first, _ in last], dtype=np.int64),
         last_samples=np.array([samples for _, samples in last], dtype=np.int64),
+        moves=np.concatenate([*moves, np.zeros((1, 3), dtype=np.int64)]) if moves else None,
     )
 
 
@@ -98,6 +106,7 @@ def next_batch(
     rate: Tensor,
     count: Tensor,
     batch_size: int,
+    moves: Tensor | None = None,
     *,
     scaled: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -109,14 +118,16 @@ def next_batch(
         ones.
     """
     offset = count * batch_size + torch.arange(batch_size, device=start.device)
-    index = samples[(start.unsqueeze(1) + offset).clamp(max=len(samples) - 1)]
+    places = (start.unsqueeze(1) + offset).clamp(max=len(samples) - 1)
+    index = samples[places]
     busy = count < steps
     live = (index >= 0) & busy.unsqueeze(1)
     index = index.clamp(min=0)
     rate = torch.where(busy, rate, 0)
     weight = live.to(rate.dtype) / live.sum(dim=1, keepdim=True).clamp(min=1)
     weight = weight * rate.unsqueeze(1) if scaled else weight
-    return inputs[index], targets[index], live, weight, rate
+    x = inputs[index] if moves is None else gather_moved(inputs, index, moves[places], 0)
+    return x, targets[index], live, weight, rate
 
 
 def end_step(total: Tensor, loss: Tensor, live: Tensor, last_epoch: Tensor, count: Tensor) -> None:

@@ -1,0 +1,436 @@
+"""A user's network as a list of steps that engines can carry out in their own way.
+
+A module is traced by `torch.fx` and cut into convolutions, normalisations, dense layers and, for
+everything without parameters, plain functions. What usually follows a layer (ReLU, 2×2 max pooling,
+a residual sum after a normalisation) becomes a part of its step, so that an engine can compute both
+at once. Nothing is guessed: whoever uses the steps compares their logits with the module's own.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias, TypeVar
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn import functional as F  # noqa: N812 - the name everyone uses
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+
+from fedproto.models.adapter import original
+from fedproto.models.layers import StandardizedConv2d
+
+Pool: TypeAlias = Literal["", "valid", "same"]
+"""2×2 max pooling after a layer: none, without odd last rows and columns, or with them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """A part of a forward pass.
+
+    Attributes:
+        inputs: The values it takes: 0 is the batch, the others are outputs of earlier steps.
+        output: The value it gives.
+    """
+
+    inputs: tuple[int, ...]
+    output: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerStep(Step):
+    """A layer with parameters, ``name.weight`` and ``name.bias``, perhaps followed by ReLU."""
+
+    name: str
+    bias: bool = True
+    relu: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class DenseStep(LayerStep):
+    """A dense layer.
+
+    Attributes:
+        image: Channels, height and width where the input is a flattened image.
+    """
+
+    units_in: int
+    units: int
+    image: tuple[int, int, int] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvStep(LayerStep):
+    """A convolution; pooled outputs pass a ReLU.
+
+    Attributes:
+        channels: Of input and output.
+        image: Height and width of the input.
+        taps: Height and width of the filters.
+        standardize: Whether filters are standardised before they are used.
+    """
+
+    channels: tuple[int, int]
+    image: tuple[int, int]
+    taps: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    pool: Pool = ""
+    standardize: bool = False
+
+    @property
+    def sides(self) -> tuple[int, int]:
+        """Height and width of the output, before pooling."""
+        parts = zip(self.image, self.taps, self.stride, self.padding, strict=True)
+        height, width = ((i + 2 * p - t) // s + 1 for i, t, s, p in parts)
+        return height, width
+
+
+@dataclass(frozen=True, kw_only=True)
+class NormStep(LayerStep):
+    """Batch or group normalisation, then perhaps the sum with a second input, ReLU or pooling.
+
+    Attributes:
+        channels: How many.
+        groups: Of channels, for group normalisation; 0 for batch normalisation.
+        momentum: Of the running statistics; None where there are none.
+    """
+
+    channels: int
+    groups: int
+    eps: float
+    momentum: float | None = None
+    pool: Pool = ""
+
+    @property
+    def statistics(self) -> tuple[str, ...]:
+        """The names of the running mean and variance; empty if there are none."""
+        if self.momentum is None:
+            return ()
+        return f"{self.name}.running_mean", f"{self.name}.running_var"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlainStep(Step):
+    """A function of tensors ``[B, …]``, channels first, that treats every sample alone.
+
+    It may also give a number, such as the size of the batch, for functions after it.
+    """
+
+    function: Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A network: its steps in order; the last is the dense layer that gives the logits.
+
+    Attributes:
+        shapes: The shape of each value for one sample, channels first; () for numbers.
+    """
+
+    steps: tuple[Step, ...]
+    shapes: dict[int, tuple[int, ...]]
+
+
+def trace(model: nn.Module, inputs: Tensor) -> Trace | None:
+    """The steps of a module that takes such a batch; None where it has others than these.
+
+    A module whose forward pass depends on values cannot be traced; one that uses a parameter twice,
+    not at all or outside of known layers, draws random numbers or has constants is left to others.
+    """
+    model = original(model)
+    try:
+        graph = _Tracer().trace(model)
+        sizes = _Sizes(fx.GraphModule(model, graph)).of(inputs)
+        found = _Builder(model, graph, sizes).build()
+    except (_Unknown, RuntimeError, TypeError, ValueError, NameError, AttributeError):
+        return None
+    used = [name for step in found.steps for name in _parameters(step)]
+    return found if sorted(used) == sorted(dict(model.named_parameters())) else None
+
+
+class _Unknown(Exception):  # noqa: N818 - never leaves this module
+    """A part of a network that is none of the known steps."""
+
+
+def _parameters(step: Step) -> list[str]:
+    if not isinstance(step, LayerStep):
+        return []
+    affine = not isinstance(step, NormStep) or step.bias
+    return [f"{step.name}.weight"] * affine + [f"{step.name}.bias"] * step.bias
+
+
+class _Tracer(fx.Tracer):
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        known = isinstance(m, StandardizedConv2d)
+        return known or super().is_leaf_module(m, module_qualified_name)
+
+
+class _Sizes(fx.Interpreter):
+    """Runs a graph once and keeps the shapes of its values."""
+
+    @torch.no_grad()
+    def of(self, inputs: Tensor) -> dict[fx.Node, tuple[int, ...]]:
+        self.found: dict[fx.Node, tuple[int, ...]] = {}
+        self._batch = len(inputs)
+        training = self.module.training
+        self.module.eval()
+        try:
+            self.run(inputs)
+        finally:
+            self.module.train(training)
+        return self.found
+
+    def run_node(self, n: fx.Node) -> Any:
+        value = super().run_node(n)
+        if isinstance(value, Tensor) and value.shape[:1] == (self._batch,):
+            self.found[n] = tuple(value.shape)
+        elif n.op != "output" and not isinstance(value, int | float | torch.Size):
+            raise _Unknown
+        return value
+
+
+LayerKind = TypeVar("LayerKind", bound=LayerStep)
+
+
+class _Builder:
+    """Turns the nodes of a graph into steps, one after another."""
+
+    def __init__(
+        self, model: nn.Module, graph: fx.Graph, sizes: dict[fx.Node, tuple[int, ...]]
+    ) -> None:
+        self._modules, self._graph, self._sizes = dict(model.named_modules()), graph, sizes
+        self._values: dict[fx.Node, int] = {}
+        self._steps: dict[int, Step] = {}
+        self._next = 1
+
+    def build(self) -> Trace:
+        """All steps."""
+        outputs: list[int] = []
+        for node in list(self._graph.nodes):
+            if self._changes_nothing(node):
+                node.replace_all_uses_with(_first(node))
+                self._graph.erase_node(node)
+        for node in self._graph.nodes:
+            if node.op == "placeholder":
+                if self._values:
+                    raise _Unknown
+                self._values[node] = 0
+            elif node.op == "output":
+                outputs = [self._values[node.args[0]]]
+            elif node.op == "get_attr":
+                raise _Unknown
+            else:
+                self._add(node)
+        steps = tuple(self._steps.values())
+        if not steps or not isinstance(steps[-1], DenseStep) or steps[-1].relu:
+            raise _Unknown
+        if outputs != [steps[-1].output] or (steps[-1].image and len(steps) == 1):
+            raise _Unknown
+        shapes = {
+            self._values[node]: self._sizes[node][1:] if node in self._sizes else ()
+            for node in self._values
+        }
+        return Trace(steps, shapes)
+
+    def _changes_nothing(self, node: fx.Node) -> bool:
+        layer = self._module(node)
+        flat = _is_flatten(node, layer) and len(self._sizes[_first(node)]) == 2
+        return isinstance(layer, nn.Identity) or flat
+
+    def _add(self, node: fx.Node) -> None:
+        layer = self._module(node)
+        if isinstance(layer, nn.Linear):
+            self._add_dense(node, layer)
+        elif type(layer) in (nn.Conv2d, StandardizedConv2d):
+            self._add_conv(node, layer)  # type: ignore[arg-type]
+        elif isinstance(layer, _BatchNorm | nn.GroupNorm):
+            self._add_norm(node, layer)
+        elif layer is not None and any(True for _ in (*layer.parameters(), *layer.buffers())):
+            raise _Unknown
+        elif not self._joined(node, layer):
+            self._add_plain(node, layer)
+
+    def _append(self, node: fx.Node, kind: type[Step], inputs: Sequence[int], **more: Any) -> None:
+        step = kind(inputs=tuple(inputs), output=self._next, **more)
+        self._values[node] = self._next
+        self._steps[self._next] = step
+        self._next += 1
+
+    def _layer_before(self, node: fx.Node, kind: type[LayerKind]) -> LayerKind | None:
+        """The layer that gives a node, where nothing else uses what it gives."""
+        step = self._steps.get(self._values[node])
+        return step if isinstance(step, kind) and len(node.users) == 1 else None
+
+    def _merge(self, node: fx.Node, step: LayerStep, **more: Any) -> None:
+        """Makes a node a part of the step before it."""
+        self._steps[step.output] = replace(step, **more)
+        self._values[node] = step.output
+
+    def _joined(self, node: fx.Node, layer: nn.Module | None) -> bool:
+        """Whether a function has become a part of a layer's step."""
+        if _is_sum(node):
+            return self._join_sum(node)
+        if not node.args or not isinstance(node.args[0], fx.Node):
+            return False
+        step = self._layer_before(node.args[0], LayerStep)
+        if step is None:
+            return False
+        if _is_relu(node, layer):
+            if not step.relu:
+                self._merge(node, step, relu=True)
+            return True
+        pool = _pooling(node, layer)
+        poolable = isinstance(step, ConvStep | NormStep) and not step.pool and len(step.inputs) == 1
+        if not pool or not poolable or len(self._sizes[node]) != 4:
+            return False
+        users = list(node.users)
+        followed = len(users) == 1 and _is_relu(users[0], self._module(users[0]))
+        if not step.relu and not followed:
+            return False
+        self._merge(node, step, pool=pool)
+        return True
+
+    def _join_sum(self, node: fx.Node) -> bool:
+        """Makes a residual sum a part of the normalisation that is one of its terms."""
+        terms = [one for one in node.args if isinstance(one, fx.Node)]
+        if len(terms) != 2 or len({self._sizes.get(one) for one in (*terms, node)}) != 1:
+            return False
+        for term, other in (terms, terms[::-1]):
+            step = self._layer_before(term, NormStep)
+            if step is not None and not step.relu and not step.pool and len(step.inputs) == 1:
+                # It waits for the other term, which may come later.
+                del self._steps[step.output]
+                self._steps[step.output] = replace(step, inputs=(*step.inputs, self._values[other]))
+                self._values[node] = step.output
+                return True
+        return False
+
+    def _module(self, node: fx.Node) -> nn.Module | None:
+        return self._modules.get(str(node.target)) if node.op == "call_module" else None
+
+    def _add_dense(self, node: fx.Node, layer: nn.Linear) -> None:
+        before, image = _first(node), None
+        if len(self._sizes[before]) != 2:
+            raise _Unknown
+        if _is_flatten(before, self._module(before)):
+            # The columns of the weight are put in the order of an image instead.
+            _, *sides = self._sizes[_first(before)]
+            image = tuple(sides) if len(sides) == 3 else None
+            if len(before.users) == 1:
+                self._steps.pop(self._values[before], None)
+            before = _first(before)
+        self._append(
+            node,
+            DenseStep,
+            [self._values[before]],
+            name=str(node.target),
+            bias=layer.bias is not None,
+            units_in=layer.in_features,
+            units=layer.out_features,
+            image=image,
+        )
+
+    def _add_conv(self, node: fx.Node, layer: nn.Conv2d) -> None:
+        plain = layer.dilation == (1, 1) and layer.groups == 1 and layer.padding_mode == "zeros"
+        if not plain or len(self._sizes[_first(node)]) != 4 or isinstance(layer.padding, str):
+            raise _Unknown
+        height, width = self._sizes[_first(node)][2:]
+        self._append(
+            node,
+            ConvStep,
+            [self._values[_first(node)]],
+            name=str(node.target),
+            bias=layer.bias is not None,
+            channels=(layer.in_channels, layer.out_channels),
+            image=(height, width),
+            taps=tuple(layer.kernel_size),
+            stride=tuple(layer.stride),
+            padding=tuple(layer.padding),
+            standardize=isinstance(layer, StandardizedConv2d),
+        )
+
+    def _add_norm(self, node: fx.Node, layer: _BatchNorm | nn.GroupNorm) -> None:
+        if len(self._sizes[node]) not in (2, 4):
+            raise _Unknown
+        momentum = None
+        if isinstance(layer, _BatchNorm) and layer.track_running_stats:
+            momentum = layer.momentum
+            if momentum is None:  # a plain mean over all batches so far
+                raise _Unknown
+        self._append(
+            node,
+            NormStep,
+            [self._values[_first(node)]],
+            name=str(node.target),
+            bias=layer.affine,
+            channels=self._sizes[node][1],
+            groups=layer.num_groups if isinstance(layer, nn.GroupNorm) else 0,
+            eps=layer.eps,
+            momentum=momentum,
+        )
+
+    def _add_plain(self, node: fx.Node, layer: nn.Module | None) -> None:
+        name = str(getattr(node.target, "__name__", node.target))
+        if (isinstance(layer, _DropoutNd) and layer.p > 0) or "dropout" in name or "rand" in name:
+            raise _Unknown
+        inputs: list[fx.Node] = []
+        fx.node.map_arg((node.args, node.kwargs), inputs.append)
+        places = {one: index for index, one in enumerate(inputs)}
+
+        def function(*values: Any) -> Any:
+            args, kwargs = fx.node.map_arg(
+                (node.args, node.kwargs), lambda one: values[places[one]]
+            )
+            if layer is not None:
+                return layer(*args, **kwargs)
+            if node.op == "call_method":
+                own, *rest = args
+                return getattr(own, str(node.target))(*rest, **kwargs)
+            return node.target(*args, **kwargs)  # type: ignore[operator]
+
+        own = [self._values[one] for one in inputs]
+        self._append(node, PlainStep, own, function=function)
+
+
+def _first(node: fx.Node) -> fx.Node:
+    """The input of a layer."""
+    if not node.args or not isinstance(node.args[0], fx.Node):
+        raise _Unknown
+    return node.args[0]
+
+
+def _is_relu(node: fx.Node, layer: nn.Module | None) -> bool:
+    functions = (F.relu, F.relu_, torch.relu, torch.relu_, "relu", "relu_")
+    return isinstance(layer, nn.ReLU) or (layer is None and node.target in functions)
+
+
+def _is_sum(node: fx.Node) -> bool:
+    functions = (operator.add, operator.iadd, torch.add, "add", "add_")
+    return node.op != "call_module" and node.target in functions and not node.kwargs
+
+
+def _is_flatten(node: fx.Node, layer: nn.Module | None) -> bool:
+    """Whether a node lays out images in rows, from the second dimension on."""
+    if isinstance(layer, nn.Flatten):
+        return (layer.start_dim, layer.end_dim) == (1, -1)
+    return layer is None and node.target in (torch.flatten, "flatten") and node.args[1:] == (1,)
+
+
+def _pooling(node: fx.Node, layer: nn.Module | None) -> Pool:
+    """Which 2×2 max pooling a node is; none if it is anything else."""
+    if layer is None and node.target in (F.max_pool2d, torch.max_pool2d):
+        given: Any = (node.args[1:], node.kwargs)
+        layer = nn.MaxPool2d(*given[0], **given[1])
+    if not isinstance(layer, nn.MaxPool2d) or layer.return_indices:
+        return ""
+    sides = (layer.kernel_size, layer.stride, layer.padding, layer.dilation)
+    if [_pair(one) for one in sides] != [(2, 2), (2, 2), (0, 0), (1, 1)]:
+        return ""
+    return "same" if layer.ceil_mode else "valid"
+
+
+def _pair(one: Any) -> tuple[Any, ...]:
+    return (one, one) if isinstance(one, int) else tuple(one)
