@@ -228,7 +228,7 @@ def merged(requests: Iterable[Request]) -> list[Request]:
     for request in requests:
         key = settings_digest(request.config)
         known = by_run.get(key, request)
-        config = known.config if known.config.measure.every else request.config
+        config = _measured_for_both(known.config, request.config)
         validated = known.validated or request.validated
         if validated:
             config = replace(config, evaluate=replace(config.evaluate, validation=True))
@@ -244,3 +244,12 @@ def merged(requests: Iterable[Request]) -> list[Request]:
             order=min(known.order, request.order),
         )
     return list(by_run.values())
+
+
+def _measured_for_both(one: RunConfig, other: RunConfig) -> RunConfig:
+    """The first of two requested configurations, with what either measures, as often as either."""
+    if not one.measure.every or not other.measure.every:
+        return one if one.measure.every else other
+    what = tuple(dict.fromkeys((*one.measure.what, *other.measure.what)))
+    every = min(one.measure.every, other.measure.every)
+    return replace(one, measure=replace(one.measure, what=what, every=every))

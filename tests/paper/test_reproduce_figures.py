@@ -242,6 +242,15 @@ def test_requests_for_one_run_become_one():
         assert (one.config.evaluate.validation, one.config.measure.every) == (True, every)
 
 
+def test_a_run_that_two_experiments_measure_is_measured_for_both():
+    first, *_ = Scope("smoke").case("mnist").runs()
+    options = replace(first.measure, every=1, what=("head", "loss"))
+    other = replace(first, measure=options)
+    (one,) = merged([Request("mnist", first), Request("mnist", other, needs=frozenset({"head"}))])
+    assert one.config.measure.every == 1
+    assert set(one.config.measure.what) == {*first.measure.what, "head"}
+
+
 @pytest.mark.parametrize("name", ["synthetic", "mnist"])
 def test_the_ablation_shares_runs_with_the_accuracy_table(name):
     case = Scope("paper").case(name)
