@@ -159,7 +159,7 @@ def test_a_last_batch_of_one_trains_in_every_engine_alike(policy, strategy):
             cohort=4,
             epochs=2,
             batch_size=4,
-            batch_norm=policy,
+            train={"batch_norm": policy},
             engine={"name": engine, "dtype": "float64", "device": "cpu"},
         )
         weights.append(result.state.params)

@@ -117,11 +117,11 @@ def test_the_last_fallback_of_every_engine_can_do_everything():
     ("needs", "name"),
     [
         ([{Capability.OBJECTIVE}], "stacked"),
-        ([{Capability.AUGMENTATION}], "captured"),
+        ([{Capability.AUGMENTATION}], "stacked"),
         ([{Capability.LABEL_MAPS}], "captured"),
         ([{Capability.TRAINABLE}], "reference"),
         ([{Capability.TRAINABLE}, {Capability.OBJECTIVE}], "stacked"),
-        ([{Capability.AUGMENTATION, Capability.FLOAT64}], "reference"),
+        ([{Capability.LABEL_MAPS, Capability.FLOAT64}], "reference"),
     ],
 )
 def test_auto_chooses_by_needs_and_capabilities(monkeypatch, needs, name):

@@ -20,13 +20,10 @@ from engine_cases import (
     small_federation,
     sweep,
 )
-from fedproto import FedAvg, FedNova, FedProto, FedProx, Scaffold, Strategy, with_features
-from fedproto.config import RunConfig, read_config
+from fedproto import FedAvg, FedProto, FedProx, Scaffold, Strategy, with_features
 from fedproto.engines.base import ENGINES
 from fedproto.engines.training import TrainOptions, take_step
-from fedproto.errors import ConfigError
 from fedproto.models.small import CNN4Options
-from fedproto.rounds.jobs import check_fits
 from fedproto.strategies.values import Objective
 
 PULL, SLOPE = 0.4, 0.05
@@ -302,45 +299,3 @@ def test_parameters_that_are_not_trained_stay_and_do_not_count_in_norms(engine, 
             assert distance(update.params["2.weight"], head.weight.detach()) <= 1e-10
     finally:
         running.close()
-
-
-def test_the_captured_engine_hands_clipped_steps_over():
-    federation, model = small_federation((3,)), small_model()
-    engine = engine_for("captured", federation, model, notices := [], dtype="float32")
-    engine.train(jobs_of(federation, model, FedAvg(), replace(PLAIN, clip_norm=1.0)))
-    assert notices == [
-        "engine 'captured' cannot run some jobs (gradient clipping, training on a CPU); engine"
-        " 'reference' trains them"
-    ]
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"rho": 0.0, "optimizer": "sam"}, "train.rho must be above 0"),
-        ({"rho": 0.1, "optimizer": "adam"}, "train.rho is for optimizer = 'sam' only.*'adam'"),
-        ({"rho": 0.1}, "train.rho is for optimizer = 'sam' only.*'sgd'"),
-        ({"clip_norm": 0}, "train.clip_norm must be above 0"),
-        ({"clip_norm": "median"}, "train.clip_norm must be a number"),
-        ({"centralize": 1}, "train.centralize must be true or false"),
-        ({"optimizer": "fedsam"}, "train.optimizer must be one of 'sgd', 'adam', 'sam'"),
-    ],
-)
-def test_options_out_of_range(given, message):
-    with pytest.raises(ConfigError, match=message):
-        read_config({"strategy": "fedavg", "train": given})
-
-
-@pytest.mark.parametrize("strategy", [Scaffold(), FedNova()], ids=["scaffold", "fednova"])
-def test_methods_for_plain_descent_take_steps_without_memory(strategy):
-    federation = small_federation((3,))
-
-    def check(**options):
-        config = RunConfig(strategy=strategy, train=TrainOptions(**options))
-        check_fits(replace(config, schedule=replace(config.schedule, cohort=2)), federation)
-
-    check(optimizer="sam", rho=0.1)
-    check(clip_norm=10.0, centralize=True)
-    for refused in ({"optimizer": "sam", "momentum": 0.5}, {"optimizer": "adam"}):
-        with pytest.raises(ConfigError, match=r"'sgd' or 'sam' and train\.momentum = 0"):
-            check(**refused)

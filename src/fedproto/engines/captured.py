@@ -26,7 +26,7 @@ from fedproto.engines.layers import freeze, take_over
 from fedproto.engines.reference import ReferenceEngine
 from fedproto.engines.training import TrainOptions, take_step
 from fedproto.rng import Indices
-from fedproto.strategies.base import Local, Objective
+from fedproto.strategies.values import Local, Objective
 from fedproto.types import ServerState
 
 WARM_UP = 2

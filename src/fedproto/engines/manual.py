@@ -28,7 +28,7 @@ from fedproto.engines.reference import ReferenceEngine, Step
 from fedproto.engines.spectra import Spectra, SpectralConvolution
 from fedproto.engines.tracing import ConvStep, DenseStep, trace
 from fedproto.rng import Indices
-from fedproto.strategies.base import Local, Objective
+from fedproto.strategies.values import Local, Objective
 from fedproto.types import Tensors
 
 WIDE_KERNEL, SMALL_IMAGE = 5, 32

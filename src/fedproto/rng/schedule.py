@@ -49,9 +49,7 @@ def partial_epochs(seed: int, round_: int, client: int, epochs: int, least: int 
 
 
 def _permutation(size: int, seed: int, purpose: Purpose, *numbers: int) -> Indices:
-    found = stream(seed, purpose, *numbers).permutation(size).astype(np.int64)
-    found.setflags(write=False)
-    return found
+    return stream(seed, purpose, *numbers).permutation(size).astype(np.int64)
 
 
 _known_permutation = lru_cache(maxsize=2**13)(_permutation)
@@ -90,7 +88,7 @@ class BatchOrder:
         """The order of the samples in one epoch, as positions among the client's own."""
         place = self.seed, Purpose.BATCHES, self.round, self.client, number
         shuffled = _known_permutation if self.num_examples <= 1000 else _permutation
-        return shuffled(self.num_examples, *place)
+        return shuffled(self.num_examples, *place).copy()
 
     def __iter__(self) -> Iterator[list[Indices]]:
         """The batches, epoch by epoch."""

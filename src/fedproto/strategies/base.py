@@ -19,11 +19,16 @@ from torch import Tensor
 from fedproto.equations import sample_shares
 from fedproto.errors import TrainingError
 from fedproto.options import Options, Registry
-from fedproto.strategies.values import Batch, Declarations, Needs, Report, Seen, Setting
-from fedproto.strategies.values import Local as Local
-from fedproto.strategies.values import Objective as Objective
-from fedproto.strategies.values import Observation as Observation
-from fedproto.strategies.values import Statistic as Statistic
+from fedproto.strategies.values import (
+    Batch,
+    Declarations,
+    Local,
+    Needs,
+    Objective,
+    Report,
+    Seen,
+    Setting,
+)
 from fedproto.types import ClientUpdate, ClientWeights, ServerState, Tensors, Updates, part
 
 PERSONAL = "personal"

@@ -18,7 +18,7 @@ from fedproto.engines.base import LocalJob
 from fedproto.engines.reference import by_client
 from fedproto.engines.stacking.network import Network, StackedForm
 from fedproto.rng import Indices
-from fedproto.strategies.base import Observation, Statistic
+from fedproto.strategies.values import Observation, Statistic
 from fedproto.types import ServerState, Tensors
 
 FILLS = -1
