@@ -100,7 +100,7 @@ def _check_logits(model: nn.Module, x: Tensor, num_classes: int, *, one_label: b
     except Exception as error:  # noqa: BLE001 - a user's code can fail in any way
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise TrainingError(
-            f"{kind} does not take the data's inputs, a batch of shape [B, {str(shape)[1:-1]}]:"
+            f"{kind} does not take the data's inputs, a batch of shape [B, {', '.join(map(str, shape))}]:"
             f" {reason}"
         ) from None
     if not isinstance(logits, Tensor):
