@@ -90,6 +90,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Turns links out of docs/ into links to their pages; names what would read differently."""
     del config, files
+    if page.file.src_uri.startswith(("how-to/", "evidence/what-wins")):
+        page.meta["search"] = {"boost": 2}
     if page.file.src_uri == "reference/api.md":
         markdown += _list_of_modules()
     if page.file.src_uri in reference.PAGES:

@@ -32,12 +32,7 @@ WIDTH = 1200
 SECTIONS = {
     "report": ("synthetic", "", "#?base=FedAvg"),
     "report-curves": ("synthetic", "curves", "#?x=round"),
-    "report-cost": ("synthetic", "cost", ""),
-    "report-attention": ("synthetic", "attention", ""),
     "report-clients": ("digits", "clients", ""),
-    "report-classes": ("digits", "classes", ""),
-    "report-calibration": ("digits", "calibration", ""),
-    "report-dark": ("synthetic", "answer", "#?theme=dark&base=FedProto"),
 }
 
 
@@ -60,9 +55,9 @@ def make_runs(folder: Path) -> dict[str, Path]:
     return pages
 
 
-def take(session: Any, page: Path, view: str, section: str, *, width: int = WIDTH) -> bytes:
+def take(session: Any, page: Path, view: str, section: str) -> bytes:
     """A picture of a section, or of the top of the page."""
-    set_size(session, width, 900, phone=width < 500)
+    set_size(session, WIDTH, 900)
     session.get("about:blank")
     session.get(page.as_uri() + view)
     time.sleep(0.5)  # what opens by itself is drawn after the page
@@ -71,7 +66,7 @@ def take(session: Any, page: Path, view: str, section: str, *, width: int = WIDT
         "return [arguments[0] ? box.top + scrollY : 0, box.bottom + scrollY]",
         section,
     )
-    return _captured(session, width, *box)
+    return _captured(session, WIDTH, *box)
 
 
 def whole(session: Any, page: Path, view: str, width: int) -> bytes:
@@ -105,8 +100,6 @@ def main() -> None:
             for name, (runs, section, view) in SECTIONS.items():
                 picture = take(session, pages[runs], view, section)
                 (given.out / f"{name}.png").write_bytes(_packed(picture))
-            phone = take(session, pages["synthetic"], "#?base=FedAvg", "", width=390)
-            (given.out / "report-phone.png").write_bytes(_packed(phone, most=1100))
             return
         for name, page in pages.items():
             for width in (1440, 390):
@@ -131,10 +124,10 @@ def _captured(session: Any, width: int, top: float, bottom: float) -> bytes:
     return base64.b64decode(session.execute_cdp_cmd("Page.captureScreenshot", options)["data"])
 
 
-def _packed(picture: bytes, most: int = 4000) -> bytes:
+def _packed(picture: bytes) -> bytes:
     """The same picture in fewer bytes, and not too tall."""
     image = Image.open(io.BytesIO(picture)).convert("RGB")
-    image = image.crop((0, 0, image.width, min(most, image.height)))
+    image = image.crop((0, 0, image.width, min(4000, image.height)))
     packed = io.BytesIO()
     image.save(packed, "PNG", optimize=True)
     return packed.getvalue()

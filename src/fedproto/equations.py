@@ -36,7 +36,7 @@ def sample_shares(n_k: Tensor) -> Tensor:
 def class_prototypes(e_nd: Tensor, y_n: Tensor, num_classes: int) -> Prototypes:
     """Local prototypes, eq. (4): the mean feature of every class, ``p_k[c] = Σ e / n_k[c]``.
 
-    A label outside ``0 … C-1`` (void) counts nowhere.
+    A label outside ``0 … C-1`` (void) is left out.
 
     Returns:
         Sums ``[..., C, D]`` and counts ``[..., C]``; their quotient is ``p_k``.
@@ -47,7 +47,7 @@ def class_prototypes(e_nd: Tensor, y_n: Tensor, num_classes: int) -> Prototypes:
 def class_sums(e_nd: Tensor | None, y_n: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
     """The sums and counts behind eq. (4): ``Σ e`` and ``n_k[c]``.
 
-    No features: counts alone, and sums without channels. Void counts nowhere.
+    No features: counts alone, and sums without channels. Void is left out.
     """
     member_nc = y_n.unsqueeze(-1) == torch.arange(num_classes, device=y_n.device)
     count_c = member_nc.sum(dim=-2)

@@ -9,9 +9,11 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 
 import pytest
 
+from browser import open_browser, set_size
 from documents import ROOT
 
 pytest.importorskip("mkdocs", reason="needs the extra 'docs', which 'make docs' installs")
@@ -104,6 +106,60 @@ WRONG_DOCSTRING = '''def half(x: int) -> float:
         y: Not there.
     """
 '''
+QUESTIONS = {
+    "own data": ("how-to/own-images", "how-to/own-arrays"),
+    "own model": ("how-to/own-model", "tutorials/own-model"),
+    "own strategy": ("how-to/write-a-strategy",),
+    "deploy": ("how-to/deploy-hosts", "how-to/deploy-one-machine"),
+    "reproduce": ("how-to/reproduce-paper", "evidence/reproduction"),
+    "recommended method": ("evidence/what-wins",),
+    "tune": ("how-to/tune",),
+    "export": ("how-to/export",),
+    "GPU": ("how-to/gpu",),
+    "privacy": ("how-to/privacy",),
+}
+"""What newcomers ask, and the pages that answer."""
+HITS = "return [...document.querySelectorAll('.md-search-result__item > a')].map((a) => a.href)"
+
+
+@pytest.mark.skipif(not (ROOT / "build/docs/index.html").exists(), reason="'make docs' builds it")
+def test_ten_questions_are_answered(tmp_path):
+    """In at most two clicks from the start page, and by the first or second hit of the search."""
+    start = ROOT / "build/docs/index.html"
+    with open_browser(tmp_path) as browser:
+        set_size(browser, 1440, 900)
+        browser.get(start.as_uri())
+        links = browser.execute_script(
+            "return [...document.querySelectorAll('.md-content a')].map((a) => a.href)"
+        )
+        for question, answers in QUESTIONS.items():
+            wanted = [(start.parent / f"{answer}.html").as_uri() for answer in answers]
+            assert {link.split("#")[0] for link in links} & set(wanted), question
+            browser.get("about:blank")
+            browser.get(f"{start.as_uri()}?q={question.replace(' ', '%20')}")
+            deadline = time.monotonic() + 60
+            while not (hits := browser.execute_script(HITS)) and time.monotonic() < deadline:
+                time.sleep(0.1)
+            found = [hit.split("?")[0].split("#")[0] for hit in hits[:2]]
+            assert set(found) & set(wanted), f"{question}: {found}"
+
+
+@pytest.mark.skipif(not (ROOT / "build/docs/index.html").exists(), reason="'make docs' builds it")
+@pytest.mark.parametrize("width", [1440, 390])
+def test_no_page_is_wider_than_the_window(width, tmp_path):
+    site = ROOT / "build/docs"
+    folders = ("tutorials", "how-to", "explanation", "evidence", "appendix")
+    pages = [site / "index.html", *(page for name in folders for page in (site / name).glob("*"))]
+    with open_browser(tmp_path) as browser:
+        set_size(browser, width, 900)
+        for page in pages:
+            browser.get(page.as_uri())
+            wide = browser.execute_script(
+                "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
+            )
+            assert wide <= 0, page.name
+
+
 MISTAKES = {
     "docs/index.md": {
         "[x](nowhere.md)": "'nowhere.md', but the target is not found",

@@ -1,4 +1,4 @@
-"""The same from Python as from the command line: train, sweep, load, look inside, predict."""
+"""The same from Python as from the command line: train, sweep, load, analyse, predict."""
 
 from fedproto.api.predictor import analyse, predict
 from fedproto.api.result import Result, Results

@@ -215,7 +215,7 @@ def analyse(
     pictures: int = 4,
     measures: Iterable[str] = (),
 ) -> dict[str, Any]:
-    """Looks into a run's newest model, as ``fedproto analyse`` does.
+    """Analyses a run's newest model, as ``fedproto analyse`` does.
 
     Args:
         result: The run; files go to the folder ``analysis`` of its directory, where it has one.

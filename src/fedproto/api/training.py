@@ -145,7 +145,7 @@ def sweep(
         lr: Learning rate of local training.
         device: ``"cpu"``, ``"cuda"`` or ``"auto"``.
         out: A directory to keep the runs in. Runs that are there already are reused, stopped ones
-            go on, missing ones are added.
+            continue, missing ones are added.
         callbacks: Follow the training; see `fedproto.Callback`.
         progress: Whether to show how far the training is, on standard error.
         **sections: As in `run`, for all runs.

@@ -59,7 +59,7 @@ def tune_recipe(
     recipe: Recipe,
     overrides: Overrides = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for the runs; a stopped tuning goes on there.")
+        Path | None, typer.Option(help="Folder for the runs; a stopped tuning continues there.")
     ] = None,
     trials: Annotated[int | None, typer.Option(min=2, help="Configurations per method.")] = None,
     dry_run: Annotated[
@@ -84,7 +84,7 @@ def tune_recipe(
         with progress_for([], total=total) as callback:
             choices = tune(tuning, path / "trials", federations, [callback])
     except KeyboardInterrupt:
-        echo("stopped; the same command goes on where it stands", err=True)
+        echo("stopped; the same command continues from there", err=True)
         raise typer.Exit(130) from None
     tuned = tuned_recipe(tables, [trial for trial, _ in choices])
     with explained(path):

@@ -1,4 +1,4 @@
-"""Get, check and look at data sets."""
+"""Download, check and show data sets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run over Flower, on real machines."""
+"""Deploy over Flower, on real machines."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from fedproto.store.sweeps import create_sweep, extend, is_sweep, open_runs
 
 group = typer.Typer(name="flower", help=__doc__, no_args_is_help=True)
 
-Source = Annotated[str, typer.Argument(help="A recipe, or the directory of a run to go on with.")]
+Source = Annotated[str, typer.Argument(help="A recipe, or the directory of a run to continue.")]
 ServerFolder = Annotated[
     Path, typer.Option("--server", help="The server's folder, made by 'fedproto flower keys'.")
 ]
@@ -42,7 +42,7 @@ def up(
     rounds: Rounds = None,
     quiet: Quiet = False,
 ) -> None:
-    """Start a server and a node per client on this machine, run, and take all down again."""
+    """Start a server and a node per client on this machine, run, and shut everything down."""
     _need_flwr()
     from fedproto.flower.deploy import deployment
     from fedproto.flower.keys import make_keys
@@ -130,7 +130,7 @@ def submit(
     rounds: Rounds = None,
     quiet: Quiet = False,
 ) -> None:
-    """Run a recipe on the server that runs on this host, or go on with a run."""
+    """Run a recipe on the server that runs on this host, or continue a run."""
     _need_flwr()
     from fedproto.flower.deploy import control_of
 
@@ -178,7 +178,7 @@ def _runs_of(
     *,
     data_here: bool,
 ) -> tuple[Path, list[RunStore], int]:
-    """The directory of a recipe's runs, made now, or of runs to go on with.
+    """The directory of a recipe's runs, made now, or of runs to continue.
 
     Where all data is on this machine, it is loaded before anything is written, so that a mistake
     leaves nothing behind; the number of clients comes last, otherwise 0.
@@ -186,7 +186,7 @@ def _runs_of(
     path = Path(source)
     if is_run(path) or is_sweep(path):
         if overrides or out:
-            raise ConfigError(f"{source} is a run: it goes on as it is, without --set and --out")
+            raise ConfigError(f"{source} is a run: it continues as it is, without --set and --out")
         if rounds is not None:
             extend(path, rounds)
         stores = open_runs(path)
@@ -196,7 +196,7 @@ def _runs_of(
         return path, stores, clients
     if rounds is not None:
         raise ConfigError(
-            f"--rounds is for a run that goes on; for a new one: --set schedule.rounds={rounds}"
+            f"--rounds is for a continued run; for a new one: --set schedule.rounds={rounds}"
         )
     read = read_recipe(source, overrides or [])
     configs = {name: config.defended() for name, config in read.items()}
@@ -242,7 +242,9 @@ def _interrupted(path: Path, stores: Sequence[RunStore]) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         done = sum(len(store.records()) for store in stores)
-        typer.echo(f"stopped; {done} rounds are safe: go on with this directory: {path}", err=True)
+        typer.echo(
+            f"stopped; {done} rounds are safe; continue with this directory: {path}", err=True
+        )
         raise typer.Exit(130) from None
     finally:
         for number, handler in before.items():

@@ -1,4 +1,4 @@
-"""Commands that look: list, info, check.
+"""Commands that show things: list, info, check.
 
 What `fedproto list` shows without arguments is read from the sources; options take imports.
 """

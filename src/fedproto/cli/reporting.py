@@ -1,4 +1,4 @@
-"""Commands that look into trained runs and write the page about them: analyse, report."""
+"""Commands that analyse trained runs and write the page about them: analyse, report."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def analyse_runs(
     best: Best = False,
     as_json: AsJson = False,
 ) -> None:
-    """Look into the newest models of runs; files go to the folder 'analysis' of each."""
+    """Analyse the newest models of runs; files go to the folder 'analysis' of each."""
     request = AnalysisRequest(
         what=tuple(what or PARTS),
         reference=None if reference is None else str(reference),

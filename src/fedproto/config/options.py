@@ -60,7 +60,8 @@ class StopOptions(Options):
     """When to stop before the last round; never, unless asked."""
 
     metric: str | None = option(
-        None, "what is watched, on the validation part where there is one; the task's main score"
+        None,
+        "metric to watch, on validation data where there is any; by default the task's main score",
     )
     target: float | None = option(None, "stop once the metric reaches this")
     patience: int | None = option(
@@ -83,7 +84,7 @@ class StopOptions(Options):
         return (min if lower_is_better(name) else max)(values, key=values.__getitem__)
 
     def reason(self, records: Sequence[RoundRecord]) -> str | None:
-        """Why to stop after these rounds, by target or patience; None to go on."""
+        """Why to stop after these rounds, by target or patience; None to continue."""
         if self.target is None and self.patience is None:
             return None
         name, by_round = self.watched(records)
@@ -156,7 +157,7 @@ def defended_method(method: Method, defence: str = "clip") -> Method:
 
 @dataclass(frozen=True)
 class FlowerOptions(Options):
-    """The server's patience with real clients; a simulation has no use for it."""
+    """How the server deals with real clients; a simulation ignores it."""
 
     deadline: float = option(600.0, "seconds a client has to answer a job", above=0)
     wait: float = option(

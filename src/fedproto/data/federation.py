@@ -145,7 +145,7 @@ def cautions(facts: Mapping[str, Any]) -> list[str]:
     if uneven > MOST_TEST:
         found.append(
             f"one client holds {100 * uneven:.0f} % of the test samples of {name}, so the pooled"
-            " score is mostly its own: look at the mean client and the worst tenth as well"
+            " score is mostly its own: see the mean client and the worst tenth as well"
         )
     if overlap or facts.get("test_overlap") is True:
         part = f"{100 * overlap:.1f} %" if overlap else "some"

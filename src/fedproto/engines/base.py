@@ -36,7 +36,7 @@ AUTO = "auto"
 class EngineOptions(Options):
     """Where and how jobs run."""
 
-    name: str = option(AUTO, "the engine, or 'auto' for the one that suits device and work")
+    name: str = option(AUTO, "engine; 'auto' chooses by device and amount of work")
     device: str = option("auto", "'auto', 'cpu', 'cuda' or 'cuda:N'")
     dtype: Literal["float32", "float64"] = option("float32", "floating type of weights and inputs")
     eval_batch_size: int = option(1000, "samples per batch where nothing is trained", at_least=1)
@@ -44,14 +44,18 @@ class EngineOptions(Options):
         False, "mixed precision on CUDA: products in bfloat16, weights in the floating type"
     )
     channels_last: bool = option(
-        False, "one by one: keep images with their channels last, for convolutions that prefer it"
+        False, "channels-last memory format for images; not for the stacked engine"
     )
     tune: bool = option(
-        False, "CUDA: try all kernels for every new shape; pays where shapes seldom change"
+        False, "CUDA: benchmark kernels for each new shape; helps where shapes rarely change"
     )
-    tf32: bool = option(False, "allow CUDA's faster matrix products that keep 10 bits of fraction")
-    compile: bool = option(True, "stacked engine on CUDA: compile what lies between the products")
-    workers: int = option(0, "processes engine: how many; 0 for one per core", at_least=0)
+    tf32: bool = option(False, "CUDA: faster matrix products with TF32, 10 bits of mantissa")
+    compile: bool = option(
+        True, "stacked engine on CUDA: custom kernels and compiled pointwise operations"
+    )
+    workers: int = option(
+        0, "processes engine: number of processes; 0 for one per core", at_least=0
+    )
     max_stack: int = option(
         0, "stacked engine: jobs trained at once at most; 0 for as many as fit", at_least=0
     )

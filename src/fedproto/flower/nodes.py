@@ -120,7 +120,7 @@ def patiently(call: Callable[[], T]) -> T:
             last = error
             time.sleep(pause)
     raise ServerGoneError(
-        f"Flower's server does not answer ({one_line(str(last))}); see its log, and go on with the"
+        f"Flower's server does not answer ({one_line(str(last))}); see its log, and continue the"
         " run when it is back"
     )
 

@@ -18,7 +18,7 @@ MEASURES: Registry[Measure] = Registry("measure", "fedproto.measures")
 
 @dataclass(frozen=True)
 class MeasureOptions(Options):
-    """Looking into aggregate models while they are trained; changes nothing of the training."""
+    """Measures of aggregate models during training; they do not change the training."""
 
     every: int = option(
         0,

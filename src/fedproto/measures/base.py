@@ -1,4 +1,4 @@
-"""What a measure is: it looks into an aggregate model and gives numbers for the round's record."""
+"""What a measure is: it computes numbers from an aggregate model for the round's record."""
 
 from __future__ import annotations
 

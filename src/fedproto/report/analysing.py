@@ -103,14 +103,14 @@ def open_subject(
     if model is None:
         if config.model is None:
             raise ConfigError(
-                f"{path} was started from Python with an own module; look into it from there:"
+                f"{path} was started from Python with an own module; analyse it there:"
                 " fedproto.analyse(fedproto.load(run, model=..., data=...))"
             )
         model = model_for(replace(config, model=config.model.untrained()), federation)
     check_same(store.identity(), data_identity(federation), path)
     state = state or store.load_checkpoint()
     if state is None:
-        raise StoreError(f"{path} has no checkpoint yet; nothing to look into")
+        raise StoreError(f"{path} has no checkpoint yet; nothing to analyse")
     # The run may have been trained on another machine.
     anywhere = replace(config.engine, name="reference", device="auto")
     probe = Probe(replace(config, engine=anywhere).workload(federation, model))
@@ -125,7 +125,7 @@ class AnalysisRequest:
         what: Names out of `PARTS`.
         reference: Directory of a centrally trained run, for MMD; the run's own when None.
         measures: Names out of `MODEL_MEASURES`; all that are possible when empty.
-        best: Whether to look into the model with the best validation score.
+        best: Whether to analyse the model with the best validation score.
     """
 
     what: tuple[str, ...]

@@ -1,7 +1,7 @@
 """Identity of a run's data and model: fingerprints of samples, partition, layers and weights.
 
 A configuration names data and model; it does not hold them. So a run also keeps fingerprints of
-what they were, and does not go on with, or count as, anything else.
+what they were, and does not continue on, or count as, anything else.
 
 Up to `WHOLE_BYTES` of samples are read whole; of larger ones as many bytes, evenly spread.
 """
@@ -74,7 +74,7 @@ def model_identity(model: nn.Module, initial: ServerState) -> dict[str, str]:
 
 
 def check_same(was: Mapping[str, str], now: Mapping[str, str], where: object) -> None:
-    """Checks that what a run was trained on is what it is to go on with, or to be judged on."""
+    """Checks that what a run was trained on is what it is continued or judged on."""
     changed = [name for name in PARTS if name in was and name in now and was[name] != now[name]]
     if changed:
         different = dict.fromkeys(PARTS[name] for name in changed)

@@ -334,7 +334,7 @@ def engine_of(
 ) -> Iterator[Engine]:
     """The engine of runs that train together, with the threads that suit it.
 
-    Where the choice is free, runs go on with the engines they began with.
+    Where the choice is free, runs keep the engines they began with.
     """
     first = configs[0]
     workload = first.workload(federation, model, callback)

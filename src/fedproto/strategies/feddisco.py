@@ -24,7 +24,7 @@ class FedDisco(Strategy):
     d_k is the discrepancy of the client's class shares from uniform ones. The paper allows any; as
     the authors' code by default: the Kullback-Leibler divergence, divided by its sum over the
     cohort, so that a and b mean the same for any number of classes. The client computes and sends
-    the divergence. Where nobody would have any weight the code fails; taken: weights by samples.
+    the divergence. Where all weights would be zero the code fails; taken: weights by samples.
     """
 
     statistics: ClassVar[Needs] = Needs(classes=True)
@@ -46,7 +46,7 @@ class FedDisco(Strategy):
         return Report({DISCREPANCY: divergence.clamp(min=0)})
 
     def weigh(self, state: ServerState, updates: Updates) -> ClientWeights:
-        """By samples alone where nobody would have any weight."""
+        """By samples alone where all weights would be zero."""
         del state
         size_k = size_weights(updates)
         discrepancy_k = torch.stack([update.payload[DISCREPANCY].cpu() for update in updates])

@@ -19,7 +19,7 @@ class FedRep(FedPer):
 
     The head trains in the first ``head_epochs`` of a client's ``train.epochs`` local epochs, the
     body in those that are left; the paper has ten and one to five. Both phases have the same
-    learning rate and, where there is momentum, go on with their own. Stragglers are dropped unless
+    learning rate, and momentum of their own. Stragglers are dropped unless
     ``schedule.partial_work`` says otherwise: one that stops early would train no body.
     """
 

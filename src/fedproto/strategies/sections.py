@@ -258,7 +258,7 @@ class ServerOptions(Options):
 
 @dataclass(frozen=True)
 class PrivacyOptions(Options):
-    """Feature statistics that clients keep to themselves, whatever the strategy.
+    """Feature statistics that clients withhold, whatever the strategy.
 
     From the mean and the products of two feature vectors both can be computed, and one is its own
     mean. So classes of which a client has few samples are left out of all that it reports of its

@@ -223,7 +223,7 @@ class Observation:
 
 
 def _summed_products(e_nd: Tensor | None, y_n: Tensor) -> Tensor:
-    """``Σ e eᵀ`` over the labelled feature vectors, ``[D, D]``; void counts nowhere.
+    """``Σ e eᵀ`` over the labelled feature vectors, ``[D, D]``; void is left out.
 
     No features: no channels.
     """
