@@ -31,10 +31,11 @@ OWN = {
     "docs/how-to/write-a-strategy.md": 1_000,
     "docs/explanation/architecture.md": 1_000,
     "docs/explanation/threat-model.md": 3_300,
-    "docs/appendix/reproduction.md": 2_200,
+    "docs/appendix/reproduction.md": 2_500,
     "docs/reference/data.md": 1_200,
     "docs/evidence/reproduction.md": 1_600,
     "docs/how-to/reproduce-paper.md": 650,
+    "docs/evidence/performance.md": 850,
     "docs/evidence/what-wins.md": 1_150,
 }
 """Words of pages that need more, or less."""

@@ -1,4 +1,4 @@
-"""A user's network as a list of steps that engines can carry out in their own way.
+"""A user's network as a list of steps that engines can run in their own way.
 
 A module is traced by `torch.fx` and cut into convolutions, normalisations, dense layers and, for
 everything without parameters, plain functions. What usually follows a layer (ReLU, 2×2 max pooling,
