@@ -133,6 +133,11 @@ SECTIONS = {
     "served-head": {"serve": {"head": "lda", "add": True, "fade": 50.0}},
     **{f"head-{name}": {"serve": {"head": name}} for name in ("ridge", "cof", "ncm")},
     "served-average": {"serve": {"average": "ema"}},
+    "served-statistics": {
+        "strategy": {"name": "scaffold"},
+        "serve": {"average": "all", "head": "ridge", "statistics": "served"},
+    },
+    "served-diagonal": {"serve": {"head": "lda", "covariance": "diagonal"}},
     "tested-beside": {"serve": {"also": ["average=ema", "head=lda"]}},
     "look-ahead": {"server": {"lookahead": 0.85}},
     "rows-segmentation": {"data": SHAPES, "model": DEEPLAB, "head": {"rows": "holders"}},

@@ -25,15 +25,18 @@ from fedproto.strategies.sections import (
 from fedproto.strategies.serve import (
     COUNT,
     PRODUCTS,
+    SQUARES,
     SUM,
     ServeOptions,
     estimated_products,
     gaussian_head,
     mean_head,
     ridge_head,
+    temperature,
 )
 from fedproto.strategies.values import FeatureShape, Observation, Setting, initial_tensors
 from fedproto.types import ClientUpdate, ClientWeights, Prototypes, ServerState
+from helpers import begin, config_of, train_runs
 
 DOUBLE = torch.float64
 
@@ -129,11 +132,26 @@ def test_sections_go_with_every_strategy_or_are_refused_with_a_reason(name):
             assert read_config(tables).method.reports
 
 
+STATISTICS_OF_SERVED = {"average": "ema", "head": "lda", "statistics": "served"}
+
+
 def test_sections_without_a_meaning_are_refused():
     for tables, words in (
         ({"strategy": "centralized", "head": {"rows": "holders"}}, "one model on all data"),
         ({"strategy": "centralized", "serve": {"head": "lda"}}, "one model on all data"),
         ({"strategy": "fedavg", "serve": {"head": "lda", "average": "ema"}}, "not for an average"),
+        (
+            {"strategy": "fedavg", "serve": {"statistics": "served"}},
+            "a computed head under an avera",
+        ),
+        (
+            {"strategy": "fedproto", "serve": STATISTICS_OF_SERVED},
+            "statistics under the model that they received",
+        ),
+        (
+            {"strategy": "fedavg", "serve": {**STATISTICS_OF_SERVED, "also": ["head=lda"]}},
+            "set serve.statistics = 'received'",
+        ),
         ({"strategy": "fedavg", "head": {"flip": 0.1}}, "flip is for rows = 'holders'"),
         (
             {"strategy": "fedavg", "server": {"optimizer": "adam", "lookahead": 0.8}},
@@ -274,6 +292,72 @@ def test_the_gaussian_head_is_what_calibration_with_virtual_features_tends_to():
     for ours, theirs in ((weight.numpy(), fitted.coef_), (bias.numpy(), fitted.intercept_)):
         # Softmax takes no notice of what is added to all classes.
         assert np.allclose(ours - ours.mean(axis=0), theirs - theirs.mean(axis=0), atol=0.1)
+
+
+def reported(client: int, seed: int, *, diagonal: bool = False, body=(1.0, 2.0), head=0.0):
+    """An update with the statistics of random features, and what they were taken of."""
+    features, labels = labelled(seed)
+    seen = statistics(features, labels)
+    upper = seen.products[torch.triu(torch.ones(2, 2, dtype=torch.bool))]
+    payload = {SQUARES: seen.products.diagonal()} if diagonal else {PRODUCTS: upper}
+    payload |= {SUM: seen.sums, COUNT: seen.count}
+    return update(client, [[head] * 2] * 3, body=body, **payload), features, labels
+
+
+def test_from_squares_alone_features_do_not_correlate_within_classes():
+    options = ServeOptions(head="lda", covariance="diagonal", forget=1.0)
+    method = Method(FedAvg(), serve=options)
+    (one, features, labels), (other, more, others) = (
+        reported(client, client, diagonal=True) for client in range(2)
+    )
+    served = after(method, begun(method), [one, other]).served.params["head.weight"]
+    features, labels = np.concatenate([features, more]), np.concatenate([labels, others])
+    means = np.stack([features[labels == c].mean(axis=0) for c in range(3)])
+    within = np.diag(((features - means[labels]) ** 2).sum(axis=0))
+    product = within + sum((labels == c).sum() * np.outer(means[c], means[c]) for c in range(3))
+    seen = statistics(features, labels)
+    weight, bias = gaussian_head(seen.count.double(), seen.sums, torch.from_numpy(product))
+    factor = temperature(weight, torch.zeros_like(bias), seen.count.double(), seen.sums)
+    assert torch.allclose(served, factor * weight, rtol=1e-9)
+    declared = method.payload(SETTING, 10)
+    assert declared[SQUARES].shape == (2,)
+    assert PRODUCTS not in declared
+
+
+def test_a_head_for_the_average_sits_on_the_average_that_clients_saw():
+    options = ServeOptions(average="ema", decay=0.5, head="lda", statistics="served", forget=1.0)
+    method = Method(FedAvg(weights="uniform"), serve=options)
+    state, bodies = begun(method), []
+    for round_, moved in enumerate((3.0, 5.0, 9.0)):
+        sent = method.broadcast(state, SETTING)
+        seen = options.observed(state, sent)
+        updates = [
+            reported(client, 2 * round_ + client, body=(moved, moved))[0] for client in range(2)
+        ]
+        # The received model, as there is no average yet; then 3; then the mean of 3 and 5.
+        average = (PARAMS["body"], tensor([3.0, 3.0]), tensor([4.0, 4.0]))[round_]
+        assert torch.equal(seen.params["body"], average)
+        state = after(method, state, updates)
+        assert torch.equal(state.served.params["body"], seen.params["body"])
+        assert torch.equal(state.params["body"], tensor([moved, moved]))
+        bodies.append(state.served.params["head.weight"])
+        own = Method(FedAvg(weights="uniform"), serve=ServeOptions(head="lda", forget=1.0))
+        alone = after(own, begun(own), updates).served.params["head.weight"]
+        assert torch.allclose(bodies[-1], alone)
+    assert not torch.allclose(bodies[0], bodies[1])
+
+
+def test_the_average_counts_as_bytes_that_clients_receive(small_federation, small_model):
+    plain = config_of(FedAvg(), rounds=2)
+    sizes = []
+    for serve in (
+        ServeOptions(head="lda"),
+        ServeOptions(average="ema", head="lda", statistics="served"),
+    ):
+        run = begin(replace(plain, serve=serve), small_model)
+        train_runs([run], small_federation, small_model)
+        sizes.append([one.bytes_down for one in run.records])
+    assert sizes[1] == [2 * one for one in sizes[0]]
 
 
 def test_the_mean_head_has_rows_of_norm_one():

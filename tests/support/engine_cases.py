@@ -209,6 +209,14 @@ STRATEGIES: list[Strategy | Combined] = [
     Combined(FedDyn(), {"serve": ServeOptions(head="lda", add=True, fade=2.0)}),
     Combined(FedProto(), {"serve": ServeOptions(head="lda", forget=1.0)}),
     Combined(FedAtt(), {"serve": ServeOptions(head="ridge")}),
+    Combined(
+        Scaffold(),
+        {
+            "serve": ServeOptions(
+                average="ema", head="lda", covariance="diagonal", statistics="served"
+            )
+        },
+    ),
     Combined(FedProx(), {"serve": ServeOptions(head="ncm"), "server": MOMENTUM}),
     Combined(FedProto(), {"server": ServerOptions(lookahead=0.85)}),
     Combined(FedAvg(), {"serve": ServeOptions(average="ema", decay=0.5)}),

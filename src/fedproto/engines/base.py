@@ -221,6 +221,11 @@ class LocalJob:
         """The method's strategy."""
         return self.method.strategy
 
+    @property
+    def observed(self) -> ServerState:
+        """The model under which statistics before training are taken."""
+        return self.method.serve.observed(self.state, self.broadcast)
+
     def personalised(self) -> LocalJob:
         """The same job from the received model with the client's personal parameters over it."""
         own = {} if self.method.needs.personal_model else part(PERSONAL, self.memory)

@@ -96,11 +96,12 @@ class ReferenceEngine(Engine):
         indices = self.workload.federation.train_indices(job.client)
         job = job.personalised()
         needs = job.method.needs
-        self._load(job.state)
-        if self._lacks_statistics(job.state):
-            forget(self._model)
         local = self.local(job, indices)
-        before = self._observe(indices, job.state, needs.before)
+        if job.method.serve.sends_average:
+            before = self._observe_under(job.observed, indices, needs.before)
+            self._receive(job.state)
+        else:
+            before = self._observe_under(job.state, indices, needs.before)
         with seeded(job.seed, self._device):
             loss, seen = self._fit(job, indices, local, job.strategy.objective(local))
         after = self._observe(indices, job.state, needs.after)
@@ -308,6 +309,19 @@ class ReferenceEngine(Engine):
                 features = self._bounded(features)
             parts.append(Observation.of(what, features, labels, number, loss))
         return _total(parts)
+
+    def _observe_under(
+        self, state: ServerState, indices: Indices, what: frozenset[Statistic]
+    ) -> Observation | None:
+        """The same under a model that takes the place of the current weights."""
+        self._receive(state)
+        return self._observe(indices, state, what)
+
+    def _receive(self, state: ServerState) -> None:
+        """Puts a received model into the engine's; statistics that it lacks start anew."""
+        self._load(state)
+        if self._lacks_statistics(state):
+            forget(self._model)
 
     def _bounded(self, features: Tensor) -> Tensor:
         """Feature vectors as they enter an observation; private engines limit their length."""

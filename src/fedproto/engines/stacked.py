@@ -158,7 +158,7 @@ class StackedEngine(Engine):
         rows = torch.tensor([row[id(job.state)] for job in jobs], device=self._device)
         packed = {name: tensor[rows] for name, tensor in self._packed(states).items()}
         orders = stack_orders(jobs, self.workload.federation)
-        before = self._observer.observe(packed, jobs, [job.method.needs.before for job in jobs])
+        before = self._observe_before(packed, jobs)
         rate = torch.tensor([job.lr for job in jobs], dtype=self._dtype)
         loss = lockstep.train(packed, orders, members, rate)
         del packed
@@ -179,6 +179,24 @@ class StackedEngine(Engine):
             )
             for index, (member, (total, samples)) in enumerate(zip(members, losses, strict=True))
         ]
+
+    def _observe_before(self, packed: Tensors, jobs: Sequence[LocalJob]) -> dict[int, Observation]:
+        """The statistics before training: under received models, or averages sent with them."""
+        apart = {index: job for index, job in enumerate(jobs) if job.method.serve.sends_average}
+        needed = [
+            frozenset() if index in apart else job.method.needs.before
+            for index, job in enumerate(jobs)
+        ]
+        found = self._observer.observe(packed, jobs, needed)
+        if not apart:
+            return found
+        own = list(apart.values())
+        sent = {id(job.broadcast): job.observed for job in own}
+        rows = [list(sent).index(id(job.broadcast)) for job in own]
+        averages = self._packed(list(sent.values()))
+        averages = {name: tensor[rows] for name, tensor in averages.items()}
+        beside = self._observer.observe(averages, own, [job.method.needs.before for job in own])
+        return found | {list(apart)[index]: one for index, one in beside.items()}
 
     def _update(
         self,

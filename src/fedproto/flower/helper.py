@@ -125,7 +125,7 @@ def train_locally(
     device = next(model.parameters()).device
     model, setting = _described(model, batches, num_classes, int(str(about[Part.NUM_CLIENTS])))
     memory = _recalled(context, int(str(about[Part.LAST_ROUND])), method.client_memory(setting))
-    broadcast = _broadcast(message.content, method.strategy.server_memory(setting))
+    broadcast = _broadcast(message.content, method.sent_memory(setting))
     received = ServerState(int(str(about[Part.ROUND])), *read_state(model))
     own = {} if method.needs.personal_model else part(PERSONAL, _on(memory, device))
     started = laid_over(received, own)
@@ -142,7 +142,10 @@ def train_locally(
         head=setting.head,
         secret=_secret(context),
     )
+    if method.serve.sends_average:
+        load_state(model, method.serve.observed(started, local.broadcast))
     before = observe(model, batches, num_classes, method.needs.before)
+    load_state(model, started)
     result = train(LocalLoss(method.strategy, model, local, started))
     model.requires_grad_(True)
     after = observe(model, batches, num_classes, method.needs.after)
@@ -243,8 +246,7 @@ def _secret(context: Context) -> int:
     return secret
 
 
-def _broadcast(content: RecordDict, declared: Declarations) -> Tensors:
-    sent = {name: one for name, one in declared.items() if one.broadcast}
+def _broadcast(content: RecordDict, sent: Declarations) -> Tensors:
     record = content.get(Part.BROADCAST)
     if isinstance(record, ArrayRecord):
         return read_tensors(record, like(sent), Part.BROADCAST)

@@ -340,8 +340,8 @@ def decode_job(
     params, buffers = _model_tensors(content, layout.params, layout.buffers)
     sent = {
         name: one
-        for name, one in config.strategy.server_memory(setting).items()
-        if one.broadcast and (one.initial is not None or "broadcast" in content)
+        for name, one in config.method.sent_memory(setting).items()
+        if one.initial is not None or "broadcast" in content
     }
     broadcast = expect_declared(content, "broadcast", sent)
     for name, tensor in {**params, **buffers, **broadcast}.items():

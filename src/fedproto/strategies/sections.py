@@ -311,6 +311,11 @@ class Method:
             raise ConfigError(
                 f"{name} trains one model on all data: head.rows and serve.head need clients"
             )
+        if self.serve.sends_average and self.strategy.needs.before:
+            raise ConfigError(
+                f"{name} has clients take statistics under the model that they received; set"
+                " serve.statistics = 'received'"
+            )
         if self.head.by_class and self.strategy.weighs_tensors:
             raise ConfigError(
                 f"{name} weighs clients tensor by tensor, so the last layer has weights already;"
@@ -367,13 +372,15 @@ class Method:
             },
         }
 
+    def sent_memory(self, setting: Setting) -> Declarations:
+        """What of the server's memory clients get beside the weights."""
+        kept = {**self.strategy.server_memory(setting), **self.serve.memory(setting)}
+        return {name: one for name, one in kept.items() if one.broadcast}
+
     def broadcast(self, state: ServerState, setting: Setting) -> Tensors:
         """Tensors of the server's memory that clients get beside the weights."""
-        return {
-            name: state.memory[name]
-            for name, one in self.strategy.server_memory(setting).items()
-            if one.broadcast and name in state.memory
-        }
+        known = {**state.memory, **self.serve.broadcast(state)}
+        return {name: known[name] for name in self.sent_memory(setting) if name in known}
 
     def client_memory(self, setting: Setting) -> Declarations:
         """Tensors that a client keeps between its own rounds."""

@@ -5,10 +5,14 @@ Training always goes on from the trained model; these options choose what is ser
 *Averages over rounds.* Aggregate models oscillate from round to round, because each cohort holds
 other classes; their average does not. It costs no bytes and no training time.
 
+Batch-norm statistics are averaged like parameters, with the same weights: they are known without
+asking clients again, and models of neighbouring rounds differ little.
+
 *A computed head.* Clients that hold few classes train good features and a poor last layer: each
 pushes down the logits of the classes that it lacks. The layer can be computed instead, from sums,
-counts and summed products of features that clients report under the model they received. The
-server keeps these statistics with an exponential decay and computes the layer for that model.
+counts and summed products of features that clients report. The server keeps these statistics with
+an exponential decay and computes the layer for the model under which they were taken: the received
+one, at no cost, or the average, which clients then download beside it.
 
 Shapes: K clients of the cohort, C classes, D feature channels.
 """
@@ -29,7 +33,8 @@ from fedproto.options import Options, option, options_to_dict, read_options
 from fedproto.strategies.values import Declarations, Declared, Needs, Seen, Setting
 from fedproto.types import ClientUpdate, Prototypes, ServerState, Tensors, Updates, part, under
 
-SUM, COUNT, PRODUCTS = "serve/sum", "serve/count", "serve/products"
+SUM, COUNT = "serve/sum", "serve/count"
+PRODUCTS, SQUARES = "serve/products", "serve/squares"
 AVERAGE, WINDOW = "serve/average", "serve/window"
 """Names in payload and memory."""
 
@@ -62,6 +67,16 @@ class ServeOptions(Options):
         " discriminant analysis, ridge regression (Fed3R), the same with products estimated from"
         " class means (FedCOF), or nearest class means (FedNCM)",
     )
+    covariance: Literal["full", "diagonal"] = option(
+        "full",
+        "heads 'lda' and 'ridge': report all products of features, or squares alone, as if"
+        " features did not correlate within classes",
+    )
+    statistics: Literal["received", "served"] = option(
+        "received",
+        "computed head: model under which clients take statistics, the received one or the average"
+        " ('ema' or 'all'), which is then sent as well",
+    )
     add: bool = option(False, "add the computed layer to the trained one instead of replacing it")
     forget: float = option(
         0.3, "computed head: share of the statistics that a round forgets", above=0, at_most=1
@@ -86,13 +101,28 @@ class ServeOptions(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.computes_head and self.average != "none":
+        if self.sends_average and (not self.computes_head or self.average not in ("ema", "all")):
+            raise ConfigError(
+                "statistics = 'served' is for a computed head under an average; set serve.head ="
+                " 'lda' and serve.average = 'ema', or serve.statistics = 'received'"
+            )
+        if self.computes_head and self.average != "none" and not self.sends_average:
             raise ConfigError(
                 f"head '{self.head}' is computed for the model that clients received, not for an"
-                " average; set serve.average = 'none' or serve.head = 'trained'"
+                " average; set serve.statistics = 'served', serve.average = 'none' or serve.head ="
+                " 'trained'"
             )
         if self.head == "ncm" and self.add:
             raise ConfigError("head 'ncm' has no probabilities to add; set serve.add = false")
+        if any(one.sends_average for one in self.others):
+            raise ConfigError(
+                "also: statistics = 'served' is for the served model alone; set it in [serve]"
+            )
+        if self.sends_average and any(one.computes_head for one in self.others):
+            raise ConfigError(
+                "also: heads need statistics under the received model, but clients take them under"
+                " the average; set serve.statistics = 'received'"
+            )
         others = tuple(dict.fromkeys(ServeOptions.parse(one).text for one in self.also))
         object.__setattr__(self, "also", others)
 
@@ -139,8 +169,13 @@ class ServeOptions(Options):
         return self.head != "trained"
 
     @property
+    def sends_average(self) -> bool:
+        """Whether clients get the averaged model besides, to take statistics under it."""
+        return self.statistics == "served"
+
+    @property
     def needs(self) -> Needs:
-        """Features, and their products where the head uses them, under the received model."""
+        """Features, and their products where the head uses them, before training."""
         if not self.computes_head:
             return Needs()
         return Needs(before=frozenset({"features", *(("products",) if self._products else ())}))
@@ -148,6 +183,10 @@ class ServeOptions(Options):
     @property
     def _products(self) -> bool:
         return self.head in ("lda", "ridge")
+
+    @property
+    def _diagonal(self) -> bool:
+        return self._products and self.covariance == "diagonal"
 
     def check(self, setting: Setting) -> None:
         """Refuses a model whose logits are not one linear function of the features."""
@@ -162,12 +201,14 @@ class ServeOptions(Options):
             )
 
     def payload(self, setting: Setting, num_examples: int) -> Declarations:
-        """Sums and counts of features, and the upper half of their summed products."""
+        """Sums and counts of features, and the upper half or diagonal of their products."""
         if not self.computes_head:
             return {}
         channels, per_sample = setting.feature_sizes()
         declared = prototypes_declared(setting, num_examples * per_sample, SUM, COUNT)
-        if self._products:
+        if self._diagonal:
+            declared[SQUARES] = Declared((channels,), setting.float_type, low=0)
+        elif self._products:
             half = (channels * (channels + 1) // 2,)
             declared[PRODUCTS] = Declared(half, setting.float_type, squares_of=SUM)
         return declared
@@ -176,7 +217,7 @@ class ServeOptions(Options):
         """The decaying statistics, or the averaged models."""
         declared: dict[str, Declared] = {}
         if self.average in ("ema", "all"):
-            declared |= setting.like_model(AVERAGE)
+            declared |= setting.like_model(AVERAGE, broadcast=self.sends_average)
         elif self.average == "window":
             for place in range(self.window):
                 declared |= setting.like_model(f"{WINDOW}/{place}")
@@ -187,9 +228,18 @@ class ServeOptions(Options):
                 SUM: Declared((classes, channels), torch.float64),
                 COUNT: Declared((classes,), torch.float64),
             }
-            if self._products or self.head == "cof":
+            if self._diagonal:
+                declared[SQUARES] = Declared((channels,), torch.float64)
+            elif self._products or self.head == "cof":
                 declared[PRODUCTS] = Declared((channels, channels), torch.float64)
         return declared
+
+    def broadcast(self, state: ServerState) -> Tensors:
+        """The average, where clients get it; the model itself while there is none."""
+        if not self.sends_average:
+            return {}
+        known = part(AVERAGE, state.memory)
+        return under(AVERAGE, known or {**state.params, **state.buffers})
 
     def report(self, before: Seen) -> Tensors:
         """The client's statistics under the received model."""
@@ -200,8 +250,11 @@ class ServeOptions(Options):
             products = before.products
             if products.dim() > before.sums.dim():  # class by class
                 products = products.sum(dim=-3)
-            rows, columns = upper_half(products.shape[-1], products.device)
-            found[PRODUCTS] = products[rows, columns].to(before.sums.dtype)
+            if self._diagonal:
+                found[SQUARES] = products.diagonal(dim1=-2, dim2=-1).to(before.sums.dtype)
+            else:
+                rows, columns = upper_half(products.shape[-1], products.device)
+                found[PRODUCTS] = products[rows, columns].to(before.sums.dtype)
         return found
 
     def remember(self, state: ServerState, updates: Updates) -> Tensors:
@@ -210,7 +263,7 @@ class ServeOptions(Options):
             return {}
         believed: list[tuple[ClientUpdate, Tensor | None]] = [(one, None) for one in updates]
         if self._products:
-            squares = [(one, full_matrix(one.payload[PRODUCTS])) for one in updates]
+            squares = [(one, self._reported(one)) for one in updates]
             believed = [(one, square) for one, square in squares if _possible(one, square)]
         if not believed:
             return {}
@@ -218,7 +271,9 @@ class ServeOptions(Options):
         cohort = clients.merged()
         new = {SUM: cohort.sum, COUNT: cohort.count.double()}
         products = [(one, square) for one, square in believed if square is not None]
-        if products:
+        if products and self._diagonal:
+            new[SQUARES] = _clipped_products(products).diagonal()
+        elif products:
             new[PRODUCTS] = _clipped_products(products)
         elif self.head == "cof":
             new[PRODUCTS] = estimated_products(clients, self.shrink)
@@ -226,6 +281,20 @@ class ServeOptions(Options):
             name: (1 - self.forget) * state.memory[name].to(one.device) + one
             for name, one in new.items()
         }
+
+    def _reported(self, update: ClientUpdate) -> Tensor:
+        """A client's products as a matrix, zero where it did not report them."""
+        if self._diagonal:
+            return update.payload[SQUARES].double().diag()
+        return full_matrix(update.payload[PRODUCTS])
+
+    def _product(self, memory: Tensors) -> Tensor:
+        """The summed products of all features; from squares, those between classes are exact."""
+        if not self._diagonal:
+            return memory[PRODUCTS]
+        count_c1 = memory[COUNT].clamp(min=1e-300).unsqueeze(1)
+        between_dd = memory[SUM].t() @ (memory[SUM] / count_c1)
+        return between_dd + (memory[SQUARES] - between_dd.diagonal()).clamp(min=0).diag()
 
     def follow(
         self, stepped: ServerState, received: ServerState, updates: Updates, setting: Setting
@@ -238,22 +307,31 @@ class ServeOptions(Options):
     def apply(self, following: ServerState, received: ServerState, setting: Setting) -> ServerState:
         """The state after the server's step, with the model that is served beside it."""
         if self.average != "none":
-            return self._averaged(following, received)
+            following = self._averaged(following, received)
         if not self.computes_head or not bool((following.memory[COUNT] > 0).any()):
             return following
-        computed = self._head(following.memory, received, setting)
-        served = ServerState(
-            following.round, {**received.params, **computed}, dict(received.buffers)
-        )
+        seen = self.observed(received, self.broadcast(received))
+        computed = self._head(following.memory, seen, setting)
+        served = ServerState(following.round, {**seen.params, **computed}, dict(seen.buffers))
         return replace(following, served_model=served)
+
+    def observed(self, received: ServerState, sent: Tensors) -> ServerState:
+        """The model under which clients take statistics, given what is sent beside the weights."""
+        if not self.sends_average:
+            return received
+        average = part(AVERAGE, sent)
+        params, buffers = (
+            {name: average[name] for name in of} for of in (received.params, received.buffers)
+        )
+        return replace(received, params=params, buffers=buffers)
 
     def _head(self, memory: Tensors, received: ServerState, setting: Setting) -> Tensors:
         """The computed layer, under the names of the trained one."""
         count_c, sum_cd = memory[COUNT], memory[SUM]
         if self.head == "lda":
-            weight_cd, bias_c = gaussian_head(count_c, sum_cd, memory[PRODUCTS])
+            weight_cd, bias_c = gaussian_head(count_c, sum_cd, self._product(memory))
         elif self.head == "ridge":
-            weight_cd, bias_c = ridge_head(count_c, sum_cd, memory[PRODUCTS], self.ridge)
+            weight_cd, bias_c = ridge_head(count_c, sum_cd, self._product(memory), self.ridge)
         elif self.head == "cof":
             weight_cd, bias_c = ridge_head(count_c, sum_cd, memory[PRODUCTS], 0.0)
         else:
