@@ -78,6 +78,7 @@ if TYPE_CHECKING:
     from fedproto.strategies.sections import PrivacyOptions as PrivacyOptions
     from fedproto.strategies.sections import ServerOptions as ServerOptions
     from fedproto.strategies.serve import ServeOptions as ServeOptions
+    from fedproto.strategies.steady import Steady as Steady
     from fedproto.types import Prototypes as Prototypes
     from fedproto.types import RoundRecord as RoundRecord
 else:

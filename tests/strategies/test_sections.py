@@ -10,7 +10,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedproto import STRATEGIES, ConfigError, FedAtt, FedAvg, FedProto, Scaffold, ServerOptions
+from fedproto import (
+    STRATEGIES,
+    ConfigError,
+    FedAtt,
+    FedAvg,
+    FedProto,
+    Scaffold,
+    ServerOptions,
+    Steady,
+)
 from fedproto.config import read_config
 from fedproto.errors import TrainingError
 from fedproto.rounds.aggregate import Expected, aggregate_round, combine_updates
@@ -36,7 +45,7 @@ from fedproto.strategies.serve import (
 )
 from fedproto.strategies.values import FeatureShape, Observation, Setting, initial_tensors
 from fedproto.types import ClientUpdate, ClientWeights, Prototypes, ServerState
-from helpers import begin, config_of, train_runs
+from helpers import begin, config_of, same_tensors, train_runs
 
 DOUBLE = torch.float64
 
@@ -470,3 +479,22 @@ def test_needs_are_values_that_say_which_hooks_a_strategy_has():
     method = Method(FedAvg(), head=HeadOptions(rows="holders"), serve=ServeOptions(head="lda"))
     assert method.needs.classes
     assert method.needs.before == {"features", "products"}
+
+
+def test_steady_is_made_of_sections_and_yields_to_them(small_federation, small_model):
+    short = config_of(Steady(), rounds=3, seed=3)
+    written = replace(
+        config_of(FedAvg(weights="uniform"), rounds=3, seed=3, partial_work=True),
+        server=ServerOptions(lookahead=0.7),
+        serve=ServeOptions(average="ema"),
+    )
+    plain = replace(short, serve=ServeOptions(average="none"))
+    runs = [begin(one, small_model) for one in (short, written, plain)]
+    train_runs(runs, small_federation, small_model)
+    assert same_tensors(runs[0].state.params, runs[1].state.params)
+    assert same_tensors(runs[0].state.served.params, runs[1].state.served.params)
+    assert same_tensors(runs[0].state.params, runs[2].state.params)
+    assert not same_tensors(runs[0].state.served.params, runs[2].state.served.params)
+    head = replace(short, serve=ServeOptions(head="lda"))
+    assert head.method.serve.average is None
+    assert short.method.serve.text == "average=ema"

@@ -85,7 +85,8 @@ class RunConfig:
         server = self.server
         if server.lookahead is None and self.strategy.lookahead:
             server = dataclasses.replace(server, lookahead=self.strategy.lookahead)
-        return Method(self.strategy, self.head, self.serve, server, self.aggregate, self.privacy)
+        serve = self.serve.or_by_default(self.strategy.average)
+        return Method(self.strategy, self.head, serve, server, self.aggregate, self.privacy)
 
     @property
     def partial_work(self) -> bool:

@@ -64,7 +64,7 @@ class StoredRun:
 
     @property
     def _models(self) -> list[str]:
-        return list(dict.fromkeys((self.config.serve.text, *self.config.serve.also)))
+        return list(dict.fromkeys((self.config.method.serve.text, *self.config.serve.also)))
 
     def curve(self, metric: str) -> tuple[Rounds, Values]:
         """Rounds (counted from 1) at which a metric was taken, and its values."""

@@ -36,7 +36,7 @@ _RESERVED = (
     ("fedavg", "fedproto", "fedprox", "fedatt", "fairness + toleration", "fedavgm", "centralized"),
     ("fedadam", "guided", "protohead", "feddyn", "scaffold", "fednova", "qfedavg", "feddisco"),
     ("fedlc", "fedrs", "ditto", "fedacg", "fedbabu", "feddecorr", "fedntd", "fedper"),
-    ("fedprototan", "fedrep", "fedrod", "ghbm", "moon"),
+    ("fedprototan", "fedrep", "fedrod", "ghbm", "moon", "steady"),
 )
 _KEPT = {
     name: (dash, color) for dash, names in enumerate(_RESERVED) for color, name in enumerate(names)

@@ -20,6 +20,7 @@ from fedproto.equations import sample_shares
 from fedproto.errors import TrainingError
 from fedproto.options import Options, Registry
 from fedproto.strategies.values import (
+    Average,
     Batch,
     Declarations,
     Local,
@@ -49,6 +50,7 @@ class Strategy(Options):
         partial_work: Whether updates of clients that finish only part of their epochs are used,
             unless ``schedule.partial_work`` says otherwise.
         lookahead: The method's own ``server.lookahead``.
+        average: The method's own ``serve.average``.
         splits_head: Whether the last layer is treated apart, so that it must be known.
         finetunes_head: Whether fine-tuning for a new client trains the last layer alone.
         statistics: What the hooks below need besides the model and the batches.
@@ -61,6 +63,7 @@ class Strategy(Options):
     weighs_tensors: ClassVar[bool] = False
     partial_work: ClassVar[bool] = False
     lookahead: ClassVar[float] = 0.0
+    average: ClassVar[Average] = "none"
     splits_head: ClassVar[bool] = False
     finetunes_head: ClassVar[bool] = False
     statistics: ClassVar[Needs] = Needs()

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from fedproto.errors import ConfigError, TrainingError
 from fedproto.options import Options, option, options_to_dict, read_options
-from fedproto.strategies.values import Declarations, Declared, Needs, Seen, Setting
+from fedproto.strategies.values import Average, Declarations, Declared, Needs, Seen, Setting
 from fedproto.types import ClientUpdate, Prototypes, ServerState, Tensors, Updates, part, under
 
 SUM, COUNT = "serve/sum", "serve/count"
@@ -49,10 +49,10 @@ LARGEST_NORM = 3.0
 class ServeOptions(Options):
     """Which model is tested, stored and exported."""
 
-    average: Literal["none", "ema", "window", "all"] = option(
-        "none",
+    average: Average | None = option(
+        None,
         "serve an average of the models over rounds: exponential, of the last rounds, or of all"
-        " rounds with weights that grow with the round",
+        " rounds with weights that grow with the round; none: the strategy's own, 'none' for most",
     )
     decay: float = option(
         0.9, "average 'ema': weight of the past; less in early rounds", at_least=0, at_most=1
@@ -106,7 +106,7 @@ class ServeOptions(Options):
                 "statistics = 'served' is for a computed head under an average; set serve.head ="
                 " 'lda' and serve.average = 'ema', or serve.statistics = 'received'"
             )
-        if self.computes_head and self.average != "none" and not self.sends_average:
+        if self.computes_head and self.averages and not self.sends_average:
             raise ConfigError(
                 f"head '{self.head}' is computed for the model that clients received, not for an"
                 " average; set serve.statistics = 'served', serve.average = 'none' or serve.head ="
@@ -154,7 +154,7 @@ class ServeOptions(Options):
         words = [
             f"{name}={str(value).lower()}"
             for name, value in options_to_dict(self).items()
-            if name != "also" and value != getattr(usual, name)
+            if name != "also" and value != getattr(usual, name) and value != "none"
         ]
         return " ".join(words) or "average=none"
 
@@ -167,6 +167,16 @@ class ServeOptions(Options):
     def computes_head(self) -> bool:
         """Whether the served model has a last layer of its own."""
         return self.head != "trained"
+
+    def or_by_default(self, average: Average) -> ServeOptions:
+        """With this average where none is given, nor a head to be computed."""
+        given = self.average is not None or self.computes_head
+        return self if given else replace(self, average=average)
+
+    @property
+    def averages(self) -> bool:
+        """Whether an average of models is served."""
+        return self.average not in (None, "none")
 
     @property
     def sends_average(self) -> bool:
@@ -306,7 +316,7 @@ class ServeOptions(Options):
 
     def apply(self, following: ServerState, received: ServerState, setting: Setting) -> ServerState:
         """The state after the server's step, with the model that is served beside it."""
-        if self.average != "none":
+        if self.averages:
             following = self._averaged(following, received)
         if not self.computes_head or not bool((following.memory[COUNT] > 0).any()):
             return following

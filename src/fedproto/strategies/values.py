@@ -23,6 +23,9 @@ from fedproto.types import Tensors
 Statistic: TypeAlias = Literal["features", "products", "class_products", "loss"]
 """Statistics of a client's training data under a model: see `Observation`."""
 
+Average: TypeAlias = Literal["none", "ema", "window", "all"]
+"""How the served model is averaged over rounds: see `fedproto.strategies.serve`."""
+
 LARGEST = 1e30
 """Beyond this a finite number is taken for a broken one: sums of a few would be infinite."""
 
