@@ -28,9 +28,10 @@ _OF_COHORTS = ("delta", "sampling", "partial_work")
 
 def settings_digest(config: RunConfig) -> str:
     """A digest of what a run's results depend on."""
-    # A strategy's own choice of partial work is the same as one that is written down.
+    # A strategy's own partial work and average are the same as those that are written down.
     schedule = replace(config.schedule, partial_work=config.partial_work)
-    config = replace(config, schedule=schedule)
+    serve = replace(config.serve, average=config.method.serve.average or "none")
+    config = replace(config, schedule=schedule, serve=serve)
     tables = {name: part for name, part in config.to_dict().items() if name not in _NO_RESULT}
     if "data" in tables:
         tables["data"] = {k: v for k, v in tables["data"].items() if k != "allow_missing"}

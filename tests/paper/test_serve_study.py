@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import time
 from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
-from fedproto import FedAvg
+from fedproto import FedAvg, Steady
 from fedproto.cli import main
+from fedproto.report.arrangement import arrange
 from fedproto.report.results import StoredRun
+from fedproto.strategies.serve import ServeOptions
 from fedproto.types import RoundRecord
 from helpers import begin, config_of, train_runs
 from paper.cases import Scope
 from paper.experiments.serve_grid import methods_for, read_choices, searches, tables_of
 from paper.halving import AVERAGES, TRAINED, methods
-from paper.library import Request
+from paper.library import Request, settings_digest
 from paper.reproduction import TimeLimit
 
 PAPER = Scope(scale="paper")
@@ -118,6 +121,20 @@ def test_only_the_recommended_method_is_compared_by_what_it_serves():
     )
 
 
+def test_an_average_of_none_is_the_same_whether_written_or_not():
+    plain, written = (
+        replace(config_of(FedAvg()), serve=ServeOptions(average=one)) for one in (None, "none")
+    )
+    assert settings_digest(plain) == settings_digest(written)
+    steady = config_of(Steady())
+    averaged = replace(steady, serve=ServeOptions(average="ema"))
+    assert settings_digest(steady) == settings_digest(averaged)
+    newest = replace(steady, serve=ServeOptions(average="none"))
+    assert settings_digest(steady) != settings_digest(newest)
+    shown = [StoredRun(Path(str(n)), one, []) for n, one in enumerate((plain, written))]
+    assert len(arrange(shown).groups) == 1
+
+
 def test_a_paused_run_goes_on_where_it_was(small_federation, small_model):
     whole, paused = (begin(config_of(FedAvg(), rounds=5), small_model) for _ in range(2))
     train_runs([whole], small_federation, small_model)
@@ -144,6 +161,16 @@ def test_a_time_limit_ends_with_the_round_in_progress(small_federation, small_mo
     limit.on_pass(1)
     assert run.pause == 1
     assert not limit.is_over
+
+
+def test_without_the_data_nothing_is_begun(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDPROTO_DATA", str(tmp_path / "data"))
+    folders = ["--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "out")]
+    said = StringIO()
+    with redirect_stdout(said), redirect_stderr(said):
+        main(["reproduce", "serve-grid", "--scale", "paper", "--only", "cifar10", *folders])
+    assert "cifar10 is left out" in said.getvalue()
+    assert not list(tmp_path.rglob("run.json"))
 
 
 @pytest.mark.slow

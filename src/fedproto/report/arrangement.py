@@ -35,7 +35,7 @@ FAMILY = "data.name"
 _BOOKKEEPING = ("engine", "store", "flower", "measure", "evaluate", "label", "serve.also")
 # The strategy, and the sections that combine with every one.
 _METHOD = ("strategy", "aggregate", "server", "head", "serve")
-_PARTIAL_WORK = "schedule.partial_work"
+_PARTIAL_WORK, _AVERAGE = "schedule.partial_work", "serve.average"
 
 
 @dataclass(frozen=True)
@@ -191,8 +191,11 @@ _OF_COHORTS = ("schedule.delta", "schedule.cohort", "schedule.sampling", _PARTIA
 def _telling_options(run: StoredRun) -> Options:
     """What makes a run what it is, option by option."""
     pooled = run.config.strategy.pooled
-    # A strategy's own choice of partial work is the same as one that is written down.
-    options = flatten(run.config.to_dict()) | {_PARTIAL_WORK: run.config.partial_work}
+    # A strategy's own partial work and average are the same as those that are written down.
+    options = flatten(run.config.to_dict()) | {
+        _PARTIAL_WORK: run.config.partial_work,
+        _AVERAGE: run.config.method.serve.average or "none",
+    }
     return {
         name: _text(value)
         for name, value in options.items()
