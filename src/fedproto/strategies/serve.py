@@ -6,7 +6,8 @@ Training always goes on from the trained model; these options choose what is ser
 other classes; their average does not. It costs no bytes and no training time.
 
 Batch-norm statistics are averaged like parameters, with the same weights: they are known without
-asking clients again, and models of neighbouring rounds differ little.
+asking clients again, and models of neighbouring rounds differ little. Early in training, while
+they still move, they lag behind what re-estimating them would give.
 
 *A computed head.* Clients that hold few classes train good features and a poor last layer: each
 pushes down the logits of the classes that it lacks. The layer can be computed instead, from sums,
