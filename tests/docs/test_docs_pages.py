@@ -19,6 +19,7 @@ from fedproto.cli import main
 from fedproto.cli.app import app
 from fedproto.config.recipe import expand, read_recipe
 from fedproto.options import bundled_recipes
+from fedproto.strategies import STRATEGIES
 
 EACH_DOCUMENT = pytest.mark.parametrize(
     "path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT))
@@ -193,6 +194,19 @@ def test_every_page_is_within_its_budget_of_words():
     assert {name: count for name, count in counts.items() if count[0] > count[1]} == {}
     pages = [number for name, (number, _) in counts.items() if "/appendix/" not in name]
     assert sum(pages) <= found["TOTAL"]
+
+
+def test_pages_count_the_strategies():
+    classes = [STRATEGIES.get(name) for name in STRATEGIES.names()]
+    number = len([each for each in classes if each.__module__.startswith("fedproto.")])
+    said = {
+        "README.md": (f"[{number} strategies]", f"{number - 1} more methods"),
+        "docs/index.md": (f"{number - 1} others",),
+        "docs/evidence/other-libraries.md": (f"| Methods | {number},",),
+    }
+    for page, texts in said.items():
+        text = " ".join((ROOT / page).read_text().split())
+        assert all(each in text for each in texts), page
 
 
 PRIVATE_WORDS = (
