@@ -99,9 +99,9 @@ def _check_logits(model: nn.Module, x: Tensor, num_classes: int, *, one_label: b
             logits = model(x)
     except Exception as error:  # noqa: BLE001 - a user's code can fail in any way
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        size = ", ".join(map(str, shape))
         raise TrainingError(
-            f"{kind} does not take the data's inputs, a batch of shape [B, {', '.join(map(str, shape))}]:"
-            f" {reason}"
+            f"{kind} does not take the data's inputs, a batch of shape [B, {size}]: {reason}"
         ) from None
     if not isinstance(logits, Tensor):
         raise TrainingError(
