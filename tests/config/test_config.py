@@ -251,7 +251,8 @@ BENCHMARKS = ("cifar10", "cifar10-resnet", "cifar100", "cifar100-pretrained", "p
 def test_the_fields_benchmarks_have_a_quick_scale(name):
     full, quick = read_recipe(name), read_recipe(name, scale="quick")
     labels = {run.label for run in full.values()}
-    assert {"FedAvg", "FedAvgM", "SCAFFOLD", "FedProto"} <= labels
+    trained = {"SCAFFOLD"} if name != "cifar100-pretrained" else set()
+    assert {"FedAvg", "FedAvgM", "FedProto"} | trained <= labels
     assert {run.label for run in quick.values()} == labels
     assert len(quick) == len(labels), "one seed each"
     assert max(run.schedule.rounds for run in quick.values()) <= 60
@@ -301,7 +302,7 @@ def test_the_papers_recipes_draw_cohorts_as_its_sources_do():
         assert {run.schedule.sampling for run in read_recipe(name).values()} == {"uniform"}
         assert {run.schedule.sampling for run in configs_of(f"earlier-{name}")} == {"size"}
     by_size = [run for run in configs_of("mnist-ablation") if run.schedule.sampling == "size"]
-    assert {run.label for run in by_size} == {"Fairness"}
+    assert {run.label for run in by_size} == {"Fairness", "FedAvg by size"}
 
 
 @pytest.mark.parametrize(

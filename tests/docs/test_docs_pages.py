@@ -225,6 +225,8 @@ PRIVATE_WORDS = (
     "listens to",
     "longest way",
     "looked into",
+    "looking into",
+    "looks into",
     "must be a text",
     "nobody said",
     "nothing cheaper",

@@ -323,7 +323,6 @@ def test_seeds_with_references_of_their_own_share_a_row(tmp_path):
     [
         ({"what": ["margn"]}, r"measure\.what: unknown measure 'margn'; did you mean 'margin'\?"),
         ({"every": -1}, r"measure\.every must be at least 0"),
-        ({"estimator": "linear"}, r"measure\.estimator"),
     ],
 )
 def test_wrong_options_are_refused(given, message):

@@ -1,4 +1,4 @@
-"""Looking into states: a model's features, scores and gradients on the clients' samples.
+"""What states compute: a model's features, scores and gradients on the clients' samples.
 
 A probe has a model of its own and draws no random numbers, so that looking changes nothing of a
 training that is under way. Models are looked at as they are tested: batch norm by the state's
@@ -36,7 +36,7 @@ INPUTS_AT_ONCE = 2**21
 
 
 class Probe:
-    """Looks into states of one architecture on one federation."""
+    """Evaluates states of one architecture on one federation."""
 
     def __init__(self, workload: Workload) -> None:
         self.workload = workload

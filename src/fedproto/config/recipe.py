@@ -293,6 +293,8 @@ def set_option(tables: dict[str, Any], key: str, value: Any) -> None:
     *path, last = key.split(".")
     for part in path:
         inner = tables.get(part, {})
+        if isinstance(inner, str) and part in NAMED:
+            inner = as_table(inner, part)
         if not isinstance(inner, Options | Mapping):
             raise ConfigError(f"{key}: {part} is an option, not a section")
         tables[part] = dict(_plain_table(inner, part))
@@ -327,6 +329,9 @@ COMMON = {
     "device": "engine",
 }
 """Options that are keywords of their own, and the sections they are in."""
+
+NAMED = ("data", "model", "strategy", "engine")
+"""Sections that a name alone may stand for."""
 
 _PARTS = tuple(item.name for item in fields(RunConfig))
 
