@@ -122,6 +122,20 @@ class _Precision:
         self._context.__exit__(None, None, None)
 
 
+def _captured(step: Callable[[], object]) -> torch.cuda.CUDAGraph:
+    """A graph of one step, after a few that choose kernels."""
+    aside = torch.cuda.Stream()
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph
+
+
 def _eager_loop(model: str, data: Any, number: int, *, graph: bool) -> Callable[[], None]:
     """What a researcher writes by hand: module, SGD, batches gathered on the device."""
     device = _device()
@@ -146,15 +160,7 @@ def _eager_loop(model: str, data: Any, number: int, *, graph: bool) -> Callable[
                 step()
 
         return eager
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            step()
-    torch.cuda.current_stream().wait_stream(side)
-    captured = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(captured):
-        step()
+    captured = _captured(step)
 
     def replay() -> None:
         for place in range(number):
@@ -312,16 +318,7 @@ def _bare_loop(
         optimizer.step()
 
     with _Precision(tf32=True):
-        aside = torch.cuda.Stream()
-        aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):
-            for _ in range(3):
-                step()
-        torch.cuda.current_stream().wait_stream(aside)
-        optimizer.zero_grad(set_to_none=True)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            step()
+        graph = _captured(step)
     return lambda: [graph.replay() for _ in range(steps)] and None
 
 

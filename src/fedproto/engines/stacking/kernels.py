@@ -257,6 +257,18 @@ def weight_gradient(
 
 
 @triton.jit
+def _slab(
+    turn, start, group, pixels, CHANNELS: tl.constexpr, WIDTH: tl.constexpr, SIDE: tl.constexpr,
+    ROWS: tl.constexpr,
+):  # fmt: skip
+    """Where the next pixels of a group lie, and which exist."""
+    row = turn * ROWS + tl.arange(0, ROWS)
+    number = tl.arange(0, SIDE)
+    where = start + row[:, None] * CHANNELS + (group * WIDTH + number)[None, :]
+    return where, (row < pixels)[:, None] & (number < WIDTH)[None, :]
+
+
+@triton.jit
 def group_norm(
     z, residual, scale, shift, y, mean, rate, scale_row, batch, pixels, eps,
     CHANNELS: tl.constexpr, WIDTH: tl.constexpr, SIDE: tl.constexpr, ROWS: tl.constexpr,
@@ -271,21 +283,16 @@ def group_norm(
     group = tl.program_id(1)
     number = tl.arange(0, SIDE)
     channel = group * WIDTH + number
-    pixel = tl.arange(0, ROWS)
     start = sample * pixels * CHANNELS
     total = tl.zeros((ROWS, SIDE), tl.float32)
     for turn in range(TURNS):
-        row = turn * ROWS + pixel
-        inside = (row < pixels)[:, None] & (number < WIDTH)[None, :]
-        where = start + row[:, None] * CHANNELS + channel[None, :]
+        where, inside = _slab(turn, start, group, pixels, CHANNELS, WIDTH, SIDE, ROWS)
         total += tl.load(z + where, mask=inside, other=0.0).to(tl.float32)
     count = pixels * WIDTH
     middle = tl.sum(tl.sum(total, axis=1), axis=0) / count
     total = tl.zeros((ROWS, SIDE), tl.float32)
     for turn in range(TURNS):
-        row = turn * ROWS + pixel
-        inside = (row < pixels)[:, None] & (number < WIDTH)[None, :]
-        where = start + row[:, None] * CHANNELS + channel[None, :]
+        where, inside = _slab(turn, start, group, pixels, CHANNELS, WIDTH, SIDE, ROWS)
         far = tl.load(z + where, mask=inside, other=0.0).to(tl.float32) - middle
         total += tl.where(inside, far * far, 0.0)
     inverse = 1 / tl.sqrt_rn(tl.sum(tl.sum(total, axis=1), axis=0) / count + eps)
@@ -296,9 +303,7 @@ def group_norm(
     factor = tl.load(scale + own, mask=number < WIDTH, other=0.0)
     offset = tl.load(shift + own, mask=number < WIDTH, other=0.0)
     for turn in range(TURNS):
-        row = turn * ROWS + pixel
-        inside = (row < pixels)[:, None] & (number < WIDTH)[None, :]
-        where = start + row[:, None] * CHANNELS + channel[None, :]
+        where, inside = _slab(turn, start, group, pixels, CHANNELS, WIDTH, SIDE, ROWS)
         value = tl.load(z + where, mask=inside, other=0.0).to(tl.float32)
         value = (value - middle) * inverse * factor[None, :] + offset[None, :]
         if SUMMED:
@@ -319,7 +324,6 @@ def group_norm_backward(
     group = tl.program_id(1)
     number = tl.arange(0, SIDE)
     channel = group * WIDTH + number
-    pixel = tl.arange(0, ROWS)
     start = sample * pixels * CHANNELS
     at = sample * tl.num_programs(1) + group
     middle = tl.load(mean + at)
@@ -327,9 +331,7 @@ def group_norm_backward(
     along = tl.zeros((ROWS, SIDE), tl.float32)
     common = tl.zeros((ROWS, SIDE), tl.float32)
     for turn in range(TURNS):
-        row = turn * ROWS + pixel
-        inside = (row < pixels)[:, None] & (number < WIDTH)[None, :]
-        where = start + row[:, None] * CHANNELS + channel[None, :]
+        where, inside = _slab(turn, start, group, pixels, CHANNELS, WIDTH, SIDE, ROWS)
         slope = tl.load(dy + where, mask=inside, other=0.0).to(tl.float32)
         if RELU:
             slope = tl.where(tl.load(y + where, mask=inside, other=0.0) > 0, slope, 0.0)
@@ -347,9 +349,7 @@ def group_norm_backward(
     along_group = tl.sum(along_channel * factor, axis=0) / count
     common_group = tl.sum(common_channel * factor, axis=0) / count
     for turn in range(TURNS):
-        row = turn * ROWS + pixel
-        inside = (row < pixels)[:, None] & (number < WIDTH)[None, :]
-        where = start + row[:, None] * CHANNELS + channel[None, :]
+        where, inside = _slab(turn, start, group, pixels, CHANNELS, WIDTH, SIDE, ROWS)
         slope = tl.load(dy + where, mask=inside, other=0.0).to(tl.float32)
         if RELU:
             slope = tl.where(tl.load(y + where, mask=inside, other=0.0) > 0, slope, 0.0)
