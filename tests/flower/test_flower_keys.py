@@ -145,7 +145,7 @@ def test_up_takes_no_options_for_a_run_that_goes_on(tmp_path, capsys):
 
     store = RunStore.create(tmp_path / "run", read_config(tables()))
     assert main(["flower", "up", str(store.path), "--set", "seed=1"]) == 2
-    assert "goes on as it is" in capsys.readouterr().err
+    assert "continues as it is" in capsys.readouterr().err
 
 
 WITHOUT = """
