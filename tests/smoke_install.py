@@ -62,7 +62,6 @@ WORKS = [
     ["check", "runs"],
     ["export", "runs/one", "--format=safetensors", "--format=pt"],
     ["predict", "runs/one", "figures"],
-    ["flower", "privacy", "--noise=4", "--rounds=10"],
     ["flower", "keys", "federation", "--host=localhost", "--clients=2"],
     ["flower", "up", "quickstart", *TINY, "--set=data.clients=3", "--out=runs/flower"],
     ["flower", "up", "runs/flower", "--rounds=3"],
@@ -102,7 +101,7 @@ def main(wheel: Path) -> None:
         place = Path(folder)
         venv.create(place / "venv", with_pip=True)
         python = place / "venv/bin/python"
-        extras = f"{wheel}[all,flower,privacy]"
+        extras = f"{wheel}[all,flower]"
         install = ["-m", "pip", "install", "--quiet", "-c", str(ROOT / "constraints.txt"), extras]
         _run([str(python), *install], place)
         work = place / "work"

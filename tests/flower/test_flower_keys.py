@@ -150,7 +150,7 @@ def test_up_takes_no_options_for_a_run_that_goes_on(tmp_path, capsys):
 
 WITHOUT = """
 import sys
-for name in ("flwr", "cryptography", "dp_accounting"):
+for name in ("flwr", "cryptography"):
     sys.modules[name] = None
 from fedproto.cli import main
 assert main(["list"]) == 0

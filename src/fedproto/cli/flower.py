@@ -148,23 +148,6 @@ def submit(
     conclude(stores, quiet=quiet)
 
 
-@group.command()
-def privacy(
-    noise: Annotated[float, typer.Option(help="Noise multiplier, as in --node-config noise=….")],
-    rounds: Annotated[int, typer.Option(help="Rounds that a client takes part in.")],
-    delta: Annotated[float, typer.Option(help="The δ.")] = 1e-5,
-) -> None:
-    """Show the (ε, δ) of noisy prototypes, and what it does not cover."""
-    from fedproto.flower.privacy import epsilon
-
-    typer.echo(
-        f"prototypes, counts and margins of {rounds} rounds with noise {noise:g}:"
-        f" ε = {epsilon(noise, rounds, delta):.3g} at δ = {delta:g}\n"
-        "for data sets that differ in one sample. Not covered: the trained weights, the training"
-        " loss and the test sums, which are sent as they are."
-    )
-
-
 def _need_flwr() -> None:
     if importlib.util.find_spec("flwr") is None:
         raise ConfigError(f"Flower is not installed; {install('flower')}")
@@ -202,11 +185,7 @@ def _runs_of(
     configs = {name: config.defended() for name, config in read.items()}
     clients = _number_of_clients(configs.values()) if data_here else 0
     for name, config in configs.items():
-        config.aggregate.check_fits(
-            config.schedule.cohort,
-            pooled=config.strategy.pooled,
-            weighs_tensors=config.method.weighs_rows,
-        )
+        config.aggregate.check_fits(pooled=config.strategy.pooled)
         if data_here:
             configs[name] = replace(config, flower=replace(config.flower, clients=clients))
     path = out or fresh_directory(source)

@@ -136,8 +136,6 @@ DEFENCES = {
     "clip": CLIP,
     "median": replace(CLIP, rule="median"),
     "trimmed-mean": replace(CLIP, rule="trimmed-mean"),
-    "multi-krum": replace(CLIP, rule="multi-krum"),
-    "geometric-median": replace(CLIP, rule="geometric-median"),
 }
 """The ``[aggregate]`` options that each value of `FlowerOptions.defence` stands for."""
 
@@ -179,11 +177,8 @@ class FlowerOptions(Options):
         5, "last answers of a client that count, at most one of each kind a round", at_least=1
     )
     suspend_rounds: int = option(5, "rounds that it is left out", at_least=1)
-    defence: Literal["none", "clip", "median", "trimmed-mean", "multi-krum", "geometric-median"] = (
-        option(
-            "clip",
-            "defence against hostile clients where [aggregate] is not given",
-        )
+    defence: Literal["none", "clip", "median", "trimmed-mean"] = option(
+        "clip", "defence against hostile clients where [aggregate] is not given"
     )
     evaluate_on: Literal["clients", "server"] = option(
         "clients", "who tests the model: every client on its test part, or the server"

@@ -28,6 +28,8 @@ def upgraded(tables: Mapping[str, Any]) -> dict[str, Any]:
         result["store"] = {name: value for name, value in kept.items() if name != "exact"}
     if isinstance(kept := result.get("measure"), Mapping):
         result["measure"] = {name: value for name, value in kept.items() if name != "estimator"}
+    if isinstance(kept := result.get("aggregate"), Mapping):
+        result["aggregate"] = {name: value for name, value in kept.items() if name != "krum"}
     if not isinstance(strategy, Mapping) or not any(mark in strategy for mark in _MARKS):
         return result
     old = dict(strategy)

@@ -306,7 +306,6 @@ class ReferenceEngine(Engine):
             features, labels = None, targets.flatten()
             if found is not None:
                 features, labels = task.labelled_features(found.to(inputs.dtype), targets)
-                features = self._bounded(features)
             parts.append(Observation.of(what, features, labels, number, loss))
         return _total(parts)
 
@@ -322,10 +321,6 @@ class ReferenceEngine(Engine):
         self._load(state)
         if self._lacks_statistics(state):
             forget(self._model)
-
-    def _bounded(self, features: Tensor) -> Tensor:
-        """Feature vectors as they enter an observation; private engines limit their length."""
-        return features
 
     @torch.no_grad()
     def tally(self, state: ServerState, indices: Indices) -> Tensor | None:

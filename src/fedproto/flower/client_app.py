@@ -8,13 +8,11 @@ A SuperNode is configured by its owner with ``--node-config``:
     state-dir      folder for what the client remembers between its rounds, for strategies that
                    have it do so; FEDPROTO_STATE, or fedproto in the user's state folder, by default
     threads        PyTorch's threads; 0 leaves it to PyTorch
-    clip, noise    noise on the reported features, see `fedproto.flower.privacy`
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import secrets
 from collections.abc import Callable, Iterator
@@ -35,7 +33,6 @@ from fedproto.engines.reference import ReferenceEngine
 from fedproto.engines.setting import read_state, setting_of
 from fedproto.errors import ConfigError, DataError, FedprotoError, TrainingError
 from fedproto.flower import wire
-from fedproto.flower.privacy import PrivateEngine
 from fedproto.models.base import build_model
 from fedproto.options import load_plugin
 from fedproto.rng import Indices
@@ -69,13 +66,11 @@ class ThisNode:
     Attributes:
         federation: The data set found here, of which it uses one client's share.
         state_folder: Where it keeps its memory between rounds.
-        noise: Longest feature and noise multiplier; None for features as they are.
     """
 
     client: int
     federation: Federation
     state_folder: Path
-    noise: tuple[float, float] | None
 
     def engine(self, config: RunConfig) -> ReferenceEngine:
         """Trains and tests with the architecture of a job."""
@@ -84,7 +79,7 @@ class ThisNode:
         model = build_model(config.model, federation.input_shape, federation.num_classes, seed=0)
         model = model.to(config.engine.torch_dtype())
         workload = config.workload(federation, model)
-        engine = PrivateEngine(workload, *self.noise) if self.noise else ReferenceEngine(workload)
+        engine = ReferenceEngine(workload)
         engine.secret = lambda job: own_secret(job, self.state_folder)
         return engine
 
@@ -237,7 +232,7 @@ def this_node(config: RunConfig, context: Context) -> ThisNode:
     folder = context.node_config.get("state-dir") or os.environ.get("FEDPROTO_STATE")
     home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     state_folder = Path(str(folder)) if folder else Path(home) / "fedproto"
-    return ThisNode(client, here, state_folder, _noise(context))
+    return ThisNode(client, here, state_folder)
 
 
 def load(source: DataSource, root: Path) -> Federation:
@@ -249,16 +244,6 @@ def load(source: DataSource, root: Path) -> Federation:
         with contextlib.suppress(OSError, ValueError):
             on_load((source, root))
     return federation
-
-
-def _noise(context: Context) -> tuple[float, float] | None:
-    given = [context.node_config.get(name) for name in ("clip", "noise")]
-    if given == [None, None]:
-        return None
-    clip, noise = (float(x) if isinstance(x, (int, float)) else 0.0 for x in given)
-    if not (0 < clip < math.inf and 0 < noise < math.inf):
-        raise ConfigError("--node-config clip and noise must both be given, as positive numbers")
-    return clip, noise
 
 
 def _number(context: Context, name: str, default: int) -> int:

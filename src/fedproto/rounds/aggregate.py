@@ -141,7 +141,7 @@ def combine_updates(
     weights = method.head.weigh(weights, updates, setting)
     combined, counted = combine(options, state, updates, weights)
     declared = method.payload(setting, 1)
-    updates = merge_by_rule(options, updates, declared, weights.client, counted)
+    updates = merge_by_rule(options, updates, declared)
     if strategy.server_memory(setting):
         seen = as_remembered(options, state, updates)
         memory = {**state.memory, **strategy.remember(state, seen, setting)}

@@ -19,7 +19,13 @@ import torch
 from torch import Tensor
 
 from fedproto.rng import Indices
-from fedproto.strategies.aggregation import AggregateOptions, between_clients, cap_shares, median
+from fedproto.strategies.aggregation import (
+    AggregateOptions,
+    between_clients,
+    cap_shares,
+    equal_shares,
+    median,
+)
 from fedproto.strategies.serve import full_matrix, upper_half
 from fedproto.strategies.values import Declarations
 from fedproto.types import ClientUpdate, Tensors, Updates
@@ -94,36 +100,23 @@ def _statistics(declared: Declarations) -> Iterator[tuple[str, str, str | None]]
 
 
 def merge_by_rule(
-    options: AggregateOptions,
-    updates: Updates,
-    declared: Declarations,
-    given: Tensor,
-    counted: Tensor,
+    options: AggregateOptions, updates: Updates, declared: Declarations
 ) -> list[ClientUpdate]:
-    """Statistics as the server keeps them: those of the clients, combined by the rule.
-
-    Under 'median' and 'trimmed-mean' every holder of a class gets the rule's class mean and
-    scatter; rules that choose or reweigh clients scale a client's counts as they scale its weight.
-    """
+    """Statistics as the server keeps them: holders of a class get the rule's mean, all its scatter."""
     trims_none = options.rule == "trimmed-mean" and options.trim == 0
     if options.rule == "mean" or trims_none or len(updates) < FEWEST:
         return list(updates)
     merged = list(updates)
+    share_k = equal_shares(len(updates))
     for name, counts, products in _statistics(declared):
         held = _Statistics.of(merged, name, counts, products)
-        if options.rule in ("median", "trimmed-mean"):
-            share_k = torch.full((len(updates),), 1 / len(updates), dtype=torch.float64)
-            for c in range(held.count.shape[1]):
-                holders = held.count[:, c].nonzero().flatten()
-                if len(holders):
-                    own_k = share_k[holders] / share_k[holders].sum()
-                    held.mean[holders, c] = between_clients(options, held.mean[holders, c], own_k)
-            if held.scatter is not None:
-                rule_dd = _positive(between_clients(options, held.scatter, share_k))
-                held.scatter[:] = rule_dd
-        else:
-            factor_k = (counted / given.clamp(min=1e-300)).clamp(max=1)
-            held.count = (held.count * factor_k.unsqueeze(1)).round()
+        for c in range(held.count.shape[1]):
+            holders = held.count[:, c].nonzero().flatten()
+            if len(holders):
+                own_k = share_k[holders] / share_k[holders].sum()
+                held.mean[holders, c] = between_clients(options, held.mean[holders, c], own_k)
+        if held.scatter is not None:
+            held.scatter[:] = _positive(between_clients(options, held.scatter, share_k))
         merged = held.into(merged, name, counts, products)
     return merged
 
@@ -268,9 +261,8 @@ def _class_centres(mean_hd: Tensor, classes: Tensor) -> Tensor:
     centre_hd = torch.empty_like(mean_hd)
     for c in classes.unique().tolist():
         of_class = classes == c
-        number = int(of_class.sum())
-        equal = torch.full((number,), 1 / number, dtype=torch.float64)
-        centre_hd[of_class] = median(mean_hd[of_class], equal)
+        equal_k = equal_shares(int(of_class.sum()))
+        centre_hd[of_class] = median(mean_hd[of_class], equal_k)
     return centre_hd
 
 

@@ -49,8 +49,7 @@ def check_fits(config: RunConfig, federation: Federation) -> None:
             "evaluate.test = false leaves validation data alone to be scored; set data.validation"
             " to the share of every client that the server keeps, such as 0.1"
         )
-    method, train = config.method, config.train
-    strategy = method.strategy
+    strategy, train = config.strategy, config.train
     if strategy.plain_sgd and not train.memoryless:
         raise ConfigError(
             f"strategy {type(strategy).__name__} is made for plain gradient descent on the"
@@ -61,9 +60,7 @@ def check_fits(config: RunConfig, federation: Federation) -> None:
             f"strategy {type(strategy).__name__} needs train.epochs of at least"
             f" {strategy.least_epochs}, not {train.epochs}"
         )
-    config.aggregate.check_fits(
-        config.schedule.cohort, pooled=strategy.pooled, weighs_tensors=method.weighs_rows
-    )
+    config.aggregate.check_fits(pooled=strategy.pooled)
 
 
 def prepare(runs: Sequence[Run], engine: Engine) -> Setting:

@@ -26,15 +26,14 @@ from fedproto.types import ClientWeights, ServerState, Tensors, Updates
 class AggregateOptions(Options):
     """How updates are combined, whatever the strategy."""
 
-    rule: Literal["mean", "median", "trimmed-mean", "krum", "multi-krum", "geometric-median"] = (
-        option("mean", "how updates are combined: weighted mean, or a robust rule")
+    rule: Literal["mean", "median", "trimmed-mean"] = option(
+        "mean", "how updates are combined: weighted mean, or a robust rule"
     )
     trim: float = option(
         0.1,
         "trimmed-mean: share of clients cut off at each end, coordinate by coordinate",
         at_least=0,
     )
-    krum: int = option(1, "krum, multi-krum: hostile clients expected in a cohort", at_least=0)
     clip_norm: float | Literal["median"] | None = option(
         None, "clip each update to this L2 norm; 'median': relative to the cohort's median norm"
     )
@@ -71,26 +70,12 @@ class AggregateOptions(Options):
         """Whether amounts and statistics that clients report are bounded by the cohort."""
         return self.rule != "mean" or self.max_claim is not None
 
-    def check_fits(self, cohort: int, *, pooled: bool, weighs_tensors: bool) -> None:
-        """Checks that the rule has a meaning for a strategy and a cohort.
-
-        Raises:
-            ConfigError: If it has none; the message says why.
-        """
+    def check_fits(self, *, pooled: bool) -> None:
+        """Refuses options that combine updates for a strategy that pools the clients' data."""
         if pooled and not self.plain:
             raise ConfigError(
                 "aggregate.rule and aggregate.clip_norm need several clients; centralised training"
                 " has one model and nothing to combine"
-            )
-        if self.rule == "geometric-median" and weighs_tensors:
-            raise ConfigError(
-                "aggregate.rule 'geometric-median' takes one weight per client, and this strategy"
-                " weighs tensor by tensor or class by class; use 'median' or 'trimmed-mean'"
-            )
-        if self.rule in ("krum", "multi-krum") and self.krum and cohort < 2 * self.krum + 3:
-            raise ConfigError(
-                f"aggregate.krum = {self.krum} hostile clients need a schedule.cohort of at least"
-                f" {2 * self.krum + 3}, not {cohort}"
             )
 
 
@@ -112,7 +97,7 @@ def combine(
     """
     if options.max_share is not None:
         weights = _capped(weights, options.max_share)
-    clip, weights = _by_client(options, state, updates, weights)
+    clip = _clip_factors(options, state.params, updates)
     scale = weights.scale if clip is None else clip * weights.scale
     params = dict(state.params)
     for name in updates[0].params:
@@ -160,15 +145,13 @@ def _made_of(
         # Clients keep their own side of this memory: clipping an honest one sets the two sides
         # apart. So only far longer ones are clipped.
         options = replace(options, clip_times=2 * options.clip_times)
-    start = ServerState(0, origin, {})
     moved = [
         replace(update, params=end, buffers={}) for update, end in zip(updates, ends, strict=True)
     ]
-    equal = torch.full((len(updates),), 1 / len(updates), dtype=torch.float64)
-    clip, _ = _by_client(options, start, moved, ClientWeights(equal))
-    if clip is None and options.rule == "mean":
+    if options.rule == "mean" and _clip_factors(options, origin, moved) is None:
         return None
-    return combine(options, start, moved, ClientWeights(equal))[0].params
+    weights = ClientWeights(equal_shares(len(updates)))
+    return combine(options, ServerState(0, origin, {}), moved, weights)[0].params
 
 
 def _capped(weights: ClientWeights, times: float) -> ClientWeights:
@@ -191,40 +174,18 @@ def _capped(weights: ClientWeights, times: float) -> ClientWeights:
     return replace(weights, client=capped(weights.client), tensor=tensor)
 
 
-def _by_client(
-    options: AggregateOptions, state: ServerState, updates: Updates, weights: ClientWeights
-) -> tuple[Tensor | None, ClientWeights]:
-    """Clipping factors of the clients, ``[K]``, and weights after rules that choose clients."""
-    clip: Tensor | None = None
-    if options.clip_norm is not None:
-        norm_k = update_norms(state.params, updates)
-        moved_k = norm_k[norm_k > 0]
-        largest: Tensor | float = (
-            options.clip_norm
-            if options.clip_norm != "median"
-            else options.clip_times * moved_k.median()
-            if len(moved_k)
-            else math.inf
-        )
-        clip = torch.where(norm_k > largest, largest / norm_k.clamp(min=1e-300), 1.0)
-        clip = None if bool((clip == 1).all()) else clip
-    if options.rule in ("mean", "median", "trimmed-mean"):
-        return clip, weights
-    gram = _gram(state, updates)
-    scale = torch.as_tensor(weights.scale, dtype=torch.float64)
-    scale = scale if clip is None else clip * scale
-    gram = gram * torch.outer(scale.expand(len(updates)), scale.expand(len(updates)))
-    if options.rule in ("krum", "multi-krum"):
-        chosen = krum(gram, options.krum, one=options.rule == "krum")
-        weights = replace(
-            weights,
-            client=among(weights.client, chosen),
-            tensor=weights.tensor
-            and {name: among(share, chosen) for name, share in weights.tensor.items()},
-        )
-    elif options.rule == "geometric-median":
-        weights = replace(weights, client=geometric_median(gram, weights.client))
-    return clip, weights
+def _clip_factors(options: AggregateOptions, origin: Tensors, updates: Updates) -> Tensor | None:
+    """Factors that clip the clients' updates, ``[K]``; None where none is clipped."""
+    if options.clip_norm is None:
+        return None
+    norm_k = update_norms(origin, updates)
+    largest: Tensor | float = math.inf
+    if options.clip_norm != "median":
+        largest = options.clip_norm
+    elif bool((norm_k > 0).any()):
+        largest = options.clip_times * norm_k[norm_k > 0].median()
+    clip = torch.where(norm_k > largest, largest / norm_k.clamp(min=1e-300), 1.0)
+    return None if bool((clip == 1).all()) else clip
 
 
 def _combined(
@@ -299,19 +260,7 @@ def update_norms(sent: Tensors, updates: Updates) -> Tensor:
     return norm_k.cpu()
 
 
-def _gram(state: ServerState, updates: Updates) -> Tensor:
-    """Inner products of the updates ``w_k − sent``, ``[K, K]``."""
-    total = torch.zeros(len(updates), len(updates), dtype=torch.float64)
-    for name in updates[0].params:
-        old = state.params[name]
-        delta = torch.stack([(update.params[name] - old).double().flatten() for update in updates])
-        total += (delta @ delta.t()).cpu()
-    return total
-
-
-_WEISZFELD_STEPS = 200
 _TOLERANCE = 1e-9
-_SAME_SCORE = 1e-5  # relative: updates clipped to one norm tie but for their float32 rounding
 
 
 def between_clients(options: AggregateOptions, value_k: Tensor, share_k: Tensor) -> Tensor:
@@ -348,57 +297,9 @@ def trimmed_mean(value_k: Tensor, share_k: Tensor, trim: float) -> Tensor:
     return (value_k[kept] * kept_share_k.to(value_k.dtype)).sum(dim=0)
 
 
-def krum(gram: Tensor, hostile: int, *, one: bool) -> Tensor:
-    """The clients closest to their neighbours (Blanchard et al. 2017), ``[K]``, boolean.
-
-    Clients with the same score as the last one chosen are chosen too, so that ids decide nothing.
-    Scores are compared with each other, never with the largest, which a hostile client sets.
-    """
-    number = len(gram)
-    gram = (gram + gram.t()) / 2  # rounding must not tell two nearest neighbours apart
-    square = (gram.diagonal().unsqueeze(0) + gram.diagonal().unsqueeze(1) - 2 * gram).clamp(min=0)
-    neighbours = max(1, min(number - hostile - 2, number - 1))
-    score = square.sort(dim=1).values[:, 1 : neighbours + 1].sum(dim=1)
-    last = score.sort().values[0 if one else max(1, number - hostile) - 1]
-    return score <= last * (1 + _SAME_SCORE)
-
-
-def among(share_k: Tensor, chosen_k: Tensor) -> Tensor:
-    """Shares of the chosen clients alone; as they were where all are chosen.
-
-    A row ``[K, R]`` in which no chosen client has a share gets none.
-    """
-    if bool(chosen_k.all()):
-        return share_k
-    if share_k.dim() == 2:
-        kept_kr = torch.where(chosen_k.unsqueeze(1), share_k, 0)
-        total_r = kept_kr.sum(dim=0)
-        return kept_kr / torch.where(total_r > 0, total_r, 1)
-    kept_k = torch.where(chosen_k, share_k, 0)
-    total = kept_k.sum()
-    return kept_k / total if total > 0 else chosen_k.double() / chosen_k.sum()
-
-
-def geometric_median(gram: Tensor, share_k: Tensor) -> Tensor:
-    """Weights of the point with the least weighted sum of distances, by Weiszfeld's iteration.
-
-    Distances are kept above a millionth of the largest, so that a point on a client is no trap
-    (Pillutla et al. 2022, the smoothed form).
-    """
-    weight_k = share_k
-    for _ in range(_WEISZFELD_STEPS):
-        toward_k = gram @ weight_k
-        square_k = gram.diagonal() - 2 * toward_k + weight_k @ toward_k
-        distance_k = square_k.clamp(min=0).sqrt()
-        floor = float(distance_k.max()) * 1e-6
-        if floor == 0:
-            return weight_k
-        next_k = share_k / distance_k.clamp(min=floor)
-        next_k = next_k / next_k.sum()
-        if bool((next_k - weight_k).abs().max() < _TOLERANCE):
-            return next_k
-        weight_k = next_k
-    return weight_k
+def equal_shares(number: int) -> Tensor:
+    """One share for each of some clients, ``[K]``."""
+    return torch.full((number,), 1 / number, dtype=torch.float64)
 
 
 def cap_shares(share_k: Tensor, times: float) -> Tensor:

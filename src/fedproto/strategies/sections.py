@@ -340,11 +340,6 @@ class Method:
     def _computes_head(self) -> bool:
         return any(one.computes_head for one in self._serves)
 
-    @property
-    def weighs_rows(self) -> bool:
-        """Whether clients are weighed tensor by tensor, or row by row."""
-        return self.strategy.weighs_tensors or self.head.by_class
-
     def check(self, setting: Setting) -> None:
         """Refuses a model with which the strategy or a section has no meaning."""
         if "batch_term" in self.needs.hooks and (not setting.has_head or setting.labels > 1):
