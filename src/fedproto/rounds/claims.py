@@ -102,7 +102,7 @@ def _statistics(declared: Declarations) -> Iterator[tuple[str, str, str | None]]
 def merge_by_rule(
     options: AggregateOptions, updates: Updates, declared: Declarations
 ) -> list[ClientUpdate]:
-    """Statistics as the server keeps them: holders of a class get the rule's mean, all its scatter."""
+    """Statistics as the server keeps them: class means and scatter that the rule gives."""
     trims_none = options.rule == "trimmed-mean" and options.trim == 0
     if options.rule == "mean" or trims_none or len(updates) < FEWEST:
         return list(updates)
