@@ -59,7 +59,6 @@ class Lines(Callback):
 
     def on_pass(self, num_jobs: int) -> None:
         """Says how far it is, where that is due."""
-        del num_jobs
         left, now = self._left(), time.monotonic()
         if left and now >= self._due:
             self._write(f"round {self._done} of {self._total}, {left}; {self._newest}")

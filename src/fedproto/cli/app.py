@@ -53,12 +53,10 @@ class OnDemand(TyperGroup):
 
     def list_commands(self, ctx: Context) -> list[str]:
         """All commands, in the order of the help."""
-        del ctx
         return list(COMMANDS)
 
     def get_command(self, ctx: Context, cmd_name: str) -> Command | None:
         """A stand-in with the command's summary, for the help."""
-        del ctx
         if cmd_name not in COMMANDS:
             return None
         return TyperCommand(cmd_name, help=summary(cmd_name))

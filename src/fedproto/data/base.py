@@ -56,12 +56,10 @@ class DataSource(Options, abc.ABC):
 
     def prepare(self, root: Path, callback: Callback | None = None) -> Any:
         """Does now what `load` would have to do once, such as decoding images into the cache."""
-        del root, callback
         return {}
 
     def listed(self, root: Path) -> Federation | None:
         """The complete federation by its lists, where some of its images may be missing."""
-        del root
         return None
 
     @classmethod

@@ -235,7 +235,6 @@ class PictureFiles(Benchmark):
 
     def classes(self, tree: FileTree) -> Sequence[str]:
         """What the classes are called in paths and lists, in the order of the labels."""
-        del tree
         return self.class_names
 
     def test_labels(self, tree: FileTree) -> Mapping[str, str]:
@@ -381,7 +380,6 @@ class GTSRB(PictureFiles):
 
     def classes(self, tree: FileTree) -> Sequence[str]:
         """By numbers of five digits."""
-        del tree
         return [f"{label:05d}" for label in range(len(self.class_names))]
 
     def test_labels(self, tree: FileTree) -> Mapping[str, str]:

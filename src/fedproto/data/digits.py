@@ -32,7 +32,6 @@ class Digits(SharedOut):
 
     def load(self, root: Path) -> Federation:
         """Reads the digits and shares them out."""
-        del root
         if importlib.util.find_spec("sklearn") is None:
             raise DataError(f"data set 'digits' {_missing()}")
         from sklearn.datasets import load_digits

@@ -54,7 +54,6 @@ class OfficialImages(SharedOut):
         to the official test set), and where there are any ``groups [N]``, the natural groups, and
         ``names``, those of the classes.
         """
-        del callback
         parts = [self.read(tree, part) for part in PARTS]
         images, labels = (np.concatenate(each) for each in zip(*parts, strict=True))
         test = np.arange(len(labels)) >= len(parts[0][1])

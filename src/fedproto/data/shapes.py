@@ -50,7 +50,6 @@ class Shapes(SharedOut):
 
     def load(self, root: Path) -> Federation:
         """Generates the images and shares them out."""
-        del root
         rng = stream(self.seed, Purpose.SAMPLES)
         labels = rng.randint(self.classes, size=self.images).astype(np.int64)
         images = np.empty((self.images, 3, self.size, self.size), dtype=np.float32)

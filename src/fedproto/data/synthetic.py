@@ -39,7 +39,6 @@ class Synthetic(HeldOut):
 
     def load(self, root: Path) -> Federation:
         """Generates the samples; the sizes are drawn first."""
-        del root
         rng = np.random.RandomState(self.seed)
         sizes = draw_sizes(rng, self.clients)
         spread = np.sqrt(np.arange(1, CHANNELS + 1) ** -1.2)

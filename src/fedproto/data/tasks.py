@@ -87,7 +87,6 @@ class Task(abc.ABC):
 
     def labels_per_sample(self, input_shape: tuple[int, ...]) -> int:
         """The number of labels of a sample of such a shape."""
-        del input_shape
         return 1
 
     @abc.abstractmethod
@@ -162,7 +161,6 @@ class Classification(Task):
 
     def tally_counts(self, num_classes: int, input_shape: tuple[int, ...]) -> tuple[int, int]:
         """Samples and correct ones."""
-        del num_classes, input_shape
         return 2, 2
 
     def reason_to_refuse_tally(

@@ -296,7 +296,6 @@ class Engine(abc.ABC):
 
         For reasons that show only when a model or a hook is tried.
         """
-        del job
         return None
 
     def substitute(self, needs: frozenset[Capability] = frozenset()) -> Engine:

@@ -263,7 +263,6 @@ class Nodes:
 
     def _judge(self, answer: Answer, *, node: str, name: str, key: str | None) -> Hello:
         """A node's description of itself, if it may take part as the client that it names."""
-        del node
         hello = wire.decode_hello(read(answer), self._config.flower.max_examples)
         own = node_name(hello.client)
         if is_node_name(name) and name != own:
@@ -294,12 +293,10 @@ class RemoteSamples(Samples):
 
     def batch(self, indices: Indices) -> tuple[Tensor, Tensor]:
         """There are none here."""
-        del indices
         raise DataError("the samples are with the clients; the server has none of them")
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Samples:
         """Nothing to move."""
-        del device, dtype
         return self
 
 

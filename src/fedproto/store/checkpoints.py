@@ -164,7 +164,6 @@ class ClientMemory:
         `keep_from` is the earliest round to which the run may go back; older memory is dropped. A
         run that is kept in RAM never goes back.
         """
-        del keep_from
         self._kept[client] = round_, tensors
 
     def recall(self, client: int, last_round: int | None, declared: Declarations) -> Tensors | None:

@@ -87,47 +87,38 @@ class Strategy(Options):
 
     def server_memory(self, setting: Setting) -> Declarations:
         """Tensors that the server keeps from round to round; clients get those to be broadcast."""
-        del setting
         return {}
 
     def client_memory(self, setting: Setting) -> Declarations:
         """Tensors that a client keeps between its own rounds; they never leave it."""
-        del setting
         return {}
 
     def payload(self, setting: Setting, num_examples: int) -> Declarations:
         """Tensors that a client with this number of samples adds to its update."""
-        del setting, num_examples
         return {}
 
     def personal(self, setting: Setting) -> Collection[str]:
         """Names of the parameters that stay on the client: kept there, never sent."""
-        del setting
         return ()
 
     def objective(self, local: Local) -> Objective:
         """Terms of the local loss in closed forms, which every engine runs by itself."""
-        del local
         return Objective()
 
     def penalty(self, params: Tensors, received: Tensors) -> Tensor | None:
         """Any other function of the weights in the local loss, differentiated automatically."""
-        del params, received
         return None
 
     def batch_term(self, local: Local, batch: Batch) -> Tensor | None:
         """A term of the local loss that sees the batch, differentiated automatically."""
-        del local, batch
         return None
 
     def trainable(self, local: Local, epoch: int, epochs: int) -> Collection[str] | None:
         """Names of the parameters that train in an epoch; None for all."""
-        del local, epoch, epochs
         return None
 
     def personal_objective(self, local: Local) -> Objective:
         """The objective of the client's personal model, where there is one."""
-        del local
         return Objective()
 
     def personal_start(self, local: Local, received: Tensors, trained: Tensors) -> Tensors:
@@ -135,12 +126,10 @@ class Strategy(Options):
 
         `received` and `trained` are whole models, `trained` the shared one after local training.
         """
-        del trained
         return {**received, **part(PERSONAL, local.memory)}
 
     def personal_trainable(self, local: Local) -> Collection[str] | None:
         """Names of the parameters of the personal model that train; None for all."""
-        del local
         return None
 
     def report(self, local: Local, trained: Tensors, before: Seen, after: Seen) -> Report:
@@ -148,12 +137,10 @@ class Strategy(Options):
 
         `before` and `after` are the statistics of its data under the received and trained model.
         """
-        del local, trained, before, after
         return Report()
 
     def weigh(self, state: ServerState, updates: Updates) -> ClientWeights:
         """The weight of each update: by number of samples, unless overridden."""
-        del state
         return ClientWeights(size_weights(updates))
 
     def remember(self, state: ServerState, updates: Updates, setting: Setting) -> Tensors:
@@ -161,7 +148,6 @@ class Strategy(Options):
 
         Parameters come as the aggregation rule leaves them.
         """
-        del state, updates, setting
         return {}
 
     def adds(
@@ -172,17 +158,14 @@ class Strategy(Options):
         For memory that is a sum over clients, in place of `remember`; `cohort` is the number of
         updates that are added up.
         """
-        del state, update, setting, cohort
         return {}
 
     def correct(self, combined: ServerState, setting: Setting) -> Tensors:
         """The parameters after aggregation, where the method changes them by its memory."""
-        del setting
         return combined.params
 
     def metrics(self, updates: Updates) -> dict[str, float]:
         """Numbers for the round's record."""
-        del updates
         return {}
 
 
@@ -198,7 +181,6 @@ class PersonalModel(Strategy):
 
     def trainable(self, local: Local, epoch: int, epochs: int) -> Collection[str] | None:
         """The same in every epoch."""
-        del epoch, epochs
         return self.of.personal_trainable(local)
 
 
@@ -208,7 +190,6 @@ class HeadAlone(Strategy):
 
     def trainable(self, local: Local, epoch: int, epochs: int) -> Collection[str]:
         """The last layer's parameters."""
-        del epoch, epochs
         return local.head
 
 

@@ -27,5 +27,4 @@ class Ditto(Strategy):
 
     def personal_objective(self, local: Local) -> Objective:
         """The proximal term of the personal model."""
-        del local
         return Objective(proximal=self.strength)

@@ -27,5 +27,4 @@ class FedACG(Strategy):
 
     def objective(self, local: Local) -> Objective:
         """The proximal term around the look-ahead."""
-        del local
         return Objective(proximal=self.mu)

@@ -25,7 +25,6 @@ class FedAvg(Strategy):
 
     def weigh(self, state: ServerState, updates: Updates) -> ClientWeights:
         """Shares of the samples, or 1/K for every client."""
-        del state
         return ClientWeights(
             size_weights(updates) if self.weights == "size" else equal_weights(updates)
         )

@@ -26,5 +26,4 @@ class FedBABU(Strategy):
 
     def trainable(self, local: Local, epoch: int, epochs: int) -> Collection[str]:
         """All parameters but the last layer's."""
-        del epoch, epochs
         return [name for name in local.params if name not in local.head]

@@ -31,7 +31,6 @@ class FedDecorr(Strategy):
 
     def batch_term(self, local: Local, batch: Batch) -> Tensor:
         """The mean square of the correlations."""
-        del local
         share_b1 = batch.weight.unsqueeze(-1)
         # Not a product alone: a sample that only fills up may have infinite features.
         x_bd = torch.where(share_b1 > 0, batch.features, 0)

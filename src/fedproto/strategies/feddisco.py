@@ -34,20 +34,17 @@ class FedDisco(Strategy):
 
     def payload(self, setting: Setting, num_examples: int) -> Declarations:
         """The divergence, at most that of a single class."""
-        del num_examples
         largest = math.log(setting.num_classes)
         return {DISCREPANCY: Declared((), torch.float64, low=0.0, high=largest + 1e-9)}
 
     def report(self, local: Local, trained: Tensors, before: Seen, after: Seen) -> Report:
         """How far the client's classes are from balanced."""
-        del trained, before, after
         share_c = local.classes / local.classes.sum().clamp(min=1).double()
         divergence = torch.xlogy(share_c, share_c * len(share_c)).sum()
         return Report({DISCREPANCY: divergence.clamp(min=0)})
 
     def weigh(self, state: ServerState, updates: Updates) -> ClientWeights:
         """By samples alone where all weights would be zero."""
-        del state
         size_k = size_weights(updates)
         discrepancy_k = torch.stack([update.payload[DISCREPANCY].cpu() for update in updates])
         total = discrepancy_k.sum()

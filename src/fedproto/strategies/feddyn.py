@@ -43,7 +43,6 @@ class FedDyn(Strategy):
 
     def report(self, local: Local, trained: Tensors, before: Seen, after: Seen) -> Report:
         """Sends nothing, and keeps the new slope."""
-        del before, after
         slope = {
             name: one - self.alpha * (trained[name] - local.params[name])
             for name, one in part(SLOPE, local.memory).items()
@@ -52,20 +51,17 @@ class FedDyn(Strategy):
 
     def weigh(self, state: ServerState, updates: Updates) -> ClientWeights:
         """Equal weights."""
-        del state
         return ClientWeights(equal_weights(updates))
 
     def adds(
         self, state: ServerState, update: ClientUpdate, setting: Setting, cohort: int = 1
     ) -> Tensors:
         """The client's part of h."""
-        del cohort
         much = self.alpha / setting.num_clients
         drift = {name: much * (old - update.params[name]) for name, old in state.params.items()}
         return under(DRIFT, drift)
 
     def correct(self, combined: ServerState, setting: Setting) -> Tensors:
         """The combined weights less h/α."""
-        del setting
         drift = part(DRIFT, combined.memory)
         return {name: one - drift[name] / self.alpha for name, one in combined.params.items()}

@@ -33,7 +33,6 @@ class FedNTD(Strategy):
 
     def batch_term(self, local: Local, batch: Batch) -> Tensor:
         """The mean divergence over the batch."""
-        del local
         class_c = torch.arange(batch.logits.shape[-1], device=batch.targets.device)
         true_bc = batch.targets.unsqueeze(-1) == class_c
 

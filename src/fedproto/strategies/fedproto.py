@@ -77,7 +77,6 @@ class FedProto(Strategy):
 
     def report(self, local: Local, trained: Tensors, before: Seen, after: Seen) -> Report:
         """The client's prototypes, eq. (4), and its LPM, eq. (8)."""
-        del local, trained
         assert before is not None  # noqa: S101 - declared in `statistics`
         assert after is not None  # noqa: S101
         old, new = (Prototypes(seen.sums, seen.count) for seen in (before, after))
@@ -109,7 +108,6 @@ class FedProto(Strategy):
 
     def remember(self, state: ServerState, updates: Updates, setting: Setting) -> Tensors:
         """The aggregate prototypes of this round, eq. (10)."""
-        del setting
         new = aggregate_prototypes(_in_float64(reported(updates)))
         if self.carry_unseen_prototypes and SUM in state.memory:
             known = _in_float64(Prototypes(state.memory[SUM], state.memory[COUNT]))

@@ -50,11 +50,9 @@ class FedProtoTan(Strategy):
 
     def report(self, local: Local, trained: Tensors, before: Seen, after: Seen) -> Report:
         """The prototypes under the trained model."""
-        del local, trained, before
         return Report({SUM: after.sums, COUNT: after.count} if after else {})
 
     def remember(self, state: ServerState, updates: Updates, setting: Setting) -> Tensors:
         """The cohort's merged prototypes."""
-        del state, setting
         merged = reported(updates).merged()
         return {SUM: merged.sum, COUNT: merged.count}

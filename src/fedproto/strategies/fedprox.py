@@ -21,5 +21,4 @@ class FedProx(Strategy):
 
     def objective(self, local: Local) -> Objective:
         """The proximal term; with μ = 0 this is FedAvg bit for bit."""
-        del local
         return Objective(proximal=self.mu)

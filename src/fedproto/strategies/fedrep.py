@@ -32,7 +32,6 @@ class FedRep(FedPer):
 
     def trainable(self, local: Local, epoch: int, epochs: int) -> Collection[str]:
         """The personal layers first, then all others."""
-        del epochs
         own = fnmatch.filter(local.params, self.layers) if self.layers else local.head
         if epoch < self.head_epochs:
             return own

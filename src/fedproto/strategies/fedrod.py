@@ -44,7 +44,6 @@ class FedRoD(Strategy):
 
     def personal_start(self, local: Local, received: Tensors, trained: Tensors) -> Tensors:
         """The trained body with the head G + P."""
-        del received
         own, generic = part(PERSONAL, local.memory), part(GENERIC, local.memory)
         heads = {name: trained[name] + own[name] - generic[name] for name in generic}
         return {**trained, **heads}
@@ -55,5 +54,4 @@ class FedRoD(Strategy):
 
     def report(self, local: Local, trained: Tensors, before: Seen, after: Seen) -> Report:
         """Keeps G."""
-        del before, after
         return Report(memory=under(GENERIC, {name: trained[name] for name in local.head}))

@@ -50,7 +50,6 @@ class GHBM(Strategy):
 
     def remember(self, state: ServerState, updates: Updates, setting: Setting) -> Tensors:
         """Every model is a round older; the sent one is the newest."""
-        del updates, setting
         kept = under(f"{PAST}/1", state.params)
         for age in range(1, self.tau):
             kept |= under(f"{PAST}/{age + 1}", part(f"{PAST}/{age}", state.memory))

@@ -40,7 +40,6 @@ class Moon(Strategy):
 
     def batch_term(self, local: Local, batch: Batch) -> Tensor:
         """The mean contrastive loss: ``log(1 + e^{(cos_prev − cos_glob)/T})``."""
-        del local
         near, far = (
             cosine_similarity(batch.features, batch.frozen[name].features, dim=1)
             for name in (RECEIVED, PREVIOUS)
@@ -49,5 +48,4 @@ class Moon(Strategy):
 
     def report(self, local: Local, trained: Tensors, before: Seen, after: Seen) -> Report:
         """Keeps the trained parameters."""
-        del before, after
         return Report(memory=under(PREVIOUS, {name: trained[name] for name in local.params}))

@@ -32,12 +32,10 @@ class QFedAvg(Strategy):
 
     def payload(self, setting: Setting, num_examples: int) -> Declarations:
         """The client's loss under the received model."""
-        del num_examples
         return {LOSS: Declared((), setting.float_type, low=0.0)}
 
     def report(self, local: Local, trained: Tensors, before: Seen, after: Seen) -> Report:
         """The loss before training."""
-        del local, trained, after
         assert before is not None  # noqa: S101 - declared in `statistics`
         return Report({LOSS: before.loss})
 

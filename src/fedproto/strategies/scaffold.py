@@ -45,7 +45,6 @@ class Scaffold(Strategy):
 
     def payload(self, setting: Setting, num_examples: int) -> Declarations:
         """The new ``c_k``, where the server averages them."""
-        del num_examples
         return {} if self.gamma is None else setting.like_params(CONTROL)
 
     def server_memory(self, setting: Setting) -> Declarations:
@@ -63,7 +62,6 @@ class Scaffold(Strategy):
 
     def report(self, local: Local, trained: Tensors, before: Seen, after: Seen) -> Report:
         """The new ``c_k``, kept; its change the server knows from the weights."""
-        del before, after
         server, own = part(CONTROL, local.broadcast), part(CONTROL, local.memory)
         steps = torch.as_tensor(local.steps)
         moved = _moved(local.params, trained, server, steps, local.lr)
@@ -72,7 +70,6 @@ class Scaffold(Strategy):
 
     def weigh(self, state: ServerState, updates: Updates) -> ClientWeights:
         """Equal weights."""
-        del state
         return ClientWeights(equal_weights(updates))
 
     def adds(

@@ -33,5 +33,4 @@ class Steady(Strategy):
 
     def weigh(self, state: ServerState, updates: Updates) -> ClientWeights:
         """1/K for every client."""
-        del state
         return ClientWeights(equal_weights(updates))

@@ -171,7 +171,6 @@ class FunctionalNetwork(Network):
         self, params: Tensors, batch: StepBatch, fuse: Fuse
     ) -> tuple[Tensor, dict[str, Gradient]]:
         """Per-job gradients by `vmap` over `grad`."""
-        del fuse
         self._model.train()
         if self._frozen:
             freeze(self._model)

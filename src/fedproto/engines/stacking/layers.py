@@ -131,7 +131,6 @@ class Dense(Layer, DenseStep):
         self, params: Tensors, xs: Sequence[Tensor], fuse: Fuse, live: Tensor
     ) -> tuple[Tensor, Any]:
         """``[J, B, …]`` to ``[J, B, D]``."""
-        del live
         x, bias, weight = xs[0].flatten(2), self._bias(params), params[self.weight_name]
         if self._uses_kernels(x):
             h = launching.dense_forward(x, weight, bias, relu=self.relu)
@@ -198,7 +197,6 @@ class Conv(Layer, ConvStep):
         self, params: Tensors, xs: Sequence[Tensor], fuse: Fuse, live: Tensor
     ) -> tuple[Tensor, Any]:
         """``[J, B, H, W, I]`` to ``[J, B, H', W', O]``."""
-        del live
         x, bias, weight = xs[0], self._bias(params), params[self.weight_name]
         standard: tuple[Tensor, ...] = ()
         if self.standardize:
@@ -221,7 +219,6 @@ class Conv(Layer, ConvStep):
         self, params: Tensors, saved: Any, dy: Tensor, fuse: Fuse, *, first: bool
     ) -> tuple[Sequence[Tensor | None], dict[str, Gradient]]:
         """Through pooling and ReLU, then through the convolution."""
-        del params
         x, y, code, weight, standard = saved
         bias: Tensor | None = None
         if code is not None:
@@ -349,7 +346,6 @@ class Norm(Layer, NormStep):
         self, params: Tensors, saved: Any, dy: Tensor, fuse: Fuse, *, first: bool
     ) -> tuple[Sequence[Tensor | None], dict[str, Gradient]]:
         """Through pooling, ReLU and the sum, then through the normalisation."""
-        del first
         y, code, shape, (z, found, live, summed) = saved
         if code is not None:
             dy = fuse(formulas.unpool)(dy.view(code.shape), code, shape[2:4])
@@ -398,7 +394,6 @@ class Plain(Stacked, PlainStep):
         self, params: Tensors, xs: Sequence[Any], fuse: Fuse, live: Tensor
     ) -> tuple[Any, Any]:
         """Values that are no tensors pass as they are."""
-        del params, fuse
         with torch.enable_grad():
             own = [
                 _samples(x).detach().requires_grad_() if isinstance(x, Tensor) else x for x in xs
@@ -412,7 +407,6 @@ class Plain(Stacked, PlainStep):
         self, params: Tensors, saved: Any, dy: Tensor, fuse: Fuse, *, first: bool
     ) -> tuple[Sequence[Tensor | None], dict[str, Gradient]]:
         """By automatic differentiation of this function alone."""
-        del params, fuse, first
         own, y = saved
         tensors = [x for x in own if isinstance(x, Tensor)]
         found = iter(torch.autograd.grad(y, tensors, _samples(dy), allow_unused=True))

@@ -104,12 +104,10 @@ class Network(abc.ABC):
 
     def whole_step(self, batch: int) -> MlpStep | None:
         """Plain gradient descent in one kernel, where there is one for such models."""
-        del batch
         return None
 
     def can_move(self, augment: AugmentOptions) -> bool:
         """Whether batches can be varied like this while they are gathered."""
-        del augment
         return False
 
     @abc.abstractmethod
