@@ -7,6 +7,7 @@ import os
 import re
 import runpy
 import tomllib
+from pathlib import Path
 
 import pytest
 import yaml
@@ -72,7 +73,7 @@ def test_workflows_test_every_python_that_is_promised():
 def test_images_are_built_from_what_is_there(name):
     text = re.sub(r"\\\n", " ", (ROOT / "docker" / name).read_text())
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
-    known = {"FROM", "RUN", "WORKDIR", "COPY", "USER", "ENV", "VOLUME", "ENTRYPOINT", "CMD"}
+    known = {"FROM", "ARG", "RUN", "WORKDIR", "COPY", "USER", "ENV", "VOLUME", "ENTRYPOINT", "CMD"}
     assert {line.split()[0] for line in lines} <= known
     assert lines[0].startswith("FROM python:3.")
     copied = {source for line in lines if line.startswith("COPY") for source in line.split()[1:-1]}
@@ -89,6 +90,24 @@ def test_images_are_built_from_what_is_there(name):
     users = [line.split()[1] for line in lines if line.startswith("USER")]
     assert users, "nothing runs as root"
     assert "root" not in users
+
+
+OF_ONE_MACHINE = re.compile(
+    r"(?<![\w.-])/(work|root|farm|opt)/|index-url|find-links|trusted-host|whl/cpu"
+)
+"""Folders of one machine, and the package indexes that it installs from."""
+
+
+def test_no_file_names_a_folder_of_one_machine_or_a_package_index():
+    found = {}
+    folders = (".ci", ".github", "benchmarks", "docker", "docs", "paper", "recipes", "src", "tests")
+    paths = [path for name in folders for path in (ROOT / name).rglob("*")]
+    for path in [*paths, *ROOT.glob("[!.]*.*"), ROOT / "Makefile"]:
+        if path.is_file() and path.suffix not in {".png", ".pyc"} and path != Path(__file__):
+            text = path.read_text(encoding="utf-8", errors="replace")
+            if match := OF_ONE_MACHINE.search(text):
+                found[str(path.relative_to(ROOT))] = match[0]
+    assert found == {}
 
 
 @pytest.mark.parametrize(
