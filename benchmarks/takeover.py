@@ -257,6 +257,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "FedAvg": {"strategy": {"name": "fedavg"}},
     "FedProto": {"strategy": {"name": "fedproto"}},
     "FedAvg, LDA head": {"strategy": {"name": "fedavg"}, "serve": {"head": "lda"}},
+    "Steady": {"strategy": {"name": "steady"}},
     "SCAFFOLD": {"strategy": {"name": "scaffold"}},
     "FedDyn": {"strategy": {"name": "feddyn"}},
 }
@@ -304,6 +305,8 @@ def run_attacks(configs: Sequence[RunConfig]) -> list[float]:
         engine.train = attacked
         return engine
 
+    if not configs:
+        return []
     with tempfile.TemporaryDirectory() as folder:
         stores = [
             RunStore.create(Path(folder) / str(place), config)
@@ -451,7 +454,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--agreement", action="store_true", help="measures honest directions")
     parser.add_argument("--backdoor", action="store_true", help="measures a backdoor, nothing else")
-    parser.add_argument("--out", type=Path, help="keeps the results that are there")
+    parser.add_argument("--out", type=Path, help="keeps what is there, and adds the rest")
     parser.add_argument("--table", type=Path, help="prints the table of such a file, and ends")
     given = parser.parse_args()
     if given.table is not None:
@@ -482,21 +485,20 @@ def main() -> None:
         for method in given.methods:
             rows = figures.setdefault("accuracy", {}).setdefault(task, {}).setdefault(method, {})
             for seed in given.seeds:
-                cells = [
-                    (attack, defence)
-                    for defence in given.defences
-                    for attack in given.attacks
-                    if _reaches(attack, task, method)
-                ]
                 for defence in given.defences:
-                    own = [attack for attack, named in cells if named == defence]
+                    missing = [
+                        attack
+                        for attack in given.attacks
+                        if _reaches(attack, task, method)
+                        and str(seed) not in rows.get(attack, {}).get(defence, {})
+                    ]
                     scores = run_attacks(
                         [
                             config_of(task, method, defence, attack, seed, given.rounds)
-                            for attack in own
+                            for attack in missing
                         ]
                     )
-                    for attack, score in zip(own, scores, strict=True):
+                    for attack, score in zip(missing, scores, strict=True):
                         rows.setdefault(attack, {}).setdefault(defence, {})[str(seed)] = round(
                             score, 2
                         )
