@@ -258,6 +258,10 @@ METHODS: dict[str, dict[str, Any]] = {
     "FedProto": {"strategy": {"name": "fedproto"}},
     "FedAvg, LDA head": {"strategy": {"name": "fedavg"}, "serve": {"head": "lda"}},
     "Steady": {"strategy": {"name": "steady"}},
+    "Steady, LDA head": {
+        "strategy": {"name": "steady"},
+        "serve": {"head": "lda", "statistics": "served"},
+    },
     "SCAFFOLD": {"strategy": {"name": "scaffold"}},
     "FedDyn": {"strategy": {"name": "feddyn"}},
 }
@@ -529,7 +533,7 @@ def measure_backdoor(given: argparse.Namespace, figures: dict[str, Any], commit:
 def _reaches(attack: str, task: str, method: str) -> bool:
     """Whether an attack differs from a simpler one with a task and a method."""
     if "statistics" in attack:
-        return method in ("FedProto", "FedAvg, LDA head")
+        return method == "FedProto" or "LDA head" in method
     if "running" in attack:
         return "batch norm" in task
     return "step" not in attack or method == "SCAFFOLD"
