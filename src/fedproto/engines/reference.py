@@ -305,7 +305,8 @@ class ReferenceEngine(Engine):
                 loss = task.loss(scores, targets) * (len(targets) / len(indices))
             features, labels = None, targets.flatten()
             if found is not None:
-                features, labels = task.labelled_features(found.to(inputs.dtype), targets)
+                found = found.to(self.workload.options.torch_dtype())
+                features, labels = task.labelled_features(found, targets)
             parts.append(Observation.of(what, features, labels, number, loss))
         return _total(parts)
 

@@ -3,36 +3,31 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable
-from dataclasses import replace
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from typing import Generic, TypeVar
 
+import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from torch import Tensor, nn
 from torch.nn import functional
 
 from fedproto.config.options import defended_method
+from fedproto.data.federation import Client, Federation
+from fedproto.data.samples import TensorSamples
 from fedproto.data.tasks import task_named
-from fedproto.engines.base import laid_over
-from fedproto.engines.setting import load_state, read_state, setting_for
-from fedproto.engines.training import BatchTerm, outputs_of
-from fedproto.equations import class_sums
+from fedproto.engines.base import EngineOptions, LocalJob, Workload
+from fedproto.engines.reference import ReferenceEngine
+from fedproto.engines.setting import fitted, load_state, read_state, setting_of
+from fedproto.engines.training import BatchTerm, TrainOptions, outputs_of
 from fedproto.errors import TrainingError
 from fedproto.flower.wire import like, read_tensors, write_tensors
-from fedproto.models.adapter import adapted
-from fedproto.models.base import features_of
-from fedproto.strategies.base import PERSONAL, PersonalModel, Strategy
+from fedproto.rng import Indices
+from fedproto.rng.schedule import BatchOrder
+from fedproto.strategies.base import Strategy
 from fedproto.strategies.sections import Method
-from fedproto.strategies.values import (
-    Declarations,
-    Local,
-    Observation,
-    Setting,
-    Statistic,
-    initial_tensors,
-)
-from fedproto.types import ServerState, Tensors, part, under
+from fedproto.strategies.values import Declarations, Local, Objective, initial_tensors
+from fedproto.types import ServerState, Tensors
 
 MEMORY, SECRET = "fedproto-memory-", "fedproto-secret"
 
@@ -57,9 +52,14 @@ class LocalLoss:
     """
 
     def __init__(
-        self, strategy: Strategy, model: nn.Module, local: Local, state: ServerState
+        self,
+        strategy: Strategy,
+        model: nn.Module,
+        local: Local,
+        state: ServerState,
+        objective: Objective,
     ) -> None:
-        self.objective = strategy.objective(local)
+        self.objective = objective
         self._strategy, self._model, self._local, self._state = strategy, model, local, state
         self._term: BatchTerm | None = None
         if "batch_term" in strategy.needs.hooks:
@@ -84,6 +84,59 @@ class LocalLoss:
         names = self._strategy.trainable(self._local, epoch, epochs)
         for name, one in self._model.named_parameters():
             one.requires_grad_(names is None or name in names)
+
+
+class OwnTraining(ReferenceEngine, Generic[T]):
+    """The engine of one client whose batches and training function are its own.
+
+    Attributes:
+        own: The model that the function trains, with its features and head found.
+        results: What the function returned: for the shared model, then for a personal one.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        batches: Batches,
+        num_classes: int,
+        num_clients: int,
+        train: Callable[[LocalLoss], T],
+    ) -> None:
+        first = next(iter(batches), None)
+        if first is None:
+            raise TrainingError("there is no data to train on")
+        nobody = np.empty(0, dtype=np.int64)
+        everything = np.arange(sum(len(labels) for _, labels in batches))
+        # Of the samples it needs one, to find its way through the model.
+        federation = Federation(
+            name="own data",
+            samples=TensorSamples(first[0][:1], first[1][:1]),
+            clients=[Client(everything, nobody), *[Client(nobody, nobody)] * (num_clients - 1)],
+            num_classes=num_classes,
+            input_shape=tuple(first[0].shape[1:]),
+        )
+        weight = next(model.parameters())
+        double = weight.dtype == torch.float64
+        options = EngineOptions(device=str(weight.device), dtype="float64" if double else "float32")
+        task = task_named("classification")
+        self.own = fitted(model, federation, task)
+        super().__init__(Workload(federation, self.own, task, options))
+        self.results: list[T] = []
+        self._own_batches, self._own_train = batches, train
+
+    def _eval_batches(self, indices: Indices) -> Iterator[tuple[Tensor, Tensor]]:
+        for inputs, labels in self._own_batches:
+            yield inputs.to(self._device), labels.to(self._device)
+
+    def _fit(
+        self, job: LocalJob, indices: Indices, local: Local, objective: Objective
+    ) -> tuple[Tensor, int]:
+        load_state(self.own, ServerState(0, *read_state(self._model)))
+        loss = LocalLoss(job.strategy, self.own, local, job.state, objective)
+        self.results.append(self._own_train(loss))
+        self.own.requires_grad_(True)
+        load_state(self._model, ServerState(0, *read_state(self.own)))
+        return torch.zeros(()), 0
 
 
 def train_locally(
@@ -122,118 +175,36 @@ def train_locally(
     method = defended_method(method if isinstance(method, Method) else Method(method))
     about = message.content[Part.CONFIG]
     assert isinstance(about, ConfigRecord)  # noqa: S101 - the strategy sends one
-    device = next(model.parameters()).device
-    model, setting = _described(model, batches, num_classes, int(str(about[Part.NUM_CLIENTS])))
-    memory = _recalled(context, int(str(about[Part.LAST_ROUND])), method.client_memory(setting))
-    broadcast = _broadcast(message.content, method.sent_memory(setting))
-    received = ServerState(int(str(about[Part.ROUND])), *read_state(model))
-    own = {} if method.needs.personal_model else part(PERSONAL, _on(memory, device))
-    started = laid_over(received, own)
-    load_state(model, started)
-    labels = torch.cat([labels.flatten() for _, labels in batches]).to(device)
-    local = Local(
-        num_examples=len(labels),
-        steps=steps,
-        lr=lr,
-        classes=class_sums(None, labels, num_classes)[1],
-        params=started.params,
-        broadcast=_on(broadcast, device),
-        memory=_on(memory, device),
-        head=setting.head,
-        secret=_secret(context),
+    round_, last_round, num_clients = (
+        int(str(about[name])) for name in (Part.ROUND, Part.LAST_ROUND, Part.NUM_CLIENTS)
     )
-    if method.serve.sends_average:
-        load_state(model, method.serve.observed(started, local.broadcast))
-    before = observe(model, batches, num_classes, method.needs.before)
-    load_state(model, started)
-    result = train(LocalLoss(method.strategy, model, local, started))
-    model.requires_grad_(True)
-    after = observe(model, batches, num_classes, method.needs.after)
-    params, buffers = read_state(model)
-    report = method.report(local, params, before, after)
-    personal = method.strategy.personal(setting)
-    kept = dict(report.memory)
-    if method.needs.personal_model:
-        trained = _train_personal_model(method.strategy, model, local, started, train)
-        kept |= under(PERSONAL, trained)
-    else:
-        kept |= under(PERSONAL, {name: params[name] for name in personal})
-    if kept:
-        context.state[f"{MEMORY}{about[Part.ROUND]!s}"] = write_tensors(kept)
-    sent = {name: one for name, one in params.items() if name not in personal}
-    return result, {
-        Part.ARRAYS: write_tensors({**sent, **buffers}),
-        Part.PAYLOAD: write_tensors(report.payload),
+    engine = OwnTraining(model, batches, num_classes, num_clients, train)
+    received = ServerState(round_, *read_state(model))
+    setting = setting_of(engine.workload, received.params)
+    samples = len(engine.workload.federation.train_indices(0))
+    update = engine.train_client(
+        LocalJob(
+            client=0,
+            state=received,
+            method=method,
+            batches=BatchOrder(0, round_, 0, samples, 1, epochs=steps, max_steps=steps),
+            train=TrainOptions(),
+            lr=lr,
+            seed=int(torch.randint(2**31, ())),
+            secret=_secret(context),
+            broadcast=_broadcast(message.content, method.sent_memory(setting)),
+            memory=_recalled(context, last_round, method.client_memory(setting)),
+        )
+    )
+    if method.needs.personal_model:  # the shared one is left in place
+        load_state(model, ServerState(round_, update.params, update.buffers))
+    if update.memory:
+        context.state[f"{MEMORY}{round_}"] = write_tensors(update.memory)
+    return engine.results[0], {
+        Part.ARRAYS: write_tensors({**update.params, **update.buffers}),
+        Part.PAYLOAD: write_tensors(update.payload),
         Part.WORK: MetricRecord({"steps": steps, "lr": lr}),
     }
-
-
-def _train_personal_model(
-    strategy: Strategy,
-    model: nn.Module,
-    local: Local,
-    received: ServerState,
-    train: Callable[[LocalLoss], T],
-) -> Tensors:
-    """The client's own model, trained by the same function; the shared one is left in place."""
-    shared = ServerState(received.round, *read_state(model))
-    before = {**received.params, **received.buffers}
-    start = strategy.personal_start(local, before, {**shared.params, **shared.buffers})
-    model.load_state_dict(dict(start), strict=False)
-    train(LocalLoss(PersonalModel(strategy), model, local, received))
-    model.requires_grad_(True)
-    params, buffers = read_state(model)
-    load_state(model, shared)
-    return {**params, **buffers}
-
-
-@torch.no_grad()
-def observe(
-    model: nn.Module,
-    batches: Batches,
-    num_classes: int,
-    what: frozenset[Statistic],
-) -> Observation | None:
-    """Statistics of some data under a model, where any are needed."""
-    if not what:
-        return None
-    training = model.training
-    encode = features_of(model) if "features" in what else None
-    model.eval()
-    device = next(model.parameters()).device
-    total: Observation | None = None
-    number = 0
-    for inputs, labels in batches:
-        x, y = inputs.to(device), labels.to(device)
-        encoded = None if encode is None else encode(x).flatten(1).float()
-        loss = torch.zeros((), device=device)
-        if "loss" in what:
-            loss = functional.cross_entropy(model(x), y, reduction="sum")
-        part = Observation.of(what, encoded, y, num_classes, loss)
-        number += len(y)
-        total = part if total is None else total + part
-    model.train(training)
-    if total is None:
-        raise TrainingError("there is no data to train on")
-    return replace(total, loss=total.loss / number)
-
-
-def _on(tensors: Tensors, device: torch.device) -> Tensors:
-    return {name: one.to(device) for name, one in tensors.items()}
-
-
-def _described(
-    model: nn.Module, batches: Batches, num_classes: int, num_clients: int
-) -> tuple[nn.Module, Setting]:
-    """The model with its features and head found, and the setting that declarations depend on."""
-    found = next(iter(batches), None)
-    if found is None:
-        raise TrainingError("there is no data to train on")
-    example = found[0][:1].to(next(model.parameters()).device)
-    training = model.training
-    fitted = adapted(model.eval(), example)
-    setting = setting_for(fitted, example, task_named("classification"), num_classes, num_clients)
-    return fitted.train(training), setting
 
 
 def _secret(context: Context) -> int:
