@@ -63,7 +63,7 @@ def test_archives_give_the_tables_beside_them(folder, tmp_path, monkeypatch):
 
 
 MEASURED_ELSEWHERE = {
-    "docs/appendix/paper-map.md": ("Open", "The source"),
+    "docs/appendix/paper-map.md": ("Open", "The source", "paper: clients"),
     "docs/appendix/segmentation.md": ("images a second", "recipe"),
     "docs/evidence/performance.md": ("",),
     "docs/explanation/threat-model.md": ("the hostile client sends",),
