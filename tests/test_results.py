@@ -66,7 +66,7 @@ MEASURED_ELSEWHERE = {
     "docs/appendix/paper-map.md": ("Open", "The source", "paper: clients"),
     "docs/appendix/segmentation.md": ("images a second", "recipe"),
     "docs/evidence/performance.md": ("",),
-    "docs/explanation/threat-model.md": ("the hostile client sends",),
+    "docs/explanation/threat-model.md": ("the hostile client sends", "nobody hostile"),
 }
 """Heads of tables with figures of benchmarks and counts, whose sources their pages name."""
 
