@@ -22,7 +22,8 @@ import numpy as np
 import torch
 
 from fedproto import FedAvg, Federation, FedProto
-from fedproto.config import EvaluateOptions, RunConfig, ScheduleOptions
+from fedproto.config import RunConfig
+from fedproto.config.options import EvaluateOptions, ScheduleOptions
 from fedproto.data.tasks import task_named
 from fedproto.engines.base import ENGINES, EngineOptions, Workload
 from fedproto.engines.reference import read_state

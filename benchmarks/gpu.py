@@ -375,7 +375,8 @@ def growth(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def parity(arguments: argparse.Namespace) -> dict[str, float]:
     """Largest difference of weights and attention between stacked and reference, two rounds."""
-    from fedproto.config import RunConfig, ScheduleOptions
+    from fedproto.config import RunConfig
+    from fedproto.config.options import ScheduleOptions
 
     found: dict[str, float] = {}
     every = [STRATEGIES.get(name)() for name in STRATEGIES.names()]

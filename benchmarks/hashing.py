@@ -43,7 +43,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     checkpoints.tensors_fingerprint = timed(integrity.tensors_fingerprint)
-    run_store.sealed_line = timed(integrity.sealed_line)
+    run_store.sealed = timed(integrity.sealed)
     (config,) = read_recipe("quickstart").values()
     config = replace(config, label="hashing")
     with tempfile.TemporaryDirectory() as folder:

@@ -23,7 +23,8 @@ from typing import Any
 import numpy as np
 
 from fedproto import FedAvg, FedProto
-from fedproto.config import RunConfig, ScheduleOptions
+from fedproto.config import RunConfig
+from fedproto.config.options import ScheduleOptions
 from fedproto.data.synthetic import Synthetic
 from fedproto.store import RunStore
 from fedproto.store.run import describe_environment

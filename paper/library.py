@@ -9,12 +9,13 @@ was stopped on its way.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from fedproto.config import RunConfig, digest_of, recipe
-from fedproto.config.upgrade import options_without_successor
+from fedproto.config.upgrade import MARKS
 from fedproto.data.base import DATASETS
 from fedproto.data.tasks import headline
 from fedproto.errors import FedprotoError
@@ -38,6 +39,26 @@ def settings_digest(config: RunConfig) -> str:
     if config.strategy.pooled:
         tables["schedule"] = {k: v for k, v in tables["schedule"].items() if k not in _OF_COHORTS}
     return digest_of(tables)
+
+
+def options_without_successor(tables: Mapping[str, Any]) -> list[str]:
+    """Options of a stored strategy that changed its results, and that are gone.
+
+    Such a run can be shown and compared, but is not a run of the configuration it is read as.
+    """
+    old = tables.get("strategy")
+    if not isinstance(old, Mapping) or not any(mark in old for mark in MARKS):
+        return []
+    by_class = old.get("head") == "by-class"
+    took_effect = {
+        "weights": old.get("weights") == "balanced",
+        "rehearsal": old.get("rehearsal", 0) != 0,
+        "head_others": by_class and old.get("head_others", 0) != 0,
+        "head_weights": by_class and old.get("head_weights") == "margins",
+        "sharpness": old.get("sharpness") is not None,
+        "max_attention": old.get("max_attention") is not None,
+    }
+    return [name for name, took in took_effect.items() if took]
 
 
 @dataclass(frozen=True)

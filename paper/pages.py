@@ -48,7 +48,6 @@ ARCHIVES: Mapping[str, tuple[str, ...]] = {
         "guidance-fpascal",
         "guidance-fpascal-more",
     ),
-    "serve/cifar10": ("serve-grid-cifar10",),
 }
 """Folders of tables below ``results``, and the archives that they come from."""
 
@@ -76,9 +75,7 @@ def tables(folder: str, out: Path) -> Iterator[tuple[Path, Path]]:
     by_command: dict[str, dict[Path, str]] = defaultdict(dict)
     for path in sorted((ROOT / "results" / folder).glob("*.json")):
         origin = json.loads(path.read_text(encoding="utf-8"))
-        if "files" not in origin:  # a result itself
-            continue
-        files = [name for name in origin["files"] if name.endswith((".csv", ".md", ".json"))]
+        files = [name for name in origin["files"] if name.endswith((".csv", ".md"))]
         files.append(f"{origin['experiment']}.json")
         # A file of a study's part has the part's name in place of the experiment's.
         named = {name.replace(origin["experiment"], path.stem): name for name in files}

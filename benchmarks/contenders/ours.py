@@ -12,7 +12,8 @@ from common import Work, quiet, serve
 from torch import Tensor
 
 from fedproto import FedAvg
-from fedproto.config import EvaluateOptions, RunConfig, ScheduleOptions
+from fedproto.config import RunConfig
+from fedproto.config.options import EvaluateOptions, ScheduleOptions
 from fedproto.data.federation import Client, Federation
 from fedproto.data.samples import TensorSamples
 from fedproto.data.tasks import task_named

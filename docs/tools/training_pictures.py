@@ -12,7 +12,8 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from fedproto import Federation, FedProto
-from fedproto.config import RunConfig, ScheduleOptions
+from fedproto.config import RunConfig
+from fedproto.config.options import ScheduleOptions
 from fedproto.data.digits import Digits
 from fedproto.data.tasks import Classification
 from fedproto.engines.base import EngineOptions, Workload

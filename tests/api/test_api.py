@@ -16,7 +16,7 @@ from torch import nn
 import fedproto
 from fedproto import FedAvg, Federation, FedProto
 from fedproto.cli import main
-from fedproto.config import EvaluateOptions
+from fedproto.config.options import EvaluateOptions
 from fedproto.errors import ConfigError, DataError, StoreError, TrainingError
 from helpers import AfterRound
 

@@ -172,7 +172,7 @@ def test_a_run_without_weights_exports_nothing(tmp_path, capsys):
 def hostile(run, **facts):
     """Lets run.json say something else of the data, as somebody would who passes a run on."""
     file = run / "run.json"
-    tables, _ = unsealed(file.read_bytes())
+    tables = unsealed(file.read_bytes())
     tables["data"] |= facts
     file.write_bytes(sealed(tables))
 

@@ -67,7 +67,7 @@ def unknown(run: Path, description: dict) -> None:
 def test_a_run_of_a_plugin_does_not_hide_the_others(swept, tmp_path, capsys, plugins):
     shutil.copytree(swept, tmp_path, dirs_exist_ok=True)
     shutil.copytree(tmp_path / "both" / "fedproto-seed0", tmp_path / "foreign")
-    description, _ = unsealed((tmp_path / "foreign" / "run.json").read_bytes())
+    description = unsealed((tmp_path / "foreign" / "run.json").read_bytes())
     description["environment"]["plugins"] = plugins
     unknown(tmp_path / "foreign", description)
     for command in (["compare"], ["report", f"--out={tmp_path / 'page.html'}"]):

@@ -17,8 +17,8 @@ from torch import nn
 import fedproto
 from fedproto import ConfigError, DataError, Federation, TrainingError, TrainOptions
 from fedproto.api.table import Table
-from fedproto.config import RunConfig
-from fedproto.config.recipe import COMMON, Sections
+from fedproto.config import RunConfig, Sections
+from fedproto.config.recipe import COMMON
 from fedproto.config.run import CHOICES, SECTIONS, dotted_names
 
 TINY = {"rounds": 3, "cohort": 3, "epochs": 3, "lr": 0.5}

@@ -8,9 +8,9 @@ import pytest
 
 from archives import unpacked
 from fedproto.config import read_config
-from fedproto.config.upgrade import options_without_successor, upgraded
+from fedproto.config.upgrade import upgraded
 from fedproto.store import RunStore
-from paper.library import Library, settings_digest
+from paper.library import Library, options_without_successor, settings_digest
 
 OLD = {"name": "fedavg", "weights": "size", "sampling": "uniform", "tolerate_partial_work": False}
 

@@ -20,7 +20,7 @@ from engine_cases import (
     sweep,
 )
 from fedproto import AggregateOptions, FedAvg, FedProto, FedProx, FedRS, Scaffold, ServerOptions
-from fedproto.config import ScheduleOptions
+from fedproto.config.options import ScheduleOptions
 from fedproto.engines.base import ENGINES
 from fedproto.engines.training import TrainOptions
 from fedproto.models.base import build_model

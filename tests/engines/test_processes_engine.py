@@ -19,7 +19,8 @@ from engine_cases import (
 )
 from fedproto import FedAvg, FedProto
 from fedproto.api.progress import progress_for
-from fedproto.config import RunConfig, ScheduleOptions
+from fedproto.config import RunConfig
+from fedproto.config.options import ScheduleOptions
 from fedproto.data.tasks import Classification, Task
 from fedproto.engines import auto, pool, processes
 from fedproto.engines.auto import Demand

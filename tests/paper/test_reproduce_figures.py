@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from fedproto import FedAvg
-from fedproto.config import RunConfig, ScheduleOptions
+from fedproto.config import RunConfig
+from fedproto.config.options import ScheduleOptions
 from fedproto.config.recipe import read_recipe
 from fedproto.data.base import DATASETS
 from fedproto.engines.base import EngineOptions

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from fedproto import ConfigError, FedAvg
-from fedproto.config import EvaluateOptions, read_config
+from fedproto.config import read_config
+from fedproto.config.options import EvaluateOptions
 from fedproto.config.recipe import read_recipe
 from fedproto.data.federation import Federation
 from fedproto.measures import MeasureOptions

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from fedproto import Scaffold, ServerOptions, StoreError, run
-from fedproto.config import StoreOptions, read_config
+from fedproto.config import read_config
+from fedproto.config.options import StoreOptions
 from fedproto.disk.files import Folder
 from fedproto.engines.reference import ReferenceEngine
 from fedproto.rounds import run_rounds

@@ -158,7 +158,7 @@ def test_own_data_is_found_from_any_folder(tmp_path, monkeypatch):
 def test_a_run_of_before_goes_on_without_fingerprints(tmp_path):
     out = tmp_path / "run"
     fedproto.run(federation(), module(), "fedavg", out=out, **TINY)
-    description, _ = unsealed((out / "run.json").read_bytes())
+    description = unsealed((out / "run.json").read_bytes())
     del description["identity"], description["engines"]
     (out / "run.json").write_bytes(sealed(description))
     assert len(fedproto.run(federation(), module(), "fedavg", out=out, **TINY).records) == 2

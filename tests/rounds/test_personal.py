@@ -20,7 +20,7 @@ from engine_cases import (
     small_federation,
 )
 from fedproto import FedAvg, FedBABU
-from fedproto.config import EvaluateOptions
+from fedproto.config.options import EvaluateOptions
 from fedproto.engines.setting import read_state, setting_of
 from fedproto.models.base import build_model
 from fedproto.rng.schedule import BatchOrder

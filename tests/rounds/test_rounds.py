@@ -9,7 +9,7 @@ import torch
 
 from fedproto import Centralized, FedAvg, FedProto, FedProx
 from fedproto.callback import Callback
-from fedproto.config import EvaluateOptions, StopOptions
+from fedproto.config.options import EvaluateOptions, StopOptions
 from fedproto.engines.training import TrainOptions
 from fedproto.errors import ConfigError
 from fedproto.rounds import run_rounds

@@ -15,7 +15,8 @@ from safetensors.torch import load_file
 
 from fedproto import load
 from fedproto.cli import main
-from fedproto.config import StoreOptions, digest_of, read_config
+from fedproto.config import digest_of, read_config
+from fedproto.config.options import StoreOptions
 from fedproto.disk.integrity import sealed
 from fedproto.errors import ConfigError, StoreError
 from fedproto.store import RunStore, open_or_create, read_description

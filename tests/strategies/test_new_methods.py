@@ -32,7 +32,8 @@ from fedproto import (
     Scaffold,
     with_features,
 )
-from fedproto.config import RunConfig, ScheduleOptions
+from fedproto.config import RunConfig
+from fedproto.config.options import ScheduleOptions
 from fedproto.data.federation import Federation
 from fedproto.data.tasks import task_named
 from fedproto.engines.base import ENGINES, EngineOptions, Workload

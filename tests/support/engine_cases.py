@@ -24,7 +24,8 @@ from fedproto import (
     QFedAvg,
     Scaffold,
 )
-from fedproto.config import RunConfig, ScheduleOptions
+from fedproto.config import RunConfig
+from fedproto.config.options import ScheduleOptions
 from fedproto.data.federation import Federation
 from fedproto.data.tasks import task_named
 from fedproto.engines.base import ENGINES, Engine, EngineOptions, LocalJob, Workload

@@ -9,7 +9,8 @@ import torch
 
 from fedproto import STRATEGIES, Strategy
 from fedproto.callback import Callback
-from fedproto.config import RunConfig, ScheduleOptions
+from fedproto.config import RunConfig
+from fedproto.config.options import ScheduleOptions
 from fedproto.data.federation import Federation
 from fedproto.data.tasks import task_named
 from fedproto.engines.base import EngineOptions, Workload

@@ -24,9 +24,8 @@ from torch.nn.parameter import is_lazy
 from fedproto.api.progress import progress_for
 from fedproto.api.result import Result, Results, hardly_learned, refusals, stored_facts
 from fedproto.callback import Callback
-from fedproto.config import RunConfig, read_config
-from fedproto.config.recipe import COMMON, Sections, as_tables, combine, dotted_keyword
-from fedproto.config.run import asked_config
+from fedproto.config import RunConfig, Sections, read_config
+from fedproto.config.recipe import COMMON, as_tables, combine, dotted_keyword
 from fedproto.data.base import DATASETS, data_root
 from fedproto.data.federation import Federation
 from fedproto.data.own import located
@@ -100,7 +99,7 @@ def run(
     """
     common = _given(rounds, cohort, delta, epochs, batch_size, lr, device)
     keywords = {"strategy": strategy, "seed": seed, "label": label, **common, **sections}
-    config = asked_config(_tables(data, model, keywords)).located()
+    config = read_config(_tables(data, model, keywords)).located()
     one = _checked_run(config, _loaded(config, data), model)
     if out is not None:
         one.store = open_or_create(Path(out), config)

@@ -1,16 +1,10 @@
 """What a run is to do: typed sections, the same in Python, recipes and run directories."""
 
-from fedproto.config.options import (
-    EvaluateOptions,
-    FlowerOptions,
-    ScheduleOptions,
-    StopOptions,
-    StoreOptions,
-)
 from fedproto.config.run import (
     CHOICES,
     SECTIONS,
     RunConfig,
+    Sections,
     differences,
     digest_of,
     flatten,
@@ -20,12 +14,8 @@ from fedproto.config.run import (
 __all__ = [
     "CHOICES",
     "SECTIONS",
-    "EvaluateOptions",
-    "FlowerOptions",
     "RunConfig",
-    "ScheduleOptions",
-    "StopOptions",
-    "StoreOptions",
+    "Sections",
     "differences",
     "digest_of",
     "flatten",

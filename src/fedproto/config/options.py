@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from fedproto.data.tasks import headline, lower_is_better
-from fedproto.errors import ConfigError
 from fedproto.options import Options, option
 from fedproto.strategies.aggregation import AggregateOptions
 from fedproto.strategies.sections import Method
@@ -169,12 +168,10 @@ class FlowerOptions(Options):
     )
     suspend_after: int = option(
         2,
-        "failures among a client's last 'suspend_window' answers, to training or to tests, after"
-        " which it is left out for a while; 0 for never",
+        "failures among a client's last five answers, to training or to tests, after which it is"
+        " left out for a while; 0 for never",
         at_least=0,
-    )
-    suspend_window: int = option(
-        5, "last answers of a client that count, at most one of each kind a round", at_least=1
+        at_most=5,
     )
     suspend_rounds: int = option(5, "rounds that it is left out", at_least=1)
     defence: Literal["none", "clip", "median", "trimmed-mean"] = option(
@@ -195,11 +192,3 @@ class FlowerOptions(Options):
         " data: a multiple of the median that clients claim; 0 for all",
         at_least=0,
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.suspend_after > self.suspend_window:
-            raise ConfigError(
-                f"suspend_after must be at most suspend_window, {self.suspend_window}, not"
-                f" {self.suspend_after}"
-            )

@@ -24,34 +24,13 @@ import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, TypeAlias, TypedDict
+from typing import Any
 
-from fedproto.config.options import (
-    EvaluateOptions,
-    FlowerOptions,
-    ScheduleOptions,
-    StopOptions,
-    StoreOptions,
-)
-from fedproto.config.run import (
-    RunConfig,
-    as_table,
-    asked_config,
-    dotted_names,
-    flatten,
-)
-from fedproto.data.tasks import TaskOptions
+from fedproto.config.run import RunConfig, as_table, dotted_names, flatten, read_config
 from fedproto.disk.files import check_limit, user_path
-from fedproto.engines.augment import AugmentOptions
-from fedproto.engines.base import EngineOptions
-from fedproto.engines.training import TrainOptions
 from fedproto.errors import ConfigError, unknown_name
-from fedproto.measures import MeasureOptions
-from fedproto.options import Options, bundled_recipes, options_to_dict
-from fedproto.strategies.aggregation import AggregateOptions
+from fedproto.options import Options, bundled_recipes
 from fedproto.strategies.base import STRATEGIES
-from fedproto.strategies.sections import HeadOptions, PrivacyOptions, ServerOptions
-from fedproto.strategies.serve import ServeOptions
 
 _LONGEST_NAME = 150
 """Bytes of a folder's name; file systems allow 255, and files in it have names too."""
@@ -102,9 +81,8 @@ def _naming(name: str) -> Iterator[None]:
 def _scaled(recipe: dict[str, Any], scale: str | None) -> dict[str, Any]:
     """The recipe without its scales, with the changes of one of them."""
     scales = recipe.pop("scales", {})
-    if not isinstance(scales, Mapping) or not all(
-        isinstance(one, Mapping) for one in scales.values()
-    ):
+    tables = scales.values() if isinstance(scales, Mapping) else [scales]
+    if not all(isinstance(table, Mapping) for table in tables):
         raise ConfigError("scales must be sections: write [scales.quick] and the like")
     if scale is None:
         return recipe
@@ -177,7 +155,7 @@ def combine(
         tables = dict(variant)
         for key, value in zip(axes, values, strict=True):
             set_option(tables, key, value)
-        config = asked_config(tables)
+        config = read_config(tables)
         parts = [config.title, *(_axis_name(*axis) for axis in zip(axes, values, strict=True))]
         name = directory_name("-".join(parts))
         if name in runs:
@@ -244,30 +222,20 @@ def axes_of(section: Any, where: str) -> dict[str, list[Any]]:
 
 
 def recipe_text(tables: Mapping[str, Any]) -> str:
-    """Tables as a recipe; options first, then a section each, then the variants."""
-    lines = [f"{key} = {_toml(value)}" for key, value in tables.items() if not _is_table(value)]
-    for key, value in tables.items():
-        if _is_table(value):
-            single = isinstance(value, Mapping)
-            for each in [value] if single else value:
-                options = [f"{_key(name)} = {_toml(one)}" for name, one in each.items()]
-                lines += ["", f"[{key}]" if single else f"[[{key}]]", *options]
-    return "\n".join(lines).lstrip("\n") + "\n"
+    """Tables as a recipe: an option a line by its dotted name, then the variants."""
 
+    def lines(options: Mapping[str, Any]) -> list[str]:
+        return [f"{key} = {_toml(value)}" for key, value in flatten(options).items()]
 
-def _is_table(value: Any) -> bool:
-    tables = isinstance(value, list) and bool(value) and isinstance(value[0], Mapping)
-    return isinstance(value, Mapping) or tables
-
-
-def _key(name: str) -> str:
-    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else json.dumps(name, ensure_ascii=False)
+    text = lines({key: value for key, value in tables.items() if key != "variants"})
+    for variant in tables.get("variants", []):
+        text += ["", "[[variants]]", *lines(variant)]
+    return "\n".join(text) + "\n"
 
 
 def _toml(value: Any) -> str:
     if isinstance(value, Mapping):
-        inner = ", ".join(f"{_key(name)} = {_toml(one)}" for name, one in value.items())
-        return f"{{ {inner} }}" if inner else "{}"
+        return f"{{ {', '.join(f'{name} = {_toml(one)}' for name, one in value.items())} }}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_toml, value))}]"
     if isinstance(value, bool):
@@ -293,20 +261,13 @@ def set_option(tables: dict[str, Any], key: str, value: Any) -> None:
     *path, last = key.split(".")
     for part in path:
         inner = tables.get(part, {})
-        if isinstance(inner, str) and part in NAMED:
-            inner = as_table(inner, part)
-        if not isinstance(inner, Options | Mapping):
+        if not (isinstance(inner, Options | Mapping) or (isinstance(inner, str) and part in NAMED)):
             raise ConfigError(f"{key}: {part} is an option, not a section")
-        tables[part] = dict(_plain_table(inner, part))
+        tables[part] = dict(as_table(inner, part))
         tables = tables[part]
     if last == "name" and tables.get("name") not in (None, value):
         tables.clear()  # the options of another class do not carry over
     tables[last] = value
-
-
-def _plain_table(value: Any, name: str) -> Mapping[str, Any]:
-    """A section as a table, from options that were made already, a name or a table."""
-    return options_to_dict(value) if isinstance(value, Options) else as_table(value, name)
 
 
 def _parse_value(text: str) -> Any:
@@ -335,34 +296,12 @@ NAMED = ("data", "model", "strategy", "engine")
 
 _PARTS = tuple(item.name for item in fields(RunConfig))
 
-Table: TypeAlias = Mapping[str, Any]
-
-
-class Sections(TypedDict, total=False):
-    """The sections of a recipe as keywords: options, or a table of them."""
-
-    task: TaskOptions | Table
-    train: TrainOptions | Table
-    augment: AugmentOptions | Table
-    aggregate: AggregateOptions | Table
-    server: ServerOptions | Table
-    head: HeadOptions | Table
-    serve: ServeOptions | Table
-    privacy: PrivacyOptions | Table
-    schedule: ScheduleOptions | Table
-    evaluate: EvaluateOptions | Table
-    measure: MeasureOptions | Table
-    stop: StopOptions | Table
-    store: StoreOptions | Table
-    engine: EngineOptions | Table | str
-    flower: FlowerOptions | Table
-
 
 def as_tables(keywords: Mapping[str, Any]) -> dict[str, Any]:
     """Sections and common options, given as keywords, as the tables of a recipe."""
     tables: dict[str, Any] = {"schedule": {}}
     tables |= {name: value for name, value in keywords.items() if name in _PARTS}
-    tables["schedule"] = {"rounds": ROUNDS, **_plain_table(tables["schedule"], "schedule")}
+    tables["schedule"] = {"rounds": ROUNDS, **as_table(tables["schedule"], "schedule")}
     for name, value in keywords.items():
         if name not in _PARTS:
             set_option(tables, dotted_keyword(name), value)

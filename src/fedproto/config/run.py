@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeAlias, TypedDict, get_type_hints
 
 from torch import nn
 
@@ -38,8 +38,6 @@ from fedproto.strategies.base import STRATEGIES, Strategy
 from fedproto.strategies.sections import HeadOptions, Method, PrivacyOptions, ServerOptions
 from fedproto.strategies.serve import ServeOptions
 from fedproto.types import RoundRecord
-
-O = TypeVar("O", bound=Options)  # noqa: E741 - the letter stands for Options
 
 
 @dataclass(frozen=True)
@@ -155,21 +153,38 @@ class RunConfig:
     def to_recipe(self) -> dict[str, Any]:
         """The tables of `to_dict` without options that have their default."""
         tables = self.to_dict()
-        for name, table in tables.items():
-            if isinstance(table, dict):
-                usual = {
-                    field.name: field.default for field in dataclasses.fields(getattr(self, name))
-                }
-                tables[name] = {
-                    key: value
-                    for key, value in table.items()
-                    if key not in usual or getattr(self, name).__dict__[key] != usual[key]
-                }
+        for name in [*CHOICES, *SECTIONS]:
+            for item in dataclasses.fields(getattr(self, name) or Options):
+                if getattr(getattr(self, name), item.name) == item.default:
+                    tables[name].pop(item.name, None)
         return {name: value for name, value in tables.items() if value not in ({}, "")}
 
     def digest(self) -> str:
         """A short hash of all that the results depend on."""
         return digest_of(self.to_dict())
+
+
+Table: TypeAlias = Mapping[str, Any]
+
+
+class Sections(TypedDict, total=False):
+    """The sections of a recipe as keywords: options, or a table of them."""
+
+    task: TaskOptions | Table
+    train: TrainOptions | Table
+    augment: AugmentOptions | Table
+    aggregate: AggregateOptions | Table
+    server: ServerOptions | Table
+    head: HeadOptions | Table
+    serve: ServeOptions | Table
+    privacy: PrivacyOptions | Table
+    schedule: ScheduleOptions | Table
+    evaluate: EvaluateOptions | Table
+    measure: MeasureOptions | Table
+    stop: StopOptions | Table
+    store: StoreOptions | Table
+    engine: EngineOptions | Table | str
+    flower: FlowerOptions | Table
 
 
 CHOICES: dict[str, Registry[Any]] = {"strategy": STRATEGIES, "data": DATASETS, "model": MODELS}
@@ -197,21 +212,17 @@ def read_config(given: Mapping[str, Any], *, to_compare: bool = False) -> RunCon
             found = dotted_names(name)
             hint = f"did you mean '{found[0]}'?" if found else None
             raise ConfigError(unknown_name("section or option", name, known, hint))
-    parts: dict[str, Any] = {}
-    for name, cls in SECTIONS.items():
-        made = given.get(name, {})
-        ready = isinstance(made, cls)
-        parts[name] = made if ready else read_options(cls, as_table(made, name), name)
-    parts |= {
-        name: _read_choice(name, registry, given[name], to_compare=to_compare)
-        for name, registry in CHOICES.items()
-        if name in given
+    parts: dict[str, Any] = {
+        name: read_options(cls, as_table(given.get(name, {}), name), name)
+        for name, cls in SECTIONS.items()
     }
+    for name in CHOICES.keys() & given.keys():
+        parts[name] = _read_choice(name, given[name], to_compare=to_compare)
     if "strategy" not in parts:
         raise ConfigError("strategy is missing; add a [strategy] section with a name")
     check_engine_name(parts["engine"].name)
     if not to_compare:
-        _check_measures(parts["measure"])
+        _check_measures(given.get("measure", {}), parts["measure"])
     seed, label = plain(given.get("seed", 0)), given.get("label", "")
     if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
         raise ConfigError(f"seed must be an integer of at least 0, not {seed!r}")
@@ -222,22 +233,10 @@ def read_config(given: Mapping[str, Any], *, to_compare: bool = False) -> RunCon
     return config
 
 
-def asked_config(given: Mapping[str, Any]) -> RunConfig:
-    """The configuration that a user asks for; beyond `read_config`, it must make sense as asked.
-
-    Raises:
-        ConfigError: If an option would do nothing as it is written.
-    """
-    config, measure = read_config(given), given.get("measure", {})
-    if isinstance(measure, Mapping) and "what" in measure and "every" not in measure:
-        raise ConfigError(
-            "measure.what alone measures nothing; also set measure.every to a number of rounds"
-        )
-    return config
-
-
 def as_table(value: Any, name: str) -> Mapping[str, Any]:
-    """A section as a table; a name alone stands for a table with that name."""
+    """A section as a table, from options that were made already, a name alone or a table."""
+    if isinstance(value, Options):
+        return options_to_dict(value)
     if isinstance(value, str):
         return {"name": value}
     if not isinstance(value, Mapping):
@@ -245,10 +244,10 @@ def as_table(value: Any, name: str) -> Mapping[str, Any]:
     return value
 
 
-def _read_choice(section: str, registry: Registry[O], given: Any, *, to_compare: bool) -> Any:
+def _read_choice(section: str, given: Any, *, to_compare: bool) -> Any:
     if isinstance(given, Options):
         return given
-    options = dict(as_table(given, section))
+    registry, options = CHOICES[section], dict(as_table(given, section))
     name = options.pop("name", None)
     if not isinstance(name, str):
         raise ConfigError(f"{section}.name is missing; known: {', '.join(registry.names())}")
@@ -261,7 +260,11 @@ def _read_choice(section: str, registry: Registry[O], given: Any, *, to_compare:
     return read_options(cls, options, section)
 
 
-def _check_measures(options: MeasureOptions) -> None:
+def _check_measures(given: Any, options: MeasureOptions) -> None:
+    if isinstance(given, Mapping) and "what" in given and "every" not in given:
+        raise ConfigError(
+            "measure.what alone measures nothing; also set measure.every to a number of rounds"
+        )
     for name in options.what:
         try:
             MEASURES.get(name)

@@ -2,8 +2,7 @@
 
 Until version 0.1 options that combine with every strategy belonged to strategies: sampling, partial
 work, the head by class, the served model; and ``guided`` and ``protohead`` were strategies of their
-own. Run directories of that version stay readable through `upgraded`; what a run did that no option
-of today says is named by `options_without_successor`.
+own. Run directories of that version stay readable through `upgraded`.
 """
 
 from __future__ import annotations
@@ -11,8 +10,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-_MARKS = ("tolerate_partial_work", "sampling")
+MARKS = ("tolerate_partial_work", "sampling")
 """Options that every strategy had, and none has today."""
+
+_GONE = {
+    "store": "exact",
+    "measure": "estimator",
+    "aggregate": "krum",
+    "flower": "suspend_window",
+}
+"""Options of sections that are gone."""
 
 _REMOVED = (
     *("balance", "rehearsal", "rehearsed", "head_others", "head_weights", "sharpness"),
@@ -24,13 +31,10 @@ _REMOVED = (
 def upgraded(tables: Mapping[str, Any]) -> dict[str, Any]:
     """A stored configuration as tables that `fedproto.config.read_config` reads."""
     result, strategy = dict(tables), tables.get("strategy")
-    if isinstance(kept := result.get("store"), Mapping):  # an option that changed no result is gone
-        result["store"] = {name: value for name, value in kept.items() if name != "exact"}
-    if isinstance(kept := result.get("measure"), Mapping):
-        result["measure"] = {name: value for name, value in kept.items() if name != "estimator"}
-    if isinstance(kept := result.get("aggregate"), Mapping):
-        result["aggregate"] = {name: value for name, value in kept.items() if name != "krum"}
-    if not isinstance(strategy, Mapping) or not any(mark in strategy for mark in _MARKS):
+    for section, gone in _GONE.items():
+        if isinstance(kept := result.get(section), Mapping):
+            result[section] = {name: value for name, value in kept.items() if name != gone}
+    if not isinstance(strategy, Mapping) or not any(mark in strategy for mark in MARKS):
         return result
     old = dict(strategy)
     result["label"] = result.get("label") or old.get("name", "")
@@ -56,23 +60,3 @@ def upgraded(tables: Mapping[str, Any]) -> dict[str, Any]:
         del old["weights"]
     kept = {name: value for name, value in old.items() if name not in _REMOVED}
     return {**result, "strategy": kept, "schedule": schedule}
-
-
-def options_without_successor(tables: Mapping[str, Any]) -> list[str]:
-    """Options of a stored strategy that changed its results, and that `upgraded` has to leave out.
-
-    Such a run can be shown and compared, but is not a run of the configuration it is read as.
-    """
-    old = tables.get("strategy")
-    if not isinstance(old, Mapping) or not any(mark in old for mark in _MARKS):
-        return []
-    by_class = old.get("head") == "by-class"
-    took_effect = {
-        "weights": old.get("weights") == "balanced",
-        "rehearsal": old.get("rehearsal", 0) != 0,
-        "head_others": by_class and old.get("head_others", 0) != 0,
-        "head_weights": by_class and old.get("head_weights") == "margins",
-        "sharpness": old.get("sharpness") is not None,
-        "max_attention": old.get("max_attention") is not None,
-    }
-    return [name for name, took in took_effect.items() if took]

@@ -15,14 +15,12 @@ import stat
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 from io import BufferedReader
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, cast
 
-from fedproto.errors import ConfigError, DataError, FedprotoError, StoreError
-from fedproto.options import Options, option, read_options
+from fedproto.errors import ConfigError, DataError, FedprotoError, StoreError, unknown_name
 
 LOCK_FILE = ".lock"
 """Never replaced or removed, so that all processes lock the same file. Empty."""
@@ -104,6 +102,14 @@ class Folder:
         return all(item.suffix == PARTIAL or item.name == LOCK_FILE for item in found)
 
     @contextlib.contextmanager
+    def made(self) -> Iterator[None]:
+        """Makes the directory and holds it, also if another process makes it at this moment."""
+        with explained(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            with self.held(patience=5.0):
+                yield
+
+    @contextlib.contextmanager
     def held(self, patience: float = 0.0) -> Iterator[None]:
         """Holds the directory and keeps other processes out; released even by a kill.
 
@@ -156,35 +162,28 @@ class Folder:
             yield None, str(path / last)
             return
         self.check_in_place()
+        where = self.path
+        at = os.dup(self._held[0]) if self._held else os.open(where, _DIRECTORY)
         try:
-            at = os.open(self.path, _DIRECTORY) if self._held is None else os.dup(self._held[0])
-            try:
-                for number in range(1, len(folders) + 1):
-                    at = self._enter(at, "/".join(folders[:number]), make=make)
-                yield at, last
-            finally:
-                os.close(at)
-        except OSError as error:
-            where = self.path / name
-            if error.errno == errno.ELOOP:
-                raise _linked(where) from None
-            error.filename, error.filename2 = str(where), None
-            raise
-
-    def _enter(self, at: int, name: str, *, make: bool) -> int:
-        """Opens a folder below; the one above is closed."""
-        last = PurePosixPath(name).name
-        if make:
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(last, dir_fd=at)
-        try:
-            inner = os.open(last, _DIRECTORY | _NO_LINK, dir_fd=at)
+            for folder in folders:
+                where = where / folder
+                if make:
+                    with contextlib.suppress(FileExistsError):
+                        os.mkdir(folder, dir_fd=at)
+                above, at = at, os.open(folder, _DIRECTORY | _NO_LINK, dir_fd=at)
+                os.close(above)
+            where = where / last
+            yield at, last
         except OSError as error:
             if error.errno in (errno.ELOOP, errno.ENOTDIR):
-                raise _linked(self.path / name) from None
+                raise StoreError(
+                    f"{where} is a symbolic link or of the wrong kind, and nothing is written"
+                    " through it; remove it"
+                ) from None
+            error.filename, error.filename2 = str(where), None
             raise
-        os.close(at)
-        return inner
+        finally:
+            os.close(at)
 
 
 @contextlib.contextmanager
@@ -247,13 +246,6 @@ def open_plain(
     return cast("BinaryIO", os.fdopen(descriptor, mode))
 
 
-def _linked(path: Path) -> StoreError:
-    return StoreError(
-        f"{path} is a symbolic link or of the wrong kind, and nothing is written through it;"
-        " remove it"
-    )
-
-
 INTACT = (
     "; what was saved before is intact: free space or mend the permissions, then resume the run"
 )
@@ -309,39 +301,34 @@ def content(path: Path) -> bytes:
 
 VARIABLE = "FEDPROTO_LIMITS"
 
+LIMITS = {
+    "file": 4 * 2**30,  # bytes of one file, unpacked, that is read as a whole
+    "members": 5_000_000,  # files in one archive
+    "classes": 100_000,  # classes that labels may ask for
+    "runs": 10_000,  # runs of one sweep
+    "pixels": 64_000_000,  # pixels of one picture
+}
+"""The largest accepted sizes; ``fedproto --limit`` raises them.
 
-@dataclass(frozen=True)
-class Limits(Options):
-    """The largest accepted sizes; see ``fedproto --limit``.
-
-    They protect the machine that reads, so its owner sets them; no recipe and no server can.
-    """
-
-    file: int = option(
-        4 * 2**30, "bytes of one file, unpacked, that is read as a whole", at_least=1
-    )
-    members: int = option(5_000_000, "files in one archive", at_least=1)
-    classes: int = option(100_000, "classes that labels may ask for", at_least=1)
-    runs: int = option(10_000, "runs of one sweep", at_least=1)
-    pixels: int = option(64_000_000, "pixels of one picture", at_least=1)
+They protect the machine that reads, so its owner sets them; no recipe and no server can.
+"""
 
 
-def limits() -> Limits:
+def limits() -> dict[str, int]:
     """The limits on this machine."""
     return _parsed(os.environ.get(VARIABLE, ""))
 
 
 def read_limited(file: BinaryIO, where: object) -> bytes:
     """The whole of a file that may be larger than it looks, such as an unpacked one."""
-    most = limits().file
-    content = file.read(most + 1)
+    content = file.read(limits()["file"] + 1)
     check_limit("file", len(content), where)
     return content
 
 
 def check_limit(name: str, value: int, where: object) -> None:
     """Refuses what is over a limit."""
-    most = getattr(limits(), name)
+    most = limits()[name]
     if value > most:
         raise DataError(
             f"{where} is over the limit of {most:,} for '{name}'; if that is what it should be,"
@@ -350,14 +337,16 @@ def check_limit(name: str, value: int, where: object) -> None:
 
 
 @lru_cache(maxsize=8)
-def _parsed(text: str) -> Limits:
-    given = {}
+def _parsed(text: str) -> dict[str, int]:
+    given = dict(LIMITS)
     for each in text.split():
         name, _, value = each.partition("=")
+        if name not in LIMITS:
+            raise ConfigError(unknown_name("limit", name, LIMITS))
         try:
             given[name] = int(float(value))
         except (ValueError, OverflowError):
             raise ConfigError(
                 f"limit '{each}': write it as name=number, such as file=1e9"
             ) from None
-    return read_options(Limits, given, "limit")
+    return given

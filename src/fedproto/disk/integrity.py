@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,17 +17,14 @@ from torch import Tensor
 from fedproto.disk.files import content
 from fedproto.errors import StoreError
 
+T = TypeVar("T")
+
 HASH = "hash"
 """The key under which sealed JSON carries its fingerprint."""
 
 
 class DamagedError(Exception):
     """Something that is not what its fingerprint says; turned into a message by who reads it."""
-
-
-def fingerprint(data: bytes) -> str:
-    """A fingerprint of bytes, in 32 letters."""
-    return hashlib.sha256(data).hexdigest()[:32]
 
 
 def tensors_fingerprint(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> str:
@@ -40,22 +37,26 @@ def tensors_fingerprint(tensors: Mapping[str, Tensor], about: Mapping[str, Any])
     return digest.hexdigest()[:32]
 
 
-def sealed(tables: Mapping[str, Any]) -> bytes:
-    """Tables as JSON that carries its own fingerprint."""
-    tables = json.loads(json.dumps(tables))
-    whole = {**tables, HASH: fingerprint(_text(tables))}
-    return json.dumps(whole, indent=2).encode() + b"\n"
+def sealed(tables: Mapping[str, Any], indent: int | None = 2) -> bytes:
+    """Tables as JSON that carries its own fingerprint; one line without `indent`."""
+    plain = json.loads(json.dumps(tables, allow_nan=False))
+    return json.dumps({**plain, HASH: _fingerprint(plain)}, indent=indent).encode() + b"\n"
 
 
-def unsealed(text: bytes) -> tuple[dict[str, Any], bool]:
-    """The tables of JSON, compared with its fingerprint, and whether it carries one."""
+def unsealed(text: bytes, *, required: bool = True) -> dict[str, Any]:
+    """The tables of JSON, compared with its fingerprint.
+
+    Files of format 1 had none; only there may it be missing.
+    """
     tables = read_json(text)
     if not isinstance(tables, dict):
         raise DamagedError("it holds no table")
     given = tables.pop(HASH, None)
-    if given is not None and given != fingerprint(_text(tables)):
+    if given is None and required and tables.get("format") != 1:
+        raise DamagedError("its fingerprint is missing")
+    if given is not None and given != _fingerprint(tables):
         raise DamagedError("it was changed after it was written")
-    return tables, given is not None
+    return tables
 
 
 def read_sealed(path: Path, remedy: str) -> dict[str, Any]:
@@ -65,12 +66,28 @@ def read_sealed(path: Path, remedy: str) -> dict[str, Any]:
         StoreError: If it is damaged or carries no fingerprint; it says the remedy.
     """
     text = content(path)
-    if not text:
-        return {}
     try:
-        return unsealed_line(text)
+        return unsealed(text) if text else {}
     except DamagedError as error:
         raise StoreError(f"{path} is damaged: {error}; {remedy}") from None
+
+
+def read_lines(
+    text: bytes, path: Path, parsed: Callable[[dict[str, Any]], T], *, required: bool = True
+) -> Iterator[T]:
+    """What `parsed` makes of the tables in the lines of a file; a last line without end is left.
+
+    Raises:
+        StoreError: At the first line that is damaged.
+    """
+    for number, line in enumerate(text.split(b"\n")[:-1], start=1):
+        try:
+            yield parsed(unsealed(line, required=required))
+        except DamagedError as error:
+            raise StoreError(
+                f"{path} line {number} is damaged: {error}; restore the file from a copy, or start"
+                " again in another directory ('fedproto check' says what can be saved)"
+            ) from None
 
 
 def read_json(text: bytes) -> Any:
@@ -84,38 +101,8 @@ def read_json(text: bytes) -> Any:
         raise DamagedError(f"it is not JSON: {error}") from None
 
 
-def sealed_line(data: Mapping[str, Any]) -> bytes:
-    """A table as a line of JSON that carries its own fingerprint."""
-    plain = json.loads(json.dumps(data, allow_nan=False))
-    return json.dumps({**plain, HASH: fingerprint(_text(plain))}).encode() + b"\n"
-
-
-def unsealed_line(line: bytes, *, required: bool = True) -> dict[str, Any]:
-    """The table of such a line, compared with its fingerprint."""
-    data, marked = unsealed(line)
-    if required and not marked:
-        raise DamagedError("its fingerprint is missing")
-    data.pop("chain", None)  # lines of earlier versions have one
-    return data
-
-
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The tables in a file of such lines; none where there is no file.
-
-    Raises:
-        StoreError: If a line is damaged; a last one without its end is left out.
-    """
-    found = []
-    for number, line in enumerate(content(path).split(b"\n")[:-1], start=1):
-        try:
-            found.append(unsealed_line(line))
-        except DamagedError as error:
-            raise StoreError(f"{path} line {number} is damaged: {error}") from None
-    return found
-
-
-def _text(data: Any) -> bytes:
-    return json.dumps(data, sort_keys=True).encode()
+def _fingerprint(data: Any) -> str:
+    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def _no_number(text: str) -> float:

@@ -17,7 +17,8 @@ import torch
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from fedproto.config import FlowerOptions, RunConfig
+from fedproto.config import RunConfig
+from fedproto.config.options import FlowerOptions
 from fedproto.disk.files import explained, write_atomically
 from fedproto.disk.integrity import read_sealed, sealed
 from fedproto.engines.base import Engine, LocalJob, Workload
@@ -359,7 +360,7 @@ class Suspensions:
         conduct = self._conduct.setdefault(client, _Conduct())
         suspended = False
         for kind, reason in self._outcomes[client].items():
-            last = [*conduct.failed.get(kind, []), reason is not None][-options.suspend_window :]
+            last = [*conduct.failed.get(kind, []), reason is not None][-5:]
             conduct.failed[kind] = last
             if reason is not None and 0 < options.suspend_after <= sum(last):
                 suspended = True

@@ -18,11 +18,12 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedproto.callback import Callback
-from fedproto.config import RunConfig, StopOptions
+from fedproto.config import RunConfig
+from fedproto.config.options import StopOptions
 from fedproto.data.base import DataSource
 from fedproto.data.federation import Federation
 from fedproto.disk.files import Folder, content, explained, write_atomically
-from fedproto.disk.integrity import read_lines, sealed_line
+from fedproto.disk.integrity import sealed
 from fedproto.engines.base import Engine, Workload
 from fedproto.errors import ConfigError, FedprotoError, printable
 from fedproto.flower.deploy import ERROR_FILE
@@ -30,7 +31,7 @@ from fedproto.flower.engine import FlowerEngine, Suspensions
 from fedproto.flower.nodes import Nodes, enrol
 from fedproto.options import load_plugin
 from fedproto.rounds import load_federations, runs_from, train
-from fedproto.store.checking import AUDIT_FILE
+from fedproto.store.checking import AUDIT_FILE, read_audit
 from fedproto.store.sweeps import open_runs
 from fedproto.types import RoundRecord
 
@@ -105,13 +106,13 @@ class AuditLog:
         if whole != before:
             with explained(path):
                 self._folder.write(AUDIT_FILE, whole)
-        read_lines(path)
+        read_audit(folder)
 
     def write(self, event: str, **facts: Any) -> None:
         """Adds an event and waits until it is on disk."""
         now = datetime.now(UTC).isoformat(timespec="seconds")
         with explained(self._folder.path / AUDIT_FILE):
-            self._folder.append(AUDIT_FILE, sealed_line({"time": now, "event": event, **facts}))
+            self._folder.append(AUDIT_FILE, sealed({"time": now, "event": event, **facts}, None))
 
 
 class ServerLog(Callback):

@@ -283,7 +283,7 @@ def decode_hello(content: RecordDict, max_examples: int) -> Hello:
         raise UnreadableError(f"its input shape has a side of 0 or is too large: {shape}")
     if any(len(name) > LONGEST_NAME for name in names) or len(names) not in (0, num_classes):
         raise UnreadableError(f"its {len(names)} class names are too long or not {num_classes}")
-    if not 1 <= num_classes <= limits().classes:
+    if not 1 <= num_classes <= limits()["classes"]:
         raise UnreadableError(f"it claims {num_classes} classes")
     held = max(hello.num_test, hello.num_validation)
     if not 1 <= hello.num_train <= max_examples or held > max_examples:

@@ -107,7 +107,7 @@ def open_subject(
                 " fedproto.analyse(fedproto.load(run, model=..., data=...))"
             )
         model = model_for(replace(config, model=config.model.untrained()), federation)
-    check_same(store.identity(), data_identity(federation), path)
+    check_same(store.description().get("identity", {}), data_identity(federation), path)
     state = state or store.load_checkpoint()
     if state is None:
         raise StoreError(f"{path} has no checkpoint yet; nothing to analyse")

@@ -211,7 +211,8 @@ class Run:
 
     def _check_same(self, data: Mapping[str, str]) -> None:
         assert self.store is not None  # noqa: S101 - asked of runs with a directory alone
-        check_same(self.store.identity(), {**data, **self._model_identity()}, self.store.path)
+        was = self.store.description().get("identity", {})
+        check_same(was, {**data, **self._model_identity()}, self.store.path)
 
     def _model_identity(self) -> dict[str, str]:
         """The fingerprints of its model; weights that the seed alone decides are left out."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fedproto.disk.files import content, is_there
-from fedproto.disk.integrity import DamagedError, read_lines, unsealed
+from fedproto.disk.integrity import DamagedError, read_lines, read_sealed
 from fedproto.errors import StoreError
-from fedproto.store.checkpoints import BEST, read_kept
+from fedproto.store.checkpoints import BEST, read_kept, round_of
 from fedproto.store.run import RunStore
 from fedproto.store.sweeps import run_directories
 
@@ -39,7 +40,8 @@ class CheckResult:
 
 def read_audit(folder: Path) -> list[dict[str, Any]]:
     """The events of a deployment's log, oldest first; none where there is none."""
-    return read_lines(folder / AUDIT_FILE)
+    path = folder / AUDIT_FILE
+    return list(read_lines(content(path), path, dict))
 
 
 def check_run(path: Path) -> CheckResult:
@@ -51,60 +53,56 @@ def check_run(path: Path) -> CheckResult:
     Raises:
         StoreError: If something cannot be read at all, which says nothing of its content.
     """
-    result = CheckResult(path)
     try:
         store = RunStore.open(path)
     except StoreError as error:
-        result.faults.append(str(error))
-        result.remedy = (
-            "the weights in its checkpoints may be whole, but cannot be told from those of another"
-            " run without run.json"
+        return CheckResult(
+            path,
+            faults=[str(error)],
+            remedy="the weights in its checkpoints may be whole, but cannot be told from those of"
+            " another run without run.json",
         )
-        return result
-    checkpoints, records, steps = store.checkpoints(), 0, []
+    checkpoints, records = store.checkpoints(), 0
+    faults: list[str] = []
+    steps: list[str] = []
     try:
         for _ in store.iterate_records():
             records += 1
     except StoreError as error:
-        result.faults.append(str(error).partition(";")[0])
+        faults.append(str(error).partition(";")[0])
         steps.append(f"keep the first {records} lines of rounds.jsonl alone")
-    usable, damaged = _check_checkpoints(store, checkpoints, records, result.faults)
-    if damaged:
+    usable = _usable(store, checkpoints, records, faults)
+    if damaged := [file.name for file in checkpoints if file not in usable and file.exists()]:
         steps.insert(0, f"delete {', '.join(damaged)} from checkpoints")
-    result.found = f"{_number(records, 'round')}, {_number(len(usable), 'checkpoint')}"
+    if is_there(path / "checkpoints" / BEST):
+        faults += _faults(store.load_best)
+    found = f"{_number(records, 'round')}, {_number(len(usable), 'checkpoint')}"
     if store.format == 1:
-        result.found += "; begun without fingerprints, so older parts are only readable"
-    beside = _check_beside(path)
-    if result.faults:
-        steps.append(f"'fedproto resume {path}' goes on from round {max(usable, default=0)}")
-        result.remedy = "; then ".join(steps)
+        found += "; begun without fingerprints, so older parts are only readable"
+    beside, remedy = _check_beside(path), ""
+    if faults:
+        newest = max(map(round_of, usable), default=0)
+        steps.append(f"'fedproto resume {path}' goes on from round {newest}")
+        remedy = "; then ".join(steps)
     elif beside:
-        result.remedy = "records and checkpoints: export, compare and report work"
-    result.faults += beside
-    return result
+        remedy = "records and checkpoints: export, compare and report work"
+    return CheckResult(path, found, faults + beside, remedy)
 
 
-def _check_checkpoints(
+def _usable(
     store: RunStore, checkpoints: list[Path], records: int, faults: list[str]
-) -> tuple[list[int], list[str]]:
-    """The rounds from which the run can go on, and the names of damaged checkpoints."""
-    usable, damaged = [], []
+) -> list[Path]:
+    """The checkpoints from which the run can go on; what is wrong with others joins the faults."""
+    usable = []
     for file in checkpoints:
         try:
-            round_ = store.read_checkpoint(file).round
-            if round_ > records:
+            if store.read_checkpoint(file).round > records:
                 raise DamagedError("is whole, but records before it are missing")
-            usable.append(round_)
+            usable.append(file)
         except DamagedError as error:
             if file.exists():
-                damaged.append(file.name)
                 faults.append(f"{file} {error}")
-    if is_there(store.path / "checkpoints" / BEST):
-        try:
-            store.load_best()
-        except StoreError as error:
-            faults.append(str(error))
-    return usable, damaged
+    return usable
 
 
 def check_sweep(path: Path) -> CheckResult:
@@ -119,24 +117,22 @@ def check_sweep(path: Path) -> CheckResult:
 
 def _check_beside(path: Path) -> list[str]:
     """The damage in the files of a deployment, and in what clients kept."""
-    faults = []
-    try:
-        read_audit(path)
-    except StoreError as error:
-        faults.append(str(error))
+    faults = _faults(read_audit, path)
     for name in SEALED:
-        try:
-            if is_there(path / name):
-                unsealed(content(path / name))
-        except DamagedError as error:
-            faults.append(f"{path / name} is damaged: {error}")
+        faults += _faults(read_sealed, path / name, "restore it from a copy")
     for file in sorted(one for kept in KEPT for one in path.glob(kept)):
-        try:
-            read_kept(file)
-        except StoreError as error:
-            if file.exists():
-                faults.append(str(error))
+        found = _faults(read_kept, file)
+        faults += found if file.exists() else []
     return faults
+
+
+def _faults(read: Callable[..., object], *given: object) -> list[str]:
+    """Why something cannot be read; empty where it can."""
+    try:
+        read(*given)
+    except StoreError as error:
+        return [str(error)]
+    return []
 
 
 def _number(count: int, what: str) -> str:

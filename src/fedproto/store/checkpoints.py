@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,36 @@ from fedproto.types import ServerState, Tensors, part, under
 
 _NAME = re.compile(r"round-(\d{6,})\.safetensors")
 
-
 BEST = "best.safetensors"
 """In ``checkpoints``: the served model with the best validation score."""
+
+
+def tensors_file(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> bytes:
+    """Tensors in memory of the CPU and their description, with a fingerprint of both."""
+    about = {**about, HASH: tensors_fingerprint(tensors, about)}
+    # One entry: the file format does not keep the order of several, and equal states should
+    # give equal files.
+    return to_safetensors(dict(tensors), {"fedproto": json.dumps(about)})
+
+
+def read_tensors(path: Path, *, required: bool = True) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The description and the tensors of such a file.
+
+    Raises:
+        DamagedError: If it is damaged, or carries no fingerprint though one is required.
+    """
+    try:
+        open_regular(path).close()  # a pipe would never end
+        with safe_open(path, framework="pt") as file:
+            about = dict(json.loads(file.metadata()["fedproto"]))
+            names = file.keys()
+            tensors = {name: file.get_tensor(name) for name in names}
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError, RecursionError) as error:
+        raise DamagedError(f"cannot be read ({error})") from None
+    given = about.pop(HASH, None)
+    if (given is not None or required) and given != tensors_fingerprint(tensors, about):
+        raise DamagedError("is damaged: its content is not what its fingerprint says")
+    return about, tensors
 
 
 def write_checkpoint(
@@ -35,14 +62,9 @@ def write_checkpoint(
     Raises:
         StoreError: If it cannot be written; what is there is untouched.
     """
-    tensors = _pack(state)
-    about = {**about, "hash": tensors_fingerprint(tensors, about)}
-    # One entry: the file format does not keep the order of several, and equal states should
-    # give equal files.
-    metadata = {"fedproto": json.dumps(about)}
     name = f"checkpoints/{name or f'round-{state.round:06d}.safetensors'}"
     with explained(run.path / name):
-        run.write(name, to_safetensors(tensors, metadata))
+        run.write(name, tensors_file(_pack(state), about))
 
 
 def read_checkpoint(path: Path, digests: Collection[str], run_format: int) -> ServerState:
@@ -51,29 +73,13 @@ def read_checkpoint(path: Path, digests: Collection[str], run_format: int) -> Se
     Raises:
         DamagedError: If it is damaged or belongs to another configuration.
     """
-    try:
-        metadata, tensors = read_tensors(path)
-        about = json.loads(metadata["fedproto"])
-        state = _unpack(tensors, int(about["round"]))
-        given = about.pop("hash", None)
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError, RecursionError) as error:
-        raise DamagedError(f"cannot be read ({error})") from None
+    about, tensors = read_tensors(path, required=run_format > 1)
     if about.get("digest") not in digests:
         raise DamagedError("belongs to a run of another configuration than run.json beside it")
-    unmarked = given is None and run_format == about.get("format") == 1
-    if not unmarked and given != tensors_fingerprint(tensors, about):
-        raise DamagedError("is damaged: its content is not what its fingerprint says")
-    if path.name != BEST and state.round != round_of(path):
-        raise DamagedError(f"is named after another round than its own, {state.round}")
-    return state
-
-
-def read_tensors(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """What a file of tensors says about itself, and the tensors."""
-    open_regular(path).close()  # a pipe would never end
-    with safe_open(path, framework="pt") as file:
-        names = file.keys()
-        return file.metadata() or {}, {name: file.get_tensor(name) for name in names}
+    round_ = about.get("round")
+    if not isinstance(round_, int) or (path.name != BEST and round_ != round_of(path)):
+        raise DamagedError(f"is named after another round than its own, {round_}")
+    return _unpack(tensors, round_)
 
 
 def checkpoints_in(folder: Path) -> list[Path]:
@@ -91,11 +97,8 @@ def round_of(checkpoint: Path) -> int:
     return int(checkpoint.stem.removeprefix("round-"))
 
 
-_ALSO = "also-model"
-"""Group of the groups of models that are tested besides."""
-
-_SERVED, _EARLIER_TRAINED = "served-model", "served/trained"
-"""Group of the served model, and the group that held the trained one in an earlier version."""
+_SERVED, _ALSO = "served-model", "also-model"
+"""Groups of the tensors of the served model, and of models that are tested besides."""
 
 
 def _pack(state: ServerState) -> dict[str, Tensor]:
@@ -123,22 +126,19 @@ def _unpack(tensors: dict[str, Tensor], round_: int) -> ServerState:
     def model(named: dict[str, Tensor]) -> ServerState:
         return ServerState(round_, part("params", named), part("buffers", named))
 
-    found, apart = model(tensors), part(_SERVED, tensors)
-    served = model(apart) if apart else None
-    others = part(_ALSO, tensors)
-    also = {
-        name: model(part(name, others))
-        for name in sorted({name.partition("/")[0] for name in others})
-    }
-    taken = {*_model(found), *under(_SERVED, apart), *under(_ALSO, others)}
-    memory = {name: tensor for name, tensor in tensors.items() if name not in taken}
-    if trained := part(_EARLIER_TRAINED, tensors):
-        served = found
-        params, buffers = (
-            {name: trained[name] for name in of} for of in (found.params, found.buffers)
-        )
-        found = ServerState(round_, params, buffers)
-    return replace(found, memory=memory, served_model=served, also=also)
+    served, others = part(_SERVED, tensors), part(_ALSO, tensors)
+    groups = ("params", "buffers", _SERVED, _ALSO)
+    return replace(
+        model(tensors),
+        memory={
+            name: tensor for name, tensor in tensors.items() if name.partition("/")[0] not in groups
+        },
+        served_model=model(served) if served else None,
+        also={
+            name: model(part(name, others))
+            for name in sorted({name.partition("/")[0] for name in others})
+        },
+    )
 
 
 class ClientMemory:
@@ -191,7 +191,7 @@ class ClientMemoryOnDisk(ClientMemory):
 
     def load(self, client: int, round_: int) -> Tensors | None:
         """The content of a file."""
-        path = self._path(client, round_)
+        path = self._folder.path / self._name(client, round_)
         return read_kept(path) if is_there(path) else None
 
     def save(self, client: int, round_: int, tensors: Tensors, *, keep_from: int) -> None:
@@ -200,37 +200,31 @@ class ClientMemoryOnDisk(ClientMemory):
         Raises:
             StoreError: If it cannot be written; what was kept before is untouched.
         """
-        path = self._path(client, round_)
+        name = self._name(client, round_)
+        path = self._folder.path / name
         kept = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-        content = to_safetensors(kept, {HASH: tensors_fingerprint(kept, _about(path))})
         with explained(path):
-            self._folder.write(self._name(path), content)
-        earlier = [one for one in sorted(path.parent.glob("round-*.safetensors")) if one < path]
-        needed = self._path(client, keep_from)
-        outdated = [one for one in earlier if one < needed][:-1]
-        for one in outdated:
+            self._folder.write(name, tensors_file(kept, _about(path)))
+        needed = min(round_, keep_from)
+        for outdated in [one for one in checkpoints_in(path.parent) if round_of(one) < needed][:-1]:
             with contextlib.suppress(OSError):
-                self._folder.remove(self._name(one))
+                self._folder.remove(self._name(client, round_of(outdated)))
 
-    def _path(self, client: int, round_: int) -> Path:
-        name = f"{self._below}/{client:06d}/round-{max(round_, 0):06d}.safetensors"
-        return self._folder.path / name
-
-    def _name(self, path: Path) -> str:
-        return path.relative_to(self._folder.path).as_posix()
+    def _name(self, client: int, round_: int) -> str:
+        return f"{self._below}/{client:06d}/round-{max(round_, 0):06d}.safetensors"
 
 
 def read_kept(path: Path) -> Tensors:
-    """The tensors of a file, compared with its fingerprint."""
+    """The tensors of a client's file, compared with its fingerprint."""
     try:
-        metadata, tensors = read_tensors(path)
-    except (SafetensorError, OSError) as error:
-        raise StoreError(f"{path} cannot be read ({error}); restore it from a copy") from None
-    if metadata.get(HASH) != tensors_fingerprint(tensors, _about(path)):
-        raise StoreError(f"{path} is not what was written; restore it from a copy")
+        about, tensors = read_tensors(path)
+        if about != _about(path):
+            raise DamagedError("is of another client or round than its name says")
+    except DamagedError as error:
+        raise StoreError(f"{path} {error}; restore it from a copy") from None
     return tensors
 
 
 def _about(path: Path) -> dict[str, int]:
-    """What the fingerprint of a file covers beside its tensors."""
-    return {"client": int(path.parent.name), "round": int(path.stem.removeprefix("round-"))}
+    """What a client's file says about itself."""
+    return {"client": int(path.parent.name), "round": round_of(path)}

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
-from fedproto.disk.integrity import DamagedError, unsealed_line
+from fedproto.disk.integrity import DamagedError, read_lines
 from fedproto.errors import StoreError
 from fedproto.types import RoundRecord
 
@@ -23,21 +23,15 @@ def read_records(
     Raises:
         StoreError: At the first line that is damaged.
     """
-    for number, line in enumerate(content.split(b"\n")[:-1]):
-        where = f"{path} line {number + 1}"
-        try:
-            record = _record(unsealed_line(line, required=fingerprinted))
-        except DamagedError as error:
-            raise StoreError(
-                f"{where} is damaged: {error}; restore the file from a copy, or start the run again"
-                " in another directory ('fedproto check' says what can be saved)"
-            ) from None
+    for number, record in enumerate(read_lines(content, path, _record, required=fingerprinted)):
         if record.round != number:
+            where = f"{path} line {number + 1}"
             raise StoreError(f"{where} is about round {record.round}, out of order")
         yield record
 
 
 def _record(data: dict[str, Any]) -> RoundRecord:
+    data.pop("chain", None)  # lines of earlier versions have one
     try:
         for name in {"epochs", "attention", "failures"} & data.keys():
             data[name] = {int(client): value for client, value in data[name].items()}

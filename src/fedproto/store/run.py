@@ -12,9 +12,6 @@ dropped and computed again when the run goes on.
 
 The description, every record and every checkpoint carry a fingerprint (`fedproto.disk.integrity`)
 that is compared when they are read. What cannot be read is never taken for what is not there.
-
-A run holds its directory (`fedproto.disk.files`): no other process writes there, and if it is moved
-or replaced the run stops.
 """
 
 from __future__ import annotations
@@ -23,7 +20,7 @@ import contextlib
 import os
 import platform
 import subprocess
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -34,7 +31,7 @@ import torch
 from fedproto.config import RunConfig, digest_of, read_config
 from fedproto.config.upgrade import upgraded
 from fedproto.disk.files import Folder, content, explained, is_there
-from fedproto.disk.integrity import DamagedError, sealed, sealed_line, unsealed
+from fedproto.disk.integrity import DamagedError, sealed, unsealed
 from fedproto.errors import ConfigError, StoreError
 from fedproto.options import loaded_plugins
 from fedproto.store.checkpoints import (
@@ -52,34 +49,21 @@ FORMAT = 3
 """Format 1 had no fingerprints, runs up to format 2 drew from other random streams: such
 directories are read, but not continued."""
 
-CREATION_ENDS_WITHIN = 5.0
-"""Seconds to wait for another process that is creating the same directory."""
-
-_READABLE = (1, 2, FORMAT)
-
-
-def _is_table(value: Any) -> bool:
-    return isinstance(value, dict)
-
-
-_FITS: dict[str, Callable[[Any], bool]] = {
-    **dict.fromkeys(("config", "environment", "identity", "data"), _is_table),
-    "engines": lambda value: isinstance(value, list) and all(map(_is_table, value)),
-    "earlier": lambda value: isinstance(value, list) and all(isinstance(n, str) for n in value),
-}
-"""Whether an entry of ``run.json`` has its type."""
+_TABLES = ("config", "environment", "identity", "data")
+_LISTS = {"engines": dict, "earlier": str}
+"""Entries of ``run.json`` that are tables, and that are lists, of what."""
 
 
 class RunStore:
     """One run's directory.
 
-    Args:
-        path: The directory.
-        config: The run's configuration.
+    Attributes:
         digest: That of the configuration when the run began. Options that came later, with their
             defaults, do not change it, so a run can be continued by a newer version.
         format: The version of the directory's layout when the run began.
         earlier: What the digest was before the run was given more rounds.
+        first_digest: The first of these; it identifies the run.
+        client_memory: What the run's clients keep between their rounds.
     """
 
     def __init__(
@@ -95,42 +79,30 @@ class RunStore:
         self.digest = digest
         self.format = format
         self.earlier = tuple(earlier)
+        self.first_digest = (*self.earlier, digest)[0]
         self.folder = Folder(path)
-
-    @property
-    def first_digest(self) -> str:
-        """The digest when the run began; it stays when the run is extended."""
-        return (*self.earlier, self.digest)[0]
-
-    @property
-    def client_memory(self) -> ClientMemoryOnDisk:
-        """What the run's clients keep between their rounds."""
-        return ClientMemoryOnDisk(self.folder, "clients")
+        self.client_memory = ClientMemoryOnDisk(self.folder, "clients")
 
     @staticmethod
     def create(path: Path, config: RunConfig) -> RunStore:
         """Starts a new run directory."""
         folder = Folder(path)
-        with explained(path):
-            path.mkdir(parents=True, exist_ok=True)
-            # Locked before looking: of two processes that start here at once, one finds a run.
-            with folder.held(CREATION_ENDS_WITHIN):
-                if is_run(path):
-                    raise StoreError(
-                        f"{path} holds a run already; continue it with 'fedproto resume {path}' or"
-                        " choose another directory"
-                    )
-                if not folder.is_empty():
-                    raise StoreError(
-                        f"{path} is not empty and holds no run; choose another directory"
-                    )
-                description = {
-                    "format": FORMAT,
-                    "config": config.to_dict(),
-                    "digest": config.digest(),
-                    "environment": describe_environment(),
-                }
-                folder.write("run.json", sealed(description))
+        # Held before looking: of two processes that start here at once, one finds a run.
+        with folder.made():
+            if is_run(path):
+                raise StoreError(
+                    f"{path} holds a run already; continue it with 'fedproto resume {path}' or"
+                    " choose another directory"
+                )
+            if not folder.is_empty():
+                raise StoreError(f"{path} is not empty and holds no run; choose another directory")
+            description = {
+                "format": FORMAT,
+                "config": config.to_dict(),
+                "digest": config.digest(),
+                "environment": describe_environment(),
+            }
+            folder.write("run.json", sealed(description))
         return RunStore(path, config, config.digest())
 
     @staticmethod
@@ -167,10 +139,6 @@ class RunStore:
         self.config, self.digest = config, config.digest()
         self.describe(config=config.to_dict(), digest=self.digest, earlier=list(self.earlier))
 
-    def identity(self) -> dict[str, str]:
-        """Fingerprints of what the run was trained on; none before it began, or of old runs."""
-        return dict(self.description().get("identity", {}))
-
     def records(self) -> list[RoundRecord]:
         """The rounds on record, oldest first; a last line cut short by a kill is left out.
 
@@ -192,7 +160,7 @@ class RunStore:
             StoreError: If it cannot be written; the file is then as it was before.
         """
         with explained(self.path / "rounds.jsonl"):
-            self.folder.append("rounds.jsonl", sealed_line(asdict(record)))
+            self.folder.append("rounds.jsonl", sealed(asdict(record), indent=None))
 
     def save_checkpoint(self, state: ServerState, *, last: bool = False) -> None:
         """Writes a checkpoint if one is due, and removes old ones.
@@ -210,7 +178,8 @@ class RunStore:
 
     def save_best(self, state: ServerState) -> None:
         """Keeps the served model of a round in place of the best one before, in one step."""
-        write_checkpoint(self.folder, replace(state.served, memory={}), self._about(state), BEST)
+        served = replace(state.served, memory={})
+        write_checkpoint(self.folder, served, self._about(state), BEST)
 
     def load_best(self) -> ServerState:
         """The served model of the round with the best validation score.
@@ -239,15 +208,14 @@ class RunStore:
         Raises:
             StoreError: If it is damaged or belongs to another configuration.
         """
-        paths = self.checkpoints()
-        if not paths:
+        if not (there := self.checkpoints()):
             return None
-        path = paths[-1]
-        before = f"go on from {paths[-2].name}" if len(paths) > 1 else "begin again from round 0"
+        *before, path = there
+        otherwise = f"go on from {before[-1].name}" if before else "begin again from round 0"
         try:
             return self.read_checkpoint(path)
         except DamagedError as error:
-            raise StoreError(f"checkpoint {path} {error}; delete it to {before}") from None
+            raise StoreError(f"checkpoint {path} {error}; delete it to {otherwise}") from None
 
     def read_checkpoint(self, path: Path) -> ServerState:
         """As `fedproto.store.checkpoints.read_checkpoint`, of this run."""
@@ -314,19 +282,21 @@ def read_description(path: Path) -> dict[str, Any]:
             )
         raise StoreError(f"{path} is not a run directory: it has no run.json")
     try:
-        description, marked = unsealed(content(file))
-        version = description.get("format")
-        if version != 1 and version in _READABLE and not marked:
-            raise DamagedError("its fingerprint is missing")
-        for name, fits in _FITS.items():
-            if name in description and not fits(description[name]):
+        description = unsealed(content(file))
+        for name in _TABLES:
+            if not isinstance(description.get(name, {}), dict):
+                raise DamagedError(f"its {name} is of the wrong kind")
+        for name, kind in _LISTS.items():
+            found = description.get(name, [])
+            if not isinstance(found, list) or not all(isinstance(one, kind) for one in found):
                 raise DamagedError(f"its {name} is of the wrong kind")
     except DamagedError as error:
         raise StoreError(
             f"{file} is damaged: {error}; restore it from a copy, or start a new run"
         ) from None
-    if version not in _READABLE:
-        raise StoreError(f"{file} is of format {version}; this version reads format {FORMAT}")
+    if description.get("format") not in range(1, FORMAT + 1):
+        found = description.get("format")
+        raise StoreError(f"{file} is of format {found}; this version reads format {FORMAT}")
     return description
 
 
@@ -338,16 +308,11 @@ def plugin_hint(description: dict[str, Any]) -> str:
     return f"the run was made with {' '.join(f'--plugin {plugin}' for plugin in plugins)}"
 
 
-PACKAGES = (
-    *("fedproto", "torch", "numpy", "safetensors", "typer", "flwr", "rich", "matplotlib"),
-    *("pillow", "scikit-learn"),
-)
-
-
 def package_versions() -> dict[str, str | None]:
     """Version per package; None where it is not installed."""
-    versions = dict.fromkeys(PACKAGES)
-    for name in PACKAGES:
+    names = "fedproto torch numpy safetensors typer flwr rich matplotlib pillow scikit-learn"
+    versions: dict[str, str | None] = dict.fromkeys(names.split())
+    for name in versions:
         with contextlib.suppress(PackageNotFoundError):
             versions[name] = version(name)
     return versions
@@ -386,14 +351,8 @@ def _commit() -> str | None:
     tree = Path(__file__).resolve().parents[3]
     if not (tree / ".git").exists():
         return None
-    try:
-        shown = subprocess.run(  # noqa: S603 - fixed arguments
-            ["git", "-C", str(tree), "describe", "--always", "--dirty", "--abbrev=40"],  # noqa: S607
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return shown.stdout.strip() or None
+    describe = ["git", "-C", str(tree), "describe", "--always", "--dirty", "--abbrev=40"]
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        shown = subprocess.run(describe, capture_output=True, text=True, timeout=10, check=True)  # noqa: S603
+        return shown.stdout.strip()
+    return None

@@ -12,12 +12,14 @@ from fedproto.config.upgrade import upgraded
 from fedproto.disk.files import Folder, content, explained, is_there
 from fedproto.disk.integrity import DamagedError, sealed, unsealed
 from fedproto.errors import ConfigError, FedprotoError, StoreError
-from fedproto.store.run import CREATION_ENDS_WITHIN, RunStore, is_run
+from fedproto.store.run import RunStore, is_run
+
+FILE = "sweep.json"
 
 
 def is_sweep(path: Path) -> bool:
     """Whether a directory holds a sweep."""
-    return is_there(path / "sweep.json")
+    return is_there(path / FILE)
 
 
 def create_sweep(
@@ -36,37 +38,33 @@ def create_sweep(
     """
     for name in configs:
         _check_name(name)
-    with explained(path):
-        path.mkdir(parents=True, exist_ok=True)
-        folder = Folder(path)
-        with folder.held(CREATION_ENDS_WITHIN):
-            _begin(folder, configs, reuse=reuse)
+    folder, tables = Folder(path), {name: config.to_dict() for name, config in configs.items()}
+    with folder.made():
+        if is_sweep(path):
+            if not reuse:
+                raise StoreError(
+                    f"{path} holds a sweep already; continue it with 'fedproto resume {path}', add"
+                    " missing runs to it with --reuse, or choose another directory"
+                )
+            _check_same(path, configs)
+            tables |= _tables(path)  # those that are there stay as they are
+        elif not folder.is_empty():
+            raise StoreError(f"{path} is not empty and holds no sweep; choose another directory")
+        folder.write(FILE, sealed({"runs": tables}))
     return [open_or_create(path / name, config) for name, config in configs.items()]
 
 
-def _begin(folder: Folder, configs: Mapping[str, RunConfig], *, reuse: bool) -> None:
-    """Writes the list of runs, or adds to the one that is there."""
-    path, tables = folder.path, {name: config.to_dict() for name, config in configs.items()}
-    if is_sweep(path):
-        if not reuse:
+def _check_same(path: Path, configs: Mapping[str, RunConfig]) -> None:
+    """Checks that runs of a sweep that are asked for again have the configurations of before."""
+    known = _read(path)
+    for name in known.keys() & configs.keys():
+        was, now = known[name].located(), configs[name].located()
+        if was.digest() != now.digest():
             raise StoreError(
-                f"{path} holds a sweep already; continue it with 'fedproto resume {path}', add"
-                " missing runs to it with --reuse, or choose another directory"
+                f"{path} holds a run '{name}' of another configuration (it differs in"
+                f" {', '.join(differences(was, now))}); give the variant another label, or choose"
+                " another directory"
             )
-        known = _read(path)
-        for name, config in configs.items():
-            if name in known and known[name].located().digest() != config.located().digest():
-                different = ", ".join(differences(known[name].located(), config.located()))
-                raise StoreError(
-                    f"{path} holds a run '{name}' of another configuration (it differs in"
-                    f" {different}); give the variant another label, or choose another directory"
-                )
-        if tables.keys() - known.keys():
-            _write(folder, {**tables, **_tables(path)})  # those that are there stay as they are
-    elif is_run(path) or not folder.is_empty():
-        raise StoreError(f"{path} is not empty and holds no sweep; choose another directory")
-    else:
-        _write(folder, tables)
 
 
 def open_or_create(path: Path, config: RunConfig) -> RunStore:
@@ -117,26 +115,21 @@ def run_directories(path: Path) -> list[Path]:
     return sorted(file.parent for file in path.rglob("run.json"))
 
 
-def _write(folder: Folder, tables: Mapping[str, Any]) -> None:
-    with explained(folder.path):
-        folder.write("sweep.json", sealed({"runs": tables}))
-
-
 def _read(path: Path) -> dict[str, RunConfig]:
     try:
         return {name: read_config(upgraded(table)) for name, table in _tables(path).items()}
     except (AttributeError, TypeError, FedprotoError) as error:
         raise StoreError(
-            f"{path / 'sweep.json'} cannot be read ({error}); name a plugin that it needs with"
+            f"{path / FILE} cannot be read ({error}); name a plugin that it needs with"
             " --plugin, or start the sweep again"
         ) from None
 
 
 def _tables(path: Path) -> dict[str, Any]:
     """The runs' configurations as they are written, by name."""
-    file = path / "sweep.json"
+    file = path / FILE
     try:
-        tables = dict(unsealed(content(file))[0]["runs"])
+        tables = dict(unsealed(content(file), required=False)["runs"])
         for name in tables:
             _check_name(name)
         return tables
@@ -184,4 +177,5 @@ def extend(directory: Path | str, rounds: int) -> None:
         tables = _tables(path)
         for table in tables.values():
             table["schedule"] = {**table.get("schedule", {}), "rounds": rounds}
-        _write(Folder(path), tables)
+        with explained(path):
+            Folder(path).write(FILE, sealed({"runs": tables}))
