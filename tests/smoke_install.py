@@ -60,7 +60,7 @@ WORKS = [
     ["analyse", "runs/one"],
     ["report", "runs"],
     ["check", "runs"],
-    ["export", "runs/one", "--format=safetensors", "--format=pt"],
+    ["export", "runs/one"],
     ["predict", "runs/one", "figures"],
     ["flower", "keys", "federation", "--host=localhost", "--clients=2"],
     ["flower", "up", "quickstart", *TINY, "--set=data.clients=3", "--out=runs/flower"],

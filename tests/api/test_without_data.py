@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import fedproto
 from fedproto.cli.app import main
@@ -55,7 +56,7 @@ def test_a_run_needs_its_data_neither_to_export_nor_to_predict(
     assert main(["predict", str(run), str(shown), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["classes"] == expected[0].probabilities
     assert main(["export", str(run), "--out", str(tmp_path / "model")]) == 0
-    weights = torch.load(tmp_path / "model" / "model.pt")
+    weights = load_file(tmp_path / "model" / "model.safetensors")
     for name, tensor in result.model.state_dict().items():
         assert torch.equal(tensor, weights[name])
     card = (tmp_path / "model" / "README.md").read_text(encoding="utf-8")

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.live import Live
 
 from fedproto import FedAvg
-from fedproto.api.progress import LiveBars
+from fedproto.api.progress import Shown
 from fedproto.api.table import csv_cell
 from fedproto.cli import main, terminal
 from fedproto.errors import printable
@@ -91,8 +91,8 @@ def test_progress_shows_labels_as_they_are():
     output = io.StringIO()
     console = Console(file=output, force_terminal=True, color_system=None, width=200)
     config = replace(config_of(FedAvg()), label="[bold]x[/] \x1b]0;pwned\x07")
-    live = LiveBars(console, 1, 0)
-    with Live(live.shown, console=console):
+    live = Shown(console, 1, 0, live=True)
+    with Live(live.bars, console=console):
         live.on_round(config, make_record(0, clients=12, cohort=5, level=0.8))
         live.on_notice("client 3: \x1b[2J[/]")
     assert r"[bold]x[/] \x1b]0;pwned\x07" in output.getvalue()

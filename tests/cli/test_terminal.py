@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from fedproto import FedAvg, FedProto, FedProx
-from fedproto.api.progress import LiveBars
+from fedproto.api.progress import Shown
 from fedproto.cli import comparing, main, terminal
 from helpers import config_of
 from report_runs import make_record, write_run
@@ -115,14 +115,14 @@ def test_progress_shows_its_times_and_whose_score_it_is(width):
     Terminal.width_of_tests = width
     console = Terminal()
     config = replace(config_of(FedAvg(), rounds=200, seed=2), label="A long name for a method")
-    watcher = LiveBars(console, total=1200, done=30)
+    watcher = Shown(console, total=1200, done=30, live=True)
     watcher.on_pass(10)
     watcher.on_job()
     watcher.on_round(config, make_record(40))
     watcher.on_pass(10)
     watcher.on_job()
     shown = Terminal(width=width)
-    shown.print(watcher.shown)
+    shown.print(watcher.bars)
     text = shown.file.getvalue()
     assert max(map(len, text.splitlines())) <= width
     assert "31/1200" in text

@@ -133,8 +133,8 @@ NAMES = [
     ".lock", "run.json", "rounds.jsonl", "report.html", "report.html.partial", "run.json.partial",
     "rounds.jsonl.partial", "checkpoints", "checkpoints/round-000003.safetensors",
     "checkpoints/round-000001.safetensors", "checkpoints/x.partial", "clients", "analysis",
-    "analysis/scores.json", "analysis/maps", "export", "export/README.md", "export/model.pt",
-    "figures/accuracy.png", "tensorboard", "nodes", "audit.jsonl",
+    "analysis/scores.json", "analysis/maps", "export", "export/README.md",
+    "export/model.safetensors", "figures/accuracy.png", "tensorboard", "nodes", "audit.jsonl",
 ]  # fmt: skip
 KINDS = [
     "link to a file", "link to a folder", "link to nothing", "link to itself", "pipe", "zeros",

@@ -1,7 +1,6 @@
 """A trained model for use elsewhere: weights, an ONNX graph where asked for, a model card.
 
 model.safetensors   the state dict under the names that the module itself has
-model.pt            the same, for `torch.load`
 model.onnx          the module with its weights as a graph
 README.md           the model card: training data, scores, how to load it
 """
@@ -9,12 +8,11 @@ README.md           the model card: training data, scores, how to load it
 from __future__ import annotations
 
 import importlib.util
-import io
 import json
 import re
 import tempfile
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,40 +30,28 @@ from fedproto.errors import (
     install,
     printable,
     reason_of,
-    unknown_name,
 )
 from fedproto.models.adapter import original
 
 WEIGHTS = "model.safetensors"
-ALWAYS = ("safetensors", "pt")
-"""The formats that every model can be had in."""
-
-FORMATS = {
-    "safetensors": (WEIGHTS, "the state dict, by the module's own names"),
-    "pt": ("model.pt", "the same for `torch.load`"),
-    "onnx": ("model.onnx", "the module as an ONNX graph"),
-}
-"""The file of each format, and what it holds."""
+GRAPH = "model.onnx"
 
 
-def export(result: Result, folder: str | Path, formats: Iterable[str] = ALWAYS) -> list[Path]:
-    """Writes a run's newest model in some formats, with a model card.
+def export(result: Result, folder: str | Path, *, onnx: bool = False) -> list[Path]:
+    """Writes a run's newest model with a model card, also as an ONNX graph if asked.
 
     Returns:
         The files written, the card last.
 
     Raises:
-        ConfigError: If a format is unknown or needs something that is not installed.
+        ConfigError: If ONNX needs something that is not installed.
         StoreError: If the run kept no weights, or the folder cannot be written.
-        TrainingError: If the model cannot be had in a format.
+        TrainingError: If the model has no ONNX graph.
     """
-    chosen = list(dict.fromkeys(formats))
-    for name in chosen:
-        if name not in FORMATS:
-            raise ConfigError(unknown_name("format", name, FORMATS))
-    tensors, folder = state_dict(result), Path(folder)
-    contents = {FORMATS[name][0]: _content(name, result, tensors) for name in chosen}
-    contents["README.md"] = model_card(result, chosen).encode()
+    contents, folder = {WEIGHTS: save(state_dict(result), {"format": "pt"})}, Path(folder)
+    if onnx:
+        contents[GRAPH] = _onnx(result)
+    contents["README.md"] = model_card(result, onnx=onnx).encode()
     with explained(folder, " cannot be written", "; choose another folder"):
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in contents.items():
@@ -138,7 +124,7 @@ mean over clients, `worst_tenth_…` the mean of the tenth of clients with the l
 
 ## Files
 
-{files}
+- `model.safetensors`: the state dict, by the module's own names{graph}
 
 ## Configuration
 
@@ -153,7 +139,7 @@ def as_markdown(text: object) -> str:
     return re.sub(r"[\\`*_\[\]<>#|~!$&{}:@]", r"\\\g<0>", printable(text))
 
 
-def model_card(result: Result, formats: Iterable[str]) -> str:
+def model_card(result: Result, *, onnx: bool) -> str:
     """What the model is, in the form that model hubs show."""
     config, data = result.config, result.about_data()
     names = ", ".join(map(as_markdown, data["class_names"]))
@@ -172,7 +158,7 @@ def model_card(result: Result, formats: Iterable[str]) -> str:
             f"| {as_markdown(name)} | {value:.4g} |" for name, value in result.metrics.items()
         ),
         code=loading_code(result),
-        files="\n".join("- `{}`: {}".format(*FORMATS[name]) for name in formats),
+        graph=f"\n- `{GRAPH}`: the module as an ONNX graph" if onnx else "",
         settings=json.dumps(config.to_dict(), indent=2),
     )
 
@@ -225,16 +211,6 @@ def _constructor(result: Result) -> str:
     return f"{type(own).__name__}()  # as it was built for training"
 
 
-def _content(name: str, result: Result, tensors: dict[str, Tensor]) -> bytes:
-    if name == "onnx":
-        return _onnx(result)
-    if name == "safetensors":
-        return save(tensors, {"format": "pt"})
-    content = io.BytesIO()
-    torch.save(tensors, content)
-    return content.getvalue()
-
-
 def _onnx(result: Result) -> bytes:
     if any(importlib.util.find_spec(name) is None for name in ("onnx", "onnxscript")):
         raise ConfigError(f"ONNX needs two more packages: {install('onnx')}")
@@ -258,6 +234,6 @@ def _onnx(result: Result) -> bytes:
         except Exception as error:  # noqa: BLE001 - the exporter raises errors of any kind
             raise TrainingError(
                 f"{type(model).__name__} cannot be exported as ONNX: {reason_of(error)}; the"
-                " weights alone can: --format safetensors"
+                " weights alone can: export without --onnx"
             ) from None
         return path.read_bytes()

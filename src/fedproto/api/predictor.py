@@ -212,8 +212,6 @@ def analyse(
     *,
     reference: str | Path | None = None,
     samples: int = 2000,
-    pictures: int = 4,
-    measures: Iterable[str] = (),
 ) -> dict[str, Any]:
     """Analyses a run's newest model, as ``fedproto analyse`` does.
 
@@ -222,8 +220,6 @@ def analyse(
         what: Which parts (scores, calibration, measures, embedding, maps); all by default.
         reference: Directory of a finished run of strategy 'centralized', for MMD.
         samples: Features in the t-SNE at most.
-        pictures: How many held-out pictures get maps.
-        measures: Of the measures only these.
 
     Returns:
         What each part found, by name, and its main figures as ``facts``.
@@ -235,17 +231,10 @@ def analyse(
         what=tuple(analysing.PARTS if what is None else what),
         reference=None if reference is None else str(reference),
         samples=samples,
-        pictures=pictures,
-        measures=tuple(measures),
     )
-    build = result.build
-    subject = open_subject(
-        result.directory,
-        result.federation,
-        None if build is None else build(),
-        result.state,
-    )
-    facts = analysing.analyse(subject, request)
+    model = None if result.build is None else result.build()
+    subject = open_subject(result.directory, result.federation, model, result.state)
+    facts = {"round": subject.state.round, **analysing.analyse(subject, request)}
     return {"facts": facts, **analysing.read_parts(result.directory, request.what)}
 
 

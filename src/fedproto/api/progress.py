@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -29,27 +29,42 @@ def progress_for(stores: Sequence[RunStore], total: int | None = None) -> Iterat
     done = sum(len(store.records()) for store in stores)
     if total is None:
         total = sum(store.config.schedule.rounds for store in stores)
-    if console.is_terminal or console.is_jupyter:
-        bars = LiveBars(console, total, done)
-        with Live(bars.shown, console=console):
-            yield bars
-    else:
-        yield Lines(console, total, done)
+    shown = Shown(console, total, done, live=console.is_terminal or console.is_jupyter)
+    with Live(shown.bars, console=console) if shown.live else nullcontext():
+        yield shown
 
 
-class Lines(Callback):
-    """Notices, each once, and how far training is: after the first round, then every so often.
+class Shown(Callback):
+    """Notices, each once, and how far training is.
+
+    Live: a bar for the rounds of all runs, one for the clients of the round, the last score.
+    Otherwise a line after the first round, then every so often.
 
     The time left goes by whole passes over all runs: the records of a pass arrive at once, so a
     time per record would swing with their number.
+
+    Attributes:
+        bars: What is to be shown live.
     """
 
     EVERY_S = 30.0
 
-    def __init__(self, console: Console, total: int, done: int) -> None:
+    def __init__(self, console: Console, total: int, done: int, *, live: bool) -> None:
+        self.live = live
         self._console, self._said = console, set[str]()
         self._total, self._done, self._before = total, done, done
-        self._started, self._due, self._newest = time.monotonic(), 0.0, ""
+        self._started, self._due, self._newest = time.monotonic(), 0.0, Text()
+        self._bars = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=None),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[left]}"),
+            expand=True,
+        )
+        self._rounds = self._bars.add_task("rounds", total=total, completed=done, left="")
+        self._clients = self._bars.add_task("clients", total=1, left="")
+        self.bars = Group(self._bars, self._newest)
 
     def on_notice(self, text: str) -> None:
         """Writes a line."""
@@ -58,16 +73,23 @@ class Lines(Callback):
             self._write(text)
 
     def on_pass(self, num_jobs: int) -> None:
-        """Says how far it is, where that is due."""
+        """Says how far it is and how long all rounds will take, where that is due."""
         left, now = self._left(), time.monotonic()
-        if left and now >= self._due:
+        self._bars.update(self._rounds, left=left)
+        self._bars.reset(self._clients, total=num_jobs)
+        if left and now >= self._due and not self.live:
             self._write(f"round {self._done} of {self._total}, {left}; {self._newest}")
             self._due = now + self.EVERY_S
 
+    def on_job(self) -> None:
+        """Moves the clients' bar."""
+        self._bars.advance(self._clients)
+
     def on_round(self, config: RunConfig, record: RoundRecord) -> None:
-        """Counts it."""
+        """Moves the rounds' bar and keeps the newest score, and whose it is."""
         self._done += 1
-        self._newest = newest_score(config, record) or self._newest
+        self._bars.advance(self._rounds)
+        self._newest.plain = printable(newest_score(config, record)) or self._newest.plain
 
     def _left(self) -> str:
         """Time for the rounds that are left; empty before the first pass is over."""
@@ -79,44 +101,6 @@ class Lines(Callback):
 
     def _write(self, text: str) -> None:
         self._console.print(Text(printable(text)), soft_wrap=True)
-
-
-class LiveBars(Lines):
-    """A bar for the rounds of all runs and one for the clients of the round, then the last score.
-
-    Attributes:
-        shown: What is to be shown live.
-    """
-
-    def __init__(self, console: Console, total: int, done: int) -> None:
-        super().__init__(console, total, done)
-        self._bars = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=None),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("{task.fields[left]}"),
-            expand=True,
-        )
-        self._rounds = self._bars.add_task("rounds", total=total, completed=done, left="")
-        self._clients = self._bars.add_task("clients", total=1, left="")
-        self._line = Text()
-        self.shown = Group(self._bars, self._line)
-
-    def on_pass(self, num_jobs: int) -> None:
-        """Starts the clients' bar afresh, and says how long all rounds will take."""
-        self._bars.update(self._rounds, left=self._left())
-        self._bars.reset(self._clients, total=num_jobs)
-
-    def on_job(self) -> None:
-        """Moves the clients' bar."""
-        self._bars.advance(self._clients)
-
-    def on_round(self, config: RunConfig, record: RoundRecord) -> None:
-        """Moves the rounds' bar and shows the newest score, and whose it is."""
-        super().on_round(config, record)
-        self._bars.advance(self._rounds)
-        self._line.plain = printable(self._newest)
 
 
 def time_in_words(seconds: float) -> str:

@@ -7,7 +7,7 @@ import shutil
 import tempfile
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -133,15 +133,15 @@ class Result:
                 return {**facts, "mean": [], "std": []}
         return facts
 
-    def export(self, folder: str | Path, formats: Iterable[str] = ("safetensors", "pt")) -> Path:
-        """Writes the model for use elsewhere, with a model card; see `fedproto.api.export`.
+    def export(self, folder: str | Path, *, onnx: bool = False) -> Path:
+        """Writes the weights for use elsewhere, with a model card, and an ONNX graph if asked.
 
         Raises:
-            FedprotoError: If a format cannot be had, or the folder cannot be written.
+            FedprotoError: If there is no such graph, or the folder cannot be written.
         """
         from fedproto.api.export import export  # which asks for results
 
-        export(self, folder, formats)
+        export(self, folder, onnx=onnx)
         return Path(folder)
 
     def table(self) -> Table:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from fedproto.api import load
-from fedproto.api.export import ALWAYS, FORMATS, export, loading_code
+from fedproto.api.export import export, loading_code
 from fedproto.api.predictor import MapPrediction, Predictor, pictures_in
 from fedproto.cli.terminal import AsJson, Best, echo
 from fedproto.disk.files import Folder, explained
@@ -70,12 +70,7 @@ def export_run(
     out: Annotated[
         Path | None, typer.Option(help="Folder for the files; 'export' in the run by default.")
     ] = None,
-    format_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--format", help=f"Repeatable: {', '.join(FORMATS)}; by default the first two."
-        ),
-    ] = None,
+    onnx: Annotated[bool, typer.Option("--onnx", help="Also as an ONNX graph.")] = False,
     best: Best = False,
 ) -> None:
     """Write a run's newest model for use elsewhere, with a model card.
@@ -86,6 +81,6 @@ def export_run(
     if out is None:
         with explained(run, " cannot be written", "; choose another folder with --out"):
             out = Folder(run).make("export")
-    for path in export(result, out, format_ or ALWAYS):
+    for path in export(result, out, onnx=onnx):
         echo(f"wrote {path}")
     echo(f"\nTo load it:\n\n{loading_code(result)}")

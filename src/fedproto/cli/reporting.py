@@ -6,34 +6,26 @@ import json
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import torch
 import typer
 from rich.console import Console
 from rich.progress import track
 
+from fedproto.api import analyse, load
 from fedproto.api.table import Table
 from fedproto.cli.terminal import AsJson, Best, Directories, Metric, Target, echo, print_table
 from fedproto.data import DataSource, Federation, data_root
 from fedproto.engines.auto import threads
 from fedproto.engines.base import available_cores
 from fedproto.errors import ConfigError, DataError, FedprotoError
-from fedproto.report.analysing import (
-    MARGIN,
-    MODEL_MEASURES,
-    PARTS,
-    AnalysisRequest,
-    analyse,
-    open_subject,
-)
+from fedproto.report.analysing import MARGIN, PARTS
 from fedproto.report.arrangement import arrange
 from fedproto.report.html import write_page
 from fedproto.report.panels import DataPanels
 from fedproto.report.results import StoredRun, find_runs
-from fedproto.store import RunStore
 
 # The parts that the report page shows, and the file that shows whether one was made.
 PAGE_PARTS = {
@@ -53,8 +45,8 @@ COLUMNS = {
 }
 ATTENTION = "attention ÷ equal"
 
-Outcome: TypeAlias = "tuple[int, dict[str, float]] | FedprotoError"
-"""After how many rounds a model was looked at and what was found; or why it was not."""
+Outcome: TypeAlias = "dict[str, float] | FedprotoError"
+"""The round of a model and what was found; or why it was not analysed."""
 
 
 def analyse_runs(
@@ -65,35 +57,24 @@ def analyse_runs(
     reference: Annotated[
         Path | None, typer.Option(help="A finished run of strategy 'centralized', for MMD.")
     ] = None,
-    measure: Annotated[
-        list[str] | None,
-        typer.Option(help=f"Only this measure; repeatable: {', '.join(MODEL_MEASURES)}."),
-    ] = None,
     samples: Annotated[int, typer.Option(min=4, help="Features in the t-SNE at most.")] = 2000,
-    pictures: Annotated[int, typer.Option(min=0, help="Pictures that get maps.")] = 4,
     best: Best = False,
     as_json: AsJson = False,
 ) -> None:
     """Analyse the newest models of runs; files go to the folder 'analysis' of each."""
-    request = AnalysisRequest(
-        what=tuple(what or PARTS),
-        reference=None if reference is None else str(reference),
-        samples=samples,
-        pictures=pictures,
-        measures=tuple(measure or ()),
-        best=best,
-    )
     runs = find_runs(directories)
+    tasks = [(run, tuple(what or PARTS)) for run in runs]
     found = []
-    for run, result in zip(runs, _look_into([(run, request) for run in runs]), strict=True):
-        if isinstance(result, FedprotoError):
-            raise result
-        round_, facts = result
+    for run, facts in zip(
+        runs, _analysed(tasks, best=best, reference=reference, samples=samples), strict=True
+    ):
+        if isinstance(facts, FedprotoError):
+            raise facts
         found.append(facts)
         if as_json:
             spread = run.attention_spread()
             attention = {} if spread is None else {"attention": spread}
-            echo(json.dumps({"run": str(run.path), "round": round_, **facts, **attention}))
+            echo(json.dumps({"run": str(run.path), **facts, **attention}))
     if not as_json:
         _print_facts(runs, found)
         for run in runs:
@@ -107,44 +88,50 @@ def analyse_missing(directories: Sequence[Path]) -> None:
     """
     tasks = []
     for run in find_runs(directories):
-        missing = [
+        missing = tuple(
             name for name, file in PAGE_PARTS.items() if not (run.path / "analysis" / file).exists()
-        ]
+        )
         if set(missing) - {"maps"}:  # only segmentation has them
-            tasks.append((run, AnalysisRequest(what=tuple(missing))))
-    for result in _look_into(tasks):
+            tasks.append((run, missing))
+    for result in _analysed(tasks):
         if isinstance(result, FedprotoError):
             echo(f"not analysed: {result}", err=True)
 
 
-def _look_into(tasks: Sequence[tuple[StoredRun, AnalysisRequest]]) -> Iterator[Outcome]:
+def _analysed(
+    tasks: Sequence[tuple[StoredRun, tuple[str, ...]]], *, best: bool = False, **options: Any
+) -> Iterator[Outcome]:
     """The analysis of each run, in their order; on a CPU several are analysed at once."""
     data = {source: _federation(source) for source in {run.config.data for run, _ in tasks}}
+
+    def analysed(task: tuple[StoredRun, tuple[str, ...]]) -> Outcome:
+        run, what = task
+        federation = data[run.config.data]
+        if isinstance(federation, FedprotoError):
+            return type(federation)(f"{run.path}: {federation}")
+        try:
+            result = load(run.path, data=federation, best=best)
+            facts: dict[str, float] = analyse(result, what, **options)["facts"]
+            return facts
+        except FedprotoError as error:
+            return error
+
     cores = 1 if torch.cuda.is_available() else max(1, min(available_cores(), len(tasks)))
     console = Console(stderr=True)
-    bar = partial(track, console=console, transient=True, disable=not console.is_terminal)
     pool = ThreadPoolExecutor(cores)
     # One thread each: two that wait for each other collapse on a machine that is busy.
     with threads(1) if cores > 1 else nullcontext():
         try:
-            found = pool.map(lambda task: _look(task, data[task[0].config.data]), tasks)
-            yield from bar(found, "runs", len(tasks))
+            yield from track(
+                pool.map(analysed, tasks),
+                "runs",
+                len(tasks),
+                console=console,
+                transient=True,
+                disable=not console.is_terminal,
+            )
         finally:
             pool.shutdown(cancel_futures=True)
-
-
-def _look(
-    task: tuple[StoredRun, AnalysisRequest], federation: Federation | FedprotoError
-) -> Outcome:
-    run, request = task
-    try:
-        if isinstance(federation, FedprotoError):
-            return type(federation)(f"{run.path}: {federation}")
-        state = RunStore.open(run.path).load_best() if request.best else None
-        subject = open_subject(run.path, federation, state=state)
-        return subject.state.round, analyse(subject, request)
-    except FedprotoError as error:
-        return error
 
 
 def _federation(source: DataSource | None) -> Federation | FedprotoError:
@@ -197,12 +184,12 @@ def report(
     data: Annotated[
         bool, typer.Option("--data/--no-data", help="Show how clients share the data.")
     ] = True,
-    analyse: Annotated[
+    with_analysis: Annotated[
         bool, typer.Option("--analyse", help="First analyse models that were not analysed yet.")
     ] = False,
 ) -> None:
     """Write one self-contained HTML page about finished or unfinished runs."""
-    if analyse:
+    if with_analysis:
         analyse_missing(directories)
     file = out or (directories[0] if len(directories) == 1 else Path()) / "report.html"
     problems = write_page(

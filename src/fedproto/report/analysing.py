@@ -56,9 +56,9 @@ if TYPE_CHECKING:
 PICTURES_EMBEDDED = 100
 """Pictures for t-SNE of label maps, each of which gives hundreds of feature vectors."""
 
+PICTURES_MAPPED = 4
+
 MARGIN = "aggregate_mean_margin"
-MODEL_MEASURES = ("margin", "dissimilarity", "mmd")
-"""Measures of the part ``measures``; MMD needs a reference."""
 
 # From dark blue to yellow, safe for all common kinds of colour vision.
 _HEAT = np.array(
@@ -124,24 +124,17 @@ class AnalysisRequest:
     Attributes:
         what: Names out of `PARTS`.
         reference: Directory of a centrally trained run, for MMD; the run's own when None.
-        measures: Names out of `MODEL_MEASURES`; all that are possible when empty.
-        best: Whether to analyse the model with the best validation score.
+        samples: Features in the t-SNE at most.
     """
 
     what: tuple[str, ...]
     reference: str | None = None
     samples: int = 2000
-    pictures: int = 4
-    measures: tuple[str, ...] = ()
-    best: bool = False
 
     def __post_init__(self) -> None:
         for name in self.what:
             if name not in PARTS:
                 raise ConfigError(f"what: {unknown_name('part', name, [*PARTS])}")
-        for name in self.measures:
-            if name not in MODEL_MEASURES:
-                raise ConfigError(f"measure: {unknown_name('measure', name, MODEL_MEASURES)}")
 
 
 def analyse(subject: Subject, request: AnalysisRequest) -> dict[str, float]:
@@ -200,41 +193,26 @@ def _embedding(subject: Subject, request: AnalysisRequest) -> None:
 def _measures(subject: Subject, request: AnalysisRequest) -> None:
     own = subject.config.measure
     reference = request.reference or own.reference
-    names = request.measures or [
-        name for name in MODEL_MEASURES if name != "mmd" or reference is not None
-    ]
+    names = ["margin", "dissimilarity", *(["mmd"] if reference is not None else [])]
     gauge = Gauge(subject.probe.workload, reference_state)
     found: dict[str, float] = {}
     for name in names:
         options = replace(own, every=1, what=(name,), reference=reference)
         check_reference(replace(subject.config, measure=options))
         found |= gauge.take(options, subject.config.seed, subject.state).metrics
-    earlier = _measured_before(subject)
-    if "mmd" not in found:
-        reference = earlier.get("reference")
-    subject.write("measures.json", {**earlier, **found, "reference": reference})
+    subject.write("measures.json", {**found, "reference": reference})
     subject.facts |= found
 
 
-def _measured_before(subject: Subject) -> dict[str, Any]:
-    """Results of an earlier analysis of the same model, which may have taken minutes."""
-    try:
-        content = read_parts(subject.path, ["measures"]).get("measures")
-    except StoreError:  # damaged, and about to be replaced
-        return {}
-    if not isinstance(content, dict) or content.pop("round", None) != subject.state.round:
-        return {}
-    return content
-
-
 def _maps(subject: Subject, request: AnalysisRequest) -> None:
+    del request
     if not subject.probe.task.label_maps:
         return
     if importlib.util.find_spec("PIL") is None:
         raise ConfigError(f"maps need Pillow: {install('images')}")
     test = subject.probe.federation.test_indices
     order = stream(subject.config.seed, Purpose.MAPPED).permutation(len(test))
-    chosen = [int(index) for index in np.sort(test[order[: request.pictures]])]
+    chosen = [int(index) for index in np.sort(test[order[:PICTURES_MAPPED]])]
     folder = Folder(subject.path).make("analysis/maps")
     for old in folder.glob("*.png"):
         old.unlink()
