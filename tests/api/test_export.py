@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import importlib.util
 import json
 import os
 import subprocess
@@ -20,7 +19,7 @@ import fedproto
 from fedproto import Federation, with_features
 from fedproto.cli import main
 from fedproto.disk.integrity import sealed, unsealed
-from fedproto.errors import ConfigError, StoreError, TrainingError
+from fedproto.errors import StoreError
 
 TINY = {"rounds": 1, "cohort": 2, "epochs": 1, "engine": "reference"}
 
@@ -112,30 +111,6 @@ def test_the_card_says_what_the_model_is(own, tmp_path):
     assert card.startswith("---\nlibrary_name: fedproto\n")
 
 
-def test_onnx_gives_the_same_scores_where_it_is_installed(own, tmp_path):
-    try:
-        import onnxscript  # noqa: F401
-        from onnx.reference import ReferenceEvaluator
-    except ImportError:
-        with pytest.raises(ConfigError, match=r"pip install .onnx>=\S+ .onnxscript>="):
-            own.export(tmp_path, onnx=True)
-        return
-    own.export(tmp_path, onnx=True)
-    x = torch.rand(5, 1, 8, 8)
-    (scores,) = ReferenceEvaluator(str(tmp_path / "model.onnx")).run(None, {"inputs": x.numpy()})
-    assert np.allclose(scores, own.model(x).detach().numpy(), atol=1e-4)
-
-
-def test_a_module_without_a_graph_is_a_clear_error(own, tmp_path, monkeypatch):
-    def fail(*_, **__):
-        raise RuntimeError("no graph\nof this")
-
-    monkeypatch.setattr(torch.onnx, "export", fail)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
-    with pytest.raises(TrainingError, match="cannot be exported as ONNX: no graph; the weights"):
-        own.export(tmp_path, onnx=True)
-
-
 def test_what_cannot_be_written_is_a_clear_error(own, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match="choose another folder"):
@@ -192,7 +167,6 @@ def test_a_card_shows_labels_and_names_as_they_are(tmp_path):
         "## Preprocessing",
         "## Scores after the last round",
         "## How to load it",
-        "## Files",
         "## Configuration",
     ]
     assert card.count("\n```") == 4  # two blocks of code

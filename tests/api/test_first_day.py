@@ -17,6 +17,7 @@ import fedproto
 from fedproto import STRATEGIES, Federation
 from fedproto import options as registered_options
 from fedproto.cli import main
+from fedproto.cli.inspecting import entries
 from fedproto.config import SECTIONS, digest_of
 from fedproto.data.images import open_image
 from fedproto.disk.integrity import sealed, unsealed
@@ -131,10 +132,8 @@ def test_a_target_in_per_cent_is_refused(swept, capsys):
 
 
 def test_options_are_listed_by_section(capsys):
-    assert main(["list", "train", "--json"]) == 0
-    ((entry,),) = json.loads(capsys.readouterr().out).values()
-    names = [option["name"] for option in entry["options"]]
-    assert names == [option.name for option in describe(SECTIONS["train"])]
+    (entry,) = entries("train")
+    assert [one.name for one in entry.options] == [one.name for one in describe(SECTIONS["train"])]
     assert main(["list", "options"]) == 0
     shown = capsys.readouterr().out
     for section in SECTIONS:

@@ -150,9 +150,9 @@ def test_results_print_as_the_comparison(results):
         "difference",
         "95 % interval",
         "p",
-        "loss",
         "seeds",
         "rounds",
+        "loss",
     ]
     assert head.split() == " ".join(columns).split()
     assert f"{100 * np.mean(finals):.1f} ± {100 * np.std(finals, ddof=1):.1f}" in first

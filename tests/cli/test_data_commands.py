@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 
 import numpy as np
@@ -11,6 +10,8 @@ import pytest
 import fedproto
 from data_files import write_mnist
 from fedproto.cli import main
+from fedproto.data.base import DATASETS
+from fedproto.data.statistics import statistics
 
 pytest_plugins = ["data_fixtures"]
 pytestmark = pytest.mark.usefixtures("cache")
@@ -26,14 +27,14 @@ def root(tmp_path, monkeypatch):
 
 def test_stats_counts_classes_clients_and_samples(root, capsys):
     arguments = ["data", "stats", "mnist", "--data-root", str(root), "--set", "clients=20"]
-    assert main([*arguments, "--json"]) == 0
-    facts = json.loads(capsys.readouterr().out)
-    assert facts["here"]["clients"] == 20
-    assert facts["here"]["samples"] + facts["here"]["validation"] == 400
-    assert facts["here"]["most_classes"] == 2
+    facts = statistics(DATASETS.get("mnist")(clients=20).load(root))
+    assert facts.clients == 20
+    assert facts.samples + facts.validation == 400
+    assert facts.most_classes == 2
     assert main(arguments) == 0
     shown = capsys.readouterr().out
-    assert f"{facts['here']['std']:.1f}" in shown
+    assert f"{facts.std:.1f}" in shown
+    assert " to 2 classes per client" in shown
 
 
 def test_plot_draws_classes_and_a_contact_sheet(root, tmp_path, capsys):

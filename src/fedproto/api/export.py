@@ -1,57 +1,38 @@
-"""A trained model for use elsewhere: weights, an ONNX graph where asked for, a model card.
+"""A trained model for use elsewhere: weights and a model card.
 
 model.safetensors   the state dict under the names that the module itself has
-model.onnx          the module with its weights as a graph
 README.md           the model card: training data, scores, how to load it
 """
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
-import tempfile
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
 from fedproto.api.result import Result
 from fedproto.disk.files import explained, write_atomically
 from fedproto.engines.layers import statistics_names
-from fedproto.errors import (
-    ConfigError,
-    StoreError,
-    TrainingError,
-    install,
-    printable,
-    reason_of,
-)
+from fedproto.errors import StoreError, printable
 from fedproto.models.adapter import original
 
 WEIGHTS = "model.safetensors"
-GRAPH = "model.onnx"
 
 
-def export(result: Result, folder: str | Path, *, onnx: bool = False) -> list[Path]:
-    """Writes a run's newest model with a model card, also as an ONNX graph if asked.
-
-    Returns:
-        The files written, the card last.
+def export(result: Result, folder: str | Path) -> list[Path]:
+    """Writes a run's newest model with a model card; returns the files.
 
     Raises:
-        ConfigError: If ONNX needs something that is not installed.
         StoreError: If the run kept no weights, or the folder cannot be written.
-        TrainingError: If the model has no ONNX graph.
     """
-    contents, folder = {WEIGHTS: save(state_dict(result), {"format": "pt"})}, Path(folder)
-    if onnx:
-        contents[GRAPH] = _onnx(result)
-    contents["README.md"] = model_card(result, onnx=onnx).encode()
+    folder = Path(folder)
+    weights, card = save(state_dict(result), {"format": "pt"}), model_card(result)
+    contents = {WEIGHTS: weights, "README.md": card.encode()}
     with explained(folder, " cannot be written", "; choose another folder"):
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in contents.items():
@@ -122,10 +103,6 @@ mean over clients, `worst_tenth_…` the mean of the tenth of clients with the l
 {code}
 ```
 
-## Files
-
-- `model.safetensors`: the state dict, by the module's own names{graph}
-
 ## Configuration
 
 ```json
@@ -139,7 +116,7 @@ def as_markdown(text: object) -> str:
     return re.sub(r"[\\`*_\[\]<>#|~!$&{}:@]", r"\\\g<0>", printable(text))
 
 
-def model_card(result: Result, *, onnx: bool) -> str:
+def model_card(result: Result) -> str:
     """What the model is, in the form that model hubs show."""
     config, data = result.config, result.about_data()
     names = ", ".join(map(as_markdown, data["class_names"]))
@@ -158,7 +135,6 @@ def model_card(result: Result, *, onnx: bool) -> str:
             f"| {as_markdown(name)} | {value:.4g} |" for name, value in result.metrics.items()
         ),
         code=loading_code(result),
-        graph=f"\n- `{GRAPH}`: the module as an ONNX graph" if onnx else "",
         settings=json.dumps(config.to_dict(), indent=2),
     )
 
@@ -209,31 +185,3 @@ def _constructor(result: Result) -> str:
     if isinstance(own, nn.Sequential):
         return "nn.Sequential(...)  # the layers that were trained"
     return f"{type(own).__name__}()  # as it was built for training"
-
-
-def _onnx(result: Result) -> bytes:
-    if any(importlib.util.find_spec(name) is None for name in ("onnx", "onnxscript")):
-        raise ConfigError(f"ONNX needs two more packages: {install('onnx')}")
-    model, shape = result.model, result.about_data()["input_shape"]
-    example = torch.zeros(2, *shape, dtype=result.config.engine.torch_dtype())
-    with warnings.catch_warnings(), tempfile.TemporaryDirectory() as folder:
-        warnings.simplefilter("ignore")
-        path = Path(folder) / "model.onnx"
-        try:
-            torch.onnx.export(
-                model,
-                (example,),
-                path,
-                input_names=["inputs"],
-                output_names=["scores"],
-                dynamic_shapes=({0: torch.export.Dim("batch", min=1)},),
-                dynamo=True,
-                external_data=False,
-                verbose=False,
-            )
-        except Exception as error:  # noqa: BLE001 - the exporter raises errors of any kind
-            raise TrainingError(
-                f"{type(model).__name__} cannot be exported as ONNX: {reason_of(error)}; the"
-                " weights alone can: export without --onnx"
-            ) from None
-        return path.read_bytes()

@@ -13,13 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedproto.analysis.uncertainty import (
-    feature_entropy,
-    relative,
-    shannon_entropy,
-    softmax_entropy,
-    upsampled,
-)
+from fedproto.analysis.uncertainty import shannon_entropy, upsampled
 from fedproto.api.result import Result
 from fedproto.data.images import SUFFIXES, is_picture, open_image, pixels
 from fedproto.data.samples import MappedSamples
@@ -29,8 +23,6 @@ from fedproto.disk.files import explained, open_regular, read_limited
 from fedproto.engines.base import EngineOptions
 from fedproto.engines.layers import estimate, statistics_names
 from fedproto.errors import ConfigError, DataError
-from fedproto.models.adapter import adapted
-from fedproto.models.base import features_of
 from fedproto.report import analysing
 from fedproto.report.analysing import open_subject
 
@@ -55,14 +47,10 @@ class MapPrediction:
     Attributes:
         labels: The classes ``[H, W]``.
         shares: Share of the pixels per class that was found, by name.
-        softmax_entropy: ``H_S`` divided by its largest possible value, ``[H, W]``.
-        feature_entropy: ``H_E`` divided by its largest possible value, ``[H, W]``.
     """
 
     labels: NDArray[np.uint8]
     shares: dict[str, float]
-    softmax_entropy: NDArray[np.float64]
-    feature_entropy: NDArray[np.float64]
 
 
 class Predictor:
@@ -138,27 +126,16 @@ class Predictor:
         self, x: Tensor, part: tuple[int, int], size: tuple[int, int]
     ) -> list[MapPrediction]:
         """Maps of inputs, of which a part, from the upper left corner, is shown at a size."""
-
-        def shown(maps: Tensor) -> Tensor:
-            whole = upsampled(maps, (x.shape[-2], x.shape[-1]))
-            return upsampled(whole[:, : part[0], : part[1]], size)
-
-        logits, features = self._logits(x), features_of(adapted(self._model, x[:1]))(x)
         found = []
-        for own, each in zip(logits, features.split(1), strict=True):
-            scores, entropy = shown(own), shown(feature_entropy(each))
-            labels = scores.argmax(dim=0).cpu().numpy().astype(np.uint8)
+        for logits in self._logits(x):
+            whole = upsampled(logits, (x.shape[-2], x.shape[-1]))[:, : part[0], : part[1]]
+            labels = upsampled(whole, size).argmax(dim=0).cpu().numpy().astype(np.uint8)
             present, counts = np.unique(labels, return_counts=True)
-            shares = [float(count / labels.size) for count in counts]
-            names = [self.class_names[int(label)] for label in present]
-            found.append(
-                MapPrediction(
-                    labels=labels,
-                    shares=dict(zip(names, shares, strict=True)),
-                    softmax_entropy=relative(softmax_entropy(scores.unsqueeze(0))[0], len(scores)),
-                    feature_entropy=relative(entropy[0], each.shape[1]),
-                )
-            )
+            shares = {
+                self.class_names[label]: float(count / labels.size)
+                for label, count in zip(present, counts, strict=True)
+            }
+            found.append(MapPrediction(labels, shares))
         return found
 
     @torch.no_grad()

@@ -133,15 +133,15 @@ class Result:
                 return {**facts, "mean": [], "std": []}
         return facts
 
-    def export(self, folder: str | Path, *, onnx: bool = False) -> Path:
-        """Writes the weights for use elsewhere, with a model card, and an ONNX graph if asked.
+    def export(self, folder: str | Path) -> Path:
+        """Writes the weights for use elsewhere, with a model card.
 
         Raises:
-            FedprotoError: If there is no such graph, or the folder cannot be written.
+            StoreError: If no weights were kept, or the folder cannot be written.
         """
         from fedproto.api.export import export  # which asks for results
 
-        export(self, folder, onnx=onnx)
+        export(self, folder)
         return Path(folder)
 
     def table(self) -> Table:

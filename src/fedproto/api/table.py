@@ -30,33 +30,14 @@ _LATEX = {
     ">": "$>$",
     "·": r"$\cdot$",
 }
-_OPTIONAL = (
-    "wall s",
-    "MB",
-    "loss",
-    "mean over rounds",
-    "mean over rounds %",
-    "at zero %",
-    "personal worst tenth %",
-    "fine-tuned %",
-    "rounds",
-    "seeds",
-    "worst tenth %",
-    "mean client %",
-    "personal %",
-    "95 % interval",
-    "p",
-)
-"""Columns of a comparison that a narrow terminal leaves out, the least important one first."""
 
 
 class Table(list[Mapping[str, Any]]):
-    """Rows of plain values under named columns.
+    """Rows of plain values under named columns, the least important ones last.
 
     Args:
         rows: The values by column.
         shown: The same as text, where it differs from the values.
-        optional: Columns that a narrow terminal leaves out, the least important one first.
         sections: One value per row; a line is drawn where it changes.
         title: Printed above the table.
         caption: Printed below it.
@@ -67,7 +48,6 @@ class Table(list[Mapping[str, Any]]):
         rows: Sequence[Mapping[str, Any]],
         shown: Sequence[Mapping[str, str]] | None = None,
         *,
-        optional: Sequence[str] = (),
         sections: Sequence[str] = (),
         title: str = "",
         caption: str = "",
@@ -75,8 +55,7 @@ class Table(list[Mapping[str, Any]]):
         super().__init__(rows)
         self._shown = list(shown) if shown is not None else [_as_text(row) for row in self]
         self.columns = list(dict.fromkeys(name for row in self._shown for name in row))
-        self.optional, self.sections = list(optional), list(sections)
-        self.title, self.caption = title, caption
+        self.sections, self.title, self.caption = list(sections), title, caption
 
     def cells(self) -> list[list[str]]:
         """The head and the rows as text, control characters escaped."""
@@ -186,22 +165,21 @@ def comparison(
     if tested:
         cells["95 % interval"] = partial(_interval, factor=factor, digits=digits)
         cells["p"] = _p_value
+    if target is not None:
+        cells[f"rounds to {target:g}"] = partial(_mean, name="rounds to target", digits=0)
     if not brief:
         for name in (CLIENT_SCORES | PERSONAL_SCORES).values():
             if any(name in row.values for row in rows):
                 cells[f"{name} %"] = partial(_mean, name=name, factor=100, digits=1)
+    cells["seeds"] = lambda row: str(len(row.seeds))
+    cells["rounds"] = lambda row: (
+        str(row.rounds) if row.rounds >= row.planned else f"{row.rounds} of {row.planned}"
+    )
     if metric != "loss":
         cells["loss"] = partial(_mean, name="loss")
     if not brief:
         name = "mean over rounds"
         cells[name + unit] = partial(_mean, name=name, factor=factor, digits=digits)
-    if target is not None:
-        cells[f"rounds to {target:g}"] = partial(_mean, name="rounds to target", digits=0)
-    cells["seeds"] = lambda row: str(len(row.seeds))
-    cells["rounds"] = lambda row: (
-        str(row.rounds) if row.rounds >= row.planned else f"{row.rounds} of {row.planned}"
-    )
-    if not brief:
         cells["MB"] = lambda row: (
             f"{1e-6 * (row.values['bytes up'][0] + row.values['bytes down'][0]):.1f}"
         )
@@ -209,7 +187,6 @@ def comparison(
     return Table(
         [_values(row) for row in rows],
         [{name: cell(row) for name, cell in cells.items()} for row in rows],
-        optional=_OPTIONAL,
         sections=[row.condition for row in rows],
         title=f"{metric} and loss: mean over the last 10 % of the rounds",
         caption=_caption(rows, metric),

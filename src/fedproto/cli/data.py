@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -22,7 +21,7 @@ from rich.progress import (
 
 from fedproto.api.table import Table
 from fedproto.callback import Callback
-from fedproto.cli.terminal import AsJson, echo, print_table
+from fedproto.cli.terminal import echo, print_table
 from fedproto.config.recipe import apply_overrides
 from fedproto.data.base import DATASETS, DataSource, data_root
 from fedproto.data.federation import Federation, cautions
@@ -49,7 +48,7 @@ FORMATS = (("classes", ","), ("clients", ","), ("samples", ","), ("mean", ",.1f"
 def fetch(name: Name) -> None:
     """Download the official files of a data set into the data root."""
     source = DATASETS.get(name)
-    with _named(name), byte_progress() as on_bytes:
+    with _named(name), _bars(DownloadColumn()) as on_bytes:
         written = fetch_files(source, data_root(), on_bytes)
     for path in written:
         echo(f"wrote {path}")
@@ -77,7 +76,7 @@ def check(name: Name) -> None:
 
 
 @group.command()
-def stats(name: Name, settings: Settings = None, as_json: AsJson = False) -> None:
+def stats(name: Name, settings: Settings = None) -> None:
     """Show how many classes, clients and samples a federation has."""
     source = _configured(name, settings)
     federations = {"here": _load(source)}
@@ -85,9 +84,6 @@ def stats(name: Name, settings: Settings = None, as_json: AsJson = False) -> Non
     if listed is not None:
         federations["by the official lists"] = listed
     rows = {title: statistics(federation) for title, federation in federations.items()}
-    if as_json:
-        echo(json.dumps({title: asdict(row) for title, row in rows.items()}, indent=2))
-        return
     table = [
         {"": title} | {column: f"{asdict(row)[column]:{format_}}" for column, format_ in FORMATS}
         for title, row in rows.items()
@@ -125,36 +121,32 @@ def plot(
 
 def prepare_all(sources: Sequence[DataSource]) -> None:
     """Decodes what is not decoded yet, with a progress bar on a terminal."""
-    with _bars(TextColumn("preparing"), MofNCompleteColumn(), transient=True) as bars:
-        task = bars.add_task("preparing", total=None, visible=False)
+    with _bars(MofNCompleteColumn(), transient=True) as show:
 
         class Bar(Callback):
             def on_progress(self, done: int, total: int) -> None:
-                bars.update(task, completed=done, total=total, visible=True)
+                show("preparing", done, total)
 
         for source in dict.fromkeys(sources):
             source.prepare(data_root(), Bar())
 
 
 @contextmanager
-def byte_progress() -> Iterator[OnBytes | None]:
-    """A bar per download; None where there is no terminal."""
-    with _bars(TextColumn("{task.description}"), DownloadColumn()) as bars:
-        tasks: dict[str, Any] = {}
-
-        def show(file: str, done: int, total: int | None) -> None:
-            if file not in tasks:
-                tasks[file] = bars.add_task(file)
-            bars.update(tasks[file], completed=done, total=total)
-
-        yield None if bars.disable else show
-
-
-def _bars(before: ProgressColumn, after: ProgressColumn, *, transient: bool = False) -> Progress:
-    """Bars between two columns; none where there is no terminal."""
+def _bars(amount: ProgressColumn, *, transient: bool = False) -> Iterator[OnBytes]:
+    """Shows how far things are, a bar each; nothing where there is no terminal."""
     console = Console(stderr=True)
-    columns, hidden = (before, BarColumn(), after), not console.is_terminal
-    return Progress(*columns, console=console, transient=transient, disable=hidden)
+    columns = TextColumn("{task.description}"), BarColumn(), amount
+    tasks: dict[str, Any] = {}
+    with Progress(
+        *columns, console=console, transient=transient, disable=not console.is_terminal
+    ) as bars:
+
+        def show(name: str, done: int, total: int | None) -> None:
+            if name not in tasks:
+                tasks[name] = bars.add_task(name)
+            bars.update(tasks[name], completed=done, total=total)
+
+        yield show
 
 
 @contextmanager

@@ -6,9 +6,7 @@ What `fedproto list` shows without arguments is read from the sources; options t
 from __future__ import annotations
 
 import inspect
-import json
 import platform
-from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
@@ -16,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fedproto.cli.terminal import AsJson, Directories, echo, plain
+from fedproto.cli.terminal import Directories, echo, plain
 from fedproto.errors import ConfigError, StoreError, unknown_name
 from fedproto.options import Entry, Options, Registry, describe, extended, summaries
 
@@ -58,17 +56,12 @@ def list_known(
             " its options; 'options' for all sections."
         ),
     ] = None,
-    as_json: AsJson = False,
 ) -> None:
     """List strategies, data sets, models, engines, measures, sinks, recipes and options."""
-    if kind is None and not as_json and not extended():
+    if kind is None and not extended():
         known = {name: summaries(name) for name in KINDS}
     else:
         known = {name: entries(name) for name in ([kind] if kind else KINDS)}
-    if as_json:
-        tables = {name: [asdict(entry) for entry in found] for name, found in known.items()}
-        echo(json.dumps(tables, indent=2, ensure_ascii=False))
-        return
     console = Console()
     for name, found in known.items():
         table = Table(title=name, title_justify="left", expand=True)
@@ -95,7 +88,7 @@ def list_known(
         )
 
 
-def info(as_json: AsJson = False) -> None:
+def info() -> None:
     """Show versions, devices and which data sets can be loaded here."""
     from fedproto.data import DATASETS, data_root
     from fedproto.store.run import devices, package_versions
@@ -108,9 +101,6 @@ def info(as_json: AsJson = False) -> None:
         "data root": str(root),
         "data sets": {name: DATASETS.get(name).status(root) for name in DATASETS.names()},
     }
-    if as_json:
-        echo(json.dumps(facts, indent=2))
-        return
     table = Table(show_header=False, box=None)
     for name, fact in facts.items():
         if isinstance(fact, dict):

@@ -14,7 +14,7 @@ from fedproto.api.predictor import MapPrediction, Predictor, pictures_in
 from fedproto.cli.terminal import AsJson, Best, echo
 from fedproto.disk.files import Folder, explained
 from fedproto.errors import ConfigError, DataError
-from fedproto.report.analysing import save_heat, save_labels
+from fedproto.report.analysing import save_labels
 
 _SHOWN = 5
 
@@ -30,8 +30,7 @@ def predict(
 ) -> None:
     """Apply a run's newest model to pictures.
 
-    Segmentation writes a label map and the entropy maps of softmax and features; classification
-    prints probabilities and their entropy.
+    Segmentation writes label maps; classification prints probabilities and their entropy.
     """
     images = pictures_in(images)
     names = [image.stem for image in images]
@@ -45,13 +44,8 @@ def predict(
         found = predictor.picture(image)
         facts: dict[str, Any]
         if isinstance(found, MapPrediction):
-            start = (out or image.parent) / image.stem
-            written = [
-                save_labels(found.labels, Path(f"{start}-segmentation.png")),
-                save_heat(found.softmax_entropy, Path(f"{start}-softmax-entropy.png")),
-                save_heat(found.feature_entropy, Path(f"{start}-feature-entropy.png")),
-            ]
-            facts = {"classes": found.shares, "files": list(map(str, written))}
+            file = (out or image.parent) / f"{image.stem}-segmentation.png"
+            facts = {"classes": found.shares, "file": str(save_labels(found.labels, file))}
         else:
             facts = {"classes": found.probabilities, "entropy": found.entropy}
         echo(json.dumps({"image": str(image), **facts}) if as_json else _text(image, facts))
@@ -61,8 +55,8 @@ def _text(image: Path, facts: dict[str, Any]) -> str:
     largest = sorted(facts["classes"].items(), key=lambda item: -item[1])[:_SHOWN]
     line = f"{image}: " + ", ".join(f"{name} {share:.1%}" for name, share in largest)
     if "entropy" in facts:
-        line += f"; entropy {facts['entropy']:.3f}"
-    return "\n".join([line, *(f"wrote {path}" for path in facts.get("files", []))])
+        return f"{line}; entropy {facts['entropy']:.3f}"
+    return f"{line}\nwrote {facts['file']}"
 
 
 def export_run(
@@ -70,17 +64,13 @@ def export_run(
     out: Annotated[
         Path | None, typer.Option(help="Folder for the files; 'export' in the run by default.")
     ] = None,
-    onnx: Annotated[bool, typer.Option("--onnx", help="Also as an ONNX graph.")] = False,
     best: Best = False,
 ) -> None:
-    """Write a run's newest model for use elsewhere, with a model card.
-
-    The weights have the names that the module itself gives them.
-    """
+    """Write a run's newest weights, by the module's own names, with a model card."""
     result = load(run, best=best)
     if out is None:
         with explained(run, " cannot be written", "; choose another folder with --out"):
             out = Folder(run).make("export")
-    for path in export(result, out, onnx=onnx):
+    for path in export(result, out):
         echo(f"wrote {path}")
     echo(f"\nTo load it:\n\n{loading_code(result)}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -16,7 +15,7 @@ from rich.progress import track
 
 from fedproto.api import analyse, load
 from fedproto.api.table import Table
-from fedproto.cli.terminal import AsJson, Best, Directories, Metric, Target, echo, print_table
+from fedproto.cli.terminal import Best, Directories, Metric, Target, echo, print_table
 from fedproto.data import DataSource, Federation, data_root
 from fedproto.engines.auto import threads
 from fedproto.engines.base import available_cores
@@ -43,7 +42,6 @@ COLUMNS = {
     "dissimilarity": "dissimilarity",
     "mmd": "MMD²",
 }
-ATTENTION = "attention ÷ equal"
 
 Outcome: TypeAlias = "dict[str, float] | FedprotoError"
 """The round of a model and what was found; or why it was not analysed."""
@@ -59,26 +57,25 @@ def analyse_runs(
     ] = None,
     samples: Annotated[int, typer.Option(min=4, help="Features in the t-SNE at most.")] = 2000,
     best: Best = False,
-    as_json: AsJson = False,
 ) -> None:
     """Analyse the newest models of runs; files go to the folder 'analysis' of each."""
     runs = find_runs(directories)
     tasks = [(run, tuple(what or PARTS)) for run in runs]
-    found = []
-    for run, facts in zip(
-        runs, _analysed(tasks, best=best, reference=reference, samples=samples), strict=True
-    ):
+    rows = []
+    groups = arrange(runs).split().groups
+    found = _analysed(tasks, best=best, reference=reference, samples=samples)
+    for group, facts in zip(groups, found, strict=True):
         if isinstance(facts, FedprotoError):
             raise facts
-        found.append(facts)
-        if as_json:
-            spread = run.attention_spread()
-            attention = {} if spread is None else {"attention": spread}
-            echo(json.dumps({"run": str(run.path), **facts, **attention}))
-    if not as_json:
-        _print_facts(runs, found)
-        for run in runs:
-            echo(f"wrote {run.path / 'analysis'}", err=True)
+        cells = {
+            column: f"{100 * facts[name]:.1f}" if column.endswith("%") else f"{facts[name]:.4g}"
+            for name, column in COLUMNS.items()
+            if name in facts
+        }
+        rows.append({"run": group.title, **cells})
+    print_table(Table(rows))
+    for run in runs:
+        echo(f"wrote {run.path / 'analysis'}", err=True)
 
 
 def analyse_missing(directories: Sequence[Path]) -> None:
@@ -148,29 +145,6 @@ def _federation(source: DataSource | None) -> Federation | FedprotoError:
             f"{error}; to analyse a run takes its data: do so where that is, or name its folder"
             " with --data-root ('fedproto predict' and 'fedproto export' do without)"
         )
-
-
-def _print_facts(runs: Sequence[StoredRun], found: Sequence[dict[str, float]]) -> None:
-    cells: dict[Path, dict[str, str]] = {}
-    for run, facts in zip(runs, found, strict=True):
-        cells[run.path] = {
-            column: f"{100 * facts[name]:.1f}" if column.endswith("%") else f"{facts[name]:.4g}"
-            for name, column in COLUMNS.items()
-            if name in facts
-        }
-        spread = run.attention_spread()
-        if spread is not None:
-            cells[run.path][ATTENTION] = f"{spread['lowest']:.2f} to {spread['highest']:.2f}"
-    print_table(
-        Table(
-            [
-                {"run": group.title, **cells[group.runs[0].path]}
-                for group in arrange(runs).split().groups
-            ],
-            optional=[ATTENTION, *list(COLUMNS.values())[:0:-1]],
-            caption=f"{ATTENTION}: smallest to largest weight relative to equal ones",
-        )
-    )
 
 
 def report(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -24,6 +23,7 @@ from fedproto.data import DataSource, Federation
 from fedproto.disk.files import explained
 from fedproto.errors import ConfigError, unknown_name
 from fedproto.rounds import Run, load_federations, runs_from, train
+from fedproto.rounds.run import demand_of
 from fedproto.store import RunStore, open_or_create
 from fedproto.store.sinks import SinkCallback, check_sinks
 from fedproto.store.sweeps import create_sweep, extend, open_runs
@@ -195,13 +195,6 @@ def _amount(
     return f"{runs}{where}: {rounds} rounds{weights}"
 
 
-def _steps(config: RunConfig, federation: Federation) -> float:
-    """Roughly how many local steps a run makes; pooled training makes as many."""
-    train, schedule = config.train, config.schedule
-    each = math.ceil(float(federation.train_sizes.mean()) / train.batch_size)
-    return schedule.rounds * schedule.cohort * train.epochs * each
-
-
 def _rehearse(named: Mapping[str, RunConfig], federations: Mapping[DataSource, Federation]) -> None:
     """Trains the first round of the first run in memory, and says what all would take."""
     configs = list(named.values())
@@ -211,8 +204,10 @@ def _rehearse(named: Mapping[str, RunConfig], federations: Mapping[DataSource, F
     once = replace(first, schedule=replace(first.schedule, rounds=1))
     run = Run(once, federation)
     run.train()
-    steps = sum(_steps(each, federations[each.data]) for each in configs if each.data is not None)
-    left = time_in_words(run.records[0].seconds * steps / _steps(once, federation))
+    steps = sum(
+        demand_of([each], federations[each.data]).steps for each in configs if each.data is not None
+    )
+    left = time_in_words(run.records[0].seconds * steps / demand_of([once], federation).steps)
     for name, config in named.items():
         echo(f"  {name}: {config.schedule.rounds} rounds")
     echo(_amount(configs, "", federations))

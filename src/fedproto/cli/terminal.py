@@ -26,6 +26,8 @@ WIDEST = 160
 """For pipes and files, which have no width of their own."""
 
 _NAME_ROOM = 34
+_ALWAYS_SHOWN = 3
+"""Columns: a name, a score, a difference."""
 
 
 def echo(text: str, *, err: bool = False, nl: bool = True) -> None:
@@ -39,13 +41,13 @@ def plain(text: object, style: str = "") -> Text:
 
 
 def print_table(table: Table) -> None:
-    """Prints a table without the optional columns that the terminal has no room for."""
+    """Prints a table, without the last columns where the terminal has no room for them."""
     console = Console()
     if not console.is_terminal:
         console = Console(width=WIDEST)
     head, *rows = table.cells()
-    kept = _fitting([head, *rows], list(map(printable, table.optional)), console.width)
-    hidden = [name for place, name in enumerate(head) if place not in kept]
+    kept = _fitting([head, *rows], console.width)
+    hidden = head[kept:]
     notes = [table.caption] if table.caption else []
     if hidden:
         notes.append(f"hidden at this width: {', '.join(hidden)}")
@@ -53,26 +55,23 @@ def print_table(table: Table) -> None:
         title=plain(table.title, "table.title") if table.title else None,
         caption=plain("; ".join(notes), "table.caption") if notes else None,
     )
-    for place in kept:
-        if place == 0:
-            shown.add_column(plain(head[0]), overflow="fold")
-        else:
-            shown.add_column(plain(head[place]), justify="right", no_wrap=True)
+    shown.add_column(plain(head[0]), overflow="fold")
+    for name in head[1:kept]:
+        shown.add_column(plain(name), justify="right", no_wrap=True)
     for index, row in enumerate(rows):
         if table.begins_section(index):
             shown.add_section()
-        shown.add_row(*(plain(row[place]) for place in kept))
+        shown.add_row(*map(plain, row[:kept]))
     console.print(shown)
 
 
-def _fitting(cells: Sequence[Sequence[str]], optional: Sequence[str], width: int) -> list[int]:
-    """The columns that there is room for, in order."""
+def _fitting(cells: Sequence[Sequence[str]], width: int) -> int:
+    """The number of columns that there is room for."""
     widths = [3 + max(map(cell_len, column)) for column in zip(*cells, strict=True)]
     widths[0] = 4 + min(widths[0] - 3, _NAME_ROOM)
-    kept = list(range(len(widths)))
-    for name in optional:  # the least important one first
-        if sum(widths[place] for place in kept) > width:
-            kept = [place for place in kept if cells[0][place] != name]
+    kept = len(widths)
+    while kept > _ALWAYS_SHOWN and sum(widths[:kept]) > width:
+        kept -= 1
     return kept
 
 
