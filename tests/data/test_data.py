@@ -180,7 +180,8 @@ def test_own_arrays_and_own_datasets_give_the_same_federation():
             "different shapes",
         ),
         ([(np.zeros((2, 2)), np.array([0, -1]))], "label -1 is outside"),
-        ([(np.zeros((2, 2)), np.array([0, 1])), TensorDataset(torch.zeros(1))], "every client"),
+        ([TensorDataset(torch.zeros(1))], r"client 0: expected \(inputs, labels\)"),
+        ([TensorDataset(torch.zeros(0, 2), torch.zeros(0))], "client 0 has no samples"),
         (["text"], r"expected \(inputs, labels\)"),
     ],
 )

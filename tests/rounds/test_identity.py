@@ -11,7 +11,6 @@ import pytest
 import torch
 from PIL import Image
 from torch import nn
-from torch.utils.data import Dataset
 
 import fedproto
 from fedproto import Federation, with_features
@@ -183,27 +182,6 @@ def test_large_data_is_sampled(monkeypatch):
     assert data_identity(one)["samples"] == data_identity(two)["samples"]
     two.samples.inputs[:] += 1
     assert data_identity(one)["samples"] != data_identity(two)["samples"]
-
-
-class Noisy(Dataset):
-    """Every look at a sample gives another one, as with random transformations."""
-
-    def __init__(self, label: int = 0) -> None:
-        self.label = label
-
-    def __len__(self) -> int:
-        return 8
-
-    def __getitem__(self, index: int):
-        return torch.randn(4), (index + self.label) % 3
-
-
-def test_randomly_transformed_samples_do_not_look_changed():
-    clients = [Noisy() for _ in range(3)]
-    one, two = (Federation.from_clients(clients, num_classes=3) for _ in range(2))
-    assert data_identity(one) == data_identity(two)
-    other = Federation.from_clients([Noisy(1) for _ in range(3)], num_classes=3)
-    assert data_identity(one) != data_identity(other)
 
 
 def test_normalisation_is_part_of_the_samples(pictures, tmp_path):

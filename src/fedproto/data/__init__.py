@@ -2,13 +2,12 @@
 
 from fedproto.data.base import DATASETS, DataSource, data_root
 from fedproto.data.federation import Client, Federation, split_clients
-from fedproto.data.samples import DatasetSamples, Samples, TensorSamples
+from fedproto.data.samples import Samples, TensorSamples
 
 __all__ = [
     "DATASETS",
     "Client",
     "DataSource",
-    "DatasetSamples",
     "Federation",
     "Samples",
     "TensorSamples",

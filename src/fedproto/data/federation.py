@@ -10,7 +10,7 @@ from typing import Any, Literal, overload
 import numpy as np
 import torch
 
-from fedproto.data.given import Given, join_clients, scaled
+from fedproto.data.given import Given, deal, scaled
 from fedproto.data.samples import MappedSamples, Samples, TensorSamples
 from fedproto.data.tasks import task_named
 from fedproto.disk.files import check_limit
@@ -317,26 +317,22 @@ class Federation:
             DataError: If a client is empty or its arrays do not fit together.
         """
         given = Given(clients, test, columns)
-        samples, parts = join_clients(given.parts)
-        if num_classes is None or isinstance(samples, TensorSamples):
-            labels = _labels(samples)
-            if task_named(task).label_maps:
-                labels = labels[labels != VOID]
-            num_classes = checked_num_classes(labels, num_classes)
-        samples = scaled(samples, scale, mean, std)
-        first, _ = samples.batch(np.zeros(1, dtype=np.int64))
-        tests = given.tests(parts, seed)
-        held = (
-            split_clients(parts, seed, test_fraction)
-            if tests is None
-            else tuple(map(Client, parts[: given.number], tests))
-        )
+        labels = given.samples.targets
+        if task_named(task).label_maps:
+            labels = labels[labels != VOID]
+        num_classes = checked_num_classes(labels, num_classes)
+        samples = scaled(given.samples, scale, mean, std)
+        tests = deal(given.tests[0], len(given.train), seed) if given.shared else given.tests
         return Federation(
             name=name,
             samples=samples,
-            clients=held,
+            clients=(
+                list(map(Client, given.train, tests))
+                if tests
+                else split_clients(given.train, seed, test_fraction)
+            ),
             num_classes=num_classes,
-            input_shape=tuple(first.shape[1:]),
+            input_shape=tuple(given.samples.inputs.shape[1:]),
             task=task,
             class_names=tuple(class_names) or given.class_names,
             test_set="given" if given.shared else "split",
@@ -390,12 +386,6 @@ def hold_out(
     everything, owner = np.concatenate(taken), np.repeat(np.arange(len(parts)), [*map(len, taken)])
     order = np.argsort(everything, kind="stable")
     return kept, everything[order], owner[order]
-
-
-def _labels(samples: Samples) -> torch.Tensor:
-    if isinstance(samples, TensorSamples):
-        return samples.targets
-    return torch.cat([samples.batch(np.array([index]))[1] for index in range(len(samples))])
 
 
 def checked_num_classes(

@@ -7,22 +7,21 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import ConcatDataset, Dataset
+from torch.utils.data import Dataset, default_collate
 
 from fedproto.data.images import pixels
-from fedproto.data.samples import DatasetSamples, MappedSamples, Samples, TensorSamples
+from fedproto.data.samples import MappedSamples, Samples, TensorSamples
 from fedproto.errors import DataError
 from fedproto.rng import Indices, Purpose, stream
 
-ClientData: TypeAlias = "tuple[Any, Any] | Dataset[Any]"
-"""One client's own data: inputs and labels as arrays, or a map-style `torch` data set."""
+Pair: TypeAlias = tuple[NDArray[Any], NDArray[Any]]
+"""Inputs ``[N, ...]`` and their labels ``[N, ...]``."""
 
 INPUTS = ("image", "img", "pixel_values", "input", "inputs", "x", "features")
 TARGETS = ("label", "labels", "target", "targets", "fine_label", "class", "character", "y")
@@ -32,36 +31,70 @@ WHITE = 255
 
 
 class Given:
-    """The clients' data in one form, followed by their test data or one test set for all."""
+    """The clients' data as one set of samples.
+
+    Attributes:
+        samples: Those of all clients, followed by their test data or one test set for all.
+        train: Each client's samples, as indices.
+        tests: Each client's test data; one part where all share it, none where it is split off.
+        shared: Whether there is one test set for all.
+        class_names: The names of the classes, where rows have them.
+    """
 
     def __init__(
         self, clients: Sequence[Any], test: Any = None, columns: tuple[str, str] | None = None
     ) -> None:
         train = list(clients)
-        if train and all(isinstance(client, Mapping) and "train" in client for client in train):
+        if not train:
+            raise DataError("a federation needs at least one client")
+        if all(isinstance(client, Mapping) and "train" in client for client in train):
             if test is None and all("test" in client for client in train):
                 test = [client["test"] for client in train]
             train = [client["train"] for client in train]
         each = isinstance(test, list) and not _gives_rows(test)
         if each and len(test) != len(train):
             raise DataError(f"{len(test)} parts of test data for {len(train)} clients")
-        self.number = len(train)
-        self.class_names: tuple[str, ...] = ()
         tests = [] if test is None else test if each else [test]
         self.shared = test is not None and not each
-        self.parts: list[ClientData] = [self._plain(part, columns) for part in [*train, *tests]]
+        self.class_names: tuple[str, ...] = ()
+        pairs = [
+            self._pair(part, f"client {n}", columns) for n, part in enumerate([*train, *tests])
+        ]
+        self.samples = _joined(pairs)
+        ends = np.cumsum([len(labels) for _, labels in pairs], dtype=np.int64)
+        parts = [
+            np.arange(end - len(labels), end) for (_, labels), end in zip(pairs, ends, strict=True)
+        ]
+        self.train, self.tests = parts[: len(train)], parts[len(train) :]
 
-    def tests(self, parts: Sequence[Indices], seed: int) -> list[Indices] | None:
-        """Each client's test samples; None where they are to be split off."""
-        own = list(parts[self.number :])
-        if not self.shared:
-            return own or None
-        return deal(own[0], self.number, seed)
+    def _pair(self, part: Any, who: str, columns: tuple[str, str] | None) -> Pair:
+        """A part of the data as arrays that fit together."""
+        if _gives_rows(part):
+            part = self._from_rows(part, columns)
+        elif isinstance(part, Dataset):
+            items = [part[place] for place in range(len(part))]  # type: ignore[arg-type]
+            part = default_collate(items) if items else ((), ())
+        try:
+            inputs, labels = (
+                one if isinstance(one, np.ndarray) else torch.as_tensor(one).detach().cpu().numpy()
+                for one in part
+            )
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise DataError(f"{who}: expected (inputs, labels) as arrays: {error}") from None
+        if not inputs.shape or not labels.shape:
+            raise DataError(f"{who}: expected (inputs, labels) as arrays, not single numbers")
+        if len(inputs) != len(labels):
+            raise DataError(f"{who}: {len(inputs)} inputs but {len(labels)} labels")
+        if not len(inputs):
+            raise DataError(f"{who} has no samples; leave it out")
+        if labels.dtype.kind not in "iub":
+            raise DataError(f"{who}: labels must be integers, not {labels.dtype}")
+        if inputs.dtype.kind == "f" and not np.isfinite(inputs).all():
+            raise DataError(f"{who}: its inputs hold NaN or infinite numbers; remove them")
+        return inputs, labels
 
-    def _plain(self, part: Any, columns: tuple[str, str] | None) -> ClientData:
-        """Rows as arrays; anything else as it is."""
-        if not _gives_rows(part):
-            return part  # type: ignore[no-any-return]
+    def _from_rows(self, part: Any, columns: tuple[str, str] | None) -> Pair:
+        """Rows with named columns as arrays."""
         first = part[0]
         names = columns or (_column(first, INPUTS, "inputs"), _column(first, TARGETS, "targets"))
         for name in names:
@@ -79,62 +112,16 @@ class Given:
         return np.stack(inputs), np.array([row[names[1]] for row in rows])
 
 
-def join_clients(clients: Sequence[ClientData]) -> tuple[Samples, list[Indices]]:
-    """All clients' data as one set of samples, and each client's indices into it."""
-    if not clients:
-        raise DataError("a federation needs at least one client")
-    datasets = [client for client in clients if isinstance(client, Dataset)]
-    if datasets and len(datasets) < len(clients):
-        raise DataError("give every client's data as arrays or every client's as torch data sets")
-    arrays = [] if datasets else [_as_arrays(one, client) for client, one in enumerate(clients)]
-    sizes: list[int] = [len(one) for one in datasets] or [len(inputs) for inputs, _ in arrays]  # type: ignore[arg-type]
-    if 0 in sizes:
-        raise DataError(f"client {sizes.index(0)} has no samples; leave it out")
-    ends = np.cumsum(sizes, dtype=np.int64)
-    parts = [np.arange(end - size, end) for size, end in zip(sizes, ends, strict=True)]
-    if datasets:
-        return DatasetSamples(ConcatDataset(datasets)), parts
-    if len({inputs.shape[1:] for inputs, _ in arrays}) > 1:
+def _joined(pairs: Sequence[Pair]) -> TensorSamples:
+    if len({inputs.shape[1:] for inputs, _ in pairs}) > 1:
         raise DataError("the clients' inputs have different shapes")
-    inputs, labels = (_joined(list(part)) for part in zip(*arrays, strict=True))
-    _check_finite(inputs, sizes)
-    return TensorSamples(inputs, labels.long()), parts
-
-
-def _as_arrays(given: Any, client: int) -> tuple[NDArray[Any], NDArray[Any]]:
-    """A client's inputs and labels as arrays."""
     try:
         inputs, labels = (
-            part if isinstance(part, np.ndarray) else torch.as_tensor(part).detach().cpu().numpy()
-            for part in given
+            torch.from_numpy(np.concatenate(part)) for part in zip(*pairs, strict=True)
         )
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise DataError(f"client {client}: expected (inputs, labels) as arrays: {error}") from None
-    if not inputs.shape or not labels.shape:
-        raise DataError(f"client {client}: expected (inputs, labels) as arrays, not single numbers")
-    if len(inputs) != len(labels):
-        raise DataError(f"client {client}: {len(inputs)} inputs but {len(labels)} labels")
-    if labels.dtype.kind not in "iub":
-        raise DataError(f"client {client}: labels must be integers, not {labels.dtype}")
-    return inputs, labels
-
-
-def _joined(parts: list[NDArray[Any]]) -> Tensor:
-    try:
-        return torch.from_numpy(np.concatenate(parts))
     except (TypeError, ValueError) as error:
         raise DataError(f"the clients' arrays do not fit together: {error}") from None
-
-
-def _check_finite(inputs: Tensor, sizes: Sequence[int]) -> None:
-    """Checks all clients' inputs at once."""
-    if not inputs.is_floating_point():
-        return
-    wrong = ~torch.isfinite(inputs).reshape(len(inputs), -1).all(dim=1)
-    if bool(wrong.any()):
-        first = int(wrong.to(torch.uint8).argmax())
-        client = int(np.searchsorted(np.cumsum(sizes), first, side="right"))
-        raise DataError(f"client {client}: its inputs hold NaN or infinite numbers; remove them")
+    return TensorSamples(inputs, labels.long())
 
 
 def deal(samples: Indices, clients: int, seed: int) -> list[Indices]:
@@ -144,17 +131,12 @@ def deal(samples: Indices, clients: int, seed: int) -> list[Indices]:
 
 
 def scaled(
-    samples: Samples, scale: bool | None, mean: Sequence[float] = (), std: Sequence[float] = ()
+    samples: TensorSamples,
+    scale: bool | None,
+    mean: Sequence[float] = (),
+    std: Sequence[float] = (),
 ) -> Samples:
     """Samples divided by 255 if `scale` is set, or it is None and they are pictures of bytes."""
-    if isinstance(samples, DatasetSamples):
-        if mean or std:
-            raise DataError("normalise in the data set itself; it gives samples one by one")
-        first, _ = samples.dataset[0]
-        divide = _is_to_divide(torch.as_tensor(first).unsqueeze(0), scale)
-        return replace(samples, divisor=float(WHITE)) if divide else samples
-    if not isinstance(samples, TensorSamples):
-        return samples
     inputs, divide = samples.inputs, _is_to_divide(samples.inputs, scale)
     if inputs.dtype == torch.uint8 and not divide:
         inputs = inputs.float()
@@ -195,13 +177,13 @@ def _gives_rows(part: Any) -> bool:
 
 
 def _column(row: Mapping[str, Any], usual: Iterable[str], what: str) -> str:
-    found = [name for name in usual if name in row]
-    if not found:
+    found = next((name for name in usual if name in row), None)
+    if found is None:
         raise DataError(
             f"which column holds the {what}? There are {', '.join(row)}: say columns=(inputs,"
             " targets)"
         )
-    return found[0]
+    return found
 
 
 def _array(value: Any) -> NDArray[Any]:

@@ -1,16 +1,15 @@
-"""Samples: arrays in memory or on disk, or a `torch` data set that is read item by item."""
+"""Samples: tensors in memory, or arrays on disk that are normalised batch by batch."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, default_collate
 
 from fedproto.rng import Indices
 
@@ -137,29 +136,6 @@ class MappedSamples:
         return spread(self.mean), spread(self.std)
 
 
-@dataclass(frozen=True)
-class DatasetSamples:
-    """Samples of a map-style `torch` data set, fetched when asked for."""
-
-    dataset: Dataset[Any]
-    device: torch.device | None = None
-    dtype: torch.dtype = torch.float32
-    divisor: float = 1.0
-
-    def __len__(self) -> int:
-        return len(self.dataset)  # type: ignore[arg-type]
-
-    def batch(self, indices: Indices) -> tuple[Tensor, Tensor]:
-        """Fetches item by item and stacks."""
-        inputs, targets = default_collate([self.dataset[int(index)] for index in indices])
-        inputs = inputs.to(self.device, self.dtype)
-        return inputs if self.divisor == 1 else inputs / self.divisor, targets.to(self.device)
-
-    def to(self, device: torch.device, dtype: torch.dtype) -> DatasetSamples:
-        """Batches will go to that device."""
-        return replace(self, device=device, dtype=dtype)
-
-
 def upload(tensor: Tensor, device: torch.device) -> Tensor:
     """A tensor on a device, without waiting for the work that a GPU still has to do."""
     if device.type != "cuda" or tensor.is_cuda:
@@ -168,7 +144,7 @@ def upload(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def held(samples: Samples, device: torch.device, dtype: torch.dtype) -> TensorSamples | None:
-    """All samples as tensors on a device; None if they come one by one or would not fit well."""
+    """All samples as tensors on a device; None if they are elsewhere or would not fit well."""
     if isinstance(samples, TensorSamples):
         return samples.to(device, dtype)
     if not isinstance(samples, MappedSamples):

@@ -82,7 +82,6 @@ def sample_labels(federation: Federation) -> Indices:
     if federation.has_label_maps:
         raise DataError(f"{federation.name} does not say what its images mainly show (labels)")
     samples = federation.samples
-    if isinstance(samples, (TensorSamples, MappedSamples)):
-        return samples.targets.cpu().numpy().astype(np.int64)
-    every = np.arange(len(samples))
-    return np.concatenate([samples.batch(every[i : i + 1])[1].cpu().numpy() for i in every])
+    if not isinstance(samples, TensorSamples | MappedSamples):
+        raise DataError(f"the labels of {federation.name} are with the clients")
+    return samples.targets.cpu().numpy().astype(np.int64)

@@ -18,15 +18,13 @@ from torch import Tensor, nn
 
 from fedproto.config import RunConfig
 from fedproto.data.federation import Federation
-from fedproto.data.samples import MappedSamples, Samples, TensorSamples
-from fedproto.errors import ConfigError, DataError, StoreError
+from fedproto.data.samples import MappedSamples, TensorSamples
+from fedproto.errors import ConfigError, StoreError
 from fedproto.store import RunStore, is_run
 from fedproto.types import POOLED, ServerState
 
 WHOLE_BYTES = 1 << 28
 CHUNK_BYTES = 1 << 24
-ITEMS = 16
-"""Samples that are compared of a data set that gives them one by one."""
 
 PARTS = {
     "samples": "the samples",
@@ -44,10 +42,10 @@ def data_identity(federation: Federation) -> dict[str, str]:
     """Fingerprints of a federation's classes, samples and partition, where they are at hand."""
     facts = (federation.num_classes, federation.input_shape, federation.task)
     found = {"classes": _digest([repr(facts).encode()])}
-    try:
-        found["samples"] = _digest(_content(federation.samples))
-    except DataError:  # the clients have them, in a real federation
-        return found
+    samples = federation.samples
+    if not isinstance(samples, TensorSamples | MappedSamples):
+        return found  # the clients have them, in a real federation
+    found["samples"] = _digest(_content(samples))
     held = (
         federation.train_sizes,
         federation.train_indices(POOLED),
@@ -85,11 +83,8 @@ def check_same(was: Mapping[str, str], now: Mapping[str, str], where: object) ->
         )
 
 
-def _content(samples: Samples) -> Iterator[bytes]:
+def _content(samples: TensorSamples | MappedSamples) -> Iterator[bytes]:
     """The bytes of samples: all, or `WHOLE_BYTES` of them, evenly spread."""
-    if not isinstance(samples, TensorSamples | MappedSamples):
-        yield from _items(samples)
-        return
     if isinstance(samples, MappedSamples):
         relabel = None if samples.relabel is None else samples.relabel.tolist()
         yield repr((samples.mean, samples.std, relabel)).encode()
@@ -100,15 +95,6 @@ def _content(samples: Samples) -> Iterator[bytes]:
         at_once = step * max(1, CHUNK_BYTES // max(row_bytes, 1))
         for start in range(0, len(tensor), at_once):
             yield _bytes(tensor[start : start + at_once : step])
-
-
-def _items(samples: Samples) -> Iterator[bytes]:
-    """Some samples that are given one by one; only their shapes where they are never the same."""
-    yield str(len(samples)).encode()
-    for index in np.unique(np.linspace(0, len(samples) - 1, ITEMS).astype(np.int64)):
-        first, again = (samples.batch(np.array([index])) for _ in range(2))
-        for one, other in zip(first, again, strict=True):
-            yield _bytes(one) if torch.equal(one, other) else str(tuple(one.shape)).encode()
 
 
 def _bytes(tensor: Tensor) -> bytes:
