@@ -8,7 +8,7 @@ import pickle
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from fedproto.callback import Callback
 from fedproto.data.base import DATASETS, Download, downloads_of
 from fedproto.data.files import FileTree
-from fedproto.data.images import IMAGENET_MEAN, IMAGENET_STD, put_images
-from fedproto.data.official import Benchmark, Labelled, put_labels
+from fedproto.data.images import IMAGENET_MEAN, IMAGENET_STD
+from fedproto.data.official import Benchmark, Labelled, Picture, check_labels, put_pictures
 from fedproto.data.prepared import Arrays, Builder
 from fedproto.data.sharing import Partition, TestSet
 from fedproto.errors import DataError, install, reason_of
@@ -208,15 +208,6 @@ class SVHN(Benchmark):
         return images.transpose(3, 2, 0, 1), np.where(labels == 10, 0, labels)
 
 
-class Picture(NamedTuple):
-    """A file, its class by name, whether it is of the official test set, and its natural group."""
-
-    file: str
-    label: str
-    test: bool = False
-    group: int = 0
-
-
 @dataclass(frozen=True)
 class PictureFiles(Benchmark):
     """Picture files, brought to one size.
@@ -253,19 +244,11 @@ class PictureFiles(Benchmark):
 
     def build(self, tree: FileTree, builder: Builder, callback: Callback | None) -> None:
         """Decodes the pictures."""
-        pictures = self.listing(tree)
+        pictures, classes = self.listing(tree), self.classes(tree)
         if not pictures:
             raise DataError(f"{tree.folder} holds no pictures as the official files name them")
-        label_of = {name: label for label, name in enumerate(self.classes(tree))}
-        for picture in pictures:
-            if picture.label not in label_of:
-                raise DataError(f"{tree.locations[picture.file]}: unknown class '{picture.label}'")
-        labels = np.array([label_of[picture.label] for picture in pictures], dtype=np.int64)
-        test = np.array([picture.test for picture in pictures])
-        put_labels(builder, labels, test, tree.folder, len(label_of))
-        builder.put("groups", np.array([picture.group for picture in pictures]))
-        files = [picture.file for picture in pictures]
-        put_images(builder, tree, files, 3, self.size, callback)
+        labels = put_pictures(builder, tree, pictures, classes, (3, self.size), callback)
+        check_labels(labels, len(classes), tree.folder)
 
 
 @DATASETS.register("tiny-imagenet")
@@ -344,14 +327,13 @@ class PACS(PictureFiles):
         """A folder per domain, and in it one per class."""
         domains, classes = "|".join(self.domains), "|".join(self.class_names)
         found = _matching(tree, rf"({domains})/({classes})/[^/]+\.(?:jpg|png)")
-        return [Picture(file, m[2], group=self.domains.index(m[1])) for file, m in found]
+        return [Picture(file, match[2], group=match[1]) for file, match in found]
 
     def test_part(self, arrays: Arrays) -> tuple[NDArray[np.bool_], str] | None:
         """The pictures of the unseen domain."""
         if self.unseen == "none":
             return None
-        unseen = np.equal(arrays["groups"], self.domains.index(self.unseen))
-        return unseen, f"unseen domain {self.unseen}"
+        return np.equal(arrays["groups"], self.unseen), f"unseen domain {self.unseen}"
 
 
 @DATASETS.register("gtsrb")

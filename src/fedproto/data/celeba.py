@@ -15,18 +15,19 @@ from fedproto.data.federation import Federation
 from fedproto.data.files import FileTree
 from fedproto.data.images import put_images
 from fedproto.data.partition import by_key
-from fedproto.data.prepared import Arrays, Builder, prepared
-from fedproto.data.samples import MappedSamples, Samples, TensorSamples
+from fedproto.data.prepared import Builder, Prepared
+from fedproto.data.samples import MappedSamples, TensorSamples
 from fedproto.data.sharing import HeldOut
 from fedproto.errors import DataError, unknown_name
 from fedproto.options import option
+from fedproto.rng import Indices
 
 _DRIVE = "https://drive.usercontent.google.com/download?export=download&confirm=t&id="
 
 
 @DATASETS.register("celeba")
 @dataclass(frozen=True)
-class CelebA(HeldOut):
+class CelebA(Prepared, HeldOut):
     """Smiling or not in aligned faces of 84×84 pixels; a client is a person with enough images.
 
     With one tenth of every client left out first, the official lists give exactly the paper's
@@ -53,6 +54,8 @@ class CelebA(HeldOut):
         ),
     )
 
+    prepared_by = ("size", "attribute", "allow_missing")
+
     validation: float = 0.1
     attribute: str = option("Smiling", "the attribute to tell")
     minimum: int = option(5, "images a person must have to be a client", at_least=1)
@@ -61,67 +64,39 @@ class CelebA(HeldOut):
 
     def load(self, root: Path) -> Federation:
         """Decodes the images if that was not done before, and makes a client of each person."""
-        tree, index = self._index(root)
-        images = self._images(tree, index)
-        rows = np.array(images["rows"])
-        self._refuse_missing(index, rows, tree)
-        labels = torch.from_numpy(index["labels"][rows].astype(np.int64))
-        samples = MappedSamples(torch.from_numpy(images["images"]), labels)
-        return self._of_people(samples, index["identities"][rows], (3, self.size, self.size))
-
-    def prepare(self, root: Path, callback: Callback | None = None) -> Arrays:
-        """Decodes the images."""
-        return self._images(*self._index(root), callback)
+        arrays = self.prepare(root)
+        labels = torch.from_numpy(arrays["labels"].astype(np.int64))
+        samples = MappedSamples(torch.from_numpy(arrays["images"]), labels)
+        return self._of_people(samples, np.array(arrays["identities"]))
 
     def listed(self, root: Path) -> Federation:
         """The clients of the official lists, with labels alone instead of images."""
-        _, index = self._index(root)
-        labels = torch.from_numpy(index["labels"].astype(np.int64))
-        samples = TensorSamples(torch.empty(len(labels), 0), labels)
-        return self._of_people(samples, index["identities"], (0,))
-
-    def _of_people(
-        self, samples: Samples, identities: NDArray[np.int64], shape: tuple[int, ...]
-    ) -> Federation:
-        parts = by_key(identities, minimum=self.minimum)
-        return self.federation("celeba", samples, parts, num_classes=2, input_shape=shape)
-
-    def _index(self, root: Path) -> tuple[FileTree, Arrays]:
         tree = self.tree(root)
+        names, identities = read_identities(tree)
+        labels = torch.from_numpy(read_attribute(tree, names, self.attribute).astype(np.int64))
+        return self._of_people(TensorSamples(torch.empty(len(labels), 0), labels), identities)
 
-        def build(builder: Builder) -> None:
-            names, identities = read_identities(tree)
-            builder.put("names", np.array([name.encode() for name in names]))
-            builder.put("identities", identities)
-            builder.put("labels", read_attribute(tree, names, self.attribute))
+    def _of_people(self, samples: TensorSamples | MappedSamples, identities: Indices) -> Federation:
+        parts = by_key(identities, minimum=self.minimum)
+        return self.federation("celeba", samples, parts, num_classes=2)
 
-        return tree, prepared("celeba-lists", tree.sources, {"attribute": self.attribute}, build)
-
-    def _images(self, tree: FileTree, index: Arrays, callback: Callback | None = None) -> Arrays:
-        def build(builder: Builder) -> None:
-            found = {
-                row: file
-                for row, name in enumerate(index["names"])
-                if (file := tree.find(f"img_align_celeba/{name.decode()}")) is not None
-            }
-            rows = np.array(sorted(found), dtype=np.int64)
-            self._refuse_missing(index, rows, tree)
-            put_images(builder, tree, [found[row] for row in rows], 3, self.size, callback)
-            builder.put("rows", rows)
-
-        return prepared("celeba", tree.sources, {"size": self.size}, build)
-
-    def _refuse_missing(self, index: Arrays, rows: NDArray[np.int64], tree: FileTree) -> None:
-        if len(rows) == 0:
+    def build(self, tree: FileTree, builder: Builder, callback: Callback | None) -> None:
+        """Decodes the images of the lists."""
+        names, identities = read_identities(tree)
+        labels = read_attribute(tree, names, self.attribute)
+        files = [tree.find(f"img_align_celeba/{name}") for name in names]
+        rows = [row for row, file in enumerate(files) if file is not None]
+        if not rows:
             raise DataError(f"img_align_celeba: no image of the lists is in {tree.folder}")
-        missing = len(index["names"]) - len(rows)
-        if missing and not self.allow_missing:
-            first = np.setdiff1d(np.arange(len(index["names"])), rows)[0]
+        if None in files and not self.allow_missing:
             raise DataError(
-                f"{missing:,} images of the lists are not in {tree.folder}, the first is"
-                f" img_align_celeba/{index['names'][first].decode()}; fetch them, or do without:"
+                f"{files.count(None):,} images of the lists are not in {tree.folder}, the first"
+                f" is img_align_celeba/{names[files.index(None)]}; fetch them, or do without:"
                 " data.allow_missing=true"
             )
+        put_images(builder, tree, list(filter(None, files)), 3, self.size, callback)
+        builder.put("identities", identities[rows])
+        builder.put("labels", labels[rows])
 
 
 def read_identities(tree: FileTree) -> tuple[list[str], NDArray[np.int64]]:

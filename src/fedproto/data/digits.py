@@ -45,7 +45,6 @@ class Digits(SharedOut):
             ),
             self.share(labels),
             num_classes=10,
-            input_shape=(1, 8, 8),
         )
 
     @classmethod

@@ -5,83 +5,70 @@ from __future__ import annotations
 import abc
 import csv
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from fedproto.callback import Callback
 from fedproto.data.base import DATASETS, DataSource
 from fedproto.data.federation import Client, Federation, checked_num_classes
 from fedproto.data.files import FileTree, open_tree
-from fedproto.data.images import is_picture, put_images
+from fedproto.data.images import is_picture
+from fedproto.data.official import Images, Picture, put_pictures
 from fedproto.data.partition import by_key
-from fedproto.data.prepared import Arrays, Builder, prepared
+from fedproto.data.prepared import Builder, Prepared
 from fedproto.data.samples import MappedSamples
-from fedproto.data.sharing import HeldOut, SharedOut
+from fedproto.data.sharing import HeldOut
 from fedproto.disk.files import open_regular, read_limited, user_path
 from fedproto.disk.integrity import DamagedError, read_json
 from fedproto.errors import DataError, unknown_name
 from fedproto.options import option
+from fedproto.rng import Indices
 
 
 @dataclass(frozen=True)
-class Listing:
-    """Which pictures there are, with the name of each one's class, and of its client if known."""
-
-    tree: FileTree
-    names: Sequence[str]
-    labels: Sequence[str]
-    clients: Sequence[str] | None
-    classes: Sequence[str]
-
-
-@dataclass(frozen=True)
-class OwnPictures(SharedOut):
+class OwnPictures(Images):
     """Pictures of one size with a class each; clients of their own, or shared out."""
+
+    prepared_by = ("size", "channels", "classes")
 
     path: str = option("", "where the data is")
     size: int = option(
         32, "width and height that all pictures are brought to", at_least=1, at_most=4096
     )
-    channels: int = option(3, "1 for grey, 3 for colour", at_least=1, at_most=3)
+    channels: Literal[1, 3] = option(3, "1 for grey, 3 for colour")
     classes: tuple[str, ...] = option((), "the classes in order; those that are found by default")
 
     @abc.abstractmethod
-    def listing(self, path: Path) -> Listing:
-        """Finds the pictures."""
+    def listing(self, tree: FileTree) -> list[Picture]:
+        """The pictures; those of one natural group are a client's."""
 
-    def load(self, root: Path) -> Federation:
-        """Decodes the pictures if that was not done before, and makes clients."""
-        listing, arrays = self.prepare(root)
-        labels = np.array(arrays["labels"])
-        parts = self.share(labels) if listing.clients is None else by_key(np.array(listing.clients))
-        return self.federation(
-            Path(self.path).stem,
-            MappedSamples(torch.from_numpy(arrays["images"]), torch.from_numpy(labels)),
-            parts,
-            num_classes=len(listing.classes),
-            input_shape=(self.channels, self.size, self.size),
-            class_names=listing.classes,
-        )
+    def build(self, tree: FileTree, builder: Builder, callback: Callback | None) -> None:
+        """Decodes the pictures."""
+        pictures = self.listing(tree)
+        classes = self.classes or self.in_order({picture.label for picture in pictures})
+        for picture in pictures:
+            if picture.label not in classes:
+                raise DataError(f"{self.path}: {unknown_name('class', picture.label, classes)}")
+        builder.put("names", np.array([name.encode() for name in classes]))
+        put_pictures(builder, tree, pictures, classes, (self.channels, self.size), callback)
 
-    def prepare(self, root: Path, callback: Callback | None = None) -> tuple[Listing, Arrays]:
-        """Decodes the pictures, and says which there are."""
-        if self.channels == 2:
-            raise DataError("channels must be 1 for grey or 3 for colour, not 2")
-        listing = self.listing(own_path(self.path, root))
-        options = {"size": self.size, "channels": self.channels, "classes": list(listing.classes)}
+    def in_order(self, classes: set[str]) -> list[str]:
+        """The classes that were found, in the order of their labels."""
+        return sorted(classes)
 
-        def build(builder: Builder) -> None:
-            put_images(builder, listing.tree, listing.names, self.channels, self.size, callback)
-            label_of = {name: label for label, name in enumerate(listing.classes)}
-            builder.put("labels", np.array([label_of[name] for name in listing.labels]))
+    def title(self) -> str:
+        """The folder's or the file's own name."""
+        return Path(self.path).stem
 
-        name = DATASETS.name_of(type(self))
-        return listing, prepared(name, listing.tree.sources, options, build)
+    def share(self, labels: Indices, groups: NDArray[np.generic] | None = None) -> list[Indices]:
+        """Each client's samples: those of its own where the files name clients."""
+        return super().share(labels) if groups is None else by_key(groups)
 
 
 def own_path(path: str, root: Path) -> Path:
@@ -109,16 +96,6 @@ def located(source: DataSource) -> DataSource:
     return replace(source, path=str(found.absolute()))  # type: ignore[call-arg]
 
 
-def checked_classes(found: Sequence[str], given: Sequence[str], where: object) -> list[str]:
-    """The classes in order: those given, or those found."""
-    if not given:
-        return sorted(set(found))
-    for name in found:
-        if name not in given:
-            raise DataError(f"{where}: {unknown_name('class', name, given)}")
-    return list(given)
-
-
 @DATASETS.register("images")
 @dataclass(frozen=True)
 class ImageFolder(OwnPictures):
@@ -126,24 +103,33 @@ class ImageFolder(OwnPictures):
 
     levels: ClassVar[tuple[str, ...]] = ("class",)
 
-    def listing(self, path: Path) -> Listing:
+    def tree(self, root: Path) -> FileTree:
         """A folder per class, in one per client where there are such; only pictures count."""
-        tree, form = open_tree(path), "/".join((*self.levels, "picture"))
-        deep = [name for name in tree.sources if name.count("/") >= len(self.levels)]
-        pictures = [name for name in deep if is_picture(name)]
-        if not pictures:
+        path = own_path(self.path, root)
+        form = "/".join((*self.levels, "picture"))
+        sources = {
+            name: file
+            for name, file in open_tree(path).sources.items()
+            if name.count("/") >= len(self.levels) and is_picture(name)
+        }
+        if not sources:
             raise DataError(f"{path} holds no folders of pictures; expected {form}")
-        top = [name.split("/")[0] for name in pictures]
+        top = {name.split("/")[0] for name in sources}
         for folder in sorted(path.iterdir()):
             if folder.is_dir() and folder.name[0] != "." and folder.name not in top:
                 raise DataError(
                     f"{self.levels[0]} folder {folder} holds no pictures; expected {form}"
                 )
-        labels = [name.split("/")[len(self.levels) - 1] for name in pictures]
-        classes = checked_classes(labels, self.classes, path)
-        sources = {name: tree.sources[name] for name in pictures}
-        clients = top if len(self.levels) > 1 else None
-        return Listing(FileTree(path, sources), pictures, labels, clients, classes)
+        return FileTree(path, sources)
+
+    def listing(self, tree: FileTree) -> list[Picture]:
+        """The folders' names are classes and clients."""
+        deep = len(self.levels) - 1
+        folders = {name: name.split("/") for name in tree.sources}
+        return [
+            Picture(name, parts[deep], group=parts[0] if deep else "")
+            for name, parts in folders.items()
+        ]
 
 
 @DATASETS.register("client-folders")
@@ -159,19 +145,12 @@ class ClientFolders(ImageFolder):
 class IndexFile(OwnPictures):
     """Your own pictures in a CSV file: path, label and, unless shared out, client."""
 
-    def listing(self, path: Path) -> Listing:
-        """Paths are relative to the index; without a column client the pictures are shared out."""
-        rows = _read_csv(path)
-        if not rows:
-            raise DataError(f"{path} has no rows")
-        for column in ("path", "label"):
-            if column not in rows[0]:
-                raise DataError(
-                    f"{path} has no column '{column}'; it has {', '.join(map(str, rows[0]))}"
-                )
-        names = [str(row["path"]) for row in rows]
+    def tree(self, root: Path) -> FileTree:
+        """The files of the index, whose paths are relative to it, and the index itself."""
+        path = own_path(self.path, root)
         sources: dict[str, Path] = {}
-        for number, name in enumerate(names, start=2):
+        for number, row in enumerate(_read_csv(path), start=2):
+            name = row["path"]
             if name in sources:
                 raise DataError(f"{path} row {number}: {name} is named twice")
             sources[name] = path.parent / name
@@ -181,17 +160,21 @@ class IndexFile(OwnPictures):
                 raise DataError(f"{path} row {number}: {name[:80]!r}: {error}") from None
             if not found:
                 raise DataError(f"{path} row {number}: there is no file {sources[name]}")
-        labels = [str(row["label"]) for row in rows]
-        classes = checked_classes(labels, self.classes, path)
-        if not self.classes and all(name.lstrip("-").isdigit() for name in classes):
-            classes.sort(key=int)  # 2 before 10
-        clients = [str(row["client"]) for row in rows] if "client" in rows[0] else None
         # The index is a source too: other labels make other data.
-        tree = FileTree(path.parent, {**sources, path.name: path})
-        return Listing(tree, names, labels, clients, classes)
+        return FileTree(path.parent, {**sources, path.name: path})
+
+    def listing(self, tree: FileTree) -> list[Picture]:
+        """The rows of the index; without a column client the pictures are shared out."""
+        rows = _read_csv(tree.sources[Path(self.path).name])
+        return [Picture(row["path"], row["label"], group=row.get("client", "")) for row in rows]
+
+    def in_order(self, classes: set[str]) -> list[str]:
+        """Numbers in their order: 2 before 10."""
+        numbers = all(name.lstrip("-").isdigit() for name in classes)
+        return sorted(classes, key=int if numbers else str)
 
 
-def _read_csv(path: Path) -> list[dict[str, Any]]:
+def _read_csv(path: Path) -> list[dict[str, str]]:
     try:
         with io.TextIOWrapper(open_regular(path), newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file, strict=True)
@@ -201,12 +184,19 @@ def _read_csv(path: Path) -> list[dict[str, Any]]:
     for number, row in enumerate(rows, start=2):
         if None in row or None in row.values():
             raise DataError(f"{path} row {number} has more or fewer fields than the first line")
+    if not rows:
+        raise DataError(f"{path} has no rows")
+    for column in ("path", "label"):
+        if column not in rows[0]:
+            raise DataError(
+                f"{path} has no column '{column}'; it has {', '.join(map(str, rows[0]))}"
+            )
     return rows
 
 
 @DATASETS.register("leaf")
 @dataclass(frozen=True)
-class Leaf(HeldOut):
+class Leaf(Prepared, HeldOut):
     """LEAF's JSON: ``users``, ``num_samples`` and ``user_data`` with numbers x and labels y.
 
     Where the files lie in folders ``train`` and ``test``, as LEAF and FedProx publish them, that
@@ -231,7 +221,6 @@ class Leaf(HeldOut):
             MappedSamples(inputs.view(-1, *shape), torch.from_numpy(labels)),
             by_key(users),
             num_classes=checked_num_classes(labels, self.num_classes or None, f"{self.path}: "),
-            input_shape=shape,
         )
         if not arrays["test"].any():
             return federation
@@ -244,35 +233,34 @@ class Leaf(HeldOut):
             validation=np.empty(0, dtype=np.int64),
         )
 
-    def prepare(self, root: Path, callback: Callback | None = None) -> Arrays:
-        """Reads the files."""
+    def tree(self, root: Path) -> FileTree:
+        """The JSON files."""
         folder = own_path(self.path, root)
-        sources = {
-            name: path for name, path in open_tree(folder).sources.items() if path.suffix == ".json"
-        }
+        found = open_tree(folder).sources
+        sources = {name: path for name, path in found.items() if path.suffix == ".json"}
         if not sources:
             raise DataError(f"{folder} holds no JSON files")
+        return FileTree(folder, sources)
 
-        def build(builder: Builder) -> None:
-            inputs, labels, users, test = [], [], [], []
-            for done, (name, path) in enumerate(sources.items(), start=1):
-                for user, x, y in _read_users(path):
-                    inputs.append(x)
-                    labels.append(y)
-                    users += [user] * len(y)
-                    test += [name.split("/")[0] == "test"] * len(y)
-                if callback is not None:
-                    callback.on_progress(done, len(sources))
-            if not inputs:
-                raise DataError(f"{folder}: its JSON files name no users")
-            if len({part.shape[1:] for part in inputs}) > 1:
-                raise DataError(f"{folder}: the users' inputs have different shapes")
-            builder.put("inputs", np.concatenate(inputs))
-            builder.put("labels", np.concatenate(labels))
-            builder.put("users", np.array(users))
-            builder.put("test", np.array(test))
-
-        return prepared("leaf", sources, {}, build)
+    def build(self, tree: FileTree, builder: Builder, callback: Callback | None) -> None:
+        """Reads the files."""
+        inputs, labels, users, test = [], [], [], []
+        for done, (name, path) in enumerate(tree.sources.items(), start=1):
+            for user, x, y in _read_users(path):
+                inputs.append(x)
+                labels.append(y)
+                users += [user] * len(y)
+                test += [name.split("/")[0] == "test"] * len(y)
+            if callback is not None:
+                callback.on_progress(done, len(tree.sources))
+        if not inputs:
+            raise DataError(f"{tree.folder}: its JSON files name no users")
+        if len({part.shape[1:] for part in inputs}) > 1:
+            raise DataError(f"{tree.folder}: the users' inputs have different shapes")
+        builder.put("inputs", np.concatenate(inputs))
+        builder.put("labels", np.concatenate(labels))
+        builder.put("users", np.array(users))
+        builder.put("test", np.array(test))
 
 
 def _read_users(path: Path) -> Iterator[tuple[str, Any, Any]]:

@@ -7,6 +7,7 @@ keeps two processes from building the same one.
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import hashlib
 import json
@@ -15,13 +16,14 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from fedproto.data.base import cache_root
-from fedproto.data.files import explained
+from fedproto.callback import Callback
+from fedproto.data.base import DATASETS, DataSource, cache_root
+from fedproto.data.files import FileTree, explained
 from fedproto.disk.files import PARTIAL, locked, open_regular, write_atomically
 from fedproto.disk.integrity import DamagedError, read_json
 from fedproto.errors import DataError
@@ -45,6 +47,32 @@ class Builder:
     def put(self, name: str, values: NDArray[Any]) -> None:
         """Keeps an array as it is."""
         np.save(self._folder / f"{name}.npy", np.ascontiguousarray(values), allow_pickle=False)
+
+
+class Prepared(DataSource):
+    """A data set whose files are decoded once.
+
+    Attributes:
+        prepared_as: How entries in the cache are called; as the data set by default.
+        prepared_by: Names of the options that the arrays depend on.
+    """
+
+    prepared_as: ClassVar[str] = ""
+    prepared_by: ClassVar[tuple[str, ...]] = ()
+
+    @abc.abstractmethod
+    def build(self, tree: FileTree, builder: Builder, callback: Callback | None) -> None:
+        """Writes the arrays."""
+
+    def prepare(self, root: Path, callback: Callback | None = None) -> Arrays:
+        """The arrays, from the cache or built now."""
+        tree, name = self.tree(root), self.prepared_as or DATASETS.name_of(type(self))
+        options = {option: getattr(self, option) for option in self.prepared_by}
+
+        def build(builder: Builder) -> None:
+            self.build(tree, builder, callback)
+
+        return prepared(name, tree.sources, options, build)
 
 
 def prepared(

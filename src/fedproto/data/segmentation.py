@@ -25,7 +25,7 @@ from fedproto.data.images import (
     pixels,
 )
 from fedproto.data.own import own_path
-from fedproto.data.prepared import Arrays, Builder, prepared
+from fedproto.data.prepared import Builder, Prepared
 from fedproto.data.samples import MappedSamples
 from fedproto.data.sharing import Partition, SharedOut
 from fedproto.errors import DataError
@@ -160,11 +160,13 @@ def label_lookup(groups: Mapping[int, Sequence[int]]) -> NDArray[np.int64]:
 
 @DATASETS.register("segmentation")
 @dataclass(frozen=True)
-class SegmentationFolder(SharedOut):
+class SegmentationFolder(Prepared, SharedOut):
     """Your own pictures and label maps: 0 is background, 255 is void.
 
     For the partition a picture counts as the object class that covers most of it.
     """
+
+    prepared_by = ("size", "num_classes")
 
     path: str = option("", "the folder that holds both folders")
     images: str = option("images", "name of the folder of pictures")
@@ -185,35 +187,33 @@ class SegmentationFolder(SharedOut):
             MappedSamples(torch.from_numpy(arrays["images"]), torch.from_numpy(arrays["masks"])),
             self.share(objects),
             num_classes=self.num_classes,
-            input_shape=(3, self.size, self.size),
             task="segmentation",
             labels=objects,
         )
 
-    def prepare(self, root: Path, callback: Callback | None = None) -> Arrays:
+    def tree(self, root: Path) -> FileTree:
+        """The pictures and masks alone."""
+        tree = open_tree(own_path(self.path, root))
+        used = sorted(name for pair in self._pairs(tree) for name in pair)
+        return FileTree(tree.folder, {name: tree.sources[name] for name in used})
+
+    def build(self, tree: FileTree, builder: Builder, callback: Callback | None) -> None:
         """Decodes pictures and masks."""
-        tree, pairs = self._pairs(own_path(self.path, root))
-        options = {"size": self.size, "num_classes": self.num_classes}
+        pairs = self._pairs(tree)
+        counts = count_labels(tree, [mask for _, mask in pairs], self.num_classes, callback)
+        put_pairs(builder, tree, pairs, self.size, self.num_classes, callback)
+        builder.put("objects", counts[:, 1:].argmax(axis=1))
 
-        def build(builder: Builder) -> None:
-            counts = count_labels(tree, [mask for _, mask in pairs], self.num_classes, callback)
-            put_pairs(builder, tree, pairs, self.size, self.num_classes, callback)
-            builder.put("objects", counts[:, 1:].argmax(axis=1))
-
-        return prepared("segmentation", tree.sources, options, build)
-
-    def _pairs(self, folder: Path) -> tuple[FileTree, list[Pair]]:
+    def _pairs(self, tree: FileTree) -> list[Pair]:
         """Pictures and masks of the same name up to the ending."""
-        tree = open_tree(folder)
+        folder = tree.folder
         images, masks = (_by_stem(tree, name) for name in (self.images, self.masks))
         for stem in sorted(images.keys() ^ masks.keys()):
             here, there = (images, self.masks) if stem in images else (masks, self.images)
             raise DataError(f"{folder / here[stem]} has no partner {stem}.* in {folder / there}")
         if not images:
             raise DataError(f"{folder / self.images} holds no pictures")
-        pairs = [(images[stem], masks[stem]) for stem in sorted(images)]
-        used = sorted(name for pair in pairs for name in pair)
-        return FileTree(folder, {name: tree.sources[name] for name in used}), pairs
+        return [(images[stem], masks[stem]) for stem in sorted(images)]
 
 
 def _by_stem(tree: FileTree, folder: str) -> dict[str, str]:
@@ -230,7 +230,7 @@ def _by_stem(tree: FileTree, folder: str) -> dict[str, str]:
 
 @DATASETS.register("fpascal")
 @dataclass(frozen=True)
-class FPascal(SharedOut):
+class FPascal(Prepared, SharedOut):
     """VOC2012 images with exactly one of its 20 object classes, mixed by a Dirichlet distribution.
 
     The images of the list ``trainaug`` go to the clients, those of the official ``val`` are the
@@ -256,6 +256,8 @@ class FPascal(SharedOut):
         ),
     )
 
+    prepared_as, prepared_by = "voc2012", ("size",)
+
     seed: int = option(4, "seed of partition and splits", at_least=0)
     clients: int = 100
     partition: Partition = "dirichlet"
@@ -279,7 +281,6 @@ class FPascal(SharedOut):
             ),
             [for_clients[part] for part in self.share(objects[for_clients])],
             num_classes=len(groups),
-            input_shape=(3, self.size, self.size),
             task="segmentation",
             validation=np.flatnonzero(~arrays["for_clients"]),
             labels=objects,
@@ -290,23 +291,18 @@ class FPascal(SharedOut):
         """The classes by name, each with its labels in VOC2012."""
         return {name: [label] for label, name in enumerate(CLASSES)}
 
-    def prepare(self, root: Path, callback: Callback | None = None) -> Arrays:
+    def build(self, tree: FileTree, builder: Builder, callback: Callback | None) -> None:
         """Decodes images and masks."""
-        tree = self.tree(root)
-
-        def build(builder: Builder) -> None:
-            train, validation = _lists(tree)
-            stems = [*train, *validation]
-            masks = [tree.require(f"SegmentationClassAug/{stem}.png") for stem in stems]
-            seen = count_labels(tree, masks, len(CLASSES), callback) > 0
-            single = np.flatnonzero(seen[:, 1:].sum(axis=1) == 1)
-            pairs = [(tree.require(f"JPEGImages/{stems[row]}.jpg"), masks[row]) for row in single]
-            put_pairs(builder, tree, pairs, self.size, len(CLASSES), callback)
-            builder.put("classes", 1 + seen[single, 1:].argmax(axis=1))
-            builder.put("for_clients", single < len(train))
-            builder.put("stems", np.array([stems[row] for row in single], dtype=np.bytes_))
-
-        return prepared("voc2012", tree.sources, {"size": self.size}, build)
+        train, validation = _lists(tree)
+        stems = [*train, *validation]
+        masks = [tree.require(f"SegmentationClassAug/{stem}.png") for stem in stems]
+        seen = count_labels(tree, masks, len(CLASSES), callback) > 0
+        single = np.flatnonzero(seen[:, 1:].sum(axis=1) == 1)
+        pairs = [(tree.require(f"JPEGImages/{stems[row]}.jpg"), masks[row]) for row in single]
+        put_pairs(builder, tree, pairs, self.size, len(CLASSES), callback)
+        builder.put("classes", 1 + seen[single, 1:].argmax(axis=1))
+        builder.put("for_clients", single < len(train))
+        builder.put("stems", np.array([stems[row] for row in single], dtype=np.bytes_))
 
 
 @DATASETS.register("fpascal-macro")

@@ -61,7 +61,6 @@ class Shapes(SharedOut):
             TensorSamples(torch.from_numpy(images), torch.from_numpy(masks)),
             self.share(labels),
             num_classes=self.classes + 1,
-            input_shape=(3, self.size, self.size),
             task="segmentation",
             labels=labels,
             class_names=("background", *list(_FIGURES)[: self.classes]),

@@ -12,7 +12,7 @@ from fedproto.data import partition as rules
 from fedproto.data.base import DataSource
 from fedproto.data.federation import Client, Federation, hold_out, split_clients
 from fedproto.data.given import deal
-from fedproto.data.samples import Samples
+from fedproto.data.samples import MappedSamples, TensorSamples
 from fedproto.data.transforms import Normalize, Shift, normalized, shifted
 from fedproto.errors import DataError
 from fedproto.options import option
@@ -72,17 +72,13 @@ class HeldOut(DataSource):
     def federation(
         self,
         name: str,
-        samples: Samples,
+        samples: TensorSamples | MappedSamples,
         parts: Sequence[Indices],
         *,
-        num_classes: int,
-        input_shape: tuple[int, ...],
-        task: str = "classification",
         validation: Indices | None = None,
-        labels: Indices | None = None,
-        class_names: Sequence[str] = (),
         official: Indices | None = None,
         test_set: str = "official",
+        **facts: Any,
     ) -> Federation:
         """A federation of these parts: normalised, validation samples held out, then split.
 
@@ -90,14 +86,10 @@ class HeldOut(DataSource):
             name: Name in records.
             samples: All samples.
             parts: Each client's samples.
-            num_classes: Number of classes.
-            input_shape: Shape of one input.
-            task: Name of the task.
             validation: More samples for the server, in no client's part.
-            labels: Classes of samples whose targets are label maps.
-            class_names: Names of the classes.
             official: A test set for all, dealt out evenly among the clients instead of a split.
             test_set: Name of that test set in records.
+            facts: More fields of the federation.
         """
         if self.test == "official" and official is None:
             raise DataError(
@@ -116,14 +108,11 @@ class HeldOut(DataSource):
             name=name,
             samples=normalized(samples, self.normalize, self.mean, self.std),
             clients=clients,
-            num_classes=num_classes,
-            input_shape=input_shape,
-            task=task,
+            input_shape=tuple(samples.inputs.shape[1:]),
             validation=taken,
             validation_owner=owner,
-            labels=labels,
-            class_names=tuple(class_names),
             test_set="split" if official is None else test_set,
+            **facts,
         )
 
 
@@ -162,7 +151,11 @@ class SharedOut(HeldOut):
     )
 
     def federation(
-        self, name: str, samples: Samples, parts: Sequence[Indices], **facts: Any
+        self,
+        name: str,
+        samples: TensorSamples | MappedSamples,
+        parts: Sequence[Indices],
+        **facts: Any,
     ) -> Federation:
         """A federation of these parts, whose features are shifted if that is asked for."""
         moved = shifted(samples, parts, self.shift, self.shift_level, self.seed)

@@ -61,7 +61,6 @@ class Synthetic(HeldOut):
             ),
             parts,
             num_classes=CLASSES,
-            input_shape=(CHANNELS,),
         )
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - the name everyone uses
 
-from fedproto.data.samples import MappedSamples, Samples, TensorSamples
+from fedproto.data.samples import MappedSamples, TensorSamples
 from fedproto.errors import DataError
 from fedproto.rng import Indices, Purpose, stream
 
@@ -27,8 +27,11 @@ WHITE = 255
 
 
 def normalized(
-    samples: Samples, how: Normalize, mean: tuple[float, ...] = (), std: tuple[float, ...] = ()
-) -> Samples:
+    samples: TensorSamples | MappedSamples,
+    how: Normalize,
+    mean: tuple[float, ...] = (),
+    std: tuple[float, ...] = (),
+) -> TensorSamples | MappedSamples:
     """Samples whose inputs are brought to a common scale.
 
     By `mean` and `std` as they are given; not at all; or to mean 0 and standard deviation 1 over
@@ -36,8 +39,6 @@ def normalized(
     """
     if how == "none" or (how == "given" and not mean and not std):
         return samples
-    if not isinstance(samples, TensorSamples | MappedSamples):
-        raise DataError(f"normalize = '{how}' needs samples that are held as arrays")
     if how != "given":
         center, spread = moments(samples.inputs, per_pixel=how == "pixel")
         scale = WHITE if samples.inputs.dtype == torch.uint8 else 1
@@ -70,8 +71,12 @@ Shift: TypeAlias = Literal["none", "noise", "rotation", "blur"]
 
 
 def shifted(
-    samples: Samples, parts: Sequence[Indices], kind: Shift, level: float, seed: int
-) -> Samples:
+    samples: TensorSamples | MappedSamples,
+    parts: Sequence[Indices],
+    kind: Shift,
+    level: float,
+    seed: int,
+) -> TensorSamples | MappedSamples:
     """Samples of which every client's are shifted, and those in no client's part are not.
 
     Client u of K gets the level ``level · (u + 1) / K``, as NIID-Bench does for noise: the standard
@@ -80,7 +85,7 @@ def shifted(
     """
     if kind == "none" or level == 0:
         return samples
-    if not isinstance(samples, TensorSamples | MappedSamples) or samples.inputs.dim() != 4:
+    if samples.inputs.dim() != 4:
         raise DataError(f"shift = '{kind}' needs images")
     if kind == "rotation" and samples.targets.dim() > 1:
         raise DataError("shift = 'rotation' does not turn label maps; choose 'noise' or 'blur'")
