@@ -6,6 +6,9 @@ but for `by_first_samples`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -35,21 +38,18 @@ def by_classes(
     """
     held = _neighbouring_classes(labels, clients, classes_per_client)
     proportions = rng.lognormal(0, sigma, size=held.shape)
-    parts: list[list[Indices]] = [[] for _ in range(clients)]
-    for index, label in enumerate(np.unique(labels)):
+    classes, counts = np.unique(labels, return_counts=True)
+    shares = np.zeros((len(classes), clients), dtype=np.int64)
+    for index, count in enumerate(counts):
         holders, slots = np.nonzero(held == index)
-        if len(holders) == 0:
-            continue
-        samples = rng.permutation(np.flatnonzero(labels == label))
-        if len(samples) < len(holders) and classes_per_client == 1:
+        if count < len(holders) and classes_per_client == 1:
             raise DataError(
-                f"class {label} has {len(samples)} samples for {len(holders)} clients;"
+                f"class {classes[index]} has {count} samples for {len(holders)} clients;"
                 " use fewer clients"
             )
-        shares = apportion(len(samples), proportions[holders, slots], minimum)
-        for client, share in zip(holders, np.split(samples, np.cumsum(shares)[:-1]), strict=True):
-            parts[client].append(share)
-    return _checked_parts([np.concatenate(part) for part in parts])
+        if len(holders):
+            shares[index, holders] = apportion(count, proportions[holders, slots], minimum)
+    return _by_shares(shares, labels, rng)
 
 
 def by_classes_and_sizes(
@@ -69,24 +69,18 @@ def by_classes_and_sizes(
     its place. Samples beyond these sizes are left over. Sizes are ``lognormal(μ, sigma)`` with μ
     from the mean.
     """
-    if not mean_size > 0:
-        raise DataError(f"mean_size must be above 0, not {mean_size}")
+    _check_above(0, mean_size=mean_size)
     held = _neighbouring_classes(labels, clients, classes_per_client)
     sizes = rng.lognormal(np.log(mean_size) - sigma**2 / 2, sigma, size=clients)
     wanted = np.maximum(np.rint(sizes / classes_per_client), minimum).astype(np.int64)
-    parts: list[list[Indices]] = [[] for _ in range(clients)]
-    for index, label in enumerate(np.unique(labels)):
+    counts = np.unique(labels, return_counts=True)[1]
+    shares = np.zeros((len(counts), clients), dtype=np.int64)
+    for index, count in enumerate(counts):
         holders = np.flatnonzero((held == index).any(axis=1))
-        if len(holders) == 0:
-            continue
-        samples = rng.permutation(np.flatnonzero(labels == label))
-        shares = wanted[holders]
-        if shares.sum() > len(samples):
-            shares = apportion(len(samples), shares.astype(np.float64), minimum)
-        ends = np.cumsum(shares)
-        for client, end, share in zip(holders, ends, shares, strict=True):
-            parts[client].append(samples[end - share : end])
-    return _checked_parts([np.concatenate(part) for part in parts])
+        shares[index, holders] = wanted[holders]
+        if wanted[holders].sum() > count:
+            shares[index, holders] = apportion(count, wanted[holders].astype(float), minimum)
+    return _by_shares(shares, labels, rng)
 
 
 def by_first_samples(
@@ -110,8 +104,7 @@ def by_first_samples(
     Sizes are ``lognormal(μ, sigma) + 5`` with μ from the mean, before they are divided over the
     classes.
     """
-    if not mean_size > _ADDED:
-        raise DataError(f"mean_size must be above {_ADDED} for this partition, not {mean_size}")
+    _check_above(_ADDED, mean_size=mean_size)
     held = _neighbouring_classes(labels, clients, classes_per_client)
     sizes = rng.lognormal(np.log(mean_size - _ADDED) - sigma**2 / 2, sigma, size=clients) + _ADDED
     wanted = np.maximum(sizes / classes_per_client, minimum).astype(np.int64)
@@ -142,9 +135,7 @@ def by_dirichlet(
     `alpha` times the number of classes times the class's share, so `alpha` itself where all classes
     are equally large.
     """
-    _check_alpha(alpha)
-    if not gamma > 0:
-        raise DataError(f"gamma must be above 0, not {gamma}")
+    _check_above(0, alpha=alpha, gamma=gamma)
     _check_clients(clients, len(labels))
     classes, counts = np.unique(labels, return_counts=True)
     sizes = apportion(len(labels), 1 + rng.pareto(gamma, size=clients), minimum=1)
@@ -172,7 +163,7 @@ def by_dirichlet_of_equal_sizes(
     mix; a class that is used up is drawn no more. Every sample is given to one client, and sizes
     differ by at most one.
     """
-    _check_alpha(alpha)
+    _check_above(0, alpha=alpha)
     _check_clients(clients, len(labels))
     classes, left = np.unique(labels, return_counts=True)
     mixes = _log_dirichlet(rng, np.full((clients, len(classes)), alpha))
@@ -211,40 +202,34 @@ def by_dirichlet_per_class(
     is drawn again until every client has `min_size` samples. FedDF's code and those that took it
     over do so in `blocks`: samples and clients are first divided evenly, at random.
     """
-    _check_alpha(alpha)
+    _check_above(0, alpha=alpha)
     _check_clients(clients, len(labels))
     if not 1 <= blocks <= clients:
         raise DataError(f"blocks must be between 1 and the {clients} clients, not {blocks}")
-    if blocks > 1:
-        parts = np.array_split(rng.permutation(len(labels)), blocks)
-        numbers = [len(block) for block in np.array_split(np.arange(clients), blocks)]
-        return _checked_parts(
-            [
-                part[own]
-                for part, number in zip(parts, numbers, strict=True)
-                for own in by_dirichlet_per_class(
-                    labels[part], rng, clients=number, alpha=alpha, min_size=min_size
-                )
-            ]
-        )
-    classes, counts = np.unique(labels, return_counts=True)
-    for _ in range(_ATTEMPTS):
-        shares = np.zeros((len(classes), clients), dtype=np.int64)
-        for index, count in enumerate(counts):
-            logs = _log_dirichlet(rng, np.full(clients, alpha))
-            logs[shares.sum(axis=0) >= len(labels) / clients] = -np.inf
-            proportions = np.exp(logs - logs.max())
-            ends = np.cumsum(proportions / proportions.sum()) * count
-            shares[index] = np.diff(np.floor(ends[:-1]).astype(np.int64), prepend=0, append=count)
-        if shares.sum(axis=0).min() >= min_size:
-            break
-    else:
-        raise _too_skewed(min_size)
-    owner = np.empty(len(labels), dtype=np.int64)
-    for label, share in zip(classes, shares, strict=True):
-        samples = rng.permutation(np.flatnonzero(labels == label))
-        owner[samples] = np.repeat(np.arange(clients), share)
-    return by_key(owner)
+    samples = rng.permutation(len(labels)) if blocks > 1 else np.arange(len(labels))
+    parts = []
+    for block, number in zip(
+        np.array_split(samples, blocks), np.bincount(np.arange(clients) % blocks), strict=True
+    ):
+        draw = partial(_class_shares, labels[block], rng, int(number), alpha)
+        own = _by_shares(_redrawn(draw, min_size), labels[block], rng)
+        parts += [block[part] for part in own]
+    return _checked_parts(parts)
+
+
+def _class_shares(
+    labels: Indices, rng: np.random.RandomState, clients: int, alpha: float
+) -> Indices:
+    """How many samples of each class each client gets by NIID-Bench's rule, ``[C, K]``."""
+    counts = np.unique(labels, return_counts=True)[1]
+    shares = np.zeros((len(counts), clients), dtype=np.int64)
+    for index, count in enumerate(counts):
+        logs = _log_dirichlet(rng, np.full(clients, alpha))
+        logs[shares.sum(axis=0) >= len(labels) / clients] = -np.inf
+        proportions = np.exp(logs - logs.max())
+        ends = np.cumsum(proportions / proportions.sum()) * count
+        shares[index] = np.diff(np.floor(ends[:-1]).astype(np.int64), prepend=0, append=count)
+    return shares
 
 
 def by_quantity(
@@ -255,14 +240,15 @@ def by_quantity(
     The sizes are proportional to ``Dir(α, …, α)`` over the clients, drawn again until every client
     has `min_size` samples.
     """
-    _check_alpha(alpha)
+    _check_above(0, alpha=alpha)
     _check_clients(clients, len(labels))
-    for _ in range(_ATTEMPTS):
+
+    def draw() -> Indices:
         logs = _log_dirichlet(rng, np.full(clients, alpha))
-        sizes = apportion(len(labels), np.exp(logs - logs.max()), minimum=0)
-        if sizes.min() >= min_size:
-            return _checked_parts(np.split(rng.permutation(len(labels)), np.cumsum(sizes)[:-1]))
-    raise _too_skewed(min_size)
+        return apportion(len(labels), np.exp(logs - logs.max()), minimum=0)[None]
+
+    (sizes,) = _redrawn(draw, min_size)
+    return _checked_parts(np.split(rng.permutation(len(labels)), np.cumsum(sizes)[:-1]))
 
 
 def within_groups(groups: Indices, rng: np.random.RandomState, *, clients: int) -> list[Indices]:
@@ -291,10 +277,10 @@ def by_key(keys: NDArray[np.generic], *, minimum: int = 1) -> list[Indices]:
     """
     _, numbers, counts = np.unique(keys, return_inverse=True, return_counts=True)
     by_number = np.split(np.argsort(numbers.ravel(), kind="stable"), np.cumsum(counts)[:-1])
-    parts = [part for part in by_number if len(part) >= max(1, minimum)]
+    parts = [part for part in by_number if len(part) >= minimum]
     if not parts:
         raise DataError(f"no client would have {minimum} samples; lower the minimum")
-    return _checked_parts(parts)
+    return parts
 
 
 def iid(labels: Indices, rng: np.random.RandomState, *, clients: int) -> list[Indices]:
@@ -330,6 +316,29 @@ def apportion(total: int, weights: NDArray[np.float64], minimum: int) -> Indices
     # Whole shares leave a remainder: it goes to those who lost most by rounding down.
     shares[np.argsort(shares - quota, kind="stable")[:short]] += 1
     return np.asarray(shares + base, dtype=np.int64)
+
+
+def _by_shares(shares: Indices, labels: Indices, rng: np.random.RandomState) -> list[Indices]:
+    """The parts where it is known how many samples of each class each client gets, ``[C, K]``."""
+    owner = np.full(len(labels), -1, dtype=np.int64)
+    for label, share in zip(np.unique(labels), shares, strict=True):
+        if share.any():
+            samples = rng.permutation(np.flatnonzero(labels == label))
+            owner[samples[: share.sum()]] = np.repeat(np.arange(len(share)), share)
+    given, ends = np.flatnonzero(owner >= 0), np.cumsum(shares.sum(axis=0))
+    return _checked_parts(np.split(given[np.argsort(owner[given], kind="stable")], ends[:-1]))
+
+
+def _redrawn(draw: Callable[[], Indices], min_size: int) -> Indices:
+    """Shares ``[C, K]``, drawn again until every client has that number of samples."""
+    for _ in range(_ATTEMPTS):
+        shares = draw()
+        if shares.sum(axis=0).min() >= min_size:
+            return shares
+    raise DataError(
+        f"some client had fewer than {min_size} samples in each of {_ATTEMPTS} draws; raise alpha,"
+        " or lower clients or min_size"
+    )
 
 
 def _log_dirichlet(
@@ -384,16 +393,10 @@ def _neighbouring_classes(labels: Indices, clients: int, classes_per_client: int
     return np.asarray(held % num_classes, dtype=np.int64)
 
 
-def _check_alpha(alpha: float) -> None:
-    if not alpha > 0:
-        raise DataError(f"alpha must be above 0, not {alpha}")
-
-
-def _too_skewed(min_size: int) -> DataError:
-    return DataError(
-        f"some client had fewer than {min_size} samples in each of {_ATTEMPTS} draws; raise alpha,"
-        " or lower clients or min_size"
-    )
+def _check_above(limit: float, **options: float) -> None:
+    for name, value in options.items():
+        if not value > limit:
+            raise DataError(f"{name} must be above {limit}, not {value}")
 
 
 def _check_clients(clients: int, samples: int) -> None:
