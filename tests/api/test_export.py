@@ -65,7 +65,7 @@ def federation() -> Federation:
 def own():
     model = Residual()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    result = fedproto.run(federation(), with_features(model, "pool"), "fedproto", **TINY)
+    result = fedproto.run(federation(), with_features(model, head="fc"), "fedproto", **TINY)
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, before[name]), "training starts from a copy"
     return result
@@ -92,12 +92,12 @@ def test_a_sequential_model_keeps_its_names_too(tmp_path):
 
 def test_the_module_keeps_working_while_it_is_wrapped():
     model = Residual()
-    wrapped = with_features(model, "pool")
+    wrapped = with_features(model, head="fc")
     wrapped.eval()
     assert not model.training
     x = torch.rand(2, 1, 8, 8)
     assert torch.equal(wrapped(x), model(x))
-    assert wrapped.features(x).shape == (2, 4, 1, 1)
+    assert wrapped.features(x).shape == (2, 4)
     assert dict(wrapped.named_parameters()).keys() == dict(model.named_parameters()).keys()
     wrapped.double()
     assert model.scale.dtype == torch.float64
@@ -136,7 +136,7 @@ def test_the_printed_code_loads_the_model(tmp_path, capsys):
 
 def test_a_run_without_weights_exports_nothing(tmp_path, capsys):
     keywords = {"out": tmp_path / "run", "store": {"checkpoint_every": 0}, **TINY}
-    fedproto.run(federation(), with_features(Residual(), "pool"), "fedavg", **keywords)
+    fedproto.run(federation(), with_features(Residual(), head="fc"), "fedavg", **keywords)
     assert main(["export", str(tmp_path / "run")]) == 2
     assert "no checkpoint" in capsys.readouterr().err
 

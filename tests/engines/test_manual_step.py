@@ -204,7 +204,12 @@ class Changed(CNN):
 
 def test_models_without_a_manual_form():
     shape = (3, 32, 32)
-    assert manual_network(Changed(shape, (3, 5), 7, CLASSES), shape, torch.float32) is None
+    assert (
+        manual_network(
+            Changed(shape, (3, 5), {"dense": 7}, CLASSES, padding=2), shape, torch.float32
+        )
+        is None
+    )
     narrow = build_model(CNN4Options(channels=4), shape, CLASSES, seed=0)
     assert manual_network(narrow, shape, torch.float32) is None
     normed = build_model(CNN4Options(channels=4, batch_norm=True), shape, CLASSES, seed=0)

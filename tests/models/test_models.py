@@ -73,11 +73,11 @@ def test_a_sequential_model_is_cut_before_its_last_layer():
     assert torch.equal(features_of(model)(x), plain[:3](x))
 
 
-def test_a_named_layer_gives_the_features():
+def test_the_input_of_a_named_head_is_the_features():
     own, x = OwnNet(), torch.rand(3, 4)
-    model = with_features(own, layer="body.second")
+    model = with_features(own, head="out")
     assert torch.equal(model(x), own(x))
-    expected = own.body["second"](own.body["first"](x).relu())
+    expected = own.body["second"](own.body["first"](x).relu()).relu()
     assert torch.equal(features_of(model)(x), expected)
     assert torch.equal(model(x), own(x))  # no hook is left behind
 
@@ -86,11 +86,11 @@ def test_a_named_layer_gives_the_features():
     ("call", "message"),
     [
         (lambda: with_features(OwnNet()), r"name the layer of OwnNet .* head='...'"),
-        (lambda: with_features(OwnNet(), layer="body.secnd"), "did you mean 'body.second'"),
+        (lambda: with_features(OwnNet(), head="body.secnd"), "did you mean 'body.second'"),
         (lambda: with_features(nn.Sequential(nn.Linear(2, 2))), "name the layer"),
         (lambda: features_of(OwnNet()), "has no features"),
         (
-            lambda: features_of(with_features(OwnNet(), layer="unused"))(torch.rand(1, 4)),
+            lambda: features_of(with_features(OwnNet(), head="unused"))(torch.rand(1, 4)),
             "takes no part",
         ),
     ],

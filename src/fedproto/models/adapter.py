@@ -6,8 +6,6 @@ from names: the head of the features must give the logits of the module.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
@@ -19,37 +17,31 @@ from fedproto.rng import seeded
 _DENSE = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
-def with_features(
-    model: nn.Module, layer: str | None = None, *, head: str | None = None
-) -> nn.Module:
-    """Names the features of a module, where they are not to be found by running it.
+def with_features(model: nn.Module, *, head: str | None = None) -> nn.Module:
+    """Names the layer that gives the logits, where it is not to be found by running the module.
 
     The result has the module's own parameters under their own names, so that the trained weights
     load into the module's class again.
 
     Args:
         model: Any module.
-        layer: Name of the layer whose output are the features, as in ``named_modules()``.
-        head: Name of the layer that gives the logits; the features are its input. The last layer
-            of a sequential model by default.
+        head: Name of the layer that gives the logits, as in ``named_modules()``; the features are
+            its input. The last layer of a sequential model by default.
 
     Raises:
         TrainingError: If no layer is named, or there is none of that name.
     """
-    if layer is None and head is None:
+    if head is None:
         if not isinstance(model, nn.Sequential) or len(model) < 2:
             raise TrainingError(
                 f"name the layer of {type(model).__name__} that gives the logits:"
                 f" with_features(model, head='...'); {layers_in_words(model)}"
             )
         head = list(model.named_children())[-1][0]
-    if layer is not None and head is not None:
-        raise TrainingError("name either the layer of the features or the head, not both")
     names = [name for name, _ in model.named_modules() if name]
-    for name in (layer, head):
-        if name is not None and name not in names:
-            raise TrainingError(unknown_name("layer", name, names))
-    return LayerFeatures(model, layer) if layer is not None else HeadInput(model, head or "")
+    if head not in names:
+        raise TrainingError(unknown_name("layer", head, names))
+    return HeadInput(model, head)
 
 
 def adapted(model: nn.Module, x: Tensor) -> nn.Module:
@@ -152,15 +144,18 @@ def _is_linear(layer: nn.Module) -> bool:
 
 def original(model: nn.Module) -> nn.Module:
     """The user's own module behind its features."""
-    return model.model if isinstance(model, _Shared) else model
+    return model.model if isinstance(model, HeadInput) else model
 
 
-class _Shared(nn.Module):
-    """A module under another class, with the same tensors under the same names."""
+class HeadInput(nn.Module):
+    """A module as it is, whose features are the input of the layer that gives the logits.
+
+    It has the same tensors under the same names.
+    """
 
     model: nn.Module
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, name: str, *, flat: bool = False) -> None:
         super().__init__()
         # What the module holds is held here too, rather than below a name of its own: its tensors
         # keep their names in states and checkpoints.
@@ -168,8 +163,9 @@ class _Shared(nn.Module):
         self._modules = model._modules
         self._non_persistent_buffers_set = model._non_persistent_buffers_set
         self.__dict__["model"] = model
+        self.name, self._flat = name, flat
 
-    def train(self, mode: bool = True) -> _Shared:
+    def train(self, mode: bool = True) -> HeadInput:
         """Also tells the module itself, whose forward pass may depend on it."""
         super().train(mode)
         self.model.training = mode
@@ -180,48 +176,20 @@ class _Shared(nn.Module):
         logits: Tensor = self.model(x)
         return logits
 
-    def _called(self, name: str, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Input and output of a layer, where the forward pass calls it last."""
-        seen: list[tuple[Tensor, Tensor]] = []
-
-        def note(layer: nn.Module, args: Any, output: Tensor) -> None:
-            del layer
-            seen.append((args[0], output))
-
-        hook = self.model.get_submodule(name).register_forward_hook(note)
+    def features(self, x: Tensor) -> Tensor:
+        """The input of the head, where the forward pass calls it last."""
+        seen: list[Tensor] = []
+        layer = self.model.get_submodule(self.name)
+        hook = layer.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
         try:
             self.model(x)
         finally:
             hook.remove()
         if not seen:
-            raise TrainingError(f"layer '{name}' takes no part in the model's forward pass")
+            raise TrainingError(f"layer '{self.name}' takes no part in the model's forward pass")
         return seen[-1]
-
-
-class HeadInput(_Shared):
-    """A module as it is, whose features are the input of the layer that gives the logits."""
-
-    def __init__(self, model: nn.Module, name: str, *, flat: bool = False) -> None:
-        super().__init__(model)
-        self.name, self._flat = name, flat
-
-    def features(self, x: Tensor) -> Tensor:
-        """The input of the head."""
-        return self._called(self.name, x)[0]
 
     def head(self, features: Tensor) -> Tensor:
         """The layer that gives the logits."""
         logits: Tensor = self.model.get_submodule(self.name)(features)
         return logits.flatten(1) if self._flat else logits
-
-
-class LayerFeatures(_Shared):
-    """A module as it is, whose features are the output of one of its layers."""
-
-    def __init__(self, model: nn.Module, layer: str) -> None:
-        super().__init__(model)
-        self._layer = layer
-
-    def features(self, x: Tensor) -> Tensor:
-        """The output of the layer."""
-        return self._called(self._layer, x)[1]

@@ -124,8 +124,7 @@ def features_of(model: nn.Module) -> Callable[[Tensor], Tensor]:
     raise TrainingError(
         f"{type(model).__name__} has no features: its logits are not the output of a linear layer"
         " or a 1×1 convolution; name the layer that gives them with_features(model, head='...'),"
-        " or the one whose output are the features with_features(model, layer='...');"
-        f" {layers_in_words(model)}"
+        f" or give it a method features(x); {layers_in_words(model)}"
     )
 
 

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal
 
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - the name everyone uses
 
 from fedproto.models.base import MODELS, FeatureModel, ModelOptions
 from fedproto.options import option
-
-Pooling: TypeAlias = Literal["valid", "same"]
-Statistics: TypeAlias = Literal["running", "batch"]
 
 _TENSORFLOW_EPS = 1e-3
 
@@ -52,36 +50,47 @@ def _pooled(x: Tensor, *, ceil_mode: bool = False) -> Tensor:
 
 
 class CNN(FeatureModel):
-    """5×5 convolutions, each with ReLU and 2×2 max pooling; the dense layer gives the features.
+    """Two 5×5 convolutions, each with ReLU and 2×2 max pooling, then dense layers with ReLU.
 
-    The paper does not give the padding; taken: the size is kept, as in the code of LEAF that it
-    follows.
+    The last dense layer before the classifier gives the features.
     """
 
     def __init__(
         self,
         input_shape: tuple[int, ...],
         channels: tuple[int, int],
-        features: int,
+        units: Mapping[str, int],
         num_classes: int,
+        padding: int,
     ) -> None:
         super().__init__()
-        depth, height, width = input_shape
-        self.conv1 = nn.Conv2d(depth, channels[0], kernel_size=5, padding=2)
-        self.conv2 = nn.Conv2d(*channels, kernel_size=5, padding=2)
-        self.dense = nn.Linear(channels[1] * (height // 4) * (width // 4), features)
-        self.classifier = nn.Linear(features, num_classes)
+        depth, *sides = input_shape
+        self.conv1 = nn.Conv2d(depth, channels[0], kernel_size=5, padding=padding)
+        self.conv2 = nn.Conv2d(*channels, kernel_size=5, padding=padding)
+        lost = 4 - 2 * padding
+        inputs = channels[1] * math.prod(((side - lost) // 2 - lost) // 2 for side in sides)
+        self._dense = tuple(units)
+        for name, number in units.items():
+            self.add_module(name, nn.Linear(inputs, number))
+            inputs = number
+        self.classifier = nn.Linear(inputs, num_classes)
 
     def features(self, x: Tensor) -> Tensor:
         """``[B, channels, H, W]`` to ``[B, D]``."""
-        features: Tensor = self.dense(_pooled(self.conv2(_pooled(self.conv1(x)))).flatten(1))
-        return features.relu()
+        x = _pooled(self.conv2(_pooled(self.conv1(x)))).flatten(1)
+        for name in self._dense:
+            x = self.get_submodule(name)(x).relu()
+        return x
 
 
 @MODELS.register("cnn")
 @dataclass(frozen=True)
 class CNNOptions(ModelOptions):
-    """Two convolutions and a dense layer, for images of at least 4×4 pixels."""
+    """Two convolutions and a dense layer, for images of at least 4×4 pixels.
+
+    The paper does not give the padding; taken: the size is kept, as in the code of LEAF that it
+    follows.
+    """
 
     channels1: int = option(32, "channels of the first convolution", at_least=1)
     channels2: int = option(64, "channels of the second convolution", at_least=1)
@@ -90,7 +99,28 @@ class CNNOptions(ModelOptions):
     def build(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
         """Takes images as channels × height × width."""
         self.check_images(input_shape, 4)
-        return CNN(input_shape, (self.channels1, self.channels2), self.features, num_classes)
+        channels, units = (self.channels1, self.channels2), {"dense": self.features}
+        return CNN(input_shape, channels, units, num_classes, padding=2)
+
+
+@MODELS.register("lenet")
+@dataclass(frozen=True)
+class LeNetOptions(ModelOptions):
+    """Two 5×5 convolutions and three dense layers, for images of at least 16×16 pixels.
+
+    Without padding, as in the code of FedDyn and of those that compare with it; 797,962 parameters
+    for CIFAR-10.
+    """
+
+    channels: int = option(64, "channels of each convolution", at_least=1)
+    hidden: int = option(384, "units of the first dense layer", at_least=1)
+    features: int = option(192, "units of the second dense layer: the feature channels", at_least=1)
+
+    def build(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+        """Takes images as channels × height × width."""
+        self.check_images(input_shape, 16)
+        channels, units = (self.channels,) * 2, {"dense1": self.hidden, "dense2": self.features}
+        return CNN(input_shape, channels, units, num_classes, padding=0)
 
 
 class CNN4(FeatureModel):
@@ -134,10 +164,12 @@ class CNN4Options(ModelOptions):
 
     channels: int = option(32, "channels of each convolution", at_least=1)
     batch_norm: bool = option(False, "normalise after each convolution, as LEAF does")
-    statistics: Statistics = option(
+    statistics: Literal["running", "batch"] = option(
         "running", "what tests normalise by: averages, or each batch's own as in LEAF (never sent)"
     )
-    pooling: Pooling = option("valid", "odd last rows and columns: left out, or pooled as in LEAF")
+    pooling: Literal["valid", "same"] = option(
+        "valid", "odd last rows and columns: left out, or pooled as in LEAF"
+    )
 
     def build(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
         """Takes images as channels × height × width."""
@@ -151,48 +183,3 @@ class CNN4Options(ModelOptions):
         if self.statistics == "running":
             return nn.BatchNorm2d(self.channels)
         return nn.BatchNorm2d(self.channels, eps=_TENSORFLOW_EPS, track_running_stats=False)
-
-
-class LeNet(FeatureModel):
-    """5×5 convolutions without padding, each with ReLU and 2×2 max pooling, then dense layers.
-
-    The last dense layer before the classifier gives the features. As in the code of FedDyn and of
-    those that compare with it; 797,962 parameters for CIFAR-10.
-    """
-
-    def __init__(
-        self,
-        input_shape: tuple[int, ...],
-        channels: int,
-        units: tuple[int, int],
-        num_classes: int,
-    ) -> None:
-        super().__init__()
-        depth, *sides = input_shape
-        height, width = (((side - 4) // 2 - 4) // 2 for side in sides)
-        self.conv1 = nn.Conv2d(depth, channels, kernel_size=5)
-        self.conv2 = nn.Conv2d(channels, channels, kernel_size=5)
-        self.dense1 = nn.Linear(channels * height * width, units[0])
-        self.dense2 = nn.Linear(*units)
-        self.classifier = nn.Linear(units[1], num_classes)
-
-    def features(self, x: Tensor) -> Tensor:
-        """``[B, channels, H, W]`` to ``[B, D]``."""
-        x = _pooled(self.conv2(_pooled(self.conv1(x))))
-        features: Tensor = self.dense2(self.dense1(x.flatten(1)).relu())
-        return features.relu()
-
-
-@MODELS.register("lenet")
-@dataclass(frozen=True)
-class LeNetOptions(ModelOptions):
-    """Two 5×5 convolutions and three dense layers, for images of at least 16×16 pixels."""
-
-    channels: int = option(64, "channels of each convolution", at_least=1)
-    hidden: int = option(384, "units of the first dense layer", at_least=1)
-    features: int = option(192, "units of the second dense layer: the feature channels", at_least=1)
-
-    def build(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-        """Takes images as channels × height × width."""
-        self.check_images(input_shape, 16)
-        return LeNet(input_shape, self.channels, (self.hidden, self.features), num_classes)
