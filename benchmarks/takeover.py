@@ -260,7 +260,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "Steady": {"strategy": {"name": "steady"}},
     "Steady, LDA head": {
         "strategy": {"name": "steady"},
-        "serve": {"head": "lda", "statistics": "served"},
+        "serve": {"head": "lda", "statistics": "served", "average": "ema"},
     },
     "SCAFFOLD": {"strategy": {"name": "scaffold"}},
     "FedDyn": {"strategy": {"name": "feddyn"}},

@@ -17,6 +17,7 @@ import dataclasses
 import importlib
 import importlib.util
 import math
+import os
 import pkgutil
 import re
 import sys
@@ -324,6 +325,13 @@ def load_plugin(source: str) -> None:
         raise ConfigError(f"plugin '{source}' cannot be imported: {error}") from error
     if source not in _loaded:
         _loaded.append(source)
+
+
+def load_plugins() -> None:
+    """Imports the plugins that the variable ``FEDPROTO_PLUGINS`` names, each once in a process."""
+    for source in os.environ.get("FEDPROTO_PLUGINS", "").split():
+        if source not in _loaded:
+            load_plugin(source)
 
 
 def _installed() -> EntryPoints:

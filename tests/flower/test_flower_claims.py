@@ -16,7 +16,7 @@ from fedproto.config import read_config
 from fedproto.flower import nodes, wire
 from fedproto.flower.client_app import spread
 from fedproto.rng.schedule import BatchOrder
-from fedproto.rounds import load_federations
+from fedproto.rounds import claims, load_federations
 from flower_grid import LocalGrid
 from flower_runs import CLIENTS, over_flower, tables
 
@@ -24,6 +24,8 @@ LIAR = 2
 CLAIMED = 9_999_999
 ALL = {"cohort": CLIENTS, "delta": 0.0, "rounds": 3}
 ON_CLIENTS = {"evaluate_on": "clients", "deadline": 20}
+BOUNDED = {"aggregate": {"max_claim": 2.0}}
+"""Ten times the median counts in the draw and in the test, as by the default defence."""
 
 
 @pytest.fixture(autouse=True)
@@ -73,13 +75,12 @@ def test_a_client_that_claims_an_enormous_test_set_does_not_decide_the_score(tmp
     """Believed, it ends the run in the first round; capped, it does not."""
     shared = {"schedule": ALL, "stop": {"target": 0.95}}
     grid, believed = Boasting(), Boasting()
-    store = over_flower(tmp_path / "capped", grid, flower=ON_CLIENTS, **shared)
-    without = ON_CLIENTS | {"max_claim": 0.0}
-    (only,) = over_flower(tmp_path / "all", believed, flower=without, **shared).records()
+    store = over_flower(tmp_path / "capped", grid, flower=ON_CLIENTS, **BOUNDED, **shared)
+    (only,) = over_flower(tmp_path / "all", believed, flower=ON_CLIENTS, **shared).records()
     assert only.metrics["accuracy"] > 0.999
-    claims = sizes("test")
-    claims[LIAR] = CLAIMED
-    assert set(grid.asked) == {10 * sorted(claims)[CLIENTS // 2]}
+    claimed = sizes("test")
+    claimed[LIAR] = CLAIMED
+    assert set(grid.asked) == {10 * sorted(claimed)[CLIENTS // 2]}
     records = store.records()
     assert len(records) == ALL["rounds"]
     assert all(record.metrics["accuracy"] < 0.95 for record in records)
@@ -90,17 +91,17 @@ def test_a_client_that_claims_an_enormous_test_set_does_not_decide_the_score(tmp
 
 def test_nothing_is_believed_of_sizes_beyond_the_median(tmp_path):
     grid = LocalGrid(range(CLIENTS), boasting("num_train", "num_test"))
-    store = over_flower(tmp_path / "flower", grid, schedule=ALL, flower=ON_CLIENTS)
+    store = over_flower(tmp_path / "flower", grid, schedule=ALL, flower=ON_CLIENTS, **BOUNDED)
     orders = [
         BatchOrder(*message.content["job"]["batches"])
         for message in grid.sent
         if "job" in message.content
     ]
     asked = {order.client: order.num_examples for order in orders}
-    claims = sizes("train")
-    honest = dict(enumerate(claims))
-    claims[LIAR] = CLAIMED
-    assert asked == honest | {LIAR: 10 * sorted(claims)[CLIENTS // 2]}
+    claimed = sizes("train")
+    honest = dict(enumerate(claimed))
+    claimed[LIAR] = CLAIMED
+    assert asked == honest | {LIAR: 10 * sorted(claimed)[CLIENTS // 2]}
     # The claim is kept as it was made.
     (enrolled,) = (
         each
@@ -110,9 +111,12 @@ def test_nothing_is_believed_of_sizes_beyond_the_median(tmp_path):
     assert enrolled[LIAR]["num_train"] == CLAIMED
 
 
-def test_an_honest_client_beyond_the_cap_uses_that_many_samples_and_takes_part(tmp_path):
+def test_an_honest_client_beyond_the_cap_uses_that_many_samples_and_takes_part(
+    tmp_path, monkeypatch
+):
     """With a cap of one median nearly half of the clients are beyond it."""
-    store = over_flower(tmp_path / "flower", schedule=ALL, flower=ON_CLIENTS | {"max_claim": 1.0})
+    monkeypatch.setattr(claims, "DRAWN", 0.5)
+    store = over_flower(tmp_path / "flower", schedule=ALL, flower=ON_CLIENTS, **BOUNDED)
     records = store.records()
     assert all(record.failures == {} for record in records)
     assert all(len(record.attention) == CLIENTS for record in records)

@@ -225,11 +225,14 @@ def test_a_strange_reason_becomes_one_printable_line():
     assert len(refusal) <= LONGEST_REASON
 
 
+MOST = wire.MOST_EXAMPLES
+
+
 @pytest.mark.parametrize(
     ("hello", "reason"),
     [
-        (wire.Hello(1, 11, 5, 3, (4,), "classification"), "claims 11 training"),
-        (wire.Hello(1, 5, 11, 3, (4,), "classification"), "claims 5 training and 11"),
+        (wire.Hello(1, MOST + 1, 5, 3, (4,), "classification"), f"claims {MOST + 1} training"),
+        (wire.Hello(1, 5, MOST + 1, 3, (4,), "classification"), f"5 training and {MOST + 1}"),
         (wire.Hello(1, 0, 5, 3, (4,), "classification"), "claims 0 training"),
         (wire.Hello(-1, 5, 5, 3, (4,), "classification"), "negative"),
         (wire.Hello(1, 5, 5, 3, (-4,), "classification"), "'input_shape' is negative"),
@@ -238,7 +241,7 @@ def test_a_strange_reason_becomes_one_printable_line():
 )
 def test_claims_about_samples_are_bounded(hello, reason):
     with pytest.raises(UnreadableError, match=re.escape(reason)):
-        wire.decode_hello(sent(wire.encode_hello(hello)), max_examples=10)
+        wire.decode_hello(sent(wire.encode_hello(hello)))
 
 
 CONFIG = read_config(
@@ -395,7 +398,7 @@ def test_no_job_crashes_the_client(fields, kind):
         wire.decode_question,
         lambda content: wire.decode_test(content, make_state()),
         lambda content: wire.decode_tally(content, 0, 0),
-        lambda content: wire.decode_hello(content, 10),
+        wire.decode_hello,
     ):
         with pytest.raises(UnreadableError):
             read(content)

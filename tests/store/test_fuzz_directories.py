@@ -134,7 +134,8 @@ NAMES = [
     "rounds.jsonl.partial", "checkpoints", "checkpoints/round-000003.safetensors",
     "checkpoints/round-000001.safetensors", "checkpoints/x.partial", "clients", "analysis",
     "analysis/scores.json", "analysis/maps", "export", "export/README.md",
-    "export/model.safetensors", "figures/accuracy.png", "tensorboard", "nodes", "audit.jsonl",
+    "export/model.safetensors", "figures/accuracy.png", "tensorboard", "nodes",
+    "suspensions.json",
 ]  # fmt: skip
 KINDS = [
     "link to a file", "link to a folder", "link to nothing", "link to itself", "pipe", "zeros",

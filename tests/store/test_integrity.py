@@ -20,7 +20,6 @@ from fedproto.config.recipe import expand
 from fedproto.disk.integrity import sealed
 from fedproto.errors import StoreError
 from fedproto.flower.engine import Suspensions
-from fedproto.flower.server_app import AuditLog
 from fedproto.store import RunStore, read_description
 from fedproto.store.sweeps import create_sweep, open_runs
 from helpers import simulate
@@ -412,9 +411,6 @@ def test_check_reads_what_clients_kept(tmp_path, capsys):
 def test_check_reads_what_a_deployment_and_a_sweep_have_beside_their_runs(tmp_path, capsys):
     sweep = tmp_path / "sweep"
     simulate(create_sweep(sweep, {"one": tiny(seed=1), "two": tiny(seed=2)}))
-    log = AuditLog(sweep)
-    log.write("began", runs=["one"])
-    log.write("notice", text="a word")
     suspensions = Suspensions(sweep)
     suspensions.failed(0, "training", "no answer")
     suspensions.end_round(FlowerOptions())
@@ -422,7 +418,6 @@ def test_check_reads_what_a_deployment_and_a_sweep_have_beside_their_runs(tmp_pa
     assert main(["check", str(tmp_path)]) == 0
     assert f"{sweep}: OK (a list of runs, 2 of them begun)" in capsys.readouterr().out
     for name, old, new in (
-        ("audit.jsonl", "a word", "no word"),
         ("clients.json", "[]", "[1]"),
         ("sweep.json", '"seed": 1', '"seed": 3'),
     ):

@@ -138,6 +138,9 @@ DEFENCES = {
 }
 """The ``[aggregate]`` options that each value of `FlowerOptions.defence` stands for."""
 
+SUSPENSION_WINDOW = 5
+"""Last answers of a client that count for its suspension, at most one of each kind a round."""
+
 LEAST_SAMPLES = 5
 """Samples of a class below which real clients report no feature statistics of it."""
 
@@ -161,17 +164,16 @@ class FlowerOptions(Options):
         120.0, "seconds to wait for clients that are not connected; once per client", at_least=0
     )
     min_clients: int = option(
-        1, "clients needed for a round: connected, then answering", at_least=1
-    )
-    too_few: Literal["skip", "stop"] = option(
-        "skip", "with fewer clients than that: skip the round, or stop the run (to be resumed)"
+        1,
+        "clients needed for a round: connected, then answering; with fewer it is skipped",
+        at_least=1,
     )
     suspend_after: int = option(
         2,
         "failures among a client's last five answers, to training or to tests, after which it is"
         " left out for a while; 0 for never",
         at_least=0,
-        at_most=5,
+        at_most=SUSPENSION_WINDOW,
     )
     suspend_rounds: int = option(5, "rounds that it is left out", at_least=1)
     defence: Literal["none", "clip", "median", "trimmed-mean"] = option(
@@ -182,13 +184,4 @@ class FlowerOptions(Options):
     )
     clients: int | None = option(
         None, "number of clients, for data that the server does not have", at_least=1
-    )
-    max_examples: int = option(
-        10_000_000, "more samples than this no client is believed to have", at_least=1
-    )
-    max_claim: float = option(
-        10.0,
-        "most samples that a client uses and that count for it, where the server does not have the"
-        " data: a multiple of the median that clients claim; 0 for all",
-        at_least=0,
     )

@@ -13,19 +13,19 @@ from typing import Any
 MARKS = ("tolerate_partial_work", "sampling")
 """Options that every strategy had, and none has today."""
 
-_GONE = {
-    "store": "exact",
-    "measure": "estimator",
-    "aggregate": "krum",
-    "flower": "suspend_window",
-}
-"""Options of sections that are gone."""
-
 _REMOVED = (
     *("balance", "rehearsal", "rehearsed", "head_others", "head_weights", "sharpness"),
     *("max_attention", "head", "flip", "serve", "forget", "fade", "momentum"),
 )
 """Options of strategies that are sections today, or are gone; records of their runs remain."""
+
+_GONE = {
+    "store": ("exact",),
+    "measure": ("estimator",),
+    "aggregate": ("krum",),
+    "flower": ("too_few", "suspend_window", "max_examples", "max_claim"),
+}
+"""Options of sections that are gone, and had no effect on the results of runs that are kept."""
 
 
 def upgraded(tables: Mapping[str, Any]) -> dict[str, Any]:
@@ -33,7 +33,7 @@ def upgraded(tables: Mapping[str, Any]) -> dict[str, Any]:
     result, strategy = dict(tables), tables.get("strategy")
     for section, gone in _GONE.items():
         if isinstance(kept := result.get(section), Mapping):
-            result[section] = {name: value for name, value in kept.items() if name != gone}
+            result[section] = {name: value for name, value in kept.items() if name not in gone}
     if not isinstance(strategy, Mapping) or not any(mark in strategy for mark in MARKS):
         return result
     old = dict(strategy)

@@ -25,7 +25,7 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedproto.config import RunConfig
-from fedproto.data.base import DataSource, data_root
+from fedproto.data.base import data_root
 from fedproto.data.federation import Client, Federation
 from fedproto.disk.files import Folder
 from fedproto.engines.base import LocalJob, laid_over
@@ -34,7 +34,7 @@ from fedproto.engines.setting import read_state, setting_of
 from fedproto.errors import ConfigError, DataError, FedprotoError, TrainingError
 from fedproto.flower import wire
 from fedproto.models.base import build_model
-from fedproto.options import load_plugin
+from fedproto.options import load_plugins
 from fedproto.rng import Indices
 from fedproto.store.checkpoints import ClientMemoryOnDisk
 from fedproto.strategies.base import PERSONAL
@@ -43,19 +43,12 @@ from fedproto.types import ClientFailure, ServerState, part
 
 app = ClientApp()
 
-LOADED: dict[tuple[DataSource, Path], Federation] = {}
-"""Data that the process from which this one was copied has loaded already."""
-
-on_load: Callable[[tuple[DataSource, Path]], None] | None = None
-"""Called after data had to be loaded, so that the next copy finds it."""
-
 
 @app.lifespan()
 def with_plugins(context: Context) -> Iterator[None]:
     """Makes strategies, models and data sets known that this host adds."""
     del context
-    for plugin in os.environ.get("FEDPROTO_PLUGINS", "").split():
-        load_plugin(plugin)
+    load_plugins()
     yield
 
 
@@ -215,7 +208,7 @@ def this_node(config: RunConfig, context: Context) -> ThisNode:
     local = _number(context, "local-client", client)
     root = context.node_config.get("data-root")
     assert config.data is not None  # noqa: S101 - checked by the wire format
-    federation = load(config.data, data_root() if root is None else Path(str(root)))
+    federation = config.data.load(data_root() if root is None else Path(str(root)))
     if local >= len(federation.clients):
         raise ConfigError(
             f"the data here has clients 0 to {len(federation.clients) - 1}, not {local};"
@@ -233,17 +226,6 @@ def this_node(config: RunConfig, context: Context) -> ThisNode:
     home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     state_folder = Path(str(folder)) if folder else Path(home) / "fedproto"
     return ThisNode(client, here, state_folder)
-
-
-def load(source: DataSource, root: Path) -> Federation:
-    """This node's data."""
-    if (source, root) in LOADED:
-        return LOADED[source, root]
-    federation = source.load(root)
-    if on_load is not None:
-        with contextlib.suppress(OSError, ValueError):
-            on_load((source, root))
-    return federation
 
 
 def _number(context: Context, name: str, default: int) -> int:

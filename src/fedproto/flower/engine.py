@@ -1,7 +1,7 @@
 """The engine over Flower: a job goes to the node of its client, its update comes back checked.
 
 Whatever a client does wrong (absent, late, raising, sending rubbish) is a `ClientFailure` or an
-incident for the round's record; only too few clients can end a run, where that was asked for.
+incident for the round's record.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from fedproto.config import RunConfig
-from fedproto.config.options import FlowerOptions
+from fedproto.config.options import SUSPENSION_WINDOW, FlowerOptions
 from fedproto.disk.files import explained, write_atomically
 from fedproto.disk.integrity import read_sealed, sealed
 from fedproto.engines.base import Engine, LocalJob, Workload
 from fedproto.engines.reference import ReferenceEngine
 from fedproto.engines.setting import setting_of
-from fedproto.errors import ConfigError, StoreError, TrainingError
+from fedproto.errors import ConfigError, StoreError
 from fedproto.flower import wire
 from fedproto.flower.nodes import Answer, Nodes, exchange, read
 from fedproto.flower.wire import TestJob, UnreadableError
@@ -129,10 +129,7 @@ class FlowerEngine(Engine):
         return self._too_few(f"{len(ready)} of {len(clients)} clients connected")
 
     def _too_few(self, what: str) -> str:
-        text = f"{what}, flower.min_clients is {self._options.min_clients}"
-        if self._options.too_few == "stop":
-            raise TrainingError(f"{text}; start more clients and resume the run")
-        return f"round skipped: {text}"
+        return f"round skipped: {what}, flower.min_clients is {self._options.min_clients}"
 
     def _send(
         self, jobs: Sequence[LocalJob], indices: Sequence[int]
@@ -360,7 +357,7 @@ class Suspensions:
         conduct = self._conduct.setdefault(client, _Conduct())
         suspended = False
         for kind, reason in self._outcomes[client].items():
-            last = [*conduct.failed.get(kind, []), reason is not None][-5:]
+            last = [*conduct.failed.get(kind, []), reason is not None][-SUSPENSION_WINDOW:]
             conduct.failed[kind] = last
             if reason is not None and 0 < options.suspend_after <= sum(last):
                 suspended = True

@@ -218,9 +218,8 @@ def _secret(context: Context) -> int:
 
 
 def _broadcast(content: RecordDict, sent: Declarations) -> Tensors:
-    record = content.get(Part.BROADCAST)
-    if isinstance(record, ArrayRecord):
-        return read_tensors(record, like(sent), Part.BROADCAST)
+    if Part.BROADCAST in content:
+        return read_tensors(content, Part.BROADCAST, like(sent))
     if any(one.initial is not None for one in sent.values()):
         raise TrainingError("the server sends no 'broadcast'; is it of another strategy?")
     return {}
@@ -231,7 +230,6 @@ def _recalled(context: Context, last_round: int, declared: Declarations) -> Tens
     valid = f"{MEMORY}{last_round}"
     for name in [name for name in context.state if name.startswith(MEMORY) and name != valid]:
         del context.state[name]
-    record = context.state.get(valid)
-    if isinstance(record, ArrayRecord):
-        return read_tensors(record, like(declared), "memory")
+    if valid in context.state:
+        return read_tensors(context.state, valid, like(declared))
     return initial_tensors(declared)

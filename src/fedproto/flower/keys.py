@@ -25,17 +25,10 @@ SERVER_FILE, NODE_FILE = "server.json", "node.json"
 ADDRESSES = {SERVER_FILE: ("public", "control"), NODE_FILE: ("client", "server")}
 """What a host needs to know beside its keys, by the file in its folder."""
 
-PREFIX = "client-"
-
 
 def node_name(client: int) -> str:
     """The name under which a client's node is registered."""
-    return f"{PREFIX}{client}"
-
-
-def is_node_name(name: str) -> bool:
-    """Whether a name is one of ours, and so binds a key to a client."""
-    return name.startswith(PREFIX)
+    return f"client-{client}"
 
 
 @dataclass(frozen=True)

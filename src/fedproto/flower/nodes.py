@@ -16,12 +16,12 @@ that claims more is asked to train and to test on that many of its samples.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from logging import getLogger
 from pathlib import Path
-from statistics import median_low
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import httpx
 import numpy as np
@@ -40,10 +40,13 @@ from fedproto.disk.files import explained, write_atomically
 from fedproto.disk.integrity import read_sealed, sealed
 from fedproto.errors import ConfigError, DataError, FedprotoError, StoreError
 from fedproto.flower import wire
-from fedproto.flower.keys import fingerprint, is_node_name, node_name
+from fedproto.flower.keys import fingerprint, node_name
 from fedproto.flower.wire import Hello, UnreadableError, one_line
 from fedproto.options import options_to_dict, read_options
 from fedproto.rng import Indices
+from fedproto.rounds.claims import believed_sizes
+
+LOG = getLogger("flwr")
 
 T = TypeVar("T")
 
@@ -84,22 +87,17 @@ def exchange(
     ends = time.monotonic() + deadline
     waiting: dict[str, int] = {}
     answers: dict[int, Answer] = {}
+
     for node, content in contents.items():
         try:
-            waiting[patiently(partial(_push, grid, kind, content, node, round_, deadline))] = node
+            push = partial(_push, grid, content, node, kind, round_, deadline)
+            waiting[patiently(push)] = node
         except FedprotoError as error:
             answers[node] = UnreadableError(f"the message could not be sent: {error}")
     while waiting:
         over = time.monotonic() >= ends
         for message_id, node in list(waiting.items()):
-            pull = partial(_pull, grid, message_id, node)
-            answer: Answer | None = None
-            try:
-                answer = patiently(pull) if over else pull()
-            except BUSY:
-                pass  # asked again at the next look
-            except FedprotoError as error:
-                answer = UnreadableError(str(error))
+            answer = _pull(grid, message_id, node, patient=over)
             if answer is None and over:
                 answer = UnreadableError(f"no answer within {deadline:g} s")
             if answer is not None:
@@ -109,6 +107,18 @@ def exchange(
         if waiting:
             time.sleep(PULL_EVERY)
     return answers
+
+
+def _push(
+    grid: Grid, content: RecordDict, node: int, kind: str, round_: int, deadline: float
+) -> str:
+    """Sends a message, made anew for every attempt; returns its id."""
+    for sent in grid.push_messages(
+        [Message(content, node, kind, ttl=deadline, group_id=str(round_))]
+    ):
+        if sent:
+            return sent
+    raise UnreadableError("the server did not take it")
 
 
 def patiently(call: Callable[[], T]) -> T:
@@ -125,28 +135,25 @@ def patiently(call: Callable[[], T]) -> T:
     )
 
 
-def _push(
-    grid: Grid, kind: str, content: RecordDict, node: int, round_: int, deadline: float
-) -> str:
-    """Sends a message, made anew for every attempt; returns its id."""
-    message = Message(content, node, kind, ttl=deadline, group_id=str(round_))
-    for sent in grid.push_messages([message]):
-        if sent:
-            return sent
-    raise UnreadableError("the server did not take it")
-
-
-def _pull(grid: Grid, message_id: str, node: int) -> RecordDict | None:
-    """The reply to one message, if it is there.
+def _pull(grid: Grid, message_id: str, node: int, *, patient: bool) -> Answer | None:
+    """The answer to one message, if it is there.
 
     Pulled alone, so that a broken one spoils no other.
     """
+    replies = partial(grid.pull_messages, [message_id])
     try:
-        replies = list(grid.pull_messages([message_id]))
+        found = list(patiently(replies) if patient else replies())
+        return _content(found, message_id, node) if found else None
+    except BUSY:
+        return None  # asked again at the next look
+    except FedprotoError as error:
+        return UnreadableError(str(error))
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
-        raise UnreadableError(f"its answer cannot be read: {error}") from None
-    if not replies:
-        return None
+        return UnreadableError(f"its answer cannot be read: {error}")
+
+
+def _content(replies: Sequence[Message], message_id: str, node: int) -> RecordDict:
+    """The content of the reply to a message; raises why it is not usable."""
     if len(replies) > 1:
         raise UnreadableError("it sent a duplicate of its answer")
     (reply,) = replies
@@ -175,8 +182,7 @@ def read(answer: Answer) -> RecordDict:
 class Nodes:
     """The connected clients.
 
-    `audit` logs nodes that enrol or are turned away. With `keys`, the fingerprints of the clients'
-    public keys, a client is the node with its key.
+    With `keys`, the fingerprints of the clients' public keys, a client is the node with its key.
     """
 
     def __init__(
@@ -184,16 +190,14 @@ class Nodes:
         grid: Grid,
         config: RunConfig,
         callback: Callback,
-        audit: Callable[..., None],
         keys: Mapping[int, str],
     ) -> None:
         self._grid = grid
         self._config = config
         self._callback = callback
-        self._audit = audit
         self._keys = keys
         self._known: dict[int, Hello] = {}
-        self._online: dict[int, dict[str, Any]] = {}
+        self._online: dict[int, tuple[str, str | None]] = {}
         self._asked_in_vain: set[int] = set()
         self._said: set[str] = set()
         self._notices: list[str] = []
@@ -219,11 +223,7 @@ class Nodes:
     def refresh(self, *, ask_again: bool = False) -> None:
         """Looks who is connected and asks the new ones, or all that gave no good answer yet."""
         self._online = {
-            node.node_id: {
-                "node": str(node.node_id),
-                "name": node.name,
-                "key": fingerprint(node.public_key) if node.public_key else None,
-            }
+            node.node_id: (node.name, fingerprint(node.public_key) if node.public_key else None)
             for node in patiently(self._grid.get_nodes)
         }
         new = self._online.keys() - self._known.keys()
@@ -232,21 +232,18 @@ class Nodes:
         questions = dict.fromkeys(sorted(new), wire.encode_question(self._config))
         answers = exchange(self._grid, "query.hello", questions, round_=0, deadline=ASK_FOR)
         for node, answer in answers.items():
-            who = self._online[node]
+            name, key = self._online[node]
             try:
-                hello = self._judge(answer, **who)
+                self._known[node] = hello = self._judge(answer, key)
             except UnreadableError as error:
                 self._asked_in_vain.add(node)
-                notice = f"node {who['name'] or node} turned away: {error}"
+                notice = f"node {name or node} turned away: {error}"
                 if notice not in self._said:
                     self._said.add(notice)
-                    self._audit("turned away", **who, reason=str(error))
                     self.note(notice)
             else:
                 self._asked_in_vain.discard(node)
-                self._known[node] = hello
-                sizes = {"num_train": hello.num_train, "num_test": hello.num_test}
-                self._audit("enrolled", client=hello.client, **who, **sizes)
+                LOG.info("client %d is node %d (%s), key %s", hello.client, node, name, key)
 
     def wait_for(self, clients: Collection[int], seconds: float) -> set[int]:
         """Waits until some clients are connected, or the time is over; those that are."""
@@ -261,17 +258,13 @@ class Nodes:
             self.refresh(ask_again=again)
         return set(clients) & self.clients().keys()
 
-    def _judge(self, answer: Answer, *, node: str, name: str, key: str | None) -> Hello:
+    def _judge(self, answer: Answer, key: str | None) -> Hello:
         """A node's description of itself, if it may take part as the client that it names."""
-        hello = wire.decode_hello(read(answer), self._config.flower.max_examples)
-        own = node_name(hello.client)
-        if is_node_name(name) and name != own:
-            raise UnreadableError(
-                f"its key is registered as {name}, but it says it is {hello.client}"
-            )
+        hello = wire.decode_hello(read(answer))
         if self._keys and self._keys.get(hello.client) != key:
             raise UnreadableError(
-                f"its key is not that of client {hello.client}, {own}.pub in the server's folder"
+                f"its key is not that of client {hello.client}, {node_name(hello.client)}.pub in"
+                " the server's folder"
             )
         if hello.client in self.clients():
             raise UnreadableError(f"client {hello.client} is connected already")
@@ -310,7 +303,7 @@ def enrol(config: RunConfig, nodes: Nodes, folder: Path) -> Federation:
             hellos = [read_options(Hello, one, "") for one in enrolled[data]]
         except (TypeError, ConfigError) as error:
             raise StoreError(f"{path} is of another version: {error}") from None
-        return federation_of(config, _capped(hellos, config, nodes))
+        return federation_of(config, _believed(hellos, config, nodes))
     number = config.flower.clients or getattr(config.data, "clients", None)
     if not isinstance(number, int):
         raise ConfigError(
@@ -326,35 +319,29 @@ def enrol(config: RunConfig, nodes: Nodes, folder: Path) -> Federation:
             " them, or wait longer (flower.wait)"
         )
     hellos = [nodes.hello_of(client) for client in range(number)]
-    federation = federation_of(config, _capped(hellos, config, nodes))
     enrolled[data] = [options_to_dict(one) for one in hellos]
+    federation = federation_of(config, _believed(hellos, config, nodes))
     with explained(path):
         write_atomically(path, sealed(enrolled))
     return federation
 
 
-def _capped(hellos: list[Hello], config: RunConfig, nodes: Nodes) -> list[Hello]:
-    """The claims, each cut to `flower.max_claim` times the median of those that claim any."""
-    times = config.flower.max_claim
-    if not times:
-        return hellos
-    caps = {}
-    for name in CLAIMS:
-        claims = [claim for hello in hellos if (claim := getattr(hello, name))]
-        # The lower of two in the middle: one of two clients alone does not raise it.
-        caps[name] = max(1, int(times * median_low(claims))) if claims else 0
-    believed = []
-    for hello in hellos:
-        cut: dict[str, Any] = {
-            name: cap for name, cap in caps.items() if getattr(hello, name) > cap
-        }
-        believed.append(replace(hello, **cut))
-        for name, cap in cut.items():
-            nodes.note(
-                f"client {hello.client} claims {getattr(hello, name):,} {CLAIMS[name]} samples and"
-                f" uses {cap:,}: flower.max_claim is {times:g} times the median"
-            )
-    return believed
+def _believed(hellos: list[Hello], config: RunConfig, nodes: Nodes) -> list[Hello]:
+    """The claims, each as far as the others make it plausible."""
+    times = config.aggregate.max_claim
+    for name, what in CLAIMS.items():
+        claims = {hello.client: claim for hello in hellos if (claim := getattr(hello, name))}
+        sizes = np.array(list(claims.values()), dtype=np.int64)
+        if not claims:
+            continue
+        for client, size in zip(claims, believed_sizes(sizes, times).tolist(), strict=True):
+            if size < claims[client]:
+                hellos[client] = replace(hellos[client], **{name: size})
+                nodes.note(
+                    f"client {client} claims {claims[client]:,} {what} samples and uses {size:,}:"
+                    f" aggregate.max_claim bounds them by the median"
+                )
+    return hellos
 
 
 def federation_of(config: RunConfig, hellos: list[Hello]) -> Federation:

@@ -10,7 +10,6 @@ The other arguments are those of Flower's commands.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import signal
 import socket
@@ -19,17 +18,14 @@ import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
-from multiprocessing import Pipe
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fedproto.errors import FedprotoError
-from fedproto.options import load_plugin
+from fedproto.options import load_plugins
 
 if TYPE_CHECKING:
-    from multiprocessing.connection import Connection
-
     from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResult
 
 Scope = MutableMapping[str, Any]
@@ -223,9 +219,9 @@ def patient(activate: Callable[..., T]) -> Callable[..., T]:
 def superexec() -> None:
     """Runs Flower's SuperExec, with another way to start a ClientApp.
 
-    For every message Flower starts a process that imports PyTorch and reads the data, seconds of
-    work for a round that may train for less. Here that is done once, by the process that waits for
-    messages; each message still gets a process of its own, as a copy of that one.
+    For every message Flower starts a process that imports PyTorch, seconds of work for a round that
+    may train for less. Here that is done once, by the process that waits for messages; each message
+    still gets a process of its own, as a copy of that one.
     """
     from flwr.supercore.cli.flower_superexec import flower_superexec
 
@@ -246,18 +242,16 @@ def start_by_fork() -> None:
     from flwr.supernode.runtime import run_clientapp  # noqa: F401 - so that no copy needs to
 
     from fedproto.config import read_config
-    from fedproto.flower import client_app
+    from fedproto.flower import client_app  # noqa: F401
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # a pool of threads would not survive the copying
-    for plugin in os.environ.pop("FEDPROTO_PLUGINS", "").split():  # no copy loads them again
-        load_plugin(plugin)
+    load_plugins()
     # Reading a configuration imports all strategies, models and data sets; making an optimizer
     # imports PyTorch's compiler, a second and a half.
     read_config({name: {"name": one} for name, one in SMALL.items()})
     torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how a copy ended
-    hear, tell = Pipe(duplex=False)
     as_usual = SubprocessExecutor.launch
 
     def launch(executor: SubprocessExecutor, spec: ExecutionSpec) -> LaunchResult:
@@ -267,25 +261,13 @@ def start_by_fork() -> None:
         sys.stderr.flush()
         if os.fork() == 0:
             torch.set_num_threads(threads)
-            _be_clientapp(spec, tell)
+            _be_clientapp(spec)
         return LaunchResult.accepted()
 
-    def reconcile(executor: SubprocessExecutor) -> None:
-        """Loads the data that a copy had to load, while there is nothing else to do."""
-        del executor
-        # A failure here is one of the next copy too, which reports it to the server.
-        with contextlib.suppress(Exception):
-            while hear.poll():
-                source, root = hear.recv()
-                if (source, root) not in client_app.LOADED:
-                    client_app.LOADED.clear()
-                    client_app.LOADED[source, root] = source.load(root)
-
-    for method in (launch, reconcile):
-        setattr(SubprocessExecutor, method.__name__, method)
+    setattr(SubprocessExecutor, "launch", launch)  # noqa: B010
 
 
-def _be_clientapp(spec: ExecutionSpec, tell: Connection) -> None:
+def _be_clientapp(spec: ExecutionSpec) -> None:
     """A copy answers one message, and ends."""
     code = 1
     try:
@@ -293,9 +275,6 @@ def _be_clientapp(spec: ExecutionSpec, tell: Connection) -> None:
         from flwr.supercore.tls import validate_and_resolve_root_certificates
         from flwr.supernode.runtime.run_clientapp import run_clientapp
 
-        from fedproto.flower import client_app
-
-        client_app.on_load = tell.send
         registered_exit_handlers.clear()  # those of the process that goes on waiting
         for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGQUIT):
             signal.signal(number, signal.SIG_DFL)

@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
@@ -22,16 +19,14 @@ from fedproto.config import RunConfig
 from fedproto.config.options import StopOptions
 from fedproto.data.base import DataSource
 from fedproto.data.federation import Federation
-from fedproto.disk.files import Folder, content, explained, write_atomically
-from fedproto.disk.integrity import sealed
+from fedproto.disk.files import write_atomically
 from fedproto.engines.base import Engine, Workload
 from fedproto.errors import ConfigError, FedprotoError, printable
 from fedproto.flower.deploy import ERROR_FILE
 from fedproto.flower.engine import FlowerEngine, Suspensions
 from fedproto.flower.nodes import Nodes, enrol
-from fedproto.options import load_plugin
+from fedproto.options import load_plugins
 from fedproto.rounds import load_federations, runs_from, train
-from fedproto.store.checking import AUDIT_FILE, read_audit
 from fedproto.store.sweeps import open_runs
 from fedproto.types import RoundRecord
 
@@ -60,12 +55,9 @@ def main(grid: Grid, context: Context) -> None:
 
 def serve(grid: Grid, out: Path, keys: Mapping[int, str] | None = None) -> None:
     """Trains the runs of a directory over a grid, with clients known by their keys."""
-    for plugin in os.environ.get("FEDPROTO_PLUGINS", "").split():
-        load_plugin(plugin)
+    load_plugins()
     stores = open_runs(out)
-    log = AuditLog(out)
-    log.write("began", runs=[store.path.name for store in stores])
-    callback = ServerLog(log)
+    callback = ServerLog()
     suspended = Suspensions(out)
     nodes: dict[DataSource, Nodes] = {}
     federations: dict[DataSource, Federation] = {}
@@ -74,7 +66,7 @@ def serve(grid: Grid, out: Path, keys: Mapping[int, str] | None = None) -> None:
             raise ConfigError("a run over Flower needs a [data] section; clients read it")
         if config.data in federations:
             continue
-        nodes[config.data] = Nodes(grid, config, callback, log.write, keys or {})
+        nodes[config.data] = Nodes(grid, config, callback, keys or {})
         if config.flower.evaluate_on == "server":
             federations |= load_federations([config])
         else:
@@ -90,53 +82,15 @@ def serve(grid: Grid, out: Path, keys: Mapping[int, str] | None = None) -> None:
     train(runs, [callback], engine_for=engine_for, patience=PREDECESSOR_ENDS_WITHIN)
 
 
-class AuditLog:
-    """Who enrolled with which key, who was refused, whose updates were used, in ``audit.jsonl``.
-
-    An append-only file in the directory that was submitted; every line carries a fingerprint, as
-    the records do. It is for people who have to account for a model, not for resuming a run.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = Folder(folder)
-        path = folder / AUDIT_FILE
-        before = content(path)
-        # A line cut short by a kill is dropped: the next begins where it began.
-        whole = before[: before.rfind(b"\n") + 1]
-        if whole != before:
-            with explained(path):
-                self._folder.write(AUDIT_FILE, whole)
-        read_audit(folder)
-
-    def write(self, event: str, **facts: Any) -> None:
-        """Adds an event and waits until it is on disk."""
-        now = datetime.now(UTC).isoformat(timespec="seconds")
-        with explained(self._folder.path / AUDIT_FILE):
-            self._folder.append(AUDIT_FILE, sealed({"time": now, "event": event, **facts}, None))
-
-
 class ServerLog(Callback):
-    """Writes rounds and notices to Flower's log and to the audit log."""
-
-    def __init__(self, audit: AuditLog) -> None:
-        self._audit = audit
+    """Writes rounds and notices to Flower's log."""
 
     def on_notice(self, text: str) -> None:
         """Writes a warning."""
-        self._audit.write("notice", text=text)
         LOG.warning("%s", printable(text))
 
     def on_round(self, config: RunConfig, record: RoundRecord) -> None:
-        """Writes scores, every client's share of the aggregate, and what was refused and why."""
-        self._audit.write(
-            "round",
-            run=config.title,
-            seed=config.seed,
-            round=record.round,
-            shares=record.attention,
-            refused=record.failures,
-            note=record.note,
-        )
+        """Writes scores, and what was refused and why."""
         number, title = record.round + 1, printable(config.title)
         scores = ", ".join(f"{name} {value:.4f}" for name, value in record.metrics.items())
         LOG.info("%s round %d: %s", title, number, printable(scores))

@@ -25,9 +25,9 @@ from fedproto.engines.setting import setting_for
 from fedproto.errors import ConfigError
 from fedproto.flower.helper import Part
 from fedproto.flower.wire import (
+    MOST_EXAMPLES,
     UnreadableError,
-    expect_arrays,
-    expect_declared,
+    like,
     read_tensors,
     write_tensors,
 )
@@ -58,7 +58,6 @@ class FedProtoStrategy(Strategy):
         min_clients: Fewer than these make no round.
         wait: Seconds to wait for that many.
         deadline: Seconds a client has to answer.
-        max_examples: Largest plausible number of samples of a client.
         defence: How hostile clients are bounded, one of `fedproto.config.options.DEFENCES`, unless
             the method has ``aggregate`` options of its own.
         seed: For the choice of the cohort among the connected nodes.
@@ -82,7 +81,6 @@ class FedProtoStrategy(Strategy):
         min_clients: int = 2,
         wait: float = 120.0,
         deadline: float = 600.0,
-        max_examples: int = 10_000_000,
         defence: str = "clip",
         seed: int = 0,
     ) -> None:
@@ -101,7 +99,6 @@ class FedProtoStrategy(Strategy):
         self._min_clients = min_clients
         self._wait = wait
         self._deadline = deadline
-        self._max_examples = max_examples
         self._seed = seed
         self._state: ServerState | None = None
 
@@ -239,14 +236,11 @@ class FedProtoStrategy(Strategy):
             frozenset(self.method.strategy.personal(self._setting)),
         )
         wanted = {**expected.params, **state.buffers}
-        tensors = read_tensors(expect_arrays(content, Part.ARRAYS), wanted, Part.ARRAYS)
-        payload = (
-            expect_declared(content, Part.PAYLOAD, expected.payload) if expected.payload else {}
-        )
+        tensors = read_tensors(content, Part.ARRAYS, wanted)
+        payload = read_tensors(content, Part.PAYLOAD, like(expected.payload))
         work = content.get(Part.WORK)
-        steps, lr = (
-            (work.get("steps"), work.get("lr")) if isinstance(work, MetricRecord) else (1, 1.0)
-        )
+        found = work if isinstance(work, MetricRecord) else {}
+        steps, lr = found.get("steps", 1), found.get("lr", 1.0)
         if not (isinstance(steps, int) and 0 <= steps <= MOST_STEPS):
             raise UnreadableError("it claims an implausible number of steps")
         if not (isinstance(lr, float) and 0 < lr < math.inf):
@@ -272,20 +266,21 @@ class FedProtoStrategy(Strategy):
         found = record.items() if isinstance(record, MetricRecord) else ()
         scores = {name: value for name, value in found if isinstance(value, (int, float))}
         number = scores.get(Part.NUM_EXAMPLES)
-        usable = isinstance(number, int) and 0 < number <= self._max_examples
+        usable = isinstance(number, int) and 0 < number <= MOST_EXAMPLES
         if not usable or not all(map(math.isfinite, scores.values())):
             raise UnreadableError("it sends no usable metrics with num-examples")
         return scores
 
     def _state_of(self, arrays: ArrayRecord) -> ServerState:
         """The ServerApp's initial arrays as parameters and buffers of the model."""
-        like = {**self._setting.params, **self._setting.buffers}
+        params, buffers = self._setting.params, self._setting.buffers
+        content = RecordDict({Part.ARRAYS: arrays})
         try:
-            tensors = read_tensors(arrays, like, Part.ARRAYS)
+            tensors = read_tensors(content, Part.ARRAYS, {**params, **buffers})
         except UnreadableError as error:
             raise ConfigError(f"the initial arrays do not fit the model: {error}") from None
         return ServerState(
             0,
-            {name: tensors[name] for name in self._setting.params},
-            {name: tensors[name] for name in self._setting.buffers},
+            {name: tensors[name] for name in params},
+            {name: tensors[name] for name in buffers},
         )

@@ -29,7 +29,7 @@ from fedproto.rounds.aggregate import Expected
 from fedproto.strategies.values import LARGEST, Declarations, Setting
 from fedproto.types import ClientUpdate, ServerState, Tensors
 
-PROTOCOL = 6
+PROTOCOL = 7
 """Changes whenever a reader of the version before could misread a message."""
 
 SERVERS_OWN = frozenset(
@@ -39,6 +39,9 @@ SERVERS_OWN = frozenset(
     }
 )
 """Sections that clients do not need: who takes part, how updates are combined, recording."""
+
+MOST_EXAMPLES = 10_000_000
+"""More samples than this no client is believed to have."""
 
 LONGEST_TEXT = 100_000
 LONGEST_REASON = 300
@@ -74,15 +77,23 @@ def write_tensors(tensors: Tensors) -> ArrayRecord:
     )
 
 
-def read_tensors(record: ArrayRecord, like: Tensors, kind: str) -> dict[str, Tensor]:
-    """A record's tensors, which must have the names, types and shapes of others."""
+def read_tensors(content: RecordDict, name: str, like: Tensors) -> dict[str, Tensor]:
+    """A message's tensors, which must have the names, types and shapes of others.
+
+    Where there are none to be read, the record may be missing.
+    """
+    record = content.get(name)
+    if record is None and not like:
+        return {}
+    if not isinstance(record, ArrayRecord):
+        raise UnreadableError(f"the message has no tensors '{name}'")
     odd = sorted(record.keys() ^ like.keys())
     if odd:
         fault = "is missing" if odd[0] in like else "is unknown"
-        raise UnreadableError(f"{kind} '{odd[0][:100]}' {fault}")
+        raise UnreadableError(f"{name} '{odd[0][:100]}' {fault}")
     return {
-        name: read_tensor(record[name], wanted.dtype, tuple(wanted.shape), name).to(wanted.device)
-        for name, wanted in like.items()
+        key: read_tensor(record[key], wanted.dtype, tuple(wanted.shape), key).to(wanted.device)
+        for key, wanted in like.items()
     }
 
 
@@ -109,21 +120,6 @@ def read_tensor(
         raise UnreadableError(f"tensor '{name}' has {len(body)} bytes, not what its shape needs")
     # A copy, because PyTorch wants memory that it may write to.
     return torch.from_numpy(np.frombuffer(body, dtype=wanted).reshape(found).copy())
-
-
-def expect_arrays(content: RecordDict, name: str) -> ArrayRecord:
-    """A message's record of tensors."""
-    record = content.get(name)
-    if not isinstance(record, ArrayRecord):
-        raise UnreadableError(f"the message has no tensors '{name}'")
-    return record
-
-
-def expect_declared(content: RecordDict, name: str, declared: Declarations) -> Tensors:
-    """A message's tensors that a strategy declared; none where it declared none."""
-    if not declared and name not in content:
-        return {}
-    return read_tensors(expect_arrays(content, name), like(declared), name)
 
 
 def like(declared: Declarations) -> Tensors:
@@ -237,10 +233,17 @@ class _Tally(Options):
 
 
 @dataclass(frozen=True)
-class _Text(Options):
-    """A configuration, or a reason."""
+class _Question(Options):
+    """Asks a node who it is and which samples of a data set it holds."""
 
-    text: str
+    config: str
+
+
+@dataclass(frozen=True)
+class _Refusal(Options):
+    """Why there is no answer."""
+
+    reason: str
 
 
 def config_text(config: RunConfig) -> str:
@@ -262,12 +265,12 @@ def read_config_text(text: str) -> RunConfig:
 
 def encode_question(config: RunConfig) -> RecordDict:
     """Asks a node who it is and which samples of a data set it holds."""
-    return RecordDict({"question": write_fields(_Text(config_text(config)))})
+    return RecordDict({"question": write_fields(_Question(config_text(config)))})
 
 
 def decode_question(content: RecordDict) -> RunConfig:
     """The configuration whose data the server asks about."""
-    return read_config_text(read_fields(content, "question", _Text).text)
+    return read_config_text(read_fields(content, "question", _Question).config)
 
 
 def encode_hello(hello: Hello) -> RecordDict:
@@ -275,8 +278,8 @@ def encode_hello(hello: Hello) -> RecordDict:
     return RecordDict({"hello": write_fields(hello)})
 
 
-def decode_hello(content: RecordDict, max_examples: int) -> Hello:
-    """A client's description of itself, with at most `max_examples` samples."""
+def decode_hello(content: RecordDict) -> Hello:
+    """A client's description of itself."""
     hello = read_fields(content, "hello", Hello)
     shape, names, num_classes = hello.input_shape, hello.class_names, hello.num_classes
     if 0 in shape or len(shape) > MOST_DIMENSIONS or math.prod(shape) > LARGEST:
@@ -285,11 +288,11 @@ def decode_hello(content: RecordDict, max_examples: int) -> Hello:
         raise UnreadableError(f"its {len(names)} class names are too long or not {num_classes}")
     if not 1 <= num_classes <= limits()["classes"]:
         raise UnreadableError(f"it claims {num_classes} classes")
-    held = max(hello.num_test, hello.num_validation)
-    if not 1 <= hello.num_train <= max_examples or held > max_examples:
+    most = max(hello.num_train, hello.num_test, hello.num_validation)
+    if not hello.num_train or most > MOST_EXAMPLES:
         raise UnreadableError(
-            f"it claims {hello.num_train} training and {hello.num_test} test samples;"
-            f" flower.max_examples is {max_examples}"
+            f"it claims {hello.num_train} training and {hello.num_test} test samples, not 1 to"
+            f" {MOST_EXAMPLES:,}"
         )
     return hello
 
@@ -337,13 +340,14 @@ def decode_job(
     if header.lr < 0:
         raise UnreadableError("the job's learning rate is negative")
     _check_run(header.run)
-    params, buffers = _model_tensors(content, layout.params, layout.buffers)
+    params = read_tensors(content, "params", layout.params)
+    buffers = read_tensors(content, "buffers", layout.buffers)
     sent = {
         name: one
         for name, one in config.method.sent_memory(setting).items()
         if one.initial is not None or "broadcast" in content
     }
-    broadcast = expect_declared(content, "broadcast", sent)
+    broadcast = read_tensors(content, "broadcast", like(sent))
     for name, tensor in {**params, **buffers, **broadcast}.items():
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             raise UnreadableError(f"the job's tensor '{name}' is not finite")
@@ -395,8 +399,9 @@ def decode_update(
     if header.round != job.state.round:
         raise UnreadableError(f"the update is not of round {job.state.round}")
     expected = Expected.of(job, setting)
-    params, buffers = _model_tensors(content, expected.params, job.state.buffers)
-    payload = expect_declared(content, "payload", expected.payload)
+    params = read_tensors(content, "params", expected.params)
+    buffers = read_tensors(content, "buffers", job.state.buffers)
+    payload = read_tensors(content, "payload", like(expected.payload))
     device = next(iter(params.values())).device
     update = ClientUpdate(
         client=header.client,
@@ -421,7 +426,8 @@ def decode_test(content: RecordDict, layout: ServerState) -> tuple[TestJob, Serv
     """A test, and the model to test in the layout of the client's own."""
     test = read_fields(content, "test", TestJob, beside=("params", "buffers"))
     _check_run(test.run or "none")
-    params, buffers = _model_tensors(content, layout.params, layout.buffers)
+    params = read_tensors(content, "params", layout.params)
+    buffers = read_tensors(content, "buffers", layout.buffers)
     return test, ServerState(test.round, params, buffers)
 
 
@@ -435,37 +441,27 @@ def decode_tally(content: RecordDict, client: int, round_: int) -> Tensor:
     """A client's sums, in float64; their values are for the task to check."""
     if read_fields(content, "tally", _Tally, beside=("sums",)) != _Tally(client, round_):
         raise UnreadableError(f"the test is not of client {client} in round {round_}")
-    record = expect_arrays(content, "sums")
-    if set(record) != {"tally"}:
+    record = content.get("sums")
+    if not isinstance(record, ArrayRecord) or set(record) != {"tally"}:
         raise UnreadableError("the test has no sums 'tally'")
     return read_tensor(record["tally"], torch.float64, None, "tally")
 
 
 def encode_refusal(reason: str) -> RecordDict:
     """Tells the other side why there is no answer."""
-    return RecordDict({"refusal": write_fields(_Text(one_line(reason)))})
+    return RecordDict({"refusal": write_fields(_Refusal(one_line(reason)))})
 
 
 def decode_refusal(content: RecordDict) -> str | None:
     """The reason why the other side gave no answer; None when it gave one."""
     if "refusal" not in content:
         return None
-    return one_line(read_fields(content, "refusal", _Text).text)
+    return one_line(read_fields(content, "refusal", _Refusal).reason)
 
 
 def _with_model(
     kind: str, header: Options, model: ServerState | ClientUpdate, **parts: Tensors
 ) -> RecordDict:
-    tensors = {"params": model.params, "buffers": model.buffers}
-    tensors |= {name: one for name, one in parts.items() if one}
-    records = {name: write_tensors(one) for name, one in tensors.items()}
+    tensors = {"params": model.params, "buffers": model.buffers, **parts}
+    records = {name: write_tensors(one) for name, one in tensors.items() if one}
     return RecordDict({kind: write_fields(header), **records})
-
-
-def _model_tensors(
-    content: RecordDict, params: Tensors, buffers: Tensors
-) -> tuple[Tensors, Tensors]:
-    return (
-        read_tensors(expect_arrays(content, "params"), params, "params"),
-        read_tensors(expect_arrays(content, "buffers"), buffers, "buffers"),
-    )

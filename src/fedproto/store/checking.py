@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from fedproto.disk.files import content, is_there
-from fedproto.disk.integrity import DamagedError, read_lines, read_sealed
+from fedproto.disk.files import is_there
+from fedproto.disk.integrity import DamagedError, read_sealed
 from fedproto.errors import StoreError
 from fedproto.store.checkpoints import BEST, read_kept, round_of
 from fedproto.store.run import RunStore
 from fedproto.store.sweeps import run_directories
 
-AUDIT_FILE = "audit.jsonl"
 SEALED = ("clients.json", "suspensions.json")
 """Written by a deployment beside its runs."""
 
@@ -36,12 +34,6 @@ class CheckResult:
     found: str = ""
     faults: list[str] = field(default_factory=list)
     remedy: str = ""
-
-
-def read_audit(folder: Path) -> list[dict[str, Any]]:
-    """The events of a deployment's log, oldest first; none where there is none."""
-    path = folder / AUDIT_FILE
-    return list(read_lines(content(path), path, dict))
 
 
 def check_run(path: Path) -> CheckResult:
@@ -117,7 +109,7 @@ def check_sweep(path: Path) -> CheckResult:
 
 def _check_beside(path: Path) -> list[str]:
     """The damage in the files of a deployment, and in what clients kept."""
-    faults = _faults(read_audit, path)
+    faults: list[str] = []
     for name in SEALED:
         faults += _faults(read_sealed, path / name, "restore it from a copy")
     for file in sorted(one for kept in KEPT for one in path.glob(kept)):
