@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from fedproto.measures.features import PER_CHANNEL
 from fedproto.measures.scores import TRAINING_LOSS
-from fedproto.report.analysing import read_parts
+from fedproto.report.analysing import read_measured
 from fedproto.report.results import StoredRun
 from fedproto.report.statistics import sample_deviation, score_at
 from paper.base import FoundRun
@@ -86,9 +86,9 @@ def final_value(run: StoredRun, metric: str) -> float | None:
     of_cohort = metric == "aggregate_mean_margin" and not run.config.measure.takes("margin")
     if value is not None and not of_cohort:
         return value
-    measures = read_parts(run.path, ["measures"]).get("measures", {})
-    value = measures.get(metric) if measures.get("round") == len(run.records) else None
-    return None if value is None else float(value)
+    measured = read_measured(run.path)
+    final = measured is not None and measured.round == len(run.records)
+    return measured.metrics.get(metric) if measured is not None and final else None
 
 
 def spread(results: Iterable[FoundRun], metric: str, factor: float = 1.0) -> Averaged | None:

@@ -16,9 +16,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Literal, TypeAlias
 
+import numpy as np
 import pandas as pd
 
 from fedproto.report import statistics
+from fedproto.report.results import StoredRun
 from fedproto.report.statistics import Difference, mean_per_seed, sample_deviation
 from paper.base import EXPERIMENTS, Experiment, FoundRun, FoundRuns
 from paper.cases import CLASSIFICATION, SEGMENTATION, Case, Scope
@@ -131,8 +133,7 @@ def _by_condition(
     value: float | None
     for each in runs:
         if claim.metric == "attention":
-            spread = each.run.attention_spread()
-            value = None if spread is None else spread["deviation"]
+            value = _attention_deviation(each.run)
         elif claim.over == "rounds":
             _, curve = each.run.curve(claim.metric)
             value = float(curve.mean()) if len(curve) else None
@@ -141,6 +142,20 @@ def _by_condition(
         if value is not None:
             values[each.alpha, each.delta][each.seed] = value
     return values
+
+
+def _attention_deviation(run: StoredRun) -> float | None:
+    """The standard deviation of all clients' weights in multiples of an equal one.
+
+    Over the rounds in which several clients took part; None where there is no such round.
+    """
+    weights = [
+        weight * len(record.attention)
+        for record in run.records
+        if len(record.attention) > 1
+        for weight in record.attention.values()
+    ]
+    return float(np.std(weights)) if weights else None
 
 
 def _spread_per_seed(conditions: Sequence[dict[int, float]]) -> dict[int, float]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 
 from scipy.stats import pearsonr
 
-from fedproto.analysis.discrepancy import feature_discrepancy
 from fedproto.measures.features import PER_CHANNEL
 from paper.base import EXPERIMENTS, FoundRun, FoundRuns
 from paper.cases import CENTRALIZED, CLASSIFICATION, Scope
@@ -92,6 +92,9 @@ class MarginTable(ComparisonTable):
 def discrepancy(of: Sequence[FoundRun], baseline: Sequence[FoundRun]) -> Averaged | None:
     """FFD in per cent: how much nearer to centralised training than the baseline of the same δ.
 
+    ``FFD(A, B) = (MMD_B − MMD_A) / MMD_B × 100``, of MMD, not of the MMD² that is measured; an
+    estimate of A below 0 is as near as can be told, and counts as 0.
+
     One value per δ and seed, from the MMD at the last nominal round. A baseline whose unbiased
     estimate is not above 0 is as near as can be told, and there is nothing to be nearer than.
     """
@@ -101,7 +104,7 @@ def discrepancy(of: Sequence[FoundRun], baseline: Sequence[FoundRun]) -> Average
         value = final_value(result.run, "mmd")
         other = others.get((result.delta, result.seed))
         if value is not None and other is not None and other > 0:
-            by_delta[result.delta].append(feature_discrepancy(value, other))
+            by_delta[result.delta].append(100 * (1 - math.sqrt(max(value, 0.0) / other)))
     return spread_of(list(by_delta.values()))
 
 

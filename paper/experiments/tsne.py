@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedproto.errors import DataError
-from fedproto.report.analysing import AnalysisRequest, analyse, open_subject, read_parts
+from fedproto.report.analysing import EMBEDDING, AnalysisRequest, analyse, open_subject, read_part
 from fedproto.report.style import new_figure
 from paper.base import EXPERIMENTS, Experiment, FoundRun, FoundRuns
 from paper.cases import Scope
@@ -76,12 +76,13 @@ def first_of_each(configs: list[Any]) -> list[Any]:
 def _embedding(result: FoundRun, scope: Scope) -> Mapping[str, Any]:
     """The run's own embedding where it has one, else a new one that it keeps."""
     path = result.run.path
-    if "embedding" not in read_parts(path, ["embedding"]):
+    found = read_part(path, EMBEDDING, dict)
+    if found is None:
         subject = open_subject(path, result.run.federation())
-        request = AnalysisRequest(what=("embedding",), samples=SAMPLES[scope.scale])
-        analyse(subject, request)
-    content: Mapping[str, Any] = read_parts(path, ["embedding"])["embedding"]
-    return content
+        analyse(subject, AnalysisRequest(what=(EMBEDDING,), samples=SAMPLES[scope.scale]))
+        found = read_part(path, EMBEDDING, dict)
+    assert found is not None  # noqa: S101 - written now
+    return found
 
 
 def _draw(title: str, found: Mapping[tuple[str, float], Mapping[str, Any]]) -> Any:

@@ -98,7 +98,7 @@ def test_names_alone_are_enough(tmp_path, caplog):
     assert result.config.title == "fedproto"
     assert "engine: reference (too little work to share out)" in caplog.text
     # The command line takes over what names alone describe.
-    assert main(["analyse", str(tmp_path / "run"), "--what=scores"]) == 0
+    assert main(["analyse", str(tmp_path / "run"), "--what=clients"]) == 0
     assert main(["resume", str(tmp_path / "run"), "-q"]) == 0
 
 
@@ -187,9 +187,10 @@ def test_a_sweep_goes_on_where_it_stands(swept):
 
 
 def test_runs_are_looked_at_and_reported(result, swept, tmp_path):
-    found = fedproto.analyse(result, ["scores", "calibration"])
-    assert found["facts"]["accuracy"] == pytest.approx(result.metrics["accuracy"])
-    assert found["scores"]["per_class"]["class"] == ["ant", "bee", "cat"]
+    found = fedproto.analyse(result, ["clients", "ece"])
+    scores = found["metrics"]["mean_client_accuracy"]
+    assert scores == pytest.approx(result.metrics["mean_client_accuracy"])
+    assert [*found["tables"]["class"]] == ["ant", "bee", "cat"]
     page = result.report(tmp_path / "page.html").read_text()
     assert "bee" in page
     axes = result.plot().axes[0]
@@ -211,10 +212,10 @@ def test_a_result_is_kept_and_loaded(result, tmp_path):
     assert loaded.records == result.records
     x = torch.rand(2, 1, 4, 4)
     assert torch.equal(loaded.model(x), result.model(x))
-    assert fedproto.analyse(loaded, ["scores"])["facts"]
+    assert fedproto.analyse(loaded, ["clients"])["metrics"]
     other = fedproto.load(path, model=module, data=federation(4))
     with pytest.raises(StoreError, match="changed since"):
-        fedproto.analyse(other, ["scores"])
+        fedproto.analyse(other, ["clients"])
     with pytest.raises(StoreError, match="holds no run"):
         fedproto.load_all(tmp_path / "nowhere")
 

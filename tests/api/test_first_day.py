@@ -23,7 +23,6 @@ from fedproto.data.images import open_image
 from fedproto.disk.integrity import sealed, unsealed
 from fedproto.errors import ConfigError, DataError, StoreError
 from fedproto.options import describe
-from fedproto.report.figures import captioned_picture
 from fedproto.store import RunStore
 from paper.output import Output
 
@@ -199,15 +198,6 @@ def test_a_broken_picture_is_named():
         open_image(b"no picture at all", "folder/mine.png")
     assert "folder/mine.png" in str(caught.value)
     assert "BytesIO" not in str(caught.value)
-
-
-def test_contact_sheets_show_the_names_of_classes():
-    inputs, labels = np.random.rand(6, 1, 4, 4), np.arange(6) % 3
-    federation = Federation.from_clients(
-        [(inputs, labels)], class_names=["ant", "bee", "cat"], test_fraction=0
-    )
-    captions = [captioned_picture(federation, index)[1] for index in range(4)]
-    assert captions == ["ant", "bee", "cat", "ant"]
 
 
 def test_pictures_of_other_settings_say_so(tmp_path):

@@ -299,6 +299,9 @@ def test_ffd_is_taken_within_delta_and_seed():
     found = discrepancy(ours, baseline)
     assert found.mean == pytest.approx((50 + 10) / 2)
     assert found.runs == 2
+    farther, nearest = of({(0.0, 0): 2.25}), of({(0.0, 0): -0.01})
+    assert discrepancy(farther, baseline).mean == pytest.approx(-50)
+    assert discrepancy(nearest, baseline).mean == 100, "nearer than can be told"
 
 
 @pytest.mark.parametrize("width", [3.4, 6.4, 12.4])

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import replace
+import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -12,20 +12,16 @@ import torch
 from PIL import Image
 
 import fedproto
-from fedproto import FedAvg
-from fedproto.analysis import embedding
-from fedproto.analysis.embedding import embed
+from fedproto.analysis.uncertainty import RELIABILITY
 from fedproto.cli import main
 from fedproto.data.base import data_root
 from fedproto.data.segmentation import palette
 from fedproto.errors import ConfigError, StoreError
 from fedproto.models.base import build_model
-from fedproto.report.analysing import read_parts
-from fedproto.report.results import StoredRun
+from fedproto.report.analysing import embed, read_measured, read_part
 from fedproto.report.style import class_colors
 from fedproto.store import RunStore
-from fedproto.types import RoundRecord
-from helpers import config_of
+from fedproto.types import VOID
 
 TINY = [
     "schedule.rounds=2",
@@ -89,29 +85,27 @@ def run_of(runs: Path, seed: int = 0) -> Path:
 
 def test_scores_per_client_and_class_are_those_of_the_model(runs):
     path = run_of(runs)
-    assert main(["analyse", str(path), "--what=scores"]) == 0
-    scores = read_parts(path, ["scores"])["scores"]
+    assert main(["analyse", str(path), "--what=clients"]) == 0
+    found = read_measured(path)
     store = RunStore.open(path)
     federation, state = store.config.data.load(data_root()), store.load_checkpoint()
     model = build_model(store.config.model, federation.input_shape, federation.num_classes, 0)
     model.load_state_dict(state.params)
-    right, labels = [], []
-    for client in federation.clients:
+    right, labels = {}, []
+    for number, client in enumerate(federation.clients):
         x, y = federation.samples.batch(client.test)
         with torch.no_grad():
-            right.append((model(x).argmax(dim=1) == y).double())
+            right[str(number)] = (model(x).argmax(dim=1) == y).double()
         labels.append(y)
-    per_client, per_class = scores["per_client"], scores["per_class"]
-    assert scores["round"] == 2
-    assert per_client["client"] == list(range(len(federation.clients)))
-    assert per_client["examples"] == [len(each) for each in right]
-    assert per_client["accuracy"] == pytest.approx([float(each.mean()) for each in right])
-    every, label = torch.cat(right), torch.cat(labels)
+    assert found.round == 2
+    expected = {client: float(each.mean()) for client, each in right.items()}
+    assert found.tables["client"] == pytest.approx(expected, abs=1e-5)
+    mean = sum(expected.values()) / len(expected)
+    assert found.metrics["mean_client_accuracy"] == pytest.approx(mean)
+    every, label = torch.cat([*right.values()]), torch.cat(labels)
     present = sorted(set(label.tolist()))
-    assert per_class["class"] == [str(place) for place in present]
-    assert per_class["examples"] == [int((label == place).sum()) for place in present]
-    expected = [float(every[label == place].mean()) for place in present]
-    assert per_class["accuracy"] == pytest.approx(expected)
+    expected = {str(place): float(every[label == place].mean()) for place in present}
+    assert found.tables["class"] == pytest.approx(expected, abs=1e-5)
 
 
 def test_calibration_and_measures_agree_with_those_taken_in_training(runs, tmp_path):
@@ -124,43 +118,61 @@ def test_calibration_and_measures_agree_with_those_taken_in_training(runs, tmp_p
     )
     assert main(["run", "quickstart", *options, f"--out={out}", "-q"]) == 0
     taken = RunStore.open(out).records()[-1].metrics
-    what = ["--what=calibration", "--what=measures"]
-    assert main(["analyse", str(out), *what]) == 0
-    parts = read_parts(out, ["calibration", "measures", "scores"])
-    assert parts.keys() == {"calibration", "measures"}
-    calibration, measures = parts["calibration"], parts["measures"]
-    assert calibration["ece"] == pytest.approx(taken["ece"])
-    bins = calibration["bins"]
-    assert bins[0].keys() == {"low", "high", "confidence", "accuracy", "count"}
+    names = ("dissimilarity", "margin", "ece", "mmd")
+    assert main(["analyse", str(out), *(f"--what={name}" for name in names)]) == 0
+    found = read_measured(out)
+    assert found.tables.keys() == set(RELIABILITY)
+    assert found.reference == str(central)
     federation = RunStore.open(out).config.data.load(data_root())
-    assert sum(each["count"] for each in bins) == len(federation.test_indices)
-    for name in ("dissimilarity", "aggregate_mean_margin", "mmd"):
-        assert measures[name] == pytest.approx(taken[name], rel=1e-5), name
+    assert sum(found.tables["bin count"].values()) == len(federation.test_indices)
+    assert found.tables == {
+        name: RunStore.open(out).records()[-1].tables[name] for name in RELIABILITY
+    }
+    for name in ("dissimilarity", "aggregate_mean_margin", "mmd", "ece"):
+        assert found.metrics[name] == pytest.approx(taken[name], rel=1e-5), name
     # Another run that never measured anything gets the same from the command line.
     other = run_of(runs)
-    assert main(["analyse", str(other), "--what=measures", f"--reference={central}"]) == 0
-    assert read_parts(other, ["measures"])["measures"]["mmd"] == pytest.approx(taken["mmd"])
+    assert main(["analyse", str(other), "--what=mmd", f"--reference={central}"]) == 0
+    assert read_measured(other).metrics["mmd"] == pytest.approx(taken["mmd"])
+
+
+def test_single_measures_join_those_found_before(runs, tmp_path):
+    out = tmp_path / "run"
+    shutil.copytree(run_of(runs), out)
+    shutil.rmtree(out / "analysis", ignore_errors=True)
+    file = out / "analysis/measures.json"
+    margins = {"aggregate_mean_margin", "margin_per_channel"}
+    for name, known in (("margin", margins), ("dissimilarity", {*margins, "dissimilarity"})):
+        assert main(["analyse", str(out), f"--what={name}"]) == 0
+        assert read_measured(out).metrics.keys() == known
+    kept = {**json.loads(file.read_text()), "mmd": 0.5, "reference": "elsewhere"}
+    file.write_text(json.dumps(kept))
+    assert main(["analyse", str(out), "--what=margin"]) == 0
+    assert json.loads(file.read_text()) == kept  # MMD stays what it was, with its reference
+    file.write_text("{")  # damaged: made anew
+    assert main(["analyse", str(out), "--what=margin"]) == 0
+    assert read_measured(out).metrics.keys() == margins
 
 
 def test_several_runs_give_a_table(runs, capsys):
-    options = ["--what=scores", "--what=measures"]
+    options = ["--what=clients", "--what=margin"]
     found = fedproto.load_all(runs / "fedavg")
-    lines = [fedproto.analyse(run, ["scores", "measures"])["facts"] for run in found]
+    lines = [fedproto.analyse(run, ["clients", "margin"]) for run in found]
     assert [line["round"] for line in lines] == [2, 2, 2]
-    assert all(line["aggregate_mean_margin"] >= 0 for line in lines)
+    assert all(line["metrics"]["aggregate_mean_margin"] >= 0 for line in lines)
     capsys.readouterr()
     assert main(["analyse", str(runs / "fedavg"), *options]) == 0
     text = capsys.readouterr().out
     assert "fedavg · seed 1" in text
-    head = next(line for line in text.splitlines() if "accuracy %" in line)
-    assert head.index("accuracy %") < head.index("AMM")
-    assert f"{100 * lines[1]['accuracy']:.1f}" in text
+    head = next(line for line in text.splitlines() if "mean client %" in line)
+    assert head.index("worst tenth %") < head.index("AMM")
+    assert f"{100 * lines[1]['metrics']['mean_client_accuracy']:.1f}" in text
 
 
 def test_embedding_holds_points_classes_and_colours(runs):
     path = run_of(runs)
     assert main(["analyse", str(path), "--what=embedding", "--samples=40"]) == 0
-    content = read_parts(path, ["embedding"])["embedding"]
+    content = read_part(path, "embedding", dict)
     assert content["method"] == "tsne"
     assert len(content["x"]) == len(content["y"]) == len(content["class"]) == 40
     assert len(content["classes"]) == len(content["colors"]) == 10
@@ -175,20 +187,17 @@ def test_segmentation_gets_maps_scores_and_measures(tmp_path):
     taken = RunStore.open(out).records()[-1].metrics
     assert {"dissimilarity", "aggregate_mean_margin", "ece"} <= taken.keys()
     assert main(["analyse", str(out), "--samples=60"]) == 0
-    parts = read_parts(out, ["scores", "calibration", "embedding", "measures"])
-    assert len(parts) == 4
-    scores, federation = parts["scores"], RunStore.open(out).config.data.load(data_root())
-    assert scores["per_client"].keys() == {"client", "examples", "miou"}
-    assert scores["per_class"].keys() == {"class", "examples", "iou"}
-    found = dict(zip(scores["per_class"]["class"], scores["per_class"]["iou"], strict=True))
-    for name, value in found.items():
-        assert value == pytest.approx(taken[f"iou_{name}"], abs=1e-9), name
-    pixels = sum(each["count"] for each in parts["calibration"]["bins"])
-    assert pixels == sum(scores["per_class"]["examples"])
-    assert parts["calibration"]["ece"] == pytest.approx(taken["ece"])
-    assert set(parts["embedding"]["class"]) <= {1, 2}
+    found, embedding = read_measured(out), read_part(out, "embedding", dict)
+    federation = RunStore.open(out).config.data.load(data_root())
+    assert {"mean_client_miou", "dissimilarity", "aggregate_mean_margin"} <= found.metrics.keys()
+    for name, value in found.tables["class"].items():
+        assert value == pytest.approx(taken[f"iou_{name}"], abs=1e-5), name
+    _, targets = federation.samples.batch(federation.test_indices)
+    assert sum(found.tables["bin count"].values()) == int((targets != VOID).sum())
+    assert found.metrics["ece"] == pytest.approx(taken["ece"])
+    assert set(embedding["class"]) <= {1, 2}
     colours = ["#{:02x}{:02x}{:02x}".format(*colour) for colour in palette()[:3].tolist()]
-    assert parts["embedding"]["colors"] == colours
+    assert embedding["colors"] == colours
     files = sorted(path.name for path in (out / "analysis/maps").iterdir())
     kinds = ["feature-entropy", "picture", "prediction", "softmax-entropy", "truth"]
     stems = sorted({name.split("-", 1)[0] for name in files})
@@ -203,8 +212,9 @@ def test_segmentation_gets_maps_scores_and_measures(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--what=score"], "what: unknown part 'score'; did you mean 'scores'?"),
-        (["--what=measures", "--reference=nowhere"], "measure.reference nowhere is not a run"),
+        (["--what=margins"], "what: unknown part 'margins'; did you mean 'margin'?"),
+        (["--what=mmd", "--reference=nowhere"], "measure.reference nowhere is not a run"),
+        (["--what=mmd"], "measure 'mmd' needs measure.reference"),
     ],
 )
 def test_mistakes_are_answered_in_one_line(runs, capsys, arguments, message):
@@ -226,9 +236,9 @@ def test_runs_that_cannot_be_looked_into_are_named(tmp_path, capsys):
 
 def test_a_damaged_file_is_named_with_its_remedy(tmp_path):
     (tmp_path / "analysis").mkdir()
-    (tmp_path / "analysis/scores.json").write_text("{")
-    with pytest.raises(StoreError, match=r"scores\.json cannot be read .* fedproto analyse"):
-        read_parts(tmp_path, ["scores"])
+    (tmp_path / "analysis/measures.json").write_text("{")
+    with pytest.raises(StoreError, match=r"measures\.json cannot be read .* fedproto analyse"):
+        read_measured(tmp_path)
 
 
 def test_clusters_stay_together_in_the_plane():
@@ -240,36 +250,6 @@ def test_clusters_stay_together_in_the_plane():
     np.fill_diagonal(distance, np.inf)
     assert (label[distance.argmin(axis=1)] == label).all()
     assert np.array_equal(places, embed(features))
-
-
-@pytest.mark.parametrize("block", [50, 10**6])
-def test_a_step_of_tsne_goes_down_the_divergence(monkeypatch, block):
-    """Against automatic differentiation of KL(P ‖ Q), however the pairs are cut into blocks."""
-    monkeypatch.setattr(embedding, "_BLOCK", block)
-    generator = torch.Generator().manual_seed(0)
-    near = embedding._affinities(
-        torch.randn(37, 5, dtype=torch.float64, generator=generator), perplexity=8.0
-    )
-    assert float(near.sum()) == pytest.approx(1)
-    assert torch.equal(near, near.t())
-    places = torch.randn(37, 2, generator=generator)
-    exact = places.double().requires_grad_()
-    others = ~torch.eye(37, dtype=torch.bool)
-    q = (1 / (1 + torch.cdist(exact, exact).square()))[others]
-    p = near.double()[others]
-    divergence = torch.special.xlogy(p, p).sum() - (p * (q / q.sum()).log()).sum()
-    (expected,) = torch.autograd.grad(divergence, exact)
-    assert torch.allclose(
-        embedding._gradient(places, near, 1.0).double(), expected, rtol=1e-4, atol=1e-7
-    )
-
-
-def test_neighbours_are_as_many_as_the_perplexity_says():
-    """Vectors at equal distances: each has the entropy that was asked for."""
-    square = torch.rand(6, 20, dtype=torch.float64).sort(dim=1).values * 1e4
-    chance = embedding._calibrated(square, math.log(7.0))
-    entropy = torch.special.entr(chance).sum(dim=1)
-    assert torch.allclose(entropy.exp(), torch.full_like(entropy, 7.0), rtol=1e-6)
 
 
 def test_vectors_that_are_all_the_same_and_too_few_ones():
@@ -285,25 +265,3 @@ def test_colours_of_classes():
     assert len(set(class_colors(10, label_maps=False))) == 10
     assert class_colors(11, label_maps=False)[0] == "#800000"
     assert len(set(class_colors(20, label_maps=False))) == 20
-
-
-def record(round_, attention, cohort=None):
-    return RoundRecord(
-        round=round_,
-        cohort=cohort or sorted(attention),
-        stragglers=[],
-        dropped=[],
-        epochs={},
-        attention=attention,
-        metrics={},
-        bytes_down=0,
-        bytes_up=0,
-        seconds=0.0,
-    )
-
-
-def test_the_spread_of_the_weights_over_clients_and_rounds():
-    records = [record(0, {0: 0.25, 2: 0.75}), record(1, {}, [1, 3]), record(2, {2: 1.0})]
-    run = StoredRun(Path("run"), config_of(FedAvg()), records)
-    assert run.attention_spread() == {"lowest": 0.5, "highest": 1.5, "deviation": 0.5}
-    assert replace(run, records=records[1:]).attention_spread() is None

@@ -124,8 +124,8 @@ def test_every_section_is_there_and_every_chart_is_drawn(page):
         ".map((one) => one.id)"
     )
     assert sections == [
-        "answer", "curves", "clients", "classes", "cost", "attention", "data-spread", "calibration",
-        "embedding", "maps", "configuration",
+        "answer", "curves", "clients", "classes", "cost", "attention", "calibration", "embedding",
+        "maps", "configuration",
     ]  # fmt: skip
     # A line per method, and thin ones for the two seeds of the first.
     assert len(page.find_elements("css selector", "#curves-panels path.curve")) == 4
@@ -134,7 +134,6 @@ def test_every_section_is_there_and_every_chart_is_drawn(page):
     assert len(page.find_elements("css selector", "#calibration-panels path.curve")) == 2
     assert len(page.find_elements("css selector", "#attention-panels path.curve")) == 2
     assert texts(page, "#classes-table thead th") == ["run", "cat", "dog", "bird"]
-    assert len(page.find_elements("css selector", ".data-chart image")) == 1
     assert len(page.find_elements("css selector", "#embedding-chart svg path")) == 153
     assert page.execute_script(
         "return document.getElementById('map-keys').innerText.includes('entropy') &&"
@@ -531,7 +530,7 @@ def test_sections_without_anything_take_a_line_that_says_how_to_fill_them(browse
         for line in browser.find_elements("css selector", "#absent li")
     }
     assert set(lines) == {
-        "attention", "clients", "classes", "data-spread", "calibration", "embedding", "maps",
+        "attention", "clients", "classes", "calibration", "embedding", "maps",
     }  # fmt: skip
     assert "fedproto report --analyse" in lines["calibration"]
     assert not browser.find_element("id", "calibration").is_displayed()

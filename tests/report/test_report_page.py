@@ -13,15 +13,9 @@ import pytest
 from fedproto.cli import main
 from fedproto.report import html as content_module
 from fedproto.report.html import page_content, render
-from fedproto.report.panels import (
-    DataPanels,
-    binned,
-    class_grid,
-    mean_shares,
-    page_run,
-    read_analysis,
-)
+from fedproto.report.panels import ClientData, binned, mean_shares, page_run
 from fedproto.report.results import find_runs
+from fedproto.store import RunStore
 from fedproto.types import POOLED
 from report_runs import (
     NASTY,
@@ -54,11 +48,6 @@ class Scripts(HTMLParser):
 
 def contents(*paths) -> dict:
     return page_content([page_run(run) for run in find_runs(paths)])
-
-
-def cells(grid) -> np.ndarray:
-    codes = np.frombuffer(base64.b64decode(grid["cells"]), dtype=np.uint8)
-    return codes.reshape(grid["rows"], grid["columns"])
 
 
 def weights(round_, attention):
@@ -99,11 +88,10 @@ def test_groups_hold_the_figures_of_the_tables(tmp_path):
 def test_fairness_by_hand(tmp_path):
     write_run(tmp_path / "run")
     write_analysis(tmp_path / "run")
-    file = tmp_path / "run" / "analysis" / "scores.json"
-    scores = json.loads(file.read_text())
-    scores["per_client"]["accuracy"] = [i / 20 for i in range(19, -1, -1)] + [None]
-    scores["per_client"]["client"] = list(range(21))
-    file.write_text(json.dumps(scores))
+    file = tmp_path / "run" / "analysis" / "measures.json"
+    measures = json.loads(file.read_text())
+    measures["tables"]["client"] = {str(i): (19 - i) / 20 for i in range(20)} | {"20": None}
+    file.write_text(json.dumps(measures))
     (group,) = contents(tmp_path)["groups"]
     fairness = group["fairness"]
     assert fairness["clients"] == 20
@@ -151,19 +139,24 @@ def test_a_damaged_analysis_is_named_and_left_out(tmp_path):
     write_run(tmp_path / "run")
     write_analysis(tmp_path / "run")
     folder = tmp_path / "run" / "analysis"
-    (folder / "scores.json").write_text('{"round": 3')
     embedding = json.loads((folder / "embedding.json").read_text())
     (folder / "embedding.json").write_text(
         json.dumps(embedding | {"colors": ["red", "url(x)", ""]})
     )
-    analysis = read_analysis(tmp_path / "run")
-    assert analysis.scores is None
-    assert analysis.embedding is None
-    assert analysis.calibration is not None
-    assert [("fedproto analyse" in text) for text in analysis.problems] == [True, True]
-    assert contents(tmp_path)["problems"] == analysis.problems
-    kinds = [path.stem.partition("-")[2] for path in analysis.maps]
-    assert kinds == ["picture", "truth", "prediction"]
+    (run,) = find_runs([tmp_path])
+    shown = page_run(run)
+    assert shown.embedding is None
+    assert "bin count" in shown.tables
+    assert [path.stem.partition("-")[2] for path in shown.maps] == [
+        "picture",
+        "truth",
+        "prediction",
+    ]
+    (folder / "measures.json").write_text('{"round": 3')
+    shown = page_run(run)
+    assert shown.tables == {}
+    assert [("fedproto analyse" in text) for text in shown.problems] == [True, True]
+    assert contents(tmp_path)["problems"] == shown.problems
 
 
 def test_long_curves_are_means_of_neighbours(tmp_path, monkeypatch):
@@ -190,9 +183,9 @@ def test_weights_are_told_in_multiples_of_the_uniform_share():
 def test_weights_and_scores_go_with_what_clients_hold(tmp_path):
     write_sweep(tmp_path)
     runs = [page_run(run) for run in find_runs([tmp_path])]
-    panels = DataPanels()
-    averaging, _ = page_content(runs, panels=panels)["groups"]
-    holdings = panels.holdings(runs[0].run.config)
+    data = ClientData()
+    averaging, _ = page_content(runs, data=data)["groups"]
+    holdings = data.of(runs[0].run.config)
     assert len(holdings.size) == 12
     for facts in (averaging["attention"], averaging["fairness"]):
         assert sum(bin_[4] for bin_ in facts["size"]) == 12
@@ -202,26 +195,27 @@ def test_weights_and_scores_go_with_what_clients_hold(tmp_path):
     assert [bin_[4] for bin_ in tenths] == [100] * 10
 
 
-def test_classes_of_label_maps_have_their_colours():
-    from fedproto import FedAvg
-    from fedproto.config import read_config
-    from helpers import config_of
-
-    data = {"name": "shapes", "images": 8, "size": 32, "classes": 2, "clients": 2}
-    (panel,) = DataPanels().of([read_config({**config_of(FedAvg()).to_dict(), "data": data})])
-    assert len(panel["classes"]) == 2
-    assert panel["colors"] == ["#800000", "#008000"]  # as in PASCAL VOC
+def test_classes_of_label_maps_have_their_colours(tmp_path):
+    write_run(tmp_path / "run")
+    write_analysis(tmp_path / "run")
+    names = ["background", "cat", "dog"]
+    RunStore.open(tmp_path / "run").describe(data={"class_names": names, "clients": 12})
+    shown = contents(tmp_path)
+    assert shown["maps"][0]["classes"] == [("cat", "#800000"), ("dog", "#008000")], "as in VOC"
+    assert shown["runs"][0]["data"] == "clients 12"
 
 
 def test_the_reliability_of_seeds_is_pooled(tmp_path):
     write_sweep(tmp_path)
     for seed, accuracy in ((0, 0.2), (1, 0.6)):
-        file = tmp_path / f"avg-{seed}" / "analysis" / "calibration.json"
-        bins = [{"low": 0.5, "high": 1, "confidence": 0.8, "accuracy": accuracy, "count": 1 + seed}]
-        file.write_text(json.dumps({"round": 3, "ece": 1, "bins": bins}))
+        file = tmp_path / f"avg-{seed}" / "analysis" / "measures.json"
+        values = {"bin count": 1 + seed, "bin accuracy": accuracy, "bin confidence": 0.8}
+        tables = {name: {"0.8": value} for name, value in values.items()}
+        file.write_text(json.dumps({"round": 3, "ece": 1, "tables": tables}))
     averaging, _ = contents(tmp_path)["groups"]
     (bin_,) = averaging["calibration"]["bins"]
     assert bin_["count"] == 3
+    assert (bin_["low"], bin_["high"]) == pytest.approx((0.8 - 1 / 15, 0.8))
     assert bin_["accuracy"] == pytest.approx((0.2 + 2 * 0.6) / 3)
     assert averaging["calibration"]["ece"] == pytest.approx(0.8 - bin_["accuracy"])
 
@@ -236,15 +230,6 @@ def test_what_was_spent_after_each_round(tmp_path):
     (run,) = contents(tmp_path)["runs"]
     spent = np.frombuffer(base64.b64decode(run["seconds"]["spent"]), dtype="<f4")
     assert spent.tolist() == [0.25, 0.5, 0.75, 1.0, 4.0, 5.0]
-
-
-def test_class_counts_by_hand():
-    grid = class_grid(np.array([[1, 0], [10, 100]]))
-    assert (grid["low"], grid["high"]) == (0, 2)
-    assert cells(grid).tolist() == [[1, 128], [0, 255]]
-    many = class_grid(np.ones((601, 3), dtype=np.int64))
-    assert (many["columns"], many["column_span"], many["total_columns"]) == (151, 4, 601)
-    assert (cells(many) == 1).all()
 
 
 def test_what_cannot_be_written_or_found_is_named(tmp_path, capsys):
@@ -268,11 +253,11 @@ def test_data_that_is_not_there_leaves_the_rest_of_the_page(tmp_path, monkeypatc
     monkeypatch.setenv("FEDPROTO_DATA", str(tmp_path / "nothing"))
     own = config_of(FedAvg())
     mnist = read_config({**own.to_dict(), "data": {"name": "mnist"}})
-    missing, without = DataPanels().of([mnist, replace(mnist, seed=1), own])
-    assert missing["name"] == "mnist"
-    assert missing["grid"] is None
-    assert missing["problem"]
-    assert "Python" in without["problem"]
+    assert [ClientData().of(config) for config in (mnist, own)] == [None, None]
+    write_run(tmp_path / "run")
+    RunStore.create(tmp_path / "missing", replace(mnist, seed=1))
+    runs = [page_run(run) for run in find_runs([tmp_path])]
+    assert len(page_content(runs, data=ClientData())["groups"]) == 2
 
 
 def test_a_page_before_the_first_round(tmp_path):
@@ -297,11 +282,10 @@ def test_what_is_missing_is_analysed_when_asked(tmp_path, capsys):
     write_run(tmp_path / "bare", rounds=2)
     assert main(["report", str(tmp_path), "--analyse", "--no-data"]) == 0
     assert "not analysed: " in capsys.readouterr().err
-    analysis = read_analysis(tmp_path / "run")
-    assert analysis.scores is not None
-    assert analysis.calibration is not None
-    written = (tmp_path / "run" / "analysis" / "scores.json").stat().st_mtime_ns
+    file = tmp_path / "run" / "analysis" / "measures.json"
+    assert "bin count" in json.loads(file.read_text())["tables"]
+    written = file.stat().st_mtime_ns
     assert main(["report", str(tmp_path), "--analyse", "--no-data"]) == 0
-    assert (tmp_path / "run" / "analysis" / "scores.json").stat().st_mtime_ns == written
+    assert file.stat().st_mtime_ns == written
     groups = contents(tmp_path)["groups"]
     assert [group["fairness"] is not None for group in groups].count(True) == 1

@@ -132,7 +132,7 @@ def test_changed_folders_are_noticed_by_reuse_resume_and_analyse(
     (tmp_path / "own.toml").write_text(RECIPE)
     assert main(["run", "own.toml", "--out=run", "-q"]) == 0
     assert main(["run", "own.toml", "--out=run", "--reuse", "-q"]) == 0
-    assert main(["analyse", "run", "--what=scores"]) == 0
+    assert main(["analyse", "run", "--what=clients"]) == 0
     add_client(pictures, "dora")
     capsys.readouterr()
     for command in (["run", "own.toml", "--out=run", "--reuse"], ["analyse", "run"]):
@@ -149,7 +149,7 @@ def test_own_data_is_found_from_any_folder(tmp_path, monkeypatch):
     assert main(["run", "own.toml", "--out=run", "-q"]) == 0
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    assert main(["analyse", "../run", "--what=scores"]) == 0
+    assert main(["analyse", "../run", "--what=clients"]) == 0
     monkeypatch.chdir(tmp_path)
     assert main(["run", "own.toml", "--out=run", "--reuse", "-q"]) == 0
 

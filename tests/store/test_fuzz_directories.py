@@ -39,7 +39,7 @@ def folder(tmp_path_factory):
     (store.path / "checkpoints" / "round-000003.safetensors").unlink()
     outside = folder / "outside"
     outside.mkdir()
-    for name in ("README.md", "round-000001.safetensors", "scores.json"):
+    for name in ("README.md", "round-000001.safetensors", "measures.json"):
         (outside / name).write_text("mine")
     return folder
 
@@ -133,7 +133,7 @@ NAMES = [
     ".lock", "run.json", "rounds.jsonl", "report.html", "report.html.partial", "run.json.partial",
     "rounds.jsonl.partial", "checkpoints", "checkpoints/round-000003.safetensors",
     "checkpoints/round-000001.safetensors", "checkpoints/x.partial", "clients", "analysis",
-    "analysis/scores.json", "analysis/maps", "export", "export/README.md",
+    "analysis/measures.json", "analysis/maps", "export", "export/README.md",
     "export/model.safetensors", "figures/accuracy.png", "tensorboard", "nodes",
     "suspensions.json",
 ]  # fmt: skip
@@ -173,7 +173,7 @@ def plant(path: Path, kind: str, outside: Path) -> None:
 @example(planted={"rounds.jsonl": "pipe"}, command="resume")
 @example(planted={"rounds.jsonl": "zeros"}, command="check")
 @example(planted={"run.json": "pipe"}, command="compare")
-@example(planted={"analysis/scores.json": "pipe"}, command="report")
+@example(planted={"analysis/measures.json": "pipe"}, command="report")
 @example(planted={"checkpoints/round-000001.safetensors": "pipe"}, command="check")
 @pytest.mark.timeout(max(300, CASES))
 def test_links_and_pipes(folder, planted, command):

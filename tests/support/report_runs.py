@@ -81,29 +81,15 @@ def write_analysis(path: Path, *, clients: int = 12, level: float = 0.8) -> None
     def save(name: str, content: object) -> None:
         (folder / name).write_text(json.dumps(content))
 
-    save(
-        "scores.json",
-        {
-            "round": 30,
-            "per_client": {
-                "client": list(range(clients)),
-                "examples": [10] * clients,
-                "accuracy": np.clip(rng.normal(level, 0.15, clients), 0, 1).tolist(),
-            },
-            "per_class": {"class": names, "examples": [40] * 3, "accuracy": [level, 0.5, 0.9]},
-        },
-    )
-    bins = [
-        {
-            "low": i / 5,
-            "high": i / 5 + 0.2,
-            "confidence": i / 5 + 0.1,
-            "accuracy": i / 6,
-            "count": i,
-        }
-        for i in range(5)
-    ]
-    save("calibration.json", {"round": 30, "ece": 0.061, "bins": bins})
+    scores = np.clip(rng.normal(level, 0.15, clients), 0, 1).tolist()
+    tables = {
+        "client": {str(client): score for client, score in enumerate(scores)},
+        "class": dict(zip(names, (level, 0.5, 0.9), strict=True)),
+        "bin count": {f"{i / 15:.4g}": i for i in range(3, 15, 3)},
+        "bin accuracy": {f"{i / 15:.4g}": i / 18 for i in range(3, 15, 3)},
+        "bin confidence": {f"{i / 15:.4g}": i / 15 - 0.03 for i in range(3, 15, 3)},
+    }
+    save("measures.json", {"round": 30, "ece": 0.061, "reference": None, "tables": tables})
     labels = rng.randint(0, 3, 150)
     centers = np.array([(0, 0), (20, 5), (8, 18)])
     places = centers[labels] + rng.normal(0, 3, (150, 2))

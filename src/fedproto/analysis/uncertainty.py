@@ -13,8 +13,6 @@ Shapes: B samples, C classes, S bins.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -24,22 +22,8 @@ from torch.nn import functional as F  # noqa: N812 - the name everyone uses
 from fedproto.types import VOID
 
 BINS = 15
-
-
-@dataclass(frozen=True)
-class Bin:
-    """Predictions of about the same confidence, in ``(low, high]``.
-
-    Attributes:
-        confidence: Mean confidence; the middle of the bin when it is empty.
-        accuracy: Share of correct predictions; 0 when it is empty.
-    """
-
-    low: float
-    high: float
-    confidence: float
-    accuracy: float
-    count: int
+RELIABILITY = ("bin count", "bin accuracy", "bin confidence")
+"""The tables of a reliability diagram."""
 
 
 def tally_confidence(scores: Tensor, targets: Tensor, bins: int = BINS) -> Tensor:
@@ -72,22 +56,18 @@ def calibration_error(tally: Tensor) -> float:
     return float((correct - confidence).abs().sum() / count.sum().clamp(min=1))
 
 
-def reliability(tally: Tensor) -> list[Bin]:
-    """The bins of a reliability diagram."""
-    number = tally.shape[1]
-    bins = []
-    for bin_, (count, correct, confidence) in enumerate(tally.T.tolist()):
-        low, high = bin_ / number, (bin_ + 1) / number
-        bins.append(
-            Bin(
-                low=low,
-                high=high,
-                confidence=confidence / count if count else (low + high) / 2,
-                accuracy=correct / count if count else 0.0,
-                count=int(count),
-            )
-        )
-    return bins
+def reliability(tally: Tensor) -> dict[str, dict[str, float]]:
+    """A reliability diagram: the count, accuracy and confidence of each bin that is not empty.
+
+    Bins go by their upper end.
+    """
+    found: dict[str, dict[str, float]] = {name: {} for name in RELIABILITY}
+    for bin_, (count, correct, confidence) in enumerate(tally.T.tolist(), start=1):
+        if count:
+            values = count, correct / count, confidence / count
+            for name, value in zip(RELIABILITY, values, strict=True):
+                found[name][f"{bin_ / tally.shape[1]:.4g}"] = value
+    return found
 
 
 def shannon_entropy(probabilities: Tensor, dim: int = 1) -> Tensor:

@@ -194,25 +194,31 @@ def analyse(
 
     Args:
         result: The run; files go to the folder ``analysis`` of its directory, where it has one.
-        what: Which parts (scores, calibration, measures, embedding, maps); all by default.
+        what: Names of measures, "embedding" and "maps"; by default what `fedproto analyse` does.
         reference: Directory of a finished run of strategy 'centralized', for MMD.
         samples: Features in the t-SNE at most.
 
     Returns:
-        What each part found, by name, and its main figures as ``facts``.
+        The ``round`` of the model, the measures' ``metrics`` by name, their ``tables`` (scores per
+        client and per class, the reliability diagram), and the ``embedding`` or None.
 
     Raises:
         FedprotoError: If a part is unknown, or the run's data or model are not at hand.
     """
     request = analysing.AnalysisRequest(
-        what=tuple(analysing.PARTS if what is None else what),
+        what=tuple(what or ()),
         reference=None if reference is None else str(reference),
         samples=samples,
     )
     model = None if result.build is None else result.build()
     subject = open_subject(result.directory, result.federation, model, result.state)
-    facts = {"round": subject.state.round, **analysing.analyse(subject, request)}
-    return {"facts": facts, **analysing.read_parts(result.directory, request.what)}
+    taken = analysing.analyse(subject, request)
+    return {
+        "round": subject.state.round,
+        "metrics": taken.metrics,
+        "tables": taken.tables,
+        "embedding": analysing.read_part(result.directory, analysing.EMBEDDING, dict),
+    }
 
 
 def predict(result: Result, images: Any) -> Sequence[ClassPrediction | MapPrediction]:

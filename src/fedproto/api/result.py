@@ -26,7 +26,7 @@ from fedproto.options import options_to_dict, read_options
 from fedproto.report.arrangement import Arrangement, arrange
 from fedproto.report.figures import curves
 from fedproto.report.html import write_page
-from fedproto.report.panels import DataPanels
+from fedproto.report.panels import ClientData
 from fedproto.report.results import StoredRun, main_score
 from fedproto.report.summary import Summary, summarize
 from fedproto.rounds.identity import data_identity
@@ -281,8 +281,8 @@ class Results(Sequence[Result]):
 
     def report(self, path: str | Path) -> Path:
         """Writes the HTML page about the runs."""
-        panels = DataPanels(next((each.data for each in self if each.data is not None), None))
-        write_page([result.directory for result in self], Path(path), title="runs", panels=panels)
+        data = ClientData(next((each.data for each in self if each.data is not None), None))
+        write_page([result.directory for result in self], Path(path), title="runs", data=data)
         return Path(path)
 
     def _arranged(self) -> Arrangement:

@@ -31,7 +31,7 @@ from fedproto.data.fetch import fetch as fetch_files
 from fedproto.data.statistics import statistics
 from fedproto.errors import DataError
 from fedproto.options import read_options
-from fedproto.report.figures import class_mix_figure, draw_contact_sheet
+from fedproto.report.figures import class_mix_figure
 from fedproto.report.style import save_figure
 
 group = typer.Typer(name="data", help=__doc__, no_args_is_help=True)
@@ -107,16 +107,12 @@ def plot(
     settings: Settings = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the PNG files.")] = None,
 ) -> None:
-    """Draw how classes are spread over clients, and a contact sheet of the clients' images."""
+    """Draw how classes are spread over clients."""
     federation = _load(_configured(name, settings))
     folder = out or Path("plots")
     folder.mkdir(parents=True, exist_ok=True)
     figure = class_mix_figure([("", federation)])
-    written = [save_figure(figure, folder / f"{name}-classes.png")]
-    if len(federation.input_shape) == 3:
-        written.append(draw_contact_sheet(federation, folder / f"{name}-samples.png"))
-    for path in written:
-        echo(f"wrote {path}")
+    echo(f"wrote {save_figure(figure, folder / f'{name}-classes.png')}")
 
 
 def prepare_all(sources: Sequence[DataSource]) -> None:

@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.progress import track
 
+from fedproto.analysis.uncertainty import RELIABILITY
 from fedproto.api import analyse, load
 from fedproto.api.table import Table
 from fedproto.cli.terminal import Best, Directories, Metric, Target, echo, print_table
@@ -20,37 +21,34 @@ from fedproto.data import DataSource, Federation, data_root
 from fedproto.engines.auto import threads
 from fedproto.engines.base import available_cores
 from fedproto.errors import ConfigError, DataError, FedprotoError
-from fedproto.report.analysing import MARGIN, PARTS
+from fedproto.measures.scores import CLIENT_SCORES, PER_CLIENT
+from fedproto.report.analysing import EMBEDDING, MAPS, PARTS
 from fedproto.report.arrangement import arrange
 from fedproto.report.html import write_page
-from fedproto.report.panels import DataPanels
+from fedproto.report.panels import ClientData, page_run
 from fedproto.report.results import StoredRun, find_runs
 
-# The parts that the report page shows, and the file that shows whether one was made.
-PAGE_PARTS = {
-    "scores": "scores.json",
-    "calibration": "calibration.json",
-    "embedding": "embedding.json",
-    "maps": "maps",
-}
 COLUMNS = {
-    "accuracy": "accuracy %",
-    "miou": "mIoU %",
-    "worst tenth of clients": "10 % of clients below %",
+    **{
+        prefix + score: f"{title} %"
+        for score in ("accuracy", "miou")
+        for prefix, title in CLIENT_SCORES.items()
+    },
     "ece": "ECE %",
-    MARGIN: "AMM",
+    "aggregate_mean_margin": "AMM",
     "dissimilarity": "dissimilarity",
     "mmd": "MMD²",
 }
 
 Outcome: TypeAlias = "dict[str, float] | FedprotoError"
-"""The round of a model and what was found; or why it was not analysed."""
+"""What was measured of a model; or why it was not analysed."""
 
 
 def analyse_runs(
     directories: Directories,
     what: Annotated[
-        list[str] | None, typer.Option(help=f"Only this part; repeatable: {', '.join(PARTS)}.")
+        list[str] | None,
+        typer.Option(help=f"Only this part or measure; repeatable: {', '.join(PARTS)}."),
     ] = None,
     reference: Annotated[
         Path | None, typer.Option(help="A finished run of strategy 'centralized', for MMD.")
@@ -60,20 +58,19 @@ def analyse_runs(
 ) -> None:
     """Analyse the newest models of runs; files go to the folder 'analysis' of each."""
     runs = find_runs(directories)
-    tasks = [(run, tuple(what or PARTS)) for run in runs]
-    rows = []
-    groups = arrange(runs).split().groups
+    tasks = [(run, tuple(what or ())) for run in runs]
+    cells: dict[Path, dict[str, str]] = {}
     found = _analysed(tasks, best=best, reference=reference, samples=samples)
-    for group, facts in zip(groups, found, strict=True):
+    for run, facts in zip(runs, found, strict=True):
         if isinstance(facts, FedprotoError):
             raise facts
-        cells = {
+        cells[run.path] = {
             column: f"{100 * facts[name]:.1f}" if column.endswith("%") else f"{facts[name]:.4g}"
             for name, column in COLUMNS.items()
             if name in facts
         }
-        rows.append({"run": group.title, **cells})
-    print_table(Table(rows))
+    groups = arrange(runs).split().groups
+    print_table(Table([{"run": group.title, **cells[group.runs[0].path]} for group in groups]))
     for run in runs:
         echo(f"wrote {run.path / 'analysis'}", err=True)
 
@@ -85,10 +82,15 @@ def analyse_missing(directories: Sequence[Path]) -> None:
     """
     tasks = []
     for run in find_runs(directories):
-        missing = tuple(
-            name for name, file in PAGE_PARTS.items() if not (run.path / "analysis" / file).exists()
-        )
-        if set(missing) - {"maps"}:  # only segmentation has them
+        shown = page_run(run)
+        there = {
+            "clients": PER_CLIENT in shown.tables,
+            "ece": RELIABILITY[0] in shown.tables,
+            EMBEDDING: shown.embedding is not None,
+            MAPS: bool(shown.maps),
+        }
+        missing = tuple(name for name, found in there.items() if not found)
+        if set(missing) - {MAPS}:  # only segmentation has them
             tasks.append((run, missing))
     for result in _analysed(tasks):
         if isinstance(result, FedprotoError):
@@ -108,8 +110,8 @@ def _analysed(
             return type(federation)(f"{run.path}: {federation}")
         try:
             result = load(run.path, data=federation, best=best)
-            facts: dict[str, float] = analyse(result, what, **options)["facts"]
-            return facts
+            metrics: dict[str, float] = analyse(result, what, **options)["metrics"]
+            return metrics
         except FedprotoError as error:
             return error
 
@@ -156,7 +158,8 @@ def report(
     metric: Metric = None,
     target: Target = None,
     data: Annotated[
-        bool, typer.Option("--data/--no-data", help="Show how clients share the data.")
+        bool,
+        typer.Option("--data/--no-data", help="Load the data, for scores by what clients hold."),
     ] = True,
     with_analysis: Annotated[
         bool, typer.Option("--analyse", help="First analyse models that were not analysed yet.")
@@ -172,7 +175,7 @@ def report(
         title=title,
         metric=metric,
         target=target,
-        panels=DataPanels() if data else None,
+        data=ClientData() if data else None,
     )
     for problem in problems:
         echo(f"left out: {problem}", err=True)

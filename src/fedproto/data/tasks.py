@@ -40,14 +40,12 @@ class Task(abc.ABC):
     Attributes:
         headline: The score by which models are compared first.
         label_maps: Whether targets are maps with a label per pixel, class 0 the background.
-        class_score: The score of a class.
         one_label: Whether a sample has one label and the loss is its plain cross-entropy, which
             faster paths compute by themselves.
     """
 
     headline: ClassVar[str]
     label_maps: ClassVar[bool] = False
-    class_score: ClassVar[str] = "accuracy"
     one_label: ClassVar[bool] = False
 
     class_names: tuple[str, ...] = ()
@@ -186,7 +184,6 @@ class Segmentation(Task):
 
     headline = "miou"
     label_maps = True
-    class_score = "iou"
 
     def loss(self, scores: Tensor, targets: Tensor) -> Tensor:
         """Cross-entropy, the mean over the pixels that are not void; 0 where all of them are."""

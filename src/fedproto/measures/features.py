@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedproto.analysis.discrepancy import grouped_mmd2, median_bandwidth
+from fedproto.analysis.discrepancy import median_bandwidth, mmd2
 from fedproto.analysis.dissimilarity import mean_and_error
 from fedproto.equations import aggregate_mean_margin
 from fedproto.errors import ConfigError
@@ -83,8 +83,9 @@ class DiscrepancyMeasure(ComparingMeasure):
                 f" {tuple(self._features.shape)} than the run {tuple(found.shape)}; train it with"
                 " the same model"
             )
-        values = grouped_mmd2(found, self._features, sizes, self.bandwidth)
-        return {"mmd": float(values.mean())}
+        pairs = zip(found.split(sizes), self._features.split(sizes), strict=True)
+        values = [mmd2(ours, other, self.bandwidth, paired=True) for ours, other in pairs]
+        return {"mmd": float(np.mean(values))}
 
     def _drawn(self, client: int, test: Indices) -> Indices:
         """A client's held-out samples in random order, at most as many as are asked for."""

@@ -7,57 +7,32 @@ over its test samples, or its IoU over all test pixels.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 
 from fedproto.analysis.probe import Probe
-from fedproto.analysis.uncertainty import calibration_error
+from fedproto.analysis.uncertainty import calibration_error, reliability
 from fedproto.measures.base import MEASURES, Measure
 from fedproto.types import POOLED, ServerState
 
 
-@dataclass(frozen=True)
-class Scores:
-    """One score per client by number, or per class by name, that has test samples or pixels."""
-
-    metric: str
-    of: list[int] | list[str]
-    examples: list[int]
-    values: list[float]
-
-    def table(self, kind: str) -> dict[str, Any]:
-        """As columns, whose first is called after what the scores are of."""
-        return {kind: self.of, "examples": self.examples, self.metric: self.values}
-
-    def rounded(self, digits: int) -> dict[str, float]:
-        """The scores by what they are of, in text."""
-        return {
-            str(one): round(value, digits) for one, value in zip(self.of, self.values, strict=True)
-        }
-
-
-def score_clients(probe: Probe, state: ServerState) -> Scores:
-    """The task's main score on each client's own test part.
+def score_clients(probe: Probe, state: ServerState) -> dict[str, float]:
+    """The task's main score on each client's own test part, by client.
 
     Clients without test samples, or whose test part has no object for a mean IoU, are left out.
     """
-    metric, federation = probe.task.headline, probe.federation
-    clients, examples, values = [], [], []
-    tested = [client.test for client in federation.clients]
+    metric, found = probe.task.headline, {}
+    tested = [client.test for client in probe.federation.clients]
     for client, tally in enumerate(probe.tallies(state, tested)):
         scores = {} if tally is None else probe.task.metrics(tally)
         if metric in scores:
-            clients.append(client)
-            examples.append(len(tested[client]))
-            values.append(scores[metric])
-    return Scores(metric, clients, examples, values)
+            found[str(client)] = scores[metric]
+    return found
 
 
-def score_classes(probe: Probe, state: ServerState) -> Scores:
-    """Accuracy or IoU per class over the test parts of all clients."""
+def score_classes(probe: Probe, state: ServerState) -> dict[str, float]:
+    """Accuracy or IoU over the test parts of all clients, by class."""
     federation, test = probe.federation, probe.federation.test_indices
     classes = federation.num_classes
     confusion = torch.zeros(classes, classes, dtype=torch.int64)
@@ -69,13 +44,9 @@ def score_classes(probe: Probe, state: ServerState) -> Scores:
         )
     true, correct = confusion.sum(dim=1), confusion.diagonal()
     total = true + confusion.sum(dim=0) - correct if probe.task.label_maps else true
+    shares = (correct.double() / total.clamp(min=1)).tolist()
     present = np.flatnonzero(true.numpy())
-    return Scores(
-        metric=probe.task.class_score,
-        of=[federation.class_name(int(label)) for label in present],
-        examples=true[present].tolist(),
-        values=(correct.double() / total.clamp(min=1))[present].tolist(),
-    )
+    return {federation.class_name(int(label)): shares[label] for label in present}
 
 
 PER_CLIENT, PER_CLASS = "client", "class"
@@ -112,14 +83,18 @@ class ClientsMeasure(Measure):
     def take(self, state: ServerState) -> Mapping[str, float | Mapping[str, float]]:
         """Three metrics and two tables; nothing where nobody has test samples."""
         clients = score_clients(self.probe, state)
-        if not clients.values:
+        if not clients:
             return {}
-        summary = zip(CLIENT_SCORES, summarize_clients(clients.values), strict=True)
+        summary = zip(CLIENT_SCORES, summarize_clients([*clients.values()]), strict=True)
         return {
-            **{prefix + clients.metric: value for prefix, value in summary},
-            PER_CLIENT: clients.rounded(DIGITS),
-            PER_CLASS: score_classes(self.probe, state).rounded(DIGITS),
+            **{prefix + self.probe.task.headline: value for prefix, value in summary},
+            PER_CLIENT: _rounded(clients),
+            PER_CLASS: _rounded(score_classes(self.probe, state)),
         }
+
+
+def _rounded(scores: Mapping[str, float]) -> dict[str, float]:
+    return {name: round(value, DIGITS) for name, value in scores.items()}
 
 
 ROW_NORM = "row norm"
@@ -133,10 +108,10 @@ class HeadMeasure(Measure):
         """Two tables, by class; rows where the model's last layer has one per class."""
         scores, norms = score_classes(self.probe, state), self.probe.row_norms(state)
         named = {
-            self.probe.federation.class_name(index): round(norm, DIGITS)
+            self.probe.federation.class_name(index): norm
             for index, norm in enumerate([] if norms is None else norms.tolist())
         }
-        return {PER_CLASS: scores.rounded(DIGITS), ROW_NORM: named}
+        return {PER_CLASS: _rounded(scores), ROW_NORM: _rounded(named)}
 
 
 TRAINING_LOSS = "aggregate_train_loss"
@@ -157,7 +132,11 @@ class TrainingLossMeasure(Measure):
 class CalibrationMeasure(Measure):
     """Expected calibration error on the test parts of all clients, per pixel for label maps."""
 
-    def take(self, state: ServerState) -> dict[str, float]:
-        """Nothing where nobody has test samples."""
+    def take(self, state: ServerState) -> Mapping[str, float | Mapping[str, float]]:
+        """The error, and a reliability diagram as tables; nothing without test samples."""
         test = self.probe.federation.test_indices
-        return {"ece": calibration_error(self.probe.confidences(state, test))} if len(test) else {}
+        if not len(test):
+            return {}
+        tally = self.probe.confidences(state, test)
+        tables = {name: _rounded(table) for name, table in reliability(tally).items()}
+        return {"ece": calibration_error(tally), **tables}

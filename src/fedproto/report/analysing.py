@@ -1,9 +1,7 @@
 """Analyses of a run's newest model, written to the run's folder ``analysis``.
 
-    scores.json       per client and per class
-    calibration.json  expected calibration error and reliability bins
+    measures.json     measures by name, and their tables: per client, per class, per confidence
     embedding.json    t-SNE of held-out features
-    measures.json     aggregate mean margin, gradient dissimilarity, MMD
     maps/             label maps and entropy maps of some held-out pictures
 
 Every file has the round of the model; the HTML page shows them.
@@ -14,35 +12,27 @@ from __future__ import annotations
 import importlib.util
 import io
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+import math
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from fedproto.analysis.embedding import embed
 from fedproto.analysis.probe import Probe
-from fedproto.analysis.uncertainty import (
-    calibration_error,
-    feature_entropy,
-    relative,
-    reliability,
-    softmax_entropy,
-    upsampled,
-)
+from fedproto.analysis.uncertainty import feature_entropy, relative, softmax_entropy, upsampled
 from fedproto.config import RunConfig
 from fedproto.data.federation import Federation
 from fedproto.data.segmentation import palette
-from fedproto.disk.files import Folder, explained, write_atomically
-from fedproto.disk.files import content as read_content
+from fedproto.disk.files import Folder, content, explained, write_atomically
 from fedproto.disk.integrity import DamagedError, read_json
 from fedproto.errors import ConfigError, DataError, StoreError, install, unknown_name
-from fedproto.measures.base import Gauge
-from fedproto.measures.scores import score_classes, score_clients, summarize_clients
+from fedproto.measures.base import MEASURES, Gauge, Taken
 from fedproto.report.style import class_colors, picture_of
 from fedproto.rng import Purpose, stream
 from fedproto.rounds.identity import check_reference, check_same, data_identity, reference_state
@@ -53,37 +43,46 @@ from fedproto.types import ServerState
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+T = TypeVar("T")
+
+EMBEDDING, MAPS = "embedding", "maps"
+PARTS = ("clients", "ece", "margin", "dissimilarity", "mmd", EMBEDDING, MAPS)
+"""What is analysed by default, as far as it can be; MMD needs a reference."""
+
 PICTURES_EMBEDDED = 100
 """Pictures for t-SNE of label maps, each of which gives hundreds of feature vectors."""
 
 PICTURES_MAPPED = 4
 
-MARGIN = "aggregate_mean_margin"
-
 # From dark blue to yellow, safe for all common kinds of colour vision.
 _HEAT = np.array(
     [(0, 34, 78), (65, 77, 107), (124, 123, 120), (188, 175, 111), (254, 232, 56)], dtype=np.float64
 )
+# All that reading and checking a file of arbitrary content can raise.
+_DAMAGES = (
+    StoreError,
+    DamagedError,
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Subject:
-    """A run's newest model with its data, ready to be analysed.
-
-    Attributes:
-        facts: Results by name, for a table.
-    """
+    """A run's newest model with its data, ready to be analysed."""
 
     path: Path
     config: RunConfig
     state: ServerState
     probe: Probe
-    facts: dict[str, float] = field(default_factory=dict)
 
-    def write(self, name: str, content: Mapping[str, Any]) -> None:
+    def write(self, name: str, found: Mapping[str, Any]) -> None:
         """Writes one file of the analysis."""
-        text = json.dumps({"round": self.state.round, **content}, indent=1, allow_nan=False)
-        write_atomically(self.path / "analysis" / name, text.encode() + b"\n")
+        text = json.dumps({"round": self.state.round, **found}, indent=1, allow_nan=False)
+        write_atomically(self.path / "analysis" / f"{name}.json", text.encode() + b"\n")
 
 
 def open_subject(
@@ -122,53 +121,64 @@ class AnalysisRequest:
     """Options of an analysis.
 
     Attributes:
-        what: Names out of `PARTS`.
+        what: Measures, "embedding" and "maps"; when empty, those of `PARTS` that are possible.
         reference: Directory of a centrally trained run, for MMD; the run's own when None.
         samples: Features in the t-SNE at most.
     """
 
-    what: tuple[str, ...]
+    what: tuple[str, ...] = ()
     reference: str | None = None
     samples: int = 2000
 
     def __post_init__(self) -> None:
+        known = [*MEASURES.names(), EMBEDDING, MAPS]
         for name in self.what:
-            if name not in PARTS:
-                raise ConfigError(f"what: {unknown_name('part', name, [*PARTS])}")
+            if name not in known:
+                raise ConfigError(f"what: {unknown_name('part', name, known)}")
 
 
-def analyse(subject: Subject, request: AnalysisRequest) -> dict[str, float]:
-    """Writes the requested parts and returns the results for a table."""
+def analyse(subject: Subject, request: AnalysisRequest) -> Taken:
+    """Writes the requested parts and returns what was measured."""
+    reference = request.reference or subject.config.measure.reference
+    impossible = {
+        "mmd": reference is None,
+        EMBEDDING: importlib.util.find_spec("sklearn") is None,
+        MAPS: not subject.probe.task.label_maps or importlib.util.find_spec("PIL") is None,
+    }
+    what = request.what or [name for name in PARTS if not impossible.get(name)]
     with explained(subject.path / "analysis", " cannot be written", ""):
         Folder(subject.path).make("analysis")
-        for name in request.what:
-            PARTS[name](subject, request)
-    return subject.facts
+        found = _measure(subject, [one for one in what if one not in (EMBEDDING, MAPS)], reference)
+        if EMBEDDING in what:
+            _embed_features(subject, request)
+        if MAPS in what and subject.probe.task.label_maps:
+            _draw_maps(subject)
+    return found
 
 
-def _scores(subject: Subject, request: AnalysisRequest) -> None:
-    del request
-    probe, task = subject.probe, subject.probe.task
-    clients, classes = score_clients(probe, subject.state), score_classes(probe, subject.state)
-    tables = {"per_client": clients.table("client"), "per_class": classes.table("class")}
-    subject.write("scores.json", tables)
-    (tally,) = probe.tallies(subject.state, [probe.federation.test_indices])
-    scores = {} if tally is None else task.metrics(tally)
-    if task.headline in scores:
-        subject.facts[task.headline] = scores[task.headline]
-    if clients.values:
-        subject.facts["worst tenth of clients"] = summarize_clients(clients.values)[1]
+def _measure(subject: Subject, names: list[str], reference: str | None) -> Taken:
+    if not names:
+        return Taken()
+    options = replace(subject.config.measure, every=1, what=tuple(names), reference=reference)
+    check_reference(replace(subject.config, measure=options))
+    gauge = Gauge(subject.probe.workload, reference_state)
+    taken = gauge.take(options, subject.config.seed, subject.state)
+    earlier = None
+    with suppress(StoreError):  # damaged, and about to be replaced
+        earlier = read_measured(subject.path)
+    if earlier is None or earlier.round != subject.state.round:
+        earlier = Measured(subject.state.round, None, {}, {})
+    found = {
+        **earlier.metrics,
+        **taken.metrics,
+        "reference": reference if "mmd" in names else earlier.reference,
+        "tables": {**earlier.tables, **taken.tables},
+    }
+    subject.write("measures", found)
+    return taken
 
 
-def _calibration(subject: Subject, request: AnalysisRequest) -> None:
-    del request
-    tally = subject.probe.confidences(subject.state, subject.probe.federation.test_indices)
-    subject.facts["ece"] = error = calibration_error(tally)
-    bins = [asdict(each) for each in reliability(tally)]
-    subject.write("calibration.json", {"ece": error, "bins": bins})
-
-
-def _embedding(subject: Subject, request: AnalysisRequest) -> None:
+def _embed_features(subject: Subject, request: AnalysisRequest) -> None:
     federation, label_maps = subject.probe.federation, subject.probe.task.label_maps
     draw = stream(subject.config.seed, Purpose.EMBEDDED)
     test = federation.test_indices
@@ -176,38 +186,41 @@ def _embedding(subject: Subject, request: AnalysisRequest) -> None:
     chosen = np.asarray(test[draw.permutation(len(test))[:number]])
     ((vectors, labels),) = subject.probe.features(subject.state, [chosen])
     order = torch.from_numpy(draw.permutation(len(vectors))[: request.samples]).to(vectors.device)
-    vectors, labels = vectors[order], labels[order]
-    points = embed(vectors.float().cpu().numpy())
+    points = embed(vectors[order].float().cpu().numpy())
     names = list(map(federation.class_name, range(federation.num_classes)))
-    content = {
+    found = {
         "method": "tsne",
         "x": np.round(points[:, 0], 4).tolist(),
         "y": np.round(points[:, 1], 4).tolist(),
-        "class": labels.tolist(),
+        "class": labels[order].tolist(),
         "classes": names,
         "colors": class_colors(len(names), label_maps=label_maps),
     }
-    subject.write("embedding.json", content)
+    subject.write(EMBEDDING, found)
 
 
-def _measures(subject: Subject, request: AnalysisRequest) -> None:
-    own = subject.config.measure
-    reference = request.reference or own.reference
-    names = ["margin", "dissimilarity", *(["mmd"] if reference is not None else [])]
-    gauge = Gauge(subject.probe.workload, reference_state)
-    found: dict[str, float] = {}
-    for name in names:
-        options = replace(own, every=1, what=(name,), reference=reference)
-        check_reference(replace(subject.config, measure=options))
-        found |= gauge.take(options, subject.config.seed, subject.state).metrics
-    subject.write("measures.json", {**found, "reference": reference})
-    subject.facts |= found
+def embed(e_nd: NDArray[np.float32]) -> NDArray[np.float64]:
+    """t-SNE (van der Maaten & Hinton 2008): a point in the plane per feature vector.
+
+    Starts from the first two principal components, so the same features give the same points.
+    """
+    if importlib.util.find_spec("sklearn") is None:
+        raise ConfigError(f"t-SNE needs scikit-learn: {install('digits')}")
+    from sklearn.manifold import TSNE
+
+    number = len(e_nd)
+    if number < 4:
+        raise ConfigError(f"t-SNE needs at least four feature vectors, not {number}")
+    if not np.isfinite(e_nd).all():
+        raise ConfigError("t-SNE needs finite feature vectors; has the model diverged?")
+    spread = e_nd.shape[1] > 1 and (e_nd != e_nd[0]).any()
+    tsne = TSNE(
+        perplexity=min(30.0, (number - 1) / 3), init="pca" if spread else "random", random_state=0
+    )
+    return np.asarray(tsne.fit_transform(e_nd), dtype=np.float64)
 
 
-def _maps(subject: Subject, request: AnalysisRequest) -> None:
-    del request
-    if not subject.probe.task.label_maps:
-        return
+def _draw_maps(subject: Subject) -> None:
     if importlib.util.find_spec("PIL") is None:
         raise ConfigError(f"maps need Pillow: {install('images')}")
     test = subject.probe.federation.test_indices
@@ -265,31 +278,63 @@ def save_heat(values: NDArray[np.float64], path: Path) -> Path:
 
 def _save(picture: Image, path: Path) -> Path:
     with explained(path, " cannot be written", "", DataError):
-        content = io.BytesIO()
-        picture.save(content, "PNG")
-        write_atomically(path, content.getvalue())
+        encoded = io.BytesIO()
+        picture.save(encoded, "PNG")
+        write_atomically(path, encoded.getvalue())
     return path
 
 
-PARTS: Mapping[str, Callable[[Subject, AnalysisRequest], None]] = {
-    "scores": _scores,
-    "calibration": _calibration,
-    "measures": _measures,
-    "embedding": _embedding,
-    "maps": _maps,
-}
+@dataclass(frozen=True)
+class Measured:
+    """What an analysis measured.
+
+    Attributes:
+        round: Number of rounds after which the model was looked at.
+        reference: The run that MMD compares with.
+    """
+
+    round: int
+    reference: str | None
+    metrics: dict[str, float]
+    tables: dict[str, dict[str, float]]
 
 
-def read_parts(path: Path, names: Sequence[str]) -> dict[str, Any]:
-    """Those of a run's analysis files that exist, by name without the ending."""
-    found = {}
-    for name in names:
-        file = path / "analysis" / f"{name}.json"
-        if file.exists():
-            try:
-                found[name] = read_json(read_content(file))
-            except (StoreError, DamagedError) as error:
-                raise StoreError(
-                    f"{file} cannot be read ({error}); make it again: fedproto analyse {path}"
-                ) from None
-    return found
+def read_measured(run: Path) -> Measured | None:
+    """The measures of a run's newest analysis; None where there is none.
+
+    Raises:
+        StoreError: If they are damaged.
+    """
+
+    def check(given: dict[str, Any]) -> Measured:
+        round_, tables = int(given.pop("round")), given.pop("tables", {})
+        numbers = {"": given, **tables}
+        found = {
+            str(name): {str(key): float(value) for key, value in table.items() if finite(value)}
+            for name, table in numbers.items()
+        }
+        return Measured(round_, given.get("reference"), found.pop(""), found)
+
+    return read_part(run, "measures", check)
+
+
+def finite(value: Any) -> bool:
+    """Whether a value of JSON is a finite number."""
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def read_part(run: Path, name: str, check: Callable[[dict[str, Any]], T]) -> T | None:
+    """A file of a run's analysis as `check` makes it; None where there is none.
+
+    Raises:
+        StoreError: If it is damaged.
+    """
+    file = run / "analysis" / f"{name}.json"
+    if not file.exists():
+        return None
+    try:
+        return check(read_json(content(file)))
+    except _DAMAGES as error:
+        raise StoreError(
+            f"{file} cannot be read ({error}); make it again: fedproto analyse {run}"
+        ) from None

@@ -7,18 +7,14 @@ import math
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from enum import StrEnum
-from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedproto.data.federation import Federation
-from fedproto.data.segmentation import palette
 from fedproto.data.statistics import class_counts
 from fedproto.data.tasks import is_share, loss_beside
-from fedproto.errors import ConfigError
 from fedproto.report.arrangement import Arrangement, Group
 from fedproto.report.results import StoredRun
 from fedproto.report.statistics import WINDOW
@@ -30,12 +26,10 @@ from fedproto.report.style import (
     literal,
     new_figure,
     panel_grid,
-    picture_of,
     save_figure,
 )
 from fedproto.report.summary import Summary
 from fedproto.rng import Indices
-from fedproto.types import VOID
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -266,39 +260,3 @@ def _draw_mix(axes: Any, counts: Indices) -> None:
     ticks = np.arange(0, len(shown), max(1, len(shown) // 6))
     axes.set_yticks(ticks, [str(shown[tick]) for tick in ticks])
     axes.set_ylim(len(shown) - 0.5, -0.5)
-
-
-def draw_contact_sheet(
-    federation: Federation, path: Path, *, clients: int = 10, samples: int = 10
-) -> Path:
-    """Images of the first clients with the names of their classes, one row per client."""
-    if len(federation.input_shape) != 3 or federation.input_shape[0] not in (1, 3):
-        raise ConfigError(
-            f"a contact sheet needs images, not inputs of shape {federation.input_shape}"
-        )
-    shown = federation.clients[:clients]
-    figure = new_figure(1.1 * samples + 0.6, 1.15 * len(shown))
-    grid = figure.subplots(len(shown), samples, squeeze=False)
-    for number, (client, row) in enumerate(zip(shown, grid, strict=True)):
-        for axes, index in zip_longest(row, client.train[:samples]):
-            axes.axis("off")
-            if index is not None:
-                picture, caption = captioned_picture(federation, int(index))
-                axes.imshow(picture, cmap="gray", interpolation="nearest")
-                axes.set_title(literal(caption), fontsize=6, pad=1)
-        beside = {"transform": row[0].transAxes, "ha": "right", "va": "center", "fontsize": 7}
-        row[0].text(-0.1, 0.5, f"client {number}", **beside)
-    return save_figure(figure, path)
-
-
-def captioned_picture(federation: Federation, index: int) -> tuple[NDArray[np.float64], str]:
-    """An image with values between 0 and 1, its mask laid over it, and the names of its classes."""
-    picture = picture_of(federation.samples, index) / 255
-    _, targets = federation.samples.batch(np.array([index]))
-    if not federation.has_label_maps:
-        return picture, federation.class_name(int(targets[0]))
-    mask = targets[0].cpu().numpy()
-    painted = (mask > 0) & (mask != VOID)
-    names = [federation.class_name(int(label)) for label in np.unique(mask[painted])]
-    overlay = 0.45 * picture + 0.55 * palette()[mask] / 255
-    return np.where(painted[..., None], overlay, picture), ", ".join(names)

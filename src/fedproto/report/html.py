@@ -33,7 +33,7 @@ from fedproto.report.figures import label_of
 from fedproto.report.panels import (
     CLASS,
     IOU,
-    DataPanels,
+    ClientData,
     PageRun,
     attention,
     calibration,
@@ -44,7 +44,7 @@ from fedproto.report.panels import (
 )
 from fedproto.report.results import StoredRun, main_score, read_runs
 from fedproto.report.statistics import FEWEST_PAIRS, SURE, WINDOW, t_quantile
-from fedproto.report.style import DASHES
+from fedproto.report.style import DASHES, class_colors
 from fedproto.report.summary import default_margin, figures_of
 from fedproto.store import read_description
 
@@ -52,7 +52,7 @@ MOST_POINTS = 2000
 MOST_NOTES = 20
 _CLASSES = (IOU, CLASS)
 _SHARED = ("base", "state", "charts", "pointing", "panels", "saving")
-_SECTIONS = ("answer", "curves", "clients", "cost", "attention", "data", "analysis")
+_SECTIONS = ("answer", "curves", "clients", "cost", "attention", "analysis")
 _SCRIPTS = (*_SHARED, *_SECTIONS, "configuration", "main")
 
 
@@ -63,7 +63,7 @@ def write_page(
     title: str | None = None,
     metric: str | None = None,
     target: float | None = None,
-    panels: DataPanels | None = None,
+    data: ClientData | None = None,
 ) -> list[str]:
     """Writes one self-contained page about runs.
 
@@ -74,7 +74,7 @@ def write_page(
     runs = [page_run(run) for run in read_runs(directories, problems.append)]
     if not runs:
         raise StoreError(problems[0])
-    content = page_content(runs, metric=metric, target=target, panels=panels, problems=problems)
+    content = page_content(runs, metric=metric, target=target, data=data, problems=problems)
     page = render(content, title or ", ".join(path.resolve().name for path in directories))
     with explained(file, " cannot be written", "; choose another file"):
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -111,7 +111,7 @@ def page_content(
     *,
     metric: str | None = None,
     target: float | None = None,
-    panels: DataPanels | None = None,
+    data: ClientData | None = None,
     problems: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Gathers the data of the page, in the page's order."""
@@ -120,7 +120,7 @@ def page_content(
     by_path = {one.run.path: one for one in runs}
     most = max((len(group.seeds) for group in arrangement.groups), default=1)
     about = {path: one.run.about_data() for path, one in by_path.items()}
-    chances = _chances(arrangement, about, panels)
+    chances = _chances(arrangement, about, data)
     return {
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
         "dashes": DASHES,
@@ -141,25 +141,22 @@ def page_content(
         ],
         **_configurations(arrangement),
         "groups": [
-            _group(group, names, metric, target, by_path, panels) for group in arrangement.groups
+            _group(group, names, metric, target, by_path, data) for group in arrangement.groups
         ],
         "runs": [
-            _run(run, by_path[run.path], number, names)
+            _run(run, by_path[run.path], number, names, about[run.path])
             for number, group in enumerate(arrangement.groups)
             for run in group.runs
         ],
-        "data": []
-        if panels is None
-        else panels.of(group.runs[0].config for group in arrangement.groups),
         "repeated": list(arrangement.notices),
         "notices": [
             *dict.fromkeys((one["name"], text) for one in about.values() for text in cautions(one))
         ],
         "problems": [
             *problems,
-            *(text for one in runs for text in one.analysis.problems),
+            *(text for one in runs for text in one.problems),
         ],
-        "maps": _maps(arrangement.groups, by_path),
+        "maps": _maps(arrangement.groups, by_path, about),
     }
 
 
@@ -185,7 +182,7 @@ def _metric(name: str) -> dict[str, Any]:
 
 
 def _chances(
-    arrangement: Arrangement, about: Mapping[Path, Mapping[str, Any]], panels: DataPanels | None
+    arrangement: Arrangement, about: Mapping[Path, Mapping[str, Any]], data: ClientData | None
 ) -> dict[int, float]:
     """The accuracy of guessing among the classes, by condition, where it is known.
 
@@ -195,7 +192,9 @@ def _chances(
     by_family: dict[str, set[int]] = defaultdict(set)
     for group in arrangement.groups:
         (run, *_), numbers = group.runs, group.conditions
-        classes = about[run.path].get("num_classes") or (panels and panels.classes(run.config))
+        classes = about[run.path].get("num_classes")
+        if classes is None and data and (holdings := data.of(run.config)):
+            classes = holdings.num_classes
         if classes:
             known |= dict.fromkeys(numbers, classes)
             by_family[arrangement.conditions[numbers[0]].family].add(classes)
@@ -224,7 +223,7 @@ def _group(
     metric: str,
     target: float | None,
     runs: Mapping[Path, PageRun],
-    panels: DataPanels | None,
+    data: ClientData | None,
 ) -> dict[str, Any]:
     figures = [
         {
@@ -235,9 +234,7 @@ def _group(
     ]
     known = dict.fromkeys(name for one in figures for name in one)
     own = [runs[run.path] for run in group.runs]
-    scores = [one.scores for one in own if one.scores is not None]
-    holdings = None if panels is None else panels.holdings(group.runs[0].config)
-    analyses = [one.analysis for one in own]
+    holdings = None if data is None else data.of(group.runs[0].config)
     return {
         "title": group.title,
         "method": group.method,
@@ -247,17 +244,20 @@ def _group(
         "planned": group.runs[0].config.schedule.rounds,
         "pooled": group.runs[0].config.strategy.pooled,
         "figures": {name: [one.get(name) for one in figures] for name in known},
-        "fairness": fairness(scores, holdings),
-        "classes": classes(scores, group.runs),
-        "calibration": calibration([one.calibration for one in analyses if one.calibration]),
+        "fairness": fairness(own, holdings),
+        "classes": classes(own),
+        "calibration": calibration(own),
         "attention": attention([one.shares for one in own], holdings),
-        "embedding": next((one.embedding for one in analyses if one.embedding), None),
+        "embedding": next((one.embedding for one in own if one.embedding), None),
     }
 
 
-def _run(run: StoredRun, shown: PageRun, group: int, names: Sequence[str]) -> dict[str, Any]:
+def _run(
+    run: StoredRun, shown: PageRun, group: int, names: Sequence[str], about: Mapping[str, Any]
+) -> dict[str, Any]:
     noted = [f"round {record.round + 1}: {record.note}" for record in run.records if record.note]
     environment = read_description(run.path).get("environment", {})
+    facts = {name: about[name] for name in ("clients", "train", "test") if name in about}
     traffic = [1e-6 * (record.bytes_up + record.bytes_down) for record in run.records]
     return {
         "path": str(run.path),
@@ -272,6 +272,7 @@ def _run(run: StoredRun, shown: PageRun, group: int, names: Sequence[str]) -> di
         "failures": shown.failures,
         "notes": noted[:MOST_NOTES],
         "more_notes": max(0, len(noted) - MOST_NOTES),
+        "data": _text(facts),
         "environment": {key: _text(value) for key, value in environment.items()},
     }
 
@@ -314,23 +315,33 @@ def _packed(values: NDArray[np.float64]) -> str:
         return base64.b64encode(values.astype("<f4").tobytes()).decode()
 
 
-def _maps(groups: Sequence[Group], runs: Mapping[Path, PageRun]) -> list[dict[str, Any]]:
+def _maps(
+    groups: Sequence[Group],
+    runs: Mapping[Path, PageRun],
+    about: Mapping[Path, Mapping[str, Any]],
+) -> list[dict[str, Any]]:
     """Pictures of the first run of each group that has some."""
     shown = {}
     for number, group in enumerate(groups):
-        paths = (run.path for run in group.runs if runs[run.path].analysis.maps)
+        paths = (run.path for run in group.runs if runs[run.path].maps)
         if (path := next(paths, None)) is not None:
-            shown[number] = path, runs[path].analysis.maps
+            shown[number] = path, runs[path].maps
     addresses = embedded_pictures([file for _, maps in shown.values() for file in maps])
     return [
         {
             "group": number,
             "path": str(path),
+            "classes": _colored(about[path].get("class_names", ())),
             "pictures": {file.stem: addresses[file] for file in maps if file in addresses},
             "left_out": sum(file not in addresses for file in maps),
         }
         for number, (path, maps) in shown.items()
     ]
+
+
+def _colored(names: Sequence[str]) -> list[tuple[str, str]]:
+    """The classes of label maps but for the background, each with its colour."""
+    return [*zip(names, class_colors(len(names), label_maps=True), strict=True)][1:]
 
 
 def _text(value: Any) -> str:

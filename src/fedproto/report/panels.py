@@ -1,7 +1,8 @@
-"""The parts of the page beside tables and curves: clients, classes, weights, data, analyses.
+"""The parts of the page beside tables and curves: clients, classes, weights, analyses.
 
-Results of `fedproto analyse` are read from a run's folder ``analysis`` and checked before they are
-shown. A missing file is None; a damaged one is None too, with a sentence that says so.
+Tables of scores come from a run's records or from what `fedproto analyse` wrote to its folder
+``analysis``, whichever is newer. A missing file is None; a damaged one is None too, with a sentence
+that says so.
 """
 
 from __future__ import annotations
@@ -12,23 +13,23 @@ import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedproto.analysis.uncertainty import BINS, RELIABILITY
 from fedproto.config import RunConfig
 from fedproto.data.base import DataSource, data_root
 from fedproto.data.federation import Federation
-from fedproto.data.statistics import class_counts, statistics
-from fedproto.disk.files import content, open_plain
-from fedproto.disk.integrity import DamagedError, read_json
+from fedproto.data.statistics import class_counts
+from fedproto.disk.files import open_plain
 from fedproto.errors import FedprotoError, StoreError
 from fedproto.measures.scores import PER_CLASS, PER_CLIENT, summarize_clients
+from fedproto.report.analysing import EMBEDDING, finite, read_measured, read_part
 from fedproto.report.results import StoredRun
-from fedproto.report.style import class_colors
 from fedproto.rng import Indices
 from fedproto.types import RoundRecord
 
@@ -39,40 +40,11 @@ IOU = "iou_"
 EMBEDDED_POINTS = 4000
 MOST_PICTURE_BYTES = 12_000_000
 MOST_BINS = 10
-MOST_COLUMNS = 200
 QUANTILES = 101
 _MAP_KINDS = ("picture", "truth", "prediction", "softmax-entropy", "feature-entropy")
 _COLOR = re.compile(r"#[0-9a-fA-F]{6}")
-# All that reading and checking a file of arbitrary content can raise.
-_DAMAGES = (
-    StoreError,
-    DamagedError,
-    ValueError,
-    TypeError,
-    LookupError,
-    AttributeError,
-    ArithmeticError,
-)
 
-
-@dataclass(frozen=True)
-class Scores:
-    """Scores of one model per client and per class."""
-
-    round: int
-    clients: dict[int, float]
-    classes: Mapping[str, float | None]
-
-
-@dataclass(frozen=True)
-class Analysis:
-    """The results of `fedproto analyse` for one run."""
-
-    scores: Scores | None = None
-    calibration: dict[str, Any] | None = None
-    embedding: dict[str, Any] | None = None
-    maps: list[Path] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -82,30 +54,43 @@ class PageRun:
     Attributes:
         run: With records that have no cohorts and weights, so that large sweeps fit into memory.
         shares: Each client's mean weight in multiples of a uniform share.
-        scores: Of the newest model whose clients were scored, in training or by an analysis.
+        tables: The newest of each name, and after how many rounds it was taken.
+        problems: Damaged files, each in a sentence.
     """
 
     run: StoredRun
     shares: dict[int, float]
     failures: int
-    scores: Scores | None
-    analysis: Analysis
+    tables: dict[str, tuple[int, dict[str, float]]]
+    embedding: dict[str, Any] | None = None
+    maps: list[Path] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
 
 
 def page_run(run: StoredRun) -> PageRun:
     """Reduces a run to the parts that the page shows, and reads its analysis."""
-    analysis = read_analysis(run.path)
-    found = [] if analysis.scores is None else [analysis.scores]
-    for record in run.records:
-        if PER_CLIENT in record.tables:
-            clients = {int(client): value for client, value in record.tables[PER_CLIENT].items()}
-            found.append(Scores(record.round + 1, clients, record.tables.get(PER_CLASS, {})))
+    problems: list[str] = []
+
+    def part(read: Callable[[], T | None]) -> T | None:
+        try:
+            return read()
+        except StoreError as error:
+            problems.append(str(error))
+            return None
+
+    measured = part(lambda: read_measured(run.path))
+    taken = [(record.round + 1, record.tables) for record in run.records]
+    if measured is not None:
+        taken.append((measured.round, measured.tables))
+    taken.sort(key=lambda one: one[0])
     return PageRun(
         replace(run, records=[_reduced(record) for record in run.records]),
         mean_shares(run.records),
         sum(len(record.failures) for record in run.records),
-        max(found, key=lambda one: one.round, default=None),
-        analysis,
+        {name: (round_, table) for round_, tables in taken for name, table in tables.items()},
+        part(lambda: read_part(run.path, EMBEDDING, _embedding)),
+        sorted((run.path / "analysis" / "maps").glob("*.png"), key=_map_order),
+        problems,
     )
 
 
@@ -136,69 +121,18 @@ def _reduced(record: RoundRecord) -> RoundRecord:
     )
 
 
-def read_analysis(run: Path) -> Analysis:
-    """Reads the analysis of a run directory, as far as there is one."""
-    folder = run / "analysis"
-    problems: list[str] = []
-
-    def part(name: str, check: Callable[[dict[str, Any]], Any]) -> Any:
-        file = folder / name
-        if not file.exists():
-            return None
-        try:
-            return check(read_json(content(file)))
-        except _DAMAGES:
-            problems.append(f"{file} is damaged; make it again with 'fedproto analyse {run}'")
-            return None
-
-    return Analysis(
-        scores=part("scores.json", _scores),
-        calibration=part("calibration.json", _calibration),
-        embedding=part("embedding.json", _embedding),
-        maps=sorted((folder / "maps").glob("*.png"), key=_map_order),
-        problems=problems,
-    )
-
-
-def _scores(given: dict[str, Any]) -> Scores:
-    clients, classes = given["per_client"], given["per_class"]
-    measure = "miou" if "miou" in clients else "accuracy"
-    per_class = classes["iou" if "iou" in classes else "accuracy"]
-    return Scores(
-        round=int(given["round"]),
-        clients={
-            int(client): value
-            for client, given in zip(clients["client"], clients[measure], strict=True)
-            if (value := _number(given)) is not None
-        },
-        classes={
-            str(name): _number(value)
-            for name, value in zip(classes["class"], per_class, strict=True)
-        },
-    )
-
-
-def _calibration(given: dict[str, Any]) -> dict[str, Any]:
-    bins = [
-        {name: _finite(one[name]) for name in ("low", "high", "confidence", "accuracy", "count")}
-        for one in given["bins"]
-        if one["count"]
-    ]
-    return {"round": int(given["round"]), "ece": _finite(given["ece"]), "bins": bins}
-
-
 def _embedding(given: dict[str, Any]) -> dict[str, Any]:
     points = list(zip(given["x"], given["y"], given["class"], strict=True))
     names, colors = [str(name) for name in given["classes"]], [str(c) for c in given["colors"]]
     if not all(_COLOR.fullmatch(color) for color in colors) or len(colors) < len(names):
         raise ValueError("no colour")
-    if any(not 0 <= int(label) < len(names) for _, _, label in points):
-        raise ValueError("no such class")
+    if any(not (finite(x) and finite(y) and 0 <= label < len(names)) for x, y, label in points):
+        raise ValueError("no such point")
     kept = points[:: math.ceil(len(points) / EMBEDDED_POINTS) or 1]
     return {
         "round": int(given["round"]),
-        "x": [round(_finite(x), 3) for x, _, _ in kept],
-        "y": [round(_finite(y), 3) for _, y, _ in kept],
+        "x": [round(float(x), 3) for x, _, _ in kept],
+        "y": [round(float(y), 3) for _, y, _ in kept],
         "class": [int(label) for _, _, label in kept],
         "classes": names,
         "colors": colors,
@@ -211,17 +145,6 @@ def _map_order(path: Path) -> tuple[str, int, str]:
     picture, _, kind = path.stem.partition("-")
     rank = _MAP_KINDS.index(kind) if kind in _MAP_KINDS else len(_MAP_KINDS)
     return picture, rank, kind
-
-
-def _finite(value: Any) -> float:
-    if not math.isfinite(value):
-        raise ValueError("not a finite number")
-    return float(value)
-
-
-def _number(value: Any) -> float | None:
-    """A finite number; None for a client or class without test samples."""
-    return None if value is None or not math.isfinite(value) else float(value)
 
 
 def embedded_pictures(paths: list[Path]) -> dict[Path, str]:
@@ -247,88 +170,33 @@ class Holdings:
 
     size: Indices
     classes: Indices
+    num_classes: int
 
 
-class DataPanels:
-    """Loads each data set once and keeps its panel."""
+class ClientData:
+    """What the clients of runs hold; each data set is loaded once."""
 
     def __init__(self, own: Federation | None = None) -> None:
         self._own = own
-        self._panels: dict[DataSource | None, dict[str, Any]] = {}
-        self._holdings: dict[DataSource | None, Holdings] = {}
+        self._found: dict[DataSource | None, Holdings | None] = {}
 
-    def of(self, configs: Iterable[RunConfig]) -> list[dict[str, Any]]:
-        """One panel per data set that the runs use, in the order of the runs."""
-        by_source = {config.data: config for config in configs}
-        for source, config in by_source.items():
-            if source not in self._panels:
-                self._panels[source] = self._panel(config)
-        return [self._panels[source] for source in by_source]
-
-    def classes(self, config: RunConfig) -> int:
-        """The number of classes of a run's data; 0 if it cannot be loaded."""
-        (panel,) = self.of([config])
-        return len(panel["classes"])
-
-    def holdings(self, config: RunConfig) -> Holdings | None:
+    def of(self, config: RunConfig) -> Holdings | None:
         """The holdings of a run's clients; None if its data cannot be loaded."""
-        self.of([config])
-        return self._holdings.get(config.data)
-
-    def _panel(self, config: RunConfig) -> dict[str, Any]:
-        source, own = config.data, self._own
-        options = config.to_dict().get("data", {"name": own.name if own else "own data"})
-        panel: dict[str, Any] = {"name": options.pop("name"), "options": options}
-        nothing: dict[str, Any] = dict.fromkeys(("statistics", "colors", "grid"))
-        nothing["classes"] = []
-        try:
-            if source is not None:
-                own = source.listed(data_root()) or source.load(data_root())
-            if own is None:
-                return panel | nothing | {"problem": "given in Python, so it cannot be read again"}
-            return panel | self._shown(source, own) | {"problem": None}
-        except FedprotoError as error:
-            return panel | nothing | {"problem": str(error)}
-
-    def _shown(self, source: DataSource | None, federation: Federation) -> dict[str, Any]:
-        counts = class_counts(federation)
-        sizes = np.array([len(client.train) for client in federation.clients], dtype=np.int64)
-        self._holdings[source] = Holdings(sizes, (counts > 0).sum(axis=1))
-        first = int(federation.has_label_maps)
-        names = [str(name) for name in federation.class_names[first:]]
-        return {
-            "statistics": asdict(statistics(federation)),
-            "classes": names or [str(label) for label in range(counts.shape[1])],
-            "colors": class_colors(len(names) + 1, label_maps=True)[1:] if first else None,
-            "grid": class_grid(counts),
-        }
+        source, federation = config.data, self._own
+        if source not in self._found:
+            try:
+                if source is not None:
+                    federation = source.listed(data_root()) or source.load(data_root())
+            except FedprotoError:
+                federation = None
+            self._found[source] = None if federation is None else _holdings(federation)
+        return self._found[source]
 
 
-def class_grid(counts: Indices) -> dict[str, Any]:
-    """A heat map of ``log10`` of the number of samples per class (row) and client (column).
-
-    Where there are more than `MOST_COLUMNS` clients, a column is the mean of several. The cells are
-    bytes, row by row, as base64: 0 for an empty cell, else 1 (``low``) to 255 (``high``).
-    """
-    span = math.ceil(len(counts) / MOST_COLUMNS)
-    starts = np.arange(0, len(counts), span)
-    joined = np.diff(np.append(starts, len(counts)))
-    means = np.add.reduceat(counts.astype(np.float64), starts, axis=0).T / joined
-    held = means > 0
-    values = np.log10(means, out=np.zeros_like(means), where=held)
-    low = float(values[held].min()) if held.any() else 0.0
-    high = max(low + 0.01, float(values[held].max()) if held.any() else 0.0)
-    levels = 1 + np.rint(254 * (values - low) / (high - low))
-    cells = np.where(held, levels, 0).astype(np.uint8)
-    return {
-        "rows": values.shape[0],
-        "columns": values.shape[1],
-        "column_span": span,
-        "total_columns": len(counts),
-        "low": low,
-        "high": high,
-        "cells": base64.b64encode(cells.tobytes()).decode(),
-    }
+def _holdings(federation: Federation) -> Holdings:
+    counts = class_counts(federation)
+    sizes = np.array([len(client.train) for client in federation.clients], dtype=np.int64)
+    return Holdings(sizes, (counts > 0).sum(axis=1), counts.shape[1])
 
 
 def binned(of: Indices, values: NDArray[np.float64]) -> list[list[float]]:
@@ -355,23 +223,29 @@ def binned(of: Indices, values: NDArray[np.float64]) -> list[list[float]]:
     return result
 
 
-def fairness(scores: Sequence[Scores], holdings: Holdings | None) -> dict[str, Any] | None:
+def fairness(runs: Sequence[PageRun], holdings: Holdings | None) -> dict[str, Any] | None:
     """Mean client, worst tenth and share at zero, each the mean over seeds; quantiles of all."""
-    values = np.sort([value for one in scores for value in one.clients.values()])
-    if not len(values):
+    found = [one.tables[PER_CLIENT] for one in runs if PER_CLIENT in one.tables]
+    tables = [_by_client(table) for _, table in found if table]
+    if not tables:
         return None
-    per_seed = [summarize_clients(list(one.clients.values())) for one in scores if one.clients]
+    values = np.sort([value for table in tables for value in table.values()])
+    per_seed = [summarize_clients(list(table.values())) for table in tables]
     mean, worst, zero = np.mean(per_seed, axis=0).tolist()
     return {
-        "round": max(one.round for one in scores),
+        "round": max(round_ for round_, _ in found),
         "clients": len(values),
-        "seeds": len(scores),
+        "seeds": len(tables),
         "mean": mean,
         "zero": zero,
         "worst": worst,
         "quantiles": np.quantile(values, np.linspace(0, 1, QUANTILES)).round(5).tolist(),
-        **_by_holdings([one.clients for one in scores], holdings),
+        **_by_holdings(tables, holdings),
     }
+
+
+def _by_client(table: Mapping[str, float]) -> dict[int, float]:
+    return {int(client): value for client, value in table.items() if client.isdecimal()}
 
 
 def attention(
@@ -399,42 +273,40 @@ def _by_holdings(
     return {"size": binned(holdings.size, means), "classes": binned(holdings.classes, means)}
 
 
-def classes(scores: Sequence[Scores], runs: Sequence[StoredRun]) -> dict[str, float] | None:
+def classes(runs: Sequence[PageRun]) -> dict[str, float] | None:
     """The score per class, the mean over the seeds."""
-    tables: list[Mapping[str, float | None]] = [one.classes for one in scores]
+    tables = [one.tables[PER_CLASS][1] for one in runs if PER_CLASS in one.tables]
     if not any(tables):  # segmentation records IoU per class in every test
         tables = [
             {
-                name.removeprefix(IOU): run.final(name)
-                for name in dict.fromkeys(n for record in run.records for n in record.metrics)
-                if name.startswith(IOU)
+                name.removeprefix(IOU): value
+                for name in dict.fromkeys(n for record in one.run.records for n in record.metrics)
+                if name.startswith(IOU) and (value := one.run.final(name)) is not None
             }
-            for run in runs
+            for one in runs
         ]
     means = {
-        name: round(float(np.mean(found)), 5)
+        name: round(float(np.mean([table[name] for table in tables if name in table])), 5)
         for name in dict.fromkeys(name for table in tables for name in table)
-        if (found := [value for table in tables if (value := table.get(name)) is not None])
     }
     return means or None
 
 
-def calibration(found: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """The reliability of all seeds' predictions together."""
-    if not found:
-        return None
-    pooled: dict[float, list[Mapping[str, float]]] = defaultdict(list)
-    for one in found:
-        for bin_ in one["bins"]:
-            pooled[round(bin_["low"], 6)].append(bin_)
+def calibration(runs: Sequence[PageRun]) -> dict[str, Any] | None:
+    """The reliability diagram of all seeds' predictions together."""
+    diagrams = [
+        [one.tables[name][1] for name in RELIABILITY]
+        for one in runs
+        if all(name in one.tables for name in RELIABILITY)
+    ]
     bins = []
-    for low in sorted(pooled):
-        counts = [bin_["count"] for bin_ in pooled[low]]
-        means = {
-            name: float(np.average([bin_[name] for bin_ in pooled[low]], weights=counts))
-            for name in ("confidence", "accuracy")
-        }
-        bins.append({"low": low, "high": pooled[low][0]["high"], "count": sum(counts), **means})
-    total = sum(bin_["count"] for bin_ in bins)
-    error = sum(bin_["count"] * abs(bin_["accuracy"] - bin_["confidence"]) for bin_ in bins)
-    return {"ece": error / total if total else 0.0, "bins": bins}
+    for high in (f"{number / BINS:.4g}" for number in range(1, BINS + 1)):
+        parts = [[table.get(high, 0.0) for table in diagram] for diagram in diagrams]
+        count = sum(part[0] for part in parts)
+        if count > 0:
+            accuracy, confidence = (sum(p[0] * p[at] for p in parts) / count for at in (1, 2))
+            ends = {"low": float(high) - 1 / BINS, "high": float(high)}
+            bins.append({**ends, "count": count, "accuracy": accuracy, "confidence": confidence})
+    total = sum(one["count"] for one in bins)
+    error = sum(one["count"] * abs(one["accuracy"] - one["confidence"]) for one in bins)
+    return {"ece": error / total, "bins": bins} if bins else None

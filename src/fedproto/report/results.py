@@ -96,22 +96,6 @@ class StoredRun:
         assert self.config.data is not None  # noqa: S101 - recipes name their data
         return self.config.data.load(data_root())
 
-    def attention_spread(self) -> dict[str, float] | None:
-        """Smallest and largest weight of a client relative to equal weights, and their deviation.
-
-        Over all rounds in which several clients took part; None where there is no such round.
-        """
-        relative = [
-            weight * len(record.attention)
-            for record in self.records
-            if len(record.attention) > 1
-            for weight in record.attention.values()
-        ]
-        if not relative:
-            return None
-        spread = float(np.std(relative))
-        return {"lowest": min(relative), "highest": max(relative), "deviation": spread}
-
     def final(self, metric: str, until: int | None = None) -> float | None:
         """The mean over the last tenth of the planned rounds up to now, or to round `until`.
 

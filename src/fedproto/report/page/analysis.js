@@ -84,6 +84,7 @@ function scatter({ embedding, title }, width) {
   return svg;
 }
 
+const CIVIDIS = [[0, 34, 78], [65, 77, 107], [124, 123, 120], [188, 175, 111], [254, 232, 56]];
 const KINDS = { picture: "picture", truth: "truth", prediction: "prediction", "softmax-entropy": "entropy of the prediction", "feature-entropy": "entropy of the features" };
 
 page.sections.push({
@@ -117,8 +118,7 @@ function mapKeys(shown) {
   const heat = [0, 0.25, 0.5, 0.75, 1].map((share) => `rgb(${between(CIVIDIS, share).join(" ")})`);
   const bar = make("span", { class: "bar", "aria-hidden": "true" });
   bar.style.background = `linear-gradient(to right, ${heat.join(", ")})`;
-  const families = new Set(shown.map((one) => page.data.conditions[page.data.groups[one.group].conditions[0]].family));
-  const known = new Map(page.data.data.filter((panel) => panel.colors && families.has(panel.name)).flatMap(({ classes, colors }) => classes.map((name, index) => [name, colors[index]])));
+  const known = new Map(shown.flatMap((one) => one.classes));
   return make("ul", { class: "legend", id: "map-keys" }, make("li", {}, "entropy: 0 ", bar, " maximum"), [...known].map(([name, color]) => make("li", {}, colorBox(color), ` ${name}`)));
 }
 

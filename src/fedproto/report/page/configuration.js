@@ -44,6 +44,7 @@ function runDetails(run, open) {
     ["directory", run.path],
     ["rounds", `${run.rounds} of ${run.planned}; ${run.ended || "not finished"}`],
     ["time", formatSeconds(run.seconds.total)],
+    ["data", run.data || "–"],
     ["failed updates", String(run.failures)],
     ...Object.entries(run.environment),
   ];
