@@ -159,7 +159,7 @@ def report(
     target: Target = None,
     data: Annotated[
         bool,
-        typer.Option("--data/--no-data", help="Load the data, for scores by what clients hold."),
+        typer.Option("--data/--no-data", help="Show scores by what clients hold."),
     ] = True,
     with_analysis: Annotated[
         bool, typer.Option("--analyse", help="First analyse models that were not analysed yet.")
