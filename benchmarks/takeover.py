@@ -38,7 +38,7 @@ from fedproto.rng import Indices
 from fedproto.rounds import aggregate, jobs, runs_from, train
 from fedproto.store import RunStore
 from fedproto.store.run import describe_environment
-from fedproto.strategies.serve import upper_half
+from fedproto.strategies.serve import packed
 from fedproto.types import ClientUpdate
 
 Attack = Callable[[LocalJob, ClientUpdate], ClientUpdate]
@@ -158,8 +158,7 @@ def reported(length: float, *, swapped: bool, own: bool = False) -> Attack:
                 number = int(count_c.sum())
                 spread = 0.01 * usual**2 * torch.eye(mean_cd.shape[1], dtype=torch.float64)
                 square = (mean_cd.t() * count_c) @ mean_cd + number * spread
-                rows_, columns = upper_half(len(square), square.device)
-                told[f"{group}/products"] = square[rows_, columns].to(products)
+                told[f"{group}/products"] = packed(square).to(products)
         return replace(update, payload=told, num_examples=CLAIMED)
 
     return attack

@@ -53,6 +53,7 @@ def options_without_successor(tables: Mapping[str, Any]) -> list[str]:
     took_effect = {
         "weights": old.get("weights") == "balanced",
         "rehearsal": old.get("rehearsal", 0) != 0,
+        "flip": by_class and old.get("flip", 0) != 0,
         "head_others": by_class and old.get("head_others", 0) != 0,
         "head_weights": by_class and old.get("head_weights") == "margins",
         "sharpness": old.get("sharpness") is not None,

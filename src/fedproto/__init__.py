@@ -71,7 +71,6 @@ if TYPE_CHECKING:
     from fedproto.strategies.fedrs import FedRS as FedRS
     from fedproto.strategies.ghbm import GHBM as GHBM
     from fedproto.strategies.moon import Moon as Moon
-    from fedproto.strategies.qfedavg import QFedAvg as QFedAvg
     from fedproto.strategies.scaffold import Scaffold as Scaffold
     from fedproto.strategies.sections import HeadOptions as HeadOptions
     from fedproto.strategies.sections import Method as Method

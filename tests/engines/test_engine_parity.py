@@ -89,7 +89,7 @@ def test_every_optimizer(engine, model, rule):
 
 SERVER_STEPS: dict[str, dict[str, Options]] = {
     name: {"server": ServerOptions(optimizer=name, lr=0.1, momentum=0.5 if name == "sgd" else 0.0)}
-    for name in ("sgd", "adam", "yogi", "adagrad")
+    for name in ("sgd", "adam")
 }
 WHOLE = ScheduleOptions(rounds=2, cohort=5, delta=0.7)
 AGGREGATIONS: dict[str, dict[str, Options]] = {

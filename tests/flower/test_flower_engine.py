@@ -54,7 +54,7 @@ def test_the_same_bits_as_in_the_simulator(tmp_path, strategy):
 def test_server_memory_and_robust_rules_give_the_same_bits(tmp_path):
     more = {
         "strategy": {"name": "scaffold"},
-        "server": {"optimizer": "yogi", "lr": 0.1},
+        "server": {"optimizer": "adam", "lr": 0.1},
         "aggregate": {"rule": "trimmed-mean", "trim": 0.3, "clip_norm": "median"},
     }
     ours, theirs = over_flower(tmp_path / "flower", **more), simulated(tmp_path / "here", **more)

@@ -15,11 +15,10 @@ from fedproto import STRATEGIES
 from fedproto.config import RunConfig, read_config
 from fedproto.config.options import CLIP
 from fedproto.config.recipe import bundled_recipes, read_recipe
-from fedproto.flower import client_app, nodes
+from fedproto.flower import nodes
 from fedproto.flower.server_app import serve
 from fedproto.flower.wire import SERVERS_OWN, config_text
 from fedproto.options import options_to_dict
-from fedproto.rng import Purpose, torch_seed
 from fedproto.store import RunStore
 from flower_grid import LocalGrid
 from flower_runs import pooled, tables
@@ -28,7 +27,6 @@ from helpers import same_tensors, simulate
 CLIENTS = 4
 SMALL = ("shapes", "digits", "synthetic")
 """Data that comes along; other data sets are stood in for by those of their task."""
-OWN_SECRET = client_app.own_secret
 
 
 @pytest.fixture(autouse=True)
@@ -36,12 +34,6 @@ def quick(monkeypatch):
     monkeypatch.setattr(nodes, "PULL_EVERY", 0.01)
     monkeypatch.setattr(nodes, "LOOK_EVERY", 0.01)
     monkeypatch.setattr(nodes, "ASK_FOR", 20.0)
-    # What clients draw by themselves is their own; a simulation draws it from a job's seed.
-    monkeypatch.setattr(
-        client_app,
-        "own_secret",
-        lambda job, _: torch_seed(job.batches.seed, Purpose.SECRET, job.client),
-    )
 
 
 def scaled_down(config: RunConfig) -> RunConfig:
@@ -128,7 +120,7 @@ SECTIONS = {
     },
     "privacy": {"privacy": {"min_samples": 5}, "strategy": {"name": "fedproto"}},
     "server": {"server": {"optimizer": "adam", "lr": 0.01}},
-    "flipped-answers": {"head": {"rows": "holders", "flip": 0.3}},
+    "rows-of-holders": {"head": {"rows": "holders"}},
     "rows-by-counts": {"head": {"rows": "counts"}, "strategy": {"name": "scaffold"}},
     "served-head": {"serve": {"head": "lda", "add": True, "fade": 50.0}},
     **{f"head-{name}": {"serve": {"head": name}} for name in ("ridge", "cof", "ncm")},
@@ -185,12 +177,6 @@ def test_a_section_that_is_not_the_servers_own_is_sent():
     """Whatever section is added to configurations reaches clients, unless it is named here."""
     config = with_sections({"augment": {"flip": True}})
     assert json.loads(config_text(config)).keys() == config.to_dict().keys() - SERVERS_OWN
-
-
-def test_what_clients_draw_by_themselves_the_server_cannot_repeat(tmp_path, monkeypatch):
-    monkeypatch.setattr(client_app, "own_secret", OWN_SECRET)
-    with pytest.raises(AssertionError):
-        check_parity(tmp_path, with_sections(SECTIONS["flipped-answers"]))
 
 
 def test_clients_tell_class_names_and_score_their_validation_parts(tmp_path):

@@ -18,7 +18,7 @@ from fedproto.rounds.claims import believed_sizes, bound_claims
 from fedproto.rounds.jobs import participants
 from fedproto.strategies.fedprototan import FedProtoTan
 from fedproto.strategies.sections import Method
-from fedproto.strategies.serve import COUNT, PRODUCTS, SUM
+from fedproto.strategies.serve import COUNT, PRODUCTS, SQUARES, SUM
 from fedproto.strategies.values import FeatureShape, Local, Observation, Setting, initial_tensors
 from fedproto.types import ClientUpdate, ServerState
 from helpers import make_update
@@ -45,9 +45,7 @@ def samples(client: int, number: int = 60) -> tuple[torch.Tensor, torch.Tensor]:
 
 def honest(client: int, method: Method = LDA, number: int = 60) -> ClientUpdate:
     features, labels = samples(client, number)
-    seen = Observation.of(
-        method.needs.before | method.needs.after, features, labels, C, torch.zeros(())
-    )
+    seen = Observation.of(method.needs.before | method.needs.after, features, labels, C)
     local = Local(number, 1, 0.1, seen.count, PARAMS, {}, {})
     generator = torch.Generator().manual_seed(100 + client)
     params = {name: torch.randn(one.shape, generator=generator) for name, one in PARAMS.items()}
@@ -102,6 +100,30 @@ def test_one_client_does_not_own_the_served_head(defence):
     assert "are implausible in most classes" in outcome.failures[LIAR]
     assert LIAR not in outcome.attention
     assert accuracy(outcome.state) > 0.9
+
+
+@pytest.mark.parametrize("covariance", ["full", "diagonal"])
+def test_products_that_no_features_have_do_not_own_the_served_head(covariance):
+    """Squares of any size beside honest means: the liar's scatter is bounded by the cohort's."""
+    defended = replace(
+        LDA, serve=ServeOptions(head="lda", covariance=covariance), aggregate=DEFENCES["clip"]
+    )
+    trusting = replace(defended, aggregate=DEFENCES["none"])
+    usual = [honest(client, defended) for client in range(7)]
+    name = PRODUCTS if covariance == "full" else SQUARES
+
+    def size(method: Method, updates: list[ClientUpdate]) -> float:
+        return float(closed(method, updates).state.memory[name].norm())
+
+    for factor in (1e6, -1e6):
+        payload = {**usual[LIAR].payload, name: factor * usual[LIAR].payload[name]}
+        attacked = [replace(usual[LIAR], payload=payload), *usual[1:]]
+        assert size(trusting, attacked) > 1e4 * size(trusting, usual)
+        assert size(defended, attacked) < 2 * size(trusting, usual)
+        assert accuracy(closed(defended, attacked).state) > 0.9
+    bounded = bound_claims(defended.aggregate, usual, defended.payload(SETTING, 60))
+    for one, own in zip(bounded, usual, strict=True):
+        assert torch.equal(one.payload[name], own.payload[name])
 
 
 def ring(lies: dict[tuple[int, int], float]) -> claims._Statistics:
@@ -228,7 +250,7 @@ def test_two_feature_vectors_can_be_computed_from_their_statistics_unless_withhe
     labels = labels.long()
 
     def reported(method: Method) -> dict[str, torch.Tensor]:
-        seen = Observation.of(method.needs.before, features, labels, C, torch.zeros(()))
+        seen = Observation.of(method.needs.before, features, labels, C)
         local = Local(2, 1, 0.1, seen.count, PARAMS, {}, {})
         return dict(method.report(local, PARAMS, seen, None).payload)
 
@@ -262,7 +284,7 @@ def test_statistics_of_frequent_classes_are_those_of_their_samples_alone():
         payloads = []
         for one, kept in ((method, labels >= 0), (plain, labels != 2)):
             what = one.needs.before
-            seen = Observation.of(what, features[kept], labels[kept], C, torch.zeros(()))
+            seen = Observation.of(what, features[kept], labels[kept], C)
             local = Local(len(labels), 1, 0.1, seen.count, PARAMS, {}, {})
             payloads.append(one.report(local, PARAMS, seen, None).payload)
         withheld, alone = payloads

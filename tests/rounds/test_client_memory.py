@@ -174,7 +174,7 @@ def test_python_runs_with_memory_go_on_in_their_directory(tmp_path, small_federa
             cohort=3,
             epochs=1,
             lr=0.1,
-            server=ServerOptions(optimizer="yogi", lr=0.05),
+            server=ServerOptions(optimizer="adam", lr=0.05),
             out=out,
             **options,
         )

@@ -17,13 +17,12 @@ from fedproto import (
     FedNova,
     FedProx,
     FedRS,
-    QFedAvg,
     Scaffold,
     ServerOptions,
 )
 from fedproto.rounds import run_rounds
 from fedproto.rounds.jobs import check_fits, plan_round, prepare
-from fedproto.strategies.values import Local, Observation, Setting
+from fedproto.strategies.values import Local, Setting
 from fedproto.types import ClientUpdate, ServerState
 from helpers import aggregated, begin, config_of, engine_for, same_tensors
 
@@ -124,21 +123,6 @@ def test_fedlc_subtracts_a_margin_that_falls_with_frequency():
     assert not FedLC(tau=0.0).objective(local(0.0, classes=(1, 1, 1, 1))).calibrated
 
 
-def test_qfedavg_by_hand():
-    state = ServerState(0, {"w": number(1.0)}, {})
-    loss = "loss/received"
-    updates = [
-        update(0, 0.9, lr=0.1, **{loss: 2.0}),
-        update(1, 0.7, lr=0.1, **{loss: 1.0}),
-    ]
-    # L = 10: Δ = (1, 3); h = 1·1² + 10·2 = 21 and 1·3² + 10·1 = 19; w = 1 − (2·1 + 1·3)/40
-    assert combined(QFedAvg(q=1.0), state, updates) == pytest.approx(1 - 5 / 40)
-    report = QFedAvg().report(
-        None, {}, Observation(torch.empty(0), torch.empty(0), torch.tensor(0.75)), None
-    )
-    assert float(report.payload[loss]) == 0.75
-
-
 def test_feddisco_by_hand():
     classes = "classes/discrepancy"
     # shares (1, 0, 0, 0): KL(share ‖ uniform) = ln 4
@@ -192,12 +176,6 @@ def test_scaffold_begins_as_the_plain_mean(small_federation, small_model):
     two = rounds(Scaffold(), small_federation, small_model, number=2, **options)
     plain = rounds(fair, small_federation, small_model, number=2, **options)
     assert not same_tensors(two.state.params, plain.state.params)
-
-
-def test_qfedavg_without_q_is_the_plain_mean(small_federation, small_model):
-    fair = FedAvg(weights="uniform")
-    one = rounds(QFedAvg(q=0.0), small_federation, small_model, number=3)
-    check_close(one, rounds(fair, small_federation, small_model, number=3))
 
 
 def test_fednova_with_equal_steps_is_fedavg(small_federation, small_model):

@@ -159,9 +159,7 @@ def test_fedproto_same_class_distance_prefers_prototypes_that_moved():
     strategy = FedProto(measure="same-class-distance", margins="aggregate")
     weights = strategy.weigh(state, [still, moved]).client
     assert weights[1] > weights[0]
-    before, after = (
-        Observation(one.payload[SUM], one.payload[COUNT], torch.zeros(())) for one in (still, moved)
-    )
+    before, after = (Observation(one.payload[SUM], one.payload[COUNT]) for one in (still, moved))
     local = Local(10, 1, 0.1, torch.tensor([5, 5]), {}, {}, {})
     assert (strategy.report(local, {}, before, after).payload[MARGIN] > 0).all()
 

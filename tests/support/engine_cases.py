@@ -21,7 +21,6 @@ from fedproto import (
     FedProto,
     FedProx,
     FedRS,
-    QFedAvg,
     Scaffold,
 )
 from fedproto.config import RunConfig
@@ -202,10 +201,9 @@ STRATEGIES: list[Strategy | Combined] = [
     FedNova(weights="uniform"),
     FedRS(scale=0.3),
     FedLC(tau=0.5),
-    QFedAvg(q=0.5),
     FedDisco(),
     Combined(FedAvg(), {"head": HeadOptions(rows="counts")}),
-    Combined(FedRS(), {"head": HeadOptions(rows="holders", flip=0.3), "server": MOMENTUM}),
+    Combined(FedRS(), {"head": HeadOptions(rows="holders"), "server": MOMENTUM}),
     Combined(Scaffold(), {"head": HeadOptions(rows="holders")}),
     Combined(FedDyn(), {"serve": ServeOptions(head="lda", add=True, fade=2.0)}),
     Combined(FedProto(), {"serve": ServeOptions(head="lda", forget=1.0)}),

@@ -23,6 +23,7 @@ _GONE = {
     "store": ("exact",),
     "measure": ("estimator",),
     "aggregate": ("krum",),
+    "head": ("flip",),
     "flower": ("too_few", "suspend_window", "max_examples", "max_claim"),
 }
 """Options of sections that are gone, and had no effect on the results of runs that are kept."""
@@ -43,8 +44,7 @@ def upgraded(tables: Mapping[str, Any]) -> dict[str, Any]:
     schedule["partial_work"] = old.pop("tolerate_partial_work", False)
     if old.get("head") == "by-class":
         counts = old.get("head_weights") == "counts"
-        rows = {"rows": "counts" if counts else "holders"}
-        result["head"] = {**rows, **({"flip": old["flip"]} if old.get("flip") else {})}
+        result["head"] = {"rows": "counts" if counts else "holders"}
     if old.get("serve", "trained") != "trained":
         result["serve"] = {
             "head": "lda",

@@ -191,8 +191,6 @@ class LocalJob:
         method: The strategy and sections, which give the local objective and the report.
         batches: The epochs to do and the order of the samples in each.
         seed: For randomness inside the model (dropout).
-        secret: For the client's own draws, the same in every round; over a network a client has a
-            secret of its own instead.
         augment: How training images are varied; None for not at all.
         broadcast: Tensors that the strategy sends beside the weights.
         memory: Tensors that the client kept; empty where the client itself keeps them.
@@ -208,7 +206,6 @@ class LocalJob:
     train: TrainOptions
     lr: float
     seed: int
-    secret: int = 0
     augment: AugmentOptions | None = None
     broadcast: Tensors = field(default_factory=dict)
     memory: Tensors = field(default_factory=dict)

@@ -46,11 +46,7 @@ Step: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
 @ENGINES.register("reference")
 class ReferenceEngine(Engine):
-    """Trains with a plain loop over batches, on CPU or CUDA.
-
-    Attributes:
-        secret: Gives the seed of a client's own draws; a real client has one of its own.
-    """
+    """Trains with a plain loop over batches, on CPU or CUDA."""
 
     def __init__(self, workload: Workload, *, channels_last: bool = False) -> None:
         super().__init__(workload)
@@ -64,7 +60,6 @@ class ReferenceEngine(Engine):
         self._samples = workload.federation.samples.to(self._device, dtype)
         self._statistics = statistics_names(self._model)
         self._class_counts: dict[int, Tensor] = {}
-        self.secret: Callable[[LocalJob], int] = lambda job: job.secret
         self._batch_term = BatchTerm(self._model)
         self._by_batch = goes_by_batch(self._model)
 
@@ -164,7 +159,6 @@ class ReferenceEngine(Engine):
             broadcast={name: one.to(self._device) for name, one in job.broadcast.items()},
             memory={name: one.to(self._device) for name, one in job.memory.items()},
             head=self._setting.head if needs_head(job.method.needs) else (),
-            secret=self.secret(job),
         )
 
     def _classes(self, job: LocalJob, indices: Indices) -> Tensor:
@@ -298,16 +292,12 @@ class ReferenceEngine(Engine):
         parts: list[Observation] = []
         for inputs, targets in self._eval_batches(indices):
             with self.workload.options.autocast(self._device):
-                scores = model(inputs) if "loss" in what else None
                 found = features_of(model)(inputs) if "features" in what else None
-            loss = torch.zeros((), device=self._device)
-            if scores is not None:
-                loss = task.loss(scores, targets) * (len(targets) / len(indices))
             features, labels = None, targets.flatten()
             if found is not None:
                 found = found.to(self.workload.options.torch_dtype())
                 features, labels = task.labelled_features(found, targets)
-            parts.append(Observation.of(what, features, labels, number, loss))
+            parts.append(Observation.of(what, features, labels, number))
         return _total(parts)
 
     def _observe_under(

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,7 +27,7 @@ from fedproto.config import RunConfig
 from fedproto.data.base import data_root
 from fedproto.data.federation import Client, Federation
 from fedproto.disk.files import Folder
-from fedproto.engines.base import LocalJob, laid_over
+from fedproto.engines.base import laid_over
 from fedproto.engines.reference import ReferenceEngine
 from fedproto.engines.setting import read_state, setting_of
 from fedproto.errors import ConfigError, DataError, FedprotoError, TrainingError
@@ -72,9 +71,7 @@ class ThisNode:
         model = build_model(config.model, federation.input_shape, federation.num_classes, seed=0)
         model = model.to(config.engine.torch_dtype())
         workload = config.workload(federation, model)
-        engine = ReferenceEngine(workload)
-        engine.secret = lambda job: own_secret(job, self.state_folder)
-        return engine
+        return ReferenceEngine(workload)
 
     def with_samples(self, number: int) -> ThisNode:
         """The same with some of its training samples."""
@@ -87,21 +84,6 @@ class ThisNode:
 def spread(indices: Indices, number: int) -> Indices:
     """A number of evenly spaced samples, whatever they are sorted by."""
     return indices[np.arange(number) * len(indices) // number]
-
-
-def own_secret(job: LocalJob, state_folder: Path) -> int:
-    """The seed of a client's own draws in a run, which the server never knows.
-
-    The same in every round: answers drawn afresh would reveal more with each of them. Another for
-    every client that keeps its state in the folder.
-    """
-    name = f"{job.run}/secret-{job.client}"
-    with contextlib.suppress(OSError, ValueError):
-        return int((state_folder / name).read_text())
-    secret = secrets.randbits(62)
-    state_folder.mkdir(parents=True, exist_ok=True)
-    Folder(state_folder).write(name, str(secret).encode())
-    return secret
 
 
 def answering(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Iterable, Iterator
 from typing import Generic, TypeVar
 
@@ -29,7 +28,7 @@ from fedproto.strategies.sections import Method
 from fedproto.strategies.values import Declarations, Local, Objective, initial_tensors
 from fedproto.types import ServerState, Tensors
 
-MEMORY, SECRET = "fedproto-memory-", "fedproto-secret"
+MEMORY = "fedproto-memory-"
 
 
 class Part:
@@ -191,7 +190,6 @@ def train_locally(
             train=TrainOptions(),
             lr=lr,
             seed=int(torch.randint(2**31, ())),
-            secret=_secret(context),
             broadcast=_broadcast(message.content, method.sent_memory(setting)),
             memory=_recalled(context, last_round, method.client_memory(setting)),
         )
@@ -205,16 +203,6 @@ def train_locally(
         Part.PAYLOAD: write_tensors(update.payload),
         Part.WORK: MetricRecord({"steps": steps, "lr": lr}),
     }
-
-
-def _secret(context: Context) -> int:
-    """The seed of this client's own draws, which the server never knows; kept for all rounds."""
-    record = context.state.get(SECRET)
-    if isinstance(record, ConfigRecord) and isinstance(secret := record.get("seed"), int):
-        return secret
-    secret = secrets.randbits(62)
-    context.state[SECRET] = ConfigRecord({"seed": secret})
-    return secret
 
 
 def _broadcast(content: RecordDict, sent: Declarations) -> Tensors:

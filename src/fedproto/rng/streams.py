@@ -39,7 +39,6 @@ class Purpose(enum.IntEnum):
     MEASURED_CLIENTS = 13
     EMBEDDED = 14
     MAPPED = 15
-    SECRET = 16
     TUNING = 17
     SHIFT = 20
 

@@ -26,7 +26,7 @@ from fedproto.strategies.aggregation import (
     equal_shares,
     median,
 )
-from fedproto.strategies.serve import full_matrix, upper_half
+from fedproto.strategies.serve import packed, unpacked
 from fedproto.strategies.values import Declarations
 from fedproto.types import ClientUpdate, Tensors, Updates
 
@@ -95,8 +95,9 @@ def _statistics(declared: Declarations) -> Iterator[tuple[str, str, str | None]]
     """Names of the sums, counts and products (or None) that belong together."""
     for name, one in declared.items():
         if one.counted_by is not None:
-            products = next((key for key, it in declared.items() if it.squares_of == name), None)
-            yield name, one.counted_by, products
+            products = [key for key, it in declared.items() if it.squares_of == name]
+            for key in products or [None]:
+                yield name, one.counted_by, key
 
 
 def merge_by_rule(
@@ -141,10 +142,14 @@ class _Statistics:
         mean_kcd = sum_kcd / count_kc.clamp(min=1).unsqueeze(-1)
         if products is None:
             return _Statistics(count_kc, mean_kcd, None)
-        product_kdd = torch.stack([full_matrix(one.payload[products].cpu()) for one in updates])
+        numbers_k = [one.payload[products].double().cpu() for one in updates]
+        product_kdd = torch.stack([unpacked(one, sum_kcd.shape[-1]) for one in numbers_k])
         between_kdd = torch.einsum("kci,kcj->kij", sum_kcd, mean_kcd)
         total_k = count_kc.sum(dim=1).clamp(min=1).view(-1, 1, 1)
-        return _Statistics(count_kc, mean_kcd, (product_kdd - between_kdd) / total_k)
+        scatter_kdd = (product_kdd - between_kdd) / total_k
+        if len(numbers_k[0]) == sum_kcd.shape[-1]:  # squares alone
+            scatter_kdd = scatter_kdd * torch.eye(sum_kcd.shape[-1])
+        return _Statistics(count_kc, mean_kcd, scatter_kdd)
 
     def into(
         self, updates: Updates, sums: str, counts: str, products: str | None
@@ -155,8 +160,8 @@ class _Statistics:
         if products is not None and self.scatter is not None:
             total_k = self.count.sum(dim=1).view(-1, 1, 1)
             square = self.scatter * total_k + torch.einsum("kci,kcj->kij", sum_kcd, self.mean)
-            rows, columns = upper_half(square.shape[-1], square.device)
-            new[products] = square[:, rows, columns]
+            alone = len(updates[0].payload[products]) == square.shape[-1]
+            new[products] = square.diagonal(dim1=1, dim2=2) if alone else packed(square)
         return [
             replace(
                 update,

@@ -138,7 +138,6 @@ def plan_round(
             config,
             run.state,
             batches,
-            secret=torch_seed(config.seed, Purpose.SECRET, batches.client),
             memory=memory_of(batches.client),
             last_round=run.last_round.get(batches.client),
             **shared,

@@ -40,7 +40,35 @@ HOOKS = ("objective", "penalty", "batch_term", "trainable", "report", "personal"
 
 
 @dataclass(frozen=True)
-class Strategy(Options):
+class Part(Options):
+    """What a strategy and the sections beside it have in common; by default nothing is done."""
+
+    @property
+    def needs(self) -> Needs:
+        """What the engine that runs jobs must be able to do, as a value."""
+        return Needs()
+
+    def check(self, setting: Setting) -> None:
+        """Refuses a model with which it has no meaning."""
+
+    def server_memory(self, setting: Setting) -> Declarations:
+        """Tensors that the server keeps from round to round; clients get those to be broadcast."""
+        return {}
+
+    def payload(self, setting: Setting, num_examples: int) -> Declarations:
+        """Tensors that a client with this number of samples adds to its update."""
+        return {}
+
+    def report(self, local: Local, trained: Tensors, before: Seen, after: Seen) -> Report:
+        """Tensors that a client sends and keeps after training.
+
+        `before` and `after` are the statistics of its data under the received and trained model.
+        """
+        return Report()
+
+
+@dataclass(frozen=True)
+class Strategy(Part):
     """A federated method.
 
     Attributes:
@@ -85,16 +113,19 @@ class Strategy(Options):
         """The fewest local epochs with which the method has a meaning."""
         return 1
 
-    def server_memory(self, setting: Setting) -> Declarations:
-        """Tensors that the server keeps from round to round; clients get those to be broadcast."""
-        return {}
+    def check(self, setting: Setting) -> None:
+        """Refuses a model that lacks what the hooks see."""
+        if "batch_term" in self._hooks and (not setting.has_head or setting.labels > 1):
+            raise TrainingError(
+                f"{type(self).__name__} sees features and logits of a batch, which needs a"
+                " classifier with features(x) and head(features)"
+            )
+        if self.splits_head:
+            known_head(self, setting)
+        self.personal(setting)
 
     def client_memory(self, setting: Setting) -> Declarations:
         """Tensors that a client keeps between its own rounds; they never leave it."""
-        return {}
-
-    def payload(self, setting: Setting, num_examples: int) -> Declarations:
-        """Tensors that a client with this number of samples adds to its update."""
         return {}
 
     def personal(self, setting: Setting) -> Collection[str]:
@@ -131,13 +162,6 @@ class Strategy(Options):
     def personal_trainable(self, local: Local) -> Collection[str] | None:
         """Names of the parameters of the personal model that train; None for all."""
         return None
-
-    def report(self, local: Local, trained: Tensors, before: Seen, after: Seen) -> Report:
-        """Tensors that a client sends and keeps after training.
-
-        `before` and `after` are the statistics of its data under the received and trained model.
-        """
-        return Report()
 
     def weigh(self, state: ServerState, updates: Updates) -> ClientWeights:
         """The weight of each update: by number of samples, unless overridden."""

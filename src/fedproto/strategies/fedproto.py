@@ -27,7 +27,7 @@ from fedproto.equations import (
 )
 from fedproto.options import option
 from fedproto.strategies.base import STRATEGIES, Strategy, size_weights
-from fedproto.strategies.serve import prototypes_declared
+from fedproto.strategies.serve import prototypes_declared, reported_prototypes
 from fedproto.strategies.values import Declarations, Declared, Local, Needs, Report, Seen, Setting
 from fedproto.types import ClientWeights, Prototypes, ServerState, Tensors, Updates
 
@@ -93,7 +93,7 @@ class FedProto(Strategy):
         aggregate = _in_float64(Prototypes(state.memory[SUM], state.memory[COUNT]))
         attention: list[Tensor] = []
         if self.margins != "local":
-            local = _in_float64(reported(updates))
+            local = _in_float64(reported_prototypes(updates, SUM, COUNT))
             margin_kc = (
                 aggregate_margin(local, aggregate)
                 if self.measure == "margin"
@@ -108,7 +108,7 @@ class FedProto(Strategy):
 
     def remember(self, state: ServerState, updates: Updates, setting: Setting) -> Tensors:
         """The aggregate prototypes of this round, eq. (10)."""
-        new = aggregate_prototypes(_in_float64(reported(updates)))
+        new = aggregate_prototypes(_in_float64(reported_prototypes(updates, SUM, COUNT)))
         if self.carry_unseen_prototypes and SUM in state.memory:
             known = _in_float64(Prototypes(state.memory[SUM], state.memory[COUNT]))
             new = Prototypes(
@@ -119,7 +119,8 @@ class FedProto(Strategy):
 
     def metrics(self, updates: Updates) -> dict[str, float]:
         """The cohort's AMM, eq. (15)."""
-        return {"aggregate_mean_margin": float(aggregate_mean_margin(reported(updates).merged()))}
+        pooled = reported_prototypes(updates, SUM, COUNT).merged()
+        return {"aggregate_mean_margin": float(aggregate_mean_margin(pooled))}
 
 
 def _same_class_only(local: Prototypes, reference_cd: Tensor, seen_c: Tensor) -> Tensor:
@@ -129,11 +130,6 @@ def _same_class_only(local: Prototypes, reference_cd: Tensor, seen_c: Tensor) ->
     ``μ`` in eq. (11), so that a client whose prototypes moved further has a larger weight.
     """
     return same_class_distance(minmax_normalize(local.mean), reference_cd, local.seen, seen_c)
-
-
-def reported(updates: Updates) -> Prototypes:
-    """The clients' prototypes, ``[K, C, D]``."""
-    return Prototypes.stack([Prototypes(one.payload[SUM], one.payload[COUNT]) for one in updates])
 
 
 def _in_float64(prototypes: Prototypes) -> Prototypes:

@@ -9,8 +9,8 @@ import torch
 
 from fedproto.options import option
 from fedproto.strategies.base import STRATEGIES, Strategy
-from fedproto.strategies.fedproto import COUNT, SUM, reported
-from fedproto.strategies.serve import prototypes_declared
+from fedproto.strategies.fedproto import COUNT, SUM
+from fedproto.strategies.serve import prototypes_declared, reported_prototypes
 from fedproto.strategies.values import Batch, Declarations, Local, Needs, Report, Seen, Setting
 from fedproto.types import Prototypes, ServerState, Tensors, Updates
 
@@ -54,5 +54,5 @@ class FedProtoTan(Strategy):
 
     def remember(self, state: ServerState, updates: Updates, setting: Setting) -> Tensors:
         """The cohort's merged prototypes."""
-        merged = reported(updates).merged()
+        merged = reported_prototypes(updates, SUM, COUNT).merged()
         return {SUM: merged.sum, COUNT: merged.count}

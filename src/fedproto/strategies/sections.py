@@ -15,7 +15,8 @@ Shapes: K clients of the cohort, C classes.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, reduce
+from operator import or_
 from typing import Literal
 
 import torch
@@ -24,7 +25,7 @@ from torch import Tensor
 from fedproto.errors import ConfigError, TrainingError
 from fedproto.options import Options, option
 from fedproto.strategies.aggregation import AggregateOptions
-from fedproto.strategies.base import Strategy, known_head, personal_memory
+from fedproto.strategies.base import Part, Strategy, personal_memory
 from fedproto.strategies.serve import ServeOptions
 from fedproto.strategies.values import (
     Declarations,
@@ -41,12 +42,9 @@ from fedproto.types import ClientWeights, ServerState, Tensors, Updates, part, u
 CLASSES = "classes/count"
 """Name in the payload."""
 
-_GOLDEN = -0x61C8864680B583EB
-_FRACTION = 2**53 - 1
-
 
 @dataclass(frozen=True)
-class HeadOptions(Options):
+class HeadOptions(Part):
     """How the last layer is averaged, whatever the strategy."""
 
     rows: Literal["average", "holders", "counts"] = option(
@@ -54,20 +52,6 @@ class HeadOptions(Options):
         "last layer: averaged like the rest, or row by row among the clients that hold the class,"
         " by the strategy's weights or by their samples of the class",
     )
-    flip: float = option(
-        0.0,
-        "rows 'holders': probability that a client reports the opposite for a class (randomised"
-        " response; drawn once per client and class, for the whole run)",
-        at_least=0,
-        at_most=0.5,
-    )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.flip and self.rows != "holders":
-            raise ConfigError(
-                "flip is for rows = 'holders'; with 'counts' clients report more than it hides"
-            )
 
     @property
     def by_class(self) -> bool:
@@ -98,16 +82,12 @@ class HeadOptions(Options):
             CLASSES: Declared((setting.num_classes,), torch.int64, low=0, high=high, total=total)
         }
 
-    def report(self, local: Local) -> Tensors:
+    def report(self, local: Local, trained: Tensors, before: Seen, after: Seen) -> Report:
         """The client's classes, as the payload declares them."""
         if not self.by_class:
-            return {}
-        if self.rows == "counts":
-            return {CLASSES: local.classes}
-        holds_c = local.classes > 0
-        if self.flip:
-            holds_c = randomised_response(holds_c, local.secret, self.flip)
-        return {CLASSES: holds_c.long()}
+            return Report()
+        counts = self.rows == "counts"
+        return Report({CLASSES: local.classes if counts else (local.classes > 0).long()})
 
     def weigh(self, weights: ClientWeights, updates: Updates, setting: Setting) -> ClientWeights:
         """The strategy's weights, with shares of their own for the rows of the last layer."""
@@ -131,34 +111,21 @@ def class_shares(weight_kc: Tensor, holds_kc: Tensor) -> Tensor:
     return torch.where(total_c > 0, weight_kc / torch.where(total_c > 0, total_c, 1), equal_kc)
 
 
-def randomised_response(holds_c: Tensor, secret: int, chance: float) -> Tensor:
-    """The classes a client reports if it flips each answer with some probability.
-
-    Each answer is then ``ln((1 − p) / p)``-differentially private (Warner 1965). The draws are a
-    hash of secret and class (Steele et al. 2014, "SplitMix"), alike on every engine and in every
-    round, so that answers of many rounds reveal no more than one.
-    """
-    bits = secret + _GOLDEN * (1 + torch.arange(holds_c.shape[-1], device=holds_c.device))
-    for shift, factor in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15), (31, 1)):
-        bits = (bits ^ ((bits >> shift) & ((1 << (64 - shift)) - 1))) * factor
-    return holds_c ^ ((bits & _FRACTION).double() < chance * (_FRACTION + 1))
-
-
 MOMENTUM, SQUARE, LOOKAHEAD = "server/momentum", "server/square", "server/lookahead"
 
 
 @dataclass(frozen=True)
-class ServerOptions(Options):
-    """An optimizer on the server, for any strategy: FedAvgM, FedAdagrad, FedAdam, FedYogi."""
+class ServerOptions(Part):
+    """An optimizer on the server, for any strategy: FedAvgM, FedAdam."""
 
-    optimizer: Literal["none", "sgd", "adam", "yogi", "adagrad"] = option(
+    optimizer: Literal["none", "sgd", "adam"] = option(
         "none", "optimizer that steps towards the combined weights; 'none' takes them as they are"
     )
     lr: float = option(1.0, "server learning rate", above=0)
     momentum: float = option(0.0, "sgd: m ← momentum·m + g, as FedAvgM", at_least=0, at_most=1)
-    beta1: float = option(0.9, "adam, yogi, adagrad: decay of the mean", at_least=0, at_most=1)
-    beta2: float = option(0.99, "adam, yogi: decay of the mean square", at_least=0, at_most=1)
-    tau: float = option(1e-3, "adam, yogi, adagrad: adaptivity τ; v begins at τ²", above=0)
+    beta1: float = option(0.9, "adam: decay of the mean", at_least=0, at_most=1)
+    beta2: float = option(0.99, "adam: decay of the mean square", at_least=0, at_most=1)
+    tau: float = option(1e-3, "adam: adaptivity τ; the mean square begins at τ²", above=0)
     lookahead: float | None = option(
         None,
         "momentum λ of the look-ahead (FedACG): clients start from θ + λm, θ is tested; none: the"
@@ -178,18 +145,14 @@ class ServerOptions(Options):
     @property
     def _adapts(self) -> bool:
         """Whether the optimizer keeps a momentum."""
-        return self.optimizer not in ("none", "sgd") or (
-            self.optimizer == "sgd" and self.momentum > 0
-        )
+        return self.optimizer == "adam" or (self.optimizer == "sgd" and self.momentum > 0)
 
-    def memory(self, setting: Setting) -> dict[str, Declared]:
+    def server_memory(self, setting: Setting) -> Declarations:
         """The tensors that the optimizer keeps."""
         if not self._adapts:
             return setting.like_params(LOOKAHEAD) if self.lookahead else {}
-        kept = setting.like_params(MOMENTUM)
-        if self.optimizer != "sgd":
-            kept |= setting.like_params(SQUARE, initial=self.tau**2)
-        return kept
+        squares = setting.like_params(SQUARE, initial=self.tau**2)
+        return setting.like_params(MOMENTUM) | (squares if self.optimizer == "adam" else {})
 
     def step(self, old: ServerState, combined: ServerState) -> ServerState:
         """The next state, given the one that was sent and the combined updates.
@@ -223,37 +186,30 @@ class ServerOptions(Options):
                 for name, target in combined.params.items()
             }
             return replace(combined, params=params)
-        gradient = {name: old.params[name] - target for name, target in combined.params.items()}
-        momentum = {
-            name: self._mean(tensor.to(gradient[name].device), gradient[name])
-            for name, tensor in part(MOMENTUM, old.memory).items()
-        }
-        memory = {**combined.memory, **under(MOMENTUM, momentum)}
+        slope = {name: old.params[name] - target for name, target in combined.params.items()}
+
+        def kept(group: str) -> Tensors:
+            memory = part(group, old.memory).items()
+            return {name: tensor.to(slope[name].device) for name, tensor in memory}
+
         if self.optimizer == "sgd":
-            step = momentum
-        else:
-            square = {
-                name: self._mean_square(tensor.to(gradient[name].device), gradient[name].square())
-                for name, tensor in part(SQUARE, old.memory).items()
-            }
-            memory |= under(SQUARE, square)
             step = {
-                name: mean / (square[name].sqrt() + self.tau) for name, mean in momentum.items()
+                name: self.momentum * mean + slope[name] for name, mean in kept(MOMENTUM).items()
             }
+            new = under(MOMENTUM, step)
+        else:
+            mean = {
+                name: self.beta1 * mean + (1 - self.beta1) * slope[name]
+                for name, mean in kept(MOMENTUM).items()
+            }
+            square = {
+                name: self.beta2 * square + (1 - self.beta2) * slope[name].square()
+                for name, square in kept(SQUARE).items()
+            }
+            step = {name: one / (square[name].sqrt() + self.tau) for name, one in mean.items()}
+            new = {**under(MOMENTUM, mean), **under(SQUARE, square)}
         params = {name: tensor - self.lr * step[name] for name, tensor in old.params.items()}
-        return replace(combined, params=params, memory=memory)
-
-    def _mean(self, mean: Tensor, gradient: Tensor) -> Tensor:
-        if self.optimizer == "sgd":
-            return self.momentum * mean + gradient
-        return self.beta1 * mean + (1 - self.beta1) * gradient
-
-    def _mean_square(self, square: Tensor, new: Tensor) -> Tensor:
-        if self.optimizer == "adagrad":
-            return square + new
-        if self.optimizer == "yogi":
-            return square - (1 - self.beta2) * new * torch.sign(square - new)
-        return self.beta2 * square + (1 - self.beta2) * new
+        return replace(combined, params=params, memory={**combined.memory, **new})
 
 
 @dataclass(frozen=True)
@@ -322,55 +278,44 @@ class Method:
                 " set head.rows = 'average'"
             )
 
-    @cached_property
-    def needs(self) -> Needs:
-        """What the engine must be able to do."""
-        needs = self.strategy.needs | self.head.needs
-        for one in self._serves:
-            needs |= one.needs
-        asked = self.privacy.asked
-        return replace(needs, before=asked(needs.before), after=asked(needs.after))
-
     @property
     def _serves(self) -> tuple[ServeOptions, ...]:
         """The options of the served model, and of those that are tested beside it."""
         return (self.serve, *self.serve.others)
 
     @property
+    def _parts(self) -> tuple[Part, ...]:
+        """All that clients have a share in."""
+        return (self.strategy, self.head, *self._serves)
+
+    @property
     def _computes_head(self) -> bool:
         return any(one.computes_head for one in self._serves)
 
+    @cached_property
+    def needs(self) -> Needs:
+        """What the engine must be able to do."""
+        needs = reduce(or_, (one.needs for one in self._parts))
+        asked = self.privacy.asked
+        return replace(needs, before=asked(needs.before), after=asked(needs.after))
+
     def check(self, setting: Setting) -> None:
         """Refuses a model with which the strategy or a section has no meaning."""
-        if "batch_term" in self.needs.hooks and (not setting.has_head or setting.labels > 1):
-            raise TrainingError(
-                f"{type(self.strategy).__name__} sees features and logits of a batch, which needs a"
-                " classifier with features(x) and head(features)"
-            )
-        if self.strategy.splits_head:
-            known_head(self.strategy, setting)
-        self.strategy.personal(setting)
-        self.head.check(setting)
-        for one in self._serves:
+        for one in self._parts:
             one.check(setting)
 
     def server_memory(self, setting: Setting) -> Declarations:
         """Tensors that the server keeps from round to round."""
-        return {
-            **self.strategy.server_memory(setting),
-            **self.serve.memory(setting),
-            **self.server.memory(setting),
-            **{
-                name: declared
-                for one in self.serve.others
-                for name, declared in under(_group(one), one.memory(setting)).items()
-            },
-        }
+        declared: dict[str, Declared] = {}
+        for one in (self.strategy, self.serve, self.server):
+            declared |= one.server_memory(setting)
+        for beside in self.serve.others:
+            declared |= under(_group(beside), beside.server_memory(setting))
+        return declared
 
     def sent_memory(self, setting: Setting) -> Declarations:
         """What of the server's memory clients get beside the weights."""
-        kept = {**self.strategy.server_memory(setting), **self.serve.memory(setting)}
-        return {name: one for name, one in kept.items() if one.broadcast}
+        return {name: one for name, one in self.server_memory(setting).items() if one.broadcast}
 
     def broadcast(self, state: ServerState, setting: Setting) -> Tensors:
         """Tensors of the server's memory that clients get beside the weights."""
@@ -383,11 +328,8 @@ class Method:
 
     def payload(self, setting: Setting, num_examples: int) -> Declarations:
         """Tensors that a client with this number of samples adds to its update."""
-        declared = {
-            **self.strategy.payload(setting, num_examples),
-            **self.head.payload(setting, num_examples),
-        }
-        for one in self._serves:
+        declared: dict[str, Declared] = {}
+        for one in self._parts:
             declared |= one.payload(setting, num_examples)
         return declared
 
@@ -399,11 +341,9 @@ class Method:
     def report(self, local: Local, trained: Tensors, before: Seen, after: Seen) -> Report:
         """Tensors that a client sends and keeps after training."""
         before, after = self.privacy.withhold(before), self.privacy.withhold(after)
-        own = self.strategy.report(local, trained, before, after)
-        added = dict(self.head.report(local))
-        for one in self._serves:
-            added |= one.report(before)
-        return Report({**own.payload, **added}, own.memory)
+        found = [one.report(local, trained, before, after) for one in self._parts]
+        payload = {name: tensor for one in found for name, tensor in one.payload.items()}
+        return Report(payload, found[0].memory)
 
     def serve_models(
         self, stepped: ServerState, received: ServerState, updates: Updates, setting: Setting

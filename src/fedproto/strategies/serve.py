@@ -21,7 +21,6 @@ Shapes: K clients of the cohort, C classes, D feature channels.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -30,9 +29,19 @@ import torch
 from torch import Tensor
 
 from fedproto.errors import ConfigError, TrainingError
-from fedproto.options import Options, option, options_to_dict, read_options
-from fedproto.strategies.values import Average, Declarations, Declared, Needs, Seen, Setting
-from fedproto.types import ClientUpdate, Prototypes, ServerState, Tensors, Updates, part, under
+from fedproto.options import option, options_to_dict, read_options
+from fedproto.strategies.base import Part
+from fedproto.strategies.values import (
+    Average,
+    Declarations,
+    Declared,
+    Local,
+    Needs,
+    Report,
+    Seen,
+    Setting,
+)
+from fedproto.types import Prototypes, ServerState, Tensors, Updates, part, under
 
 SUM, COUNT = "serve/sum", "serve/count"
 PRODUCTS, SQUARES = "serve/products", "serve/squares"
@@ -42,12 +51,9 @@ AVERAGE, WINDOW = "serve/average", "serve/window"
 FLOOR = 0.01
 """Smallest variance of the features in any direction, relative to the mean over the channels."""
 
-LARGEST_NORM = 3.0
-"""Features are clipped to this multiple of the cohort's median norm."""
-
 
 @dataclass(frozen=True)
-class ServeOptions(Options):
+class ServeOptions(Part):
     """Which model is tested, stored and exported."""
 
     average: Average | None = option(
@@ -65,8 +71,8 @@ class ServeOptions(Options):
     head: Literal["trained", "lda", "ridge", "cof", "ncm"] = option(
         "trained",
         "last layer: as trained, or computed from the clients' feature statistics by linear"
-        " discriminant analysis, ridge regression (Fed3R), the same with products estimated from"
-        " class means (FedCOF), or nearest class means (FedNCM)",
+        " discriminant analysis (CCVR in closed form), ridge regression (Fed3R), the same with"
+        " products estimated from class means (FedCOF), or nearest class means (FedNCM)",
     )
     covariance: Literal["full", "diagonal"] = option(
         "full",
@@ -192,12 +198,11 @@ class ServeOptions(Options):
         return Needs(before=frozenset({"features", *(("products",) if self._products else ())}))
 
     @property
-    def _products(self) -> bool:
-        return self.head in ("lda", "ridge")
-
-    @property
-    def _diagonal(self) -> bool:
-        return self._products and self.covariance == "diagonal"
+    def _products(self) -> str | None:
+        """Name of the products of features that clients report, where they do."""
+        if self.head not in ("lda", "ridge"):
+            return None
+        return PRODUCTS if self.covariance == "full" else SQUARES
 
     def check(self, setting: Setting) -> None:
         """Refuses a model whose logits are not one linear function of the features."""
@@ -217,14 +222,12 @@ class ServeOptions(Options):
             return {}
         channels, per_sample = setting.feature_sizes()
         declared = prototypes_declared(setting, num_examples * per_sample, SUM, COUNT)
-        if self._diagonal:
-            declared[SQUARES] = Declared((channels,), setting.float_type, low=0)
-        elif self._products:
-            half = (channels * (channels + 1) // 2,)
-            declared[PRODUCTS] = Declared(half, setting.float_type, squares_of=SUM)
+        if self._products:
+            numbers = channels * (channels + 1) // 2 if self._products == PRODUCTS else channels
+            declared[self._products] = Declared((numbers,), setting.float_type, squares_of=SUM)
         return declared
 
-    def memory(self, setting: Setting) -> Declarations:
+    def server_memory(self, setting: Setting) -> Declarations:
         """The decaying statistics, or the averaged models."""
         declared: dict[str, Declared] = {}
         if self.average in ("ema", "all"):
@@ -235,13 +238,11 @@ class ServeOptions(Options):
         if self.computes_head:
             self.check(setting)
             classes, (channels, _) = setting.num_classes, setting.feature_sizes()
-            declared |= {
-                SUM: Declared((classes, channels), torch.float64),
-                COUNT: Declared((classes,), torch.float64),
-            }
-            if self._diagonal:
+            declared[SUM] = Declared((classes, channels), torch.float64)
+            declared[COUNT] = Declared((classes,), torch.float64)
+            if self._products == SQUARES:
                 declared[SQUARES] = Declared((channels,), torch.float64)
-            elif self._products or self.head == "cof":
+            elif self.head != "ncm":
                 declared[PRODUCTS] = Declared((channels, channels), torch.float64)
         return declared
 
@@ -252,71 +253,28 @@ class ServeOptions(Options):
         known = part(AVERAGE, state.memory)
         return under(AVERAGE, known or {**state.params, **state.buffers})
 
-    def report(self, before: Seen) -> Tensors:
+    def report(self, local: Local, trained: Tensors, before: Seen, after: Seen) -> Report:
         """The client's statistics under the received model."""
         if not self.computes_head or before is None:
-            return {}
+            return Report()
         found = {SUM: before.sums, COUNT: before.count}
         if self._products:
             products = before.products
             if products.dim() > before.sums.dim():  # class by class
                 products = products.sum(dim=-3)
-            if self._diagonal:
-                found[SQUARES] = products.diagonal(dim1=-2, dim2=-1).to(before.sums.dtype)
-            else:
-                rows, columns = upper_half(products.shape[-1], products.device)
-                found[PRODUCTS] = products[rows, columns].to(before.sums.dtype)
-        return found
-
-    def remember(self, state: ServerState, updates: Updates) -> Tensors:
-        """The statistics, decayed, with those of the cohort added."""
-        if not self.computes_head:
-            return {}
-        believed: list[tuple[ClientUpdate, Tensor | None]] = [(one, None) for one in updates]
-        if self._products:
-            squares = [(one, self._reported(one)) for one in updates]
-            believed = [(one, square) for one, square in squares if _possible(one, square)]
-        if not believed:
-            return {}
-        clients = clipped_prototypes([one for one, _ in believed], SUM, COUNT)
-        cohort = clients.merged()
-        new = {SUM: cohort.sum, COUNT: cohort.count.double()}
-        products = [(one, square) for one, square in believed if square is not None]
-        if products and self._diagonal:
-            new[SQUARES] = _clipped_products(products).diagonal()
-        elif products:
-            new[PRODUCTS] = _clipped_products(products)
-        elif self.head == "cof":
-            new[PRODUCTS] = estimated_products(clients, self.shrink)
-        return {
-            name: (1 - self.forget) * state.memory[name].to(one.device) + one
-            for name, one in new.items()
-        }
-
-    def _reported(self, update: ClientUpdate) -> Tensor:
-        """A client's products as a matrix, zero where it did not report them."""
-        if self._diagonal:
-            return update.payload[SQUARES].double().diag()
-        return full_matrix(update.payload[PRODUCTS])
-
-    def _product(self, memory: Tensors) -> Tensor:
-        """The summed products of all features; from squares, those between classes are exact."""
-        if not self._diagonal:
-            return memory[PRODUCTS]
-        count_c1 = memory[COUNT].clamp(min=1e-300).unsqueeze(1)
-        between_dd = memory[SUM].t() @ (memory[SUM] / count_c1)
-        return between_dd + (memory[SQUARES] - between_dd.diagonal()).clamp(min=0).diag()
+            all_ = self._products == PRODUCTS
+            numbers = packed(products) if all_ else products.diagonal(dim1=-2, dim2=-1)
+            found[self._products] = numbers.to(before.sums.dtype)
+        return Report(found)
 
     def follow(
         self, stepped: ServerState, received: ServerState, updates: Updates, setting: Setting
     ) -> ServerState:
-        """The state after the server's step, with what is remembered of the round."""
-        statistics = self.remember(received, updates)
-        following = replace(stepped, memory={**stepped.memory, **statistics})
-        return self.apply(following, received, setting)
-
-    def apply(self, following: ServerState, received: ServerState, setting: Setting) -> ServerState:
         """The state after the server's step, with the model that is served beside it."""
+        following = stepped
+        if self.computes_head:
+            statistics = self._remembered(received.memory, updates)
+            following = replace(stepped, memory={**stepped.memory, **statistics})
         if self.averages:
             following = self._averaged(following, received)
         if not self.computes_head or not bool((following.memory[COUNT] > 0).any()):
@@ -325,6 +283,22 @@ class ServeOptions(Options):
         computed = self._head(following.memory, seen, setting)
         served = ServerState(following.round, {**seen.params, **computed}, dict(seen.buffers))
         return replace(following, served_model=served)
+
+    def _remembered(self, memory: Tensors, updates: Updates) -> Tensors:
+        """The statistics, decayed, with those of the cohort added."""
+        clients = reported_prototypes(updates, SUM, COUNT)
+        clients = Prototypes(clients.sum.double(), clients.count)
+        cohort = clients.merged()
+        new = {SUM: cohort.sum, COUNT: cohort.count.double()}
+        if self._products:
+            name, channels = self._products, cohort.sum.shape[-1]
+            numbers = torch.stack([one.payload[name].double() for one in updates]).sum(dim=0)
+            new[name] = unpacked(numbers, channels) if name == PRODUCTS else numbers
+        elif self.head == "cof":
+            new[PRODUCTS] = estimated_products(clients, self.shrink)
+        return {
+            name: (1 - self.forget) * memory[name].to(one.device) + one for name, one in new.items()
+        }
 
     def observed(self, received: ServerState, sent: Tensors) -> ServerState:
         """The model under which clients take statistics, given what is sent beside the weights."""
@@ -364,45 +338,47 @@ class ServeOptions(Options):
             for name, one in own.items()
         }
 
+    def _product(self, memory: Tensors) -> Tensor:
+        """The summed products of all features; from squares, those between classes are exact."""
+        if self._products == PRODUCTS:
+            return memory[PRODUCTS]
+        count_c1 = memory[COUNT].clamp(min=1e-300).unsqueeze(1)
+        between_dd = memory[SUM].t() @ (memory[SUM] / count_c1)
+        return between_dd + (memory[SQUARES] - between_dd.diagonal()).clamp(min=0).diag()
+
     def _averaged(self, following: ServerState, received: ServerState) -> ServerState:
         """Serves the average; counters are those of the newest model."""
         new = {**following.served.params, **following.served.buffers}
-        done = received.round + 1
+        floating = {name: one for name, one in new.items() if one.is_floating_point()}
         if self.average == "window":
-            place = f"{WINDOW}/{received.round % self.window}"
-            memory = {**following.memory, **under(place, new)}
-            models = [
-                model
-                for index in range(self.window)
-                if (model := part(f"{WINDOW}/{index}", memory))
-            ]
+            kept = under(f"{WINDOW}/{received.round % self.window}", new)
+            memory = {**following.memory, **kept}
+            places = (part(f"{WINDOW}/{place}", memory) for place in range(self.window))
+            models = [model for model in places if model]
             average = {
                 name: torch.stack([model[name] for model in models]).mean(dim=0)
-                if one.is_floating_point()
-                else one
-                for name, one in new.items()
+                for name in floating
             }
         else:
-            # Early rounds count as in a plain mean, so that initial weights have no share.
-            share = (
-                max(1 - self.decay, 1 / done)
-                if self.average == "ema"
-                else (self.growth + 1) / (done + self.growth)
-            )
-            past = part(AVERAGE, following.memory)
+            past, share = part(AVERAGE, following.memory) or new, self._share(received.round + 1)
             average = {
                 name: torch.lerp(past[name].to(one.device), one, share)
-                if past and one.is_floating_point()
-                else one
-                for name, one in new.items()
+                for name, one in floating.items()
             }
-            memory = {**following.memory, **under(AVERAGE, average)}
+            memory = {**following.memory, **under(AVERAGE, {**new, **average})}
+        average = {**new, **average}
         served = ServerState(
             following.round,
             {name: average[name] for name in following.params},
             {name: average[name] for name in following.buffers},
         )
         return replace(following, memory=memory, served_model=served)
+
+    def _share(self, done: int) -> float:
+        """The newest model's share after this many rounds; early ones count as in a plain mean."""
+        if self.average == "ema":
+            return max(1 - self.decay, 1 / done)
+        return (self.growth + 1) / (done + self.growth)
 
 
 def prototypes_declared(
@@ -418,22 +394,11 @@ def prototypes_declared(
     }
 
 
-def clipped_prototypes(updates: Updates, sum_name: str, count_name: str) -> Prototypes:
-    """The clients' prototypes ``[K, C, D]``, in double precision.
-
-    A prototype whose norm exceeds `LARGEST_NORM` times the cohort's median is clipped to that, so
-    that no client dominates.
-    """
-    reported = Prototypes.stack(
-        [
-            Prototypes(update.payload[sum_name].double(), update.payload[count_name])
-            for update in updates
-        ]
+def reported_prototypes(updates: Updates, sum_name: str, count_name: str) -> Prototypes:
+    """The clients' prototypes, ``[K, C, D]``."""
+    return Prototypes.stack(
+        [Prototypes(one.payload[sum_name], one.payload[count_name]) for one in updates]
     )
-    norm_kc = reported.mean.norm(dim=-1)
-    median = torch.where(reported.seen, norm_kc, torch.nan).nanmedian().nan_to_num(0)
-    factor_kc = (LARGEST_NORM * median / norm_kc.clamp(min=1e-300)).clamp(max=1)
-    return Prototypes(reported.sum * factor_kc.unsqueeze(-1), reported.count)
 
 
 def estimated_products(clients: Prototypes, shrink: float) -> Tensor:
@@ -531,44 +496,16 @@ def _divided(x_cd: Tensor, matrix_dd: Tensor, floor: Tensor) -> Tensor:
     return back_cd
 
 
-def _possible(update: ClientUpdate, square_dd: Tensor) -> bool:
-    """Whether products can be those of features with the reported sums.
-
-    The square of a channel is at least what its sums need, and no product exceeds its squares.
-    """
-    sum_cd, count_c = update.payload[SUM].double(), update.payload[COUNT].double()
-    square_d = square_dd.diagonal()
-    least_d = (sum_cd.square() / count_c.clamp(min=1).unsqueeze(1)).sum(dim=0)
-    loose = 1e-3 * square_d.abs().max() + 1e-30
-    root_d = square_d.clamp(min=0).sqrt()
-    enough = (square_d >= least_d - loose).all()
-    return bool(enough & (square_dd.abs() <= torch.outer(root_d, root_d) + loose).all())
+def packed(matrix_dd: Tensor) -> Tensor:
+    """The numbers on and above the diagonal of symmetric matrices ``[..., D, D]``."""
+    rows, columns = torch.triu_indices(*matrix_dd.shape[-2:], device=matrix_dd.device)
+    return matrix_dd[..., rows, columns]
 
 
-def _clipped_products(reported: Sequence[tuple[ClientUpdate, Tensor]]) -> Tensor:
-    """The cohort's summed products ``[D, D]``.
-
-    Where a client's features would be longer than `LARGEST_NORM` times the cohort's median, its
-    products are scaled down to that.
-    """
-    square_kdd = torch.stack([square_dd for _, square_dd in reported])
-    count_k = torch.stack([update.payload[COUNT].sum() for update, _ in reported]).double()
-    square_k = square_kdd.diagonal(dim1=1, dim2=2).sum(dim=1) / count_k.clamp(min=1)
-    median = torch.where(count_k > 0, square_k, torch.nan).nanmedian().nan_to_num(0)
-    factor_k = (LARGEST_NORM**2 * median / square_k.clamp(min=1e-300)).clamp(max=1)
-    return (square_kdd * factor_k.view(-1, 1, 1)).sum(dim=0)
-
-
-def full_matrix(half_h: Tensor) -> Tensor:
-    """A symmetric matrix from its upper half, in double precision."""
-    half_h = half_h.double()
-    channels = round((8 * len(half_h) + 1) ** 0.5) // 2
-    rows, columns = upper_half(channels, half_h.device)
-    upper_dd = half_h.new_zeros(channels, channels).index_put((rows, columns), half_h)
+def unpacked(numbers: Tensor, channels: int) -> Tensor:
+    """The symmetric matrix ``[D, D]`` of `packed` numbers, or of a diagonal alone."""
+    if len(numbers) == channels:
+        return numbers.diag()
+    rows, columns = torch.triu_indices(channels, channels, device=numbers.device)
+    upper_dd = numbers.new_zeros(channels, channels).index_put((rows, columns), numbers)
     return upper_dd + upper_dd.t() - upper_dd.diagonal().diag()
-
-
-def upper_half(channels: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Rows and columns of the numbers on and above the diagonal of a square matrix."""
-    rows, columns = torch.triu_indices(channels, channels, device=device)
-    return rows, columns

@@ -20,7 +20,7 @@ from fedproto.equations import class_sums
 from fedproto.errors import TrainingError
 from fedproto.types import Tensors
 
-Statistic: TypeAlias = Literal["features", "products", "class_products", "loss"]
+Statistic: TypeAlias = Literal["features", "products", "class_products"]
 """Statistics of a client's training data under a model: see `Observation`."""
 
 Average: TypeAlias = Literal["none", "ema", "window", "all"]
@@ -191,23 +191,17 @@ class Observation:
     Attributes:
         sums: Summed features per class, ``[..., C, D]``.
         count: Feature vectors per class, ``[..., C]``.
-        loss: Mean loss, ``[...]``.
         products: Summed products of features, ``[..., D, D]``; by class, ``[..., C, D, D]``, where
             the statistic "class_products" was asked for.
     """
 
     sums: Tensor
     count: Tensor
-    loss: Tensor
     products: Tensor = field(default_factory=lambda: torch.empty(0, 0))
 
     @staticmethod
     def of(
-        what: frozenset[Statistic],
-        features: Tensor | None,
-        labels: Tensor,
-        num_classes: int,
-        loss: Tensor,
+        what: frozenset[Statistic], features: Tensor | None, labels: Tensor, num_classes: int
     ) -> Observation:
         """The statistics of feature vectors with their labels."""
         if "class_products" in what:
@@ -216,10 +210,10 @@ class Observation:
             products = _summed_products(None if features is None else features.unsqueeze(-3), own)
         else:
             products = _summed_products(features if "products" in what else None, labels)
-        return Observation(*class_sums(features, labels, num_classes), loss, products)
+        return Observation(*class_sums(features, labels, num_classes), products)
 
     def __iter__(self) -> Iterator[Tensor]:
-        return iter((self.sums, self.count, self.loss, self.products))
+        return iter((self.sums, self.count, self.products))
 
     def __add__(self, other: Observation) -> Observation:
         return Observation(*(one + another for one, another in zip(self, other, strict=True)))
@@ -332,7 +326,6 @@ class Local:
         broadcast: Tensors that the server sent beside the weights.
         memory: Tensors that the client kept.
         head: Names of the last layer's parameters; empty where unknown.
-        secret: Seed of the client's own random draws; over a network only the client knows it.
     """
 
     num_examples: int | Tensor
@@ -343,7 +336,6 @@ class Local:
     broadcast: Tensors
     memory: Tensors
     head: tuple[str, ...] = ()
-    secret: int = 0
 
 
 @dataclass(frozen=True)

@@ -161,7 +161,6 @@ class Members:
             broadcast={name: one.to(device) for name, one in job.broadcast.items()},
             memory={name: one.to(device) for name, one in job.memory.items()},
             head=self._setting.head if needs_head(needs) else (),
-            secret=job.secret,
         )
         return Member(job, local, job.strategy.objective(local))
 

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.func import vmap
-from torch.nn import functional
 
 from fedproto.engines.base import LocalJob
 from fedproto.engines.reference import by_client
@@ -67,7 +66,6 @@ class Observer:
             for sum_, part in zip(total, found, strict=True):
                 sum_[rows] += part
         assert total is not None  # noqa: S101 - no client is without samples
-        total.loss.div_((where != FILLS).sum(dim=1))
         return {
             index: Observation(*one)
             for index, one in zip(indices, zip(*total, strict=True), strict=True)
@@ -78,14 +76,8 @@ class Observer:
         x, live = self._inputs[part.clamp(min=0)], part != FILLS
         labels = torch.where(live, self._targets[part.clamp(min=0)], FILLS)
         features = self._network.features(params, x, live) if "features" in statistics else None
-        loss = torch.zeros(len(part), dtype=self._dtype, device=self._device)
-        if "loss" in statistics:
-            logits = self._network.logits(params, x, live).transpose(1, 2)
-            loss = functional.cross_entropy(
-                logits, labels, ignore_index=FILLS, reduction="none"
-            ).sum(dim=1)
         number = self._workload.federation.num_classes
-        return Observation.of(statistics, features, labels, number, loss)
+        return Observation.of(statistics, features, labels, number)
 
     def tallies(self, packed: Tensors, models: int, indices: Indices) -> Tensor:
         """Each model's test sums over some samples."""
