@@ -24,7 +24,7 @@ from fedproto.engines.reference import ReferenceEngine
 from fedproto.rounds import Run, load_federations, run_rounds
 from fedproto.rounds.jobs import check_fits
 from fedproto.rounds.run import model_for
-from fedproto.strategies.aggregation import MEAN, combine
+from fedproto.strategies.aggregation import combine
 from fedproto.strategies.feddyn import FedDyn
 from fedproto.strategies.scaffold import Scaffold
 from fedproto.types import ClientUpdate, ClientWeights, ServerState
@@ -123,7 +123,7 @@ def test_rules_that_leave_everything_are_the_mean(strategy, options):
         return
     state = state_for(strategy)
     updates = [update_for(strategy, client, 5 + client) for client in range(5)]
-    plain, shares = aggregated(strategy, state, updates, make_setting(), MEAN)
+    plain, shares = aggregated(strategy, state, updates, make_setting(), AggregateOptions())
     other, counted = aggregated(strategy, state, updates, make_setting(), options)
     for name, tensor in plain.params.items():
         torch.testing.assert_close(other.params[name], tensor, rtol=0, atol=1e-6)
@@ -192,7 +192,7 @@ def test_a_variance_is_never_scaled_beyond_the_average():
         for client, one in enumerate((torch.tensor([0.5]), torch.tensor([0.1])))
     ]
     weights = ClientWeights(torch.tensor([0.5, 0.5]).double(), scale=5.0)
-    result, _ = combine(MEAN, state, updates, weights)
+    result, _ = combine(AggregateOptions(), state, updates, weights)
     assert result.params["w"].tolist() == [5.0]
     assert result.buffers["running_var"].tolist() == pytest.approx([0.3])
 
@@ -299,8 +299,8 @@ def test_what_feeds_the_servers_memory_is_bounded_as_the_weights_are(strategy, o
         ]
         return float(torch.stack(squares).sum().sqrt())
 
-    usual = moved(honest, MEAN)
-    assert moved(hostile, MEAN) > 1000 * usual
+    usual = moved(honest, AggregateOptions())
+    assert moved(hostile, AggregateOptions()) > 1000 * usual
     assert moved(hostile, options) < 3 * usual
 
 

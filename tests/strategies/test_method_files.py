@@ -38,8 +38,7 @@ def test_lines_of_code_are_counted():
 
 
 def test_fedproto_has_at_most_eighty_lines_and_five_options():
-    source = '"""Text."""\nimport math\n\n# why\ndef f():\n    """More."""\n    return 1'
-    assert code_lines(source) == 2
+    assert code_lines(Path(inspect.getfile(FedProto)).read_text(encoding="utf-8")) <= 80
     assert len(dataclasses.fields(FedProto)) <= 5
 
 

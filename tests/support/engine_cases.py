@@ -68,7 +68,7 @@ class Everything(Strategy):
 
     statistics: ClassVar[Needs] = Needs(
         classes=True,
-        before=frozenset({"features", "loss"}),
+        before=frozenset({"features"}),
         after=frozenset({"features", "class_products"}),
         frozen=("received", "previous"),
     )
@@ -90,7 +90,7 @@ class Everything(Strategy):
         shape = (setting.num_classes, setting.features.channels)
         return {
             "seen/sums": Declared(shape, setting.float_type),
-            "seen/loss": Declared((), setting.float_type, low=0),
+            "seen/size": Declared((), setting.float_type, low=0),
             "seen/rounds": Declared((), torch.int64, low=1),
             "seen/variance": Declared(shape, torch.float64, low=0),
         }
@@ -122,7 +122,7 @@ class Everything(Strategy):
         rounds = local.memory["own/rounds"] + 1
         payload = {
             "seen/sums": after.sums,
-            "seen/loss": before.loss,
+            "seen/size": before.sums.norm() / before.count.sum(),
             "seen/rounds": rounds,
             "seen/variance": after.products.diagonal(dim1=-2, dim2=-1),
         }
@@ -131,8 +131,8 @@ class Everything(Strategy):
 
     def weigh(self, state, updates):
         del state
-        loss = torch.stack([update.payload["seen/loss"].double().cpu() for update in updates])
-        return ClientWeights(loss.softmax(dim=0), scale=1 / (1 + loss))
+        size = torch.stack([update.payload["seen/size"].double().cpu() for update in updates])
+        return ClientWeights(size.softmax(dim=0), scale=1 / (1 + size))
 
     def remember(self, state, updates, setting):
         del setting

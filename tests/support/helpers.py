@@ -21,7 +21,7 @@ from fedproto.rounds import train as train_all
 from fedproto.rounds.aggregate import combine_updates
 from fedproto.rounds.jobs import RoundPlan, plan_round
 from fedproto.store import RunStore
-from fedproto.strategies.aggregation import MEAN, AggregateOptions
+from fedproto.strategies.aggregation import AggregateOptions
 from fedproto.strategies.fedproto import COUNT, MARGIN, SUM
 from fedproto.strategies.sections import Method
 from fedproto.strategies.values import FeatureShape, Setting, initial_tensors
@@ -116,10 +116,12 @@ def aggregated(
     state: ServerState,
     updates: Sequence[ClientUpdate],
     setting: Setting,
-    options: AggregateOptions = MEAN,
+    options: AggregateOptions | None = None,
 ) -> tuple[ServerState, torch.Tensor]:
     """The next state and the clients' weights, without the guard."""
-    found = combine_updates(Method(strategy, aggregate=options), state, updates, setting)
+    found = combine_updates(
+        Method(strategy, aggregate=options or AggregateOptions()), state, updates, setting
+    )
     assert found is not None
     return found[0], torch.tensor(found[1], dtype=torch.float64)
 

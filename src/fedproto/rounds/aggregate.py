@@ -18,7 +18,7 @@ from torch import Tensor
 from fedproto.engines.base import LocalJob
 from fedproto.errors import TrainingError
 from fedproto.rounds.claims import bound_claims, implausible, merge_by_rule
-from fedproto.strategies.aggregation import as_remembered, combine, summed, update_norms
+from fedproto.strategies.aggregation import combine, summed, update_norms
 from fedproto.strategies.sections import Method
 from fedproto.strategies.values import Declarations, Setting
 from fedproto.types import ClientFailure, ClientUpdate, ClientWeights, ServerState, Tensors, Updates
@@ -143,8 +143,7 @@ def combine_updates(
     declared = method.payload(setting, 1)
     updates = merge_by_rule(options, updates, declared)
     if strategy.server_memory(setting):
-        seen = as_remembered(options, state, updates)
-        memory = {**state.memory, **strategy.remember(state, seen, setting)}
+        memory = {**state.memory, **strategy.remember(state, updates, setting)}
         parts = [strategy.adds(state, update, setting, len(updates)) for update in updates]
         memory |= {
             name: memory[name] + one for name, one in summed(options, updates, parts).items()

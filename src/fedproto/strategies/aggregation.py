@@ -61,25 +61,17 @@ class AggregateOptions(Options):
             raise ConfigError(f"clip_norm must be above 0 or 'median', not {self.clip_norm!r}")
 
     @property
-    def plain(self) -> bool:
-        """Whether updates are averaged as they are."""
-        return self.rule == "mean" and self.clip_norm is None and self.max_share is None
-
-    @property
     def distrusts(self) -> bool:
         """Whether amounts and statistics that clients report are bounded by the cohort."""
         return self.rule != "mean" or self.max_claim is not None
 
     def check_fits(self, *, pooled: bool) -> None:
         """Refuses options that combine updates for a strategy that pools the clients' data."""
-        if pooled and not self.plain:
+        if pooled and (self.rule, self.clip_norm, self.max_share) != ("mean", None, None):
             raise ConfigError(
                 "aggregate.rule and aggregate.clip_norm need several clients; centralised training"
                 " has one model and nothing to combine"
             )
-
-
-MEAN = AggregateOptions()
 
 
 def combine(
@@ -117,41 +109,19 @@ def combine(
     return ServerState(state.round + 1, params, buffers, state.memory), weights.client
 
 
-def as_remembered(options: AggregateOptions, state: ServerState, updates: Updates) -> Updates:
-    """Updates as the server's memory sees them: the rule's result, for every client.
-
-    Memory is made of sums and means over clients, which are then those of the rule, so that one
-    client's part is bounded.
-    """
-    ends = [update.params for update in updates]
-    made = _made_of(options, state.params, ends, updates)
-    return updates if made is None else [replace(update, params=made) for update in updates]
-
-
 def summed(options: AggregateOptions, updates: Updates, parts: Sequence[Tensors]) -> Tensors:
     """The sum of the clients' additions to memory, bounded by the rule as updates are."""
-    zeros = {name: torch.zeros_like(one) for name, one in parts[0].items()}
-    made = _made_of(options, zeros, parts, updates) if zeros else None
-    if made is not None:
-        return {name: len(parts) * one for name, one in made.items()}
-    return {name: torch.stack([part[name] for part in parts]).sum(dim=0) for name in zeros}
-
-
-def _made_of(
-    options: AggregateOptions, origin: Tensors, ends: Sequence[Tensors], updates: Updates
-) -> Tensors | None:
-    """The rule's result from an origin, with equal weights; None where it is the plain mean."""
     if options.drop_beyond is not None:
         # Clients keep their own side of this memory: clipping an honest one sets the two sides
         # apart. So only far longer ones are clipped.
         options = replace(options, clip_times=2 * options.clip_times)
-    moved = [
-        replace(update, params=end, buffers={}) for update, end in zip(updates, ends, strict=True)
-    ]
-    if options.rule == "mean" and _clip_factors(options, origin, moved) is None:
-        return None
+    zeros = {name: torch.zeros_like(one) for name, one in parts[0].items()}
+    added = [replace(one, params=own, buffers={}) for one, own in zip(updates, parts, strict=True)]
+    if options.rule == "mean" and _clip_factors(options, zeros, added) is None:
+        return {name: torch.stack([part[name] for part in parts]).sum(dim=0) for name in zeros}
     weights = ClientWeights(equal_shares(len(updates)))
-    return combine(options, ServerState(0, origin, {}), moved, weights)[0].params
+    mean, _ = combine(options, ServerState(0, zeros, {}), added, weights)
+    return {name: len(parts) * one for name, one in mean.params.items()}
 
 
 def _capped(weights: ClientWeights, times: float) -> ClientWeights:

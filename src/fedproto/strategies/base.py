@@ -170,7 +170,8 @@ class Strategy(Part):
     def remember(self, state: ServerState, updates: Updates, setting: Setting) -> Tensors:
         """New values of server memory; tensors that are not named stay as they are.
 
-        Parameters come as the aggregation rule leaves them.
+        Statistics come as the aggregation rule leaves them, parameters as they were sent: a sum
+        over clients' parameters belongs into `adds`.
         """
         return {}
 
