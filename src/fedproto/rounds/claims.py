@@ -96,8 +96,7 @@ def _statistics(declared: Declarations) -> Iterator[tuple[str, str, str | None]]
     for name, one in declared.items():
         if one.counted_by is not None:
             products = [key for key, it in declared.items() if it.squares_of == name]
-            for key in products or [None]:
-                yield name, one.counted_by, key
+            yield from ((name, one.counted_by, key) for key in products or (None,))
 
 
 def merge_by_rule(

@@ -111,6 +111,8 @@ def combine(
 
 def summed(options: AggregateOptions, updates: Updates, parts: Sequence[Tensors]) -> Tensors:
     """The sum of the clients' additions to memory, bounded by the rule as updates are."""
+    if not parts[0]:
+        return {}
     if options.drop_beyond is not None:
         # Clients keep their own side of this memory: clipping an honest one sets the two sides
         # apart. So only far longer ones are clipped.
