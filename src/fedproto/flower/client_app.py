@@ -12,7 +12,6 @@ A SuperNode is configured by its owner with ``--node-config``:
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
