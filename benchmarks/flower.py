@@ -218,7 +218,7 @@ def _sizes(config: RunConfig, store: RunStore) -> dict[str, str]:
     workload = Workload(federation, model, task_named(federation.task), config.engine)
     (update,) = ReferenceEngine(workload).train([job])
     down = _bytes(encode_job(job, config))
-    up = _bytes(encode_update(update, state.round))
+    up = _bytes(encode_update(update))
     total = sum(up.values())
     extra = up["payload"]
     return {

@@ -67,7 +67,7 @@ class Boasting(LocalGrid):
         held = content["test"]["num_examples"]
         self.asked.append(held)
         perfect = torch.tensor([held, held, 0.0], dtype=torch.float64)
-        reply = wire.encode_tally(LIAR, content["test"]["round"], perfect)
+        reply = wire.encode_tally(perfect)
         return [Message(reply, reply_to=message)]
 
 

@@ -72,7 +72,7 @@ def test_a_client_whose_update_is_refused_remembers_nothing_of_it(tmp_path):
 
     def no_answer_in_the_second_round(client, reply):
         content = reply.content
-        second = "update" in content and content["update"]["round"] == 1
+        second = "update" in content and reply.metadata.group_id == "1"
         return None if client == 2 and second else reply
 
     grid = LocalGrid(range(CLIENTS), no_answer_in_the_second_round)
@@ -86,7 +86,7 @@ def test_a_client_whose_update_is_refused_remembers_nothing_of_it(tmp_path):
 
 def test_a_client_that_lost_its_memory_begins_anew_and_that_is_on_record(tmp_path, monkeypatch):
     def forget_after_the_first_round(client, reply):
-        if "update" in reply.content and (client, reply.content["update"]["round"]) == (1, 0):
+        if "update" in reply.content and (client, reply.metadata.group_id) == (1, "0"):
             monkeypatch.setenv("FEDPROTO_STATE", str(tmp_path / "elsewhere"))
         return reply
 
@@ -253,8 +253,7 @@ def test_a_missing_test_is_on_record(tmp_path):
 def test_a_claimed_tally_is_checked(tmp_path):
     def tamper(client, reply):
         if client == 1 and reply.metadata.message_type == "evaluate":
-            round_ = reply.content["tally"]["round"]
-            return _with(reply, wire.encode_tally(1, round_, torch.tensor([9e9, 9e9, 0.0])))
+            return _with(reply, wire.encode_tally(torch.tensor([9e9, 9e9, 0.0])))
         return reply
 
     grid = LocalGrid(range(CLIENTS), tamper)

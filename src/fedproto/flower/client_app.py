@@ -141,7 +141,7 @@ def train(content: RecordDict, context: Context) -> RecordDict:
     if result.memory:
         node.state_folder.mkdir(parents=True, exist_ok=True)
         memory.save(node.client, job.state.round, result.memory, keep_from=job.keep_from)
-    return wire.encode_update(result, job.state.round, began_anew=kept is None)
+    return wire.encode_update(result, began_anew=kept is None)
 
 
 @app.evaluate()
@@ -163,7 +163,7 @@ def evaluate(content: RecordDict, context: Context) -> RecordDict:
         state = laid_over(state, part(PERSONAL, kept or {}))
     tally = engine.tally(state, spread(samples, test.num_examples))
     assert tally is not None  # noqa: S101 - there are samples
-    return wire.encode_tally(node.client, test.round, tally)
+    return wire.encode_tally(tally)
 
 
 def _prepared(

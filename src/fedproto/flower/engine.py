@@ -243,7 +243,7 @@ class FlowerEngine(Engine):
         return found
 
     def _read_tally(self, answer: Answer, test: TestJob) -> Tensor:
-        tally = wire.decode_tally(read(answer), test.client, test.round)
+        tally = wire.decode_tally(read(answer))
         federation = self.workload.federation
         reason = self.workload.task.reason_to_refuse_tally(
             tally, test.num_examples, federation.num_classes, federation.input_shape

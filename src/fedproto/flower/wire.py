@@ -163,14 +163,7 @@ def read_fields(
 
 @dataclass(frozen=True)
 class Hello(Options):
-    """A client's description of itself.
-
-    Attributes:
-        num_train: Samples it trains on.
-        num_test: Samples it tests on.
-        num_validation: Samples of its own that were taken out for validation.
-        class_names: Names of the classes; may be empty.
-    """
+    """A client's description of itself; the names of classes may be empty."""
 
     client: int
     num_train: int
@@ -218,8 +211,6 @@ class _Job(Options):
 class _Update(Options):
     """An update without its tensors; the loss may be NaN, which the guard tells of."""
 
-    client: int
-    round: int
     num_examples: int
     epochs_done: int
     began_anew: bool
@@ -227,23 +218,10 @@ class _Update(Options):
 
 
 @dataclass(frozen=True)
-class _Tally(Options):
-    client: int
-    round: int
+class _Text(Options):
+    """A configuration, or a reason."""
 
-
-@dataclass(frozen=True)
-class _Question(Options):
-    """Asks a node who it is and which samples of a data set it holds."""
-
-    config: str
-
-
-@dataclass(frozen=True)
-class _Refusal(Options):
-    """Why there is no answer."""
-
-    reason: str
+    text: str
 
 
 def config_text(config: RunConfig) -> str:
@@ -265,12 +243,12 @@ def read_config_text(text: str) -> RunConfig:
 
 def encode_question(config: RunConfig) -> RecordDict:
     """Asks a node who it is and which samples of a data set it holds."""
-    return RecordDict({"question": write_fields(_Question(config_text(config)))})
+    return RecordDict({"question": write_fields(_Text(config_text(config)))})
 
 
 def decode_question(content: RecordDict) -> RunConfig:
     """The configuration whose data the server asks about."""
-    return read_config_text(read_fields(content, "question", _Question).config)
+    return read_config_text(read_fields(content, "question", _Text).text)
 
 
 def encode_hello(hello: Hello) -> RecordDict:
@@ -333,12 +311,8 @@ def decode_job(
     if len(header.batches) != len(fields(BatchOrder)):
         raise UnreadableError("the job says not how its batches are drawn")
     batches = BatchOrder(*header.batches)
-    if header.last_round is not None and header.last_round >= batches.round:
-        raise UnreadableError("the job's last round of this client is not before its round")
     if batches.num_examples == 0 or batches.batch_size != config.train.batch_size:
         raise UnreadableError("the job has no samples, or batches of another size")
-    if header.lr < 0:
-        raise UnreadableError("the job's learning rate is negative")
     _check_run(header.run)
     params = read_tensors(content, "params", layout.params)
     buffers = read_tensors(content, "buffers", layout.buffers)
@@ -348,9 +322,6 @@ def decode_job(
         if one.initial is not None or "broadcast" in content
     }
     broadcast = read_tensors(content, "broadcast", like(sent))
-    for name, tensor in {**params, **buffers, **broadcast}.items():
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            raise UnreadableError(f"the job's tensor '{name}' is not finite")
     return LocalJob(
         client=batches.client,
         state=ServerState(batches.round, params, buffers),
@@ -373,16 +344,9 @@ def _check_run(run: str) -> None:
         raise UnreadableError("the run is not named by a digest")
 
 
-def encode_update(update: ClientUpdate, round_: int, *, began_anew: bool = False) -> RecordDict:
+def encode_update(update: ClientUpdate, *, began_anew: bool = False) -> RecordDict:
     """An update as a reply; the client's memory stays there."""
-    header = _Update(
-        update.client,
-        round_,
-        update.num_examples,
-        update.epochs_done,
-        began_anew,
-        update.train_loss,
-    )
+    header = _Update(update.num_examples, update.epochs_done, began_anew, update.train_loss)
     return _with_model("update", header, update, payload=update.payload)
 
 
@@ -396,15 +360,13 @@ def decode_update(
     header = read_fields(content, "update", _Update, beside=("params", "buffers", "payload"))
     if not isinstance(header.train_loss, float | None):
         raise UnreadableError("its training loss is not a number")
-    if header.round != job.state.round:
-        raise UnreadableError(f"the update is not of round {job.state.round}")
     expected = Expected.of(job, setting)
     params = read_tensors(content, "params", expected.params)
     buffers = read_tensors(content, "buffers", job.state.buffers)
     payload = read_tensors(content, "payload", like(expected.payload))
     device = next(iter(params.values())).device
     update = ClientUpdate(
-        client=header.client,
+        client=job.client,
         num_examples=header.num_examples,
         params=params,
         buffers=buffers,
@@ -431,32 +393,29 @@ def decode_test(content: RecordDict, layout: ServerState) -> tuple[TestJob, Serv
     return test, ServerState(test.round, params, buffers)
 
 
-def encode_tally(client: int, round_: int, tally: Tensor) -> RecordDict:
+def encode_tally(tally: Tensor) -> RecordDict:
     """The sums from which the scores of all clients together are computed."""
-    sums = write_tensors({"tally": tally.double()})
-    return RecordDict({"tally": write_fields(_Tally(client, round_)), "sums": sums})
+    return RecordDict({"sums": write_tensors({"tally": tally.double()})})
 
 
-def decode_tally(content: RecordDict, client: int, round_: int) -> Tensor:
+def decode_tally(content: RecordDict) -> Tensor:
     """A client's sums, in float64; their values are for the task to check."""
-    if read_fields(content, "tally", _Tally, beside=("sums",)) != _Tally(client, round_):
-        raise UnreadableError(f"the test is not of client {client} in round {round_}")
     record = content.get("sums")
-    if not isinstance(record, ArrayRecord) or set(record) != {"tally"}:
-        raise UnreadableError("the test has no sums 'tally'")
+    if len(content) != 1 or not isinstance(record, ArrayRecord) or set(record) != {"tally"}:
+        raise UnreadableError("the answer is not test sums 'tally' alone")
     return read_tensor(record["tally"], torch.float64, None, "tally")
 
 
 def encode_refusal(reason: str) -> RecordDict:
     """Tells the other side why there is no answer."""
-    return RecordDict({"refusal": write_fields(_Refusal(one_line(reason)))})
+    return RecordDict({"refusal": write_fields(_Text(one_line(reason)))})
 
 
 def decode_refusal(content: RecordDict) -> str | None:
     """The reason why the other side gave no answer; None when it gave one."""
     if "refusal" not in content:
         return None
-    return one_line(read_fields(content, "refusal", _Refusal).reason)
+    return one_line(read_fields(content, "refusal", _Text).text)
 
 
 def _with_model(
