@@ -403,7 +403,7 @@ def summaries(kind: str) -> list[Entry]:
     sources = (_PACKAGE / _FOLDERS.get(kind, kind)).glob("*.py")
     found = [one for path in sources for one in _REGISTERED.finditer(path.read_text("utf-8"))]
     entries = sorted((Entry(one["name"], one["summary"]) for one in found), key=lambda e: e.name)
-    automatic = Entry("auto", "The one that suits the device and the work.")
+    automatic = Entry("auto", "The fastest engine for the device and the amount of work.")
     return [automatic, *entries] if kind == "engines" else entries
 
 

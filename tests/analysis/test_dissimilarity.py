@@ -151,5 +151,5 @@ def test_a_sample_of_clients_has_a_standard_error():
     claimed = math.sqrt(np.mean(errors**2))
     assert claimed == pytest.approx(means.std(), rel=0.05)
     assert mean_and_error(distances[:1], 200)[1] == math.inf
-    with pytest.raises(ConfigError, match="no clients"):
+    with pytest.raises(ConfigError, match="at least one client"):
         mean_and_error(distances[:0], 200)

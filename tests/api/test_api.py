@@ -113,8 +113,8 @@ def test_names_alone_are_enough(tmp_path, caplog):
         ({"rounds": 0}, ConfigError, "schedule.rounds must be at least 1"),
         ({"cohort": 9}, ConfigError, "schedule.cohort must be at most 5"),
         ({"engine": "refrence"}, ConfigError, "did you mean 'reference'"),
-        ({"model": nn.Linear(3, 3)}, TrainingError, "does not take the data.s inputs"),
-        ({"model": lambda: 3}, ConfigError, "must make a torch module, not int"),
+        ({"model": nn.Linear(3, 3)}, TrainingError, "does not accept the data.s inputs"),
+        ({"model": lambda: 3}, ConfigError, "must return a torch module, not int"),
         ({"model": "cmn"}, ConfigError, "did you mean 'cnn'"),
         ({"data": "digitz"}, ConfigError, "did you mean 'digits'"),
     ],
@@ -250,4 +250,4 @@ def test_the_command_line_predicts_a_folder(tmp_path, capsys):
     assert [line["image"].rpartition("/")[2] for line in lines] == ["a.png", "b.png"]
     (tmp_path / "empty").mkdir()
     assert main(["predict", str(tmp_path / "run"), str(tmp_path / "empty")]) == 2
-    assert "holds no picture" in capsys.readouterr().err
+    assert "contains no image" in capsys.readouterr().err

@@ -190,7 +190,7 @@ def test_facts_that_no_run_would_write_are_refused(tmp_path, capsys, facts):
     assert main(["run", "quickstart", "-q", f"--out={out}", "--set=schedule.rounds=1"]) == 0
     hostile(out, **facts)
     assert main(["export", str(out)]) == 2
-    assert "run.json describes its data in a way that is not valid" in capsys.readouterr().err
+    assert "run.json has an invalid description of its data" in capsys.readouterr().err
     assert not list((out / "export").iterdir())
 
 

@@ -253,7 +253,7 @@ def test_damaged_or_broken_pretrained_weights_are_named(tmp_path):
         with contextlib.suppress(ConfigError):  # damage in unused bytes does no harm
             load_pretrained(Stub(), str(path), "none")
     torch.save({"layer.weight": torch.full((4, 4), torch.nan), "layer.bias": torch.ones(4)}, path)
-    with pytest.raises(ConfigError, match=r"'layer.weight' holds NaN"):
+    with pytest.raises(ConfigError, match=r"'layer.weight' contains NaN"):
         load_pretrained(Stub(), str(path), "none")
 
 
@@ -261,7 +261,7 @@ def test_damaged_or_broken_pretrained_weights_are_named(tmp_path):
 def test_inputs_that_are_no_numbers_are_refused(value):
     inputs = np.ones((10, 3))
     inputs[4, 1] = value
-    with pytest.raises(DataError, match="client 0: its inputs hold NaN or infinite"):
+    with pytest.raises(DataError, match="client 0: its inputs contain NaN or infinite"):
         Federation.from_clients([(inputs, np.arange(10) % 2)])
 
 
@@ -311,7 +311,7 @@ def test_whole_numbers_do_not_pass_for_pretrained_weights(tmp_path):
     module = torch.nn.Linear(2, 2)
     weights = {name: value.detach().long() for name, value in module.state_dict().items()}
     torch.save(weights, tmp_path / "weights.pth")
-    with pytest.raises(ConfigError, match=r"other than floating-point numbers in weight \(int64\)"):
+    with pytest.raises(ConfigError, match=r"non-floating-point values in weight \(int64\)"):
         load_pretrained(module, str(tmp_path / "weights.pth"), "linear")
 
 

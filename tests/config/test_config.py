@@ -177,7 +177,7 @@ def test_setting_what_is_swept_over_is_refused():
 
 
 def test_variants_without_labels_of_their_own_are_refused():
-    with pytest.raises(ConfigError, match="two runs would be called 'fedprox'"):
+    with pytest.raises(ConfigError, match="two runs would have the name 'fedprox'"):
         expand(BASE | {"variants": [{}, {"strategy": {"mu": 1.0}}]})
 
 

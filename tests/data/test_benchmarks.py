@@ -267,7 +267,7 @@ def test_svhn_reads_mat_files_in_which_ten_is_zero(tmp_path):
     np.testing.assert_array_equal(labels, LABELS)
     np.testing.assert_array_equal((images * 255).round(), pixels)
     path.write_bytes(path.read_bytes()[:-50])
-    with pytest.raises(DataError, match=r"test_32x32.mat is no whole MAT file"):
+    with pytest.raises(DataError, match=r"test_32x32.mat is not a complete MAT file"):
         SVHN(**FEW).load(tmp_path)
 
 
@@ -442,7 +442,7 @@ def test_a_shift_of_what_is_no_image_is_refused():
     with pytest.raises(DataError, match="needs images"):
         shifted(vectors, PARTS, "noise", 0.1, 0)
     maps = TensorSamples(torch.zeros(4, 3, 8, 8), torch.zeros(4, 8, 8))
-    with pytest.raises(DataError, match="does not turn label maps"):
+    with pytest.raises(DataError, match="does not rotate label maps"):
         shifted(maps, PARTS, "rotation", 0.1, 0)
 
 

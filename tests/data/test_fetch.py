@@ -78,7 +78,7 @@ def test_a_broken_download_goes_on_and_never_has_the_final_name(server, tmp_path
     handler.breaks = 1
     final = tmp_path / "THING" / "raw" / "file.bin"
     with pytest.raises(
-        DataError, match=r"cannot be downloaded .* get by hand:\s+http\S+\s+as .*file\.bin"
+        DataError, match=r"cannot be downloaded .* download by hand:\s+http\S+\s+as .*file\.bin"
     ):
         fetch(source_of(url), tmp_path)
     assert not final.exists()

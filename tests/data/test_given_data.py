@@ -54,7 +54,7 @@ def test_one_test_split_for_all_is_dealt_out():
     assert [len(client.train) for client in federation.clients] == [5, 6]
     assert sorted(len(client.test) for client in federation.clients) == [3, 4]
     assert sorted(numbers_of(federation, federation.test_indices)) == list(range(50, 57))
-    with pytest.raises(DataError, match="1 parts of test data for 2 clients"):
+    with pytest.raises(DataError, match="test data of 1 clients for 2 clients"):
         Federation.from_clients([arrays(5), arrays(6)], test=[arrays(2)])
 
 

@@ -171,7 +171,7 @@ def test_leaf_keeps_its_own_split(tmp_path):
         ("{", "cannot be read as JSON"),
         ("{}", "not in LEAF's form"),
         (leaf({"u": (["a.jpg"], [0])}), "inputs of user u are not numbers"),
-        (leaf({"u": ([[1.0]], [0, 1])}), "user u has 1 inputs and labels of another number"),
+        (leaf({"u": ([[1.0]], [0, 1])}), "user u has 1 inputs, which do not match its labels"),
         (leaf({"u": ([[1.0]], [7])}), "label 7 is outside the classes 0 to 2"),
     ],
 )
@@ -231,7 +231,7 @@ def test_masks_stay_aligned_with_their_pictures(pairs, tmp_path, size):
             lambda p: (p / "masks" / "3.png").write_bytes(
                 image_bytes(np.zeros((8, 8), dtype=np.uint8))
             ),
-            r"masks/3\.png is 8×8 pixels but its picture images/3\.png is 32×16",
+            r"masks/3\.png is 8×8 pixels but its image images/3\.png is 32×16",
         ),
         (
             lambda p: (p / "masks" / "3.png").write_bytes(
@@ -241,10 +241,10 @@ def test_masks_stay_aligned_with_their_pictures(pairs, tmp_path, size):
         ),
         (
             lambda p: (p / "masks" / "3.png").write_bytes(picture("red")),
-            r"masks/3\.png is no label map",
+            r"masks/3\.png is not a label map",
         ),
-        (lambda p: (p / "masks" / "3.png").unlink(), r"images/3\.png has no partner"),
-        (lambda p: (p / "images" / "3.png").unlink(), r"masks/3\.png has no partner"),
+        (lambda p: (p / "masks" / "3.png").unlink(), r"images/3\.png has no counterpart"),
+        (lambda p: (p / "images" / "3.png").unlink(), r"masks/3\.png has no counterpart"),
     ],
 )
 def test_a_wrong_mask_is_named_and_the_cache_stays_empty(pairs, tmp_path, cache, break_it, message):
@@ -263,8 +263,8 @@ def break_picture(folder):
 @pytest.mark.parametrize(
     ("break_it", "message"),
     [
-        (break_picture, r"red/5\.png does not decode as a picture"),
-        (lambda f: (f / "yellow").mkdir(), r"class folder .*yellow holds no pictures"),
+        (break_picture, r"red/5\.png does not decode as an image"),
+        (lambda f: (f / "yellow").mkdir(), r"class folder .*yellow contains no images"),
     ],
 )
 def test_a_wrong_image_folder_ends_the_command_with_one_line(
@@ -282,7 +282,7 @@ def test_a_wrong_image_folder_ends_the_command_with_one_line(
     ("row", "message"),
     [
         ("red/99.png,red,a", r"row 3: there is no file .*99\.png"),
-        ("red/0.png,red,a", r"row 3: red/0\.png is named twice"),
+        ("red/0.png,red,a", r"row 3: red/0\.png is listed twice"),
         ("red/1.png,pink,a", "unknown class 'pink'"),
         ("red/1.png,red", "row 3 has more or fewer fields"),
     ],

@@ -50,7 +50,7 @@ EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n(x) run\
 def test_other_formats_are_not_tried_whatever_a_file_is_called(kind, monkeypatch):
     content = EPS if kind == "EPS" else saved(RAMP, kind)
     monkeypatch.setattr(subprocess, "check_call", pytest.fail)
-    with pytest.raises(DataError, match=r"mine\.png .* its kind is unknown; read are JPEG, PNG"):
+    with pytest.raises(DataError, match=r"mine\.png .* unknown format; supported are JPEG, PNG"):
         open_image(content, "mine.png")
 
 
@@ -99,13 +99,15 @@ def tiff(bits: int, photometric: int, data: bytes) -> bytes:
     ids=["32 bits", "float", "white is 0", "12 bits"],
 )
 def test_depths_without_a_known_white_are_refused(content):
-    with pytest.raises(DataError, match=r"x has pixels of an unusual kind .* save it with 8 bits"):
+    with pytest.raises(
+        DataError, match=r"x has an unsupported pixel format .* save it with 8 bits"
+    ):
         open_image(content, "x")
 
 
 def test_label_maps_of_16_bits_are_not_scaled_into_other_labels():
     labels = np.arange(16, dtype=np.uint16).reshape(4, 4)
-    with pytest.raises(DataError, match="unusual kind"):
+    with pytest.raises(DataError, match="unsupported pixel format"):
         read_mask(saved(labels, "PNG"), "x", 21)
 
 

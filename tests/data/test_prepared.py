@@ -220,9 +220,9 @@ def test_labels_that_are_no_digits_and_missing_digits_are_named(tmp_path, cache,
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"not idx at all, no", "no idx file"),
+        (b"not idx at all, no", "not an idx file"),
         (idx_bytes(np.zeros((2, 3, 3)))[:-1], "incomplete"),
-        (idx_bytes(np.zeros(4)), "no idx file of 3 dimensions"),
+        (idx_bytes(np.zeros(4)), "not an idx file with 3 dimensions"),
     ],
 )
 def test_a_wrong_idx_file_is_named(tmp_path, content, message):
@@ -237,7 +237,7 @@ def test_an_archive_with_names_outside_it_is_refused(tmp_path, write, file, name
     inside = tmp_path / "inside"
     inside.mkdir()
     write(inside / file, {name: b"x"})
-    with pytest.raises(DataError, match=f"{file} holds .* outside the archive"):
+    with pytest.raises(DataError, match=f"{file} contains .* outside the archive"):
         open_tree(inside).find("outside.txt")
     assert not (tmp_path / "outside.txt").exists()
 

@@ -87,7 +87,7 @@ def test_a_stopped_worker_is_noticed_and_changes_nothing(case, monkeypatch):
         disturbed = engine.train(jobs)
         assert victim not in engine.pids
         assert bits(disturbed) == bits(undisturbed)
-        assert any("did not compute" in notice for notice in notices)
+        assert any("did not respond" in notice for notice in notices)
     finally:
         engine.close()
 
@@ -176,7 +176,7 @@ def test_where_no_process_can_be_started_one_core_is_used(monkeypatch):
 
     monkeypatch.setattr(processes, "WorkerPool", refuse)
     found = sweep("processes", MODELS["cnn"], strategies=[FedProto()])
-    assert found.notices == ["no processes can be started (not permitted); one core is used"]
+    assert found.notices == ["cannot start processes (not permitted); using one core"]
     check_same(found, truth, 0.0)
 
 

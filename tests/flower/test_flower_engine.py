@@ -94,7 +94,7 @@ def test_a_client_that_lost_its_memory_begins_anew_and_that_is_on_record(tmp_pat
     ours = over_flower(tmp_path / "flower", grid, **SCAFFOLD)
     first, second, third = (record.note for record in ours.records())
     assert first is None
-    assert "client 0 had lost its memory and began anew" in second
+    assert "client 0 had lost its memory and started from empty memory" in second
     assert third is None
 
 

@@ -186,26 +186,26 @@ BROKEN = {
         RecordDict({**dict(GOOD), "params": ConfigRecord({})}), "no tensors 'params'"
     ),
     "a pickled array": (
-        an_array(npy(np.array([Bomb()], dtype=object), allow_pickle=True)), "not what its"
+        an_array(npy(np.array([Bomb()], dtype=object), allow_pickle=True)), "does not match its"
     ),
-    "a lie about the shape": (an_array(npy(np.zeros(4))), "not what its description"),
-    "a lie about the type": (an_array(npy(np.zeros(2, np.float32))), "not what its description"),
+    "a lie about the shape": (an_array(npy(np.zeros(4))), "does not match its description"),
+    "a lie about the type": (an_array(npy(np.zeros(2, np.float32))), "does not match its"),
     "columns first": (
         an_array(npy(np.asfortranarray(np.zeros((3, 2)))), shape=(3, 2)), "shape (3, 2)"
     ),
     "a header that promises terabytes": (
         an_array(npy(np.zeros(2)).replace(b"(2,), }" + b" " * 14, b"(2000000000000,), }  ")),
-        "not what its description",
+        "does not match its description",
     ),
     "too few bytes": (an_array(npy(np.zeros(2))[:-1]), "15 bytes"),
     "too many bytes": (an_array(npy(np.zeros(2)) + b"x"), "17 bytes"),
-    "no bytes": (an_array(b""), "is no array"),
+    "no bytes": (an_array(b""), "is not an array"),
     "another format": (
         RecordDict({**dict(GOOD), "buffers": ArrayRecord({"running_var": Array(
             "float32", (3,), "pickle", b"..."), "num_batches_tracked": Array(
             np.array(0))})}), "'running_var' has type"
     ),
-    "an archive": (an_array(b"PK\x03\x04" + bytes(100)), "is no array"),
+    "an archive": (an_array(b"PK\x03\x04" + bytes(100)), "is not an array"),
 }  # fmt: skip
 
 

@@ -294,7 +294,10 @@ class Pair(FunctionalReLU):
     [
         (Pair(), "Pair returns tuple, not logits"),
         (nn.Sequential(nn.Flatten(), nn.Linear(64, 2)), r"logits of shape \[B, 3\].* gives \[1, 2"),
-        (nn.Sequential(nn.Flatten(), nn.Linear(63, 3)), r"does not take the data's inputs.* 1, 8,"),
+        (
+            nn.Sequential(nn.Flatten(), nn.Linear(63, 3)),
+            r"does not accept the data's inputs.* 1, 8,",
+        ),
         (nn.Conv2d(1, 3, 1), r"must give logits of shape \[B, 3\]"),
     ],
 )

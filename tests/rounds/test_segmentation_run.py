@@ -168,7 +168,7 @@ def test_predict_into_a_folder_and_its_mistakes(folder, picture, tmp_path, capsy
     broken.write_bytes(b"no picture")
     for arguments, message in (
         ([run, tmp_path / "missing.jpg"], "missing.jpg cannot be read"),
-        ([run, broken], "does not decode as a picture"),
+        ([run, broken], "does not decode as an image"),
         ([tmp_path, picture], "is not a run directory"),
         ([folder, picture], "is not a run but holds several"),
         ([run, picture, picture, "--out", out], "the same name"),

@@ -134,7 +134,7 @@ def test_swapped_tensors_are_noticed(tmp_path):
 def test_a_checkpoint_under_another_rounds_name_is_noticed(unfinished):
     path = newest(unfinished)
     path.rename(path.with_name("round-000001.safetensors"))
-    with pytest.raises(StoreError, match="named after another round"):
+    with pytest.raises(StoreError, match="has a name of another round"):
         RunStore.open(unfinished).load_checkpoint()
 
 
@@ -379,7 +379,7 @@ def test_check_says_what_can_be_saved_and_it_can(whole, run, capsys):
     said = capsys.readouterr().out
     assert "round-000003.safetensors is damaged" in said
     assert f"delete round-000003.safetensors from checkpoints; then 'fedproto resume {run}'" in said
-    assert "goes on from round 2" in said
+    assert "continues from round 2" in said
     newest(run).unlink()
     assert main(["resume", "-q", str(run)]) == 0
     assert newest(run).read_bytes() == newest(whole).read_bytes()
@@ -393,7 +393,7 @@ def test_check_names_a_damaged_record_and_the_lines_before_it(run, capsys):
     said = capsys.readouterr().out
     assert "line 2 is damaged: it was changed after it was written" in said
     assert "keep the first 1 lines of rounds.jsonl alone" in said
-    assert "goes on from round 1" in said
+    assert "continues from round 1" in said
 
 
 def test_check_reads_what_clients_kept(tmp_path, capsys):
@@ -416,7 +416,7 @@ def test_check_reads_what_a_deployment_and_a_sweep_have_beside_their_runs(tmp_pa
     suspensions.end_round(FlowerOptions())
     (sweep / "clients.json").write_bytes(sealed({"data": []}))
     assert main(["check", str(tmp_path)]) == 0
-    assert f"{sweep}: OK (a list of runs, 2 of them begun)" in capsys.readouterr().out
+    assert f"{sweep}: OK (a list of runs, 2 of them started)" in capsys.readouterr().out
     for name, old, new in (
         ("clients.json", "[]", "[1]"),
         ("sweep.json", '"seed": 1', '"seed": 3'),

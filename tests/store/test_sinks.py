@@ -173,7 +173,7 @@ def test_a_service_out_of_reach_is_named_and_asked_once(tmp_path, fake_wandb, fa
             feed(callback, store, 0, 3)
     assert heard.rounds == [0, 1, 2] * 2
     assert len(heard.notices) == 1
-    assert heard.notices[0].startswith("wandb failed (no route); the run goes on without it")
+    assert heard.notices[0].startswith("wandb failed (no route); the run continues without it")
     assert fake_wandb.asked == 1
     assert len(fake_tensorboard) == 2
 

@@ -172,7 +172,7 @@ DAMAGES = {
     damage_line: "line 1 is damaged",
     truncate_checkpoint: "round-000002.safetensors cannot be read .* delete it to begin again",
     empty_checkpoint: "round-000002.safetensors cannot be read",
-    foreign_checkpoint: "belongs to a run of another configuration",
+    foreign_checkpoint: "belongs to a run with another configuration",
     change_config: "was changed after it was written",
     damage_description: "run.json is damaged",
     future_format: "is of format 99",
@@ -198,7 +198,7 @@ def test_a_damaged_directory_is_refused_and_left_as_it_was(finished, damage):
 def test_a_truncated_checkpoint_can_be_deleted_to_go_on(finished):
     expected = finished.records()
     truncate_checkpoint(finished.path)
-    with pytest.raises(StoreError, match="delete it to go on from round-000002"):
+    with pytest.raises(StoreError, match="delete it to continue from round-000002"):
         finished.load_checkpoint()
     max((finished.path / "checkpoints").iterdir()).unlink()
     simulate([RunStore.open(finished.path)])

@@ -210,7 +210,7 @@ def test_fedrs_of_scale_zero_leaves_absent_rows_alone(small_federation, small_mo
 @pytest.mark.parametrize("strategy", [Scaffold(), FedNova()])
 @pytest.mark.parametrize("train", [{"momentum": 0.9}, {"optimizer": "adam"}])
 def test_methods_for_plain_descent_refuse_other_rules(strategy, train, small_federation):
-    with pytest.raises(ConfigError, match="made for plain gradient descent"):
+    with pytest.raises(ConfigError, match="assumes plain gradient descent"):
         check_fits(config_of(strategy, **train), small_federation)
 
 

@@ -146,7 +146,7 @@ def test_sections_without_a_meaning_are_refused():
         ),
         (
             {"strategy": "fedproto", "serve": STATISTICS_OF_SERVED},
-            "statistics under the model that they received",
+            "needs statistics under the received model",
         ),
         (
             {"strategy": "fedavg", "serve": {**STATISTICS_OF_SERVED, "also": ["head=lda"]}},

@@ -55,7 +55,7 @@ def mean_and_error(distance_k: Tensor, num_clients: int) -> tuple[float, float]:
     """
     number = len(distance_k)
     if number == 0:
-        raise ConfigError("the dissimilarity of no clients is not defined")
+        raise ConfigError("the dissimilarity needs at least one client")
     mean = float(distance_k.double().mean())
     if number >= num_clients:
         return mean, 0.0

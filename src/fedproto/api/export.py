@@ -82,7 +82,7 @@ was not checked for safety, fairness or security, and may reveal facts about its
 ## How it was trained
 
 By federated learning with strategy `{strategy}`: {rounds} rounds, {cohort} of {clients} clients a
-round, seed {seed}. The clients had {train} samples for training and {test} for the test.{remarks}
+round, seed {seed}. The clients had {train} training and {test} test samples.{remarks}
 
 ## Preprocessing
 
@@ -94,8 +94,9 @@ round, seed {seed}. The clients had {train} samples for training and {test} for 
 |---|---|
 {scores}
 
-They are of the clients' own test samples; expect lower ones on other data. `mean_client_…` is the
-mean over clients, `worst_tenth_…` the mean of the tenth of clients with the lowest scores.
+They were measured on the clients' own test samples; expect lower ones on other data.
+`mean_client_…` is the mean over clients, `worst_tenth_…` the mean of the tenth of clients with the
+lowest scores.
 
 ## How to load it
 
@@ -142,15 +143,15 @@ def model_card(result: Result) -> str:
 def _preprocessing(data: Mapping[str, Any]) -> str:
     """What is done to inputs before the model sees them."""
     shape = data["input_shape"]
-    text = "Inputs are numbers as they are."
+    text = "Inputs are not preprocessed."
     if len(shape) == 3:
         text = (
-            f"Pictures are brought to {shape[0]} channels and {shape[1]}×{shape[2]} pixels; bytes"
-            " are divided by 255."
+            f"Images are converted to {shape[0]} channels and resized to {shape[1]}×{shape[2]}"
+            " pixels; bytes are divided by 255."
         )
     mean, std = data.get("mean"), data.get("std")
     if mean is None:
-        return f"{text} The mean and standard deviation of normalised inputs are not known here."
+        return f"{text} The mean and standard deviation of the normalisation are unknown."
     if not mean and not std:
         return text
     if max(len(mean), len(std or [])) > shape[0]:

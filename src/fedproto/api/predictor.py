@@ -68,8 +68,8 @@ class Predictor:
             self._about = result.federation.about()
         if self._about["mean"] is None:
             raise DataError(
-                "inputs were normalised by statistics that the run does not hold; predict where its"
-                " data is"
+                "inputs were normalised by statistics that the run does not contain; predict where"
+                " its data is"
             )
         self._device = EngineOptions().torch_device()
         self._model = copy.deepcopy(result.model).to(self._device)
@@ -109,7 +109,7 @@ class Predictor:
         """
         shape = self._about["input_shape"]
         if len(shape) != 3:
-            raise ConfigError(f"the run was not trained on pictures but on {self._about['name']}")
+            raise ConfigError(f"the run was not trained on images but on {self._about['name']}")
         channels, height, width = shape
         with explained(path, " cannot be read", "", DataError), open_regular(path) as file:
             picture = open_image(read_limited(file, path), path)
@@ -178,7 +178,7 @@ def pictures_in(paths: Iterable[Path]) -> list[Path]:
             continue
         inside = sorted(each for each in path.rglob("*") if is_picture(each.name))
         if not inside:
-            raise DataError(f"folder {path} holds no picture ({', '.join(SUFFIXES)})")
+            raise DataError(f"folder {path} contains no image ({', '.join(SUFFIXES)})")
         found += inside
     return found
 

@@ -50,7 +50,7 @@ def stored_facts(path: Path) -> dict[str, Any]:
         facts = options_to_dict(read_options(DataFacts, dict(known), "data"))
     except (ConfigError, TypeError, ValueError) as error:
         raise StoreError(
-            f"{path}/run.json describes its data in a way that is not valid: {error};"
+            f"{path}/run.json has an invalid description of its data: {error};"
             " name the data: fedproto.load(run, data=...)"
         ) from None
     return {"mean": None, "std": None, **facts}
@@ -91,7 +91,7 @@ class Result:
         """
         if self.build is None:
             raise ConfigError(
-                "the run was started from Python with an own module; name it:"
+                "the run was started from Python with a module of your own; pass it:"
                 " fedproto.load(run, model=...)"
             )
         if self.state is None:
@@ -114,7 +114,7 @@ class Result:
             return self.data
         if self.config.data is None:
             raise ConfigError(
-                "the run was started from Python with own data; name it:"
+                "the run was started from Python with data of your own; pass it:"
                 " fedproto.load(run, data=...)"
             )
         return self.config.data.load(data_root())

@@ -186,7 +186,7 @@ def _variants(strategies: Mapping[str, Section] | Sequence[Section]) -> dict[str
         named = [read_config({"strategy": strategy}).title for strategy in strategies]
         strategies = dict(zip(named, strategies, strict=True))
         if len(strategies) < len(named):
-            raise ConfigError("two strategies have one name; give them labels in a dictionary")
+            raise ConfigError("two strategies have the same name; give them labels in a dictionary")
     return {
         # A table with a name is a strategy's; one without is a table of keywords.
         label: dict(given)
@@ -300,7 +300,7 @@ def _builder(
     def make() -> nn.Module:
         made = copy.deepcopy(model) if isinstance(model, nn.Module) else model()
         if not isinstance(made, nn.Module):
-            raise ConfigError(f"model must make a torch module, not {type(made).__name__}")
+            raise ConfigError(f"model must return a torch module, not {type(made).__name__}")
         if federation is not None and any(map(is_lazy, made.parameters())):
             training = made.training
             made.eval()(torch.zeros(1, *federation.input_shape))

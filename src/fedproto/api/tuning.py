@@ -39,9 +39,11 @@ class TuneOptions(Options):
 
     trials: int = option(9, "configurations per method", at_least=2)
     factor: int = option(
-        3, "one of this number of configurations continues with more rounds", at_least=2
+        3, "successive halving: one in this number of configurations continues", at_least=2
     )
-    metric: str | None = option(None, "validation score to choose by; the task's main one")
+    metric: str | None = option(
+        None, "validation score to choose by; default: the task's main score"
+    )
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,7 @@ def planned(recipe: Mapping[str, Any], trials: int | None = None) -> Tuning:
             name = directory_name(f"{config.title}-{number}")
             found.append(Trial(config.title, name, chosen, _for_tuning(read_config(changed))))
     if len({trial.name for trial in found}) < len(found):
-        raise ConfigError("two variants have one label; give them labels of their own")
+        raise ConfigError("two variants have the same label; give each its own")
     rounds = {trial.config.schedule.rounds for trial in found}
     if len(rounds) > 1:
         raise ConfigError("schedule.rounds must be the same for all methods that are tuned")
@@ -183,8 +185,8 @@ def _opened(path: Path, trial: Trial, rounds: int) -> RunStore:
     different = differences(replace(store.config, schedule=schedule), trial.config)
     if set(different) - {"schedule.rounds"}:
         raise StoreError(
-            f"{path} is of another tuning (it differs in {', '.join(different)}); choose another"
-            " folder"
+            f"{path} belongs to another tuning (which differs in {', '.join(different)}); choose"
+            " another folder"
         )
     if store.config.schedule.rounds < rounds:
         extend(path, rounds)

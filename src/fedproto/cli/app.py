@@ -130,7 +130,7 @@ def common(
         list[str] | None,
         typer.Option(
             metavar="NAME=NUMBER",
-            help="The most that files may make this machine unpack or allocate: file, members,"
+            help="Limits on what files make this machine unpack or allocate: file, members,"
             " classes, pixels, runs.",
             envvar=VARIABLE,
         ),

@@ -27,9 +27,10 @@ TUNED = "tuned.toml"
 def best(
     directories: Directories,
     by: Annotated[
-        str | None, typer.Option(metavar="METRIC", help="A validation score by default.")
+        str | None,
+        typer.Option(metavar="METRIC", help="Score to choose by; default: a validation score."),
     ] = None,
-    top: Annotated[int, typer.Option(min=1, help="How many to list.")] = 10,
+    top: Annotated[int, typer.Option(min=1, help="Number of configurations to list.")] = 10,
 ) -> None:
     """Sort configurations by a score; print the best as a recipe on standard output."""
     runs = [run for run in find_runs(directories) if run.records]
@@ -42,7 +43,7 @@ def best(
             " or name a score: --by accuracy"
         )
     if not metric.startswith("validation_"):
-        echo(f"{metric} is a score on test data: the best one overstates itself", err=True)
+        echo(f"{metric} is a score on test data: the best one is biased upwards", err=True)
     rows.sort(key=lambda row: row.values[metric][0], reverse=not lower_is_better(metric))
     if len({len(row.seeds) for row in rows}) > 1:
         echo("not all configurations have the same number of seeds", err=True)
@@ -63,7 +64,7 @@ def tune_recipe(
     ] = None,
     trials: Annotated[int | None, typer.Option(min=2, help="Configurations per method.")] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print what would be trained, and stop.")
+        bool, typer.Option("--dry-run", help="Print the plan without training.")
     ] = False,
 ) -> None:
     """Choose hyperparameters by validation data, with the same budget for every method."""

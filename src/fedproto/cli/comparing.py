@@ -20,11 +20,15 @@ from fedproto.report.results import StoredRun, find_runs, main_score
 from fedproto.report.summary import summarize
 
 Baseline = Annotated[
-    str | None, typer.Option(metavar="METHOD", help="FedAvg, or the method with most pairs.")
+    str | None,
+    typer.Option(
+        metavar="METHOD",
+        help="Method to compare with; default: FedAvg, or the method with most pairs.",
+    ),
 ]
 Margin = Annotated[
     float | None,
-    typer.Option(min=0, help="Equivalent is within ± this; 0.01 for shares, else none."),
+    typer.Option(min=0, help="Margin of equivalence; default: 0.01 for shares, else none."),
 ]
 _MOST_NOTICES = 5
 
@@ -42,9 +46,15 @@ def compare(
     ] = FigureFormat.png,
     plot_width: Annotated[FigureWidth, typer.Option(help="Their width.")] = FigureWidth.screen,
     as_json: AsJson = False,
-    as_csv: Annotated[bool, typer.Option("--csv", help="The table as CSV.")] = False,
-    as_markdown: Annotated[bool, typer.Option("--markdown", help="The table as Markdown.")] = False,
-    as_latex: Annotated[bool, typer.Option("--latex", help="The table as LaTeX.")] = False,
+    as_csv: Annotated[
+        bool, typer.Option("--csv", help="Write the table to this CSV file.")
+    ] = False,
+    as_markdown: Annotated[
+        bool, typer.Option("--markdown", help="Write the table to this Markdown file.")
+    ] = False,
+    as_latex: Annotated[
+        bool, typer.Option("--latex", help="Write the table to this LaTeX file.")
+    ] = False,
 ) -> None:
     """Compare methods under each condition, seed by seed; seeds of one method share a row."""
     found = find_runs(directories, lambda text: echo(text, err=True))

@@ -44,7 +44,7 @@ def up(
     overrides: Overrides = None,
     out: Out = None,
     logs: Annotated[
-        Path | None, typer.Option(help="Keep keys and logs here, not in a temporary folder.")
+        Path | None, typer.Option(help="Folder for keys and logs; default: a temporary one.")
     ] = None,
     rounds: Rounds = None,
     quiet: Quiet = False,
@@ -69,14 +69,19 @@ def up(
 
 @group.command()
 def keys(
-    folder: Annotated[Path, typer.Argument(help="A new folder; one part of it per host.")],
+    folder: Annotated[
+        Path, typer.Argument(help="New folder for the keys, with a folder per host.")
+    ],
     host: Annotated[
-        list[str], typer.Option(help="Name or address at which clients reach it; repeatable.")
+        list[str],
+        typer.Option(help="Name or address under which clients reach the server; repeatable."),
     ],
     clients: Annotated[int, typer.Option(help="Number of clients.", min=1)],
     port: Annotated[
         int,
-        typer.Option(min=1, max=65534, help="For nodes; the next one is its owner's, on loopback."),
+        typer.Option(
+            min=1, max=65534, help="Port for nodes; the next one is the owner's, on loopback."
+        ),
     ] = 8000,
 ) -> None:
     """Make certificates and node keys for several hosts."""
@@ -99,7 +104,8 @@ def start(
     node_config: Annotated[
         str,
         typer.Option(
-            envvar="FEDPROTO_NODE_CONFIG", help="Its owner's settings: 'local-client=0 threads=1'."
+            envvar="FEDPROTO_NODE_CONFIG",
+            help="Settings of the host's owner, such as 'local-client=0 threads=1'.",
         ),
     ] = "",
 ) -> None:

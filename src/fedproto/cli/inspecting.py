@@ -42,7 +42,7 @@ def check(paths: Directories) -> None:
         for fault in verdict.faults:
             echo(f"  {fault}")
         if verdict.faults:
-            echo(f"  what can be saved: {verdict.remedy}")
+            echo(f"  recoverable: {verdict.remedy}")
             broken += 1
     if broken:
         raise typer.Exit(1)

@@ -21,9 +21,9 @@ _SHOWN = 5
 
 def predict(
     run: Annotated[Path, typer.Argument(help="Directory of a run.")],
-    images: Annotated[list[Path], typer.Argument(help="Pictures, or folders of them.")],
+    images: Annotated[list[Path], typer.Argument(help="Images, or folders of them.")],
     out: Annotated[
-        Path | None, typer.Option(help="Folder for the maps; beside each picture by default.")
+        Path | None, typer.Option(help="Folder for the maps; default: beside each image.")
     ] = None,
     best: Best = False,
     as_json: AsJson = False,
@@ -35,7 +35,7 @@ def predict(
     images = pictures_in(images)
     names = [image.stem for image in images]
     if out is not None and len(set(names)) < len(names):
-        raise ConfigError(f"--out {out}: two of the pictures have the same name")
+        raise ConfigError(f"--out {out}: two of the images have the same name")
     predictor = Predictor(load(run, best=best))
     if out is not None:
         with explained(out, " cannot be made", "", DataError):
@@ -62,7 +62,7 @@ def _text(image: Path, facts: dict[str, Any]) -> str:
 def export_run(
     run: Annotated[Path, typer.Argument(help="Directory of a run.")],
     out: Annotated[
-        Path | None, typer.Option(help="Folder for the files; 'export' in the run by default.")
+        Path | None, typer.Option(help="Folder for the files; default: 'export' in the run.")
     ] = None,
     best: Best = False,
 ) -> None:

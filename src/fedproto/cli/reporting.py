@@ -152,7 +152,7 @@ def _federation(source: DataSource | None) -> Federation | FedprotoError:
 def report(
     directories: Directories,
     out: Annotated[
-        Path | None, typer.Option(help="The file; report.html in the directory by default.")
+        Path | None, typer.Option(help="File to write; default: report.html in the directory.")
     ] = None,
     title: Annotated[str | None, typer.Option(help="Title of the page.")] = None,
     metric: Metric = None,
@@ -178,5 +178,5 @@ def report(
         data=ClientData() if data else None,
     )
     for problem in problems:
-        echo(f"left out: {problem}", err=True)
+        echo(f"skipped: {problem}", err=True)
     echo(f"wrote {file} ({file.stat().st_size / 1e6:.1f} MB)")

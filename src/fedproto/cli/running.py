@@ -38,22 +38,22 @@ Overrides = Annotated[
 ]
 Scale = Annotated[str | None, typer.Option(help="A smaller version of the recipe, as 'quick'.")]
 Out = Annotated[
-    Path | None, typer.Option(help="Directory for the results; a new one under runs/ by default.")
+    Path | None, typer.Option(help="Directory for the results; default: a new one under runs/.")
 ]
 Reuse = Annotated[
-    bool, typer.Option("--reuse", help="Continue what --out holds; train what is missing.")
+    bool, typer.Option("--reuse", help="Continue the runs in --out, and train missing ones.")
 ]
 LogTo = Annotated[
     list[str] | None,
     typer.Option("--log-to", metavar="NAME", help="Also log to tensorboard or wandb; repeatable."),
 ]
 Rounds = Annotated[
-    int | None, typer.Option(min=1, help="Continue up to this number of rounds in all.")
+    int | None, typer.Option(min=1, help="Continue up to this total number of rounds.")
 ]
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Train one round, print time and disk space, and stop.")
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No table at the end.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no table at the end.")]
 
 
 def run(
@@ -88,7 +88,8 @@ def sweep(
     reuse: Reuse = False,
     quiet: Quiet = False,
     only: Annotated[
-        list[str] | None, typer.Option(metavar="LABEL", help="Only runs of this label; repeatable.")
+        list[str] | None,
+        typer.Option(metavar="LABEL", help="Train runs with this label alone; repeatable."),
     ] = None,
     log_to: LogTo = None,
     dry_run: DryRun = False,
@@ -260,5 +261,5 @@ def conclude(stores: Sequence[RunStore], *, quiet: bool) -> None:
             echo(f"{store.config.title}: {complaint}", err=True)
         failed = failed or hardly_learned(records)
     if failed:
-        echo("error: a model has hardly learned; see above and in rounds.jsonl", err=True)
+        echo("error: a model has hardly learned; see the messages above and rounds.jsonl", err=True)
         raise typer.Exit(HARDLY_LEARNED)

@@ -90,11 +90,13 @@ def _put_back(variable: str, before: str | None) -> None:
 
 
 Best = Annotated[
-    bool, typer.Option("--best", help="The model with the best validation score (store.best).")
+    bool, typer.Option("--best", help="Use the model with the best validation score (store.best).")
 ]
 Directories = Annotated[list[Path], typer.Argument(help="Runs, sweeps or folders of them.")]
 Metric = Annotated[
-    str | None, typer.Option(help="The score to compare by; the task's main one by default.")
+    str | None, typer.Option(help="Score to compare by; default: the task's main score.")
 ]
-Target = Annotated[float | None, typer.Option(help="Also show when this score is reached.")]
-AsJson = Annotated[bool, typer.Option("--json", help="As JSON; of several, an object a line.")]
+Target = Annotated[
+    float | None, typer.Option(help="Also show the rounds until this score is reached.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, one object per line.")]

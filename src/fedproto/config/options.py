@@ -20,14 +20,15 @@ class ScheduleOptions(Options):
     rounds: int = option(200, "number of rounds", at_least=1)
     cohort: int = option(10, "clients per round K'", at_least=1)
     sampling: Literal["uniform", "size"] = option(
-        "uniform", "probability of a client to be in the cohort: equal, or by number of samples"
+        "uniform", "how cohorts are drawn: uniformly, or in proportion to clients' samples"
     )
     delta: float = option(0.0, "share δ of stragglers in a cohort", at_least=0, at_most=1)
     partial_work: bool | None = option(
-        None, "use updates of clients that finish part of their epochs; none: the strategy's own"
+        None,
+        "use updates of clients that finish part of their epochs; none: the strategy's default",
     )
     least_epochs: int = option(
-        0, "fewest epochs F' of a straggler: 0 as the paper writes, 1 as FedProx's code", at_least=0
+        0, "minimum epochs F' of a straggler: 0 as in the paper, 1 as in FedProx's code", at_least=0
     )
 
 
@@ -35,17 +36,17 @@ class ScheduleOptions(Options):
 class EvaluateOptions(Options):
     """When models are tested."""
 
-    every: int = option(1, "rounds between two tests; the last round is always tested", at_least=1)
-    last: int = option(1, "number of last rounds that are all tested", at_least=1)
+    every: int = option(1, "rounds between evaluations; the last round is always one", at_least=1)
+    last: int = option(1, "number of final rounds that are all evaluated", at_least=1)
     test: bool = option(
         True,
-        "score test data; false keeps it unread while parameters are chosen on validation data",
+        "evaluate on test data; false leaves it unread, for tuning on validation data",
     )
-    validation: bool = option(True, "also score the server's validation part, where there is one")
+    validation: bool = option(True, "also evaluate on the server's validation part, if any")
     finetune_epochs: int = option(
         0,
-        "after the last round: epochs of fine-tuning the served model on each client that never"
-        " took part, before it is tested there; 0 for none",
+        "epochs of fine-tuning the served model, after the last round, on each client that was in"
+        " no cohort, before it is tested there; 0 for none",
         at_least=0,
     )
 
@@ -107,9 +108,9 @@ class StoreOptions(Options):
     """What is kept on disk."""
 
     checkpoint_every: int = option(
-        1, "rounds between two checkpoints, also one after the last round; 0 for none", at_least=0
+        1, "rounds between checkpoints; one follows the last round as well; 0 for none", at_least=0
     )
-    keep: int = option(2, "how many of the newest checkpoints to keep; 0 for all", at_least=0)
+    keep: int = option(2, "number of newest checkpoints to keep; 0 for all", at_least=0)
     best: bool = option(
         False, "also keep the served model of the round with the best validation score"
     )
@@ -159,9 +160,9 @@ def defended_method(method: Method, defence: str = "clip") -> Method:
 class FlowerOptions(Options):
     """How the server deals with real clients; a simulation ignores it."""
 
-    deadline: float = option(600.0, "seconds a client has to answer a job", above=0)
+    deadline: float = option(600.0, "time limit for a client's reply to a job, in seconds", above=0)
     wait: float = option(
-        120.0, "seconds to wait for clients that are not connected; once per client", at_least=0
+        120.0, "time to wait for a client that is not connected, in seconds; once each", at_least=0
     )
     min_clients: int = option(
         1,
@@ -175,13 +176,13 @@ class FlowerOptions(Options):
         at_least=0,
         at_most=SUSPENSION_WINDOW,
     )
-    suspend_rounds: int = option(5, "rounds that it is left out", at_least=1)
+    suspend_rounds: int = option(5, "length of a suspension, in rounds", at_least=1)
     defence: Literal["none", "clip", "median", "trimmed-mean"] = option(
-        "clip", "defence against hostile clients where [aggregate] is not given"
+        "clip", "defence against hostile clients, if [aggregate] is not set"
     )
     evaluate_on: Literal["clients", "server"] = option(
         "clients", "who tests the model: every client on its test part, or the server"
     )
     clients: int | None = option(
-        None, "number of clients, for data that the server does not have", at_least=1
+        None, "number of clients, if the server does not have the data", at_least=1
     )

@@ -159,7 +159,7 @@ def combine(
         parts = [config.title, *(_axis_name(*axis) for axis in zip(axes, values, strict=True))]
         name = directory_name("-".join(parts))
         if name in runs:
-            raise ConfigError(f"two runs would be called '{name}'; give the variants labels")
+            raise ConfigError(f"two runs would have the name '{name}'; give the variants labels")
         runs[name] = config
     return runs
 

@@ -95,7 +95,7 @@ class CIFAR10(Benchmark):
         record = self.label_bytes + 3 * 32 * 32
         if not content or len(content) % record:
             raise DataError(
-                f"{where} is incomplete: {len(content):,} bytes are no multiple of {record:,};"
+                f"{where} is incomplete: {len(content):,} bytes are not a multiple of {record:,};"
                 " fetch it again"
             )
         rows = np.frombuffer(content, dtype=np.uint8).reshape(-1, record)
@@ -198,7 +198,7 @@ class SVHN(Benchmark):
         # What a damaged file raises depends on what its bytes happen to ask for.
         except Exception as error:  # noqa: BLE001
             raise DataError(
-                f"{where} is no whole MAT file ({reason_of(error)}); fetch it again"
+                f"{where} is not a complete MAT file ({reason_of(error)}); fetch it again"
             ) from None
         if images.dtype != np.uint8 or images.shape != (32, 32, 3, len(labels)):
             raise DataError(
@@ -222,7 +222,7 @@ class PictureFiles(Benchmark):
     train_pattern: ClassVar[str]
     test_pattern: ClassVar[str]
 
-    size: int = option(32, "width and height that all pictures are brought to", at_least=8)
+    size: int = option(32, "width and height to which images are resized, in pixels", at_least=8)
 
     def classes(self, tree: FileTree) -> Sequence[str]:
         """What the classes are called in paths and lists, in the order of the labels."""
@@ -320,7 +320,7 @@ class PACS(PictureFiles):
     mean: tuple[float, ...] = IMAGENET_MEAN
     std: tuple[float, ...] = IMAGENET_STD
     unseen: Literal["none", "art_painting", "cartoon", "photo", "sketch"] = option(
-        "none", "a domain that no client has, as the test set"
+        "none", "domain that is held out from all clients and used as the test set"
     )
 
     def listing(self, tree: FileTree) -> list[Picture]:

@@ -57,10 +57,10 @@ class CelebA(Prepared, HeldOut):
     prepared_by = ("size", "attribute", "allow_missing")
 
     validation: float = 0.1
-    attribute: str = option("Smiling", "the attribute to tell")
-    minimum: int = option(5, "images a person must have to be a client", at_least=1)
-    size: int = option(84, "width and height of the images", at_least=8, at_most=4096)
-    allow_missing: bool = option(False, "do with the images that are there")
+    attribute: str = option("Smiling", "attribute to predict")
+    minimum: int = option(5, "minimum number of images of a person to be a client", at_least=1)
+    size: int = option(84, "width and height of the images, in pixels", at_least=8, at_most=4096)
+    allow_missing: bool = option(False, "accept that images are missing")
 
     def load(self, root: Path) -> Federation:
         """Decodes the images if that was not done before, and makes a client of each person."""

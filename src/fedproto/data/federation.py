@@ -110,19 +110,19 @@ MOST_MEANS = 10_000
 class DataFacts(Options):
     """The facts about a federation that ``run.json`` keeps."""
 
-    name: str = option("", "what it is called")
+    name: str = option("", "name of the data set")
     clients: int = option(0, "number of clients", at_least=0)
     train: int = option(0, "samples for training", at_least=0)
     test: int = option(0, "samples for the test", at_least=0)
-    test_set: str = option("split", "where the test samples come from")
+    test_set: str = option("split", "source of the test samples")
     num_classes: int = option(0, "number of classes", at_least=0)
-    class_names: tuple[str, ...] = option((), "what they are called")
+    class_names: tuple[str, ...] = option((), "names of the classes")
     input_shape: tuple[int, ...] = option((), "shape of an input")
-    task: Literal["classification", "segmentation"] = option("classification", "what is learned")
-    mean: tuple[float, ...] | None = option(None, "mean that inputs are normalised by")
-    std: tuple[float, ...] | None = option(None, "deviation that inputs are normalised by")
+    task: Literal["classification", "segmentation"] = option("classification", "task")
+    mean: tuple[float, ...] | None = option(None, "mean of the normalisation")
+    std: tuple[float, ...] | None = option(None, "standard deviation of the normalisation")
     largest_test_share: float = option(0.0, "largest share of one client in the test samples")
-    test_overlap: float = option(0.0, "share of the test samples that some client trains on")
+    test_overlap: float = option(0.0, "share of the test samples that are also training samples")
 
 
 MOST_TEST = 0.3

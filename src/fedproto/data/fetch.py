@@ -41,7 +41,8 @@ def fetch(source: type[DataSource], root: Path, on_bytes: OnBytes | None = None)
             files = "".join(f"\n  {each.url}\n    as {root / each.path}" for each in left)
             reason = getattr(error, "reason", error)
             raise DataError(
-                f"{download.url} cannot be downloaded ({reason}); try again, or get by hand:{files}"
+                f"{download.url} cannot be downloaded ({reason}); try again, or download by hand:"
+                f"{files}"
             ) from None
         finally:
             _remove_empty((root / download.path).parent, root)
@@ -69,7 +70,9 @@ def _download(download: Download, path: Path, on_bytes: OnBytes | None) -> None:
                     if on_bytes is not None:
                         on_bytes(path.name, done, total)
             if total is not None and done < total:
-                raise urllib.error.URLError(f"it broke off after {done:,} of {total:,} bytes")
+                raise urllib.error.URLError(
+                    f"the connection ended after {done:,} of {total:,} bytes"
+                )
     except urllib.error.HTTPError as error:
         # Nothing is left to send: the partial file is all of it, or not of this file at all.
         if error.code != http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:

@@ -191,14 +191,14 @@ def _read_zip_member(packed: zipfile.ZipFile, info: zipfile.ZipInfo, where: Loca
 def _read_tar_member(archive: tarfile.TarFile, member: tarfile.TarInfo, where: Location) -> bytes:
     file = archive.extractfile(member)
     if file is None:
-        raise DataError(f"{where} is no plain file")
+        raise DataError(f"{where} is not a regular file")
     return read_limited(cast("BinaryIO", file), where)
 
 
 def _safe(path: Path, name: str) -> str:
     parts = PurePosixPath(name.replace("\\", "/"))
     if parts.is_absolute() or ".." in parts.parts:
-        raise DataError(f"{path} holds '{name}', which lies outside the archive; do not use it")
+        raise DataError(f"{path} contains '{name}', a path outside the archive; do not use it")
     return parts.as_posix()
 
 

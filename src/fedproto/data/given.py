@@ -107,7 +107,7 @@ class Given:
         inputs = [_array(row[names[0]]) for row in rows]
         if len({array.shape for array in inputs}) > 1:
             raise DataError(
-                f"the inputs in column '{names[0]}' have different shapes; bring them to one first"
+                f"the inputs in column '{names[0]}' have different shapes; resize them first"
             )
         return np.stack(inputs), np.array([row[names[1]] for row in rows])
 
@@ -153,15 +153,15 @@ def _is_to_divide(inputs: Tensor, scale: bool | None) -> bool:
     picture = inputs.ndim == 4
     if picture and inputs.dtype == torch.uint8:
         warnings.warn(
-            "the inputs are bytes: taken for pixels and divided by 255 (say scale=True, or"
-            " scale=False to leave them as they are)",
+            "the inputs are bytes: taken for pixels and divided by 255 (set scale=True to"
+            " confirm, scale=False to leave them as they are)",
             stacklevel=4,
         )
         return True
     some = inputs[:100]
     if picture and float(some.max()) > 1.5 and torch.equal(some, some.round().clamp(0, WHITE)):
         warnings.warn(
-            "the inputs look like pixels from 0 to 255; scale=True would divide them by 255 (say"
+            "the inputs look like pixels from 0 to 255; scale=True would divide them by 255 (set"
             " scale=False if they are right as they are)",
             stacklevel=4,
         )

@@ -48,7 +48,7 @@ def open_image(content: bytes, where: object, *, scale: bool = True) -> Image:
     try:
         from PIL import Image, ImageOps, UnidentifiedImageError
     except ImportError:
-        raise DataError(f"pictures need Pillow: {install('images')}") from None
+        raise DataError(f"images need Pillow: {install('images')}") from None
     try:
         with warnings.catch_warnings():
             # Sizes are limited below, by a limit that the owner of this machine can set.
@@ -64,20 +64,20 @@ def open_image(content: bytes, where: object, *, scale: bool = True) -> Image:
             return Image.fromarray(np.rint(grey / 257).astype(np.uint8))
         if picture.mode not in _MODES:
             raise DataError(
-                f"{where} has pixels of an unusual kind ({picture.mode}); save it with 8 bits per"
-                " channel, or as a grey picture of 16"
+                f"{where} has an unsupported pixel format ({picture.mode}); save it with 8 bits per"
+                " channel, or as grey with 16"
             )
         return picture
     except UnidentifiedImageError:  # which names the bytes, not the file
         raise DataError(
-            f"{where} does not decode as a picture: its kind is unknown; read are"
+            f"{where} does not decode as an image: unknown format; supported are"
             f" {', '.join(FORMATS)}"
         ) from None
     except FedprotoError:
         raise
     # What Pillow raises for a damaged file depends on its bytes.
     except Exception as error:  # noqa: BLE001
-        raise DataError(f"{where} does not decode as a picture: {reason_of(error)}") from None
+        raise DataError(f"{where} does not decode as an image: {reason_of(error)}") from None
 
 
 def _is_grey_of_16_bits(picture: Image) -> bool:

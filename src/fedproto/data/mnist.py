@@ -30,7 +30,7 @@ def read_idx(tree: FileTree, name: str, dimensions: int) -> NDArray[np.uint8]:
     content, where = tree.read(found), tree.locations[found]
     start = 4 + 4 * dimensions
     if len(content) < start or content[:4] != bytes([0, 0, _UNSIGNED_BYTE, dimensions]):
-        raise DataError(f"{where} is no idx file of {dimensions} dimensions; fetch it again")
+        raise DataError(f"{where} is not an idx file with {dimensions} dimensions; fetch it again")
     shape = struct.unpack(f">{dimensions}I", content[4:start])
     if len(content) != start + math.prod(shape):
         raise DataError(
@@ -151,7 +151,7 @@ class FEMNIST(MNIST):
     sigma: float = 1.18
     mean_size: float = 91.7
     images: Literal["emnist", "nist-like"] = option(
-        "emnist", "white letters that fill the image, or dark small ones, much as NIST scanned them"
+        "emnist", "white letters that fill the image, or small dark ones as in NIST's scans"
     )
     minimum: int = 3
 

@@ -39,7 +39,7 @@ class OwnPictures(Images):
 
     path: str = option("", "where the data is")
     size: int = option(
-        32, "width and height that all pictures are brought to", at_least=1, at_most=4096
+        32, "width and height to which images are resized, in pixels", at_least=1, at_most=4096
     )
     channels: Literal[1, 3] = option(3, "1 for grey, 3 for colour")
     classes: tuple[str, ...] = option((), "the classes in order; those that are found by default")
@@ -74,7 +74,7 @@ class OwnPictures(Images):
 def own_path(path: str, root: Path) -> Path:
     """A user's path: from the current folder, or else from the data root."""
     if not path:
-        raise DataError("path is missing: set data.path to where your data is")
+        raise DataError("path is missing: set data.path to the path of your data")
     found = user_path(path, root)
     if found is None:
         raise DataError(f"path {path} does not exist")
@@ -118,7 +118,7 @@ class ImageFolder(OwnPictures):
         for folder in sorted(path.iterdir()):
             if folder.is_dir() and folder.name[0] != "." and folder.name not in top:
                 raise DataError(
-                    f"{self.levels[0]} folder {folder} holds no pictures; expected {form}"
+                    f"{self.levels[0]} folder {folder} contains no images; expected {form}"
                 )
         return FileTree(path, sources)
 
@@ -152,7 +152,7 @@ class IndexFile(OwnPictures):
         for number, row in enumerate(_read_csv(path), start=2):
             name = row["path"]
             if name in sources:
-                raise DataError(f"{path} row {number}: {name} is named twice")
+                raise DataError(f"{path} row {number}: {name} is listed twice")
             sources[name] = path.parent / name
             try:
                 found = sources[name].is_file()
@@ -204,7 +204,7 @@ class Leaf(Prepared, HeldOut):
     """
 
     path: str = option("", "the folder of the JSON files")
-    shape: tuple[int, ...] = option((), "shape of one input; as it is in the files by default")
+    shape: tuple[int, ...] = option((), "shape of one input; default: as in the files")
     num_classes: int = option(0, "number of classes; 0 counts them", at_least=0)
 
     def load(self, root: Path) -> Federation:
@@ -284,6 +284,6 @@ def _read_users(path: Path) -> Iterator[tuple[str, Any, Any]]:
             labels = labels.astype(np.int64)  # written as 3.0
         if labels.dtype.kind not in "iu" or labels.ndim != 1 or len(labels) != len(inputs):
             raise DataError(
-                f"{path}: user {user} has {len(inputs)} inputs and labels of another number or kind"
+                f"{path}: user {user} has {len(inputs)} inputs, which do not match its labels"
             )
         yield str(user), inputs, labels.astype(np.int64)

@@ -407,5 +407,5 @@ def _check_clients(clients: int, samples: int) -> None:
 def _checked_parts(parts: list[Indices]) -> list[Indices]:
     for client, part in enumerate(parts):
         if len(part) == 0:
-            raise DataError(f"client {client} would be left without samples; use fewer clients")
+            raise DataError(f"client {client} would have no samples; use fewer clients")
     return [np.sort(part).astype(np.int64) for part in parts]

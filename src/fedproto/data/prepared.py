@@ -119,7 +119,7 @@ def _open(entry: Path) -> Arrays:
         status = (entry / name).stat()
         touched = (status.st_size, status.st_mtime_ns) != (size, changed)
         if touched and _state(entry / name)[-1] != digest:
-            raise DamagedError(f"{name} is not what was built")
+            raise DamagedError(f"{name} was changed after it was written")
     return {path.stem: np.load(path, mmap_mode="c") for path in sorted(entry.glob("*.npy"))}
 
 

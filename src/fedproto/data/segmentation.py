@@ -53,7 +53,9 @@ def read_mask(content: bytes, where: object, num_classes: int) -> NDArray[np.uin
     """A label map ``[H, W]``: a grey or palette picture whose values are the classes."""
     picture = open_image(content, where, scale=False)
     if picture.mode not in ("L", "P", "1"):
-        raise DataError(f"{where} is no label map: its mode is {picture.mode}, not grey or palette")
+        raise DataError(
+            f"{where} is not a label map: its mode is {picture.mode}, not grey or palette"
+        )
     mask = np.asarray(picture, dtype=np.uint8)
     if np.any(wrong := (mask >= num_classes) & (mask != VOID)):
         raise DataError(
@@ -117,7 +119,7 @@ def put_pairs(
     for (image, mask), image_size, mask_size in zip(pairs, *original.tolist(), strict=True):
         if image_size != mask_size:
             raise DataError(
-                f"{tree.locations[mask]} is {mask_size[0]}×{mask_size[1]} pixels but its picture"
+                f"{tree.locations[mask]} is {mask_size[0]}×{mask_size[1]} pixels but its image"
                 f" {image} is {image_size[0]}×{image_size[1]}"
             )
 
@@ -171,12 +173,14 @@ class SegmentationFolder(Prepared, SharedOut):
     path: str = option("", "the folder that holds both folders")
     images: str = option("images", "name of the folder of pictures")
     masks: str = option("masks", "name of the folder of label maps")
-    num_classes: int = option(21, "number of classes with the background", at_least=2, at_most=255)
-    size: int = option(
-        224, "width and height that all pictures are brought to", at_least=8, at_most=4096
+    num_classes: int = option(
+        21, "number of classes, including the background", at_least=2, at_most=255
     )
-    mean: tuple[float, ...] = option(IMAGENET_MEAN, "subtracted from pixels between 0 and 1")
-    std: tuple[float, ...] = option(IMAGENET_STD, "pixels are divided by this")
+    size: int = option(
+        224, "width and height to which images are resized, in pixels", at_least=8, at_most=4096
+    )
+    mean: tuple[float, ...] = option(IMAGENET_MEAN, "mean per channel, of pixels between 0 and 1")
+    std: tuple[float, ...] = option(IMAGENET_STD, "standard deviation per channel")
 
     def load(self, root: Path) -> Federation:
         """Decodes pictures and masks if that was not done before, and shares them out."""
@@ -210,7 +214,9 @@ class SegmentationFolder(Prepared, SharedOut):
         images, masks = (_by_stem(tree, name) for name in (self.images, self.masks))
         for stem in sorted(images.keys() ^ masks.keys()):
             here, there = (images, self.masks) if stem in images else (masks, self.images)
-            raise DataError(f"{folder / here[stem]} has no partner {stem}.* in {folder / there}")
+            raise DataError(
+                f"{folder / here[stem]} has no counterpart {stem}.* in {folder / there}"
+            )
         if not images:
             raise DataError(f"{folder / self.images} holds no pictures")
         return [(images[stem], masks[stem]) for stem in sorted(images)]
@@ -261,9 +267,9 @@ class FPascal(Prepared, SharedOut):
     seed: int = option(4, "seed of partition and splits", at_least=0)
     clients: int = 100
     partition: Partition = "dirichlet"
-    size: int = option(224, "width and height of the images", at_least=8, at_most=4096)
-    mean: tuple[float, ...] = option(IMAGENET_MEAN, "subtracted from pixels between 0 and 1")
-    std: tuple[float, ...] = option(IMAGENET_STD, "pixels are divided by this")
+    size: int = option(224, "width and height of the images, in pixels", at_least=8, at_most=4096)
+    mean: tuple[float, ...] = option(IMAGENET_MEAN, "mean per channel, of pixels between 0 and 1")
+    std: tuple[float, ...] = option(IMAGENET_STD, "standard deviation per channel")
 
     def load(self, root: Path) -> Federation:
         """Decodes images and masks if that was not done before, and shares them out."""

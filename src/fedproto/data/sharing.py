@@ -63,11 +63,11 @@ class HeldOut(DataSource):
     )
     normalize: Normalize = option(
         "given",
-        "inputs: by mean and std as given, not at all, or to mean 0 and deviation 1 per channel or"
-        " pixel",
+        "normalisation of inputs: by 'mean' and 'std', none, or to mean 0 and standard deviation 1"
+        " per channel or pixel",
     )
-    mean: tuple[float, ...] = option((), "subtracted per channel from pixels between 0 and 1")
-    std: tuple[float, ...] = option((), "pixels are divided by this per channel")
+    mean: tuple[float, ...] = option((), "mean per channel, of pixels between 0 and 1")
+    std: tuple[float, ...] = option((), "standard deviation per channel")
 
     def federation(
         self,
@@ -121,14 +121,14 @@ class SharedOut(HeldOut):
     """A data set without clients of its own, shared out by one of the partitioners."""
 
     clients: int = option(10, "number of clients", at_least=1)
-    partition: Partition = option("dirichlet", "how samples are shared out")
-    classes_per_client: int = option(2, "'classes', 'class-sizes': classes of a client", at_least=1)
-    sigma: float = option(2.0, "'classes', 'class-sizes': spread of the sizes", at_least=0)
+    partition: Partition = option("dirichlet", "how samples are divided among clients")
+    classes_per_client: int = option(2, "'classes', 'class-sizes': classes per client", at_least=1)
+    sigma: float = option(2.0, "'classes', 'class-sizes': σ of the log-normal sizes", at_least=0)
     minimum: int = option(
-        5, "'classes', 'class-sizes': samples of each of its classes at least", at_least=1
+        5, "'classes', 'class-sizes': minimum samples of each class of a client", at_least=1
     )
     mean_size: float = option(
-        100.0, "'class-sizes', 'first': expected samples of a client", above=0
+        100.0, "'class-sizes', 'first': mean number of samples of a client", above=0
     )
     alpha: float = option(
         0.1,
@@ -136,12 +136,12 @@ class SharedOut(HeldOut):
         above=0,
     )
     gamma: float = option(3.0, "'dirichlet': tail exponent of the sizes", above=0)
-    shards_per_client: int = option(1, "'sorted': shards of a client", at_least=1)
+    shards_per_client: int = option(1, "'sorted': shards per client", at_least=1)
     min_size: int = option(
-        10, "'dirichlet-class', 'quantity': samples of a client at least", at_least=1
+        10, "'dirichlet-class', 'quantity': minimum samples of a client", at_least=1
     )
     blocks: int = option(
-        1, "'dirichlet-class': first divide samples and clients into this number", at_least=1
+        1, "'dirichlet-class': number of blocks, each partitioned by itself", at_least=1
     )
     shift: Shift = option("none", "feature shift: what differs from client to client")
     shift_level: float = option(

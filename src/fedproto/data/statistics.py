@@ -80,7 +80,7 @@ def sample_labels(federation: Federation) -> Indices:
     if federation.labels is not None:
         return federation.labels
     if federation.has_label_maps:
-        raise DataError(f"{federation.name} does not say what its images mainly show (labels)")
+        raise DataError(f"{federation.name} has no label per image")
     samples = federation.samples
     if not isinstance(samples, TensorSamples | MappedSamples):
         raise DataError(f"the labels of {federation.name} are with the clients")

@@ -88,7 +88,7 @@ def shifted(
     if samples.inputs.dim() != 4:
         raise DataError(f"shift = '{kind}' needs images")
     if kind == "rotation" and samples.targets.dim() > 1:
-        raise DataError("shift = 'rotation' does not turn label maps; choose 'noise' or 'blur'")
+        raise DataError("shift = 'rotation' does not rotate label maps; use 'noise' or 'blur'")
     inputs = samples.inputs.clone()
     scale = WHITE if inputs.dtype == torch.uint8 else 1
     for client, part in enumerate(parts):

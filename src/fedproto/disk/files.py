@@ -331,8 +331,8 @@ def check_limit(name: str, value: int, where: object) -> None:
     most = limits()[name]
     if value > most:
         raise DataError(
-            f"{where} is over the limit of {most:,} for '{name}'; if that is what it should be,"
-            f" raise it: fedproto --limit {name}=…"
+            f"{where} is over the limit of {most:,} for '{name}'; to allow it, raise the limit:"
+            f" fedproto --limit {name}=…"
         )
 
 

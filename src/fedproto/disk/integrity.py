@@ -50,7 +50,7 @@ def unsealed(text: bytes, *, required: bool = True) -> dict[str, Any]:
     """
     tables = read_json(text)
     if not isinstance(tables, dict):
-        raise DamagedError("it holds no table")
+        raise DamagedError("it is not a JSON object")
     given = tables.pop(HASH, None)
     if given is None and required and tables.get("format") != 1:
         raise DamagedError("its fingerprint is missing")

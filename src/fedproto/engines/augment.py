@@ -29,16 +29,14 @@ _DRAWS = 4
 class AugmentOptions(Options):
     """How training images are varied; not at all by default."""
 
-    flip: bool = option(False, "mirror every second image, at random")
+    flip: bool = option(False, "mirror images horizontally with probability 1/2")
     scale: tuple[float, ...] = option(
-        (1.0, 1.0), "smallest and largest factor by which an image is resized"
+        (1.0, 1.0), "range of the random factor by which an image is resized"
     )
     crop: int = option(
-        0, "width and height of the part that is cut out; 0 for the image's own", at_least=0
+        0, "width and height of the random crop, in pixels; 0 for those of the image", at_least=0
     )
-    pad: int = option(
-        0, "pixels by which the part may lie outside of the image on each side", at_least=0
-    )
+    pad: int = option(0, "zero padding on each side before the crop, in pixels", at_least=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -37,9 +37,9 @@ class EngineOptions(Options):
     """Where and how jobs run."""
 
     name: str = option(AUTO, "engine; 'auto' chooses by device and amount of work")
-    device: str = option("auto", "'auto', 'cpu', 'cuda' or 'cuda:N'")
+    device: str = option("auto", "device: 'auto', 'cpu', 'cuda' or 'cuda:N'")
     dtype: Literal["float32", "float64"] = option("float32", "floating type of weights and inputs")
-    eval_batch_size: int = option(1000, "samples per batch where nothing is trained", at_least=1)
+    eval_batch_size: int = option(1000, "samples per batch in evaluation", at_least=1)
     amp: bool = option(
         False, "mixed precision on CUDA: products in bfloat16, weights in the floating type"
     )
@@ -57,7 +57,9 @@ class EngineOptions(Options):
         0, "processes engine: number of processes; 0 for one per core", at_least=0
     )
     max_stack: int = option(
-        0, "stacked engine: jobs trained at once at most; 0 for as many as fit", at_least=0
+        0,
+        "stacked engine: maximum number of jobs trained at once; 0 for as many as fit",
+        at_least=0,
     )
 
     def torch_device(self) -> torch.device:
@@ -69,7 +71,7 @@ class EngineOptions(Options):
         try:
             device = torch.device(self.device)
         except RuntimeError:
-            raise ConfigError(f"engine.device '{self.device}' is no device; try 'cpu'") from None
+            raise ConfigError(f"engine.device '{self.device}' is not a device; try 'cpu'") from None
         if cpu_only and device.type != "cpu":
             raise ConfigError(
                 f"engine.device '{self.device}': engine 'processes' runs on the CPU; use 'cpu', or"

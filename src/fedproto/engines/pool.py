@@ -181,7 +181,7 @@ class WorkerPool:
         if worker.idle < IDLE_CHECKS * 2 ** (attempt - 1):
             return False
         self._callback.on_notice(
-            f"a worker process did not compute for {worker.idle * CHECK_EVERY:.0f} s and was"
+            f"a worker process did not respond for {worker.idle * CHECK_EVERY:.0f} s and was"
             " replaced; its task is done again"
         )
         return True

@@ -164,9 +164,7 @@ class ProcessesEngine(Engine):
         try:
             self._pool = WorkerPool(self._make_work, self._count, self.workload.callback)
         except (OSError, ValueError) as error:
-            self.workload.callback.on_notice(
-                f"no processes can be started ({error}); one core is used"
-            )
+            self.workload.callback.on_notice(f"cannot start processes ({error}); using one core")
             self._received, self._unable = None, True
 
     @cached_property

@@ -101,7 +101,7 @@ def _check_logits(model: nn.Module, x: Tensor, num_classes: int, *, one_label: b
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         size = ", ".join(map(str, shape))
         raise TrainingError(
-            f"{kind} does not take the data's inputs, a batch of shape [B, {size}]: {reason}"
+            f"{kind} does not accept the data's inputs, a batch of shape [B, {size}]: {reason}"
         ) from None
     if not isinstance(logits, Tensor):
         raise TrainingError(

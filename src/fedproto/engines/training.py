@@ -51,7 +51,7 @@ class TrainOptions(Options):
     optimizer: Literal["sgd", "adam", "sam"] = option(
         "sgd", "optimizer of local training; 'sam' is sgd with sharpness-aware gradients"
     )
-    lr: float = option(0.01, "learning rate at the start", above=0)
+    lr: float = option(0.01, "initial learning rate", above=0)
     lr_schedule: Literal["constant", "polynomial", "exponential", "cosine"] = option(
         "constant", "learning rate over the rounds; 'cosine': lr·(1 + cos(π·round/rounds))/2"
     )
@@ -59,7 +59,7 @@ class TrainOptions(Options):
     lr_decay: float = option(0.998, "for 'exponential': lr·decay^round", above=0, at_most=1)
     momentum: float = option(0.0, "momentum of sgd and sam", at_least=0, at_most=1)
     weight_decay: float = option(0.0, "weight decay (L2)", at_least=0)
-    rho: float = option(RHO, "sam: distance at which the gradient is taken", above=0)
+    rho: float = option(RHO, "sam: radius ρ of the perturbation", above=0)
     clip_norm: float | None = option(
         None, "clip the gradient of each step to this L2 norm", above=0
     )
@@ -67,7 +67,7 @@ class TrainOptions(Options):
         False, "subtract from a weight's gradient its mean over each output (filter or row)"
     )
     accumulate: int = option(
-        1, "number of parts that a step's gradient is computed in, to save memory", at_least=1
+        1, "number of parts of a batch whose gradients are accumulated, to save memory", at_least=1
     )
     batch_norm: BatchNormPolicy = option(
         "average", "batch-norm statistics: averaged like weights, never changed, or never sent"

@@ -173,7 +173,9 @@ class FlowerEngine(Engine):
                 continue
             results[index] = update
             if began_anew:
-                self._incidents.append(f"client {client} had lost its memory and began anew")
+                self._incidents.append(
+                    f"client {client} had lost its memory and started from empty memory"
+                )
         return results
 
     def evaluate(self, states: Sequence[ServerState], indices: Indices) -> list[dict[str, float]]:
@@ -311,7 +313,7 @@ class Suspensions:
         try:
             self._conduct = {int(client): _Conduct(**one) for client, one in self._kept.items()}
         except (TypeError, ValueError):
-            raise StoreError(f"{self._path} is of another version; {remedy}") from None
+            raise StoreError(f"{self._path} was written by another version; {remedy}") from None
         self._round = 0
         self._out: set[int] = set()
         self._outcomes: dict[int, dict[str, str | None]] = defaultdict(dict)

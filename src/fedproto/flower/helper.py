@@ -209,7 +209,7 @@ def _broadcast(content: RecordDict, sent: Declarations) -> Tensors:
     if Part.BROADCAST in content:
         return read_tensors(content, Part.BROADCAST, like(sent))
     if any(one.initial is not None for one in sent.values()):
-        raise TrainingError("the server sends no 'broadcast'; is it of another strategy?")
+        raise TrainingError("the server sends no 'broadcast'; does it run another strategy?")
     return {}
 
 

@@ -158,10 +158,10 @@ def _content(replies: Sequence[Message], message_id: str, node: int) -> RecordDi
         raise UnreadableError("it sent a duplicate of its answer")
     (reply,) = replies
     if reply.metadata.reply_to_message_id != message_id:
-        raise UnreadableError("it answered to something that was not asked")
+        raise UnreadableError("its answer matches no message that was sent")
     # Errors that the SuperLink makes by itself do not carry the node's number.
     if reply.has_error() and reply.error.code in NOT_ANSWERED:
-        raise UnreadableError("no answer: its time is over, or its node is gone")
+        raise UnreadableError("no answer: the deadline has passed, or the node has disconnected")
     if reply.has_error():
         raise UnreadableError(f"error {reply.error.code}: {reply.error.reason or ''}")
     if reply.metadata.src_node_id != node:
@@ -307,7 +307,7 @@ def enrol(config: RunConfig, nodes: Nodes, folder: Path) -> Federation:
     number = config.flower.clients or getattr(config.data, "clients", None)
     if not isinstance(number, int):
         raise ConfigError(
-            "flower.clients is missing: say how many clients there are, or test on the server"
+            "flower.clients is missing: set it to the number of clients, or test on the server"
             " (flower.evaluate_on = 'server') where it has the data"
         )
     ready = nodes.wait_for(range(number), config.flower.wait)

@@ -208,7 +208,7 @@ def patient(activate: Callable[..., T]) -> Callable[..., T]:
                 if error.response.status_code != NOT_ACTIVATED or left < 0:
                     raise
             sys.stderr.write(
-                "the server takes an earlier process of this node for alive; trying again every"
+                "the server still lists an earlier process of this node; trying again every"
                 f" {ACTIVATE_EVERY:g} s, for {left:.0f} s at most\n"
             )
             time.sleep(ACTIVATE_EVERY)

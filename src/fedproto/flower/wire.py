@@ -110,14 +110,16 @@ def read_tensor(
     if found != shape and (shape is not None or len(found) != 1):
         raise UnreadableError(f"tensor '{name}' has shape {found}, not {shape or 'of a vector'}")
     if array.data[:8] != NUMPY_MAGIC:
-        raise UnreadableError(f"tensor '{name}' is no array")
+        raise UnreadableError(f"tensor '{name}' is not an array")
     end = 10 + int.from_bytes(array.data[8:10], "little")
     header = f"{{'descr': {wanted.str!r}, 'fortran_order': False, 'shape': {found}, }}"
     if array.data[10:end].rstrip() != header.encode():
-        raise UnreadableError(f"tensor '{name}' is not what its description says")
+        raise UnreadableError(f"tensor '{name}' does not match its description")
     body = array.data[end:]
     if len(body) != wanted.itemsize * math.prod(found):
-        raise UnreadableError(f"tensor '{name}' has {len(body)} bytes, not what its shape needs")
+        raise UnreadableError(
+            f"tensor '{name}' has {len(body)} bytes, which do not match its shape"
+        )
     # A copy, because PyTorch wants memory that it may write to.
     return torch.from_numpy(np.frombuffer(body, dtype=wanted).reshape(found).copy())
 
@@ -237,7 +239,7 @@ def read_config_text(text: str) -> RunConfig:
     except (FedprotoError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise UnreadableError(f"the configuration cannot be read: {error}") from None
     if config.data is None or config.model is None:
-        raise UnreadableError("the configuration names no data or no model")
+        raise UnreadableError("the configuration has no data or no model")
     return config
 
 
@@ -309,7 +311,7 @@ def decode_job(
     """
     header = read_fields(content, "job", _Job, beside=("params", "buffers", "broadcast"))
     if len(header.batches) != len(fields(BatchOrder)):
-        raise UnreadableError("the job says not how its batches are drawn")
+        raise UnreadableError("the job does not say how its batches are drawn")
     batches = BatchOrder(*header.batches)
     if batches.num_examples == 0 or batches.batch_size != config.train.batch_size:
         raise UnreadableError("the job has no samples, or batches of another size")

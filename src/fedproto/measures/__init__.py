@@ -27,14 +27,15 @@ class MeasureOptions(Options):
         at_least=0,
     )
     what: tuple[str, ...] = option(
-        ("dissimilarity", "margin", "ece"), "the measures; `fedproto list measures` shows them"
+        ("dissimilarity", "margin", "ece"),
+        "names of the measures; `fedproto list measures` shows them",
     )
     reference: str | None = option(
         None, "mmd: directory of a finished run of strategy 'centralized' on the same data"
     )
-    samples: int = option(1000, "mmd: feature vectors per client at most", at_least=2)
+    samples: int = option(1000, "mmd: maximum number of feature vectors per client", at_least=2)
     clients: int = option(
-        0, "dissimilarity: number of clients to estimate it from; 0 for all of them", at_least=0
+        0, "dissimilarity: number of clients that it is estimated from; 0 for all", at_least=0
     )
 
     def due(self, round_: int, rounds: int) -> bool:

@@ -99,10 +99,10 @@ def _resized(x: Tensor, size: torch.Size) -> Tensor:
 class DeepLabOptions(PretrainedOptions):
     """DeepLab-V3+ on MobileNet-V2, for segmentation of images of any size."""
 
-    width: float = option(1.0, "factor on the encoder's channels", above=0)
+    width: float = option(1.0, "multiplier of the encoder's channels", above=0)
     channels: int = option(256, "channels of the features and of the decoder", at_least=1)
     rates: tuple[int, ...] = option((6, 12, 18), "dilations of the ASPP's branches")
-    output_stride: Literal[8, 16, 32] = option(16, "pixels per position of the feature map")
+    output_stride: Literal[8, 16, 32] = option(16, "ratio of the input's size to the feature map's")
 
     def build(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
         """Takes images as channels × height × width."""

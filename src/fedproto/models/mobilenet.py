@@ -169,12 +169,10 @@ class MobileNetOptions(PretrainedOptions):
     It has 3,504,872 parameters for 1,000 classes and gives 1,280 features.
     """
 
-    width: float = option(1.0, "factor on the channels", above=0)
-    frozen: bool = option(
-        False, "train the classifier alone, on the encoder's features as they are"
-    )
+    width: float = option(1.0, "multiplier of the channels", above=0)
+    frozen: bool = option(False, "freeze the encoder and train the classifier alone")
     resize: int = option(
-        0, "width and height that images are brought to first; 0 for their own", at_least=0
+        0, "width and height to which inputs are resized, in pixels; 0 for none", at_least=0
     )
 
     def __post_init__(self) -> None:

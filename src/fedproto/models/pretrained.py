@@ -32,9 +32,7 @@ class PretrainedOptions(ModelOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.init == "glorot" and self.pretrained != "none":
-            raise ConfigError(
-                "init = 'glorot' would replace 'pretrained' weights; take one of them"
-            )
+            raise ConfigError("init = 'glorot' would replace 'pretrained' weights; set one of them")
 
     def untrained(self) -> ModelOptions:
         """Without ImageNet's weights."""
@@ -59,7 +57,7 @@ def load_pretrained(
     faults = {
         "lack": sorted(needed - given.keys()),
         "have extra": sorted(given.keys() - own.keys()),
-        "have other than floating-point numbers in": [
+        "have non-floating-point values in": [
             f"{name} ({str(value.dtype).removeprefix('torch.')})"
             for name, value, wanted in both
             if wanted.is_floating_point() > value.is_floating_point()
@@ -97,10 +95,12 @@ def _from_file(source: str) -> Mapping[str, Tensor]:
     if not isinstance(content, Mapping) or not all(
         isinstance(value, Tensor) for value in content.values()
     ):
-        raise ConfigError(f"{path} holds no named tensors; save a model's state_dict() in it")
+        raise ConfigError(f"{path} contains no named tensors; save a model's state_dict() in it")
     for name, value in content.items():
         if value.is_floating_point() and not bool(torch.isfinite(value).all()):
-            raise ConfigError(f"pretrained weights {path}: '{name}' holds NaN or infinite numbers")
+            raise ConfigError(
+                f"pretrained weights {path}: '{name}' contains NaN or infinite numbers"
+            )
     return content
 
 

@@ -100,7 +100,7 @@ class ResNet18Options(ModelOptions):
     project: ClassVar[bool] = True
 
     norm: Norm = option("group", "normalisation after every convolution")
-    groups: int = option(2, "'group': groups of channels", at_least=1)
+    groups: int = option(2, "'group': number of groups of channels", at_least=1)
     standardize: bool = option(False, "weight standardisation of all convolutions")
     stem: Literal[3, 7] = option(
         3, "first convolution: 3×3 for small images, or 7×7 with stride 2 and pooling"

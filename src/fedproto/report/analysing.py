@@ -102,7 +102,7 @@ def open_subject(
     if model is None:
         if config.model is None:
             raise ConfigError(
-                f"{path} was started from Python with an own module; analyse it there:"
+                f"{path} was started from Python with a module of your own; analyse it there:"
                 " fedproto.analyse(fedproto.load(run, model=..., data=...))"
             )
         model = model_for(replace(config, model=config.model.untrained()), federation)

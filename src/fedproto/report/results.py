@@ -131,7 +131,7 @@ def find_runs(
         raise StoreError(problems[0])
     for problem in problems:
         assert notify is not None  # noqa: S101 - checked above
-        notify(f"left out: {problem}")
+        notify(f"skipped: {problem}")
     return found
 
 

@@ -35,7 +35,7 @@ PARTS = {
 }
 """What each fingerprint is of, in words."""
 
-SEEDED = "; an own module starts from the same weights when it is built under the same seed"
+SEEDED = "; a module of your own has the same initial weights if it is built with the same seed"
 
 
 def data_identity(federation: Federation) -> dict[str, str]:
@@ -79,7 +79,7 @@ def check_same(was: Mapping[str, str], now: Mapping[str, str], where: object) ->
         advice = SEEDED if "weights" in changed else ""
         raise StoreError(
             f"{where} holds a run that was trained on something else: {' and '.join(different)}"
-            f" changed since; choose another directory, or put back what it began with{advice}"
+            f" changed since; choose another directory, or restore the original{advice}"
         )
 
 
@@ -147,6 +147,6 @@ def check_reference(config: RunConfig) -> str | None:
     if store.config.seed != config.seed:
         return (
             f"{where} began from the initial weights of seed {store.config.seed}, this run from"
-            f" those of seed {config.seed}: their features differ whatever they learn"
+            f" those of seed {config.seed}: their features cannot be compared"
         )
     return None

@@ -46,13 +46,13 @@ def check_fits(config: RunConfig, federation: Federation) -> None:
         )
     if not (config.evaluate.test or (config.evaluate.validation and len(federation.validation))):
         raise ConfigError(
-            "evaluate.test = false leaves validation data alone to be scored; set data.validation"
+            "evaluate.test = false needs validation data; set data.validation"
             " to the share of every client that the server keeps, such as 0.1"
         )
     strategy, train = config.strategy, config.train
     if strategy.plain_sgd and not train.memoryless:
         raise ConfigError(
-            f"strategy {type(strategy).__name__} is made for plain gradient descent on the"
+            f"strategy {type(strategy).__name__} assumes plain gradient descent on the"
             " clients; set train.optimizer = 'sgd' or 'sam' and train.momentum = 0"
         )
     if train.epochs < strategy.least_epochs:

@@ -172,9 +172,8 @@ class Run:
         if self.store is not None:
             if self.store.format < FORMAT:
                 raise StoreError(
-                    f"{self.store.path} was begun by an earlier version, which drew cohorts and"
-                    " batches from other random streams; it can be read, but not continued: start"
-                    " a new run"
+                    f"{self.store.path} was begun by an earlier version with other random streams;"
+                    " it can be read, but not continued: start a new run"
                 )
             state = self.store.load_checkpoint()
             if state is not None or self.store.records():

@@ -101,7 +101,7 @@ def check_sweep(path: Path) -> CheckResult:
     """The same for the files of a sweep beside its runs."""
     remedy = "its runs, which are checked one by one"
     try:
-        found = f"a list of runs, {len(run_directories(path))} of them begun"
+        found = f"a list of runs, {len(run_directories(path))} of them started"
     except StoreError as error:
         return CheckResult(path, "", [str(error)], remedy)
     return CheckResult(path, found, _check_beside(path), remedy)

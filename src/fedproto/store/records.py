@@ -37,10 +37,10 @@ def _record(data: dict[str, Any]) -> RoundRecord:
             data[name] = {int(client): value for client, value in data[name].items()}
         record = RoundRecord(**data)
     except (ValueError, TypeError, AttributeError) as error:
-        raise DamagedError(f"it is no record: {error}") from None
+        raise DamagedError(f"it is not a record: {error}") from None
     for name, fit in _CHECKS.items():
         if not fit([getattr(record, name)]):
-            raise DamagedError(f"its {name} is of the wrong kind")
+            raise DamagedError(f"its {name} has the wrong type")
     return record
 
 

@@ -119,7 +119,7 @@ class RunStore:
             ) from None
         if digest != description.get("digest"):
             raise StoreError(
-                f"{path / 'run.json'} was changed after the run began; put the original back, or"
+                f"{path / 'run.json'} was changed after the run began; restore the original, or"
                 " start a new run with the new configuration"
             )
         return RunStore(path, config, digest, description["format"], description.get("earlier", ()))
@@ -304,7 +304,7 @@ def plugin_hint(description: dict[str, Any]) -> str:
     """What to do about names that are not known here."""
     plugins = description.get("environment", {}).get("plugins")
     if not plugins or not isinstance(plugins, list):
-        return "if a plugin or a program of yours added it, name that: --plugin FILE"
+        return "if a plugin of yours added it, name it: --plugin FILE"
     return f"the run was made with {' '.join(f'--plugin {plugin}' for plugin in plugins)}"
 
 

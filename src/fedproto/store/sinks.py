@@ -101,8 +101,8 @@ class SinkCallback(Callback):
             if self._sinks.pop(store) is None:  # one that cannot be reached is not tried again
                 self._sinks = {known: one for known, one in self._sinks.items() if one is not None}
             self._notices.on_notice(
-                f"{self._name} failed ({reason_of(error)}); the run goes on without it, and its log"
-                " can be completed by 'fedproto resume' with the same --log-to"
+                f"{self._name} failed ({reason_of(error)}); the run continues without it, and its"
+                " log can be completed by 'fedproto resume' with the same --log-to"
             )
 
 

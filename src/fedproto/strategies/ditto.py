@@ -23,7 +23,9 @@ class Ditto(Strategy):
 
     personal_model: ClassVar[bool] = True
 
-    strength: float = option(0.1, "strength λ of the pull to the shared model", at_least=0)
+    strength: float = option(
+        0.1, "strength λ of the proximal term towards the shared model", at_least=0
+    )
 
     def personal_objective(self, local: Local) -> Objective:
         """The proximal term of the personal model."""

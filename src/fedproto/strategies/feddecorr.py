@@ -27,7 +27,7 @@ class FedDecorr(Strategy):
     model's head, flattened.
     """
 
-    beta: float = option(0.1, "weight β of the correlations", at_least=0)
+    beta: float = option(0.1, "weight β of the decorrelation term", at_least=0)
 
     def batch_term(self, local: Local, batch: Batch) -> Tensor:
         """The mean square of the correlations."""

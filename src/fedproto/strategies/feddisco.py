@@ -29,8 +29,8 @@ class FedDisco(Strategy):
 
     statistics: ClassVar[Needs] = Needs(classes=True)
 
-    a: float = option(0.5, "cost of a client's share of the cohort's discrepancy", at_least=0)
-    b: float = option(0.1, "weight that every client gets")
+    a: float = option(0.5, "coefficient of a client's discrepancy in its weight", at_least=0)
+    b: float = option(0.1, "constant that is added to every weight")
 
     def payload(self, setting: Setting, num_examples: int) -> Declarations:
         """The divergence, at most that of a single class."""

@@ -27,7 +27,9 @@ class FedProtoTan(Strategy):
 
     statistics: ClassVar[Needs] = Needs(after=frozenset({"features"}))
     strength: float = option(1.0, "weight λ of the distance to the prototypes", at_least=0)
-    weights: Literal["average", "personal"] = option("average", "models: averaged, or kept apart")
+    weights: Literal["average", "personal"] = option(
+        "average", "models: averaged as in FedAvg, or each client keeps its own"
+    )
 
     def personal(self, setting: Setting) -> tuple[str, ...]:
         """The whole model, or nothing."""

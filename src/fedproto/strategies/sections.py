@@ -49,8 +49,8 @@ class HeadOptions(Part):
 
     rows: Literal["average", "holders", "counts"] = option(
         "average",
-        "last layer: averaged like the rest, or row by row among the clients that hold the class,"
-        " by the strategy's weights or by their samples of the class",
+        "last layer: averaged like the rest, or each row over the clients that hold its class, by"
+        " the strategy's weights or by their samples of the class",
     )
 
     @property
@@ -129,7 +129,7 @@ class ServerOptions(Part):
     lookahead: float | None = option(
         None,
         "momentum λ of the look-ahead (FedACG): clients start from θ + λm, θ is tested; none: the"
-        " strategy's own, 0 for most",
+        " strategy's default",
         at_least=0,
         at_most=1,
     )
@@ -223,7 +223,7 @@ class PrivacyOptions(Options):
 
     min_samples: int | None = option(
         None,
-        "fewest samples of a class for which a client reports feature statistics; none: 1, and 5"
+        "minimum samples of a class for which a client reports feature statistics; none: 1, and 5"
         " over Flower",
         at_least=1,
     )
@@ -269,12 +269,12 @@ class Method:
             )
         if self.serve.sends_average and self.strategy.needs.before:
             raise ConfigError(
-                f"{name} has clients take statistics under the model that they received; set"
+                f"{name} needs statistics under the received model; set"
                 " serve.statistics = 'received'"
             )
         if self.head.by_class and self.strategy.weighs_tensors:
             raise ConfigError(
-                f"{name} weighs clients tensor by tensor, so the last layer has weights already;"
+                f"{name} weighs clients tensor by tensor, which excludes head.rows;"
                 " set head.rows = 'average'"
             )
 

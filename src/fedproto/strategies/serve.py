@@ -59,10 +59,10 @@ class ServeOptions(Part):
     average: Average | None = option(
         None,
         "serve an average of the models over rounds: exponential, of the last rounds, or of all"
-        " rounds with weights that grow with the round; none: the strategy's own, 'none' for most",
+        " rounds with weights that grow with the round; none: the strategy's default",
     )
     decay: float = option(
-        0.9, "average 'ema': weight of the past; less in early rounds", at_least=0, at_most=1
+        0.9, "average 'ema': decay; smaller in early rounds", at_least=0, at_most=1
     )
     window: int = option(10, "average 'window': number of rounds", at_least=1)
     growth: float = option(
@@ -76,8 +76,8 @@ class ServeOptions(Part):
     )
     covariance: Literal["full", "diagonal"] = option(
         "full",
-        "heads 'lda' and 'ridge': report all products of features, or squares alone, as if"
-        " features did not correlate within classes",
+        "heads 'lda' and 'ridge': full covariance of features, or the diagonal alone (less to"
+        " send)",
     )
     statistics: Literal["received", "served"] = option(
         "received",
@@ -98,11 +98,11 @@ class ServeOptions(Part):
         0.01, "head 'ridge': regularisation relative to the mean square of a feature", above=0
     )
     shrink: float = option(
-        0.1, "head 'cof': added to the estimated variance of a feature in a class", above=0
+        0.1, "head 'cof': constant added to the estimated variance of a feature in a class", above=0
     )
     also: tuple[str, ...] = option(
         (),
-        "models to test beside the served one, each by its options with spaces between them, such"
+        "further models to test, each written as options of this section with spaces between, such"
         " as ['average=ema decay=0.95', 'average=all']",
     )
 
@@ -123,7 +123,7 @@ class ServeOptions(Part):
             raise ConfigError("head 'ncm' has no probabilities to add; set serve.add = false")
         if any(one.sends_average for one in self.others):
             raise ConfigError(
-                "also: statistics = 'served' is for the served model alone; set it in [serve]"
+                "also: only the served model can have statistics = 'served'; set it in [serve]"
             )
         if self.sends_average and any(one.computes_head for one in self.others):
             raise ConfigError(
@@ -151,7 +151,7 @@ class ServeOptions(Part):
             except tomllib.TOMLDecodeError:
                 given[name] = value
         if "also" in given:
-            raise ConfigError(f"{where}: a model beside the served one has none beside it")
+            raise ConfigError(f"{where}: a further model cannot have further models")
         return read_options(ServeOptions, given, where)
 
     @cached_property

@@ -245,7 +245,7 @@ def reason_not_to_stack(model: nn.Module, inputs: Tensor, network: Network) -> s
     finally:
         model.train(was_training)
     if any(not torch.equal(tensor, before[name]) for name, tensor in others.items()):
-        return "it changes its buffers while it is trained"
+        return "it changes its buffers during training"
     return reason
 
 
@@ -264,7 +264,7 @@ def _difference(model: nn.Module, inputs: Tensor, network: Network) -> str | Non
     only = torch.eye(len(inputs), dtype=torch.bool, device=inputs.device)
     apart = [network.logits(params, batch, one[None])[0][one] for one in only]
     if not torch.equal(together, model(inputs)):
-        return "it gives other logits for the same inputs when called twice"
+        return "its logits for the same inputs differ between calls"
     if not _close(torch.cat(apart), alone):
         return "the samples of a batch influence each other"
     if not _close(together, network.logits(params, batch)[0]):
@@ -272,7 +272,7 @@ def _difference(model: nn.Module, inputs: Tensor, network: Network) -> str | Non
     if declares_features(model):
         features = features_of(model.eval())(inputs).flatten(1)
         if not _close(network.features(params, batch)[0], features):
-            return "it has other features than the input of its last layer"
+            return "its features are not the input of its last layer"
     return None
 
 
@@ -289,4 +289,4 @@ def _unknown_layer(model: nn.Module, buffers: Tensors) -> str | None:
             return f"its buffer '{name}' holds integers"
     named = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}
     twice = [name for name in model.state_dict() if name not in named]
-    return f"'{twice[0]}' has another name as well" if twice else None
+    return f"'{twice[0]}' is shared under another name" if twice else None
