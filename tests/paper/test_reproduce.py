@@ -255,7 +255,7 @@ def test_what_was_interrupted_goes_on(reproduced, tmp_path, monkeypatch):
         )
         code, said = call(*arguments)
     assert code == 130
-    assert "the same command goes on" in said
+    assert "the same command continues" in said
     stopped = {run.path: len(run.records) for run in find_runs([tmp_path / "runs"])}
     assert 0 < sum(stopped.values()) < 16 * 4
 
