@@ -404,7 +404,7 @@ def test_check_reads_what_clients_kept(tmp_path, capsys):
     file.write_bytes(file.read_bytes()[:-1] + b"x")
     assert main(["check", str(store.path)]) == 1
     said = capsys.readouterr().out
-    assert f"{file} is damaged: its content is not what its fingerprint says; restore" in said
+    assert f"{file} is damaged: its content does not match its fingerprint; restore" in said
     assert "what can be saved: records and checkpoints" in said
 
 

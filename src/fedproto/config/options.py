@@ -171,8 +171,8 @@ class FlowerOptions(Options):
     )
     suspend_after: int = option(
         2,
-        "failures among a client's last five answers, to training or to tests, after which it is"
-        " left out for a while; 0 for never",
+        "suspend a client after this number of failures among its last five replies to training or"
+        " tests; 0 for never",
         at_least=0,
         at_most=SUSPENSION_WINDOW,
     )

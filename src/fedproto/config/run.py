@@ -263,7 +263,7 @@ def _read_choice(section: str, given: Any, *, to_compare: bool) -> Any:
 def _check_measures(given: Any, options: MeasureOptions) -> None:
     if isinstance(given, Mapping) and "what" in given and "every" not in given:
         raise ConfigError(
-            "measure.what alone measures nothing; also set measure.every to a number of rounds"
+            "measure.what has no effect without measure.every; set that to a number of rounds"
         )
     for name in options.what:
         try:

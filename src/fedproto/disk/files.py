@@ -246,9 +246,7 @@ def open_plain(
     return cast("BinaryIO", os.fdopen(descriptor, mode))
 
 
-INTACT = (
-    "; what was saved before is intact: free space or mend the permissions, then resume the run"
-)
+INTACT = "; earlier rounds are intact: free space or correct the permissions, then resume the run"
 
 
 @contextlib.contextmanager
@@ -302,15 +300,15 @@ def content(path: Path) -> bytes:
 VARIABLE = "FEDPROTO_LIMITS"
 
 LIMITS = {
-    "file": 4 * 2**30,  # bytes of one file, unpacked, that is read as a whole
+    "file": 4 * 2**30,  # bytes of one file that is read at once, unpacked
     "members": 5_000_000,  # files in one archive
-    "classes": 100_000,  # classes that labels may ask for
+    "classes": 100_000,  # number of classes that labels may imply
     "runs": 10_000,  # runs of one sweep
-    "pixels": 64_000_000,  # pixels of one picture
+    "pixels": 64_000_000,  # pixels of one image
 }
 """The largest accepted sizes; ``fedproto --limit`` raises them.
 
-They protect the machine that reads, so its owner sets them; no recipe and no server can.
+They protect the machine that reads: its owner sets them, no recipe or server can.
 """
 
 
@@ -320,14 +318,14 @@ def limits() -> dict[str, int]:
 
 
 def read_limited(file: BinaryIO, where: object) -> bytes:
-    """The whole of a file that may be larger than it looks, such as an unpacked one."""
+    """The content of a file of unknown size, such as an unpacked one."""
     content = file.read(limits()["file"] + 1)
     check_limit("file", len(content), where)
     return content
 
 
 def check_limit(name: str, value: int, where: object) -> None:
-    """Refuses what is over a limit."""
+    """Raises an error above a limit."""
     most = limits()[name]
     if value > most:
         raise DataError(

@@ -74,7 +74,7 @@ def check_run(path: Path) -> CheckResult:
     beside, remedy = _check_beside(path), ""
     if faults:
         newest = max(map(round_of, usable), default=0)
-        steps.append(f"'fedproto resume {path}' goes on from round {newest}")
+        steps.append(f"'fedproto resume {path}' continues from round {newest}")
         remedy = "; then ".join(steps)
     elif beside:
         remedy = "records and checkpoints: export, compare and report work"
@@ -84,12 +84,12 @@ def check_run(path: Path) -> CheckResult:
 def _usable(
     store: RunStore, checkpoints: list[Path], records: int, faults: list[str]
 ) -> list[Path]:
-    """The checkpoints from which the run can go on; what is wrong with others joins the faults."""
+    """The checkpoints from which the run can continue; faults of others are added."""
     usable = []
     for file in checkpoints:
         try:
             if store.read_checkpoint(file).round > records:
-                raise DamagedError("is whole, but records before it are missing")
+                raise DamagedError("is intact, but records before it are missing")
             usable.append(file)
         except DamagedError as error:
             if file.exists():

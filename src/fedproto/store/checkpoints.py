@@ -50,7 +50,7 @@ def read_tensors(path: Path, *, required: bool = True) -> tuple[dict[str, Any], 
         raise DamagedError(f"cannot be read ({error})") from None
     given = about.pop(HASH, None)
     if (given is not None or required) and given != tensors_fingerprint(tensors, about):
-        raise DamagedError("is damaged: its content is not what its fingerprint says")
+        raise DamagedError("is damaged: its content does not match its fingerprint")
     return about, tensors
 
 
@@ -75,10 +75,10 @@ def read_checkpoint(path: Path, digests: Collection[str], run_format: int) -> Se
     """
     about, tensors = read_tensors(path, required=run_format > 1)
     if about.get("digest") not in digests:
-        raise DamagedError("belongs to a run of another configuration than run.json beside it")
+        raise DamagedError("belongs to a run with another configuration than run.json")
     round_ = about.get("round")
     if not isinstance(round_, int) or (path.name != BEST and round_ != round_of(path)):
-        raise DamagedError(f"is named after another round than its own, {round_}")
+        raise DamagedError(f"has a name of another round than its own, {round_}")
     return _unpack(tensors, round_)
 
 

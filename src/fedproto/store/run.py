@@ -11,7 +11,7 @@ with all records before it and all that the clients of these records kept; recor
 dropped and computed again when the run goes on.
 
 The description, every record and every checkpoint carry a fingerprint (`fedproto.disk.integrity`)
-that is compared when they are read. What cannot be read is never taken for what is not there.
+that is compared when they are read. An unreadable file is never treated as a missing one.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class RunStore:
         format: The version of the directory's layout when the run began.
         earlier: What the digest was before the run was given more rounds.
         first_digest: The first of these; it identifies the run.
-        client_memory: What the run's clients keep between their rounds.
+        client_memory: The memory of the run's clients.
     """
 
     def __init__(
@@ -211,7 +211,7 @@ class RunStore:
         if not (there := self.checkpoints()):
             return None
         *before, path = there
-        otherwise = f"go on from {before[-1].name}" if before else "begin again from round 0"
+        otherwise = f"continue from {before[-1].name}" if before else "begin again from round 0"
         try:
             return self.read_checkpoint(path)
         except DamagedError as error:
