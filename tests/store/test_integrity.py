@@ -405,7 +405,7 @@ def test_check_reads_what_clients_kept(tmp_path, capsys):
     assert main(["check", str(store.path)]) == 1
     said = capsys.readouterr().out
     assert f"{file} is damaged: its content does not match its fingerprint; restore" in said
-    assert "what can be saved: records and checkpoints" in said
+    assert "recoverable: records and checkpoints" in said
 
 
 def test_check_reads_what_a_deployment_and_a_sweep_have_beside_their_runs(tmp_path, capsys):
