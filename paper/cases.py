@@ -52,8 +52,8 @@ class Case:
     Attributes:
         fallback: The recipe of the centralised run where `recipe` has none; empty for none.
         stands_in: The name of the data set that is used in its place; empty for none.
-        measure_every: After how many rounds its models are looked into where neither recipe nor
-            user says so; 0 for never.
+        measure_every: Rounds between measurements of its models, unless the recipe or the user
+            sets them; 0 for never.
     """
 
     name: str

@@ -68,11 +68,11 @@ def reproduce(
         bool, typer.Option("--existing", help="Train nothing; show what the runs allow.")
     ] = False,
     first: Annotated[
-        int | None, typer.Option(min=1, help="With --existing: the first so many rounds alone.")
+        int | None, typer.Option(min=1, help="With --existing: only this number of first rounds.")
     ] = None,
     minutes: Annotated[
         float | None,
-        typer.Option(min=0.0, help="Stop training in time, after a round; call again to go on."),
+        typer.Option(min=0.0, help="Stop training in time, after a round; call again to continue."),
     ] = None,
     list_all: Annotated[bool, typer.Option("--list", help="List the tables and figures.")] = False,
 ) -> None:
@@ -101,13 +101,13 @@ def reproduce(
                 if not dry_run:
                     done = reproduction.train(plan, library, federations, progress_for, minutes)
                     if not done:
-                        _notice("out of time: the same command goes on from here")
+                        _notice("out of time: the same command continues from here")
             if dry_run:
                 _show_runs(plan)
             else:
                 _render(plan, out, _command(what, plan, first))
         except KeyboardInterrupt:
-            _notice("stopped; what is done is safe: the same command goes on from there")
+            _notice("stopped; finished rounds are safe: the same command continues from there")
             raise typer.Exit(130) from None
 
 

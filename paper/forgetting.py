@@ -30,7 +30,7 @@ COLUMNS = ("data_set", "trained_on", "method", "holders", "change", "std_error",
 
 
 def show_forgetting(output: Output, found: Sequence[tuple[Case, Sequence[FoundRun]]]) -> None:
-    """A panel of changes and one of rows per data set; nothing where no run was looked into."""
+    """A panel of changes and one of rows per data set; empty if no run was analysed."""
     looked = [
         (case, shown)
         for case, results in found

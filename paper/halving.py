@@ -33,7 +33,7 @@ from paper.cases import Case
 from paper.library import Library, Request, validation_score
 
 SHARES, KEPT = (0.2, 0.5, 1.0), 2
-"""Shares of the rounds after which candidates are compared, and how many go on after the first."""
+"""Shares of the rounds after which candidates are compared; how many continue after the first."""
 
 RATES = (0.3333, 1.0)
 LAST_SCHEDULE: Literal["cosine"] = "cosine"

@@ -157,7 +157,7 @@ def train(
 ) -> bool:
     """Trains the missing runs, each from where it stands, then those that are wanted after them.
 
-    With `minutes` it stops in time, after a round; the same call goes on from there.
+    With `minutes` it stops in time, after a round; the same call continues from there.
 
     Returns:
         Whether it went to the end.

@@ -100,7 +100,7 @@ def _is_little(case: Case, recipe: str, config: RunConfig) -> bool:
 
 
 def _looked_into(request: Request) -> Request:
-    """The runs that are shown class by class are looked into after every round."""
+    """The runs that are shown class by class are analysed after every round."""
     config = request.config
     if (
         config.title not in FOLLOWED

@@ -116,7 +116,7 @@ def _requests(case: Case, scope: Scope, choice: Choice) -> list[Request]:
 
 
 def _followed(scope: Scope, seeds: Sequence[int]) -> set[tuple[str, str, int]]:
-    """Data set, method and seed of the run that is looked into after every round."""
+    """Data set, method and seed of the run that is analysed after every round."""
     return {("synthetic" if scope.scale == "smoke" else "cifar10", PLAIN, seeds[0])}
 
 

@@ -394,7 +394,7 @@ class Entry:
 
 
 def summaries(kind: str) -> list[Entry]:
-    """Names and summaries of a kind of things, read from the sources.
+    """Names and summaries of a kind, read from the sources.
 
     Importing a strategy or an engine imports PyTorch, which takes seconds.
     """

@@ -125,7 +125,7 @@ class ClientUpdate:
         num_examples: Number of training samples of the client.
         train_loss: Mean loss over the last local epoch; None when no step was made.
         epochs_done: Local epochs finished.
-        steps: Local steps made, known to whoever gave the job.
+        steps: Local steps made; known from the job.
         lr: Learning rate of these steps, likewise.
         payload: What the strategy has clients add, as it declared it.
         memory: What the client keeps for its next round; never sent.

@@ -59,8 +59,8 @@ class Probe:
         self._gradient_at_once = max(1, min(self._at_once, INPUTS_AT_ONCE // numbers))
 
     @torch.no_grad()
-    def scores(self, state: ServerState, indices: Indices) -> Iterator[tuple[Tensor, Tensor]]:
-        """Scores and targets of some samples, batch by batch, in any order of the samples."""
+    def logits(self, state: ServerState, indices: Indices) -> Iterator[tuple[Tensor, Tensor]]:
+        """Logits and targets of some samples, batch by batch, in any order of the samples."""
         for part in self._ready(state, indices):
             for inputs, targets in self._batches(part):
                 with self._options.precision():
@@ -76,7 +76,7 @@ class Probe:
 
     @torch.no_grad()
     def maps(self, state: ServerState, index: int) -> tuple[Tensor, Tensor, Tensor]:
-        """One sample's scores ``[1, C, ...]``, features ``[1, D, ...]`` and target ``[1, ...]``."""
+        """One sample's logits ``[1, C, ...]``, features ``[1, D, ...]`` and target ``[1, ...]``."""
         (part,) = self._ready(state, np.array([index]))
         ((inputs, target),) = self._batches(part)
         with self._options.precision():
@@ -86,23 +86,23 @@ class Probe:
     def tallies(self, state: ServerState, parts: Sequence[Indices]) -> list[Tensor | None]:
         """What the task's scores are computed from, for each of some parts of a client; or None."""
         if not self.task.one_label or not self._complete(state):
-            return [self._tally(self.scores(state, part)) for part in parts]
-        found = list(self.scores(state, np.concatenate(parts))) if parts else []
+            return [self._tally(self.logits(state, part)) for part in parts]
+        found = list(self.logits(state, np.concatenate(parts))) if parts else []
         if not found:
             return [None for _ in parts]
         sizes = [len(part) for part in parts]
-        scores = torch.cat([scores for scores, _ in found]).cpu().split(sizes)
+        logits = torch.cat([logits for logits, _ in found]).cpu().split(sizes)
         targets = torch.cat([targets for _, targets in found]).cpu().split(sizes)
         return [
             self._tally([pair] if len(pair[1]) else [])
-            for pair in zip(scores, targets, strict=True)
+            for pair in zip(logits, targets, strict=True)
         ]
 
     def confidences(self, state: ServerState, indices: Indices, bins: int = BINS) -> Tensor:
         """How sure a model is of some samples and how often it is right, ``[3, bins]``."""
         total = torch.zeros(3, bins, dtype=torch.float64, device=self.device)
-        for scores, targets in self.scores(state, indices):
-            total += tally_confidence(scores, targets, bins)
+        for logits, targets in self.logits(state, indices):
+            total += tally_confidence(logits, targets, bins)
         return total.cpu()
 
     @torch.no_grad()
@@ -205,7 +205,7 @@ class Probe:
         return torch.cat([vectors for vectors, _ in found]), torch.cat([y for _, y in found])
 
     def _tally(self, batches: Iterable[tuple[Tensor, Tensor]]) -> Tensor | None:
-        found = [self.task.tally(scores, targets).cpu() for scores, targets in batches]
+        found = [self.task.tally(logits, targets).cpu() for logits, targets in batches]
         return torch.stack(found).sum(dim=0) if found else None
 
     def _no_features(self) -> tuple[Tensor, Tensor]:

@@ -26,9 +26,9 @@ RELIABILITY = ("bin count", "bin accuracy", "bin confidence")
 """The tables of a reliability diagram."""
 
 
-def tally_confidence(scores: Tensor, targets: Tensor, bins: int = BINS) -> Tensor:
+def tally_confidence(logits: Tensor, targets: Tensor, bins: int = BINS) -> Tensor:
     """Sums per bin of equal width: predictions, correct ones and confidences, ``[3, S]``."""
-    confidence, predicted = torch.softmax(scores.double(), dim=1).max(dim=1)
+    confidence, predicted = torch.softmax(logits.double(), dim=1).max(dim=1)
     correct = (predicted == targets).double()
     if targets.ndim > 1:
         counted = targets != VOID
@@ -76,9 +76,9 @@ def shannon_entropy(probabilities: Tensor, dim: int = 1) -> Tensor:
     return -summed
 
 
-def softmax_entropy(scores: Tensor) -> Tensor:
-    """``H_S``: scores ``[B, C, …]`` before the softmax to entropies ``[B, …]``, at most log C."""
-    return shannon_entropy(torch.softmax(scores, dim=1))
+def softmax_entropy(logits: Tensor) -> Tensor:
+    """``H_S``: logits ``[B, C, …]`` to entropies ``[B, …]``, at most log C."""
+    return shannon_entropy(torch.softmax(logits, dim=1))
 
 
 def feature_entropy(features: Tensor) -> Tensor:

@@ -35,7 +35,7 @@ def progress_for(stores: Sequence[RunStore], total: int | None = None) -> Iterat
 
 
 class Shown(Callback):
-    """Notices, each once, and how far training is.
+    """Notices, each once, and the progress of training.
 
     Live: a bar for the rounds of all runs, one for the clients of the round, the last score.
     Otherwise a line after the first round, then every so often.
@@ -73,7 +73,7 @@ class Shown(Callback):
             self._write(text)
 
     def on_pass(self, num_jobs: int) -> None:
-        """Says how far it is and how long all rounds will take, where that is due."""
+        """Writes progress and the estimated time of all rounds, if that is due."""
         left, now = self._left(), time.monotonic()
         self._bars.update(self._rounds, left=left)
         self._bars.reset(self._clients, total=num_jobs)

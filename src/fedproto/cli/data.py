@@ -129,7 +129,7 @@ def prepare_all(sources: Sequence[DataSource]) -> None:
 
 @contextmanager
 def _bars(amount: ProgressColumn, *, transient: bool = False) -> Iterator[OnBytes]:
-    """Shows how far things are, a bar each; nothing where there is no terminal."""
+    """Progress bars; none without a terminal."""
     console = Console(stderr=True)
     columns = TextColumn("{task.description}"), BarColumn(), amount
     tasks: dict[str, Any] = {}

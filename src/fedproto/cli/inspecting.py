@@ -1,4 +1,4 @@
-"""Commands that show things: list, info, check.
+"""Commands that inspect: list, info, check.
 
 What `fedproto list` shows without arguments is read from the sources; options take imports.
 """

@@ -41,7 +41,7 @@ def plain(text: object, style: str = "") -> Text:
 
 
 def print_table(table: Table) -> None:
-    """Prints a table, without the last columns where the terminal has no room for them."""
+    """Prints a table, without the last columns if they do not fit the terminal."""
     console = Console()
     if not console.is_terminal:
         console = Console(width=WIDEST)

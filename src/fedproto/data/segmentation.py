@@ -255,7 +255,7 @@ class FPascal(Prepared, SharedOut):
             "VOC/VOCtrainval_11-May-2012.tar",
             "6cd6e144f989b92b3379bac3b3de84fd",
         ),
-        # Made from the Semantic Boundaries Dataset by others; nobody publishes a checksum of it.
+        # Made from the Semantic Boundaries Dataset by others; no checksum of it is published.
         Download(
             "https://www.dropbox.com/s/oeu149j8qtbs1x0/SegmentationClassAug.zip?dl=1",
             "VOC/SegmentationClassAug.zip",

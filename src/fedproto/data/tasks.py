@@ -52,15 +52,15 @@ class Task(abc.ABC):
     options: TaskOptions = field(default_factory=TaskOptions)
 
     @abc.abstractmethod
-    def loss(self, scores: Tensor, targets: Tensor) -> Tensor:
+    def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Mean loss over a batch."""
 
-    def loss_and_slope(self, scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """The loss, and its gradient in the scores."""
+    def loss_and_slope(self, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """The loss, and its gradient in the logits."""
         with torch.enable_grad():
-            scores = scores.detach().requires_grad_()
-            loss = self.loss(scores, targets)
-            (slope,) = torch.autograd.grad(loss, scores)
+            logits = logits.detach().requires_grad_()
+            loss = self.loss(logits, targets)
+            (slope,) = torch.autograd.grad(loss, logits)
         return loss.detach(), slope
 
     @abc.abstractmethod
@@ -72,7 +72,7 @@ class Task(abc.ABC):
         """Feature vectors ``[N, D]`` and their labels ``[N]``."""
 
     @abc.abstractmethod
-    def tally(self, scores: Tensor, targets: Tensor) -> Tensor:
+    def tally(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Sums over a batch from which `metrics` are computed, in float64."""
 
     @abc.abstractmethod
@@ -120,18 +120,18 @@ class Classification(Task):
     headline = "accuracy"
     one_label = True
 
-    def loss(self, scores: Tensor, targets: Tensor) -> Tensor:
+    def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Cross-entropy."""
-        return F.cross_entropy(scores, targets)
+        return F.cross_entropy(logits, targets)
 
-    def loss_and_slope(self, scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def loss_and_slope(self, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """As automatic differentiation gives them, to the last bit, without its own cost."""
-        log_p = torch.log_softmax(scores, dim=1)
+        log_p = torch.log_softmax(logits, dim=1)
         loss, terms = aten.nll_loss_forward(log_p, targets, None, MEAN, NO_CLASS)
         slope = aten.nll_loss_backward(
             torch.ones_like(loss), log_p, targets, None, MEAN, NO_CLASS, terms
         )
-        return loss, aten._log_softmax_backward_data(slope, log_p, 1, scores.dtype)
+        return loss, aten._log_softmax_backward_data(slope, log_p, 1, logits.dtype)
 
     def loss_terms(self, targets: Tensor) -> Tensor:
         """The samples."""
@@ -141,11 +141,11 @@ class Classification(Task):
         """One feature vector per sample."""
         return features.flatten(1), targets
 
-    def tally(self, scores: Tensor, targets: Tensor) -> Tensor:
+    def tally(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Samples, correct ones and summed loss."""
-        samples = torch.tensor(len(targets), dtype=torch.float64, device=scores.device)
-        correct = (scores.argmax(dim=1) == targets).sum().double()
-        loss = F.cross_entropy(scores.double(), targets, reduction="sum")
+        samples = torch.tensor(len(targets), dtype=torch.float64, device=logits.device)
+        correct = (logits.argmax(dim=1) == targets).sum().double()
+        loss = F.cross_entropy(logits.double(), targets, reduction="sum")
         return torch.stack([samples, correct, loss])
 
     def metrics(self, tally: Tensor) -> dict[str, float]:
@@ -179,15 +179,15 @@ BACKGROUND = 0
 class Segmentation(Task):
     """A label per pixel; void pixels count nowhere.
 
-    The scores of a model have the size of the label maps, ``[B, C, H, W]`` and ``[B, H, W]``.
+    The logits have the size of the label maps, ``[B, C, H, W]`` and ``[B, H, W]``.
     """
 
     headline = "miou"
     label_maps = True
 
-    def loss(self, scores: Tensor, targets: Tensor) -> Tensor:
+    def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Cross-entropy, the mean over the pixels that are not void; 0 where all of them are."""
-        return _summed_loss(scores, targets) / self.loss_terms(targets).clamp(min=1)
+        return _summed_loss(logits, targets) / self.loss_terms(targets).clamp(min=1)
 
     def loss_terms(self, targets: Tensor) -> Tensor:
         """The pixels that are not void."""
@@ -208,13 +208,13 @@ class Segmentation(Task):
         counted = labels != VOID
         return vectors[counted], labels[counted]
 
-    def tally(self, scores: Tensor, targets: Tensor) -> Tensor:
+    def tally(self, logits: Tensor, targets: Tensor) -> Tensor:
         """The confusion matrix (rows: true classes, columns: predicted), and the summed loss."""
-        num_classes = scores.shape[1]
-        pair = targets * num_classes + scores.argmax(dim=1)
+        num_classes = logits.shape[1]
+        pair = targets * num_classes + logits.argmax(dim=1)
         pair = torch.where(targets == VOID, num_classes**2, pair)
         counts = torch.bincount(pair.flatten(), minlength=num_classes**2 + 1)[:-1]
-        loss = _summed_loss(scores.float(), targets).double()
+        loss = _summed_loss(logits.float(), targets).double()
         return torch.cat([counts.double(), loss.unsqueeze(0)])
 
     def tally_counts(self, num_classes: int, input_shape: tuple[int, ...]) -> tuple[int, int]:
@@ -252,8 +252,8 @@ class Segmentation(Task):
         return self.class_names[label] if label < len(self.class_names) else str(label)
 
 
-def _summed_loss(scores: Tensor, targets: Tensor) -> Tensor:
-    return F.cross_entropy(scores, targets, ignore_index=VOID, reduction="sum")
+def _summed_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(logits, targets, ignore_index=VOID, reduction="sum")
 
 
 TASKS: dict[str, type[Task]] = {"classification": Classification, "segmentation": Segmentation}

@@ -237,7 +237,7 @@ def open_regular(path: Path) -> BufferedReader:
 def open_plain(
     path: str | Path, flags: int, at: int | None = None, *, follow: bool = False
 ) -> BinaryIO:
-    """Opens a regular file that is no link, in a folder that is open or by its path."""
+    """Opens a regular file, not a link, in an open folder or by its path."""
     descriptor = os.open(path, flags | _PLAIN | (0 if follow else _NO_LINK), 0o666, dir_fd=at)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -278,7 +278,7 @@ def user_path(text: str, *roots: Path) -> Path | None:
     """
     try:
         given = Path(text).expanduser()
-    except RuntimeError:  # ~nobody
+    except RuntimeError:  # an unknown user after ~
         return None
     for path in (given, *(root / given for root in roots)):
         with contextlib.suppress(OSError, ValueError):

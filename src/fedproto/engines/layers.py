@@ -3,7 +3,7 @@
 Batch normalisation: whose statistics a model normalises by. `average` treats the running mean and
 variance of a layer like weights: clients send them and the server averages them. `frozen` never
 changes them: clients train with those of the initial model. `local` never sends them: a state has
-none, and whoever uses a model estimates them from the inputs at hand (a client from its training
+none, and each user of a model estimates them from the inputs at hand (a client from its training
 inputs, for its prototypes and for the test of its own test part). Scale and shift are weights and
 are trained and averaged under all three.
 

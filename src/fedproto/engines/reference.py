@@ -114,7 +114,7 @@ class ReferenceEngine(Engine):
             if not needs.personal_model
             else params,
             buffers={name: buffers[name] for name in job.state.buffers},
-            # A device is asked last: until then it works while the host goes on.
+            # A device is asked last: until then it works in parallel with the host.
             train_loss=float(loss) / seen if seen else None,
             epochs_done=job.batches.epochs,
             steps=job.batches.steps,
@@ -333,8 +333,8 @@ class ReferenceEngine(Engine):
         tallies = []
         for inputs, targets in self._eval_batches(indices):
             with self.workload.options.autocast(self._device):
-                scores = model(inputs)
-            tallies.append(task.tally(scores, targets))
+                logits = model(inputs)
+            tallies.append(task.tally(logits, targets))
         return torch.stack(tallies).sum(dim=0) if tallies else None
 
     def _lacks_statistics(self, state: ServerState) -> bool:

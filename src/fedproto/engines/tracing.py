@@ -3,7 +3,7 @@
 A module is traced by `torch.fx` and cut into convolutions, normalisations, dense layers and, for
 everything without parameters, plain functions. What usually follows a layer (ReLU, 2×2 max pooling,
 a residual sum after a normalisation) becomes a part of its step, so that an engine can compute both
-at once. Nothing is guessed: whoever uses the steps compares their logits with the module's own.
+at once. Nothing is guessed: an engine compares the steps' logits with the module's own.
 """
 
 from __future__ import annotations

@@ -104,13 +104,13 @@ class OwnTraining(ReferenceEngine, Generic[T]):
         first = next(iter(batches), None)
         if first is None:
             raise TrainingError("there is no data to train on")
-        nobody = np.empty(0, dtype=np.int64)
+        nothing = np.empty(0, dtype=np.int64)
         everything = np.arange(sum(len(labels) for _, labels in batches))
         # Of the samples it needs one, to find its way through the model.
         federation = Federation(
             name="own data",
             samples=TensorSamples(first[0][:1], first[1][:1]),
-            clients=[Client(everything, nobody), *[Client(nobody, nobody)] * (num_clients - 1)],
+            clients=[Client(everything, nothing), *[Client(nothing, nothing)] * (num_clients - 1)],
             num_classes=num_classes,
             input_shape=tuple(first[0].shape[1:]),
         )

@@ -95,10 +95,10 @@ def _end_with_owner() -> None:
 class Gateway:
     """Flower's app behind two addresses: a private one for the owner, a public one for nodes.
 
-    Flower serves three interfaces on one port and authenticates nodes alone: whoever reaches the
-    port registers nodes, and submits apps that then run on the server and on every node. Here the
-    public port passes nothing but the calls of a registered node. All of Flower's interfaces are on
-    the private one, on loopback, for processes of the server's own user.
+    Flower serves three interfaces on one port and authenticates nodes alone: any client that
+    reaches the port registers nodes, and submits apps that then run on the server and on every
+    node. Here the public port passes nothing but the calls of a registered node. All of Flower's
+    interfaces are on the private one, on loopback, for processes of the server's own user.
     """
 
     def __init__(self, app: App, private: Address) -> None:
@@ -251,7 +251,7 @@ def start_by_fork() -> None:
     # imports PyTorch's compiler, a second and a half.
     read_config({name: {"name": one} for name, one in SMALL.items()})
     torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how a copy ended
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the exit status of a copy is not used
     as_usual = SubprocessExecutor.launch
 
     def launch(executor: SubprocessExecutor, spec: ExecutionSpec) -> LaunchResult:
@@ -275,7 +275,7 @@ def _be_clientapp(spec: ExecutionSpec) -> None:
         from flwr.supercore.tls import validate_and_resolve_root_certificates
         from flwr.supernode.runtime.run_clientapp import run_clientapp
 
-        registered_exit_handlers.clear()  # those of the process that goes on waiting
+        registered_exit_handlers.clear()  # those of the waiting process
         for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGQUIT):
             signal.signal(number, signal.SIG_DFL)
         run_clientapp(

@@ -36,8 +36,8 @@ def score_classes(probe: Probe, state: ServerState) -> dict[str, float]:
     federation, test = probe.federation, probe.federation.test_indices
     classes = federation.num_classes
     confusion = torch.zeros(classes, classes, dtype=torch.int64)
-    for scores, targets in probe.scores(state, test):
-        pair = targets * classes + scores.argmax(dim=1)
+    for logits, targets in probe.logits(state, test):
+        pair = targets * classes + logits.argmax(dim=1)
         valid = (targets >= 0) & (targets < classes)
         confusion += (torch.bincount(pair[valid].flatten().cpu(), minlength=classes**2)).reshape(
             classes, classes

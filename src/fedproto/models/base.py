@@ -141,7 +141,7 @@ def head_of(model: nn.Module) -> Callable[[Tensor], Tensor]:
     """A model's classifier.
 
     Raises:
-        TrainingError: If its logits are no function of its features alone.
+        TrainingError: If its logits are not a function of its features alone.
     """
     head = getattr(model, "head", None)
     if callable(head):

@@ -133,7 +133,7 @@ def _rounded(channels: float, divisor: int = 8) -> int:
 
 
 class MobileNetClassifier(FeatureModel):
-    """The mean over all positions of the last convolution gives the features, one layer scores.
+    """The mean over all positions of the last convolution gives the features, one layer the logits.
 
     Where the encoder is frozen it stays as in a test, and only the classifier is trained.
     """

@@ -3,7 +3,7 @@
 A configuration names data and model; it does not hold them. So a run also keeps fingerprints of
 what they were, and does not continue on, or count as, anything else.
 
-Up to `WHOLE_BYTES` of samples are read whole; of larger ones as many bytes, evenly spread.
+Up to `WHOLE_BYTES` of samples are read completely, and as many evenly spread bytes of larger ones.
 """
 
 from __future__ import annotations

@@ -198,7 +198,7 @@ class ClientMemoryOnDisk(ClientMemory):
         """Writes a file, then removes those before the last one that a return could need.
 
         Raises:
-            StoreError: If it cannot be written; what was kept before is untouched.
+            StoreError: If it cannot be written; the earlier content is untouched.
         """
         name = self._name(client, round_)
         path = self._folder.path / name

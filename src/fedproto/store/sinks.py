@@ -97,7 +97,7 @@ class SinkCallback(Callback):
                 sink.write(record)
             if last:
                 sink.close()
-        except Exception as error:  # noqa: BLE001 - whatever a service does, the run goes on
+        except Exception as error:  # noqa: BLE001 - no error of a service stops a run
             if self._sinks.pop(store) is None:  # one that cannot be reached is not tried again
                 self._sinks = {known: one for known, one in self._sinks.items() if one is not None}
             self._notices.on_notice(

@@ -301,7 +301,7 @@ class ServeOptions(Part):
         }
 
     def observed(self, received: ServerState, sent: Tensors) -> ServerState:
-        """The model under which clients take statistics, given what is sent beside the weights."""
+        """The model under which clients take statistics, given the tensors sent with it."""
         if not self.sends_average:
             return received
         average = part(AVERAGE, sent)

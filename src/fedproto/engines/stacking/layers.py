@@ -393,7 +393,7 @@ class Plain(Stacked, PlainStep):
     def forward(
         self, params: Tensors, xs: Sequence[Any], fuse: Fuse, live: Tensor
     ) -> tuple[Any, Any]:
-        """Values that are no tensors pass as they are."""
+        """Values that are not tensors pass as they are."""
         with torch.enable_grad():
             own = [
                 _samples(x).detach().requires_grad_() if isinstance(x, Tensor) else x for x in xs

@@ -69,7 +69,7 @@ def stack_orders(jobs: Sequence[LocalJob], federation: Federation) -> StackOrder
                 moves.append(np.pad(found, ((0, length - len(found)), (0, 0))))
         parts.append(samples.reshape(-1))
         total += number * length
-    # A finished job goes on reading until the others are done: there is always a last entry.
+    # A finished job continues to read until the others are done: there is always a last entry.
     parts.append(np.full(1, NONE, dtype=np.int64))
     last = [_last_epoch(job.batches) for job in jobs]
     return StackOrders(
