@@ -17,7 +17,7 @@ class Callback:
     """
 
     def on_notice(self, text: str) -> None:
-        """A user should know this, for instance about how jobs are run; one sentence."""
+        """A notice for the user, such as how jobs are run; one sentence."""
 
     def on_progress(self, done: int, total: int) -> None:
         """Part of a data set has been read, counted in files."""

@@ -142,8 +142,8 @@ def aggregate_prototypes(cohort: Prototypes | Sequence[Prototypes]) -> Prototype
     The clients' prototypes come stacked ``[..., K, C, D]`` or one by one, and are normalised here.
 
     Returns:
-        Prototypes whose mean is ``p̂_agg`` and whose count is ``n_agg``; a class that nobody held
-        has count 0 and so is in no ``C'``.
+        Prototypes whose mean is ``p̂_agg`` and whose count is ``n_agg``; a class that no client
+        holds has count 0 and so is in no ``C'``.
     """
     stacked = cohort if isinstance(cohort, Prototypes) else Prototypes.stack(cohort)
     normalized_kcd = minmax_normalize(stacked.mean)

@@ -1,4 +1,4 @@
-"""Options and registries: what can be chosen, by the names that users write.
+"""Options and registries: classes by the names that users write.
 
 A strategy, a data set, a model and every section of a recipe is a frozen dataclass whose fields
 know their type, range and meaning. The same checks run whether it is built in Python or read from a
@@ -53,7 +53,7 @@ def option(
 
     Args:
         default: The value when none is given.
-        help: What it does, in a few words.
+        help: Its effect, unit and special values, in a few words.
         at_least: The smallest valid number.
         at_most: The largest valid number.
         above: The number a valid one must exceed.
@@ -105,7 +105,7 @@ def options_to_dict(options: Options) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Description:
-    """One option as people see it."""
+    """One option for display."""
 
     name: str
     type: str
@@ -268,7 +268,7 @@ class Registry(Generic[T]):
         return entries[name]
 
     def stand_in(self, name: str, base: type[T], given: Mapping[str, Any]) -> T:
-        """Options under a name that is not known here, to be read but not to be used."""
+        """Options under an unknown name, which can be read but not used."""
 
         def unknown(*_: Any) -> Any:
             raise ConfigError(unknown_name(self.kind, name, self._all()))
@@ -341,12 +341,12 @@ def _installed() -> EntryPoints:
 
 
 def extended() -> bool:
-    """Whether there are plugins, named or installed, so that sources here do not tell all."""
+    """Whether there are plugins, so that these sources are not complete."""
     return bool(_loaded or _installed())
 
 
 def loaded_plugins() -> tuple[str, ...]:
-    """What `load_plugin` has imported, for processes that need the same."""
+    """Plugins that `load_plugin` has imported, for other processes."""
     return tuple(_loaded)
 
 
@@ -379,14 +379,14 @@ def bundled_recipes() -> dict[str, Path]:
 
 
 def recipe_summary(path: Path) -> str:
-    """The first comment line of a recipe: what it is for."""
+    """The first comment line of a recipe: its purpose."""
     first = path.read_text(encoding="utf-8").partition("\n")[0]
     return first.lstrip("# ").strip() if first.startswith("#") else ""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """Something that has a name, a summary and perhaps options."""
+    """An item of a list: name, summary and perhaps options."""
 
     name: str
     summary: str

@@ -23,7 +23,7 @@ POOLED = -1
 
 
 VOID = 255
-"""The label of pixels that belong to no class and count nowhere."""
+"""The label of pixels that belong to no class and are ignored."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -68,11 +68,11 @@ class Prototypes:
 
 @dataclass(frozen=True, repr=False)
 class ServerState:
-    """All a server needs to go on, and all that a checkpoint holds.
+    """All that a server needs to continue, and all that a checkpoint contains.
 
     Attributes:
         round: The round that comes next.
-        params: Parameters that training goes on from.
+        params: Parameters that training continues from.
         buffers: The model's other tensors, likewise.
         memory: Tensors that strategy and sections keep from round to round, as they declared them.
         served_model: The model that is tested, where it differs from the trained one.
@@ -119,7 +119,7 @@ class ServerState:
 
 @dataclass(frozen=True, repr=False)
 class ClientUpdate:
-    """What a job returns.
+    """The result of a job.
 
     Attributes:
         num_examples: Number of training samples of the client.
@@ -127,8 +127,8 @@ class ClientUpdate:
         epochs_done: Local epochs finished.
         steps: Local steps made; known from the job.
         lr: Learning rate of these steps, likewise.
-        payload: What the strategy has clients add, as it declared it.
-        memory: What the client keeps for its next round; never sent.
+        payload: Tensors that the strategy declares for updates.
+        memory: Tensors that the client keeps for its next round; never sent.
         seconds: Time that the job took; 0 where the engine trains several jobs at once.
     """
 
@@ -165,14 +165,13 @@ class ClientFailure:
 
 @dataclass(frozen=True)
 class ClientWeights:
-    """How much each client's update counts.
+    """The weight of each client's update.
 
     Attributes:
         client: One weight per client, ``[K]``, summing to one.
         tensor: Where a strategy weighs tensor by tensor: such a vector per parameter name, or one
             such column per row of the tensor, ``[K, R]``; a row whose column is 0 stays as it was.
-        scale: By what each client's way from the sent parameters is multiplied before it counts,
-            ``[K]``, or one number for all.
+        scale: Factor on each client's update before it is weighted, ``[K]``, or one number for all.
     """
 
     client: Tensor
@@ -182,10 +181,10 @@ class ClientWeights:
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """What happened in one round: a line of ``rounds.jsonl``.
+    """The record of one round: a line of ``rounds.jsonl``.
 
     Attributes:
-        round: Which round, from 0.
+        round: Number of the round, from 0.
         cohort: The clients asked, in ascending order.
         stragglers: Those that finish only part of their epochs.
         dropped: Those left out because partial work is not tolerated.
@@ -198,7 +197,7 @@ class RoundRecord:
             equal parts where jobs are not timed; the one field that is not a function of
             configuration and seed.
         failures: Why a client's update was not used, per client.
-        note: Anything unusual, such as why the model did not move.
+        note: Unusual events, such as the reason for a skipped update.
         tables: Numbers of the aggregate model per client or class, where a measure gave them.
         also: Scores of the models of ``serve.also``, by their options as text; tables of them
             are among `tables`, as ``options/table``.

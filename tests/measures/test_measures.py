@@ -324,7 +324,10 @@ def test_seeds_with_references_of_their_own_share_a_row(tmp_path):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"what": ["margn"]}, r"measure\.what: unknown measure 'margn'; did you mean 'margin'\?"),
+        (
+            {"what": ["margn"], "every": 1},
+            r"measure\.what: unknown measure 'margn'; did you mean 'margin'\?",
+        ),
         ({"every": -1}, r"measure\.every must be at least 0"),
     ],
 )

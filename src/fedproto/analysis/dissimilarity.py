@@ -1,4 +1,4 @@
-"""How much the clients' gradients disagree.
+"""Dissimilarity of the clients' gradients.
 
 The dissimilarity is ``1/|K| Σ_k ‖∇L_k(W) − ∇L(W)‖²``, where ``L_k`` is the mean loss over client
 k's training samples and ``L = Σ_k n_k/n L_k`` that over the pooled ones. Gradients are those of the

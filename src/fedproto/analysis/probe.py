@@ -1,7 +1,7 @@
-"""What states compute: a model's features, scores and gradients on the clients' samples.
+"""Probe: a state's features, scores and gradients on the clients' samples.
 
-A probe has a model of its own and draws no random numbers, so that looking changes nothing of a
-training that is under way. Models are looked at as they are tested: batch norm by the state's
+A probe has a model of its own and draws no random numbers, so that a measurement does not change
+the training. Models are in evaluation mode: batch norm by the state's
 statistics, or by those of the client's training samples where a state has none; no dropout.
 """
 
@@ -68,7 +68,7 @@ class Probe:
                 yield found, targets
 
     def row_norms(self, state: ServerState) -> Tensor | None:
-        """How long the rows of the last layer's weight are, ``[C]``; None where there are none."""
+        """L2 norms of the rows of the last layer's weight, ``[C]``; None without such a layer."""
         example, _ = self._samples.batch(np.zeros(1, dtype=np.int64))
         names = class_rows(self._model, example, self.federation.num_classes)
         matrices = [state.params[name] for name in names if state.params[name].dim() > 1]
@@ -84,7 +84,7 @@ class Probe:
 
     @torch.no_grad()
     def tallies(self, state: ServerState, parts: Sequence[Indices]) -> list[Tensor | None]:
-        """What the task's scores are computed from, for each of some parts of a client; or None."""
+        """The task's tally for each of some parts of a client; None without samples."""
         if not self.task.one_label or not self._complete(state):
             return [self._tally(self.logits(state, part)) for part in parts]
         found = list(self.logits(state, np.concatenate(parts))) if parts else []
@@ -99,7 +99,7 @@ class Probe:
         ]
 
     def confidences(self, state: ServerState, indices: Indices, bins: int = BINS) -> Tensor:
-        """How sure a model is of some samples and how often it is right, ``[3, bins]``."""
+        """Confidence and accuracy of a model on some samples, in bins, ``[3, bins]``."""
         total = torch.zeros(3, bins, dtype=torch.float64, device=self.device)
         for logits, targets in self.logits(state, indices):
             total += tally_confidence(logits, targets, bins)
@@ -186,7 +186,7 @@ class Probe:
 
     @cached_property
     def _holders(self) -> Indices:
-        """Of every sample the first client that has it; as many as there are where nobody does."""
+        """The first client that has each sample; the number of clients if none has."""
         clients = self.federation.clients
         found = np.full(len(self._samples), len(clients), dtype=np.int64)
         for index in reversed(range(len(clients))):

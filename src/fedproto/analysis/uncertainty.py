@@ -93,7 +93,7 @@ def feature_entropy(features: Tensor) -> Tensor:
 
 
 def upsampled(maps: Tensor, size: tuple[int, int]) -> Tensor:
-    """Maps ``[B, h, w]`` brought to the size of their images, ``[B, H, W]``."""
+    """Maps ``[B, h, w]`` resized to their images, ``[B, H, W]``."""
     return F.interpolate(maps.unsqueeze(1), size, mode="bilinear", align_corners=False).squeeze(1)
 
 

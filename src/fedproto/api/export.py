@@ -56,7 +56,7 @@ def state_dict(result: Result) -> dict[str, Tensor]:
 
 
 def loading_code(result: Result) -> str:
-    """Python code that gets the model back."""
+    """Python code that loads the model."""
     build = _constructor(result)
     head = "import fedproto\n" if "fedproto." in build else ""
     return (
@@ -113,12 +113,12 @@ lowest scores.
 
 
 def as_markdown(text: object) -> str:
-    """A text from outside as Markdown that shows it and nothing else, in one line."""
+    """Untrusted text escaped for Markdown, in one line."""
     return re.sub(r"[\\`*_\[\]<>#|~!$&{}:@]", r"\\\g<0>", printable(text))
 
 
 def model_card(result: Result) -> str:
-    """What the model is, in the form that model hubs show."""
+    """The model card, in the form that model hubs show."""
     config, data = result.config, result.about_data()
     names = ", ".join(map(as_markdown, data["class_names"]))
     return CARD.format(
@@ -141,7 +141,7 @@ def model_card(result: Result) -> str:
 
 
 def _preprocessing(data: Mapping[str, Any]) -> str:
-    """What is done to inputs before the model sees them."""
+    """The preprocessing of inputs, in words."""
     shape = data["input_shape"]
     text = "Inputs are not preprocessed."
     if len(shape) == 3:

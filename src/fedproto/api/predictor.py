@@ -29,7 +29,7 @@ from fedproto.report.analysing import open_subject
 
 @dataclass(frozen=True)
 class ClassPrediction:
-    """What a picture shows.
+    """The prediction for an image.
 
     Attributes:
         probabilities: Per class, by name.
@@ -42,7 +42,7 @@ class ClassPrediction:
 
 @dataclass(frozen=True)
 class MapPrediction:
-    """What every pixel of a picture shows, all at the picture's own size.
+    """The prediction for every pixel of an image, in the image's size.
 
     Attributes:
         labels: The classes ``[H, W]``.
@@ -79,17 +79,17 @@ class Predictor:
 
     @property
     def segments(self) -> bool:
-        """Whether it finds a class per pixel rather than per picture."""
+        """Whether the model predicts a class per pixel rather than per image."""
         return task_named(self._about["task"]).label_maps
 
     @property
     def class_names(self) -> list[str]:
-        """What the classes are called, by label."""
+        """Names of the classes, by label."""
         names: list[str] = self._about["class_names"]
         return names or list(map(str, range(self._about["num_classes"])))
 
     def inputs(self, inputs: Tensor) -> list[ClassPrediction] | list[MapPrediction]:
-        """What inputs ``[N, ...]`` show; bytes become numbers up to 1."""
+        """Predictions for inputs ``[N, ...]``; bytes are divided by 255."""
         shape = self._about["input_shape"]
         if list(inputs.shape[1:]) != shape:
             raise DataError(
@@ -104,8 +104,8 @@ class Predictor:
     def picture(self, path: Path) -> ClassPrediction | MapPrediction:
         """What a picture shows.
 
-        For maps its longer side is brought to the size of the training images, as they were, and
-        the rest filled up with zeros.
+        For maps it is resized so that its longer side has the size of the training images, and
+        padded with zeros.
         """
         shape = self._about["input_shape"]
         if len(shape) != 3:
@@ -222,7 +222,7 @@ def analyse(
 
 
 def predict(result: Result, images: Any) -> Sequence[ClassPrediction | MapPrediction]:
-    """What a run's model says of new inputs.
+    """Applies a run's newest model to new inputs.
 
     Args:
         result: The run.

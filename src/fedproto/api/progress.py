@@ -1,4 +1,4 @@
-"""How far training is: live bars on a terminal, elsewhere a line every so often."""
+"""Progress of training: live bars on a terminal, elsewhere a line at intervals."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fedproto.types import RoundRecord
 
 @contextmanager
 def progress_for(stores: Sequence[RunStore], total: int | None = None) -> Iterator[Callback]:
-    """The callback that fits where standard error goes; notices appear there too.
+    """The progress callback for standard error: bars on a terminal, else lines.
 
     `total` is the number of rounds in all, where it is not the sum of those of the stores.
     """
@@ -112,7 +112,7 @@ def time_in_words(seconds: float) -> str:
 
 
 def newest_score(config: RunConfig, record: RoundRecord) -> str:
-    """The score of a round as tables show it, and whose it is."""
+    """The score of a round as tables show it, and the name of its run."""
     metric = config.stop.metric or headline(record.metrics)
     score = record.metrics.get(metric)
     if score is None:

@@ -1,4 +1,4 @@
-"""What a run gives in Python: records as tables and pictures, the model, the run directory."""
+"""Results in Python: records as tables and figures, the model, the run directory."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def stored_facts(path: Path) -> dict[str, Any]:
     """The facts that a run's ``run.json`` keeps about its data; empty where it keeps none.
 
     Raises:
-        StoreError: If they are none that a run would have written.
+        StoreError: If they are not valid facts.
     """
     known = read_description(path).get("data")
     if not known:
@@ -58,11 +58,11 @@ def stored_facts(path: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True, repr=False)
 class Result:
-    """A run that is over, or one that was loaded from its directory.
+    """A finished run, or one that was loaded from its directory.
 
     Attributes:
-        config: What it did.
-        records: What happened, round by round.
+        config: The run's configuration.
+        records: One record per round.
         state: The aggregate model's tensors after the last round; None where none were kept.
         build: Makes the module that the tensors belong to; None where it is unknown.
         data: The clients' data; None where it is what the configuration names.
@@ -120,7 +120,7 @@ class Result:
         return self.config.data.load(data_root())
 
     def about_data(self) -> dict[str, Any]:
-        """What the run was trained on, in a few facts; loaded only where nothing says them."""
+        """Facts about the run's data; the data is loaded only if they are not stored."""
         facts = {} if self.path is None or self.data is not None else stored_facts(self.path)
         if not facts:
             return self.federation.about()
@@ -234,7 +234,7 @@ class Results(Sequence[Result]):
             baseline: The method that differences are from; the first by default.
 
         Raises:
-            ConfigError: If no run has such a score, or no method is called so.
+            ConfigError: If no run has the score, or no method has the name.
         """
         chosen = self._score(metric)
         return comparison(self.summary(chosen, baseline=baseline), chosen, brief=True)

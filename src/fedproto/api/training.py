@@ -79,9 +79,9 @@ def run(
         lr: Learning rate of local training.
         device: ``"cpu"``, ``"cuda"`` or ``"auto"``.
         seed: Seed of initial weights, cohorts, stragglers and batch orders.
-        label: What to call the run in tables; the strategy's name by default.
+        label: Name of the run in tables; default: the strategy's name.
         out: A directory to keep the run in; a stopped run of the same configuration, data and model
-            goes on there.
+            continues there.
         callbacks: Follow the training; see `fedproto.Callback`.
         progress: Whether to show how far the training is, on standard error.
         **sections: The sections of a recipe (`train`, `schedule`, `server`, `evaluate`, `engine`,

@@ -1,7 +1,7 @@
 """Tuning with one budget for every method: successive halving on the validation part.
 
 Every method gets as many configurations of its space, trained for as many rounds. After each rung
-the best of them go on to more rounds, until a few have all rounds and the best of these is chosen.
+the best of them get more rounds, until a few have all rounds and the best of these is chosen.
 Test samples are not read.
 
 A rung goes by the records up to its own round, so a stopped tuning that is started again chooses
@@ -58,7 +58,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Tuning:
-    """All that is to be tried.
+    """The configurations to try.
 
     Attributes:
         rungs: Configurations per method, and rounds that each of them has when they are compared.
@@ -70,7 +70,7 @@ class Tuning:
 
     @property
     def methods(self) -> list[str]:
-        """What is tuned."""
+        """The tuned methods, by title."""
         return list(dict.fromkeys(trial.method for trial in self.trials))
 
     @property
@@ -81,14 +81,14 @@ class Tuning:
 
 
 def planned(recipe: Mapping[str, Any], trials: int | None = None) -> Tuning:
-    """What a recipe's section ``[tune]`` asks for.
+    """Reads a recipe's section ``[tune]``.
 
     ``[tune.space]`` lists values by dotted option names for all methods, ``[variants.tune.space]``
     more for one. Methods with the same space try the same configurations.
 
     Raises:
-        ConfigError: If there is no space, a method has too few configurations, or a section says
-            something impossible.
+        ConfigError: If there is no space, a method has too few configurations, or an option is
+            invalid.
     """
     found: list[Trial] = []
     options = TuneOptions()
@@ -127,7 +127,7 @@ def planned(recipe: Mapping[str, Any], trials: int | None = None) -> Tuning:
 
 
 def _for_tuning(config: RunConfig) -> RunConfig:
-    """Scored on validation data alone, and not measured otherwise."""
+    """Evaluated on validation data alone, without measures."""
     evaluate = replace(config.evaluate, validation=True, test=False)
     return replace(config, evaluate=evaluate, measure=MeasureOptions()).located()
 

@@ -53,7 +53,9 @@ def analyse_runs(
     reference: Annotated[
         Path | None, typer.Option(help="A finished run of strategy 'centralized', for MMD.")
     ] = None,
-    samples: Annotated[int, typer.Option(min=4, help="Features in the t-SNE at most.")] = 2000,
+    samples: Annotated[
+        int, typer.Option(min=4, help="Maximum number of features in the t-SNE.")
+    ] = 2000,
     best: Best = False,
 ) -> None:
     """Analyse the newest models of runs; files go to the folder 'analysis' of each."""
@@ -76,9 +78,9 @@ def analyse_runs(
 
 
 def analyse_missing(directories: Sequence[Path]) -> None:
-    """Makes what the report page shows of models, for all runs that lack some of it.
+    """Analyses all runs that lack a part of what the report page shows of models.
 
-    A run without its data or a checkpoint cannot be analysed; it is named and left out.
+    A run without its data or a checkpoint cannot be analysed; it is named and skipped.
     """
     tasks = []
     for run in find_runs(directories):
@@ -162,7 +164,7 @@ def report(
         typer.Option("--data/--no-data", help="Show scores by what clients hold."),
     ] = True,
     with_analysis: Annotated[
-        bool, typer.Option("--analyse", help="First analyse models that were not analysed yet.")
+        bool, typer.Option("--analyse", help="First analyse models that are not analysed yet.")
     ] = False,
 ) -> None:
     """Write one self-contained HTML page about finished or unfinished runs."""

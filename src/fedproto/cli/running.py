@@ -163,7 +163,7 @@ def _train(
 def _plan(
     stores: Sequence[RunStore], path: Path, federations: Mapping[DataSource, Federation]
 ) -> str:
-    """What is going to be done where, and what was found done."""
+    """The plan: runs, rounds, directory, and runs found finished."""
     configs = [store.config for store in stores]
     begun = [store for store in stores if store.records()]
     over = sum(store.finished for store in stores)
@@ -197,7 +197,7 @@ def _amount(
 
 
 def _rehearse(named: Mapping[str, RunConfig], federations: Mapping[DataSource, Federation]) -> None:
-    """Trains the first round of the first run in memory, and says what all would take."""
+    """Trains the first round of the first run in memory, and prints the estimated time of all."""
     configs = list(named.values())
     first = configs[0]
     assert first.data is not None  # noqa: S101 - it was loaded
@@ -250,7 +250,7 @@ HARDLY_LEARNED = 1
 
 
 def conclude(stores: Sequence[RunStore], *, quiet: bool) -> None:
-    """Prints the comparison and what was refused; exits with `HARDLY_LEARNED` where that is so."""
+    """Prints the comparison and rejected updates; exits with `HARDLY_LEARNED` if most were."""
     if not quiet:
         print_comparison([store.path for store in stores])
     failed = False

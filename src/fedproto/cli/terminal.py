@@ -1,7 +1,7 @@
 """Lines and tables for the terminal, and the options that several commands share.
 
-Text from outside cannot steer the terminal. Tables fit it: names stay readable, no number is cut,
-and a column without room is named below.
+Untrusted text cannot control the terminal. Tables fit its width: names stay readable, no number is
+cut, and the caption names hidden columns.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def echo(text: str, *, err: bool = False, nl: bool = True) -> None:
 
 
 def plain(text: object, style: str = "") -> Text:
-    """Text for rich as it is: without markup, control characters escaped."""
+    """Text for rich, without markup and with control characters escaped."""
     return Text(printable(text), style)
 
 

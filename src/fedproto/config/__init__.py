@@ -1,4 +1,4 @@
-"""What a run is to do: typed sections, the same in Python, recipes and run directories."""
+"""Configuration of runs: typed sections, the same in Python, recipes and run directories."""
 
 from fedproto.config.run import (
     CHOICES,

@@ -15,7 +15,7 @@ from fedproto.types import RoundRecord
 
 @dataclass(frozen=True)
 class ScheduleOptions(Options):
-    """How many rounds, and who takes part in each."""
+    """Number of rounds, and the clients of each."""
 
     rounds: int = option(200, "number of rounds", at_least=1)
     cohort: int = option(10, "clients per round K'", at_least=1)
@@ -57,7 +57,7 @@ class EvaluateOptions(Options):
 
 @dataclass(frozen=True)
 class StopOptions(Options):
-    """When to stop before the last round; never, unless asked."""
+    """When to stop before the last round; by default never."""
 
     metric: str | None = option(
         None,
@@ -105,7 +105,7 @@ class StopOptions(Options):
 
 @dataclass(frozen=True)
 class StoreOptions(Options):
-    """What is kept on disk."""
+    """Checkpoints on disk."""
 
     checkpoint_every: int = option(
         1, "rounds between checkpoints; one follows the last round as well; 0 for none", at_least=0
@@ -116,7 +116,7 @@ class StoreOptions(Options):
     )
 
     def earliest_return(self, round_: int) -> int:
-        """The earliest round from which a run may have to go on, once this one is done."""
+        """The earliest round from which a run may have to continue, once this one is done."""
         if self.checkpoint_every == 0:
             return round_  # it can only begin again
         if self.keep == 0:
@@ -158,7 +158,7 @@ def defended_method(method: Method, defence: str = "clip") -> Method:
 
 @dataclass(frozen=True)
 class FlowerOptions(Options):
-    """How the server deals with real clients; a simulation ignores it."""
+    """Deployment over Flower; ignored by a simulation."""
 
     deadline: float = option(600.0, "time limit for a client's reply to a job, in seconds", above=0)
     wait: float = option(

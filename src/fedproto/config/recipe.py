@@ -50,7 +50,7 @@ def read_recipe(
         The configurations by directory name, in the recipe's order.
 
     Raises:
-        ConfigError: If the file cannot be read or says something impossible.
+        ConfigError: If the file cannot be read or an option is invalid.
     """
     with _naming(_find(source).name):
         return expand(read_tables(source, overrides, scale))
@@ -140,7 +140,7 @@ def expand(recipe: Mapping[str, Any]) -> dict[str, RunConfig]:
     """The runs that a recipe describes, by directory name.
 
     Raises:
-        ConfigError: If a part is not what it should be.
+        ConfigError: If a part is invalid.
     """
     return combine(variants_of(recipe), axes_of(recipe.get("sweep", {}), "sweep"))
 
@@ -165,7 +165,7 @@ def combine(
 
 
 def _axis_name(key: str, value: Any) -> str:
-    """What an option and its value are called in a directory's name."""
+    """An option and its value in a directory's name."""
     if isinstance(value, Mapping):
         value = value.get("name", "-".join(str(part) for part in value.values()))
     return f"{key.rsplit('.', 1)[-1]}{value}"
@@ -245,7 +245,7 @@ def _toml(value: Any) -> str:
 
 
 def _merge(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
-    """Tables with changes; a changed table that names another class starts afresh."""
+    """Tables with changes; a changed table that names another class replaces the old one."""
     result = dict(base)
     for key, value in change.items():
         old = result.get(key)

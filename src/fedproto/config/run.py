@@ -46,7 +46,7 @@ class RunConfig:
 
     Attributes:
         seed: Seed of initial weights, cohorts, stragglers and batch orders.
-        label: What to call the run in tables; empty for the strategy's name.
+        label: Name of the run in tables; empty for the strategy's name.
         data: Data set and partition; None when the federation was given in Python.
         model: Architecture; None when the module was given in Python.
     """
@@ -94,7 +94,7 @@ class RunConfig:
 
     @property
     def augmentation(self) -> AugmentOptions | None:
-        """How training images are varied; None for not at all."""
+        """Augmentation of training images; None for none."""
         return self.augment if self.augment.active else None
 
     def defended(self) -> RunConfig:
@@ -110,7 +110,7 @@ class RunConfig:
         return dataclasses.replace(self, aggregate=own.aggregate, privacy=own.privacy)
 
     def located(self) -> RunConfig:
-        """The same, with a path of own data that no longer depends on where one is."""
+        """The same, with an absolute path of own data."""
         return self if self.data is None else dataclasses.replace(self, data=located(self.data))
 
     @property

@@ -1,4 +1,4 @@
-"""Data sets as federations, one file each; `federation` says what they all become."""
+"""Data sets as federations, one file each; see `federation`."""
 
 from fedproto.data.base import DATASETS, DataSource, data_root
 from fedproto.data.federation import Client, Federation, split_clients

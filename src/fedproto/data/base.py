@@ -41,7 +41,7 @@ class DataSource(Options, abc.ABC):
     Attributes:
         folder: Its folder below the data root; empty for what needs no files there.
         downloads: The official files.
-        licence: The terms that its owners set; empty where there are none to name.
+        licence: The owners' terms; empty if there are none.
     """
 
     folder: ClassVar[str] = ""
@@ -55,7 +55,7 @@ class DataSource(Options, abc.ABC):
         """Builds the federation."""
 
     def prepare(self, root: Path, callback: Callback | None = None) -> Any:
-        """Does now what `load` would have to do once, such as decoding images into the cache."""
+        """Prepares the data, such as decoding images into the cache; `load` does so otherwise."""
         return {}
 
     def listed(self, root: Path) -> Federation | None:
@@ -64,7 +64,7 @@ class DataSource(Options, abc.ABC):
 
     @classmethod
     def status(cls, root: Path) -> str:
-        """Whether it can be loaded here, in a few words."""
+        """Whether the data can be loaded here, in a few words."""
         if hasattr(cls, "path"):
             return "your own files: set data.path"
         if not cls.folder:
@@ -92,7 +92,7 @@ class DataSource(Options, abc.ABC):
 
     @classmethod
     def how_to_get(cls) -> str:
-        """The remedy where its files are missing, to go after a message."""
+        """The remedy if files are missing, for the end of an error."""
         if not cls.downloads:
             return ""
         return f"; get them with: fedproto data fetch {DATASETS.name_of(cls)}"

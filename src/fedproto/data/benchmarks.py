@@ -210,7 +210,7 @@ class SVHN(Benchmark):
 
 @dataclass(frozen=True)
 class PictureFiles(Benchmark):
-    """Picture files, brought to one size.
+    """Image files, resized to one size.
 
     Attributes:
         train_pattern: How the paths of training pictures end; its group is the class.
@@ -246,7 +246,7 @@ class PictureFiles(Benchmark):
         """Decodes the pictures."""
         pictures, classes = self.listing(tree), self.classes(tree)
         if not pictures:
-            raise DataError(f"{tree.folder} holds no pictures as the official files name them")
+            raise DataError(f"{tree.folder} contains no images with the official names")
         labels = put_pictures(builder, tree, pictures, classes, (3, self.size), callback)
         check_labels(labels, len(classes), tree.folder)
 
@@ -339,7 +339,7 @@ class PACS(PictureFiles):
 @DATASETS.register("gtsrb")
 @dataclass(frozen=True)
 class GTSRB(PictureFiles):
-    """GTSRB: photographs of German traffic signs, 43 classes, brought to 32×32 pixels."""
+    """GTSRB: photographs of German traffic signs, 43 classes, resized to 32×32 pixels."""
 
     folder = "gtsrb"
     licence = "none stated; cite Stallkamp et al. (2012)"

@@ -91,7 +91,7 @@ class CelebA(Prepared, HeldOut):
         if None in files and not self.allow_missing:
             raise DataError(
                 f"{files.count(None):,} images of the lists are not in {tree.folder}, the first"
-                f" is img_align_celeba/{names[files.index(None)]}; fetch them, or do without:"
+                f" is img_align_celeba/{names[files.index(None)]}; fetch them, or accept that:"
                 " data.allow_missing=true"
             )
         put_images(builder, tree, list(filter(None, files)), 3, self.size, callback)

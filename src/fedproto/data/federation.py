@@ -161,15 +161,15 @@ class Federation:
     """Clients with their data.
 
     Attributes:
-        name: What it is called in records.
+        name: Name in records.
         num_classes: Number of classes over all clients.
         task: Name of the task, as in `fedproto.data.tasks`.
-        class_names: What the classes are called, in the order of their labels; may be empty.
+        class_names: Names of the classes, in the order of their labels; may be empty.
         validation: Samples the server keeps for choosing among models; in no client's share.
         validation_owner: From which client's samples each of them was taken, −1 for none; None
-            where nobody knows.
-        labels: The class of every sample where the targets are label maps: what it mainly shows,
-            counted from 0 without the background. None where the targets say it.
+            if unknown.
+        labels: The class of every sample if the targets are label maps: its main object,
+            counted from 0 without the background. None if the targets are classes.
         test_set: Where the test samples come from: ``split`` off every client's own; anything
             else, such as ``official``, is one set for all, dealt out evenly among the clients.
     """
@@ -225,7 +225,7 @@ class Federation:
         return float(np.isin(tested, self._all.train).mean()) if len(tested) else 0.0
 
     def validation_of(self, client: int) -> Indices:
-        """What was taken out of a client's samples for validation."""
+        """The samples of a client that were taken for validation."""
         if self.validation_owner is None or len(self.validation_owner) != len(self.validation):
             return np.empty(0, dtype=np.int64)
         return np.compress(self.validation_owner == client, self.validation)
@@ -240,7 +240,7 @@ class Federation:
         return self._all.test
 
     def class_name(self, label: int) -> str:
-        """What a class is called; its number where it has no name."""
+        """Name of a class; its number if it has none."""
         return self.class_names[label] if label < len(self.class_names) else str(label)
 
     def about(self) -> dict[str, Any]:
@@ -303,15 +303,15 @@ class Federation:
             num_classes: Number of classes; counted from the labels when not given.
             test_fraction: Share of every client that is kept for the test.
             seed: For the split.
-            name: What to call it in records.
+            name: Name in records.
             task: ``classification``, or ``segmentation`` where the labels are label maps
                 ``[N, H, W]`` with the background as class 0 and void as 255.
-            class_names: What the classes are called.
+            class_names: Names of the classes.
             columns: Names of the columns of inputs and labels, for rows; guessed by default.
             scale: Whether to divide inputs by 255; by default bytes of pictures are, with a
                 warning.
-            mean: Subtracted per channel from pixels between 0 and 1.
-            std: Pixels are divided by this per channel.
+            mean: Mean per channel, of pixels between 0 and 1.
+            std: Standard deviation per channel.
 
         Raises:
             DataError: If a client is empty or its arrays do not fit together.

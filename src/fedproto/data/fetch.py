@@ -1,4 +1,4 @@
-"""Official files: downloads that resume where they broke off, and checks."""
+"""Official files: downloads that resume after an interruption, and checks."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _TIMEOUT = 30
 
 
 def fetch(source: type[DataSource], root: Path, on_bytes: OnBytes | None = None) -> list[Path]:
-    """Downloads the official files of a data set that are not there yet.
+    """Downloads the missing official files of a data set.
 
-    A broken download stays beside its place under a name ending in ``.partial`` and goes on from
+    An interrupted download is kept under a name ending in ``.partial`` and continues from
     there the next time. The final name appears only when the checksum is right.
     """
     if not source.downloads:

@@ -1,4 +1,4 @@
-"""Finding a data set's files, unpacked in a folder or inside the archives that lie in it.
+"""Finding a data set's files, unpacked in a folder or inside the archives in it.
 
 Nothing is ever unpacked to disk: members are read where they are, so an archive cannot write
 anywhere.
@@ -48,7 +48,7 @@ class FileTree:
 
     Archives are opened only when a file is asked for: prepared data needs none.
 
-    `advice` says what to do where a file is missing, and goes after a message.
+    `advice` is the remedy if a file is missing, for the end of an error.
     """
 
     def __init__(self, folder: Path, sources: Mapping[str, Path], advice: str = "") -> None:
@@ -125,12 +125,12 @@ class FileTree:
 
 
 def has_files(folder: Path) -> bool:
-    """Whether there is any file in or below a folder, but for downloads that broke off."""
+    """Whether there is any file in or below a folder, apart from interrupted downloads."""
     return folder.is_dir() and bool(open_tree(folder).sources)
 
 
 def open_tree(folder: Path, advice: str = "") -> FileTree:
-    """Looks at what is in a folder."""
+    """Lists the files of a folder."""
     if not folder.is_dir():
         raise DataError(f"folder {folder} does not exist")
     sources: dict[str, Path] = {}
@@ -149,7 +149,7 @@ def open_tree(folder: Path, advice: str = "") -> FileTree:
 
 @contextlib.contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """Turns what reading a file can raise into one line."""
+    """Turns errors of reading a file into one line."""
     try:
         yield
     except _DAMAGES as error:

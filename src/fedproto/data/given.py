@@ -53,7 +53,7 @@ class Given:
             train = [client["train"] for client in train]
         each = isinstance(test, list) and not _gives_rows(test)
         if each and len(test) != len(train):
-            raise DataError(f"{len(test)} parts of test data for {len(train)} clients")
+            raise DataError(f"test data of {len(test)} clients for {len(train)} clients")
         tests = [] if test is None else test if each else [test]
         self.shared = test is not None and not each
         self.class_names: tuple[str, ...] = ()
@@ -90,7 +90,7 @@ class Given:
         if labels.dtype.kind not in "iub":
             raise DataError(f"{who}: labels must be integers, not {labels.dtype}")
         if inputs.dtype.kind == "f" and not np.isfinite(inputs).all():
-            raise DataError(f"{who}: its inputs hold NaN or infinite numbers; remove them")
+            raise DataError(f"{who}: its inputs contain NaN or infinite numbers; remove them")
         return inputs, labels
 
     def _from_rows(self, part: Any, columns: tuple[str, str] | None) -> Pair:

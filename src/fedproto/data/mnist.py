@@ -25,7 +25,7 @@ _FIRST_LETTER, _LETTERS = 36, 10
 
 
 def read_idx(tree: FileTree, name: str, dimensions: int) -> NDArray[np.uint8]:
-    """Reads an idx file, compressed or not: a magic number, the dimensions, the bytes."""
+    """Reads an idx file, which may be compressed: a magic number, the dimensions, the bytes."""
     found = tree.find(name) or tree.require(f"{name}.gz")
     content, where = tree.read(found), tree.locations[found]
     start = 4 + 4 * dimensions

@@ -37,12 +37,12 @@ class OwnPictures(Images):
 
     prepared_by = ("size", "channels", "classes")
 
-    path: str = option("", "where the data is")
+    path: str = option("", "path of the data")
     size: int = option(
         32, "width and height to which images are resized, in pixels", at_least=1, at_most=4096
     )
-    channels: Literal[1, 3] = option(3, "1 for grey, 3 for colour")
-    classes: tuple[str, ...] = option((), "the classes in order; those that are found by default")
+    channels: Literal[1, 3] = option(3, "channels of the images: 1 for grey, 3 for colour")
+    classes: tuple[str, ...] = option((), "names of the classes, in order; default: as found")
 
     @abc.abstractmethod
     def listing(self, tree: FileTree) -> list[Picture]:
@@ -82,7 +82,7 @@ def own_path(path: str, root: Path) -> Path:
 
 
 def located(source: DataSource) -> DataSource:
-    """The same data, wherever a program is started from later.
+    """The same data, independent of the current folder.
 
     A path that leads from the current folder to something becomes absolute. One below the data root
     stays as it is, so that a run can move to where that root is another.
@@ -113,7 +113,7 @@ class ImageFolder(OwnPictures):
             if name.count("/") >= len(self.levels) and is_picture(name)
         }
         if not sources:
-            raise DataError(f"{path} holds no folders of pictures; expected {form}")
+            raise DataError(f"{path} contains no folders of images; expected {form}")
         top = {name.split("/")[0] for name in sources}
         for folder in sorted(path.iterdir()):
             if folder.is_dir() and folder.name[0] != "." and folder.name not in top:
@@ -239,7 +239,7 @@ class Leaf(Prepared, HeldOut):
         found = open_tree(folder).sources
         sources = {name: path for name, path in found.items() if path.suffix == ".json"}
         if not sources:
-            raise DataError(f"{folder} holds no JSON files")
+            raise DataError(f"{folder} contains no JSON files")
         return FileTree(folder, sources)
 
     def build(self, tree: FileTree, builder: Builder, callback: Callback | None) -> None:

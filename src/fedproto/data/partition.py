@@ -18,7 +18,7 @@ from fedproto.rng import Indices
 _ATTEMPTS = 1000
 _BITS = 24
 _ADDED = 5
-"""What FedProx's script for letters adds to every client's size."""
+"""Number that FedProx's script for letters adds to every client's size."""
 
 
 def by_classes(
@@ -62,7 +62,7 @@ def by_classes_and_sizes(
     sigma: float,
     minimum: int = 1,
 ) -> list[Indices]:
-    """A few neighbouring classes per client, log-normal sizes, the same number of each class.
+    """A few neighbouring classes per client, log-normal sizes, equally many samples per class.
 
     Client u holds the classes ``u, u+1, …`` (modulo their number) and wants equally many of each.
     When a class runs short, its clients get fewer of it in proportion to their wish; nothing takes
@@ -93,7 +93,7 @@ def by_first_samples(
     sigma: float,
     minimum: int = 2,
 ) -> list[Indices]:
-    """A few neighbouring classes per client, log-normal sizes, everyone from a class's beginning.
+    """A few neighbouring classes per client, log-normal sizes, all from the first samples.
 
     The rule of the script that FedProx publishes for its letters. Client u holds the classes
     ``u, u+1, …`` (modulo their number) and equally many of each. A class's samples come in one
@@ -284,7 +284,7 @@ def by_key(keys: NDArray[np.generic], *, minimum: int = 1) -> list[Indices]:
 
 
 def iid(labels: Indices, rng: np.random.RandomState, *, clients: int) -> list[Indices]:
-    """The same number of samples for everyone, at random."""
+    """The same number of samples for every client, at random."""
     _check_clients(clients, len(labels))
     return _checked_parts(np.array_split(rng.permutation(len(labels)), clients))
 
@@ -308,7 +308,7 @@ def sort_and_partition(
 
 
 def apportion(total: int, weights: NDArray[np.float64], minimum: int) -> Indices:
-    """Shares an integer out in proportion to weights, after a minimum for everyone."""
+    """Divides an integer in proportion to weights, after a minimum for each."""
     base = min(minimum, total // len(weights))
     quota = (total - base * len(weights)) * weights / weights.sum()
     shares = np.floor(quota).astype(np.int64)

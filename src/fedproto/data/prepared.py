@@ -34,7 +34,7 @@ Arrays: TypeAlias = Mapping[str, NDArray[Any]]
 
 
 class Builder:
-    """An entry being built."""
+    """A cache entry under construction."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -81,7 +81,7 @@ def prepared(
     options: Mapping[str, Any],
     build: Callable[[Builder], None],
 ) -> Arrays:
-    """The arrays of a data set, from the cache or built now.
+    """The arrays of a data set, from the cache or built on first use.
 
     They depend on the content of the sources and on `options`. An error in `build` leaves the cache
     as it was.

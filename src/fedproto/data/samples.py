@@ -18,7 +18,7 @@ RESIDENT_SHARE = 0.25
 
 
 class Samples(Protocol):
-    """Inputs and targets by index; all an engine needs to know of a data set."""
+    """Inputs and targets by index: the interface of a data set for engines."""
 
     def __len__(self) -> int: ...
 
@@ -68,8 +68,8 @@ class MappedSamples:
     Attributes:
         inputs: ``[N, ...]``; bytes for images, ``[N, channels, H, W]``.
         targets: ``[N]``, or a label map per sample.
-        mean: Subtracted, one number per channel or one per pixel; empty for nothing.
-        std: Divided by, likewise.
+        mean: Mean per channel or per pixel; empty for no normalisation.
+        std: Standard deviation, likewise.
         relabel: The new label for each stored one ``[256]``; None keeps them.
     """
 
@@ -103,11 +103,11 @@ class MappedSamples:
         return inputs, targets
 
     def raw(self, indices: Indices) -> tuple[Tensor, Tensor]:
-        """A batch without the normalisation, to look at."""
+        """A batch without the normalisation, for display."""
         return replace(self, mean=(), std=()).batch(indices)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Samples:
-        """Batches will go to that device; on a GPU all samples at once where they fit well."""
+        """Announces the device of batches; all samples are moved to a GPU if they fit well."""
         together = held(self, device, dtype) if device.type == "cuda" else None
         return replace(self, device=device, dtype=dtype) if together is None else together
 

@@ -90,7 +90,7 @@ def put_pairs(
 ) -> None:
     """Writes the arrays ``images`` and ``masks``.
 
-    The longer side is brought to `size`, the rest is filled up at the right and below: pictures
+    The longer side is resized to `size`, the rest is padded at the right and below: pictures
     with ImageNet's mean colour, masks with void, so that nothing is cut away or distorted.
     """
     images = builder.array("images", (len(pairs), 3, size, size), np.uint8)
@@ -170,8 +170,8 @@ class SegmentationFolder(Prepared, SharedOut):
 
     prepared_by = ("size", "num_classes")
 
-    path: str = option("", "the folder that holds both folders")
-    images: str = option("images", "name of the folder of pictures")
+    path: str = option("", "folder that contains both folders")
+    images: str = option("images", "name of the folder of images")
     masks: str = option("masks", "name of the folder of label maps")
     num_classes: int = option(
         21, "number of classes, including the background", at_least=2, at_most=255
@@ -218,7 +218,7 @@ class SegmentationFolder(Prepared, SharedOut):
                 f"{folder / here[stem]} has no counterpart {stem}.* in {folder / there}"
             )
         if not images:
-            raise DataError(f"{folder / self.images} holds no pictures")
+            raise DataError(f"{folder / self.images} contains no images")
         return [(images[stem], masks[stem]) for stem in sorted(images)]
 
 

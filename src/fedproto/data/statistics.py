@@ -14,9 +14,9 @@ from fedproto.rng import Indices
 
 @dataclass(frozen=True)
 class Statistics:
-    """Counts of a federation; classes without the background.
+    """Counts of a federation; the background is not counted as a class.
 
-    `test_overlap` is the share of test samples that some client trains on.
+    `test_overlap` is the share of test samples that are also training samples.
     """
 
     classes: int
@@ -60,10 +60,10 @@ def statistics(federation: Federation) -> Statistics:
 
 
 def class_counts(federation: Federation) -> Indices:
-    """How many samples of each class each client has of its own, ``[K, C]``.
+    """Number of a client's own samples per class, ``[K, C]``.
 
-    These are its training samples and those split off for the test; a test set for all is nobody's
-    own. For segmentation the background is no class.
+    These are its training samples and those split off for the test, not a common test set. For
+    segmentation the background is no class.
     """
     labels = sample_labels(federation)
     num_classes = federation.num_classes - federation.has_label_maps

@@ -65,5 +65,5 @@ class Synthetic(HeldOut):
 
 
 def draw_sizes(rng: np.random.RandomState, clients: int) -> Indices:
-    """How many samples each client has: ``⌊lognormal(4, 2)⌋ + 50``."""
+    """Number of samples per client: ``⌊lognormal(4, 2)⌋ + 50``."""
     return rng.lognormal(4, 2, clients).astype(np.int64) + 50

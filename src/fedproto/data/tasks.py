@@ -1,4 +1,4 @@
-"""Tasks: the loss, which features belong to which class, and the scores of a model.
+"""Tasks: the loss, the classes of features, and the scores of a model.
 
 A model's scores are computed from a tally, a vector of sums over samples: adding the tallies of
 batches, clients or machines gives that of all of them.
@@ -21,7 +21,7 @@ from fedproto.options import Options, option
 from fedproto.types import VOID
 
 LARGEST_LOSS = 1e6
-"""A larger mean test loss is implausible: models that bad are rejected as updates."""
+"""Largest plausible mean test loss: worse models are rejected as updates."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Task(abc.ABC):
     def reason_to_refuse_tally(
         self, tally: Tensor, num_examples: int, num_classes: int, input_shape: tuple[int, ...]
     ) -> str | None:
-        """Why a client's tally cannot be one of `num_examples` samples; None when it can."""
+        """Why a client's tally is impossible for `num_examples` samples; None if it is not."""
         length, each = self.tally_counts(num_classes, input_shape)
         if tally.shape != (length + 1,):
             return f"its test sums have shape {tuple(tally.shape)}, not ({length + 1},)"
@@ -110,7 +110,7 @@ class Task(abc.ABC):
 
 aten = torch.ops.aten
 MEAN, NO_CLASS = 1, -100
-"""PyTorch's codes for averaging, and for the label that is ignored."""
+"""PyTorch's codes for the mean, and for the ignored label."""
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ BACKGROUND = 0
 
 @dataclass(frozen=True)
 class Segmentation(Task):
-    """A label per pixel; void pixels count nowhere.
+    """A label per pixel; void pixels are ignored.
 
     The logits have the size of the label maps, ``[B, C, H, W]`` and ``[B, H, W]``.
     """

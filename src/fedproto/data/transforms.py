@@ -32,7 +32,7 @@ def normalized(
     mean: tuple[float, ...] = (),
     std: tuple[float, ...] = (),
 ) -> TensorSamples | MappedSamples:
-    """Samples whose inputs are brought to a common scale.
+    """Samples with normalised inputs.
 
     By `mean` and `std` as they are given; not at all; or to mean 0 and standard deviation 1 over
     all samples, per channel or per pixel, as ``(x − μ) / (σ + 0.001)``.
@@ -48,7 +48,7 @@ def normalized(
 
 
 def _rounded(values: NDArray[np.float64]) -> tuple[float, ...]:
-    """To nine digits: a run that goes on elsewhere must find the same numbers."""
+    """To nine digits: a run that continues elsewhere must find the same numbers."""
     return tuple(float(f"{value:.9g}") for value in values)
 
 

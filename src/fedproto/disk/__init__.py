@@ -1,1 +1,1 @@
-"""Files: written whole or not at all, locked, fingerprinted, no larger than allowed."""
+"""Files: written atomically, locked, fingerprinted, within size limits."""

@@ -1,4 +1,4 @@
-"""Files written whole or not at all, never through a symbolic link; directories held and locked.
+"""Atomic writes that follow no symbolic link; directories held and locked.
 
 A run directory may come from a stranger, and may be moved or replaced while a run writes to it. So
 every write goes through a `Folder`: it opens the directory, walks to the file without following
@@ -26,7 +26,7 @@ LOCK_FILE = ".lock"
 """Never replaced or removed, so that all processes lock the same file. Empty."""
 
 PARTIAL = ".partial"
-"""How the names of files end that are not whole yet."""
+"""Suffix of files that are not complete yet."""
 
 _POSIX = os.name == "posix"  # elsewhere directories cannot be opened
 _DIRECTORY = getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
@@ -34,11 +34,11 @@ _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 # A pipe without a writer, or a terminal, must not block: it is refused once it is open.
 _PLAIN = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 _LOOK_AGAIN = 0.2
-"""Seconds between two looks at a directory that another process uses."""
+"""Seconds between two checks of a directory that another process uses."""
 
 
 class Folder:
-    """A directory whose files are written whole or not at all, without following links.
+    """A directory whose files are written atomically, without following links.
 
     Files are named relative to it, with slashes. Its own path may lead through links, because a
     user chose it; what is inside of it may not.
@@ -92,12 +92,12 @@ class Folder:
             os.unlink(last, dir_fd=at)
 
     def remove_leftovers(self) -> None:
-        """Removes what broken writes left, in the folders below too."""
+        """Removes leftovers of interrupted writes, in the folders below too."""
         for leftover in self.path.rglob(f"*{PARTIAL}"):
             self.remove(leftover.relative_to(self.path).as_posix())
 
     def is_empty(self) -> bool:
-        """Whether there is nothing in it but a lock and leftovers of broken writes."""
+        """Whether the directory is empty but for a lock and leftovers of interrupted writes."""
         found = self.path.iterdir()
         return all(item.suffix == PARTIAL or item.name == LOCK_FILE for item in found)
 
@@ -225,12 +225,12 @@ def _lock(descriptor: int) -> None:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Writes a file so that it is there whole or not at all; a link in its place is replaced."""
+    """Writes a file atomically; a link in its place is replaced."""
     Folder(path.parent).write(path.name, content)
 
 
 def open_regular(path: Path) -> BufferedReader:
-    """Opens a file to be read; a pipe or a device, which may never end, is refused."""
+    """Opens a file for reading; a pipe or a device, which may be endless, is refused."""
     return cast("BufferedReader", open_plain(path, os.O_RDONLY, follow=True))
 
 
@@ -253,7 +253,7 @@ INTACT = "; earlier rounds are intact: free space or correct the permissions, th
 def explained(
     path: Path, what: str = "", remedy: str = INTACT, kind: type[FedprotoError] = StoreError
 ) -> Iterator[None]:
-    """Turns a failing disk into a message that names file and remedy."""
+    """Turns an error of the disk into a message with file and remedy."""
     try:
         yield
     except OSError as error:
@@ -262,7 +262,7 @@ def explained(
 
 
 def is_there(path: Path) -> bool:
-    """Whether a file is there; one that cannot be looked at is not taken for a missing one."""
+    """Whether a file exists; an error other than its absence is raised."""
     with explained(path):
         try:
             path.stat()
@@ -272,9 +272,9 @@ def is_there(path: Path) -> bool:
 
 
 def user_path(text: str, *roots: Path) -> Path | None:
-    """Where a path that a user wrote leads, from the current folder or below others.
+    """The file of a path that a user wrote, from the current folder or below others.
 
-    None where it leads nowhere, or cannot be a path at all: too long, or of an unknown user.
+    None if it does not exist or is not a valid path: too long, or of an unknown user.
     """
     try:
         given = Path(text).expanduser()
@@ -288,7 +288,7 @@ def user_path(text: str, *roots: Path) -> Path | None:
 
 
 def content(path: Path) -> bytes:
-    """What a file holds; nothing where there is none."""
+    """The content of a file; empty if there is none."""
     with explained(path):
         try:
             with open_regular(path) as file:

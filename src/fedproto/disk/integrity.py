@@ -1,6 +1,6 @@
-"""Fingerprints of what lies on disk, so that a flipped bit, a torn line or a careless edit shows.
+"""Fingerprints of files, which reveal a flipped bit, a torn line or an edit.
 
-They are checksums, not signatures: whoever can write a run directory can also compute them anew.
+They are checksums, not signatures: whoever can write a run directory can also recompute them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ HASH = "hash"
 
 
 class DamagedError(Exception):
-    """Something that is not what its fingerprint says; turned into a message by who reads it."""
+    """Content that does not match its fingerprint; readers turn it into a message."""
 
 
 def tensors_fingerprint(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> str:
@@ -63,7 +63,7 @@ def read_sealed(path: Path, remedy: str) -> dict[str, Any]:
     """The tables in a file of `sealed` ones; none where there is no file.
 
     Raises:
-        StoreError: If it is damaged or carries no fingerprint; it says the remedy.
+        StoreError: If it is damaged or has no fingerprint; with the remedy.
     """
     text = content(path)
     try:
@@ -91,7 +91,7 @@ def read_lines(
 
 
 def read_json(text: bytes) -> Any:
-    """JSON from outside, without the numbers that no JSON has."""
+    """Untrusted JSON, without NaN and infinite numbers."""
     try:
         if b"\\ud" in text.lower():  # halves of characters, which must come in pairs
             json.dumps(json.loads(text), ensure_ascii=False).encode()

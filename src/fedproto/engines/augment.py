@@ -27,7 +27,7 @@ _DRAWS = 4
 
 @dataclass(frozen=True)
 class AugmentOptions(Options):
-    """How training images are varied; not at all by default."""
+    """Augmentation of training images; by default none."""
 
     flip: bool = option(False, "mirror images horizontally with probability 1/2")
     scale: tuple[float, ...] = option(
@@ -47,11 +47,11 @@ class AugmentOptions(Options):
 
     @property
     def active(self) -> bool:
-        """Whether anything is varied at all."""
+        """Whether there is any augmentation."""
         return self != AugmentOptions()
 
     def check_fits(self, input_shape: tuple[int, ...]) -> None:
-        """Checks that inputs of a shape can be varied."""
+        """Checks that inputs of a shape can be augmented."""
         if self.active and len(input_shape) != 3:
             raise ConfigError(f"augment works on images, not on inputs of shape {input_shape}")
 
@@ -78,7 +78,7 @@ class AugmentOptions(Options):
         return self.vary(inputs, targets, upload(plan, inputs.device))
 
     def plan(self, draws: NDArray[np.float64], size: tuple[int, ...]) -> Tensor:
-        """What happens to images of a size: whole `moves`, or else maps ``[B, 2, 3]``.
+        """The transforms for images of a size: integer `moves`, or else maps ``[B, 2, 3]``.
 
         A map leads from places in the window to places in the image.
         """
@@ -90,11 +90,11 @@ class AugmentOptions(Options):
         return (self.crop, self.crop) if self.crop else size
 
     def moves_only(self, size: tuple[int, ...]) -> bool:
-        """Whether images keep their size and are moved by whole pixels, or mirrored."""
+        """Whether images keep their size and are only shifted by whole pixels, or mirrored."""
         return self.scale == (1.0, 1.0) and self._window(size) == size
 
     def moves(self, draws: NDArray[np.float64]) -> NDArray[np.int64]:
-        """Pixels that each image is moved by, down and to the right, and whether it is mirrored.
+        """Shift of each image in pixels, down and to the right, and whether it is mirrored.
 
         For images of which `moves_only` holds, ``[B, 3]``.
         """
@@ -103,7 +103,7 @@ class AugmentOptions(Options):
         return np.concatenate([starts[:, ::-1], mirrored], axis=1).astype(np.int64)
 
     def vary(self, inputs: Tensor, targets: Tensor, plan: Tensor) -> tuple[Tensor, Tensor]:
-        """Varies a batch by its `plan`."""
+        """Augments a batch by its `plan`."""
         if not plan.is_floating_point():
             index = torch.arange(len(inputs), device=inputs.device)
             images = gather_moved(inputs.permute(0, 2, 3, 1), index, plan, 0).permute(0, 3, 1, 2)

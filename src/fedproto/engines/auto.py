@@ -27,7 +27,7 @@ TOO_LITTLE = "too little work to share out"
 
 @dataclass(frozen=True)
 class Demand:
-    """Roughly how much work is coming from all runs that train together; 0 when unknown."""
+    """Estimated work of all runs that train together; 0 if unknown."""
 
     jobs_per_round: int = 0
     steps: int = 0

@@ -1,4 +1,4 @@
-"""What an engine is: it runs jobs and tests models, and knows nothing of rounds or methods."""
+"""The interface of engines: run jobs, test models; no knowledge of rounds or methods."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from fedproto.strategies.sections import Method
 from fedproto.types import ClientFailure, ClientUpdate, ServerState, Tensors, part
 
 AUTO = "auto"
-"""In the place of an engine's name: the one that suits; `fedproto.engines.auto` chooses."""
+"""In place of an engine's name: `fedproto.engines.auto` chooses one."""
 
 
 @dataclass(frozen=True)
 class EngineOptions(Options):
-    """Where and how jobs run."""
+    """Engine, device and precision."""
 
     name: str = option(AUTO, "engine; 'auto' chooses by device and amount of work")
     device: str = option("auto", "device: 'auto', 'cpu', 'cuda' or 'cuda:N'")
@@ -98,7 +98,7 @@ class EngineOptions(Options):
     def autocast(self, device: torch.device) -> contextlib.AbstractContextManager[object]:
         """Mixed precision where it was asked for and the device is a GPU.
 
-        In bfloat16, whose range is that of float32, because optimizers are made anew for every job:
+        In bfloat16, whose range is that of float32, because every job has a new optimizer:
         with float16 each job would spend its first steps on finding a scale for the loss.
         """
         if not self.amp or device.type != "cuda":
@@ -111,7 +111,7 @@ class EngineOptions(Options):
 
 
 class Capability(enum.StrEnum):
-    """Something that jobs may need and not every engine does; the value completes a notice."""
+    """A capability that jobs may need and not every engine has; the value completes a notice."""
 
     CPU = "training on a CPU"
     CUDA = "training on CUDA"
@@ -138,7 +138,7 @@ EVERYTHING = frozenset(Capability)
 
 @dataclass(frozen=True)
 class Workload:
-    """What all jobs of an engine share.
+    """The model, data and options that all jobs of an engine share.
 
     Attributes:
         model: The architecture; its own weights are neither used nor changed.
@@ -251,7 +251,7 @@ class Engine(abc.ABC):
     """Runs jobs.
 
     Attributes:
-        capabilities: What the engine does by itself.
+        capabilities: Capabilities of the engine itself.
         fallbacks: Names of engines for jobs that need more; the last one can do everything.
         holds_data: Whether the clients' samples can be read where the engine is.
         clients_remember: Whether clients keep their memory themselves, out of the run's reach.
@@ -269,7 +269,7 @@ class Engine(abc.ABC):
 
     @property
     def name(self) -> str:
-        """What it is called in ``run.json``."""
+        """The engine's name in ``run.json``."""
         return type(self).__name__.removesuffix("Engine").lower()
 
     def train(self, jobs: Sequence[LocalJob]) -> list[ClientUpdate | ClientFailure]:
@@ -291,7 +291,7 @@ class Engine(abc.ABC):
         """One result per job, of jobs that the engine is capable of."""
 
     def obstacle(self, job: LocalJob) -> str | None:
-        """Why a job cannot be trained here although the declared capabilities suffice.
+        """Why a job cannot be trained here, although the declared capabilities suffice.
 
         For reasons that show only when a model or a hook is tried.
         """
@@ -352,7 +352,7 @@ class Engine(abc.ABC):
         return []
 
     def close(self) -> None:
-        """Frees what the engine holds."""
+        """Frees the engine's resources."""
         for engine in self._substitutes.values():
             engine.close()
         self._substitutes.clear()
@@ -389,7 +389,7 @@ def check_engine_name(name: str) -> None:
 
 
 def _check_device(device: torch.device) -> None:
-    """Computes something there, since a known kind of device need not work."""
+    """Checks that the device computes, since a known kind of device need not work."""
     try:
         float(torch.ones(1, device=device).sum())
     # Every kind of device has its own way of saying that it is not there.

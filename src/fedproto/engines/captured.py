@@ -166,7 +166,7 @@ class _Order:
 
 @dataclass(frozen=True)
 class _KindKey:
-    """What jobs have in common that differ in weights, data and rate alone."""
+    """Common properties of jobs that differ in weights, data and rate alone."""
 
     train: TrainOptions
     proximal: float

@@ -88,7 +88,7 @@ def forget(model: nn.Module) -> None:
 
 
 def goes_by_batch(model: nn.Module) -> bool:
-    """Whether a model has layers without statistics, which normalise each batch by its own.
+    """Whether a model has layers without statistics, which normalise by each batch.
 
     Such a model is tested client by client, so that clients do not change each other's scores.
     """

@@ -1,7 +1,7 @@
 """A pool of forked processes that run tasks, and the memory they share with their parent.
 
 A task goes to a worker over a pipe and its result comes back the same way; a worker that dies or
-hangs is replaced and its task done again. Tasks are pure functions, so doing one twice changes
+hangs is replaced and its task repeated. Tasks are pure functions, so repeating one changes
 nothing. `concurrent.futures` is not enough: one killed worker breaks its whole pool, a hanging one
 blocks it for ever, and its workers outlive a parent that is killed.
 """
@@ -30,10 +30,10 @@ from fedproto.errors import TrainingError
 from fedproto.types import Tensors
 
 Work: TypeAlias = Callable[[int, Any], Any]
-"""What a worker does with a task: its own number and the task give a result that can be sent."""
+"""The function of a worker: its number and a task give a result that can be sent."""
 
 OnResult: TypeAlias = Callable[[int, int, Any], None]
-"""Is given a task's place, the number of the worker that did it, and the result."""
+"""Receives a task's place, the number of its worker, and the result."""
 
 ATTEMPTS = 3
 CHECK_EVERY = 1.0
@@ -160,7 +160,7 @@ class WorkerPool:
             worker.connection.send(task)
 
     def _receive(self, number: int) -> tuple[bool, Any] | None:
-        """A worker's answer; None from one that is gone."""
+        """A worker's answer; None if it has ended."""
         try:
             failed, result = self._workers[number].connection.recv()
         except (EOFError, OSError):

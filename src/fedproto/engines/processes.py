@@ -142,7 +142,7 @@ class ProcessesEngine(Engine):
             self._pool = None
 
     def _share(self, states: Sequence[ServerState]) -> list[int]:
-        """Puts the states where workers see them; starts the workers if need be."""
+        """Copies the states into shared memory; starts the workers if necessary."""
         distinct = list({id(state): state for state in states}.values())
         tensors = [_model_tensors(state) for state in distinct]
         self._prepare(tensors[0], len(distinct))
@@ -169,11 +169,11 @@ class ProcessesEngine(Engine):
 
     @cached_property
     def _alone(self) -> ReferenceEngine:
-        """Trains in this process where no other can be started."""
+        """Trains in this process if no other can be started."""
         return ManualTrainer(self.workload)
 
     def _make_work(self) -> Work:
-        """What a worker does; called in the worker."""
+        """Runs a task in the worker."""
         received, results = self._received, self._results
         assert received is not None  # noqa: S101 - the pool is started after these
         assert results is not None  # noqa: S101
@@ -221,7 +221,7 @@ def _without(source: LocalJob | ClientUpdate, *names: str) -> dict[str, Any]:
 
 
 def _with_tensors(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The same on the other side."""
+    """The inverse, in the worker."""
     return {
         name: {key: torch.as_tensor(array) for key, array in value.items()}
         if isinstance(value, Mapping)

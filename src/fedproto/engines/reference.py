@@ -196,7 +196,7 @@ class ReferenceEngine(Engine):
         return loss, seen
 
     def _set_trainable(self, names: Collection[str] | None, required: Mapping[str, bool]) -> None:
-        """Lets only some parameters train; all that did before for None."""
+        """Sets the parameters that train; for None all that trained before."""
         for name, one in self._model.named_parameters():
             one.requires_grad_(required[name] and (names is None or name in names))
             one.grad = None
@@ -204,7 +204,7 @@ class ReferenceEngine(Engine):
     def _batches(
         self, job: LocalJob, indices: Indices, epoch: int, batches: Iterable[Indices]
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """What an epoch trains on, varied where that was asked for."""
+        """The batches of an epoch, augmented if configured."""
         draws = None if job.augment is None else job.augment.draws(job.batches, epoch)
         for batch in batches:
             inputs, targets = self._samples.batch(indices[batch])
@@ -217,7 +217,7 @@ class ReferenceEngine(Engine):
         load_state(self._model, state)
 
     def _stepper(self, job: LocalJob, local: Local, objective: Objective) -> Step:
-        """What a local step does with a batch; it returns the loss of the batch alone.
+        """A local step on a batch; returns the loss of the batch alone.
 
         How a step follows from the gradient, `fedproto.engines.training` says.
         """
@@ -308,14 +308,14 @@ class ReferenceEngine(Engine):
         return self._observe(indices, state, what)
 
     def _receive(self, state: ServerState) -> None:
-        """Puts a received model into the engine's; statistics that it lacks start anew."""
+        """Puts a received model into the engine's; statistics that it lacks are initialised."""
         self._load(state)
         if self._lacks_statistics(state):
             forget(self._model)
 
     @torch.no_grad()
     def tally(self, state: ServerState, indices: Indices) -> Tensor | None:
-        """What a model's scores on some samples are computed from; None for no samples."""
+        """The task's tally of a model on some samples; None for no samples."""
         load_state(self._model, state)
         lacks = self._lacks_statistics(state)
         if not lacks and not self._by_batch:

@@ -1,4 +1,4 @@
-"""Model and data fitted together: the module as engines use it, and what strategies may ask of it.
+"""Model and data together: the module as engines use it, and the setting for strategies.
 
 Both are found by running the model on one input.
 """

@@ -24,7 +24,7 @@ from torch import Tensor
 
 
 class Spectra(NamedTuple):
-    """What the backward pass needs of the forward pass.
+    """Values of the forward pass for the backward pass.
 
     Attributes:
         x: Of the input: real part, imaginary part and the negative of the real part,

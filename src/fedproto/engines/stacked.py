@@ -58,7 +58,7 @@ class StackedEngine(Engine):
         return self._obstacle is None
 
     def obstacle(self, job: LocalJob) -> str | None:
-        """Why the model, or this job's strategy, cannot be stacked."""
+        """Why the model or the job's strategy cannot be stacked."""
         return self._obstacle or self._members.obstacle(job)
 
     def train_natively(self, jobs: Sequence[LocalJob]) -> list[ClientUpdate | ClientFailure]:

@@ -1,12 +1,12 @@
-"""The client's side: says who it is, trains and tests on its own data, and never sends that data.
+"""The client's side: identifies itself, trains and tests on its own data, which it never sends.
 
 A SuperNode is configured by its owner with ``--node-config``:
 
     partition-id   the client's stable id in the federation (needed)
     local-client   which client of the data set found here it is; partition-id by default
     data-root      folder of the data here; FEDPROTO_DATA by default
-    state-dir      folder for what the client remembers between its rounds, for strategies that
-                   have it do so; FEDPROTO_STATE, or fedproto in the user's state folder, by default
+    state-dir      folder for the client's memory between its rounds, for strategies that
+                   need it; FEDPROTO_STATE, or fedproto in the user's state folder, by default
     threads        PyTorch's threads; 0 leaves it to PyTorch
 """
 
@@ -44,7 +44,7 @@ app = ClientApp()
 
 @app.lifespan()
 def with_plugins(context: Context) -> Iterator[None]:
-    """Makes strategies, models and data sets known that this host adds."""
+    """Registers the strategies, models and data sets that this host adds."""
     del context
     load_plugins()
     yield
@@ -73,7 +73,7 @@ class ThisNode:
         return ReferenceEngine(workload)
 
     def with_samples(self, number: int) -> ThisNode:
-        """The same with some of its training samples."""
+        """The same, with a part of its training samples."""
         clients = list(self.federation.clients)
         own = clients[self.client]
         clients[self.client] = replace(own, train=spread(own.train, number))
@@ -81,7 +81,7 @@ class ThisNode:
 
 
 def spread(indices: Indices, number: int) -> Indices:
-    """A number of evenly spaced samples, whatever they are sorted by."""
+    """A number of evenly spaced samples, independent of their order."""
     return indices[np.arange(number) * len(indices) // number]
 
 
@@ -103,7 +103,7 @@ def answering(
 @app.query("hello")
 @answering
 def hello(content: RecordDict, context: Context) -> RecordDict:
-    """Says who this client is and which samples it holds."""
+    """Describes this client and its samples."""
     node = this_node(wire.decode_question(content), context)
     here, own = node.federation, node.federation.clients[node.client]
     return wire.encode_hello(
@@ -169,7 +169,7 @@ def evaluate(content: RecordDict, context: Context) -> RecordDict:
 def _prepared(
     content: RecordDict, context: Context
 ) -> tuple[RunConfig, ThisNode, ReferenceEngine, ServerState]:
-    """What a job or test needs here; the state has the tensors that are sent, of any value."""
+    """The objects for a job or test; the state has the sent tensors' layout, not their values."""
     config = wire.decode_job_config(content)
     node = this_node(config, context)
     engine = node.engine(config)

@@ -1,4 +1,4 @@
-"""Flower's processes: how they are started, here or on several hosts, and asked to run a recipe."""
+"""Flower's processes: starting them, here or on several hosts, and submitting recipes."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ clientapp = "fedproto_run.client:app"
 """
 
 ERROR_FILE = "flower-error.txt"
-"""Where the server's app says, in the run directory, why it gave up."""
+"""File of the run directory in which the server's app writes its error."""
 
 NODE_PORT = 9094
-"""Flower's own for a node; the client's number is added."""
+"""Flower's port for a node; the client's number is added."""
 
 START_FOR = 60.0
 ANSWER_WITHIN = 60.0
@@ -70,7 +70,7 @@ ASK_EVERY = 10.0
 ATTEMPTS = 5
 UNAVAILABLE = "Connection to the SuperLink is unavailable"
 SILENT_AT_MOST = 6
-"""Questions in a row that a server may leave without an answer before it is given up."""
+"""Unanswered requests in a row after which a server is considered lost."""
 
 
 class DeploymentError(FedprotoError):
@@ -173,7 +173,7 @@ class Control:
     ) -> None:
         """Reports finished rounds to a callback, until all runs are over.
 
-        `check` is called now and then, and raises if there is no use in waiting.
+        `check` is called at intervals, and raises if waiting is useless.
         """
         seen = [len(store.records()) for store in stores]
         asked, silent = time.monotonic(), 0
@@ -247,7 +247,7 @@ def _report(stores: Sequence[RunStore], seen: list[int], callback: Callback) -> 
 
 
 def answers(address: str) -> bool:
-    """Whether somebody listens at a host and port."""
+    """Whether a process listens at a host and port."""
     host, _, port = address.rpartition(":")
     try:
         with socket.create_connection((host, int(port)), timeout=3):
@@ -257,7 +257,7 @@ def answers(address: str) -> bool:
 
 
 class Process:
-    """One of Flower's programs with all that it starts, in a session and process group of its own.
+    """A program of Flower with its child processes, in a session and process group of its own.
 
     It ends when this process is gone, even if that was killed.
     """
@@ -287,14 +287,14 @@ class Process:
         return self._process.poll()
 
     def kill(self) -> None:
-        """Ends it and all it started at once, as a power cut would."""
+        """Kills it and its child processes, as a power cut would."""
         self.signal(signal.SIGKILL)
         self._process.wait()
         if self._process.stdin is not None:
             self._process.stdin.close()
 
     def end(self) -> None:
-        """Asks it to end, and ends it if it does not."""
+        """Terminates it, and kills it if it does not end."""
         self.signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(END_FOR)
@@ -368,7 +368,7 @@ class Deployment:
 def deployment(
     folder: Path, keys: Keys, clients: int, state: Path | None = None
 ) -> Iterator[Deployment]:
-    """A server with all its nodes started, taken down again at the end whatever happens."""
+    """A server and its nodes, which are always ended with the block."""
     deployed = Deployment(folder, keys, state)
     try:
         deployed.start_link()
@@ -381,7 +381,7 @@ def deployment(
 
 
 def free_port() -> int:
-    """A port that nobody listens on right now."""
+    """A port that is free right now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -101,7 +101,7 @@ class FlowerEngine(Engine):
         ]
 
     def judged(self, usable: Collection[int], refused: Mapping[int, str]) -> None:
-        """Who was asked and gave nothing usable, in whatever way, has failed in this round."""
+        """Records every client without a usable reply as failed in this round."""
         for client in sorted(self._asked):
             if client in usable:
                 self._suspended.answered(client, TRAIN)
@@ -110,13 +110,13 @@ class FlowerEngine(Engine):
         self._asked.clear()
 
     def take_incidents(self) -> list[str]:
-        """Clients turned away and tests that failed."""
+        """Rejected clients and failed tests."""
         taken, self._incidents = self._incidents, []
         suspended = self._suspended.end_round(self._options)
         return taken + suspended + self._nodes.take_notices()
 
     def _gather(self, clients: set[int]) -> str | None:
-        """Waits for clients that are not connected; why the round cannot be, if it cannot."""
+        """Waits for clients that are not connected; the reason if the round is impossible."""
         wait, least = self._options.wait, self._options.min_clients
         ready = self._nodes.wait_for(clients - self._given_up, wait)
         self._given_up |= clients - ready
@@ -134,7 +134,7 @@ class FlowerEngine(Engine):
     def _send(
         self, jobs: Sequence[LocalJob], indices: Sequence[int]
     ) -> dict[int, ClientUpdate | ClientFailure]:
-        """Asks one client per job; its update, or why there is none, by the job's place."""
+        """Asks one client per job; its update or the reason for none, by the job's place."""
         node_of = self._nodes.clients()
         results: dict[int, ClientUpdate | ClientFailure] = {
             index: ClientFailure(jobs[index].client, "not connected")
@@ -197,7 +197,7 @@ class FlowerEngine(Engine):
         return scores
 
     def evaluate_personal(self, jobs: Sequence[LocalJob]) -> list[dict[str, float]]:
-        """Asks every connected client to test its own model; nothing from the others."""
+        """Asks every connected client to test its own model."""
         shares, task = self.workload.federation.clients, self.workload.task
         tests = []
         for job in jobs:
@@ -264,7 +264,7 @@ class FlowerEngine(Engine):
 
 
 def _one_job_per_client(jobs: Sequence[LocalJob]) -> list[list[int]]:
-    """Places of jobs in batches without two of one client: a node does one thing at a time."""
+    """Places of jobs in batches with at most one job per client: a node does one at a time."""
     batches: list[list[int]] = []
     seen: dict[int, int] = defaultdict(int)
     for index, job in enumerate(jobs):
@@ -285,7 +285,7 @@ class _Conduct:
 
     Attributes:
         failed: Whether it failed, in its last rounds, by the kind of question.
-        left: Rounds that it is still left out.
+        left: Remaining rounds of its suspension.
         reason: Why.
     """
 
@@ -295,7 +295,7 @@ class _Conduct:
 
 
 class Suspensions:
-    """Clients that fail too often are left out for a while, and let back in.
+    """Suspends clients that fail too often, for some rounds.
 
     A mute client costs a deadline whenever it is asked, and one whose updates are always refused
     costs work for nothing. Kept are the outcomes of the last rounds in which a client was asked to
@@ -319,7 +319,7 @@ class Suspensions:
         self._outcomes: dict[int, dict[str, str | None]] = defaultdict(dict)
 
     def begin_round(self, round_: int) -> None:
-        """A round begins: whoever is left out in it has one less before it."""
+        """A round begins, which shortens all suspensions by one."""
         self._round = round_
         self._out = {client for client, conduct in self._conduct.items() if conduct.left}
         for client in self._out:
@@ -334,11 +334,11 @@ class Suspensions:
         self._outcomes[client].setdefault(kind, None)
 
     def is_asked(self, client: int) -> bool:
-        """Whether a client is worth a deadline: not left out, and no failure yet in this round."""
+        """Whether to ask a client: not suspended, and no failure yet in this round."""
         return not (self.reason(client) or any(self._outcomes.get(client, {}).values()))
 
     def end_round(self, options: FlowerOptions) -> list[str]:
-        """Judges and keeps the outcomes of the round; who is suspended now."""
+        """Keeps the outcomes of the round; the clients that are suspended now."""
         judged = [self._judge(client, options) for client in sorted(self._outcomes)]
         self._outcomes.clear()
         tables = {str(client): asdict(conduct) for client, conduct in self._conduct.items()}

@@ -1,4 +1,4 @@
-"""For a ClientApp of one's own: a method's client part around one's own training function."""
+"""For Flower apps: wraps a training function with the client's part of a method."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def train_locally(
     steps: int = 1,
     lr: float = 1.0,
 ) -> tuple[T, dict[str, ArrayRecord | MetricRecord]]:
-    """Calls a training function and does a method's client part around it.
+    """Calls a training function and adds the client's part of a method.
 
     Args:
         message: The server's message.
@@ -162,14 +162,14 @@ def train_locally(
         train: Trains the model in place, with the loss that it is given: ``loss(inputs, targets)``.
             It may compute a loss of its own for methods that add no terms.
         steps: Local steps that `train` makes, for methods that count them.
-        lr: Its learning rate, for methods that ask.
+        lr: Its learning rate, for methods that need it.
 
     Returns:
         The result of `train`, and the records of the reply: weights, payload and work.
 
     Raises:
         TrainingError: If there is no data, the model gives no features where they are needed, or
-            the server is of another strategy.
+            the server runs another strategy.
     """
     method = defended_method(method if isinstance(method, Method) else Method(method))
     about = message.content[Part.CONFIG]
@@ -214,7 +214,7 @@ def _broadcast(content: RecordDict, sent: Declarations) -> Tensors:
 
 
 def _recalled(context: Context, last_round: int, declared: Declarations) -> Tensors:
-    """This client's memory of its last accepted round; all else is forgotten."""
+    """This client's memory of its last accepted round; other rounds are deleted."""
     valid = f"{MEMORY}{last_round}"
     for name in [name for name in context.state if name.startswith(MEMORY) and name != valid]:
         del context.state[name]

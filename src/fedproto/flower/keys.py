@@ -23,7 +23,7 @@ DAYS = 825
 
 SERVER_FILE, NODE_FILE = "server.json", "node.json"
 ADDRESSES = {SERVER_FILE: ("public", "control"), NODE_FILE: ("client", "server")}
-"""What a host needs to know beside its keys, by the file in its folder."""
+"""A host's settings beside its keys, by the file in its folder."""
 
 
 def node_name(client: int) -> str:
@@ -33,7 +33,7 @@ def node_name(client: int) -> str:
 
 @dataclass(frozen=True)
 class Keys:
-    """Where the files are: a folder per host, to be copied there."""
+    """The created files: a folder per host, to be copied there."""
 
     folder: Path
 

@@ -1,13 +1,13 @@
-"""Who is connected, and the federation they form: the server knows sizes and shapes only.
+"""The connected clients as a federation: the server knows sizes and shapes only.
 
 Flower's nodes have random numbers, our clients stable ids. Every node is asked once who it is. A
-client keeps its node as long as that is connected; a second node that claims the same id is turned
-away. Where the server's folder has the clients' public keys, as ``fedproto flower keys`` makes it,
-a client is the node with its key and no other, whatever else was registered and whenever the run
-goes on.
+client keeps its node as long as that is connected; a second node that claims the same id is
+rejected. Where the server's folder has the clients' public keys, as ``fedproto flower keys`` makes
+it, a client is the node with its key and no other, whatever else was registered, also when a run
+continues.
 
 Cohorts are drawn by size, so all sizes are needed before the first round. They are kept in the run
-directory; when a run goes on, a client may be absent, but not come back with other numbers. Sizes
+directory; when a run continues, a client may be absent, but not come back with other numbers. Sizes
 are claims. They decide how often a client is drawn, its weight, the counts that it may report and
 its part in the test, so none is believed beyond a multiple of the federation's median: a client
 that claims more is asked to train and to test on that many of its samples.
@@ -56,22 +56,22 @@ NOT_ANSWERED = (
     ErrorCode.NODE_UNAVAILABLE,
 )
 BUSY = (httpx.HTTPError, ConnectionError, TimeoutError)
-"""What asking Flower's server raises when its database is locked, or it is gone for a moment."""
+"""Errors of requests to Flower's server when its database is locked or it is unreachable."""
 
 PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 PULL_EVERY = 0.5
 LOOK_EVERY = 1.0
 ASK_AGAIN_AFTER = 10.0
 ASK_FOR = 120.0
-"""Seconds a node has to say who it is; it has no work to do for that but to load its data."""
+"""Seconds a node has to identify itself, for which it only loads its data."""
 
 
 Answer = RecordDict | UnreadableError
-"""The content of a node's reply, or why there is none."""
+"""The content of a node's reply, or the reason for none."""
 
 
 class ServerGoneError(FedprotoError):
-    """Flower's own server does not answer."""
+    """Flower's server does not answer."""
 
 
 def exchange(
@@ -112,13 +112,13 @@ def exchange(
 def _push(
     grid: Grid, content: RecordDict, node: int, kind: str, round_: int, deadline: float
 ) -> str:
-    """Sends a message, made anew for every attempt; returns its id."""
+    """Sends a message, built again for every attempt; returns its id."""
     for sent in grid.push_messages(
         [Message(content, node, kind, ttl=deadline, group_id=str(round_))]
     ):
         if sent:
             return sent
-    raise UnreadableError("the server did not take it")
+    raise UnreadableError("the server did not accept it")
 
 
 def patiently(call: Callable[[], T]) -> T:
@@ -138,7 +138,7 @@ def patiently(call: Callable[[], T]) -> T:
 def _pull(grid: Grid, message_id: str, node: int, *, patient: bool) -> Answer | None:
     """The answer to one message, if it is there.
 
-    Pulled alone, so that a broken one spoils no other.
+    Pulled alone, so that a broken one affects no other.
     """
     replies = partial(grid.pull_messages, [message_id])
     try:
@@ -173,7 +173,7 @@ def _content(replies: Sequence[Message], message_id: str, node: int) -> RecordDi
 
 
 def read(answer: Answer) -> RecordDict:
-    """The content of an answer; raises why there is none."""
+    """The content of an answer; raises the reason for none."""
     if isinstance(answer, UnreadableError):
         raise answer
     return answer
@@ -211,17 +211,17 @@ class Nodes:
         return self._known[self.clients()[client]]
 
     def note(self, text: str) -> None:
-        """Shows a notice and keeps it for the round's record."""
+        """Shows a notice and keeps it for the record."""
         self._notices.append(text)
         self._callback.on_notice(text)
 
     def take_notices(self) -> list[str]:
-        """Notices since the last call, such as nodes that were turned away."""
+        """Notices since the last call, such as rejected nodes."""
         taken, self._notices = self._notices, []
         return taken
 
     def refresh(self, *, ask_again: bool = False) -> None:
-        """Looks who is connected and asks the new ones, or all that gave no good answer yet."""
+        """Asks connected nodes that have not identified themselves yet."""
         self._online = {
             node.node_id: (node.name, fingerprint(node.public_key) if node.public_key else None)
             for node in patiently(self._grid.get_nodes)
@@ -237,7 +237,7 @@ class Nodes:
                 self._known[node] = hello = self._judge(answer, key)
             except UnreadableError as error:
                 self._asked_in_vain.add(node)
-                notice = f"node {name or node} turned away: {error}"
+                notice = f"node {name or node} rejected: {error}"
                 if notice not in self._said:
                     self._said.add(notice)
                     self.note(notice)
@@ -246,7 +246,7 @@ class Nodes:
                 LOG.info("client %d is node %d (%s), key %s", hello.client, node, name, key)
 
     def wait_for(self, clients: Collection[int], seconds: float) -> set[int]:
-        """Waits until some clients are connected, or the time is over; those that are."""
+        """Waits for clients until a deadline; the connected ones."""
         ends = time.monotonic() + seconds
         self.refresh()
         asked = time.monotonic()
@@ -285,11 +285,11 @@ class RemoteSamples(Samples):
         return self._number
 
     def batch(self, indices: Indices) -> tuple[Tensor, Tensor]:
-        """There are none here."""
+        """There are none on the server."""
         raise DataError("the samples are with the clients; the server has none of them")
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Samples:
-        """Nothing to move."""
+        """No samples to move."""
         return self
 
 
@@ -302,7 +302,7 @@ def enrol(config: RunConfig, nodes: Nodes, folder: Path) -> Federation:
         try:
             hellos = [read_options(Hello, one, "") for one in enrolled[data]]
         except (TypeError, ConfigError) as error:
-            raise StoreError(f"{path} is of another version: {error}") from None
+            raise StoreError(f"{path} was written by another version: {error}") from None
         return federation_of(config, _believed(hellos, config, nodes))
     number = config.flower.clients or getattr(config.data, "clients", None)
     if not isinstance(number, int):

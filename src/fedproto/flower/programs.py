@@ -1,7 +1,7 @@
 """Flower's own programs, each with one change: ``python -m fedproto.flower.programs PROGRAM …``.
 
 ``superlink``  Serves nodes and the server's owner on two ports, see `Gateway`.
-``supernode``  Waits while the server takes the process that was killed before it for alive.
+``supernode``  Waits while the server still lists an earlier process of the node.
 ``superexec``  Starts a ClientApp as a copy of a process that has imported everything.
 
 The other arguments are those of Flower's commands.
@@ -55,7 +55,7 @@ CONNECTIONS = Path("/proc/net/tcp")
 ESTABLISHED = "01"
 
 EXPIRED_WITHIN = 90.0
-"""Seconds in which the server surely misses a node that is gone: more than two heartbeats."""
+"""Seconds after which the server has noticed a lost node: more than two heartbeats."""
 
 ACTIVATE_EVERY = 5.0
 NOT_ACTIVATED = 412
@@ -106,7 +106,7 @@ class Gateway:
         self._private = private
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes a request on, or answers that there is nothing of that name."""
+        """Forwards a request, or answers 404."""
         if scope["type"] == "lifespan" or self._admits(scope):
             await self._app(scope, receive, send)
         elif scope["type"] == "http":

@@ -1,7 +1,7 @@
 """The server's side: the round loop of the simulator, over the nodes that are connected.
 
 The run directory is prepared before the app is submitted (`fedproto flower up` and `submit` do
-so), and a run that was cut short goes on from its newest checkpoint when it is submitted again.
+so), and an interrupted run continues from its newest checkpoint when it is submitted again.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Adapter: runs a fedproto strategy with its sections as a Flower strategy.
 
-For people who have a ServerApp and a ClientApp of their own. The client wraps its training
+For a ServerApp and a ClientApp of one's own. The client wraps its training
 function with `fedproto.flower.helper`; the server starts this strategy. A round ends in the same
 `fedproto.rounds.aggregate_round` as everywhere. Checkpoints, resumption, stable client ids and
 cohorts that equal a simulation's are left to `fedproto flower`.

@@ -38,7 +38,7 @@ SERVERS_OWN = frozenset(
         *("server", "aggregate"),
     }
 )
-"""Sections that clients do not need: who takes part, how updates are combined, recording."""
+"""Sections that clients do not need: cohorts, aggregation, recording."""
 
 MOST_EXAMPLES = 10_000_000
 """More samples than this no client is believed to have."""
@@ -55,14 +55,14 @@ Header = TypeVar("Header", bound=Options)
 
 
 class UnreadableError(FedprotoError):
-    """A message that is not as expected, or a refusal: why, in one printable line."""
+    """An invalid message, or a refusal: the reason in one printable line."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(one_line(reason))
 
 
 def one_line(text: str) -> str:
-    """A stranger's text, made fit for a record: one line, printable, not too long."""
+    """Untrusted text for a record: one line, printable, not too long."""
     words = " ".join("".join(c if c.isprintable() else " " for c in text).split())
     return words if len(words) <= LONGEST_REASON else words[: LONGEST_REASON - 1] + "…"
 
@@ -227,7 +227,7 @@ class _Text(Options):
 
 
 def config_text(config: RunConfig) -> str:
-    """All sections but those that are the server's own business."""
+    """All sections but those that concern the server alone."""
     tables = config.to_dict()
     return json.dumps({name: part for name, part in tables.items() if name not in SERVERS_OWN})
 
@@ -414,7 +414,7 @@ def encode_refusal(reason: str) -> RecordDict:
 
 
 def decode_refusal(content: RecordDict) -> str | None:
-    """The reason why the other side gave no answer; None when it gave one."""
+    """The reason of a refusal; None if the message is an answer."""
     if "refusal" not in content:
         return None
     return one_line(read_fields(content, "refusal", _Text).text)

@@ -1,4 +1,4 @@
-"""What a measure is: it computes numbers from an aggregate model for the round's record."""
+"""The interface of measures: numbers from an aggregate model for the round's record."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ReadState: TypeAlias = Callable[[str], ServerState]
 
 
 class Measure(abc.ABC):
-    """Something that is measured of aggregate models.
+    """A measure of aggregate models.
 
     Attributes:
         stands_for: Metrics that a strategy computes from a cohort and this measure from all
@@ -41,7 +41,7 @@ class Measure(abc.ABC):
 
 
 class ComparingMeasure(Measure):
-    """One that looks at another run's last state beside: that of ``measure.reference``."""
+    """A measure that compares with the last state of another run, ``measure.reference``."""
 
     @abc.abstractmethod
     def compare_with(self, reference: ServerState) -> None:
@@ -50,14 +50,14 @@ class ComparingMeasure(Measure):
 
 @dataclass(frozen=True)
 class Taken:
-    """What was measured of a state."""
+    """The measured numbers of a state."""
 
     metrics: dict[str, float] = field(default_factory=dict)
     tables: dict[str, dict[str, float]] = field(default_factory=dict)
 
 
 class Gauge:
-    """Takes the measures that runs ask for; made once for all runs that train together.
+    """Computes the measures that runs configure; one for all runs that train together.
 
     `read_state` reads what runs name as ``measure.reference``.
     """
@@ -69,7 +69,7 @@ class Gauge:
         self._measures: dict[tuple[MeasureOptions, int], list[Measure]] = {}
 
     def take(self, options: MeasureOptions, seed: int, state: ServerState) -> Taken:
-        """All measures that are asked for; those that are not finite numbers are left out."""
+        """All configured measures; values that are not finite are left out."""
         taken = Taken()
         for name, measure in zip(options.what, self._asked(options, seed), strict=True):
             try:
@@ -92,7 +92,7 @@ class Gauge:
         return self.take(MeasureOptions(what=("clients",)), seed, state)
 
     def prepare(self, options: MeasureOptions, seed: int) -> None:
-        """Does what can fail before any training: finds the measures and their reference."""
+        """Checks the measures and their reference before any training."""
         self._asked(options, seed)
 
     def _asked(self, options: MeasureOptions, seed: int) -> list[Measure]:

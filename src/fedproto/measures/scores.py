@@ -1,4 +1,4 @@
-"""Measures of how good a model is: scores per client and per class, training loss, calibration.
+"""Measures of quality: scores per client and per class, training loss, calibration.
 
 A client's score is the task's main metric on its own test part. A class's score is the accuracy
 over its test samples, or its IoU over all test pixels.
@@ -81,7 +81,7 @@ class ClientsMeasure(Measure):
     """
 
     def take(self, state: ServerState) -> Mapping[str, float | Mapping[str, float]]:
-        """Three metrics and two tables; nothing where nobody has test samples."""
+        """Three metrics and two tables; empty if no client has test samples."""
         clients = score_clients(self.probe, state)
         if not clients:
             return {}

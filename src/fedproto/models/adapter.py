@@ -186,7 +186,7 @@ class HeadInput(nn.Module):
         finally:
             hook.remove()
         if not seen:
-            raise TrainingError(f"layer '{self.name}' takes no part in the model's forward pass")
+            raise TrainingError(f"layer '{self.name}' is not used in the model's forward pass")
         return seen[-1]
 
     def head(self, features: Tensor) -> Tensor:

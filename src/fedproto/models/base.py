@@ -96,7 +96,7 @@ def under_seed(seed: int, build: Callable[[], nn.Module]) -> nn.Module:
 
 
 def draw_glorot(model: nn.Module) -> None:
-    """Draws all weights anew: ``U(−a, a)`` with ``a = √(6 / (fan_in + fan_out))``, biases zero.
+    """Draws all weights again: ``U(−a, a)`` with ``a = √(6 / (fan_in + fan_out))``, biases zero.
 
     Scales and shifts of normalising layers stay one and zero.
     """
@@ -108,7 +108,7 @@ def draw_glorot(model: nn.Module) -> None:
 
 
 def declares_features(model: nn.Module) -> bool:
-    """Whether a module has a method ``features(x)``; a layer of that name says nothing."""
+    """Whether a module has a method ``features(x)``; a layer of that name does not count."""
     found = getattr(model, "features", None)
     return callable(found) and not isinstance(found, nn.Module)
 
@@ -129,7 +129,7 @@ def features_of(model: nn.Module) -> Callable[[Tensor], Tensor]:
 
 
 def layers_in_words(model: nn.Module, most: int = 30) -> str:
-    """The layers that features could be taken from; of many only the outermost."""
+    """The possible layers of features; of many only the outermost."""
     named = [(name, type(layer).__name__) for name, layer in model.named_modules() if name]
     if len(named) > most:
         named = [(name, kind) for name, kind in named if "." not in name]

@@ -32,7 +32,7 @@ _STAGES = (
 _LOW_LEVEL_STAGE = 1
 _LAST = 1280
 FOR_CLASSIFICATION = ("features.18.", "classifier.")
-"""How the names of those weights begin that a dense prediction has no use for."""
+"""Prefixes of the weights that a dense prediction does not use."""
 
 
 class MobileNetV2(nn.Module):

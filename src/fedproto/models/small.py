@@ -163,12 +163,13 @@ class CNN4Options(ModelOptions):
     """Four convolutions, for images of at least 16×16 pixels."""
 
     channels: int = option(32, "channels of each convolution", at_least=1)
-    batch_norm: bool = option(False, "normalise after each convolution, as LEAF does")
+    batch_norm: bool = option(False, "batch norm after each convolution, as in LEAF")
     statistics: Literal["running", "batch"] = option(
-        "running", "what tests normalise by: averages, or each batch's own as in LEAF (never sent)"
+        "running",
+        "batch-norm statistics in tests: running averages, or each batch's own as in LEAF",
     )
     pooling: Literal["valid", "same"] = option(
-        "valid", "odd last rows and columns: left out, or pooled as in LEAF"
+        "valid", "pooling of odd last rows and columns: left out, or padded as in LEAF"
     )
 
     def build(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:

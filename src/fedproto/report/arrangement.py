@@ -1,6 +1,6 @@
-"""Which runs belong together: methods under conditions, found from what varies.
+"""Groups of runs: methods under conditions, found from the options that vary.
 
-A *method* is what a run is called, with the options of its strategy, averaging, head and server and
+A *method* is the name of a run, with the options of its strategy, averaging, head and server and
 whether it tolerates partial work, where these tell runs of that name apart. A *condition* is all
 else that changes results: data, model, schedule, training. What is only bookkeeping (engine,
 checkpoints, measures, when to test) splits nothing, and seeds are repetitions. A *group* is the
@@ -40,11 +40,11 @@ _PARTIAL_WORK, _AVERAGE = "schedule.partial_work", "serve.average"
 
 @dataclass(frozen=True)
 class Condition:
-    """What it is compared under.
+    """The condition of a comparison.
 
     Attributes:
         family: The data set; scores of different ones are not compared.
-        parts: What tells it apart from the family's other conditions, as name and value.
+        parts: The options that differ from the family's other conditions, with values.
     """
 
     family: str
@@ -54,7 +54,7 @@ class Condition:
 
 @dataclass(frozen=True)
 class Method:
-    """What is compared."""
+    """A method of a comparison."""
 
     title: str
     style: LineStyle
@@ -127,7 +127,7 @@ class Arrangement:
 def arrange(runs: Iterable[StoredRun]) -> Arrangement:
     """Finds methods and conditions.
 
-    Runs on the same data are brought to the rounds they share, see `comparable`.
+    Runs on the same data are cut to the rounds they share, see `comparable`.
     """
     found = comparable(runs)
     flats = [_telling_options(run) for run in found]
@@ -166,7 +166,7 @@ def arrange(runs: Iterable[StoredRun]) -> Arrangement:
 def _one_per_seed(runs: Sequence[StoredRun]) -> tuple[list[StoredRun], list[str]]:
     """The longest run of each seed, and a sentence for each seed of which another is left out.
 
-    Copies of one run, with the same scores, are left out without a word.
+    Copies of one run, with the same scores, are left out without notice.
     """
     by_seed: dict[int, list[StoredRun]] = defaultdict(list)
     for run in runs:
@@ -189,7 +189,7 @@ _OF_COHORTS = ("schedule.delta", "schedule.cohort", "schedule.sampling", _PARTIA
 
 
 def _telling_options(run: StoredRun) -> Options:
-    """What makes a run what it is, option by option."""
+    """The options of a run that its method consists of."""
     pooled = run.config.strategy.pooled
     # A strategy's own partial work and average are the same as those that are written down.
     options = flatten(run.config.to_dict()) | {
@@ -205,7 +205,7 @@ def _telling_options(run: StoredRun) -> Options:
 
 
 def _identity(flat: Options, own: set[str]) -> Identity:
-    """All that makes up a run's condition."""
+    """The options of a run's condition."""
     return tuple(
         sorted(
             (name, value)
@@ -253,7 +253,7 @@ def _methods_own(runs: Sequence[StoredRun], flats: Sequence[Options]) -> set[str
 def _method_titles(
     runs: Sequence[StoredRun], flats: Sequence[Options], under: Sequence[tuple[int, ...]]
 ) -> list[str]:
-    """A title per run; runs of one name under one condition are told apart by how they differ."""
+    """A title per run; runs with one name and condition are distinguished by how they differ."""
     names = [run.config.title.casefold() for run in runs]
     together: dict[tuple[str, tuple[int, ...]], list[Options]] = defaultdict(list)
     for name, flat, where in zip(names, flats, under, strict=True):

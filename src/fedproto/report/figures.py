@@ -44,7 +44,7 @@ _LABELS = {
 }
 _COLUMNS = 3
 _FEW_SEEDS = 6
-"""Below this many seeds each has a thin line of its own; from there on a band is drawn."""
+"""Number of seeds from which a band is drawn instead of a thin line per seed."""
 
 SHOWN_CLIENTS = 30
 # From the ninth class on the colours repeat with another pattern.
@@ -63,7 +63,7 @@ class FigureFormat(StrEnum):
 
 
 class FigureWidth(StrEnum):
-    """Widths of figures."""
+    """Names of the widths of figures."""
 
     column, page, screen = "column", "page", "screen"
 
@@ -96,7 +96,7 @@ def save_figures(
 
 
 def _lettering(width: FigureWidth) -> AbstractContextManager[None]:
-    """Letters and lines of the size that papers use; the usual ones for a screen."""
+    """Sizes of text and lines for papers; the usual ones for a screen."""
     if width is FigureWidth.screen or importlib.util.find_spec("matplotlib") is None:
         return nullcontext()
     from matplotlib import rc_context

@@ -68,7 +68,7 @@ def write_page(
     """Writes one self-contained page about runs.
 
     Returns:
-        Problems: runs and analyses that were left out, and why.
+        Problems: runs and analyses that were left out, with reasons.
     """
     problems: list[str] = []
     runs = [page_run(run) for run in read_runs(directories, problems.append)]

@@ -151,7 +151,7 @@ def comparable(runs: Iterable[StoredRun]) -> list[StoredRun]:
     """All runs in their order; federated ones on the same data at the rounds they share.
 
     Centralised training has no cohort, and so nothing to share; of data that a program brought
-    nobody knows whether it is the same.
+    it is unknown whether it is the same.
     """
     found = list(runs)
     indices: dict[Any, list[int]] = {}
@@ -184,7 +184,7 @@ def at_shared_rounds(runs: Sequence[StoredRun]) -> list[StoredRun]:
 
 
 def _shared(taken: dict[int, set[int]]) -> dict[int, set[int]]:
-    """What is left of some sets of rounds when none has what another leaves out before its end."""
+    """The rounds of some sets that no other set lacks before its end."""
     inside = dict(taken)
     while True:
         shared = {

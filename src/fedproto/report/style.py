@@ -89,7 +89,7 @@ def class_colors(num_classes: int, *, label_maps: bool) -> list[str]:
 
 
 def picture_of(samples: Samples, index: int) -> NDArray[np.uint8]:
-    """A sample's input as a picture ``[H, W, channels]``; stretched where it is no picture."""
+    """A sample's input as an image ``[H, W, channels]``; rescaled if it is not one."""
     where = np.array([index])
     raw = samples.raw(where) if isinstance(samples, MappedSamples) else samples.batch(where)
     values = raw[0][0].double().movedim(0, -1).cpu().numpy()
@@ -123,7 +123,7 @@ def save_figure(figure: Figure, path: Path, dpi: int = 150) -> Path:
 
 
 def literal(text: str) -> str:
-    """A label for matplotlib as it is: dollar signs do not begin a formula."""
+    """A label for matplotlib with escaped dollar signs, which would begin a formula."""
     return printable(text).replace("$", r"\$")
 
 

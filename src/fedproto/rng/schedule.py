@@ -1,4 +1,4 @@
-"""Who trains when, for how long and on which batches: pure functions of seed, round and client.
+"""The schedule: cohorts, epochs and batches as pure functions of seed, round and client.
 
 Nothing here knows the strategy's rule or the engine, so all runs of a sweep with the same seed see
 the same cohorts, stragglers and batch orders, in process and over a network alike.

@@ -1,4 +1,4 @@
-"""Runs and the round loop: who does what in a round, and how updates become the next model."""
+"""Runs, the round loop, and the end of a round."""
 
 from fedproto.rounds.aggregate import aggregate_round
 from fedproto.rounds.loop import run_rounds

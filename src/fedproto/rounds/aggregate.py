@@ -36,7 +36,7 @@ FEWEST_TO_COMPARE = 3
 
 @dataclass(frozen=True)
 class Expected:
-    """What an update must look like."""
+    """The required layout of an update."""
 
     client: int
     num_examples: int
@@ -47,7 +47,7 @@ class Expected:
 
     @staticmethod
     def of(job: LocalJob, setting: Setting) -> Expected:
-        """What a job asks for."""
+        """The expected sizes of an update."""
         number, method = job.batches.num_examples, job.method
         return Expected(
             job.client,
@@ -169,7 +169,7 @@ def _finite(state: ServerState, counted: Tensor) -> bool:
 
 
 def _checked(method: Method, weights: ClientWeights, clients: int) -> ClientWeights:
-    """A strategy's weights, if they are weights at all."""
+    """A strategy's weights, checked."""
     name = f"{type(method.strategy).__name__}.weigh()"
     if not isinstance(weights, ClientWeights):
         raise TrainingError(
@@ -185,7 +185,7 @@ def _checked(method: Method, weights: ClientWeights, clients: int) -> ClientWeig
 
 
 def reason_to_refuse(update: ClientUpdate, expected: Expected) -> str | None:
-    """Why an update must not enter the average; None when it may."""
+    """The reason to reject an update; None for a usable one."""
     reason = (
         _reason_by_claims(update, expected)
         or _reason_by_layout("params", update.params, _layout(expected.params))
@@ -241,7 +241,7 @@ def _reason_by_layout(
 
 
 def outliers(updates: Updates, sent: Tensors, times: float | None = None) -> dict[int, str]:
-    """Why updates are rejected beside the others, by client.
+    """Reasons to reject updates that differ too much from the cohort, by client.
 
     Finite numbers can still be absurd, and the cohort tells: clients that received the same weights
     do not move a thousand times as far as most of them.
@@ -261,7 +261,7 @@ def outliers(updates: Updates, sent: Tensors, times: float | None = None) -> dic
 
 
 def _value_checks(update: ClientUpdate, expected: Expected) -> Iterator[tuple[list[str], Tensor]]:
-    """Checks of the values: what each says when it fails, and whether it passes."""
+    """Checks of the values: the message of each, and whether it passes."""
     params = {
         name: one for name, one in update.params.items() if one.is_floating_point() and one.numel()
     }

@@ -31,7 +31,7 @@ from fedproto.strategies.values import Declarations
 from fedproto.types import ClientUpdate, Tensors, Updates
 
 FEWEST = 3
-"""Clients that a comparison needs: between two nobody can tell which one lies."""
+"""Clients that a comparison needs: of two that differ, either could be wrong."""
 
 FARTHEST = 2.0
 """Class means are clipped to this multiple of the cohort's median distance; scatter likewise.
@@ -51,7 +51,7 @@ def believed_sizes(sizes: Indices, times: float | None) -> Indices:
 
 
 def implausible(updates: Updates, declared: Declarations) -> dict[int, str]:
-    """Why updates are rejected for the feature statistics that they report, by client.
+    """Reasons to reject updates for their feature statistics, by client.
 
     A client that lies in one part of its update is not believed in the others.
     """

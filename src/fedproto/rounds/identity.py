@@ -33,7 +33,7 @@ PARTS = {
     "module": "the model's layers",
     "weights": "the model's initial weights",
 }
-"""What each fingerprint is of, in words."""
+"""The content of each fingerprint, in words."""
 
 SEEDED = "; a module of your own has the same initial weights if it is built with the same seed"
 
@@ -72,7 +72,7 @@ def model_identity(model: nn.Module, initial: ServerState) -> dict[str, str]:
 
 
 def check_same(was: Mapping[str, str], now: Mapping[str, str], where: object) -> None:
-    """Checks that what a run was trained on is what it is continued or judged on."""
+    """Checks that a run's data and model have the fingerprints of before."""
     changed = [name for name in PARTS if name in was and name in now and was[name] != now[name]]
     if changed:
         different = dict.fromkeys(PARTS[name] for name in changed)

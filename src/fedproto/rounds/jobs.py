@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RoundPlan:
-    """Who is asked in a round, and the jobs of those who train."""
+    """The cohort of a round, and the jobs of the clients that train."""
 
     cohort: list[int]
     stragglers: list[int]

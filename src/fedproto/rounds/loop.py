@@ -109,7 +109,7 @@ def _run_round(
 
 
 def _add(record: RoundRecord, model: str, taken: Taken) -> None:
-    """Adds what was measured of a model to the round's record."""
+    """Adds a model's measures to the round's record."""
     if model == SERVED:
         record.metrics.update(taken.metrics)
         record.tables.update(taken.tables)
@@ -198,7 +198,7 @@ def _time_shares(by_run: Sequence[Sequence[ClientUpdate | ClientFailure]]) -> li
 
 
 def _prepare_measures(run: Run, engine: Engine, gauge: Gauge) -> None:
-    """Finds out before any training whether a run's measures can be taken."""
+    """Checks before any training that a run's measures are possible."""
     options = run.config.measure
     if options.every == 0 or run.stop_reason is not None:
         return

@@ -90,7 +90,7 @@ class Run:
 
     @cached_property
     def memory(self) -> ClientMemory:
-        """What its clients keep between their rounds."""
+        """The memory of its clients."""
         return ClientMemory() if self.store is None else self.store.client_memory
 
     @cached_property
@@ -188,7 +188,7 @@ class Run:
         self.state = state.to(self.config.engine.torch_device())
 
     def describe(self, data: Mapping[str, str], engine: Engine) -> None:
-        """Writes down what the run is trained on, and which engine goes on from here."""
+        """Records the run's data and model, and the engine that continues from here."""
         if self.store is None:
             return
         facts: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""What is kept of runs: run and sweep directories, and whether they are whole."""
+"""Storage of runs: run and sweep directories, and their integrity."""
 
 from fedproto.store.run import RunStore, is_run, read_description
 from fedproto.store.sweeps import open_or_create

@@ -1,4 +1,4 @@
-"""Looking through a run directory: what is damaged, and what can be saved."""
+"""Checking a run directory: damaged and recoverable parts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class CheckResult:
     Attributes:
         found: The undamaged parts, in a few words.
         faults: The damaged parts; empty for an undamaged directory.
-        remedy: What can be saved and how; empty where nothing is damaged.
+        remedy: The recoverable parts and how to recover them; empty without damage.
     """
 
     path: Path
@@ -43,7 +43,7 @@ def check_run(path: Path) -> CheckResult:
     record is written first, and files that a run has removed in between are not missed.
 
     Raises:
-        StoreError: If something cannot be read at all, which says nothing of its content.
+        StoreError: If a file cannot be read at all.
     """
     try:
         store = RunStore.open(path)

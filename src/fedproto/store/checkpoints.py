@@ -57,7 +57,7 @@ def read_tensors(path: Path, *, required: bool = True) -> tuple[dict[str, Any], 
 def write_checkpoint(
     run: Folder, state: ServerState, about: dict[str, Any], name: str | None = None
 ) -> None:
-    """Writes the state after a round, and what else is to be known of it, into ``checkpoints``.
+    """Writes the state after a round with its metadata into ``checkpoints``.
 
     Raises:
         StoreError: If it cannot be written; what is there is untouched.

@@ -45,7 +45,7 @@ def _record(data: dict[str, Any]) -> RoundRecord:
 
 
 def _check_of(hint: Any) -> Callable[[Collection[Any]], bool]:
-    """Tells whether values read from JSON are what a field is declared to be.
+    """Whether values from JSON have the declared type of a field.
 
     Many values are checked together: a long run has millions of them.
     """

@@ -1,4 +1,4 @@
-"""The run directory: what a run is, what it did, and where it stands.
+"""The run directory: configuration, records and checkpoints of a run.
 
     run.json          configuration, versions, hardware
     rounds.jsonl      one record a round
@@ -8,7 +8,7 @@
 What clients keep is written first, then the round's record is appended and its checkpoint written,
 under another name that is then changed in one step. So at any instant there is a whole checkpoint
 with all records before it and all that the clients of these records kept; records beyond it are
-dropped and computed again when the run goes on.
+dropped and computed again when the run continues.
 
 The description, every record and every checkpoint carry a fingerprint (`fedproto.disk.integrity`)
 that is compared when they are read. An unreadable file is never treated as a missing one.
@@ -125,7 +125,7 @@ class RunStore:
         return RunStore(path, config, digest, description["format"], description.get("earlier", ()))
 
     def description(self) -> dict[str, Any]:
-        """What ``run.json`` says; as `read_description`."""
+        """The content of ``run.json``; as `read_description`."""
         return read_description(self.path)
 
     def describe(self, **facts: Any) -> None:
@@ -134,7 +134,7 @@ class RunStore:
             self.folder.write("run.json", sealed(self.description() | facts))
 
     def reconfigure(self, config: RunConfig) -> None:
-        """Goes on under another configuration, which must not change what is done already."""
+        """Continues under another configuration, which must agree in the finished rounds."""
         self.earlier = (*self.earlier, self.digest)
         self.config, self.digest = config, config.digest()
         self.describe(config=config.to_dict(), digest=self.digest, earlier=list(self.earlier))
@@ -269,7 +269,7 @@ def is_run(path: Path) -> bool:
 
 
 def read_description(path: Path) -> dict[str, Any]:
-    """What ``run.json`` says."""
+    """The content of ``run.json``."""
     file = path / "run.json"
     if not is_there(file):
         if not path.exists():
@@ -301,7 +301,7 @@ def read_description(path: Path) -> dict[str, Any]:
 
 
 def plugin_hint(description: dict[str, Any]) -> str:
-    """What to do about names that are not known here."""
+    """The remedy for unknown names."""
     plugins = description.get("environment", {}).get("plugins")
     if not plugins or not isinstance(plugins, list):
         return "if a plugin of yours added it, name it: --plugin FILE"

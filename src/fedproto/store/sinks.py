@@ -1,7 +1,7 @@
 """Services that show the metrics of stored runs: TensorBoard, Weights & Biases.
 
 A service gets every round of a run exactly once, rounds before it was asked for included: a run
-that goes on after a kill, or that began without the service, ends with the same log as any other.
+that continues after a kill, or that began without the service, ends with the same log.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Sink(abc.ABC):
     """The log of one run in a service; it is begun or continued when the sink is made.
 
     Attributes:
-        package: What it needs installed; also the extra of this package that installs it.
+        package: The required package; also the name of the extra that installs it.
     """
 
     package: ClassVar[str] = ""
@@ -39,7 +39,7 @@ class Sink(abc.ABC):
 
     @classmethod
     def available(cls) -> bool:
-        """Whether what it needs is installed."""
+        """Whether its package is installed."""
         return not cls.package or importlib.util.find_spec(cls.package) is not None
 
     @abc.abstractmethod
@@ -67,7 +67,7 @@ def check_sinks(names: Sequence[str]) -> None:
 class SinkCallback(Callback):
     """Sends the rounds of stored runs to a sink.
 
-    A sink that fails does not stop the runs; `notices` hears of it.
+    A sink that fails does not stop the runs; `notices` receives the error.
     """
 
     def __init__(self, name: str, stores: Sequence[RunStore], notices: Callback) -> None:
@@ -120,8 +120,8 @@ def scalars(record: RoundRecord) -> dict[str, float]:
 class TensorBoard(Sink):
     """Event files that `tensorboard --logdir` shows.
 
-    In ``tensorboard/`` inside the run directory; written anew from the run's records whenever
-    training goes on, so that no round is in it twice and none is missing.
+    In ``tensorboard/`` inside the run directory; rewritten from the run's records whenever
+    training continues, so that no round is in it twice and none is missing.
     """
 
     package = "tensorboard"
@@ -154,8 +154,8 @@ class TensorBoard(Sink):
 class WeightsAndBiases(Sink):
     """A run on W&B's site, or in its offline folder.
 
-    ``wandb.json`` beside the run's records says which W&B run it is, and how far it is. W&B takes
-    steps in ascending order alone, so rounds logged before a kill are not sent again; done anew,
+    ``wandb.json`` beside the run's records names the W&B run and its last step. W&B takes
+    steps in ascending order alone, so rounds logged before a kill are not sent again; repeated,
     they have the same values. Project, account and offline mode are set as W&B reads them
     (``WANDB_PROJECT``, ``WANDB_MODE``, …).
     """

@@ -30,7 +30,7 @@ def create_sweep(
     The list of runs is written before any of them begins, so that a sweep stopped at any moment
     can be continued as a whole.
 
-    With `reuse` a sweep that is there goes on: runs of the same name and configuration are taken
+    With `reuse` an existing sweep continues: runs of the same name and configuration are taken
     as they are, missing ones are added to the list, and those not asked for stay in it.
 
     Returns:
@@ -144,7 +144,7 @@ def _check_name(name: str) -> None:
 
 
 def extend(directory: Path | str, rounds: int) -> None:
-    """Lets a run, or all runs of a sweep, go on to a larger number of rounds.
+    """Extends a run, or all runs of a sweep, to a larger number of rounds.
 
     They continue as if they had had this number from the start; nothing is trained here.
 

@@ -24,7 +24,7 @@ from fedproto.types import ClientWeights, ServerState, Tensors, Updates
 
 @dataclass(frozen=True)
 class AggregateOptions(Options):
-    """How updates are combined, whatever the strategy."""
+    """Aggregation of updates, for every strategy."""
 
     rule: Literal["mean", "median", "trimmed-mean"] = option(
         "mean", "how updates are combined: weighted mean, or a robust rule"

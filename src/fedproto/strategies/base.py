@@ -1,4 +1,4 @@
-"""What a strategy is: a frozen dataclass of options with a few small pure hooks.
+"""The interface of strategies: a frozen dataclass of options with a few small pure hooks.
 
 The training loop, the choice of clients, the aggregation, the keeping of memory and the transport
 are written once elsewhere, for all strategies. A new strategy overrides only the hooks in which it
@@ -81,7 +81,7 @@ class Strategy(Part):
         average: The method's own ``serve.average``.
         splits_head: Whether the last layer is treated apart, so that it must be known.
         finetunes_head: Whether fine-tuning for a new client trains the last layer alone.
-        statistics: What the hooks below need besides the model and the batches.
+        statistics: Statistics that the hooks below need besides the model and the batches.
         personal_model: Whether each client also trains a model of its own, by
             `personal_objective`, from the same batches.
     """
@@ -105,12 +105,12 @@ class Strategy(Part):
 
     @property
     def needs(self) -> Needs:
-        """What the engine that runs the strategy's jobs must be able to do, as a value."""
+        """The capabilities that the strategy needs of an engine, as a value."""
         return replace(self.statistics, hooks=self._hooks, personal_model=self.personal_model)
 
     @property
     def least_epochs(self) -> int:
-        """The fewest local epochs with which the method has a meaning."""
+        """The minimum number of local epochs that the method is defined for."""
         return 1
 
     def check(self, setting: Setting) -> None:

@@ -16,7 +16,7 @@ from fedproto.types import ClientWeights, ServerState, Updates
 @STRATEGIES.register("fedatt")
 @dataclass(frozen=True)
 class FedAtt(Strategy):
-    """Weighs clients, tensor by tensor, by how far their weights moved.
+    """Weighs clients, tensor by tensor, by the distance that their weights moved.
 
     Each tensor w moves to ``w − ε Σ_k α_k (w − w_k)`` with ``α = softmax_k ‖w − w_k‖₂``, which is a
     weighted average of updates multiplied by ε. The original's differential-privacy

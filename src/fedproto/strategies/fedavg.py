@@ -36,7 +36,7 @@ class Centralized(Strategy):
     """Trains one model on the pooled training data of all clients.
 
     Each round makes as many steps as the cohort of that round would make with all its epochs, so
-    that its curve shares the x-axis with federated runs. Nobody straggles and nothing is sent.
+    that its curve shares the x-axis with federated runs. It has no stragglers and sends nothing.
     """
 
     pooled: ClassVar[bool] = True

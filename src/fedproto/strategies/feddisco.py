@@ -1,4 +1,4 @@
-"""FedDisco (Ye et al. 2023): clients whose classes are unbalanced count less."""
+"""FedDisco (Ye et al. 2023): clients with unbalanced classes have smaller weights."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class FedDisco(Strategy):
         return {DISCREPANCY: Declared((), torch.float64, low=0.0, high=largest + 1e-9)}
 
     def report(self, local: Local, trained: Tensors, before: Seen, after: Seen) -> Report:
-        """How far the client's classes are from balanced."""
+        """The divergence of the client's classes from balanced ones."""
         share_c = local.classes / local.classes.sum().clamp(min=1).double()
         divergence = torch.xlogy(share_c, share_c * len(share_c)).sum()
         return Report({DISCREPANCY: divergence.clamp(min=0)})

@@ -1,4 +1,4 @@
-"""FedLC (Zhang et al. 2022): logits calibrated by how often a client sees each class."""
+"""FedLC (Zhang et al. 2022): logits calibrated by the client's class frequencies."""
 
 from __future__ import annotations
 

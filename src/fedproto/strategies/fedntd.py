@@ -1,4 +1,4 @@
-"""FedNTD (Lee et al. 2022): distils what the received model knows of the other classes."""
+"""FedNTD (Lee et al. 2022): distils the received model's logits of the other classes."""
 
 from __future__ import annotations
 

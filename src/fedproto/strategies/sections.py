@@ -157,7 +157,7 @@ class ServerOptions(Part):
     def step(self, old: ServerState, combined: ServerState) -> ServerState:
         """The next state, given the one that was sent and the combined updates.
 
-        With look-ahead (Kim et al. 2024, FedACG): ``m ← λm + (θ − sent)``; clients go on from
+        With look-ahead (Kim et al. 2024, FedACG): ``m ← λm + (θ − sent)``; clients continue from
         ``θ + λm`` and θ, the result of the step, is served.
         """
         stepped = self._stepped(old, combined)
@@ -214,7 +214,7 @@ class ServerOptions(Part):
 
 @dataclass(frozen=True)
 class PrivacyOptions(Options):
-    """Feature statistics that clients withhold, whatever the strategy.
+    """Feature statistics that clients withhold, for every strategy.
 
     From the mean and the products of two feature vectors both can be computed, and one is its own
     mean. So classes of which a client has few samples are left out of all that it reports of its

@@ -1,6 +1,6 @@
 """The section ``[serve]``: the model that is tested, stored and exported, for any strategy.
 
-Training always goes on from the trained model; these options choose what is served beside it.
+Training always continues from the trained model; these options choose what is served beside it.
 
 *Averages over rounds.* Aggregate models oscillate from round to round, because each cohort holds
 other classes; their average does not. It costs no bytes and no training time.

@@ -13,13 +13,13 @@ from fedproto.types import ClientWeights, ServerState, Updates
 @STRATEGIES.register("steady")
 @dataclass(frozen=True)
 class Steady(Strategy):
-    """Dampens what makes aggregate models jump from round to round.
+    """Reduces the oscillation of aggregate models from round to round.
 
     Every client of the cohort has the same weight, and partial work counts. Clients start ahead of
     the newest model by a multiple of the mean of past updates (``server.lookahead``, 0.7 unless set
     there). What is tested and exported is an exponential average of the models over rounds
-    (``serve.average``, 'ema' unless set there); training goes on from the newest one. Neither adds
-    a byte to what clients send or receive.
+    (``serve.average``, 'ema' unless set there); training continues from the newest one. Neither
+    adds a byte to what clients send or receive.
 
     Where clients hold few classes each, a last layer computed from their prototypes may be added:
     ``serve.head = "lda"`` with ``serve.statistics = "served"``. Early in training, while scores

@@ -24,10 +24,10 @@ Statistic: TypeAlias = Literal["features", "products", "class_products"]
 """Statistics of a client's training data under a model: see `Observation`."""
 
 Average: TypeAlias = Literal["none", "ema", "window", "all"]
-"""How the served model is averaged over rounds: see `fedproto.strategies.serve`."""
+"""Averages of the served model over rounds: see `fedproto.strategies.serve`."""
 
 LARGEST = 1e30
-"""Beyond this a finite number is taken for a broken one: sums of a few would be infinite."""
+"""Largest plausible number: sums of larger ones could overflow."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ Declarations: TypeAlias = Mapping[str, Declared]
 
 @dataclass(frozen=True)
 class FeatureShape:
-    """What the features of a model on a federation look like."""
+    """The shape of a model's features on a federation."""
 
     channels: int
     per_sample: int
@@ -72,11 +72,11 @@ class FeatureShape:
 
 @dataclass(frozen=True)
 class Setting:
-    """What declarations may depend on: the model and the federation.
+    """The model and the federation, on which declarations may depend.
 
     Attributes:
         params: The model's trainable tensors, for names, shapes and types.
-        features: What features look like; None where the model could not tell.
+        features: The shape of features; None if unknown.
         head: Names of the last layer's parameters, with a row per class; empty where unknown.
         labels: Labels that one sample has.
         has_head: Whether the model has a head, so that logits are a function of the features alone.
@@ -151,7 +151,7 @@ def initial_tensors(declared: Declarations) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class Needs:
-    """What a strategy, or a section beside it, asks of the engine that runs its jobs.
+    """The needs of a strategy or a section, for the engine that runs its jobs.
 
     Attributes:
         classes: Whether the client's class counts are needed.
@@ -271,7 +271,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Objective:
-    """What a strategy adds to the local loss, in the forms that every engine runs by itself.
+    """Terms of the local loss in closed forms, which every engine computes.
 
     The loss of logits ``z`` becomes that of ``scale · z + offset``, and ``μ/2 ‖w − w_t‖² + ⟨h, w⟩``
     is added to it.

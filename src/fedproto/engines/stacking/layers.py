@@ -71,7 +71,7 @@ class Stacked(Step, abc.ABC):
     def backward(
         self, params: Tensors, saved: Any, dy: Tensor, fuse: Fuse, *, first: bool
     ) -> tuple[Sequence[Tensor | None], dict[str, Gradient]]:
-        """Gradients of the inputs, which nobody asks for where it is the first, and parameters."""
+        """Gradients of the inputs (unused in the first step) and of the parameters."""
 
     def evaluate(self, params: Tensors, xs: Sequence[Tensor], live: Tensor) -> Any:
         """The output in evaluation."""

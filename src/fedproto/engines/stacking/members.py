@@ -47,7 +47,7 @@ class StackKind:
         proximal: Whether any job is pulled to the received weights.
         linear: Whether any job has a term that is linear in the weights.
         calibrated: Whether any job changes logits before the loss.
-        augment: How training images are varied.
+        augment: Augmentation of training images.
     """
 
     train: TrainOptions
