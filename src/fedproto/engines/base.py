@@ -193,7 +193,7 @@ class LocalJob:
         method: The strategy and sections, which give the local objective and the report.
         batches: The epochs to do and the order of the samples in each.
         seed: For randomness inside the model (dropout).
-        augment: How training images are varied; None for not at all.
+        augment: Augmentation of training images; None for none.
         broadcast: Tensors that the strategy sends beside the weights.
         memory: Tensors that the client kept; empty where the client itself keeps them.
         run: Digest of the run's configuration, by which a client that remembers tells runs apart.

@@ -45,7 +45,7 @@ CLASSES = "classes/count"
 
 @dataclass(frozen=True)
 class HeadOptions(Part):
-    """How the last layer is averaged, whatever the strategy."""
+    """Aggregation of the last layer, for every strategy."""
 
     rows: Literal["average", "holders", "counts"] = option(
         "average",
@@ -119,7 +119,8 @@ class ServerOptions(Part):
     """An optimizer on the server, for any strategy: FedAvgM, FedAdam."""
 
     optimizer: Literal["none", "sgd", "adam"] = option(
-        "none", "optimizer that steps towards the combined weights; 'none' takes them as they are"
+        "none",
+        "server optimizer; its gradient is the combined update; 'none' applies that as it is",
     )
     lr: float = option(1.0, "server learning rate", above=0)
     momentum: float = option(0.0, "sgd: m ← momentum·m + g, as FedAvgM", at_least=0, at_most=1)
@@ -294,7 +295,7 @@ class Method:
 
     @cached_property
     def needs(self) -> Needs:
-        """What the engine must be able to do."""
+        """The capabilities that the method needs of an engine."""
         needs = reduce(or_, (one.needs for one in self._parts))
         asked = self.privacy.asked
         return replace(needs, before=asked(needs.before), after=asked(needs.after))
@@ -314,7 +315,7 @@ class Method:
         return declared
 
     def sent_memory(self, setting: Setting) -> Declarations:
-        """What of the server's memory clients get beside the weights."""
+        """The part of the server's memory that clients receive."""
         return {name: one for name, one in self.server_memory(setting).items() if one.broadcast}
 
     def broadcast(self, state: ServerState, setting: Setting) -> Tensors:
