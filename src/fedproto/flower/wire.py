@@ -221,7 +221,7 @@ class _Update(Options):
 
 @dataclass(frozen=True)
 class _Text(Options):
-    """A configuration, or a reason."""
+    """A configuration, or the reason for none."""
 
     text: str
 
@@ -244,7 +244,7 @@ def read_config_text(text: str) -> RunConfig:
 
 
 def encode_question(config: RunConfig) -> RecordDict:
-    """Asks a node who it is and which samples of a data set it holds."""
+    """Asks a node for its identity and its samples of a data set."""
     return RecordDict({"question": write_fields(_Text(config_text(config)))})
 
 
@@ -409,7 +409,7 @@ def decode_tally(content: RecordDict) -> Tensor:
 
 
 def encode_refusal(reason: str) -> RecordDict:
-    """Tells the other side why there is no answer."""
+    """A refusal as a message, with the reason."""
     return RecordDict({"refusal": write_fields(_Text(one_line(reason)))})
 
 
