@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 from fedproto.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from fedproto.api import Result as Result
-    from fedproto.api import Results as Results
-    from fedproto.api import analyse as analyse
-    from fedproto.api import load as load
-    from fedproto.api import load_all as load_all
-    from fedproto.api import load_data as load_data
-    from fedproto.api import predict as predict
-    from fedproto.api import run as run
-    from fedproto.api import sweep as sweep
+    from fedproto.api.predictor import analyse as analyse
+    from fedproto.api.predictor import predict as predict
+    from fedproto.api.result import Result as Result
+    from fedproto.api.result import Results as Results
+    from fedproto.api.training import load as load
+    from fedproto.api.training import load_all as load_all
+    from fedproto.api.training import load_data as load_data
+    from fedproto.api.training import run as run
+    from fedproto.api.training import sweep as sweep
     from fedproto.callback import Callback as Callback
     from fedproto.config.options import EvaluateOptions as EvaluateOptions
     from fedproto.config.options import FlowerOptions as FlowerOptions
@@ -102,4 +102,4 @@ __all__ = sorted(_MODULE_OF)
 
 def __dir__() -> list[str]:
     """All names, imported or not."""
-    return sorted({*globals(), *__all__})
+    return [*__all__, "__all__", "__doc__", "__version__"]

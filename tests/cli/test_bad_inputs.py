@@ -141,13 +141,19 @@ def test_a_small_file_does_not_become_a_huge_one(tmp_path, kind, monkeypatch):
         loaded(name="mnist", clients=2)
 
 
-def test_limits_are_set_by_a_flag_and_checked(tmp_path, capsys):
-    assert main(["--limit", "fil=3", "info"]) == 2
-    assert "did you mean 'file'?" in capsys.readouterr().err
-    assert main(["--limit", "file=many", "info"]) == 2
+@pytest.mark.parametrize(
+    ("limit", "message"),
+    [
+        ("fil=3", "did you mean 'file'?"),
+        ("file=many", "limit 'file=many': write it as name=number"),
+        ("file=100", "over the limit of 100 for 'file'"),
+    ],
+)
+def test_limits_are_set_and_checked(tmp_path, capsys, monkeypatch, limit, message):
+    monkeypatch.setenv("FEDPROTO_LIMITS", limit)
     write_mnist(tmp_path, np.repeat(np.arange(10), 10))
-    assert main(["--limit", "file=100", "sweep", "mnist", "--out", str(tmp_path / "run")]) == 2
-    assert "over the limit of 100 for 'file'" in capsys.readouterr().err
+    assert main(["sweep", "mnist", "--out", str(tmp_path / "run")]) == 2
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("shape", [(0, 28, 28), (20, 0, 28)])
@@ -302,7 +308,7 @@ def test_a_sweep_of_very_many_runs_is_refused_before_it_is_made(tmp_path, capsys
     assert main(["sweep", str(recipe)]) == 2
     said = capsys.readouterr().err
     assert "the sweep is over the limit of 10,000 for 'runs'" in said
-    assert "--limit runs=" in said
+    assert "FEDPROTO_LIMITS='runs=…'" in said
     with pytest.raises(DataError, match="over the limit of 10,000 for 'runs'"):
         fedproto.sweep("digits", "mlp", {"a": "fedavg"}, seeds=10**8)
 

@@ -194,7 +194,7 @@ def test_a_dry_run_trains_nothing_that_is_kept(recipe, tmp_path, capsys, monkeyp
 
 
 def test_a_pipe_hears_of_progress(recipe, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("fedproto.api.progress.Lines.EVERY_S", 0.0)
+    monkeypatch.setattr("fedproto.api.progress.Shown.EVERY_S", 0.0)
     assert main(["sweep", recipe, "--only", "FedAvg", "--out", str(tmp_path / "runs")]) == 0
     said = capsys.readouterr().err
     assert "round 1 of 4, about " in said

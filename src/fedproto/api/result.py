@@ -43,8 +43,8 @@ def stored_facts(path: Path) -> dict[str, Any]:
     Raises:
         StoreError: If they are not valid facts.
     """
-    known = read_description(path).get("data")
-    if not known:
+    known = read_description(path).get("data", {})
+    if "input_shape" not in known:  # runs of earlier versions
         return {}
     try:
         facts = options_to_dict(read_options(DataFacts, dict(known), "data"))
@@ -56,8 +56,82 @@ def stored_facts(path: Path) -> dict[str, Any]:
     return {"mean": None, "std": None, **facts}
 
 
+class Comparable:
+    """What one run and several have alike: tables, figures, the page."""
+
+    @property
+    def _runs(self) -> Sequence[Result]:
+        raise NotImplementedError
+
+    def table(self, metric: str | None = None, baseline: str | None = None) -> Table:
+        """One row per method and condition: mean ± standard deviation and difference.
+
+        Args:
+            metric: The score to compare by; the task's main one by default.
+            baseline: The method that differences are from; the first by default.
+
+        Raises:
+            ConfigError: If no run has the score, or no method has the name.
+        """
+        chosen = self._score(metric)
+        return comparison(self.summary(chosen, baseline=baseline), chosen, brief=True)
+
+    def rounds(self) -> Table:
+        """One row per run and round."""
+        return Table([row for result in self._runs for row in _rows(result)])
+
+    def to_pandas(self, metric: str | None = None, baseline: str | None = None) -> Any:
+        """The comparison as a data frame; ``rounds().to_pandas()`` has all rounds."""
+        return self.table(metric, baseline).to_pandas()
+
+    def to_latex(self, metric: str | None = None, baseline: str | None = None) -> str:
+        """The comparison as a LaTeX table; needs the package booktabs."""
+        return self.table(metric, baseline).to_latex()
+
+    def summary(
+        self, metric: str | None = None, target: float | None = None, baseline: str | None = None
+    ) -> list[Summary]:
+        """One row per method and condition with verdicts, as in ``fedproto compare``."""
+        return summarize(self._arranged(), self._score(metric), target, baseline)
+
+    def _score(self, asked: str | None) -> str:
+        return main_score((result.stored() for result in self._runs), asked)
+
+    def plot(self, metric: str | None = None) -> Figure:
+        """Curves of a score over the rounds; the task's main one by default.
+
+        Notebooks show it; ``plot().savefig("curves.pdf")`` writes it.
+
+        Raises:
+            ConfigError: If no run has such a score.
+        """
+        figure = curves(self._arranged(), self._score(metric))
+
+        def png() -> bytes:
+            content = io.BytesIO()
+            figure.savefig(content, format="png", dpi=100)
+            return content.getvalue()
+
+        # Notebooks know how to show figures only once pyplot was imported, which this is without.
+        figure.__dict__["_repr_png_"] = png
+        return figure
+
+    def report(self, path: str | Path) -> Path:
+        """Writes the HTML page about the runs."""
+        data = ClientData(next((each.data for each in self._runs if each.data is not None), None))
+        folders = [result.directory for result in self._runs]
+        write_page(folders, Path(path), title="runs", data=data)
+        return Path(path)
+
+    def _arranged(self) -> Arrangement:
+        return arrange(result.stored() for result in self._runs if result.records)
+
+    def _repr_html_(self) -> str:
+        return self.table()._repr_html_()
+
+
 @dataclass(frozen=True, repr=False)
-class Result:
+class Result(Comparable):
     """A finished run, or one that was loaded from its directory.
 
     Attributes:
@@ -75,6 +149,10 @@ class Result:
     build: Callable[[], nn.Module] | None = None
     data: Federation | None = None
     path: Path | None = None
+
+    @property
+    def _runs(self) -> Sequence[Result]:
+        return (self,)
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -144,22 +222,6 @@ class Result:
         export(self, folder)
         return Path(folder)
 
-    def table(self) -> Table:
-        """The last scores, as a table of one row."""
-        return Results([self]).table()
-
-    def rounds(self) -> Table:
-        """One row per round."""
-        return Results([self]).rounds()
-
-    def plot(self, metric: str | None = None) -> Figure:
-        """The curve of a score over the rounds; the task's main one by default."""
-        return Results([self]).plot(metric)
-
-    def report(self, path: str | Path) -> Path:
-        """Writes the HTML page about the run."""
-        return Results([self]).report(path)
-
     def save(self, path: str | Path) -> Path:
         """Keeps a run that was not kept: as a directory that the command line can read.
 
@@ -196,15 +258,16 @@ class Result:
             f" {scores or 'no scores'}{where})"
         )
 
-    def _repr_html_(self) -> str:
-        return self.table()._repr_html_()
 
-
-class Results(Sequence[Result]):
+class Results(Comparable, Sequence[Result]):
     """The runs of a sweep."""
 
     def __init__(self, results: Sequence[Result]) -> None:
         self._results = tuple(results)
+
+    @property
+    def _runs(self) -> Sequence[Result]:
+        return self._results
 
     @overload
     def __getitem__(self, index: int) -> Result: ...
@@ -226,75 +289,10 @@ class Results(Sequence[Result]):
     def __len__(self) -> int:
         return len(self._results)
 
-    def table(self, metric: str | None = None, baseline: str | None = None) -> Table:
-        """One row per method and condition: mean ± standard deviation and difference.
-
-        Args:
-            metric: The score to compare by; the task's main one by default.
-            baseline: The method that differences are from; the first by default.
-
-        Raises:
-            ConfigError: If no run has the score, or no method has the name.
-        """
-        chosen = self._score(metric)
-        return comparison(self.summary(chosen, baseline=baseline), chosen, brief=True)
-
-    def rounds(self) -> Table:
-        """One row per run and round."""
-        return Table([row for result in self for row in _rows(result)])
-
-    def to_pandas(self, metric: str | None = None, baseline: str | None = None) -> Any:
-        """The comparison as a data frame; ``rounds().to_pandas()`` has all rounds."""
-        return self.table(metric, baseline).to_pandas()
-
-    def to_latex(self, metric: str | None = None, baseline: str | None = None) -> str:
-        """The comparison as a LaTeX table; needs the package booktabs."""
-        return self.table(metric, baseline).to_latex()
-
-    def summary(
-        self, metric: str | None = None, target: float | None = None, baseline: str | None = None
-    ) -> list[Summary]:
-        """One row per method and condition with verdicts, as in ``fedproto compare``."""
-        return summarize(self._arranged(), self._score(metric), target, baseline)
-
-    def _score(self, asked: str | None) -> str:
-        return main_score((result.stored() for result in self), asked)
-
-    def plot(self, metric: str | None = None) -> Figure:
-        """Curves of a score over the rounds; the task's main one by default.
-
-        Notebooks show it; ``plot().savefig("curves.pdf")`` writes it.
-
-        Raises:
-            ConfigError: If no run has such a score.
-        """
-        figure = curves(self._arranged(), self._score(metric))
-
-        def png() -> bytes:
-            content = io.BytesIO()
-            figure.savefig(content, format="png", dpi=100)
-            return content.getvalue()
-
-        # Notebooks know how to show figures only once pyplot was imported, which this is without.
-        figure.__dict__["_repr_png_"] = png
-        return figure
-
-    def report(self, path: str | Path) -> Path:
-        """Writes the HTML page about the runs."""
-        data = ClientData(next((each.data for each in self if each.data is not None), None))
-        write_page([result.directory for result in self], Path(path), title="runs", data=data)
-        return Path(path)
-
-    def _arranged(self) -> Arrangement:
-        return arrange(result.stored() for result in self if result.records)
-
     def __repr__(self) -> str:
         if not any(result.records for result in self):
             return f"Results({len(self)} runs without rounds)" if self else "Results()"
         return repr(self.table())
-
-    def _repr_html_(self) -> str:
-        return self.table()._repr_html_()
 
 
 def hardly_learned(records: Sequence[RoundRecord]) -> bool:

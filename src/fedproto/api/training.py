@@ -14,6 +14,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias, Unpack
 
@@ -22,7 +23,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from fedproto.api.progress import progress_for
-from fedproto.api.result import Result, Results, hardly_learned, refusals, stored_facts
+from fedproto.api.result import Result, Results, hardly_learned, refusals
 from fedproto.callback import Callback
 from fedproto.config import RunConfig, Sections, read_config
 from fedproto.config.recipe import COMMON, as_tables, combine, dotted_keyword
@@ -231,22 +232,20 @@ def load(
     """
     store = RunStore.open(Path(directory))
     config = store.config
-    build: Callable[[], nn.Module] | None = None
-    if model is not None:
-        build = _builder(config, model, data)
-    elif config.model is not None:
-        named = config.model.untrained()
-
-        def build() -> nn.Module:
-            if data is None and "input_shape" in store.description().get("data", {}):
-                about = stored_facts(store.path)
-            else:  # runs of earlier versions do not say
-                about = _loaded(config, "" if data is None else data).about()
-            shape = tuple(about["input_shape"])
-            return build_model(named, shape, about["num_classes"], config.seed)
-
     state = store.load_best() if best else store.load_checkpoint()
-    return Result(config, store.records(), state, build, data, store.path)
+    result = Result(config, store.records(), state, None, data, store.path)
+    if model is not None:
+        return replace(result, build=_builder(config, model, data))
+    if config.model is None:
+        return result
+    named = config.model.untrained()
+
+    def build() -> nn.Module:
+        about = result.about_data()
+        shape = tuple(about["input_shape"])
+        return build_model(named, shape, about["num_classes"], config.seed)
+
+    return replace(result, build=build)
 
 
 def load_all(directory: str | os.PathLike[str]) -> Results:

@@ -17,7 +17,6 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from fedproto.cli.terminal import echo, set_for_command
-from fedproto.disk.files import VARIABLE, limits
 from fedproto.errors import ConfigError, FedprotoError
 from fedproto.options import docstring, load_plugin
 from fedproto.version import __version__
@@ -126,15 +125,6 @@ def common(
             envvar="FEDPROTO_PLUGINS",
         ),
     ] = None,
-    limit: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=NUMBER",
-            help="Limits on what files make this machine unpack or allocate: file, members,"
-            " classes, pixels, runs.",
-            envvar=VARIABLE,
-        ),
-    ] = None,
     data_root: Annotated[
         Path | None,
         typer.Option(
@@ -151,14 +141,11 @@ def common(
     del version
     if data_root is not None:
         set_for_command(context, "FEDPROTO_DATA", str(data_root))
-    if limit:
-        set_for_command(context, VARIABLE, " ".join(limit))
-        limits()
     for source in plugin or []:
         load_plugin(source)
 
 
-_ANYWHERE = ("--plugin", "--limit", "--data-root")
+_ANYWHERE = ("--plugin", "--data-root")
 
 
 def _common_first(arguments: list[str]) -> list[str]:

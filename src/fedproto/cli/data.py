@@ -41,7 +41,6 @@ Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change an option, e.g. clients=50."),
 ]
-FORMATS = (("classes", ","), ("clients", ","), ("samples", ","), ("mean", ",.1f"), ("std", ",.1f"))
 
 
 @group.command()
@@ -77,27 +76,18 @@ def check(name: Name) -> None:
 
 @group.command()
 def stats(name: Name, settings: Settings = None) -> None:
-    """Show how many classes, clients and samples a federation has."""
+    """Count the classes, clients and samples of a federation."""
     source = _configured(name, settings)
     federations = {"here": _load(source)}
     listed = source.listed(data_root())
     if listed is not None:
         federations["by the official lists"] = listed
-    rows = {title: statistics(federation) for title, federation in federations.items()}
-    table = [
-        {"": title} | {column: f"{asdict(row)[column]:{format_}}" for column, format_ in FORMATS}
-        for title, row in rows.items()
-    ]
-    print_table(Table(table, title=name))
-    for title, row in rows.items():
-        echo(
-            f"{title}: clients of {row.smallest:,} to {row.largest:,} samples;"
-            f" {row.fewest_classes} to {row.most_classes} classes per client,"
-            f" {row.mean_classes:.1f} on average;"
-            f" {row.train:,} for training, {row.test:,} for the test ({row.test_set}),"
-            f" {row.validation:,} for validation by the server"
-        )
-        for caution in cautions({"name": title, "test_overlap": row.test_overlap}):
+    columns = {title: asdict(statistics(federation)) for title, federation in federations.items()}
+    figures = next(iter(columns.values()))
+    rows = [{"": name} | {title: each[name] for title, each in columns.items()} for name in figures]
+    print_table(Table(rows, title=name))
+    for title, each in columns.items():
+        for caution in cautions({"name": title, "test_overlap": each["test_overlap"]}):
             echo(caution)
 
 

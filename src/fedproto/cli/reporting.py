@@ -14,8 +14,9 @@ from rich.console import Console
 from rich.progress import track
 
 from fedproto.analysis.uncertainty import RELIABILITY
-from fedproto.api import analyse, load
+from fedproto.api.predictor import analyse
 from fedproto.api.table import Table
+from fedproto.api.training import load
 from fedproto.cli.terminal import Best, Directories, Metric, Target, echo, print_table
 from fedproto.data import DataSource, Federation, data_root
 from fedproto.engines.auto import threads

@@ -306,7 +306,7 @@ LIMITS = {
     "runs": 10_000,  # runs of one sweep
     "pixels": 64_000_000,  # pixels of one image
 }
-"""The largest accepted sizes; ``fedproto --limit`` raises them.
+"""The largest accepted sizes; the environment variable ``FEDPROTO_LIMITS`` raises them.
 
 They protect the machine that reads: its owner sets them, no recipe or server can.
 """
@@ -330,7 +330,7 @@ def check_limit(name: str, value: int, where: object) -> None:
     if value > most:
         raise DataError(
             f"{where} is over the limit of {most:,} for '{name}'; to allow it, raise the limit:"
-            f" fedproto --limit {name}=…"
+            f" FEDPROTO_LIMITS='{name}=…'"
         )
 
 
