@@ -244,6 +244,8 @@ class Registry(Generic[T]):
 
     def register(self, name: str) -> Callable[[type[C]], type[C]]:
         """Decorator that makes a class known under a name."""
+        if not isinstance(name, str):
+            raise ConfigError(f"register {self.kind} under a name: @….register('mine')")
 
         def add(cls: type[C]) -> type[C]:
             known = self._entries.get(name)

@@ -188,7 +188,7 @@ def test_a_dry_run_trains_nothing_that_is_kept(recipe, tmp_path, capsys, monkeyp
     assert main(["sweep", recipe, "--set", "sweep.seed=[0, 1]", "--dry-run"]) == 0
     told = capsys.readouterr().out
     assert "6 runs: 24 rounds, 0.0 MB of weights on disk" in told
-    assert "if all rounds took as long as the first one of FedAvg" in told
+    assert "if all rounds took as long as the second one of FedAvg" in told
     assert main(["tune", recipe, "--dry-run"]) == 0
     assert not (tmp_path / "runs").exists()
 

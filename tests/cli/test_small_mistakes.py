@@ -115,6 +115,8 @@ def test_a_plugin_cannot_take_the_name_of_a_method(tmp_path):
     )
     with pytest.raises(ConfigError, match="'fedavg' is one of fedproto's own; register FedAvg"):
         load_plugin(str(plugin))
+    with pytest.raises(ConfigError, match=r"register strategy under a name: @….register\('mine'\)"):
+        STRATEGIES.register(FedAvg)
     assert STRATEGIES.get("fedavg") is FedAvg
 
 

@@ -532,6 +532,6 @@ def test_sections_without_anything_take_a_line_that_says_how_to_fill_them(browse
     assert set(lines) == {
         "attention", "clients", "classes", "calibration", "embedding", "maps",
     }  # fmt: skip
-    assert "fedproto report --analyse" in lines["calibration"]
+    assert "fedproto analyse" in lines["calibration"]
     assert not browser.find_element("id", "calibration").is_displayed()
     assert console(browser) == []

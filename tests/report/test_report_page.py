@@ -276,16 +276,14 @@ def test_a_round_that_is_still_being_written_is_left_out(tmp_path):
     assert (run["rounds"], run["planned"], run["ended"]) == (3, 10, None)
 
 
-def test_what_is_missing_is_analysed_when_asked(tmp_path, capsys):
+def test_runs_that_can_be_analysed_are_though_others_cannot(tmp_path, capsys):
     recipe = ["quickstart", "--set=schedule.rounds=1", "--set=train.epochs=1", "--quiet"]
     assert main(["run", *recipe, f"--out={tmp_path / 'run'}"]) == 0
     write_run(tmp_path / "bare", rounds=2)
-    assert main(["report", str(tmp_path), "--analyse", "--no-data"]) == 0
-    assert "not analysed: " in capsys.readouterr().err
+    assert main(["analyse", str(tmp_path), "--what=clients", "--what=ece"]) == 2
+    said = capsys.readouterr().err
+    assert "bare was started from Python with an own module; analyse it there" in said
     file = tmp_path / "run" / "analysis" / "measures.json"
     assert "bin count" in json.loads(file.read_text())["tables"]
-    written = file.stat().st_mtime_ns
-    assert main(["report", str(tmp_path), "--analyse", "--no-data"]) == 0
-    assert file.stat().st_mtime_ns == written
     groups = contents(tmp_path)["groups"]
     assert [group["fairness"] is not None for group in groups].count(True) == 1

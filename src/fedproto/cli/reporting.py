@@ -13,7 +13,6 @@ import typer
 from rich.console import Console
 from rich.progress import track
 
-from fedproto.analysis.uncertainty import RELIABILITY
 from fedproto.api.predictor import analyse
 from fedproto.api.table import Table
 from fedproto.api.training import load
@@ -22,11 +21,11 @@ from fedproto.data import DataSource, Federation, data_root
 from fedproto.engines.auto import threads
 from fedproto.engines.base import available_cores
 from fedproto.errors import ConfigError, DataError, FedprotoError
-from fedproto.measures.scores import CLIENT_SCORES, PER_CLIENT
-from fedproto.report.analysing import EMBEDDING, MAPS, PARTS
+from fedproto.measures.scores import CLIENT_SCORES
+from fedproto.report.analysing import PARTS
 from fedproto.report.arrangement import arrange
 from fedproto.report.html import write_page
-from fedproto.report.panels import ClientData, page_run
+from fedproto.report.panels import ClientData
 from fedproto.report.results import StoredRun, find_runs
 
 COLUMNS = {
@@ -61,53 +60,36 @@ def analyse_runs(
 ) -> None:
     """Analyse the newest models of runs; files go to the folder 'analysis' of each."""
     runs = find_runs(directories)
-    tasks = [(run, tuple(what or ())) for run in runs]
-    cells: dict[Path, dict[str, str]] = {}
-    found = _analysed(tasks, best=best, reference=reference, samples=samples)
-    for run, facts in zip(runs, found, strict=True):
+    titles = {group.runs[0].path: group.title for group in arrange(runs).split().groups}
+    rows, failed = [], []
+    for run, facts in zip(
+        runs, _analysed(runs, what, best, reference=reference, samples=samples), strict=True
+    ):
         if isinstance(facts, FedprotoError):
-            raise facts
-        cells[run.path] = {
+            failed.append(facts)
+            continue
+        cells = {
             column: f"{100 * facts[name]:.1f}" if column.endswith("%") else f"{facts[name]:.4g}"
             for name, column in COLUMNS.items()
             if name in facts
         }
-    groups = arrange(runs).split().groups
-    print_table(Table([{"run": group.title, **cells[group.runs[0].path]} for group in groups]))
-    for run in runs:
+        rows.append({"run": titles[run.path], **cells})
         echo(f"wrote {run.path / 'analysis'}", err=True)
-
-
-def analyse_missing(directories: Sequence[Path]) -> None:
-    """Analyses all runs that lack a part of what the report page shows of models.
-
-    A run without its data or a checkpoint cannot be analysed; it is named and skipped.
-    """
-    tasks = []
-    for run in find_runs(directories):
-        shown = page_run(run)
-        there = {
-            "clients": PER_CLIENT in shown.tables,
-            "ece": RELIABILITY[0] in shown.tables,
-            EMBEDDING: shown.embedding is not None,
-            MAPS: bool(shown.maps),
-        }
-        missing = tuple(name for name, found in there.items() if not found)
-        if set(missing) - {MAPS}:  # only segmentation has them
-            tasks.append((run, missing))
-    for result in _analysed(tasks):
-        if isinstance(result, FedprotoError):
-            echo(f"not analysed: {result}", err=True)
+    if rows:
+        print_table(Table(rows))
+    for error in failed[1:]:
+        echo(f"error: {error}", err=True)
+    if failed:
+        raise failed[0]
 
 
 def _analysed(
-    tasks: Sequence[tuple[StoredRun, tuple[str, ...]]], *, best: bool = False, **options: Any
+    runs: Sequence[StoredRun], what: Sequence[str] | None, best: bool, **options: Any
 ) -> Iterator[Outcome]:
     """The analysis of each run, in their order; on a CPU several are analysed at once."""
-    data = {source: _federation(source) for source in {run.config.data for run, _ in tasks}}
+    data = {source: _federation(source) for source in {run.config.data for run in runs}}
 
-    def analysed(task: tuple[StoredRun, tuple[str, ...]]) -> Outcome:
-        run, what = task
+    def analysed(run: StoredRun) -> Outcome:
         federation = data[run.config.data]
         if isinstance(federation, FedprotoError):
             return type(federation)(f"{run.path}: {federation}")
@@ -118,16 +100,16 @@ def _analysed(
         except FedprotoError as error:
             return error
 
-    cores = 1 if torch.cuda.is_available() else max(1, min(available_cores(), len(tasks)))
+    cores = 1 if torch.cuda.is_available() else max(1, min(available_cores(), len(runs)))
     console = Console(stderr=True)
     pool = ThreadPoolExecutor(cores)
     # One thread each: two that wait for each other collapse on a machine that is busy.
     with threads(1) if cores > 1 else nullcontext():
         try:
             yield from track(
-                pool.map(analysed, tasks),
+                pool.map(analysed, runs),
                 "runs",
-                len(tasks),
+                len(runs),
                 console=console,
                 transient=True,
                 disable=not console.is_terminal,
@@ -164,13 +146,8 @@ def report(
         bool,
         typer.Option("--data/--no-data", help="Show scores by what clients hold."),
     ] = True,
-    with_analysis: Annotated[
-        bool, typer.Option("--analyse", help="First analyse models that are not analysed yet.")
-    ] = False,
 ) -> None:
     """Write one self-contained HTML page about finished or unfinished runs."""
-    if with_analysis:
-        analyse_missing(directories)
     file = out or (directories[0] if len(directories) == 1 else Path()) / "report.html"
     problems = write_page(
         directories,

@@ -51,7 +51,7 @@ Rounds = Annotated[
     int | None, typer.Option(min=1, help="Continue up to this total number of rounds.")
 ]
 DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Train one round, print time and disk space, and stop.")
+    bool, typer.Option("--dry-run", help="Train two rounds, print time and disk space, and stop.")
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no table at the end.")]
 
@@ -197,22 +197,23 @@ def _amount(
 
 
 def _rehearse(named: Mapping[str, RunConfig], federations: Mapping[DataSource, Federation]) -> None:
-    """Trains the first round of the first run in memory, and prints the estimated time of all."""
+    """Trains two rounds of the first run in memory, and prints the estimated time of all."""
     configs = list(named.values())
     first = configs[0]
     assert first.data is not None  # noqa: S101 - it was loaded
     federation = federations[first.data]
-    once = replace(first, schedule=replace(first.schedule, rounds=1))
-    run = Run(once, federation)
+    # The first round is slower: it warms up.
+    run = Run(replace(first, schedule=replace(first.schedule, rounds=2)), federation)
     run.train()
     steps = sum(
         demand_of([each], federations[each.data]).steps for each in configs if each.data is not None
     )
-    left = time_in_words(run.records[0].seconds * steps / demand_of([once], federation).steps)
+    each = demand_of([run.config], federation).steps / 2
+    left = time_in_words(run.records[-1].seconds * steps / each)
     for name, config in named.items():
         echo(f"  {name}: {config.schedule.rounds} rounds")
     echo(_amount(configs, "", federations))
-    echo(f"about {left} if all rounds took as long as the first one of {first.title}")
+    echo(f"about {left} if all rounds took as long as the second one of {first.title}")
 
 
 def load(configs: Iterable[RunConfig]) -> dict[DataSource, Federation]:

@@ -1,7 +1,7 @@
 // Scores per client, against the clients' samples and classes, and per class.
 
-const TO_ANALYSE = "fedproto report --analyse";
-const TO_RECORD = 'fedproto report --analyse, or train with [measure] what = ["clients"]';
+const TO_ANALYSE = "fedproto analyse";
+const TO_RECORD = 'fedproto analyse, or train with [measure] what = ["clients"]';
 
 page.sections.push({
   id: "clients",
