@@ -259,7 +259,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "Steady": {"strategy": {"name": "steady"}},
     "Steady, LDA head": {
         "strategy": {"name": "steady"},
-        "serve": {"head": "lda", "statistics": "served", "average": "ema"},
+        "serve": {"head": "lda", "average": "ema"},
     },
     "SCAFFOLD": {"strategy": {"name": "scaffold"}},
     "FedDyn": {"strategy": {"name": "feddyn"}},

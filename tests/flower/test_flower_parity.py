@@ -127,7 +127,7 @@ SECTIONS = {
     "served-average": {"serve": {"average": "ema"}},
     "served-statistics": {
         "strategy": {"name": "scaffold"},
-        "serve": {"average": "all", "head": "ridge", "statistics": "served"},
+        "serve": {"average": "all", "head": "ridge"},
     },
     "served-diagonal": {"serve": {"head": "lda", "covariance": "diagonal"}},
     "tested-beside": {"serve": {"also": ["average=ema", "head=lda"]}},

@@ -137,7 +137,7 @@ def ring(lies: dict[tuple[int, int], float]) -> claims._Statistics:
             noise = 0.1 * torch.randn(D, generator=generator, dtype=torch.float64)
             count_kc[client, c] = 50
             mean_kcd[client, c] = class_mean_cd[c] + noise + lies.get((client, c), 0.0)
-    return claims._Statistics(count_kc, mean_kcd, None)
+    return claims._Statistics(("sum", "count", None), count_kc, mean_kcd)
 
 
 @pytest.mark.parametrize(

@@ -132,17 +132,16 @@ def test_sections_go_with_every_strategy_or_are_refused_with_a_reason(name):
             assert read_config(tables).method.reports
 
 
-STATISTICS_OF_SERVED = {"average": "ema", "head": "lda", "statistics": "served"}
+STATISTICS_OF_SERVED = {"average": "ema", "head": "lda"}
 
 
 def test_sections_without_a_meaning_are_refused():
     for tables, words in (
         ({"strategy": "centralized", "head": {"rows": "holders"}}, "one model on all data"),
         ({"strategy": "centralized", "serve": {"head": "lda"}}, "one model on all data"),
-        ({"strategy": "fedavg", "serve": {"head": "lda", "average": "ema"}}, "not for an average"),
         (
-            {"strategy": "fedavg", "serve": {"statistics": "served"}},
-            "a computed head under an avera",
+            {"strategy": "fedavg", "serve": {"head": "lda", "average": "window"}},
+            "a model that clients get, which the average 'window' is not",
         ),
         (
             {"strategy": "fedproto", "serve": STATISTICS_OF_SERVED},
@@ -150,7 +149,7 @@ def test_sections_without_a_meaning_are_refused():
         ),
         (
             {"strategy": "fedavg", "serve": {**STATISTICS_OF_SERVED, "also": ["head=lda"]}},
-            "set serve.statistics = 'received'",
+            "set serve.average = 'none'",
         ),
         (
             {"strategy": "fedavg", "server": {"optimizer": "adam", "lookahead": 0.8}},
@@ -323,7 +322,7 @@ def test_from_squares_alone_features_do_not_correlate_within_classes():
 
 
 def test_a_head_for_the_average_sits_on_the_average_that_clients_saw():
-    options = ServeOptions(average="ema", decay=0.5, head="lda", statistics="served", forget=1.0)
+    options = ServeOptions(average="ema", decay=0.5, head="lda", forget=1.0)
     method = Method(FedAvg(weights="uniform"), serve=options)
     state, bodies = begun(method), []
     for round_, moved in enumerate((3.0, 5.0, 9.0)):
@@ -350,7 +349,7 @@ def test_the_average_counts_as_bytes_that_clients_receive(small_federation, smal
     sizes = []
     for serve in (
         ServeOptions(head="lda"),
-        ServeOptions(average="ema", head="lda", statistics="served"),
+        ServeOptions(average="ema", head="lda"),
     ):
         run = begin(replace(plain, serve=serve), small_model)
         train_runs([run], small_federation, small_model)

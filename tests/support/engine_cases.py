@@ -210,11 +210,7 @@ STRATEGIES: list[Strategy | Combined] = [
     Combined(FedAtt(), {"serve": ServeOptions(head="ridge")}),
     Combined(
         Scaffold(),
-        {
-            "serve": ServeOptions(
-                average="ema", head="lda", covariance="diagonal", statistics="served"
-            )
-        },
+        {"serve": ServeOptions(average="ema", head="lda", covariance="diagonal")},
     ),
     Combined(FedProx(), {"serve": ServeOptions(head="ncm"), "server": MOMENTUM}),
     Combined(FedProto(), {"server": ServerOptions(lookahead=0.85)}),

@@ -24,6 +24,7 @@ _GONE = {
     "measure": ("estimator",),
     "aggregate": ("krum",),
     "head": ("flip",),
+    "serve": ("statistics",),
     "flower": ("too_few", "suspend_window", "max_examples", "max_claim"),
 }
 """Options of sections that are gone, and had no effect on the results of runs that are kept."""

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from statistics import median_low
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -29,6 +30,9 @@ from fedproto.strategies.aggregation import (
 from fedproto.strategies.serve import packed, unpacked
 from fedproto.strategies.values import Declarations
 from fedproto.types import ClientUpdate, Tensors, Updates
+
+Names: TypeAlias = tuple[str, str, str | None]
+"""Names of sums, counts and products (or None) in a payload that belong together."""
 
 FEWEST = 3
 """Clients that a comparison needs: of two that differ, either could be wrong."""
@@ -58,13 +62,12 @@ def implausible(updates: Updates, declared: Declarations) -> dict[int, str]:
     reasons: dict[int, str] = {}
     if len(updates) < FEWEST:
         return reasons
-    for name, counts, products in _statistics(declared):
-        odd_k = _odd(_Statistics.of(updates, name, counts, products))
+    for names in _statistics(declared):
+        odd_k = _odd(_Statistics.of(updates, names))
         for update, odd in zip(updates, odd_k.tolist(), strict=True):
             if odd:
-                reasons[update.client] = (
-                    f"its statistics '{name}' are implausible in most classes it shares"
-                )
+                why = f"its statistics '{names[0]}' are implausible in most classes it shares"
+                reasons[update.client] = why
     return reasons
 
 
@@ -86,13 +89,13 @@ def bound_claims(
             updates, _bound_buffers([one.buffers for one in updates], options.trim), strict=True
         )
     ]
-    for name, counts, products in _statistics(declared):
-        bounded = _bound_statistics(options, bounded, name, counts, products)
+    for names in _statistics(declared):
+        bounded = _bound_statistics(options, bounded, names)
     return bounded
 
 
-def _statistics(declared: Declarations) -> Iterator[tuple[str, str, str | None]]:
-    """Names of the sums, counts and products (or None) that belong together."""
+def _statistics(declared: Declarations) -> Iterator[Names]:
+    """Statistics of features among the tensors of a payload."""
     for name, one in declared.items():
         if one.counted_by is not None:
             products = [key for key, it in declared.items() if it.squares_of == name]
@@ -108,8 +111,8 @@ def merge_by_rule(
         return list(updates)
     merged = list(updates)
     share_k = equal_shares(len(updates))
-    for name, counts, products in _statistics(declared):
-        held = _Statistics.of(merged, name, counts, products)
+    for names in _statistics(declared):
+        held = _Statistics.of(merged, names)
         for c in range(held.count.shape[1]):
             holders = held.count[:, c].nonzero().flatten()
             if len(holders):
@@ -117,10 +120,11 @@ def merge_by_rule(
                 held.mean[holders, c] = between_clients(options, held.mean[holders, c], own_k)
         if held.scatter is not None:
             held.scatter[:] = _positive(between_clients(options, held.scatter, share_k))
-        merged = held.into(merged, name, counts, products)
+        merged = held.into(merged)
     return merged
 
 
+@dataclass
 class _Statistics:
     """Counts, class means and scatter of a cohort, in double precision.
 
@@ -130,17 +134,24 @@ class _Statistics:
         scatter: Mean products of a client's features about its own class means, ``[K, D, D]``.
     """
 
-    def __init__(self, count: Tensor, mean: Tensor, scatter: Tensor | None) -> None:
-        self.count, self.mean, self.scatter = count, mean, scatter
+    names: Names
+    count: Tensor
+    mean: Tensor
+    scatter: Tensor | None = None
+
+    def tensors(self) -> list[Tensor]:
+        """Those that there are."""
+        return [self.count, self.mean, *(() if self.scatter is None else (self.scatter,))]
 
     @staticmethod
-    def of(updates: Updates, sums: str, counts: str, products: str | None) -> _Statistics:
+    def of(updates: Updates, names: Names) -> _Statistics:
         """The statistics in the clients' payloads."""
+        sums, counts, products = names
         count_kc = torch.stack([one.payload[counts] for one in updates]).double().cpu()
         sum_kcd = torch.stack([one.payload[sums] for one in updates]).double().cpu()
         mean_kcd = sum_kcd / count_kc.clamp(min=1).unsqueeze(-1)
         if products is None:
-            return _Statistics(count_kc, mean_kcd, None)
+            return _Statistics(names, count_kc, mean_kcd)
         numbers_k = [one.payload[products].double().cpu() for one in updates]
         product_kdd = torch.stack([unpacked(one, sum_kcd.shape[-1]) for one in numbers_k])
         between_kdd = torch.einsum("kci,kcj->kij", sum_kcd, mean_kcd)
@@ -148,12 +159,11 @@ class _Statistics:
         scatter_kdd = (product_kdd - between_kdd) / total_k
         if len(numbers_k[0]) == sum_kcd.shape[-1]:  # squares alone
             scatter_kdd = scatter_kdd * torch.eye(sum_kcd.shape[-1])
-        return _Statistics(count_kc, mean_kcd, scatter_kdd)
+        return _Statistics(names, count_kc, mean_kcd, scatter_kdd)
 
-    def into(
-        self, updates: Updates, sums: str, counts: str, products: str | None
-    ) -> list[ClientUpdate]:
+    def into(self, updates: Updates) -> list[ClientUpdate]:
         """The updates with these statistics in place of their own."""
+        sums, counts, products = self.names
         sum_kcd = self.mean * self.count.unsqueeze(-1)
         new: dict[str, Tensor] = {sums: sum_kcd, counts: self.count}
         if products is not None and self.scatter is not None:
@@ -174,12 +184,11 @@ class _Statistics:
 
 
 def _bound_statistics(
-    options: AggregateOptions, updates: Updates, sums: str, counts: str, products: str | None
+    options: AggregateOptions, updates: Updates, names: Names
 ) -> list[ClientUpdate]:
     """Counts, class means and scatter of every client, bounded by those of the others."""
-    held = _Statistics.of(updates, sums, counts, products)
-    raw = _Statistics(held.count, held.mean, held.scatter)
-    held.count = _bound_counts(options, held.count)
+    reported = _Statistics.of(updates, names)
+    held = replace(reported, count=_bound_counts(options, reported.count))
     _bound_means(held)
     if held.scatter is not None:
         scatter_kdd = torch.stack([_positive(one) for one in held.scatter])
@@ -188,10 +197,8 @@ def _bound_statistics(
         factor_k = (largest / trace_k.clamp(min=1e-300)).clamp(max=1)
         held.scatter = scatter_kdd * factor_k.view(-1, 1, 1)
     # Honest statistics keep their bits.
-    same = torch.equal(raw.count, held.count) and torch.equal(raw.mean, held.mean)
-    if raw.scatter is not None and held.scatter is not None:
-        same = same and torch.equal(raw.scatter, held.scatter)
-    return list(updates) if same else held.into(updates, sums, counts, products)
+    pairs = zip(held.tensors(), reported.tensors(), strict=True)
+    return list(updates) if all(torch.equal(*pair) for pair in pairs) else held.into(updates)
 
 
 def _bound_counts(options: AggregateOptions, count_kc: Tensor) -> Tensor:

@@ -121,7 +121,7 @@ class Strategy(Part):
                 " classifier with features(x) and head(features)"
             )
         if self.splits_head:
-            known_head(self, setting)
+            known_head(type(self).__name__, setting)
         self.personal(setting)
 
     def client_memory(self, setting: Setting) -> Declarations:
@@ -230,16 +230,16 @@ def personal_memory(strategy: Strategy, setting: Setting) -> Declarations:
     return setting.like(PERSONAL, own, initial=None)
 
 
-def known_head(strategy: Strategy, setting: Setting) -> tuple[str, ...]:
-    """Names of the last layer's parameters, for methods that treat it apart.
+def known_head(wanted_by: str, setting: Setting) -> tuple[str, ...]:
+    """Names of the last layer's parameters, for what treats it apart.
 
     Raises:
         TrainingError: If the model does not tell its last layer.
     """
     if not setting.head:
         raise TrainingError(
-            f"{type(strategy).__name__} needs a model whose last layer is dense or a convolution"
-            " with one row per class; give the model a method last_layer() that returns it"
+            f"{wanted_by} needs a model whose last layer is dense or a convolution with one row per"
+            " class; give the model a method last_layer() that returns it"
         )
     return setting.head
 

@@ -29,7 +29,7 @@ class FedPer(Strategy):
     def personal(self, setting: Setting) -> Collection[str]:
         """The last layer, or the parameters that the pattern matches."""
         if not self.layers:
-            return known_head(self, setting)
+            return known_head(type(self).__name__, setting)
         names = fnmatch.filter(setting.params, self.layers)
         if not names:
             raise TrainingError(

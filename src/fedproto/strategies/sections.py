@@ -22,10 +22,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedproto.errors import ConfigError, TrainingError
+from fedproto.errors import ConfigError
 from fedproto.options import Options, option
 from fedproto.strategies.aggregation import AggregateOptions
-from fedproto.strategies.base import Part, Strategy, personal_memory
+from fedproto.strategies.base import Part, Strategy, known_head, personal_memory
 from fedproto.strategies.serve import ServeOptions
 from fedproto.strategies.values import (
     Declarations,
@@ -65,12 +65,8 @@ class HeadOptions(Part):
 
     def check(self, setting: Setting) -> None:
         """Refuses a model without a last layer that has a row per class."""
-        if self.by_class and not setting.head:
-            raise TrainingError(
-                f"head.rows = '{self.rows}' needs a model whose last layer is dense or a"
-                " convolution with one row per class; set head.rows = 'average', or give the model"
-                " a method last_layer()"
-            )
+        if self.by_class:
+            known_head(f"head.rows = '{self.rows}'", setting)
 
     def payload(self, setting: Setting, num_examples: int) -> Declarations:
         """The classes that the client holds: counts, or 1 and 0."""
@@ -270,8 +266,7 @@ class Method:
             )
         if self.serve.sends_average and self.strategy.needs.before:
             raise ConfigError(
-                f"{name} needs statistics under the received model; set"
-                " serve.statistics = 'received'"
+                f"{name} needs statistics under the received model; set serve.average = 'none'"
             )
         if self.head.by_class and self.strategy.weighs_tensors:
             raise ConfigError(

@@ -72,17 +72,14 @@ class ServeOptions(Part):
         "trained",
         "last layer: as trained, or computed from the clients' feature statistics by linear"
         " discriminant analysis (CCVR in closed form), ridge regression (Fed3R), the same with"
-        " products estimated from class means (FedCOF), or nearest class means (FedNCM)",
+        " products estimated from class means (FedCOF), or nearest class means (FedNCM); clients"
+        " take the statistics under the model that they received, or under the average 'ema' or"
+        " 'all', which is then sent as well",
     )
     covariance: Literal["full", "diagonal"] = option(
         "full",
         "heads 'lda' and 'ridge': full covariance of features, or the diagonal alone (less to"
         " send)",
-    )
-    statistics: Literal["received", "served"] = option(
-        "received",
-        "computed head: model under which clients take statistics, the received one or the average"
-        " ('ema' or 'all'), which is then sent as well",
     )
     add: bool = option(False, "add the computed layer to the trained one instead of replacing it")
     forget: float = option(
@@ -108,27 +105,21 @@ class ServeOptions(Part):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.sends_average and (not self.computes_head or self.average not in ("ema", "all")):
+        if self.sends_average and self.average == "window":
             raise ConfigError(
-                "statistics = 'served' is for a computed head under an average; set serve.head ="
-                " 'lda' and serve.average = 'ema', or serve.statistics = 'received'"
-            )
-        if self.computes_head and self.averages and not self.sends_average:
-            raise ConfigError(
-                f"head '{self.head}' is computed for the model that clients received, not for an"
-                " average; set serve.statistics = 'served', serve.average = 'none' or serve.head ="
-                " 'trained'"
+                f"head '{self.head}' is computed for a model that clients get, which the average"
+                " 'window' is not; set serve.average = 'ema', 'all' or 'none'"
             )
         if self.head == "ncm" and self.add:
             raise ConfigError("head 'ncm' has no probabilities to add; set serve.add = false")
         if any(one.sends_average for one in self.others):
             raise ConfigError(
-                "also: only the served model can have statistics = 'served'; set it in [serve]"
+                "also: only the served model can have a head under an average; set it in [serve]"
             )
         if self.sends_average and any(one.computes_head for one in self.others):
             raise ConfigError(
                 "also: heads need statistics under the received model, but clients take them under"
-                " the average; set serve.statistics = 'received'"
+                " the average; set serve.average = 'none'"
             )
         others = tuple(dict.fromkeys(ServeOptions.parse(one).text for one in self.also))
         object.__setattr__(self, "also", others)
@@ -188,7 +179,7 @@ class ServeOptions(Part):
     @property
     def sends_average(self) -> bool:
         """Whether clients get the averaged model besides, to take statistics under it."""
-        return self.statistics == "served"
+        return self.computes_head and self.averages
 
     @property
     def needs(self) -> Needs:

@@ -22,7 +22,7 @@ class Steady(Strategy):
     adds a byte to what clients send or receive.
 
     Where clients hold few classes each, a last layer computed from their prototypes may be added:
-    ``serve.head = "lda"`` with ``serve.statistics = "served"``. Early in training, while scores
+    ``serve.head = "lda"`` with ``serve.average = "ema"``. Early in training, while scores
     still rise fast, the average lags behind; ``serve.average = "none"`` serves the newest model.
     Both values were chosen on the validation part of synthetic data alone, and are provisional.
     """
