@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 from dataclasses import replace
 
@@ -43,7 +44,7 @@ def example():
 
 def flower_strategy(example, method, **options):
     model = example["Net"]()
-    return FedProtoStrategy(model, torch.zeros(1, 4), 3, method, **({"wait": 0} | options))
+    return FedProtoStrategy(model, torch.zeros(1, 4), 3, method, **options)
 
 
 def start(example, grid, rounds=3, **options):
@@ -107,14 +108,13 @@ def test_a_named_head_is_averaged_class_by_class(example):
         torch.testing.assert_close(by_class[name], tensor)
 
 
-def test_a_seeded_cohort_is_drawn_from_the_nodes(example):
+def test_a_cohort_is_drawn_from_the_nodes(example):
     grid = LocalGrid(range(4), client_app=example["client_app"])
-    strategy, _ = start(example, grid, rounds=4, cohort=2)
+    random.seed(0)
+    strategy, _ = start(example, grid, rounds=4, fraction_train=0.5)
     cohorts = [tuple(attention) for attention in strategy.attention.values()]
     assert all(len(cohort) == 2 for cohort in cohorts)
     assert len(set(cohorts)) > 1
-    again, _ = start(example, LocalGrid(range(4), client_app=example["client_app"]), 4, cohort=2)
-    assert [tuple(attention) for attention in again.attention.values()] == cohorts
 
 
 def replaced(**parts):
@@ -165,11 +165,6 @@ def test_an_error_is_on_record_and_too_few_make_no_round(example):
     strategy, _ = start(example, grid, rounds=1)
     assert strategy.attention == {}
     assert any("no power" in reason for reason in strategy.failures[1].values())
-
-
-def test_too_few_nodes_make_no_round(example):
-    strategy, _ = start(example, LocalGrid([0], client_app=example["client_app"]), rounds=1)
-    assert strategy.attention == {}
 
 
 def asked(example, **about):
@@ -345,7 +340,7 @@ def test_every_method_runs_with_batch_norm_and_one_hostile_node(example, name):
     grid = LocalGrid(range(4), client_app=method_app(example, method, hostile=3))
     torch.manual_seed(2)
     model = WithNorm()
-    strategy = FedProtoStrategy(model, torch.zeros(1, 4), 3, method, wait=0)
+    strategy = FedProtoStrategy(model, torch.zeros(1, 4), 3, method)
     result = strategy.start(grid, ArrayRecord(model.state_dict()), num_rounds=3)
     for round_ in (1, 2, 3):
         assert list(strategy.failures[round_]) == [1003], strategy.failures
@@ -365,7 +360,7 @@ def test_momentum_never_steps_statistics(example):
     grid = LocalGrid(range(3), client_app=method_app(example, method))
     torch.manual_seed(3)
     model = WithNorm()
-    strategy = FedProtoStrategy(model, torch.zeros(1, 4), 3, method, wait=0)
+    strategy = FedProtoStrategy(model, torch.zeros(1, 4), 3, method)
     found = strategy.start(grid, ArrayRecord(model.state_dict()), num_rounds=5).arrays
     variance = found.to_torch_state_dict()["encoder.1.running_var"]
     assert bool((variance > 0).all())

@@ -9,14 +9,14 @@ cohorts that equal a simulation's are left to `fedproto flower`.
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
-from logging import INFO, WARNING, getLogger
+from logging import WARNING, getLogger
+from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Strategy
+from flwr.serverapp.strategy import FedAvg
 from torch import Tensor, nn
 
 from fedproto.config.options import defended_method
@@ -32,7 +32,6 @@ from fedproto.flower.wire import (
     write_tensors,
 )
 from fedproto.models.adapter import adapted
-from fedproto.rng import Purpose, stream
 from fedproto.rounds.aggregate import Expected, aggregate_round
 from fedproto.strategies import base
 from fedproto.strategies.fedproto import FedProto
@@ -46,21 +45,20 @@ MOST_STEPS = 10_000_000
 LOG = getLogger("flwr")
 
 
-class FedProtoStrategy(Strategy):
+class FedProtoStrategy(FedAvg):
     """A fedproto strategy for Flower's ServerApp; FedProto unless another is given.
+
+    Nodes are sampled as Flower's ``FedAvg`` does, and with its options.
 
     Args:
         model: The model of the ServerApp; parameters, buffers, features and head are read off it.
         example: A batch of one input, such as ``torch.zeros(1, 3, 32, 32)``.
         num_classes: Classes C.
         method: A strategy with its options, such as ``Scaffold()``, or a `Method` with sections.
-        cohort: Clients per round; None for all.
-        min_clients: Fewer than these make no round.
-        wait: Seconds to wait for that many.
-        deadline: Seconds a client has to answer.
         defence: How hostile clients are bounded, one of `fedproto.config.options.DEFENCES`, unless
             the method has ``aggregate`` options of its own.
-        seed: For the choice of the cohort among the connected nodes.
+        sampling: Options of ``FedAvg``: ``fraction_train``, ``min_available_nodes`` and so on. With
+            fewer usable updates than ``min_train_nodes`` the model stays as it is.
 
     Attributes:
         attention: Weight per node, by round.
@@ -77,13 +75,10 @@ class FedProtoStrategy(Strategy):
         num_classes: int,
         method: base.Strategy | Method | None = None,
         *,
-        cohort: int | None = None,
-        min_clients: int = 2,
-        wait: float = 120.0,
-        deadline: float = 600.0,
         defence: str = "clip",
-        seed: int = 0,
+        **sampling: Any,
     ) -> None:
+        super().__init__(**sampling)
         method = method or FedProto()
         method = method if isinstance(method, Method) else Method(method)
         self.method = defended_method(method, defence)
@@ -95,33 +90,29 @@ class FedProtoStrategy(Strategy):
         self._setting = setting_for(adapted(model.eval(), example), example, task, num_classes, 0)
         self.method.check(self._setting)
         self._last_round: dict[int, int] = {}
-        self._cohort = cohort
-        self._min_clients = min_clients
-        self._wait = wait
-        self._deadline = deadline
-        self._seed = seed
         self._state: ServerState | None = None
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Sends the model to a cohort of the connected nodes."""
-        nodes = self._connected(grid)
+        if self._state is not None and self._state.served_model is not None:
+            arrays = write_tensors({**self._state.params, **self._state.buffers})
+        messages = list(super().configure_train(server_round, arrays, config, grid))
         if self._state is None:
-            self._setting = replace(self._setting, num_clients=len(nodes))
+            self._setting = replace(self._setting, num_clients=len(list(grid.get_node_ids())))
             self._state = replace(
                 self._state_of(arrays),
                 memory=initial_tensors(self.method.server_memory(self._setting)),
             )
-        if self._cohort is not None and len(nodes) > self._cohort:
-            order = stream(self._seed, Purpose.COHORT, server_round).permutation(len(nodes))
-            nodes = sorted(nodes[index] for index in order[: self._cohort])
-        state = self._state
-        sent = self.method.broadcast(state, self._setting)
+        sent = self.method.broadcast(self._state, self._setting)
         parts = {Part.BROADCAST: write_tensors(sent)} if sent else {}
-        if state.served_model is not None:
-            arrays = write_tensors({**state.params, **state.buffers})
-        return self._messages("train", server_round, arrays, config, nodes, parts)
+        for message in messages:
+            last_round = self._last_round.get(message.metadata.dst_node_id, 0)
+            own = {Part.LAST_ROUND: last_round, Part.NUM_CLIENTS: self._setting.num_clients}
+            about = ConfigRecord({**config, **own})
+            message.content = RecordDict({Part.ARRAYS: arrays, Part.CONFIG: about, **parts})
+        return messages
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -147,7 +138,7 @@ class FedProtoStrategy(Strategy):
         self.failures[server_round] = outcome.failures
         for node, reason in outcome.failures.items():
             LOG.log(WARNING, "round %d, node %d: %s", server_round, node, reason)
-        if outcome.note is not None or len(outcome.updates) < self._min_clients:
+        if outcome.note is not None or len(outcome.updates) < self.min_train_nodes:
             number = len(outcome.updates)
             LOG.log(WARNING, "round %d skipped: %d usable updates", server_round, number)
             return None, None
@@ -166,16 +157,10 @@ class FedProtoStrategy(Strategy):
         served = outcome.state.served
         return write_tensors({**served.params, **served.buffers}), MetricRecord(dict(metrics))
 
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Sends the model to all connected nodes."""
-        return self._messages("evaluate", server_round, arrays, config, self._connected(grid))
-
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """Averages the nodes' scores by their numbers of samples."""
+        """Averages the nodes' usable scores by their numbers of samples."""
         totals: dict[str, float] = {}
         samples = 0.0
         for reply in sorted(replies, key=lambda reply: reply.metadata.src_node_id):
@@ -192,35 +177,6 @@ class FedProtoStrategy(Strategy):
         if not samples:
             return None
         return MetricRecord({name: total / samples for name, total in totals.items()})
-
-    def summary(self) -> None:
-        """Writes the options to the log."""
-        LOG.log(INFO, "\t└──> %s", self.method)
-
-    def _connected(self, grid: Grid) -> list[int]:
-        ends = time.monotonic() + self._wait
-        while len(nodes := sorted(grid.get_node_ids())) < self._min_clients:
-            if time.monotonic() >= ends:
-                return []
-            time.sleep(1.0)
-        return nodes
-
-    def _messages(
-        self,
-        kind: str,
-        round_: int,
-        arrays: ArrayRecord,
-        config: ConfigRecord,
-        nodes: Iterable[int],
-        parts: Mapping[str, ArrayRecord] | None = None,
-    ) -> list[Message]:
-        messages = []
-        for node in nodes:
-            own = {Part.ROUND: round_, Part.LAST_ROUND: self._last_round.get(node, 0)}
-            about = ConfigRecord({**config, **own, Part.NUM_CLIENTS: self._setting.num_clients})
-            content = RecordDict({Part.ARRAYS: arrays, Part.CONFIG: about, **(parts or {})})
-            messages.append(Message(content, node, kind, ttl=self._deadline, group_id=str(round_)))
-        return messages
 
     def _read(self, reply: Message, state: ServerState) -> tuple[Expected, ClientUpdate]:
         scores = self._scores(reply)
