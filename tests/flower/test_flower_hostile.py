@@ -260,7 +260,7 @@ def a_job(**fields) -> RecordDict:
 
 def test_a_job_arrives_as_it_was_sent():
     content = sent(a_job())
-    config = wire.decode_job_config(content)
+    config = wire.decode_config(content)
     assert (config.strategy, config.data, config.model) == (
         CONFIG.strategy, CONFIG.data, CONFIG.model
     )  # fmt: skip
@@ -388,8 +388,7 @@ def test_no_job_crashes_the_client(fields, kind):
     name = {"j": "job", "t": "test", "q": "question"}[kind]
     content = RecordDict({name: ConfigRecord({"protocol": PROTOCOL, "config": "{}", **fields})})
     for read in (
-        wire.decode_job_config,
-        wire.decode_question,
+        wire.decode_config,
         lambda content: wire.decode_test(content, make_state()),
         wire.decode_tally,
         wire.decode_hello,

@@ -84,7 +84,7 @@ def test_damaged_jobs(what):
     job = job_for()
     content = changed(wire.encode_job(job, CONFIG), what)
     with contextlib.suppress(UnreadableError):
-        wire.decode_job(content, wire.decode_job_config(content), job.state, SETTING)
+        wire.decode_job(content, wire.decode_config(content), job.state, SETTING)
 
 
 @fuzzed

@@ -104,7 +104,7 @@ def answering(
 @answering
 def hello(content: RecordDict, context: Context) -> RecordDict:
     """Describes this client and its samples."""
-    node = this_node(wire.decode_question(content), context)
+    node = this_node(wire.decode_config(content), context)
     here, own = node.federation, node.federation.clients[node.client]
     return wire.encode_hello(
         wire.Hello(
@@ -170,7 +170,7 @@ def _prepared(
     content: RecordDict, context: Context
 ) -> tuple[RunConfig, ThisNode, ReferenceEngine, ServerState]:
     """The objects for a job or test; the state has the sent tensors' layout, not their values."""
-    config = wire.decode_job_config(content)
+    config = wire.decode_config(content)
     node = this_node(config, context)
     engine = node.engine(config)
     params, buffers = read_state(engine.workload.model)

@@ -144,13 +144,7 @@ def read_fields(
     odd = sorted(set(content) - {kind, *beside})
     if odd:
         raise UnreadableError(f"the message has an unexpected part '{odd[0]}'")
-    record = content.get(kind)
-    if not isinstance(record, ConfigRecord):
-        raise UnreadableError(f"the message has no part '{kind}'")
-    values: dict[str, Any] = dict(record)
-    version = values.pop("protocol", None)
-    if type(version) is not int or version != PROTOCOL:
-        raise UnreadableError(f"the message is of protocol {version!r}; this side uses {PROTOCOL}")
+    values = _values(content, kind)
     for name, value in values.items():
         several = value if isinstance(value, list) else [value]
         if any(isinstance(one, int) and one < 0 for one in several):
@@ -161,6 +155,17 @@ def read_fields(
         return read_options(header, values, kind)
     except (ConfigError, TypeError) as error:  # a TypeError where a field is missing
         raise UnreadableError(str(error)) from None
+
+
+def _values(content: RecordDict, kind: str) -> dict[str, Any]:
+    record = content.get(kind)
+    if not isinstance(record, ConfigRecord):
+        raise UnreadableError(f"the message has no part '{kind}'")
+    values: dict[str, Any] = dict(record)
+    version = values.pop("protocol", None)
+    if type(version) is not int or version != PROTOCOL:
+        raise UnreadableError(f"the message is of protocol {version!r}; this side uses {PROTOCOL}")
+    return values
 
 
 @dataclass(frozen=True)
@@ -220,10 +225,13 @@ class _Update(Options):
 
 
 @dataclass(frozen=True)
-class _Text(Options):
-    """A configuration, or the reason for none."""
+class _Question(Options):
+    config: str
 
-    text: str
+
+@dataclass(frozen=True)
+class _Refusal(Options):
+    reason: str
 
 
 def config_text(config: RunConfig) -> str:
@@ -232,8 +240,17 @@ def config_text(config: RunConfig) -> str:
     return json.dumps({name: part for name, part in tables.items() if name not in SERVERS_OWN})
 
 
-def read_config_text(text: str) -> RunConfig:
-    """A configuration with data and model."""
+def encode_question(config: RunConfig) -> RecordDict:
+    """Asks a node for its identity and its samples of a data set."""
+    return RecordDict({"question": write_fields(_Question(config_text(config)))})
+
+
+def decode_config(content: RecordDict) -> RunConfig:
+    """The configuration in a question, job or test, with data and model: a client's first step."""
+    kind = next((kind for kind in ("question", "test") if kind in content), "job")
+    text = _values(content, kind).get("config")
+    if not isinstance(text, str) or len(text) > LONGEST_TEXT:
+        raise UnreadableError(f"the message has no {kind} with a configuration")
     try:
         config = read_config(json.loads(text))
     except (FedprotoError, ValueError, TypeError, AttributeError, RecursionError) as error:
@@ -241,16 +258,6 @@ def read_config_text(text: str) -> RunConfig:
     if config.data is None or config.model is None:
         raise UnreadableError("the configuration has no data or no model")
     return config
-
-
-def encode_question(config: RunConfig) -> RecordDict:
-    """Asks a node for its identity and its samples of a data set."""
-    return RecordDict({"question": write_fields(_Text(config_text(config)))})
-
-
-def decode_question(content: RecordDict) -> RunConfig:
-    """The configuration whose data the server asks about."""
-    return read_config_text(read_fields(content, "question", _Text).text)
 
 
 def encode_hello(hello: Hello) -> RecordDict:
@@ -289,16 +296,6 @@ def encode_job(job: LocalJob, config: RunConfig) -> RecordDict:
         job.last_round,
     )
     return _with_model("job", header, job.state, broadcast=job.broadcast)
-
-
-def decode_job_config(content: RecordDict) -> RunConfig:
-    """Strategy, data, model, training and device of a job or test, which a client builds first."""
-    kind = "test" if "test" in content else "job"
-    record = content.get(kind)
-    text = record.get("config") if isinstance(record, ConfigRecord) else None
-    if not isinstance(text, str) or len(text) > LONGEST_TEXT:
-        raise UnreadableError(f"the message has no {kind} with a configuration")
-    return read_config_text(text)
 
 
 def decode_job(
@@ -409,15 +406,15 @@ def decode_tally(content: RecordDict) -> Tensor:
 
 
 def encode_refusal(reason: str) -> RecordDict:
-    """A refusal as a message, with the reason."""
-    return RecordDict({"refusal": write_fields(_Text(one_line(reason)))})
+    """Tells the other side why there is no answer."""
+    return RecordDict({"refusal": write_fields(_Refusal(one_line(reason)))})
 
 
 def decode_refusal(content: RecordDict) -> str | None:
     """The reason of a refusal; None if the message is an answer."""
     if "refusal" not in content:
         return None
-    return one_line(read_fields(content, "refusal", _Text).text)
+    return one_line(read_fields(content, "refusal", _Refusal).reason)
 
 
 def _with_model(
