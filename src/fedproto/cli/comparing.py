@@ -40,21 +40,19 @@ def compare(
     baseline: Baseline = None,
     margin: Margin = None,
     each: Annotated[bool, typer.Option("--each", help="One row per run, not per group.")] = False,
-    plots: Annotated[Path | None, typer.Option(help="Folder for figures.")] = None,
+    plots: Annotated[Path | None, typer.Option(help="Write figures to this folder.")] = None,
     plot_format: Annotated[
         FigureFormat, typer.Option(help="Format of the figures.")
     ] = FigureFormat.png,
-    plot_width: Annotated[FigureWidth, typer.Option(help="Their width.")] = FigureWidth.screen,
+    plot_width: Annotated[
+        FigureWidth, typer.Option(help="Width of the figures.")
+    ] = FigureWidth.screen,
     as_json: AsJson = False,
-    as_csv: Annotated[
-        bool, typer.Option("--csv", help="Write the table to this CSV file.")
-    ] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print the table as CSV.")] = False,
     as_markdown: Annotated[
-        bool, typer.Option("--markdown", help="Write the table to this Markdown file.")
+        bool, typer.Option("--markdown", help="Print the table as Markdown.")
     ] = False,
-    as_latex: Annotated[
-        bool, typer.Option("--latex", help="Write the table to this LaTeX file.")
-    ] = False,
+    as_latex: Annotated[bool, typer.Option("--latex", help="Print the table as LaTeX.")] = False,
 ) -> None:
     """Compare methods under each condition, seed by seed; seeds of one method share a row."""
     found = find_runs(directories, lambda text: echo(text, err=True))

@@ -59,7 +59,7 @@ def fetch(name: Name) -> None:
 
 @group.command()
 def check(name: Name) -> None:
-    """Verify the files of a data set that are there."""
+    """Verify the checksums of the files of a data set."""
     source, root = DATASETS.get(name), data_root()
     damaged = []
     with _named(name):

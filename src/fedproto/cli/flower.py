@@ -109,7 +109,7 @@ def start(
         ),
     ] = "",
 ) -> None:
-    """Start the server or the node that a folder is for."""
+    """Start the server or the node of a folder of keys."""
     from fedproto.flower.deploy import become_host
 
     become_host(folder.resolve(), node_config)
@@ -117,7 +117,7 @@ def start(
 
 @group.command()
 def register(server: ServerFolder) -> None:
-    """Make the clients' keys known to the server that runs on this host."""
+    """Register the clients' keys with the server on this host."""
     from fedproto.flower.deploy import control_of
     from fedproto.flower.keys import public_keys
 
@@ -139,7 +139,7 @@ def submit(
     rounds: Rounds = None,
     quiet: Quiet = False,
 ) -> None:
-    """Run a recipe on the server that runs on this host, or continue a run."""
+    """Run a recipe on the server on this host, or continue a run."""
     from fedproto.flower.deploy import control_of
 
     control = control_of(server)

@@ -24,7 +24,7 @@ KIND_OF = {"strategy": "strategies", "data": "datasets", "model": "models"}
 
 
 def check(paths: Directories) -> None:
-    """Look for damage in run directories and say what can be saved."""
+    """Check run directories for damage, and name recoverable parts."""
     from fedproto.store.checking import check_run, check_sweep
     from fedproto.store.sweeps import is_sweep
 
@@ -52,8 +52,8 @@ def list_known(
     kind: Annotated[
         str | None,
         typer.Argument(
-            help=f"Only these: {', '.join(KINDS)}; one of them or a section, such as 'train', with"
-            " its options; 'options' for all sections."
+            help=f"What to list: {', '.join(KINDS)}; the name of one, or of a section such as"
+            " 'train', for its options; 'options' for all sections."
         ),
     ] = None,
 ) -> None:

@@ -28,7 +28,7 @@ def predict(
     best: Best = False,
     as_json: AsJson = False,
 ) -> None:
-    """Apply a run's newest model to pictures.
+    """Apply a run's newest model to images.
 
     Segmentation writes label maps; classification prints probabilities and their entropy.
     """

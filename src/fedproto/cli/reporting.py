@@ -48,7 +48,7 @@ def analyse_runs(
     directories: Directories,
     what: Annotated[
         list[str] | None,
-        typer.Option(help=f"Only this part or measure; repeatable: {', '.join(PARTS)}."),
+        typer.Option(help=f"Compute this part or measure alone; repeatable: {', '.join(PARTS)}."),
     ] = None,
     reference: Annotated[
         Path | None, typer.Option(help="A finished run of strategy 'centralized', for MMD.")
@@ -144,10 +144,10 @@ def report(
     target: Target = None,
     data: Annotated[
         bool,
-        typer.Option("--data/--no-data", help="Show scores by what clients hold."),
+        typer.Option("--data/--no-data", help="Show scores by clients' samples and classes."),
     ] = True,
 ) -> None:
-    """Write one self-contained HTML page about finished or unfinished runs."""
+    """Write a self-contained HTML page about finished or unfinished runs."""
     file = out or (directories[0] if len(directories) == 1 else Path()) / "report.html"
     problems = write_page(
         directories,

@@ -66,7 +66,7 @@ def run(
     log_to: LogTo = None,
     dry_run: DryRun = False,
 ) -> None:
-    """Train one strategy as a recipe says."""
+    """Train one strategy, as a recipe describes."""
     configs = read_recipe(recipe, overrides or [], scale)
     if len(configs) > 1:
         raise ConfigError(
@@ -106,7 +106,7 @@ def resume(
     log_to: LogTo = None,
     rounds: Rounds = None,
 ) -> None:
-    """Continue a run or sweep that was stopped, or is to have more rounds."""
+    """Continue a stopped run or sweep, or extend it by more rounds."""
     check_sinks(log_to or [])
     if rounds is not None:
         extend(directory, rounds)
