@@ -39,7 +39,7 @@ CHOICES = Path(__file__).parents[2] / "results/serve"
 FIRST = 4
 """Opponents that are trained before the others: those with the best validation scores."""
 
-MEASURE = "head"
+MEASURE = "clients"
 SHOWN = 0.25
 """Share of the rounds, the last ones, in the figure of class accuracies."""
 

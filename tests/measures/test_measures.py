@@ -337,7 +337,7 @@ def test_wrong_options_are_refused(given, message):
 
 
 def test_every_measure_says_what_it_is():
-    known = {"clients", "dissimilarity", "ece", "head", "loss", "margin", "mmd"}
+    known = {"clients", "dissimilarity", "ece", "loss", "margin", "mmd"}
     assert known <= set(MEASURES.names())
     assert all(issubclass(MEASURES.get(name), Measure) for name in MEASURES.names())
     assert all(MEASURES.get(name).__doc__ for name in MEASURES.names())
@@ -445,15 +445,3 @@ def test_records_from_before_there_were_tables_are_read(tmp_path):
     record.pop("hash")  # which such records did not have either
     (read,) = read_records(json.dumps(record).encode() + b"\n", file, fingerprinted=False)
     assert read.tables == {}
-
-
-def test_rows_of_the_head_and_classes_are_followed(small_federation, small_model):
-    config = measured(config_of(FedAvg()), what=("head",))
-    (run,) = carry_out([config], small_federation, small_model)
-    tables = run.records[-1].tables
-    (name,) = [name for name in run.state.params if name.endswith("classifier.weight")]
-    norms = run.state.params[name].norm(dim=1)
-    assert list(tables["row norm"].values()) == pytest.approx(norms.tolist(), abs=1e-4)
-    clients = measured(config_of(FedAvg()), what=("clients",))
-    (other,) = carry_out([clients], small_federation, small_model)
-    assert tables["class"] == other.records[-1].tables["class"]

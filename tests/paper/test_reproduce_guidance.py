@@ -11,16 +11,22 @@ import pytest
 
 from fedproto.data.digits import Digits
 from fedproto.data.statistics import class_counts
-from fedproto.measures.scores import PER_CLASS, ROW_NORM
+from fedproto.data.tasks import task_named
+from fedproto.engines.base import EngineOptions, Workload
+from fedproto.engines.reference import read_state
+from fedproto.measures import MeasureOptions
+from fedproto.measures.base import Gauge
+from fedproto.measures.scores import PER_CLASS
 from fedproto.report.results import StoredRun
 from fedproto.report.statistics import difference, holm
-from fedproto.types import RoundRecord
+from fedproto.types import RoundRecord, ServerState
 from paper.base import EXPERIMENTS, FoundRun, FoundRuns
 from paper.cases import FAIR_AND_TOLERANT, Scope, configs_of
 from paper.experiments.guidance import GuidanceStudy
 from paper.forgetting import (
     GUIDED,
     MEASURE,
+    ROW_NORM,
     changes_by_holders,
     row_spread,
     show_forgetting,
@@ -259,3 +265,16 @@ def test_all_data_sets_have_their_recipes(kind):
         configs = configs_of(f"{kind}-{name}")
         assert {config.title for config in configs} >= {digits[0]}
         assert all(config.data.validation > 0 for config in configs), "nothing to choose on"
+
+
+def test_rows_of_the_head_and_classes_are_followed(small_federation, small_model):
+    task = task_named(small_federation.task)
+    gauge = Gauge(Workload(small_federation, small_model, task, EngineOptions(device="cpu")))
+    state = ServerState(1, *read_state(small_model))
+    found, scores = (
+        gauge.take(MeasureOptions(what=(name,)), 0, state).tables for name in (MEASURE, "clients")
+    )
+    (name,) = [name for name in state.params if name.endswith("classifier.weight")]
+    norms = state.params[name].norm(dim=1)
+    assert list(found[ROW_NORM].values()) == pytest.approx(norms.tolist(), abs=1e-4)
+    assert found[PER_CLASS] == scores[PER_CLASS]

@@ -169,7 +169,8 @@ def test_a_run_that_is_not_so_far_takes_nothing_away_from_the_others():
     untested = stored([None] * 4)
     assert at_shared_rounds([whole, untested]) == [whole, untested]
     odd, even = stored([0.1, None, 0.3, None]), stored([None, 0.2, None, 0.4])
-    assert at_shared_rounds([odd, even]) == [odd, even]
+    apart = at_shared_rounds([odd, even])
+    assert [run.curve("accuracy")[0].tolist() for run in apart] == [[1, 3], [4]], "none in common"
     hardly = stored([0.1], rounds=4)
     first, second, third = at_shared_rounds([whole, even, hardly])
     assert first.curve("accuracy")[0].tolist() == [2, 4]

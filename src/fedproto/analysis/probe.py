@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedproto.analysis.dissimilarity import mean_gradient, squared_distance
 from fedproto.analysis.uncertainty import BINS, tally_confidence
 from fedproto.engines.base import Workload
 from fedproto.engines.layers import (
@@ -26,7 +25,6 @@ from fedproto.engines.layers import (
 )
 from fedproto.engines.setting import load_state, prefer_channels_last
 from fedproto.equations import class_prototypes
-from fedproto.models.adapter import class_rows
 from fedproto.models.base import features_of
 from fedproto.rng import Indices
 from fedproto.types import POOLED, Prototypes, ServerState
@@ -66,13 +64,6 @@ class Probe:
                 with self._options.precision():
                     found = self._model(inputs)
                 yield found, targets
-
-    def row_norms(self, state: ServerState) -> Tensor | None:
-        """L2 norms of the rows of the last layer's weight, ``[C]``; None without such a layer."""
-        example, _ = self._samples.batch(np.zeros(1, dtype=np.int64))
-        names = class_rows(self._model, example, self.federation.num_classes)
-        matrices = [state.params[name] for name in names if state.params[name].dim() > 1]
-        return matrices[0].flatten(1).norm(dim=1) if matrices else None
 
     @torch.no_grad()
     def maps(self, state: ServerState, index: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -140,11 +131,14 @@ class Probe:
                 if complete
                 else self._mean_of_own_gradients()
             )
-            found = [
-                squared_distance(self._client_gradient(client, complete), reference)
-                for client in clients
-            ]
-        return torch.stack(found).cpu() if found else torch.empty(0, dtype=torch.float64)
+            found = []
+            for client in clients:
+                own = self._client_gradient(client, complete)
+                parts = [
+                    (own[name] - one).square().sum().double() for name, one in reference.items()
+                ]
+                found.append(torch.stack(parts).sum())
+        return torch.stack(found).cpu()
 
     def _mean_of_own_gradients(self) -> dict[str, Tensor]:
         """``Σ_k n_k/n ∇L_k``, each client with batch-norm statistics of its own."""
@@ -161,9 +155,21 @@ class Probe:
             estimate(self._model, (inputs for inputs, _ in self._batches(own)))
         return self._gradient(own)
 
+    @torch.enable_grad()
     def _gradient(self, indices: Indices) -> dict[str, Tensor]:
-        batches = self._batches(indices, self._gradient_at_once)
-        return mean_gradient(self._model, self.task.loss, self.task.loss_terms, batches)
+        """The gradient of the mean loss over some samples, summed batch by batch."""
+        params = dict(self._model.named_parameters())
+        total = {name: torch.zeros_like(tensor) for name, tensor in params.items()}
+        terms = 0.0
+        for inputs, targets in self._batches(indices, self._gradient_at_once):
+            number = self.task.loss_terms(targets)
+            value = self.task.loss(self._model(inputs), targets) * number
+            found = torch.autograd.grad(value, list(params.values()), allow_unused=True)
+            for summed, part in zip(total.values(), found, strict=True):
+                if part is not None:
+                    summed += part
+            terms += float(number)
+        return {name: summed / max(terms, 1.0) for name, summed in total.items()}
 
     def _complete(self, state: ServerState) -> bool:
         """Whether a state brings its batch-norm statistics with it, whatever the samples."""

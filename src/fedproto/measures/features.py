@@ -1,5 +1,9 @@
 """Measures of a model's features and gradients: margin, gradient dissimilarity, MMD.
 
+The dissimilarity is ``1/|K| Σ_k ‖∇L_k(W) − ∇L(W)‖²``, where ``L_k`` is the mean loss over client
+k's training samples and ``L = Σ_k n_k/n L_k`` that over the pooled ones. Gradients are those of the
+model as it is tested: batch norm by the state's statistics, no dropout.
+
 Equation (MMD) averages over clients: here over all clients with at least two held-out samples, each
 with the features of these under the aggregate model and under the reference. The kernel's bandwidth
 is the median distance between the reference's features over all clients, the same in all rounds.
@@ -15,12 +19,23 @@ import torch
 from torch import Tensor
 
 from fedproto.analysis.discrepancy import median_bandwidth, mmd2
-from fedproto.analysis.dissimilarity import mean_and_error
 from fedproto.equations import aggregate_mean_margin
 from fedproto.errors import ConfigError
 from fedproto.measures.base import MEASURES, ComparingMeasure, Measure
 from fedproto.rng import Indices, Purpose, stream
 from fedproto.types import POOLED, ServerState
+
+
+def mean_and_error(distance_k: Tensor, num_clients: int) -> tuple[float, float]:
+    """Mean and standard error of the distances of some clients, drawn without replacement.
+
+    The error is 0 if these are all clients.
+    """
+    number, mean = len(distance_k), float(distance_k.double().mean())
+    if number >= num_clients:
+        return mean, 0.0
+    deviation = float(distance_k.double().std()) if number > 1 else math.inf
+    return mean, deviation * math.sqrt((1 - number / num_clients) / number)
 
 
 @MEASURES.register("dissimilarity")

@@ -88,30 +88,14 @@ class ClientsMeasure(Measure):
         summary = zip(CLIENT_SCORES, summarize_clients([*clients.values()]), strict=True)
         return {
             **{prefix + self.probe.task.headline: value for prefix, value in summary},
-            PER_CLIENT: _rounded(clients),
-            PER_CLASS: _rounded(score_classes(self.probe, state)),
+            PER_CLIENT: rounded(clients),
+            PER_CLASS: rounded(score_classes(self.probe, state)),
         }
 
 
-def _rounded(scores: Mapping[str, float]) -> dict[str, float]:
+def rounded(scores: Mapping[str, float]) -> dict[str, float]:
+    """A table of scores with five digits."""
     return {name: round(value, DIGITS) for name, value in scores.items()}
-
-
-ROW_NORM = "row norm"
-
-
-@MEASURES.register("head")
-class HeadMeasure(Measure):
-    """The score of every class and the norm of its row of the last layer, as tables."""
-
-    def take(self, state: ServerState) -> Mapping[str, float | Mapping[str, float]]:
-        """Two tables, by class; rows where the model's last layer has one per class."""
-        scores, norms = score_classes(self.probe, state), self.probe.row_norms(state)
-        named = {
-            self.probe.federation.class_name(index): norm
-            for index, norm in enumerate([] if norms is None else norms.tolist())
-        }
-        return {PER_CLASS: _rounded(scores), ROW_NORM: _rounded(named)}
 
 
 TRAINING_LOSS = "aggregate_train_loss"
@@ -138,5 +122,5 @@ class CalibrationMeasure(Measure):
         if not len(test):
             return {}
         tally = self.probe.confidences(state, test)
-        tables = {name: _rounded(table) for name, table in reliability(tally).items()}
+        tables = {name: rounded(table) for name, table in reliability(tally).items()}
         return {"ece": calibration_error(tally), **tables}

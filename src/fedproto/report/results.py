@@ -10,7 +10,7 @@ metric is taken at the rounds that all runs have.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -169,43 +169,26 @@ def at_shared_rounds(runs: Sequence[StoredRun]) -> list[StoredRun]:
     """The same runs, without the values of a metric at rounds that another of them left out.
 
     A run that never took a metric, or has not come that far, takes nothing away from the others;
-    nor does one that would have nothing left.
+    one that would have nothing left keeps what it has.
     """
-    thinned = list(runs)
+    kept: list[dict[str, set[int]]] = [{} for _ in runs]
     for metric in {name for run in runs for record in run.records for name in record.metrics}:
-        taken = {
-            index: {record.round for record in run.records if metric in record.metrics}
-            for index, run in enumerate(runs)
-        }
-        for index, kept in _shared({k: rounds for k, rounds in taken.items() if rounds}).items():
-            if len(kept) < len(taken[index]):
-                thinned[index] = _only_at(thinned[index], metric, kept)
-    return thinned
-
-
-def _shared(taken: dict[int, set[int]]) -> dict[int, set[int]]:
-    """The rounds of some sets that no other set lacks before its end."""
-    inside = dict(taken)
-    while True:
+        taken = [
+            {record.round for record in run.records if metric in record.metrics} for run in runs
+        ]
         shared = {
             round_
-            for round_ in set().union(*inside.values())
-            if all(round_ in rounds or round_ > max(rounds) for rounds in inside.values())
+            for round_ in set().union(*taken)
+            if all(round_ in rounds or round_ > max(rounds) for rounds in taken if rounds)
         }
-        met = {index: rounds for index, rounds in inside.items() if rounds & shared}
-        if len(met) == len(inside):
-            return {
-                index: rounds & shared if index in met else rounds
-                for index, rounds in taken.items()
-            }
-        inside = met
+        for of_run, rounds in zip(kept, taken, strict=True):
+            of_run[metric] = rounds & shared or rounds
+    return [_only_at(run, rounds) for run, rounds in zip(runs, kept, strict=True)]
 
 
-def _only_at(run: StoredRun, metric: str, rounds: set[int]) -> StoredRun:
-    def without(record: RoundRecord) -> RoundRecord:
-        if record.round in rounds or metric not in record.metrics:
-            return record
-        rest = {name: value for name, value in record.metrics.items() if name != metric}
-        return replace(record, metrics=rest)
-
-    return replace(run, records=[without(record) for record in run.records])
+def _only_at(run: StoredRun, rounds: Mapping[str, set[int]]) -> StoredRun:
+    records = []
+    for record in run.records:
+        left = {name: v for name, v in record.metrics.items() if record.round in rounds[name]}
+        records.append(record if left == record.metrics else replace(record, metrics=left))
+    return replace(run, records=records)
