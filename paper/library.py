@@ -100,7 +100,7 @@ class Request:
         rounds = self.config.schedule.rounds
         enough = first or (1 if self.begun and modest else rounds)
         begun = run.config.schedule.rounds == rounds and len(run.records) >= enough
-        if not (begun or run.begins_as_run_of(rounds)):
+        if not (begun or begins_as_run_of(run, rounds)):
             return False
         if not all(map(run.config.measure.takes, measured)):
             return False
@@ -276,3 +276,9 @@ def _measured_for_both(one: RunConfig, other: RunConfig) -> RunConfig:
     what = tuple(dict.fromkeys((*one.measure.what, *other.measure.what)))
     every = min(one.measure.every, other.measure.every)
     return replace(one, measure=replace(one.measure, what=what, every=every))
+
+
+def begins_as_run_of(run: StoredRun, rounds: int) -> bool:
+    """Whether a run's first rounds are a run of that length; not if its rate falls more slowly."""
+    same = run.config.schedule.rounds == rounds or run.config.train.lr_schedule == "constant"
+    return same and len(run.records) >= rounds

@@ -21,6 +21,7 @@ import os
 import pkgutil
 import re
 import sys
+import threading
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
@@ -241,6 +242,7 @@ class Registry(Generic[T]):
         self._package = package
         self._entries: dict[str, type[T]] = {}
         self._searched = False
+        self._searching = threading.RLock()
 
     def register(self, name: str) -> Callable[[type[C]], type[C]]:
         """Decorator that makes a class known under a name."""
@@ -303,13 +305,14 @@ class Registry(Generic[T]):
         return sorted(self._all())
 
     def _all(self) -> dict[str, type[T]]:
-        if not self._searched:
-            self._searched = True
-            package = importlib.import_module(self._package)
-            for module in pkgutil.iter_modules(getattr(package, "__path__", ())):
-                importlib.import_module(f"{self._package}.{module.name}")
-            for entry in _installed():
-                entry.load()
+        with self._searching:  # another thread would find those that are imported by now
+            if not self._searched:
+                self._searched = True
+                package = importlib.import_module(self._package)
+                for module in pkgutil.iter_modules(getattr(package, "__path__", ())):
+                    importlib.import_module(f"{self._package}.{module.name}")
+                for entry in _installed():
+                    entry.load()
         return self._entries
 
 

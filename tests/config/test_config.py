@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import re
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -14,6 +16,7 @@ from fedproto.config.recipe import apply_overrides, expand, read_recipe
 from fedproto.errors import ConfigError
 from fedproto.options import (
     Options,
+    Registry,
     bundled_recipes,
     describe,
     option,
@@ -327,3 +330,16 @@ def test_the_methods_recipes_hold_the_same_methods(data):
     assert len(names) == 13
     assert {"FedAvg", "Fairness + toleration", "FedProto", "SCAFFOLD", "FedAdam"} <= names
     assert {run.data for run in runs} == {next(iter(read_recipe(data).values())).data}
+
+
+def test_threads_that_ask_a_registry_at_once_find_all_of_it(tmp_path, monkeypatch):
+    package = tmp_path / "slow_kinds"
+    package.mkdir()
+    (package / "__init__.py").write_text("import time")
+    (package / "first.py").write_text("import time; time.sleep(0.3)")
+    (package / "second.py").write_text("from slow_kinds import made; made.register('last')(dict)")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    registry: Registry[dict] = Registry("kind", "slow_kinds")
+    importlib.import_module("slow_kinds").made = registry
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(lambda _: registry.names(), range(2))) == [["last"], ["last"]]

@@ -35,7 +35,7 @@ from paper.curves import (
 )
 from paper.experiments.claims import Claim, claims, judge, measured
 from paper.experiments.margins import discrepancy
-from paper.library import Library, Request, merged, settings_digest
+from paper.library import Library, Request, begins_as_run_of, merged, settings_digest
 from paper.panels import METHODS, line_of
 from paper.printed import Printed, paper, printed, printed_at_delta
 
@@ -280,6 +280,14 @@ def test_a_measure_of_single_models_is_averaged_over_the_last_third():
     assert final_value(result(values, metric="mmd").run, "mmd") == pytest.approx((6.0 + 9.0) / 2)
     scores = result([place / 12 for place in range(1, 13)]).run
     assert final_value(scores, "accuracy") == 1.0, "scores: the rounds on top of the nominal ones"
+
+
+def test_the_first_rounds_of_a_run_whose_rate_falls_are_no_shorter_run():
+    constant = result([0.1, 0.2, 0.3, 0.4]).run
+    train = replace(constant.config.train, lr_schedule="polynomial")
+    falling = replace(constant, config=replace(constant.config, train=train))
+    assert [begins_as_run_of(constant, rounds) for rounds in (2, 4, 5)] == [True, True, False]
+    assert [begins_as_run_of(falling, rounds) for rounds in (2, 4, 5)] == [False, True, False]
 
 
 def test_a_library_of_nothing(tmp_path):

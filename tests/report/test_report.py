@@ -303,14 +303,6 @@ def test_of_a_seed_that_is_stored_twice_the_longest_run_counts_and_it_is_said():
     assert arrange([long, long]).notices == (), "copies say nothing new"
 
 
-def test_the_first_rounds_of_a_run_whose_rate_falls_are_no_shorter_run():
-    constant = stored([0.1, 0.2, 0.3, 0.4])
-    train = replace(constant.config.train, lr_schedule="polynomial")
-    falling = replace(constant, config=replace(constant.config, train=train))
-    assert [constant.begins_as_run_of(rounds) for rounds in (2, 4, 5)] == [True, True, False]
-    assert [falling.begins_as_run_of(rounds) for rounds in (2, 4, 5)] == [False, True, False]
-
-
 def test_runs_of_different_length_are_not_the_same_condition():
     """The first rounds of a longer run, whose rate falls more slowly, are no shorter run."""
     runs = [stored([0.1, 0.2]), stored([0.1, 0.2, 0.3, 0.4])]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -118,7 +117,7 @@ def test_scores_recorded_in_training_make_the_sections(tmp_path):
     assert group["fairness"]["zero"] == pytest.approx(1 / 3)
     assert group["classes"] == {"cat": pytest.approx(0.3)}
     curve = shown["runs"][0]["curves"]["class: cat"]
-    assert curve["x"] == [2, 2, 2]
+    assert curve["x"] == [2, 4]
     assert [metric["class"] for metric in shown["metrics"]] == [False, False, False, True]
     write_analysis(tmp_path / "run")  # of round 30, which is later
     (group,) = contents(tmp_path)["groups"]
@@ -164,7 +163,7 @@ def test_long_curves_are_means_of_neighbours(tmp_path, monkeypatch):
     write_run(tmp_path / "run", rounds=25)
     (run,) = find_runs([tmp_path])
     curve = contents(tmp_path)["runs"][0]["curves"]["accuracy"]
-    values = np.frombuffer(base64.b64decode(curve["y"]), dtype="<f4")
+    values = curve["y"]
     assert curve["joined"] == 3
     assert values[:2] == pytest.approx(run.curve("accuracy")[1][:6].reshape(2, 3).mean(axis=1))
     assert values[-1] == pytest.approx(run.curve("accuracy")[1][-1])
@@ -223,13 +222,12 @@ def test_the_reliability_of_seeds_is_pooled(tmp_path):
 def test_what_was_spent_after_each_round(tmp_path):
     write_run(tmp_path / "run", rounds=4)
     (run,) = contents(tmp_path)["runs"]
-    assert run["megabytes"] == {"total": pytest.approx(4 * 0.002), "step": 0, "spent": ""}
+    assert run["megabytes"]["spent"] == pytest.approx([0.002, 0.004, 0.006, 0.008])
     assert run["seconds"]["total"] == 1.0
     records = [replace(make_record(4), seconds=3.0), replace(make_record(5), seconds=1.0)]
     append_records(tmp_path / "run", records)
     (run,) = contents(tmp_path)["runs"]
-    spent = np.frombuffer(base64.b64decode(run["seconds"]["spent"]), dtype="<f4")
-    assert spent.tolist() == [0.25, 0.5, 0.75, 1.0, 4.0, 5.0]
+    assert run["seconds"]["spent"] == [0.25, 0.5, 0.75, 1.0, 4.0, 5.0]
 
 
 def test_what_cannot_be_written_or_found_is_named(tmp_path, capsys):

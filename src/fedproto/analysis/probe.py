@@ -99,14 +99,11 @@ class Probe:
     @torch.no_grad()
     def features(self, state: ServerState, parts: Sequence[Indices]) -> list[tuple[Tensor, Tensor]]:
         """Vectors ``[N, D]`` and labels ``[N]`` for each of some parts of one client each."""
-        if self.task.one_label and self._complete(state):
-            together = np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
-            if not len(together):
-                return [self._no_features() for _ in parts]
-            vectors, labels = self._joined(state, together)
+        if parts and self.task.one_label and self._complete(state):
+            vectors, labels = self._joined(state, np.concatenate(parts))
             sizes = [len(part) for part in parts]
             return list(zip(vectors.split(sizes), labels.split(sizes), strict=True))
-        return [self._joined(state, part) if len(part) else self._no_features() for part in parts]
+        return [self._joined(state, part) for part in parts]
 
     @torch.no_grad()
     def prototypes(self, state: ServerState, indices: Indices) -> Prototypes:
@@ -208,15 +205,14 @@ class Probe:
 
     def _joined(self, state: ServerState, indices: Indices) -> tuple[Tensor, Tensor]:
         found = list(self._vectors(state, indices))
+        if not found:
+            nothing = torch.empty(0, device=self.device)
+            return nothing.reshape(0, 1), nothing.long()
         return torch.cat([vectors for vectors, _ in found]), torch.cat([y for _, y in found])
 
     def _tally(self, batches: Iterable[tuple[Tensor, Tensor]]) -> Tensor | None:
         found = [self.task.tally(logits, targets).cpu() for logits, targets in batches]
         return torch.stack(found).sum(dim=0) if found else None
-
-    def _no_features(self) -> tuple[Tensor, Tensor]:
-        nothing = torch.empty(0, device=self.device)
-        return nothing.reshape(0, 1), nothing.long()
 
     def _batches(
         self, indices: Indices, at_once: int | None = None

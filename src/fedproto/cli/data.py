@@ -101,7 +101,7 @@ def plot(
     federation = _load(_configured(name, settings))
     folder = out or Path("plots")
     folder.mkdir(parents=True, exist_ok=True)
-    figure = class_mix_figure([("", federation)])
+    figure = class_mix_figure(federation)
     echo(f"wrote {save_figure(figure, folder / f'{name}-classes.png')}")
 
 

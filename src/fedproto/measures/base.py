@@ -71,7 +71,7 @@ class Gauge:
     def take(self, options: MeasureOptions, seed: int, state: ServerState) -> Taken:
         """All configured measures; values that are not finite are left out."""
         taken = Taken()
-        for name, measure in zip(options.what, self._asked(options, seed), strict=True):
+        for name, measure in zip(options.what, self.prepared(options, seed), strict=True):
             try:
                 found = measure.take(state)
             except RuntimeError as error:
@@ -91,11 +91,8 @@ class Gauge:
         """The clients' scores, which every run has at its end."""
         return self.take(MeasureOptions(what=("clients",)), seed, state)
 
-    def prepare(self, options: MeasureOptions, seed: int) -> None:
-        """Checks the measures and their reference before any training."""
-        self._asked(options, seed)
-
-    def _asked(self, options: MeasureOptions, seed: int) -> list[Measure]:
+    def prepared(self, options: MeasureOptions, seed: int) -> list[Measure]:
+        """The measures with their reference: what can fail before any training."""
         key = options, seed
         if key not in self._measures:
             probe = self._probe = self._probe or Probe(self._workload)

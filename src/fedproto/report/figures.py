@@ -210,35 +210,17 @@ def _draw_group(axes: Any, runs: Iterable[StoredRun], metric: str, style: LineSt
     return line
 
 
-def class_mix_figure(federations: Sequence[tuple[str, Federation]]) -> Any:
-    """Classes per client, clients per number of classes, and the class mix of 30 random clients.
-
-    One row per federation.
-    """
-    figure = new_figure(10, 2.4 * len(federations) + 0.4)
-    rows = figure.subplots(len(federations), 3, squeeze=False)
-    for (title, federation), panels in zip(federations, rows, strict=True):
-        counts = class_counts(federation)
-        classes = (counts > 0).sum(axis=1)
-        panels[0].bar(np.arange(len(classes)), classes, width=1.0, color=COLORS[0])
-        panels[0].set_ylabel(f"{title}\n# classes" if title else "# classes")
-        panels[0].set_ylim(0, counts.shape[1] + 0.5)
-        panels[1].bar(
-            np.arange(counts.shape[1] + 1),
-            np.bincount(classes, minlength=counts.shape[1] + 1),
-            color=COLORS[0],
-        )
-        panels[1].set_ylabel("# clients")
-        _draw_mix(panels[2], counts)
-    heads = ("Distribution of # classes", "Distribution of # clients", "Class mix per client")
-    feet = ("client ID (k)", "# classes per client", "class distribution")
-    for column, (head, foot) in enumerate(zip(heads, feet, strict=True)):
-        rows[0][column].set_title(head, fontsize="medium")
-        rows[-1][column].set_xlabel(foot)
+def class_mix_figure(federation: Federation) -> Figure:
+    """The class mix of 30 random clients."""
+    figure = new_figure(6, 4.5)
+    axes = figure.subplots()
+    draw_class_mix(axes, class_counts(federation))
+    axes.set_xlabel("class distribution")
     return figure
 
 
-def _draw_mix(axes: Any, counts: Indices) -> None:
+def draw_class_mix(axes: Any, counts: Indices) -> None:
+    """A bar per client, of the shares of its classes; of at most 30 random clients."""
     rng = np.random.RandomState(0)
     shown = np.sort(rng.permutation(len(counts))[:SHOWN_CLIENTS])
     mix = counts[shown] / counts[shown].sum(axis=1, keepdims=True)

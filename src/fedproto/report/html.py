@@ -6,7 +6,6 @@ curves of more than `MOST_POINTS` tests as means of neighbours.
 
 from __future__ import annotations
 
-import base64
 import json
 import math
 import re
@@ -136,8 +135,8 @@ def page_content(
         ],
         "baselines": arrangement.baselines(),
         "conditions": [
-            {**asdict(condition), "chance": chances.get(number)}
-            for number, condition in enumerate(arrangement.conditions)
+            {**asdict(condition), "chance": chances.get(condition.family)}
+            for condition in arrangement.conditions
         ],
         **_configurations(arrangement),
         "groups": [
@@ -183,25 +182,20 @@ def _metric(name: str) -> dict[str, Any]:
 
 def _chances(
     arrangement: Arrangement, about: Mapping[Path, Mapping[str, Any]], data: ClientData | None
-) -> dict[int, float]:
-    """The accuracy of guessing among the classes, by condition, where it is known.
+) -> dict[str, float]:
+    """The accuracy of guessing among the classes, by data set, where all runs have as many.
 
-    Older runs do not say how many classes there are: their data does, or other runs of a data set.
+    Older runs do not say how many classes there are: their data does, or other runs.
     """
-    known: dict[int, int] = {}
-    by_family: dict[str, set[int]] = defaultdict(set)
+    found: dict[str, set[int]] = defaultdict(set)
     for group in arrangement.groups:
-        (run, *_), numbers = group.runs, group.conditions
+        run = group.runs[0]
         classes = about[run.path].get("num_classes")
         if classes is None and data and (holdings := data.of(run.config)):
             classes = holdings.num_classes
         if classes:
-            known |= dict.fromkeys(numbers, classes)
-            by_family[arrangement.conditions[numbers[0]].family].add(classes)
-    for number, condition in enumerate(arrangement.conditions):
-        if number not in known and len(by_family[condition.family]) == 1:
-            (known[number],) = by_family[condition.family]
-    return {number: 1 / classes for number, classes in known.items()}
+            found[arrangement.conditions[group.conditions[0]].family].add(classes)
+    return {family: 1 / min(known) for family, known in found.items() if len(known) == 1}
 
 
 def _configurations(arrangement: Arrangement) -> dict[str, Any]:
@@ -278,41 +272,26 @@ def _run(
 
 
 def _curve(rounds: NDArray[np.int64], values: NDArray[np.float64]) -> dict[str, Any] | None:
-    """A curve of at most `MOST_POINTS` points, each the mean of ``joined`` tests; None if empty.
-
-    Where the rounds are evenly spaced, ``x`` is the first one, their distance and their number.
-    """
+    """A curve of at most `MOST_POINTS` points, each the mean of ``joined`` tests; None if empty."""
     if not len(rounds):
         return None
     joined = math.ceil(len(rounds) / MOST_POINTS)
-    if joined > 1:
-        starts = np.arange(0, len(rounds), joined)
-        sizes = np.diff(np.append(starts, len(rounds)))
-        values = np.add.reduceat(values, starts) / sizes
-        rounds = rounds[starts + sizes - 1]
-    steps = np.unique(np.diff(rounds))
-    even = len(steps) <= 1
-    step = int(steps[0]) if even and len(steps) else 1
-    return {
-        "x": [int(rounds[0]), step, len(rounds)] if even else rounds.tolist(),
-        "even": even,
-        "y": _packed(values),
-        "joined": joined,
-    }
+    starts = np.arange(0, len(rounds), joined)
+    sizes = np.diff(np.append(starts, len(rounds)))
+    means = np.add.reduceat(values, starts) / sizes
+    return {"x": rounds[starts + sizes - 1].tolist(), "y": _short(means), "joined": joined}
 
 
 def _running_total(amounts: Sequence[float]) -> dict[str, Any]:
     """The amount spent in all, and until every ``step``-th round."""
     spent = np.cumsum(np.asarray(amounts, dtype=np.float64))
-    if len(set(amounts)) < 2:
-        return {"total": float(spent[-1]) if len(spent) else 0.0, "step": 0, "spent": ""}
-    step = math.ceil(len(spent) / MOST_POINTS)
-    return {"total": float(spent[-1]), "step": step, "spent": _packed(spent[step - 1 :: step])}
+    step = max(1, math.ceil(len(spent) / MOST_POINTS))
+    total = float(spent[-1]) if len(spent) else 0.0
+    return {"total": total, "step": step, "spent": _short(spent[step - 1 :: step])}
 
 
-def _packed(values: NDArray[np.float64]) -> str:
-    with np.errstate(over="ignore"):
-        return base64.b64encode(values.astype("<f4").tobytes()).decode()
+def _short(values: NDArray[np.float64]) -> list[float]:
+    return [float(f"{value:.8g}") for value in values.tolist()]
 
 
 def _maps(

@@ -8,7 +8,6 @@ that says so.
 from __future__ import annotations
 
 import base64
-import math
 import os
 import re
 from collections import Counter, defaultdict
@@ -37,7 +36,6 @@ CLASS = "class: "
 """Prefix of the metrics that hold the curves of classes scored in training."""
 
 IOU = "iou_"
-EMBEDDED_POINTS = 4000
 MOST_PICTURE_BYTES = 12_000_000
 MOST_BINS = 10
 QUANTILES = 101
@@ -128,15 +126,13 @@ def _embedding(given: dict[str, Any]) -> dict[str, Any]:
         raise ValueError("no colour")
     if any(not (finite(x) and finite(y) and 0 <= label < len(names)) for x, y, label in points):
         raise ValueError("no such point")
-    kept = points[:: math.ceil(len(points) / EMBEDDED_POINTS) or 1]
     return {
         "round": int(given["round"]),
-        "x": [round(float(x), 3) for x, _, _ in kept],
-        "y": [round(float(y), 3) for _, y, _ in kept],
-        "class": [int(label) for _, _, label in kept],
+        "x": [round(float(x), 3) for x, _, _ in points],
+        "y": [round(float(y), 3) for _, y, _ in points],
+        "class": [int(label) for _, _, label in points],
         "classes": names,
         "colors": colors,
-        "left_out": len(points) - len(kept),
     }
 
 

@@ -42,11 +42,6 @@ class StoredRun:
         """Whether all planned rounds are on record."""
         return len(self.records) >= self.config.schedule.rounds
 
-    def begins_as_run_of(self, rounds: int) -> bool:
-        """Whether its first rounds are a run of that length; not if its rate falls more slowly."""
-        same = self.config.schedule.rounds == rounds or self.config.train.lr_schedule == "constant"
-        return same and len(self.records) >= rounds
-
     def tested_as(self, options: ServeOptions) -> StoredRun:
         """The run as if it had served one of the models that it tested, to the same bits.
 

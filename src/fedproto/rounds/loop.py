@@ -207,7 +207,7 @@ def _prepare_measures(run: Run, engine: Engine, gauge: Gauge) -> None:
             "measures need the clients' data, which stays with the clients over Flower; set"
             " measure.every = 0, or flower.evaluate_on = 'server' where the server has the data"
         )
-    gauge.prepare(options, run.config.seed)
+    gauge.prepared(options, run.config.seed)
 
 
 def _check_stop(config: RunConfig, record: RoundRecord) -> None:

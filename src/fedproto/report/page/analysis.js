@@ -62,8 +62,7 @@ page.sections.push({
     host.querySelector(".controls").hidden = having.length < 2;
     if (!group) return;
     syncOptions(host.querySelector("#embedding-run"), having.map((one) => [one.title, one.title]), group.title);
-    host.querySelector("#embedding-note").textContent = `${group.title} after round ${group.embedding.round}, ${group.embedding.x.length} samples` +
-      (group.embedding.left_out ? ` (${group.embedding.left_out} more are left out)` : "") + ".";
+    host.querySelector("#embedding-note").textContent = `${group.title} after round ${group.embedding.round}, ${group.embedding.x.length} samples.`;
   },
 });
 

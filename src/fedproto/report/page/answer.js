@@ -132,7 +132,7 @@ function answerColumns(all) {
     simple("seeds", "seeds", ({ groups }) => Math.min(...groups.map((group) => group.seeds.length)), String),
     { ...simple("rounds", "rounds", ({ groups }) => Math.min(...groups.map((group) => group.rounds)), String), text: ({ groups }) => { const [rounds, planned] = ["rounds", "planned"].map((name) => Math.min(...groups.map((group) => group[name]))); return rounds < planned ? `${rounds} of ${planned}` : String(rounds); } },
   ];
-  if (data.target !== null && metric.name === data.metric) columns.splice(4, 0, { ...of("rounds to target", { lower: true }, `rounds to ${data.target}`) });
+  if (data.target !== null && metric.name === data.metric) columns.splice(4, 0, { ...of("rounds to target", { lower: true, whole: true }, `rounds to ${data.target}`) });
   if (!all) return columns;
   const named = new Set(columns.map((column) => column.key));
   return [...columns, ...(metric.name === data.metric ? [of("mean over rounds", metric, "mean over rounds")] : []), cost("MB up", "bytes up"), cost("MB down", "bytes down"),
@@ -164,7 +164,7 @@ function ranked(rows, base) {
 
 // The difference with its interval, drawn on a scale that all rows of a block share.
 function intervalCell({ found, range }) {
-  if (!found) return "–";
+  if (!found) return make("span", { class: "difference" }, make("span", {}, "–"));
   const { metric } = page;
   const x = scaleOf(range, [4, 112], false);
   const svg = svgOf(116, 20, `95 % interval ${found.low === null ? "unknown" : `${signed(metric, found.low)} to ${signed(metric, found.high)}`}`, { class: "interval" });

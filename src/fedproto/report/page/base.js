@@ -109,6 +109,7 @@ function formatAs(metric) {
 function plain(metric, value) {
   if (value === null || value === undefined || !Number.isFinite(value)) return "–";
   if (metric.percent) return (100 * value).toFixed(1);
+  if (metric.whole) return value.toFixed(1);
   const size = Math.abs(value);
   return (size !== 0 && size < 0.001) || size >= 1e5 ? formatNumber(value) : value.toFixed(size >= 100 ? 1 : 3);
 }
@@ -127,17 +128,6 @@ function formatSeconds(seconds) {
   if (seconds < 90) return `${seconds.toFixed(seconds < 10 ? 1 : 0)} s`;
   if (seconds < 5400) return `${(seconds / 60).toFixed(1)} min`;
   return `${(seconds / 3600).toFixed(1)} h`;
-}
-
-function bytesOf(text) {
-  const characters = atob(text);
-  const bytes = new Uint8Array(characters.length);
-  for (let index = 0; index < bytes.length; index++) bytes[index] = characters.charCodeAt(index);
-  return bytes;
-}
-
-function floatsOf(text) {
-  return Array.from(new Float32Array(bytesOf(text).buffer));
 }
 
 function runTitle(run) {

@@ -1,18 +1,10 @@
 // Curves: over rounds, megabytes or seconds; one panel per condition, one line per method or seed.
 
-const decoded = new WeakMap();
 const MOST_COLORED = 6;
 const FEW_SEEDS = 6;
 
 function curveOf(run, name) {
-  const curve = run.curves[name];
-  if (!curve) return null;
-  if (!decoded.has(curve)) {
-    const y = floatsOf(curve.y);
-    const x = curve.even ? y.map((_, index) => curve.x[0] + index * curve.x[1]) : curve.x;
-    decoded.set(curve, { x, y });
-  }
-  return decoded.get(curve);
+  return run.curves[name] || null;
 }
 
 // Rounds that a moving average over a share of them spans; as `smoothing_width`, halves count up.
@@ -37,9 +29,7 @@ function smoothed({ x, y }, share, planned) {
 // The megabytes or seconds that a run had spent after some rounds.
 function spentAt(run, kind, rounds) {
   const clock = run[kind];
-  if (!clock.step) return rounds.map((round) => clock.total * round / (run.rounds || 1));
-  if (!decoded.has(clock)) decoded.set(clock, floatsOf(clock.spent));
-  const spent = decoded.get(clock);
+  const { spent } = clock;
   return rounds.map((round) => {
     const position = round / clock.step - 1;
     const low = Math.min(Math.max(Math.floor(position), -1), spent.length - 1);
