@@ -5,8 +5,9 @@
 
 Parts: `steps` (eager loop, graph-captured loop, stacked engine), `rounds` (whole rounds of the
 field's models beside a bare captured loop of the same steps), `profile` (the kernels of a
-stacked step), `growth` (cost over steps and runs), `parity` (stacked against reference), `sweep`
-(a recipe from start to end). What has been measured is written after every part.
+stacked step), `growth` (cost over steps and runs), `parity` (stacked against reference), `devices`
+(a round over the number of devices), `sweep` (a recipe from start to end). What has been measured
+is written after every part.
 """
 
 # Long: its parts measure the same workloads by the same clock, and write one file.
@@ -31,6 +32,7 @@ from fedproto.callback import Callback
 from fedproto.config.recipe import read_recipe
 from fedproto.data.tasks import task_named
 from fedproto.engines.base import ENGINES, EngineOptions, Workload
+from fedproto.engines.devices import make_engine
 from fedproto.engines.training import TrainOptions
 from fedproto.models.base import build_model
 from fedproto.rounds import Run, run_rounds, runs_from
@@ -52,6 +54,7 @@ def main() -> None:
         "growth": growth,
         "parity": parity,
         "memory": memory,
+        "devices": devices,
         "sweep": sweep,
     }
     parser.add_argument("parts", nargs="+", choices=parts)
@@ -105,7 +108,12 @@ def _engine(
     chosen = EngineOptions(name=name, device=str(_device()), dtype=dtype, **options)  # type: ignore[arg-type]
     built = build_model(MODELS[model], SHAPES[model], CLASSES, seed=0)
     task = task_named("classification")
-    return ENGINES.get(name)(Workload(data, built, task, chosen, print))
+    return make_engine(name, Workload(data, built, task, chosen, _Printed()))
+
+
+class _Printed(Callback):
+    def on_notice(self, text: str) -> None:
+        print(text)
 
 
 class _Precision:
@@ -465,6 +473,24 @@ def memory(arguments: argparse.Namespace) -> dict[str, Any]:
         print(f"with {gibibytes} GiB: {said}; largest difference {worst:.2e}", flush=True)
         found.append({"gibibytes": gibibytes, "said": said, "largest_difference": worst})
     return {"limits": found}
+
+
+def devices(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Seconds of a round over the number of devices; without CUDA two processes stand in."""
+    model, count = arguments.models[0], max(arguments.counts)
+    data = federation([SAMPLES[model]] * count, SHAPES[model])
+    epochs = max(1, arguments.steps // (SAMPLES[model] // BATCH))
+    jobs = jobs_on(data, initial_state(model).to(_device()), list(range(count)), epochs=epochs)
+    rows: list[dict[str, Any]] = []
+    print(f"{model}, {count} jobs of {jobs[0].batches.steps} steps")
+    for number in range(1, (torch.cuda.device_count() or 2) + 1):
+        engine = _engine(model, data, tf32=True, devices=number)
+        seconds = statistics.median(_seconds(partial(engine.train, jobs), arguments.repeats))
+        engine.close()
+        times = rows[0]["seconds"] / seconds if rows else 1.0
+        rows.append({"devices": number, "seconds": seconds, "speed_up": times})
+        print(f"{number:3d} devices {seconds:9.3f} s a round {times:6.2f}x", flush=True)
+    return {"model": model, "jobs": count, "rows": rows}
 
 
 def sweep(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -141,7 +141,7 @@ def test_options_are_listed_by_section(capsys):
     shown = capsys.readouterr().out
     assert "auto" in shown
     assert main(["list", "engine"]) == 0
-    assert "max_stack" in capsys.readouterr().out
+    assert "channels_last" in capsys.readouterr().out
     assert main(["list", "trian"]) == 2
     assert "did you mean 'train'" in capsys.readouterr().err
 

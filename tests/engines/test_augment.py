@@ -43,14 +43,6 @@ def test_a_flip_mirrors_image_and_mask():
     assert torch.equal(followed[1], masks[1])
 
 
-def test_a_crop_is_a_part_of_the_image():
-    images, masks = batch(size=12, images=1)
-    moved, followed = AugmentOptions(crop=8).apply(images, masks, draws((0, 0.25, 0.75, 0.9)))
-    # The window may start at 0 to 4: at 1 along the width and at 3 along the height.
-    assert torch.equal(followed, masks[:, 3:11, 1:9])
-    assert torch.allclose(moved, images[..., 3:11, 1:9], atol=1e-5)
-
-
 def test_a_padded_crop_moves_by_whole_pixels():
     """With two pixels of padding a window starts at one of −2, −1, 0, 1 and 2, equally often."""
     images, masks = batch(size=6, images=1)
@@ -72,13 +64,15 @@ def test_a_padded_crop_moves_by_whole_pixels():
     assert starts == [-2, -2, -1, -1, 0, 0, 1, 1, 2, 2]
 
 
-def test_an_image_smaller_than_the_crop_is_surrounded_by_void():
-    images, masks = batch(size=8, images=1)
-    moved, followed = AugmentOptions(crop=12).apply(images, masks, draws((0, 0.5, 1.0, 0.9)))
-    assert torch.equal(followed[:, 4:, 2:10], masks)
-    assert (followed != VOID).sum() == 64
-    assert torch.allclose(moved[..., 4:, 2:10], images, atol=1e-5)
-    assert float(moved.sum()) == pytest.approx(float(images.sum()), rel=1e-5)
+def test_an_image_smaller_than_before_is_surrounded_by_void():
+    images, masks = torch.ones(1, 1, 8, 8), torch.ones(1, 8, 8, dtype=torch.int64)
+    options = AugmentOptions(scale=(0.5, 0.5))
+    # It takes up half of either side: from 2 on along the width, at the end of the height.
+    moved, followed = options.apply(images, masks, draws((0, 0.5, 1.0, 0.9)))
+    assert (followed[:, 4:, 2:6] == 1).all()
+    assert (followed != VOID).sum() == 16
+    assert torch.allclose(moved[..., 5:, 3:5], images[..., 5:, 3:5], atol=1e-5)
+    assert float(moved[..., :3, :].abs().max()) < 1e-5
 
 
 def test_scaling_up_shows_a_part_larger():

@@ -98,7 +98,6 @@ def test_an_engine_capable_of_a_job_says_nothing():
         (FedAvg(), replace(PLAIN, optimizer="adam"), None, {Capability.ADAM}),
         (FedAvg(), replace(PLAIN, clip_norm=1.0), None, {Capability.CLIPPING}),
         (FedAvg(), replace(PLAIN, centralize=True), None, {Capability.CENTRALIZATION}),
-        (FedAvg(), replace(PLAIN, accumulate=2), None, {Capability.ACCUMULATION}),
         (FedAvg(), PLAIN, AugmentOptions(flip=True), {Capability.AUGMENTATION}),
     ],
 )

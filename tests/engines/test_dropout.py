@@ -29,13 +29,10 @@ def test_so_many_are_dropped_and_the_mean_stays():
     assert float((found == 0).float().mean(dim=1).std()) == pytest.approx(0.0205, abs=0.004)
 
 
-def test_every_job_step_part_and_place_has_its_own_mask():
+def test_every_job_step_and_place_has_its_own_mask():
     layer, ones = nn.Dropout(0.5), torch.ones(1, 4000)
     masks = masks_of(layer)
     found = [layer(ones), layer(ones)]
-    for part in (1, 2):
-        masks.begin_pass(part)
-        found.append(layer(ones))
     masks.begin_step()
     masks.begin_pass()
     found.append(layer(ones))

@@ -140,13 +140,13 @@ def test_steps_are_those_computed_by_hand(engine, rule):
 
 
 def normed_module() -> nn.Module:
-    """Batch norm of every kind that layers can have, and dropout, which both passes share."""
+    """Batch norm, and dropout, which both passes share."""
     torch.manual_seed(6)
     return with_features(
         nn.Sequential(
             nn.Flatten(),
             nn.Linear(72, 10),
-            nn.BatchNorm1d(10, momentum=None),
+            nn.BatchNorm1d(10, momentum=0.3),
             nn.ReLU(),
             nn.Dropout(0.4),
             nn.Linear(10, 6),
@@ -232,20 +232,6 @@ def test_a_strategys_own_penalty_in_a_stack(dtype, tolerance):
     )
     check_same(found, truth, tolerance)
     assert not found.notices
-
-
-def test_a_gradient_in_parts_is_the_same():
-    federation, model = small_federation((3,)), small_model()
-    train = replace(PLAIN, **RULES["all"])
-    engine = engine_for("reference", federation, model, [])
-    whole, parts = (
-        engine.train(jobs_of(federation, model, Pulled(), replace(train, accumulate=number)))
-        for number in (1, 3)
-    )
-    for one, other in zip(whole, parts, strict=True):
-        for name, tensor in one.params.items():
-            # What a part counts is computed in float32.
-            assert distance(other.params[name], tensor) <= 1e-7
 
 
 def test_without_a_gradient_sam_stays_where_it_is():

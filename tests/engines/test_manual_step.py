@@ -174,7 +174,6 @@ class OwnPenalty(Strategy):
         TrainOptions(momentum=0.9),
         TrainOptions(weight_decay=0.1),
         TrainOptions(optimizer="adam"),
-        TrainOptions(accumulate=2),
         TrainOptions(optimizer="sam"),
         TrainOptions(clip_norm=1.0),
         TrainOptions(centralize=True),

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedproto import Federation, FedProto, FedProx, run
+from fedproto import Federation, FedProto, run
 from fedproto.data.shapes import Shapes
 from fedproto.data.tasks import Segmentation, task_named
 from fedproto.engines.augment import AugmentOptions
@@ -103,27 +103,6 @@ def test_only_layers_whose_taps_are_apart_are_taken_over(model):
     }
     assert taken == dilated
     assert any(name.startswith("aspp") for name in taken)
-
-
-@pytest.mark.parametrize("parts", [2, 3, 9])
-def test_parts_of_a_batch_give_the_gradient_of_the_whole(federation, model, parts):
-    """Also where parts differ in void pixels; with batch norm that does not mix samples."""
-    whole, split = (
-        trained(federation, model, batch_norm="frozen", accumulate=number) for number in (1, parts)
-    )
-    assert_alike(whole, split)
-
-
-def test_the_penalty_counts_once(federation, model):
-    options = {"batch_norm": "frozen", "strategy": FedProx(mu=5.0)}
-    workload = engine_for(federation, model.double(), dtype="float64", device="cpu")
-    whole, split = (
-        workload.train(jobs_of(federation, model, **options | {"accumulate": number}))
-        for number in (1, 3)
-    )
-    for one, other in zip(whole, split, strict=True):
-        for name, value in one.params.items():
-            assert torch.allclose(value, other.params[name], rtol=1e-6, atol=1e-8), name
 
 
 @pytest.mark.parametrize("name", ["processes", "stacked"])

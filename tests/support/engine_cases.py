@@ -27,7 +27,8 @@ from fedproto.config import RunConfig
 from fedproto.config.options import ScheduleOptions
 from fedproto.data.federation import Federation
 from fedproto.data.tasks import task_named
-from fedproto.engines.base import ENGINES, Engine, EngineOptions, LocalJob, Workload
+from fedproto.engines.base import Engine, EngineOptions, LocalJob, Workload
+from fedproto.engines.devices import make_engine
 from fedproto.engines.reference import read_state
 from fedproto.engines.stacking.layers import Conv, Dense
 from fedproto.engines.training import TrainOptions
@@ -261,7 +262,7 @@ def engine_for(
 ) -> Engine:
     chosen = EngineOptions(name=name, **{"device": "cpu", "dtype": "float64", **options})
     task = task_named("classification")
-    return ENGINES.get(name)(Workload(federation, model, task, chosen, Notices(notices)))
+    return make_engine(name, Workload(federation, model, task, chosen, Notices(notices)))
 
 
 def sweep(

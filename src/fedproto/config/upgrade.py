@@ -25,6 +25,9 @@ _GONE = {
     "aggregate": ("krum",),
     "head": ("flip",),
     "serve": ("statistics",),
+    "train": ("accumulate",),
+    "engine": ("max_stack",),
+    "augment": ("crop",),
     "flower": ("too_few", "suspend_window", "max_examples", "max_claim"),
 }
 """Options of sections that are gone, and had no effect on the results of runs that are kept."""

@@ -33,10 +33,9 @@ class AugmentOptions(Options):
     scale: tuple[float, ...] = option(
         (1.0, 1.0), "range of the random factor by which an image is resized"
     )
-    crop: int = option(
-        0, "width and height of the random crop, in pixels; 0 for those of the image", at_least=0
+    pad: int = option(
+        0, "zero padding on each side before a random crop of the image's size", at_least=0
     )
-    pad: int = option(0, "zero padding on each side before the crop, in pixels", at_least=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -66,7 +65,7 @@ class AugmentOptions(Options):
         """Varies a batch.
 
         An image is resized by a factor between the two of `scale`, the larger ones as rarely as the
-        smaller ones (uniform in the logarithm), and a window of the size of the crop is cut out at
+        smaller ones (uniform in the logarithm), and a window of its former size is cut out at
         random. Where the image is smaller than the window it lies somewhere in it; around it are
         zeros (the mean colour of normalised images) and void. `pad` is the usual padded random
         crop: the window is moved by whole pixels, and may leave the image by this number.
@@ -82,21 +81,19 @@ class AugmentOptions(Options):
 
         A map leads from places in the window to places in the image.
         """
-        if self.moves_only(size):
+        if self.moves_only:
             return torch.from_numpy(self.moves(draws))
-        return torch.from_numpy(self._affine(draws, size, self._window(size)))
+        return torch.from_numpy(self._affine(draws, size))
 
-    def _window(self, size: tuple[int, ...]) -> tuple[int, ...]:
-        return (self.crop, self.crop) if self.crop else size
-
-    def moves_only(self, size: tuple[int, ...]) -> bool:
+    @property
+    def moves_only(self) -> bool:
         """Whether images keep their size and are only shifted by whole pixels, or mirrored."""
-        return self.scale == (1.0, 1.0) and self._window(size) == size
+        return self.scale == (1.0, 1.0)
 
     def moves(self, draws: NDArray[np.float64]) -> NDArray[np.int64]:
         """Shift of each image in pixels, down and to the right, and whether it is mirrored.
 
-        For images of which `moves_only` holds, ``[B, 3]``.
+        Where `moves_only` holds, ``[B, 3]``.
         """
         starts = np.floor(draws[:, 1:3] * (2 * self.pad + 1)) - self.pad
         mirrored = (draws[:, 3:] < 0.5) & self.flip
@@ -110,8 +107,7 @@ class AugmentOptions(Options):
             if targets.dim() == 1:
                 return images.contiguous(), targets
             return images.contiguous(), gather_moved(targets[..., None], index, plan, VOID)[..., 0]
-        crop = self._window(tuple(inputs.shape[-2:]))
-        grid = F.affine_grid(plan, [len(inputs), 1, *crop], align_corners=False)
+        grid = F.affine_grid(plan, [len(inputs), 1, *inputs.shape[-2:]], align_corners=False)
         varied = F.grid_sample(inputs, grid, mode="bilinear", align_corners=False)
         if targets.dim() == 1:
             return varied, targets
@@ -120,26 +116,23 @@ class AugmentOptions(Options):
         moved = F.grid_sample(shifted, grid, mode="nearest", align_corners=False)
         return varied, moved.squeeze(1).to(targets.dtype) + VOID
 
-    def _affine(
-        self, draws: NDArray[np.float64], size: tuple[int, ...], crop: tuple[int, ...]
-    ) -> NDArray[np.float64]:
+    def _affine(self, draws: NDArray[np.float64], size: tuple[int, ...]) -> NDArray[np.float64]:
         """The maps ``[B, 2, 3]`` from places in the window to places in the image, both in [-1, 1].
 
-        In pixels along one side: the window's start lies at ``u·(s·size − crop)`` of the image
-        resized by s, which is left of the image or inside of it as the difference is negative or
-        not.
+        In pixels along one side: the window's start lies at ``u·(s·size − size)`` of the image
+        resized by s, which is left of the image or inside of it as s is below 1 or above.
         """
         low, high = self.scale
         scale = low * (high / low) ** draws[:, 0]
         theta = np.zeros((len(draws), 2, 3))
         # The map's first row is about x (width), its second about y (height).
         for row, side in ((0, 1), (1, 0)):
-            room = scale * size[side] - crop[side]
+            room = scale * size[side] - size[side]
             start = draws[:, 1 + row] * room
             if self.pad:
                 start = np.floor(draws[:, 1 + row] * (np.floor(room) + 2 * self.pad + 1)) - self.pad
-            theta[:, row, row] = crop[side] / (scale * size[side])
-            theta[:, row, 2] = (2 * start + crop[side]) / (scale * size[side]) - 1
+            theta[:, row, row] = size[side] / (scale * size[side])
+            theta[:, row, 2] = (2 * start + size[side]) / (scale * size[side]) - 1
         if self.flip:
             theta[:, 0, 0] *= np.where(draws[:, 3] < 0.5, -1.0, 1.0)
         return theta

@@ -38,6 +38,9 @@ class EngineOptions(Options):
 
     name: str = option(AUTO, "engine; 'auto' chooses by device and amount of work")
     device: str = option("auto", "device: 'auto', 'cpu', 'cuda' or 'cuda:N'")
+    devices: int = option(
+        1, "number of CUDA devices that share the jobs of a round; 0 for all", at_least=0
+    )
     dtype: Literal["float32", "float64"] = option("float32", "floating type of weights and inputs")
     eval_batch_size: int = option(1000, "samples per batch in evaluation", at_least=1)
     amp: bool = option(
@@ -55,11 +58,6 @@ class EngineOptions(Options):
     )
     workers: int = option(
         0, "processes engine: number of processes; 0 for one per core", at_least=0
-    )
-    max_stack: int = option(
-        0,
-        "stacked engine: maximum number of jobs trained at once; 0 for as many as fit",
-        at_least=0,
     )
 
     def torch_device(self) -> torch.device:
@@ -85,6 +83,21 @@ class EngineOptions(Options):
         if device.type != "cpu":
             _check_device(device)
         return device
+
+    def process_devices(self) -> list[torch.device]:
+        """The devices that share out jobs; on a CPU, processes stand in for them."""
+        device = self.torch_device()
+        if self.devices == 1:
+            return [device]
+        if device.type != "cuda":
+            return [device] * max(self.devices, 1)
+        there = torch.cuda.device_count()
+        if self.devices > there:
+            raise ConfigError(
+                f"engine.devices = {self.devices}: this machine has {there} CUDA devices; use 0 for"
+                " all of them"
+            )
+        return [torch.device("cuda", number) for number in range(self.devices or there)]
 
     @contextlib.contextmanager
     def precision(self) -> Iterator[None]:
@@ -129,7 +142,6 @@ class Capability(enum.StrEnum):
     SAM = "SAM"
     CLIPPING = "gradient clipping"
     CENTRALIZATION = "gradient centralisation"
-    ACCUMULATION = "gradient accumulation"
     AUGMENTATION = "augmentation"
 
 
@@ -175,7 +187,6 @@ def needs_of(
         Capability.SAM: train.optimizer == "sam",
         Capability.CLIPPING: train.clip_norm is not None,
         Capability.CENTRALIZATION: train.centralize,
-        Capability.ACCUMULATION: train.accumulate > 1,
         Capability.AUGMENTATION: augment is not None,
     }
     return frozenset(

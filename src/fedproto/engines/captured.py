@@ -27,7 +27,6 @@ from fedproto.engines.reference import ReferenceEngine
 from fedproto.engines.training import TrainOptions, take_step
 from fedproto.rng import Indices
 from fedproto.strategies.values import Local, Objective
-from fedproto.types import ServerState
 
 WARM_UP = 2
 """Steps before a capture: kernels are chosen and work space is taken by the first ones."""
@@ -54,29 +53,12 @@ class CapturedEngine(ReferenceEngine):
         take_over(self._model)
         self._kinds: dict[_KindKey, _Kind] = {}
         self._pool = None if self._device.type != "cuda" else torch.cuda.graph_pool_handle()
-        self._held = self._model.state_dict()
         self._order = _Order(self._samples, self._device)
 
     def close(self) -> None:
         """Frees the graphs with their memory."""
         super().close()
         self._kinds.clear()
-
-    def _load(self, state: ServerState) -> None:
-        """Copies all tensors at once: hundreds of small copies would keep the host busy."""
-        given = {**state.params, **state.buffers}
-        fits = given.keys() == self._held.keys() and all(
-            tensor.shape == self._held[name].shape for name, tensor in given.items()
-        )
-        if not fits:
-            super()._load(state)
-            return
-        for floating in (True, False):  # tensors of one type are copied together
-            names = [name for name, one in given.items() if one.is_floating_point() == floating]
-            if names:
-                torch._foreach_copy_(
-                    [self._held[name] for name in names], [given[name] for name in names]
-                )
 
     def _fit(
         self, job: LocalJob, indices: Indices, local: Local, objective: Objective
@@ -243,8 +225,7 @@ class _Kind:
         self._optimizer.zero_grad(set_to_none=True)
         term = self._objective.closed_form(self._params, self._received)
         added = [] if term is None else [term]
-        parts = self._key.train.accumulate
-        return self._engine._backward(inputs, targets, self._objective, added, parts)
+        return self._engine._backward(inputs, targets, self._objective, added)
 
     def _capture(self, key: Shape) -> torch.cuda.CUDAGraph:
         """Captures a step; weights, statistics and optimizer are left as they were."""

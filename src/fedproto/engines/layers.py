@@ -134,7 +134,7 @@ class Masks:
         """Takes over the model's dropout layers."""
         self.drawn = False
         self.seed, self.step = torch.zeros((2, 1), dtype=torch.int64, device=device)
-        self._part = self._place = 0
+        self._place = 0
         for layer in model.modules():
             if isinstance(layer, _DropoutNd) and type(layer) in KINDS:
                 # The instance's own: what a layer is called and what it is stays as it was.
@@ -152,23 +152,40 @@ class Masks:
         if self.drawn:
             self.step += 1
 
-    def begin_pass(self, part: int = 0) -> None:
-        """A pass through the model, of which a step may make several."""
-        self._part, self._place = part, 0
+    def begin_pass(self) -> None:
+        """A pass through the model, of which a step may make several, all with the same masks."""
+        self._place = 0
 
     def _applied(self, layer: _DropoutNd, x: Tensor) -> Tensor:
         if not layer.training or not layer.p:
             return x
         whole = isinstance(layer, nn.Dropout2d)
-        shape = (*x.shape[:2], *[1] * (x.dim() - 2)) if whole else x.shape
-        key = self.seed
-        for number in (self.step, self._part, self._place):
-            key = _hashed(key + _GOLDEN + number)
+        factors = dropout_factors(x, layer.p, whole, self.seed, self.step, self._place)
         self._place += 1
-        index = torch.arange(torch.Size(shape).numel(), device=x.device)
-        bits = _shifted(_hashed(key + index * _GOLDEN), 64 - _BITS)
-        keep = (bits >= int(layer.p * 2**_BITS)).view(shape).to(x.dtype)
-        return x * (keep * (1 / (1 - layer.p) if layer.p < 1 else 0.0))
+        return x * factors[0]
+
+
+def dropout_factors(
+    x: Tensor, p: float, whole: bool, seed: Tensor, step: Tensor, place: int
+) -> Tensor:
+    """What the numbers of a batch ``[B, channels, …]`` are multiplied by in several jobs.
+
+    Args:
+        x: The batch of any of the jobs, for its shape and type.
+        p: The probability of being dropped.
+        whole: Whether channels are dropped as a whole.
+        seed: Of the jobs, ``[J]``.
+        step: Of all jobs.
+        place: Of the layer in the model.
+    """
+    shape = (*x.shape[:2], *[1] * (x.dim() - 2)) if whole else x.shape
+    key = seed
+    for number in (step, 0, place):
+        key = _hashed(key + _GOLDEN + number)
+    index = torch.arange(torch.Size(shape).numel(), device=x.device)
+    bits = _shifted(_hashed(key.unsqueeze(1) + index * _GOLDEN), 64 - _BITS)
+    keep = (bits >= int(p * 2**_BITS)).view(len(seed), *shape).to(x.dtype)
+    return keep * (1 / (1 - p) if p < 1 else 0.0)
 
 
 def layer_that_draws(model: nn.Module) -> str | None:

@@ -350,11 +350,5 @@ class ManualTrainer(ReferenceEngine):
 
 
 def can_step_manually(job: LocalJob) -> bool:
-    """Whether a job asks for plain gradient descent, with any objective in closed form.
-
-    Cropped images may have another size than the network was made for.
-    """
-    closed = not job.method.needs.hooks & {"penalty", "batch_term", "trainable"}
-    cropped = job.augment is not None and job.augment.crop > 0
-    plain = job.train.plain and job.train.accumulate == 1
-    return plain and closed and not cropped
+    """Whether a job asks for plain gradient descent, with any objective in closed form."""
+    return job.train.plain and not job.method.needs.hooks & {"penalty", "batch_term", "trainable"}

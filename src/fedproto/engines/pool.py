@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import io
 import mmap
 import multiprocessing
 import os
+import pickle
 import signal
 import warnings
 from collections import deque
@@ -63,10 +65,13 @@ class WorkerPool:
         make_work: Callable[[], Work],
         workers: int,
         callback: Callback | None = None,
+        *,
+        forked: bool = True,
     ) -> None:
-        # Forked, not started afresh: a user's module or strategy need not be importable, samples
-        # are not copied, and starting takes milliseconds.
-        self._context = multiprocessing.get_context("fork")
+        # Forked where possible, not started afresh: a user's module or strategy need not be
+        # importable, samples are not copied, and starting takes milliseconds.
+        self._context: Any = multiprocessing.get_context("fork" if forked else "spawn")
+        self._forked = forked
         if multiprocessing.current_process().daemon:
             raise OSError("a pool's worker cannot start processes of its own")
         self._make_work = make_work
@@ -97,9 +102,9 @@ class WorkerPool:
                     busy[number] = index
                     self._send(number, tasks[index])
             ready = self._ready(busy)
-            hanging = (
-                [] if ready else [one for one in busy if self._hangs(one, attempts[busy[one]])]
-            )
+            # Others may wait long for a compiler, which is a process of its own.
+            waits = self._forked and not ready
+            hanging = [one for one in busy if waits and self._hangs(one, attempts[busy[one]])]
             for number in [*ready, *hanging]:
                 index = busy.pop(number)
                 answer = None if number in hanging else self._receive(number)
@@ -133,7 +138,7 @@ class WorkerPool:
 
     def _start(self, number: int) -> _Worker:
         ours, theirs = self._context.Pipe()
-        inherited = [*(worker.connection for worker in self._workers), ours]
+        inherited = [*(worker.connection for worker in self._workers), ours] * self._forked
         process = self._context.Process(
             target=_serve, args=(theirs, inherited, number, self._make_work), daemon=True
         )
@@ -286,3 +291,36 @@ class SharedSlots:
     def read(self, slot: int) -> dict[str, Tensor]:
         """Copies of a slot's tensors."""
         return {name: view.clone() for name, view in self.view(slot).items()}
+
+
+CPU = torch.device("cpu")
+
+
+class _Packer(pickle.Pickler):
+    """Pickles tensors of any device as arrays, without the shared memory that PyTorch uses."""
+
+    def persistent_id(self, obj: Any) -> Any:
+        return obj.detach().cpu().numpy() if isinstance(obj, Tensor) else None
+
+
+class _Unpacker(pickle.Unpickler):
+    """The opposite, onto a device."""
+
+    device = CPU
+
+    def persistent_load(self, pid: Any) -> Tensor:
+        return torch.as_tensor(pid).to(self.device)
+
+
+def packed(given: Any) -> bytes:
+    """A task or a result as bytes."""
+    stream = io.BytesIO()
+    _Packer(stream, protocol=5).dump(given)
+    return stream.getvalue()
+
+
+def unpacked(data: bytes, device: torch.device = CPU) -> Any:
+    """The opposite, with tensors on a device."""
+    unpacker = _Unpacker(io.BytesIO(data))
+    unpacker.device = device
+    return unpacker.load()

@@ -8,10 +8,10 @@ cores finish together. What trains them is `fedproto.engines.manual`.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -29,29 +29,21 @@ from fedproto.engines.base import (
 )
 from fedproto.engines.layers import goes_by_batch
 from fedproto.engines.manual import ManualTrainer
-from fedproto.engines.pool import SharedSlots, Work, WorkerPool, keep_freed_memory
+from fedproto.engines.pool import (
+    SharedSlots,
+    Work,
+    WorkerPool,
+    keep_freed_memory,
+    packed,
+    unpacked,
+)
 from fedproto.engines.reference import ReferenceEngine
 from fedproto.rng import Indices
 from fedproto.strategies.base import PERSONAL
 from fedproto.types import ClientFailure, ClientUpdate, ServerState, part, under
 
-
-@dataclass(frozen=True)
-class _Train:
-    """A job's fields but its state, which lies in a slot; tensors are arrays."""
-
-    slot: int
-    round: int
-    fields: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class _Tally:
-    """Samples on which to test the model that lies in a slot."""
-
-    slot: int
-    round: int
-    indices: Indices
+Task: TypeAlias = LocalJob | Indices
+"""A job without its model, or the samples on which to test one."""
 
 
 @ENGINES.register("processes")
@@ -88,13 +80,13 @@ class ProcessesEngine(Engine):
             return self._alone.train(jobs)
         order = sorted(range(len(jobs)), key=lambda index: -jobs[index].batches.steps)
         tasks = [
-            _Train(slots[index], jobs[index].state.round, _without(jobs[index], "state"))
+            packed((slots[index], replace(jobs[index], state=_empty(jobs[index].state))))
             for index in order
         ]
         results: dict[int, ClientUpdate] = {}
 
-        def keep(task: int, worker: int, fields: dict[str, Any]) -> None:
-            results[order[task]] = self._completed(fields, worker)
+        def keep(task: int, worker: int, answer: bytes) -> None:
+            results[order[task]] = self._completed(answer, worker)
             self.workload.callback.on_job()
 
         self._pool.run(tasks, keep)
@@ -111,16 +103,12 @@ class ProcessesEngine(Engine):
         # What is cut into parts must not matter: a client's samples may have to stay together.
         whole = goes_by_batch(self.workload.model)
         parts = [indices] if whole else np.split(indices, range(size, len(indices), size))
-        tasks = [
-            _Tally(slot, state.round, part)
-            for slot, state in zip(slots, states, strict=True)
-            for part in parts
-        ]
+        tasks = [packed((slot, part)) for slot in slots for part in parts]
         tallies: dict[int, Tensor] = {}
 
-        def keep(task: int, worker: int, tally: Any) -> None:
+        def keep(task: int, worker: int, answer: bytes) -> None:
             del worker
-            tallies[task] = torch.from_numpy(tally)
+            tallies[task] = unpacked(answer)
 
         self._pool.run(tasks, keep)
         # Added up in the order of the samples, whoever was done first.
@@ -179,52 +167,36 @@ class ProcessesEngine(Engine):
         assert results is not None  # noqa: S101
         trainer = ManualTrainer(replace(self.workload, callback=Callback()))
 
-        def work(number: int, task: _Train | _Tally) -> Any:
-            content = received.view(task.slot)
-            state = ServerState(task.round, part("params", content), part("buffers", content))
-            if isinstance(task, _Tally):
-                tally = trainer.tally(state, task.indices)
-                return None if tally is None else tally.numpy()
-            job = LocalJob(state=state, **_with_tensors(task.fields))
+        def work(number: int, sent: bytes) -> bytes:
+            task: Task
+            slot, task = unpacked(sent)
+            content = received.view(slot)
+            params, buffers = part("params", content), part("buffers", content)
+            if not isinstance(task, LocalJob):
+                return packed(trainer.tally(ServerState(0, params, buffers), task))
+            job = replace(task, state=ServerState(task.state.round, params, buffers))
             (update,) = trainer.train([job])
             assert isinstance(update, ClientUpdate)  # noqa: S101 - training in process never fails
             own = {} if job.method.needs.personal_model else part(PERSONAL, update.memory)
             results.write(number, _model_tensors(replace(update, params={**update.params, **own})))
-            return {**_without(update, "params", "buffers"), "sent": tuple(update.params)}
+            return packed((replace(update, params={}, buffers={}), tuple(update.params)))
 
         return work
 
-    def _completed(self, fields: dict[str, Any], worker: int) -> ClientUpdate:
+    def _completed(self, answer: bytes, worker: int) -> ClientUpdate:
         """The update whose weights a worker left in its slot."""
         assert self._results is not None  # noqa: S101 - there are workers
-        content, sent = self._results.read(worker), fields.pop("sent")
-        return ClientUpdate(
-            params={name: one for name, one in part("params", content).items() if name in sent},
-            buffers=part("buffers", content),
-            **_with_tensors(fields),
-        )
+        content = self._results.read(worker)
+        update: ClientUpdate
+        update, sent = unpacked(answer)
+        params = {name: one for name, one in part("params", content).items() if name in sent}
+        return replace(update, params=params, buffers=part("buffers", content))
 
 
 def _model_tensors(source: ServerState | ClientUpdate) -> dict[str, Tensor]:
     return {**under("params", source.params), **under("buffers", source.buffers)}
 
 
-def _without(source: LocalJob | ClientUpdate, *names: str) -> dict[str, Any]:
-    """Fields but those that lie in shared memory; arrays, as tensors would be sent one by one."""
-    return {
-        field.name: {name: tensor.cpu().numpy() for name, tensor in value.items()}
-        if isinstance(value := getattr(source, field.name), Mapping)
-        else value
-        for field in fields(source)
-        if field.name not in names
-    }
-
-
-def _with_tensors(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The inverse, in the worker."""
-    return {
-        name: {key: torch.as_tensor(array) for key, array in value.items()}
-        if isinstance(value, Mapping)
-        else value
-        for name, value in given.items()
-    }
+def _empty(state: ServerState) -> ServerState:
+    """A state of which only the round is sent; its model lies in shared memory."""
+    return ServerState(state.round, {}, {})

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import copy
 import functools
-import math
+import operator
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
 from typing import TypeAlias
 
 import numpy as np
@@ -19,7 +18,6 @@ import torch
 from torch import Tensor
 
 from fedproto.data.federation import Federation
-from fedproto.data.tasks import Task
 from fedproto.engines.base import ENGINES, Engine, LocalJob, Workload
 from fedproto.engines.layers import (
     Masks,
@@ -30,15 +28,14 @@ from fedproto.engines.layers import (
     statistics_names,
     tolerate_single_values,
 )
-from fedproto.engines.setting import load_state, prefer_channels_last, read_state, setting_of
+from fedproto.engines.setting import ClientView, load_state, prefer_channels_last, read_state
 from fedproto.engines.training import BatchTerm, outputs_of, take_step
-from fedproto.equations import class_sums
 from fedproto.errors import TrainingError
 from fedproto.models.base import features_of
 from fedproto.rng import Indices, seeded
 from fedproto.strategies.base import PERSONAL, PersonalModel
 from fedproto.strategies.sections import Method
-from fedproto.strategies.values import Local, Needs, Objective, Observation, Setting, Statistic
+from fedproto.strategies.values import Local, Objective, Observation, Statistic
 from fedproto.types import ClientFailure, ClientUpdate, ServerState, Tensors, under
 
 Step: TypeAlias = Callable[[Tensor, Tensor], Tensor]
@@ -59,7 +56,11 @@ class ReferenceEngine(Engine):
         self._masks = Masks(self._model, self._device)
         self._samples = workload.federation.samples.to(self._device, dtype)
         self._statistics = statistics_names(self._model)
-        self._class_counts: dict[int, Tensor] = {}
+        self._clients = ClientView(
+            workload,
+            self._device,
+            lambda indices: (labels for _, labels in self._eval_batches(indices)),
+        )
         self._batch_term = BatchTerm(self._model)
         self._by_batch = goes_by_batch(self._model)
 
@@ -91,28 +92,26 @@ class ReferenceEngine(Engine):
         indices = self.workload.federation.train_indices(job.client)
         job = job.personalised()
         needs = job.method.needs
-        local = self.local(job, indices)
-        if job.method.serve.sends_average:
-            before = self._observe_under(job.observed, indices, needs.before)
+        local = self._clients.local(job)
+        observed = job.observed
+        self._receive(observed)
+        before = self._observe(indices, observed, needs.before)
+        if observed is not job.state:
             self._receive(job.state)
-        else:
-            before = self._observe_under(job.state, indices, needs.before)
         with seeded(job.seed, self._device):
             loss, seen = self._fit(job, indices, local, job.strategy.objective(local))
         after = self._observe(indices, job.state, needs.after)
         params, buffers = read_state(self._model)
         report = job.method.report(local, params, before, after)
-        personal = (
-            self._train_personal_model(job, indices, local, {**params, **buffers})
-            if needs.personal_model
-            else {name: params[name] for name in self._personal(job)}
-        )
+        if needs.personal_model:
+            kept = self._train_personal_model(job, indices, local, {**params, **buffers})
+        else:
+            kept = {name: params[name] for name in self._clients.personal(job)}
+            params = {name: one for name, one in params.items() if name not in kept}
         return ClientUpdate(
             client=job.client,
             num_examples=len(indices),
-            params={name: one for name, one in params.items() if name not in personal}
-            if not needs.personal_model
-            else params,
+            params=params,
             buffers={name: buffers[name] for name in job.state.buffers},
             # A device is asked last: until then it works in parallel with the host.
             train_loss=float(loss) / seen if seen else None,
@@ -120,7 +119,7 @@ class ReferenceEngine(Engine):
             steps=job.batches.steps,
             lr=job.lr,
             payload=report.payload,
-            memory={**report.memory, **under(PERSONAL, personal)},
+            memory={**report.memory, **under(PERSONAL, kept)},
         )
 
     def _train_personal_model(
@@ -131,48 +130,12 @@ class ReferenceEngine(Engine):
         start = job.strategy.personal_start(local, received, shared)
         params = {name: start[name] for name in job.state.params}
         buffers = {name: one for name, one in start.items() if name not in params}
-        self._load(ServerState(job.state.round, params, buffers))
+        load_state(self._model, ServerState(job.state.round, params, buffers))
         own = PersonalModel(job.strategy)
         with seeded(job.seed, self._device):
             self._fit(replace(job, method=Method(own)), indices, local, own.objective(local))
         trained, counted = read_state(self._model)
         return {**trained, **counted}
-
-    def _personal(self, job: LocalJob) -> Collection[str]:
-        """Names of the parameters that stay on the client."""
-        if "personal" not in job.method.needs.hooks:
-            return ()
-        return job.strategy.personal(self._setting)
-
-    @cached_property
-    def _setting(self) -> Setting:
-        return setting_of(self.workload, dict(self._model.named_parameters()))
-
-    def local(self, job: LocalJob, indices: Indices) -> Local:
-        """A client's side of a job, as its strategy sees it."""
-        return Local(
-            num_examples=len(indices),
-            steps=job.batches.steps,
-            lr=job.lr,
-            classes=self._classes(job, indices),
-            params=job.state.params,
-            broadcast={name: one.to(self._device) for name, one in job.broadcast.items()},
-            memory={name: one.to(self._device) for name, one in job.memory.items()},
-            head=self._setting.head if needs_head(job.method.needs) else (),
-        )
-
-    def _classes(self, job: LocalJob, indices: Indices) -> Tensor:
-        """The client's labels per class, if its strategy asks for them; counted once."""
-        if not job.method.needs.classes:
-            return torch.empty(0, dtype=torch.int64, device=self._device)
-        if job.client not in self._class_counts:
-            number = self.workload.federation.num_classes
-            counts = [
-                class_sums(None, targets.flatten(), number)[1]
-                for _, targets in self._eval_batches(indices)
-            ]
-            self._class_counts[job.client] = torch.stack(counts).sum(dim=0)
-        return self._class_counts[job.client]
 
     def _fit(
         self, job: LocalJob, indices: Indices, local: Local, objective: Objective
@@ -212,10 +175,6 @@ class ReferenceEngine(Engine):
                 inputs, targets = job.augment.apply(inputs, targets, draws[batch])
             yield inputs, targets
 
-    def _load(self, state: ServerState) -> None:
-        """Puts a state's tensors into the engine's model."""
-        load_state(self._model, state)
-
     def _stepper(self, job: LocalJob, local: Local, objective: Objective) -> Step:
         """A local step on a batch; returns the loss of the batch alone.
 
@@ -242,7 +201,7 @@ class ReferenceEngine(Engine):
                 if term is not None
             ]
             optimizer.zero_grad(set_to_none=True)
-            return self._backward(inputs, targets, objective, added, job.train.accumulate, term)
+            return self._backward(inputs, targets, objective, added, term)
 
         def step(inputs: Tensor, targets: Tensor) -> Tensor:
             self._masks.begin_step()
@@ -258,25 +217,17 @@ class ReferenceEngine(Engine):
         targets: Tensor,
         objective: Objective,
         added: Sequence[Tensor],
-        parts: int,
         term: BatchTerm | None = None,
     ) -> Tensor:
         """Computes the gradient of a batch's loss and the added terms; returns the loss alone."""
-        task, total = self.workload.task, None
-        for number, (x, y, share) in enumerate(_split(task, inputs, targets, parts)):
-            self._masks.begin_pass(number)
-            with self.workload.options.autocast(self._device):
-                outputs = None if term is None else outputs_of(self._model, x)
-                logits = self._model(x) if outputs is None else outputs.logits
-                loss = task.loss(objective.calibrate(logits), y)
-                own = None if term is None or outputs is None else term(x, outputs, y)
-            if share is not None:
-                loss, own = loss * share, None if own is None else own * share
-            sum(added, loss if own is None else loss + own).backward()
-            added = ()  # they count once
-            total = loss.detach() if total is None else total + loss.detach()
-        assert total is not None  # noqa: S101 - there is at least one part
-        return total
+        self._masks.begin_pass()
+        with self.workload.options.autocast(self._device):
+            outputs = None if term is None else outputs_of(self._model, inputs)
+            logits = self._model(inputs) if outputs is None else outputs.logits
+            loss = self.workload.task.loss(objective.calibrate(logits), targets)
+            own = None if term is None or outputs is None else term(inputs, outputs, targets)
+        sum(added, loss if own is None else loss + own).backward()
+        return loss.detach()
 
     @torch.no_grad()
     def _observe(
@@ -298,18 +249,11 @@ class ReferenceEngine(Engine):
                 found = found.to(self.workload.options.torch_dtype())
                 features, labels = task.labelled_features(found, targets)
             parts.append(Observation.of(what, features, labels, number))
-        return _total(parts)
-
-    def _observe_under(
-        self, state: ServerState, indices: Indices, what: frozenset[Statistic]
-    ) -> Observation | None:
-        """The same under a model that takes the place of the current weights."""
-        self._receive(state)
-        return self._observe(indices, state, what)
+        return functools.reduce(operator.add, parts)  # a fixed order gives fixed bits
 
     def _receive(self, state: ServerState) -> None:
         """Puts a received model into the engine's; statistics that it lacks are initialised."""
-        self._load(state)
+        load_state(self._model, state)
         if self._lacks_statistics(state):
             forget(self._model)
 
@@ -351,11 +295,6 @@ class ReferenceEngine(Engine):
             yield self._samples.batch(indices[start : start + size])
 
 
-def needs_head(needs: Needs) -> bool:
-    """Whether a strategy's hooks may ask for the names of the last layer's parameters."""
-    return needs.personal_model or bool(needs.hooks & {"trainable", "batch_term", "personal"})
-
-
 def by_client(federation: Federation, indices: Indices) -> Iterator[tuple[Indices, Indices]]:
     """Samples to test on by client, each with those to estimate statistics from.
 
@@ -374,23 +313,3 @@ def by_client(federation: Federation, indices: Indices) -> Iterator[tuple[Indice
             yield client.train, own
     if len(left):
         yield federation.validation if len(federation.validation) else left, left
-
-
-def _total(parts: Sequence[Observation]) -> Observation:
-    """Parts added up one after another: a fixed order gives fixed bits."""
-    total = parts[0]
-    for one in parts[1:]:
-        total = total + one
-    return total
-
-
-def _split(
-    task: Task, inputs: Tensor, targets: Tensor, parts: int
-) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
-    """Parts of a batch, each with its share of the terms that the loss is the mean of."""
-    if parts == 1:
-        yield inputs, targets, None
-        return
-    size, terms = math.ceil(len(inputs) / parts), task.loss_terms(targets).clamp(min=1)
-    for x, y in zip(inputs.split(size), targets.split(size), strict=True):
-        yield x, y, task.loss_terms(y) / terms

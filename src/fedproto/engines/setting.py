@@ -6,8 +6,9 @@ Both are found by running the model on one input.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -15,13 +16,14 @@ from torch import Tensor, nn
 
 from fedproto.data.federation import Federation
 from fedproto.data.tasks import Task
-from fedproto.engines.base import Workload
+from fedproto.engines.base import LocalJob, Workload
 from fedproto.engines.layers import statistics_names
+from fedproto.equations import class_sums
 from fedproto.errors import DataError, TrainingError
 from fedproto.models.adapter import adapted, class_rows, scores_features
 from fedproto.models.base import declares_features, features_of
-from fedproto.rng import seeded
-from fedproto.strategies.values import FeatureShape, Setting
+from fedproto.rng import Indices, seeded
+from fedproto.strategies.values import FeatureShape, Local, Setting
 from fedproto.types import ServerState, Tensors
 
 
@@ -72,6 +74,59 @@ def setting_for(
         buffers=buffers,
         linear=linear,
     )
+
+
+class ClientView:
+    """The clients of jobs, as strategies see them."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        device: torch.device,
+        labels: Callable[[Indices], Iterable[Tensor]],
+    ) -> None:
+        """Takes what gives the labels of some samples, in parts."""
+        self._workload, self._device, self._labels = workload, device, labels
+        self._class_counts: dict[int, Tensor] = {}
+
+    @cached_property
+    def setting(self) -> Setting:
+        """Model and federation as declarations see them."""
+        return setting_of(self._workload, dict(self._workload.model.named_parameters()))
+
+    def personal(self, job: LocalJob) -> Collection[str]:
+        """Names of the parameters that stay on the client."""
+        if "personal" not in job.method.needs.hooks:
+            return ()
+        return job.strategy.personal(self.setting)
+
+    def local(self, job: LocalJob) -> Local:
+        """A client's side of a job."""
+        needs = job.method.needs
+        asks_for_head = needs.hooks & {"trainable", "batch_term", "personal"}
+        return Local(
+            num_examples=len(self._workload.federation.train_indices(job.client)),
+            steps=job.batches.steps,
+            lr=job.lr,
+            classes=self._classes(job),
+            params=job.state.params,
+            broadcast={name: one.to(self._device) for name, one in job.broadcast.items()},
+            memory={name: one.to(self._device) for name, one in job.memory.items()},
+            head=self.setting.head if needs.personal_model or asks_for_head else (),
+        )
+
+    def _classes(self, job: LocalJob) -> Tensor:
+        """The client's labels per class, if its strategy asks for them; counted once."""
+        if not job.method.needs.classes:
+            return torch.empty(0, dtype=torch.int64, device=self._device)
+        if job.client not in self._class_counts:
+            federation = self._workload.federation
+            counts = [
+                class_sums(None, labels.flatten(), federation.num_classes)[1]
+                for labels in self._labels(federation.train_indices(job.client))
+            ]
+            self._class_counts[job.client] = torch.stack(counts).sum(dim=0)
+        return self._class_counts[job.client]
 
 
 @torch.no_grad()
@@ -165,13 +220,22 @@ def read_state(model: nn.Module) -> tuple[Tensors, Tensors]:
     )
 
 
+@torch.no_grad()
 def load_state(model: nn.Module, state: ServerState) -> None:
-    """Puts a state's tensors into a model; one without batch-norm statistics leaves those."""
-    tensors = {**state.params, **state.buffers}
-    missing, unexpected = model.load_state_dict(tensors, strict=False)
-    if not missing and not unexpected:
-        return
+    """Puts a state's tensors into a model; one without batch-norm statistics leaves those.
+
+    They are copied all at once: hundreds of small copies would keep the host of a GPU busy.
+    """
+    given, held = {**state.params, **state.buffers}, model.state_dict()
     named = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}
-    wrong = [*unexpected, *(set(missing) & named - statistics_names(model))]
+    missing = (named & held.keys()) - given.keys() - statistics_names(model)
+    wrong = [
+        *(name for name in given if name not in held or given[name].shape != held[name].shape),
+        *missing,
+    ]
     if wrong:
         raise TrainingError(f"the state does not fit the model: tensor '{wrong[0]}'")
+    for floating in (True, False):  # tensors of one type are copied together
+        names = [name for name, one in given.items() if one.is_floating_point() == floating]
+        if names:
+            torch._foreach_copy_([held[name] for name in names], [given[name] for name in names])

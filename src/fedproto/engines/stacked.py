@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedproto.engines.base import ENGINES, EVERYTHING, Capability, Engine, LocalJob, Workload
 from fedproto.engines.stacking import observations
-from fedproto.engines.stacking.functional import stacked_form
+from fedproto.engines.stacking.form import stacked_form
 from fedproto.engines.stacking.lockstep import Lockstep, optimizer_slots
 from fedproto.engines.stacking.members import Member, Members, StackKind
 from fedproto.engines.stacking.network import stack_params
@@ -34,6 +34,7 @@ class StackedEngine(Engine):
     """Trains all jobs of a round together; made for CUDA, where it is many times faster."""
 
     capabilities = EVERYTHING - {
+        Capability.GENERATOR,
         Capability.LABEL_MAPS,
         Capability.TRAINABLE,
         Capability.PERSONAL_MODEL,
@@ -44,7 +45,7 @@ class StackedEngine(Engine):
         super().__init__(workload)
         self._device = workload.options.torch_device()
         self._dtype = workload.options.torch_dtype()
-        self._limit = workload.options.max_stack or None
+        self._limit: int | None = None  # of jobs at once, after running out of memory
         self._stacks: dict[StackKind, Lockstep] = {}
         form = stacked_form(workload)
         self._obstacle = form if isinstance(form, str) else None
@@ -153,12 +154,20 @@ class StackedEngine(Engine):
     @torch.no_grad()
     def _train_stack(self, lockstep: Lockstep, members: Sequence[Member]) -> list[ClientUpdate]:
         jobs = [member.job for member in members]
-        states = list({id(job.state): job.state for job in jobs}.values())
-        row = {id(state): index for index, state in enumerate(states)}
-        rows = torch.tensor([row[id(job.state)] for job in jobs], device=self._device)
-        packed = {name: tensor[rows] for name, tensor in self._packed(states).items()}
+        packed = self._rows([job.state for job in jobs])
         orders = stack_orders(jobs, self.workload.federation)
-        before = self._observe_before(packed, jobs)
+        averages = {id(job.broadcast): job.observed for job in jobs}  # of a run, where it sends one
+        observed = [
+            averages[id(job.broadcast)] if job.method.serve.sends_average else job.state
+            for job in jobs
+        ]
+        alike = all(one is job.state for one, job in zip(observed, jobs, strict=True))
+        before = self._observer.observe(
+            packed if alike else self._rows(observed),
+            jobs,
+            [job.method.needs.before for job in jobs],
+        )
+        del observed, averages
         rate = torch.tensor([job.lr for job in jobs], dtype=self._dtype)
         loss = lockstep.train(packed, orders, members, rate)
         del packed
@@ -180,24 +189,6 @@ class StackedEngine(Engine):
             for index, (member, (total, samples)) in enumerate(zip(members, losses, strict=True))
         ]
 
-    def _observe_before(self, packed: Tensors, jobs: Sequence[LocalJob]) -> dict[int, Observation]:
-        """The statistics before training: under received models, or averages sent with them."""
-        apart = {index: job for index, job in enumerate(jobs) if job.method.serve.sends_average}
-        needed = [
-            frozenset() if index in apart else job.method.needs.before
-            for index, job in enumerate(jobs)
-        ]
-        found = self._observer.observe(packed, jobs, needed)
-        if not apart:
-            return found
-        own = list(apart.values())
-        sent = {id(job.broadcast): job.observed for job in own}
-        rows = [list(sent).index(id(job.broadcast)) for job in own]
-        averages = self._packed(list(sent.values()))
-        averages = {name: tensor[rows] for name, tensor in averages.items()}
-        beside = self._observer.observe(averages, own, [job.method.needs.before for job in own])
-        return found | {list(apart)[index]: one for index, one in beside.items()}
-
     def _update(
         self,
         member: Member,
@@ -209,7 +200,7 @@ class StackedEngine(Engine):
         job, report = member.job, Report()
         if job.method.reports and member.local is not None:
             report = job.method.report(member.local, trained, *observed)
-        personal = self._members.personal(job)
+        personal = self._members.clients.personal(job)
         return ClientUpdate(
             client=job.client,
             num_examples=job.batches.num_examples,
@@ -222,6 +213,14 @@ class StackedEngine(Engine):
             payload=report.payload,
             memory={**report.memory, **under(PERSONAL, {name: trained[name] for name in personal})},
         )
+
+    def _rows(self, states: Sequence[ServerState]) -> dict[str, Tensor]:
+        """Stacked weights of jobs, many of which have the same."""
+        distinct = {id(state): state for state in states}
+        row = {key: index for index, key in enumerate(distinct)}
+        rows = torch.tensor([row[id(state)] for state in states], device=self._device)
+        packed = self._packed(list(distinct.values()))
+        return {name: tensor[rows] for name, tensor in packed.items()}
 
     def _packed(self, states: Sequence[ServerState]) -> dict[str, Tensor]:
         """Stacked weights in the network's layout, with the statistics that it keeps."""

@@ -19,6 +19,7 @@ from torch.nn import functional as F  # noqa: N812 - the name everyone uses
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
+from fedproto.engines.layers import KINDS
 from fedproto.models.adapter import original
 from fedproto.models.layers import StandardizedConv2d
 
@@ -122,6 +123,21 @@ class PlainStep(Step):
     function: Callable[..., Any]
 
 
+@dataclass(frozen=True, kw_only=True)
+class DropoutStep(Step):
+    """Dropout.
+
+    Attributes:
+        p: The probability of being dropped.
+        whole: Whether channels are dropped as a whole.
+        place: Its number among the layers of this kind.
+    """
+
+    p: float
+    whole: bool
+    place: int
+
+
 @dataclass(frozen=True)
 class Trace:
     """A network: its steps in order; the last is the dense layer that gives the logits.
@@ -138,7 +154,8 @@ def trace(model: nn.Module, inputs: Tensor) -> Trace | None:
     """The steps of a module that takes such a batch; None where it has others than these.
 
     A module whose forward pass depends on values cannot be traced; one that uses a parameter twice,
-    not at all or outside of known layers, draws random numbers or has constants is left to others.
+    not at all or outside of known layers, draws random numbers but for dropout, or has constants is
+    left to others.
     """
     model = original(model)
     try:
@@ -238,7 +255,8 @@ class _Builder:
     def _changes_nothing(self, node: fx.Node) -> bool:
         layer = self._module(node)
         flat = _is_flatten(node, layer) and len(self._sizes[_first(node)]) == 2
-        return isinstance(layer, nn.Identity) or flat
+        never = isinstance(layer, _DropoutNd) and not layer.p
+        return isinstance(layer, nn.Identity) or flat or never
 
     def _add(self, node: fx.Node) -> None:
         layer = self._module(node)
@@ -248,6 +266,8 @@ class _Builder:
             self._add_conv(node, layer)  # type: ignore[arg-type]
         elif isinstance(layer, _BatchNorm | nn.GroupNorm):
             self._add_norm(node, layer)
+        elif isinstance(layer, _DropoutNd):
+            self._add_dropout(node, layer)
         elif layer is not None and any(True for _ in (*layer.parameters(), *layer.buffers())):
             raise _Unknown
         elif not self._joined(node, layer):
@@ -372,9 +392,17 @@ class _Builder:
             momentum=momentum,
         )
 
+    def _add_dropout(self, node: fx.Node, layer: _DropoutNd) -> None:
+        if type(layer) not in KINDS:
+            raise _Unknown
+        place = sum(isinstance(step, DropoutStep) for step in self._steps.values())
+        whole = isinstance(layer, nn.Dropout2d)
+        inputs = [self._values[_first(node)]]
+        self._append(node, DropoutStep, inputs, p=layer.p, whole=whole, place=place)
+
     def _add_plain(self, node: fx.Node, layer: nn.Module | None) -> None:
         name = str(getattr(node.target, "__name__", node.target))
-        if (isinstance(layer, _DropoutNd) and layer.p > 0) or "dropout" in name or "rand" in name:
+        if "dropout" in name or "rand" in name:
             raise _Unknown
         inputs: list[fx.Node] = []
         fx.node.map_arg((node.args, node.kwargs), inputs.append)

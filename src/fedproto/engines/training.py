@@ -66,9 +66,6 @@ class TrainOptions(Options):
     centralize: bool = option(
         False, "subtract from a weight's gradient its mean over each output (filter or row)"
     )
-    accumulate: int = option(
-        1, "number of parts of a batch whose gradients are accumulated, to save memory", at_least=1
-    )
     batch_norm: BatchNormPolicy = option(
         "average", "batch-norm statistics: averaged like weights, never changed, or never sent"
     )

@@ -21,7 +21,8 @@ from fedproto.config import RunConfig
 from fedproto.data.base import DataSource, data_root
 from fedproto.data.federation import Federation, cautions
 from fedproto.engines.auto import Demand, choose, threads
-from fedproto.engines.base import AUTO, ENGINES, Engine, Workload, needs_of
+from fedproto.engines.base import AUTO, Engine, Workload, needs_of
+from fedproto.engines.devices import make_engine
 from fedproto.engines.setting import read_state, setting_of
 from fedproto.errors import ConfigError, DataError, StoreError, TrainingError
 from fedproto.models.base import build_model, features_of, layers_in_words
@@ -122,7 +123,7 @@ class Run:
         config, method = self.config, self.config.method
         check_fits(config, self.federation)
         check_reference(config)
-        config.engine.torch_device()
+        config.engine.process_devices()
         config.augment.check_fits(self.federation.input_shape)
         workload = config.workload(self.federation, self.build())
         if "features" in method.needs.before | method.needs.after:
@@ -343,7 +344,7 @@ def engine_of(
     if first.engine.name == AUTO:
         workload.callback.on_notice(f"engine: {choice.name} ({choice.reason})")
     workload = replace(workload, options=replace(first.engine, name=choice.name))
-    with threads(choice.threads), contextlib.closing(ENGINES.get(choice.name)(workload)) as engine:
+    with threads(choice.threads), contextlib.closing(make_engine(choice.name, workload)) as engine:
         yield engine
 
 

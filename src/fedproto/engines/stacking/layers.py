@@ -23,9 +23,18 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - the name everyone uses
 from torch.nn.grad import conv2d_input, conv2d_weight
 
+from fedproto.engines.layers import dropout_factors
 from fedproto.engines.stacking import formulas, launching
 from fedproto.engines.stacking.formulas import Fuse, unfused
-from fedproto.engines.tracing import ConvStep, DenseStep, LayerStep, NormStep, PlainStep, Step
+from fedproto.engines.tracing import (
+    ConvStep,
+    DenseStep,
+    DropoutStep,
+    LayerStep,
+    NormStep,
+    PlainStep,
+    Step,
+)
 from fedproto.models.layers import standardized
 from fedproto.types import Tensors
 
@@ -412,6 +421,36 @@ class Plain(Stacked, PlainStep):
         found = iter(torch.autograd.grad(y, tensors, _samples(dy), allow_unused=True))
         gradients = [next(found) if isinstance(x, Tensor) else None for x in own]
         return [None if one is None else _stacked(one, len(dy)) for one in gradients], {}
+
+
+SEED, STEP = "dropout/seed", "dropout/step"
+"""What masks depend on, among a network's tensors while it is trained: per job, and of all."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dropout(Stacked, DropoutStep):
+    """Dropout by masks of each job's own."""
+
+    def evaluate(self, params: Tensors, xs: Sequence[Tensor], live: Tensor) -> Tensor:
+        """Nothing is dropped."""
+        return xs[0]
+
+    def forward(
+        self, params: Tensors, xs: Sequence[Tensor], fuse: Fuse, live: Tensor
+    ) -> tuple[Tensor, Any]:
+        """Masks are those of the module's own layout, channels first."""
+        (x,) = xs
+        image = x.dim() == 5
+        one = x[0].movedim(-1, 1) if image else x[0]
+        factors = dropout_factors(one, self.p, self.whole, params[SEED], params[STEP], self.place)
+        factors = factors.movedim(2, -1) if image else factors
+        return x * factors, factors
+
+    def backward(
+        self, params: Tensors, saved: Any, dy: Tensor, fuse: Fuse, *, first: bool
+    ) -> tuple[Sequence[Tensor | None], dict[str, Gradient]]:
+        """By the same masks."""
+        return [dy * saved], {}
 
 
 def _samples(x: Tensor) -> Tensor:

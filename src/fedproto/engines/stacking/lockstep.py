@@ -18,11 +18,12 @@ import torch
 from torch import Tensor
 
 from fedproto.engines.base import products
+from fedproto.engines.stacking.form import StackedForm
 from fedproto.engines.stacking.formulas import unfused
 from fedproto.engines.stacking.launching import MlpStep
 from fedproto.engines.stacking.layers import Gradient, Pending, computed
 from fedproto.engines.stacking.members import Member, StackKind, StackObjectives, StackTerm
-from fedproto.engines.stacking.network import RowLayout, StackedForm, StepBatch
+from fedproto.engines.stacking.network import RowLayout, StepBatch
 from fedproto.engines.stacking.orders import StackOrders, end_step, next_batch
 from fedproto.engines.training import TINY, TrainOptions, centralize
 from fedproto.types import Tensors

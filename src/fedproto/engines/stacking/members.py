@@ -5,9 +5,8 @@ Shapes: J jobs, B samples of a batch, C classes, D feature channels.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -15,14 +14,13 @@ from torch.func import grad, vmap
 
 from fedproto.engines.augment import AugmentOptions
 from fedproto.engines.base import LocalJob
-from fedproto.engines.reference import needs_head
-from fedproto.engines.setting import setting_of
-from fedproto.engines.stacking.network import Network, RowLayout, StackedForm, Term, stack_params
+from fedproto.engines.setting import ClientView
+from fedproto.engines.stacking.form import StackedForm
+from fedproto.engines.stacking.network import Network, RowLayout, TermGradients, stack_params
 from fedproto.engines.stacking.observations import lacks_statistics, received_statistics
 from fedproto.engines.training import TrainOptions, frozen_weights
-from fedproto.equations import class_sums
 from fedproto.strategies.base import Strategy
-from fedproto.strategies.values import Batch, Local, Objective, Outputs, Setting
+from fedproto.strategies.values import Batch, Local, Objective, Outputs
 from fedproto.types import ServerState, Tensors, part, under
 
 NOTHING = Objective()
@@ -81,12 +79,20 @@ class StackKind:
 
 
 class Members:
-    """Sorts jobs into stacks."""
+    """Sorts jobs into stacks.
+
+    Attributes:
+        clients: The clients as strategies see them.
+    """
 
     def __init__(self, form: StackedForm) -> None:
-        self._form, self._network, self._device = form, form.network, form.targets.device
+        self._form, self._network = form, form.network
         self._obstacles: dict[Strategy, str | None] = {}
-        self._class_counts: dict[int, Tensor] = {}
+        self.clients = ClientView(
+            form.workload,
+            form.targets.device,
+            lambda indices: [form.targets[torch.from_numpy(indices)]],
+        )
 
     def alike(self, jobs: Sequence[LocalJob]) -> list[dict[int, Member]]:
         """The members that can be trained in one stack, by the positions of their jobs.
@@ -118,16 +124,10 @@ class Members:
         )
 
     def obstacle(self, job: LocalJob) -> str | None:
-        """Why a job cannot be trained in a stack; found by trying its strategy's hooks once.
-
-        Batches that are split give other results where samples of a batch influence each other.
-        """
+        """Why a job cannot be trained in a stack; found by trying its strategy's hooks once."""
         network, needs, strategy = self._network, job.method.needs, job.strategy
         if job.augment is not None and not network.can_move(job.augment):
             return "augmentation but for flips and padded crops of images"
-        joint = network.statistics or network.by_batch or network.draws
-        if joint and job.train.accumulate > 1:
-            return "gradient accumulation with batch norm or dropout"
         if (needs.before or needs.after) and lacks_statistics(network, [job.state]):
             return "statistics of features with local batch norm"
         if not needs.hooks & {"penalty", "batch_term"}:
@@ -141,42 +141,13 @@ class Members:
                 self._obstacles[strategy] = f"{type(strategy).__name__} is not stacked: {reason}"
         return self._obstacles[strategy]
 
-    def personal(self, job: LocalJob) -> Collection[str]:
-        """Names of the parameters that stay on the client."""
-        if "personal" not in job.method.needs.hooks:
-            return ()
-        return job.strategy.personal(self._setting)
-
     def _member(self, job: LocalJob) -> Member:
         """A job with the terms that its strategy adds to the loss."""
-        needs, device = job.method.needs, self._device
-        if not needs.hooks & {"objective", "batch_term"} and not job.method.reports:
+        adds = job.method.needs.hooks & {"objective", "batch_term"}
+        if not adds and not job.method.reports:
             return Member(job)
-        local = Local(
-            num_examples=job.batches.num_examples,
-            steps=job.batches.steps,
-            lr=job.lr,
-            classes=self._classes(job),
-            params=job.state.params,
-            broadcast={name: one.to(device) for name, one in job.broadcast.items()},
-            memory={name: one.to(device) for name, one in job.memory.items()},
-            head=self._setting.head if needs_head(needs) else (),
-        )
+        local = self.clients.local(job)
         return Member(job, local, job.strategy.objective(local))
-
-    @cached_property
-    def _setting(self) -> Setting:
-        return setting_of(self._form.workload, dict(self._form.workload.model.named_parameters()))
-
-    def _classes(self, job: LocalJob) -> Tensor:
-        """The client's labels per class, if its strategy needs them."""
-        if not job.method.needs.classes:
-            return torch.empty(0, dtype=torch.int64, device=self._device)
-        if job.client not in self._class_counts:
-            federation = self._form.workload.federation
-            own = self._form.targets[torch.from_numpy(federation.train_indices(job.client))]
-            self._class_counts[job.client] = class_sums(None, own, federation.num_classes)[1]
-        return self._class_counts[job.client]
 
     def _try_hooks(self, job: LocalJob) -> None:
         """Runs a strategy's hooks once on two samples; raises where `torch.func` cannot."""
@@ -194,9 +165,9 @@ class Members:
         live = torch.ones_like(targets, dtype=torch.bool)
         packed = network.pack(params)
         packed |= received_statistics(network, [job.state], next(iter(packed.values())))
-        features = network.features(packed, x, live)
-        logits = network.logits(packed, x, live)
-        term.bound(x, live).gradients(features, logits, targets, live.to(features.dtype) / 2)
+        outputs = network.outputs(packed, x, live)
+        weight = live.to(outputs.logits.dtype) / 2
+        term.bound(x, live)(outputs.features, outputs.logits, targets, weight)
 
 
 class StackObjectives:
@@ -304,18 +275,24 @@ class StackTerm:
             changed |= _load(self._frozen.setdefault(name, {}), given, capacity)
         return changed
 
-    def bound(self, x: Tensor, live: Tensor) -> Term:
-        """The term of the leading jobs for a batch ``[J, B, …]``."""
+    def bound(self, x: Tensor, live: Tensor) -> TermGradients:
+        """The gradients of the term of the leading jobs for a batch ``[J, B, …]``."""
         size = len(x)
         tensors = {name: one[:size] for name, one in self._tensors.items()}
         outputs = {}
         for name, params in self._frozen.items():
-            own = {key: one[:size] for key, one in params.items()}
-            outputs[name] = (
-                self._network.features(own, x, live).detach(),
-                self._network.logits(own, x, live).detach(),
+            found = self._network.outputs({key: one[:size] for key, one in params.items()}, x, live)
+            outputs[name] = found.features, found.logits
+
+        def gradients(
+            features: Tensor, logits: Tensor, targets: Tensor, weight: Tensor
+        ) -> tuple[Tensor, Tensor]:
+            found: tuple[Tensor, Tensor] = vmap(grad(self._one, argnums=(0, 1)))(
+                features, logits, targets, weight, tensors, outputs
             )
-        return Term(self._one, (tensors, outputs))
+            return found
+
+        return gradients
 
     def _one(
         self,

@@ -1,32 +1,28 @@
 """Networks over stacked weights: one forward and backward pass for many models at once.
 
-`LayerNetwork` has its own backward pass, for modules that can be traced into known steps.
-`fedproto.engines.stacking.functional` does the same for other modules, through `torch.func`.
-
 Shapes: J jobs, B samples of a batch, D feature channels, C classes, P numbers in a model's row.
 """
 
 from __future__ import annotations
 
-import abc
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.func import grad, vmap
 
 from fedproto.engines.augment import AugmentOptions
-from fedproto.engines.base import Workload
 from fedproto.engines.stacking import formulas, launching
 from fedproto.engines.stacking.formulas import Fuse
 from fedproto.engines.stacking.launching import MlpStep
 from fedproto.engines.stacking.layers import (
+    SEED,
+    STEP,
     Conv,
     Dense,
+    Dropout,
     Gradient,
     Layer,
     Norm,
@@ -34,30 +30,21 @@ from fedproto.engines.stacking.layers import (
     Stacked,
     product,
 )
-from fedproto.engines.tracing import ConvStep, DenseStep, NormStep, PlainStep, trace
+from fedproto.engines.tracing import (
+    ConvStep,
+    DenseStep,
+    DropoutStep,
+    LayerStep,
+    NormStep,
+    PlainStep,
+    trace,
+)
+from fedproto.strategies.values import Outputs
 from fedproto.types import Tensors
 
-
-@dataclass(frozen=True)
-class Term:
-    """A strategy's batch term for all jobs of a stack.
-
-    Attributes:
-        one: One job's term of features, logits, targets, weights, and its part of `inputs`.
-        inputs: Whatever else the term depends on, stacked over jobs.
-    """
-
-    one: Callable[..., Tensor]
-    inputs: tuple[Any, ...]
-
-    def gradients(
-        self, features: Tensor, logits: Tensor, targets: Tensor, weight: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Gradients of the term in the features ``[J, B, D]`` and in the logits ``[J, B, C]``."""
-        found: tuple[Tensor, Tensor] = vmap(grad(self.one, argnums=(0, 1)))(
-            features, logits, targets, weight, *self.inputs
-        )
-        return found
+TermGradients: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""Gradients of a strategy's batch term in features ``[J, B, D]`` and logits ``[J, B, C]``, of
+features, logits, targets and weights."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +56,7 @@ class StepBatch:
         targets: ``[J, B]``.
         weight: The samples' weights, ``[J, B]``; 0 for those that only fill up a batch.
         calibration: Factors and offsets of the logits in the loss, ``[J, C]`` each; or none.
-        term: The strategy's batch term; None for none.
+        term: Of the strategy's batch term; None without one.
         seed: The jobs' seeds for dropout, ``[J]``.
         step: The number of the step.
     """
@@ -78,79 +65,20 @@ class StepBatch:
     targets: Tensor
     weight: Tensor
     calibration: tuple[Tensor, ...]
-    term: Term | None
+    term: TermGradients | None
     seed: Tensor
     step: Tensor
 
 
-class Network(abc.ABC):
-    """Stacked models of one architecture.
+class Network:
+    """Stacked models of one architecture: traced steps, the last of which gives the logits.
 
     Attributes:
         statistics: The running means and variances that models keep beside their weights, by name,
             with their shapes. They lie among the tensors that a network is given; training changes
             them there.
         by_batch: Whether a sample's features depend on which others it is tested with.
-        draws: Whether training draws random numbers.
     """
-
-    statistics: Mapping[str, tuple[int, ...]] = MappingProxyType({})
-    by_batch: bool = False
-    draws: bool = False
-
-    def portable(self) -> Network | None:
-        """The same network without kernels; None if it has none."""
-        return None
-
-    def whole_step(self, batch: int) -> MlpStep | None:
-        """Plain gradient descent in one kernel, where there is one for such models."""
-        return None
-
-    def can_move(self, augment: AugmentOptions) -> bool:
-        """Whether batches can be varied like this while they are gathered."""
-        return False
-
-    @abc.abstractmethod
-    def frozen(self) -> Network:
-        """The same network with statistics that training neither uses nor changes."""
-
-    def lay_out(self, inputs: Tensor) -> Tensor:
-        """The samples' inputs ``[N, …]`` in the network's own layout."""
-        return inputs
-
-    def pack(self, params: Tensors) -> dict[str, Tensor]:
-        """The module's stacked tensors ``[J, …]`` in the network's own layout."""
-        return dict(params)
-
-    def unpack(self, params: Tensors) -> dict[str, Tensor]:
-        """The opposite of `pack`; fresh tensors."""
-        return {name: tensor.clone() for name, tensor in params.items()}
-
-    @abc.abstractmethod
-    def features(self, params: Tensors, x: Tensor, live: Tensor | None = None) -> Tensor:
-        """Features ``[J, B, D]`` of inputs ``[J, B, …]``, of which only the live ones exist."""
-
-    @abc.abstractmethod
-    def logits(self, params: Tensors, x: Tensor, live: Tensor | None = None) -> Tensor:
-        """Logits ``[J, B, C]`` of inputs ``[J, B, …]``, of which only the live ones exist."""
-
-    @abc.abstractmethod
-    def gradients(
-        self, params: Tensors, batch: StepBatch, fuse: Fuse
-    ) -> tuple[Tensor, dict[str, Gradient]]:
-        """The cross-entropy per sample ``[J, B]``, and gradients of its weighted sum by name.
-
-        The batch term is part of the gradients, not of the loss. `fuse` compiles the parts between
-        the matrix products.
-        """
-
-    @abc.abstractmethod
-    def numbers(self, batch: int) -> int:
-        """How many numbers a step keeps at once per job, besides weights and gradients."""
-
-
-class LayerNetwork(Network):
-    """The traced steps of a module; the last gives the logits, its input are the features."""
 
     def __init__(
         self,
@@ -188,16 +116,16 @@ class LayerNetwork(Network):
         """Whether any step is a convolution by kernels, which take half precision."""
         return any(isinstance(layer, Conv) and layer.kernels for layer in self.layers)
 
-    def _alike(self, **changes: bool) -> LayerNetwork:
+    def _alike(self, **changes: bool) -> Network:
         """The same network, its layers with other settings where they have these."""
         steps = []
         for step in self.steps:
             own: dict[str, Any] = {key: one for key, one in changes.items() if hasattr(step, key)}
             steps.append(replace(step, **own))
         kernels = self._one_kernel and changes.get("kernels", True)
-        return LayerNetwork(steps, self._shapes, one_kernel=kernels)
+        return Network(steps, self._shapes, one_kernel=kernels)
 
-    def portable(self) -> LayerNetwork | None:
+    def portable(self) -> Network | None:
         """The same network by PyTorch's own products."""
         used = [layer.kernels for layer in self.layers]
         if not any(used) and self.whole_step(1) is None:
@@ -214,13 +142,13 @@ class LayerNetwork(Network):
         step = MlpStep((dense[0], dense[1], dense[2]), batch)
         return step if step.usable else None
 
-    def frozen(self) -> LayerNetwork:
+    def frozen(self) -> Network:
         """The same network with statistics that training neither uses nor changes."""
         return self._alike(frozen=True)
 
     def can_move(self, augment: AugmentOptions) -> bool:
         """Moving and mirroring images, which lie channels last."""
-        return len(self._shape) == 3 and augment.moves_only(self._shape[1:])
+        return len(self._shape) == 3 and augment.moves_only
 
     def lay_out(self, inputs: Tensor) -> Tensor:
         """Channels last for images."""
@@ -245,22 +173,30 @@ class LayerNetwork(Network):
             for name, tensor in own.items()
         }
 
-    def features(self, params: Tensors, x: Tensor, live: Tensor | None = None) -> Tensor:
-        """The head's input, in the module's order of channels."""
-        found = self._in_module_order(self._encode(params, x, live))
-        return found.to(params[self.head.weight_name].dtype)
+    def outputs(self, params: Tensors, x: Tensor, live: Tensor) -> Outputs:
+        """Features ``[J, B, D]``, in the module's order of channels, and logits ``[J, B, C]``.
 
-    def logits(self, params: Tensors, x: Tensor, live: Tensor | None = None) -> Tensor:
-        """The head on top of the features."""
-        x = self._encode(params, x, live).to(params[self.head.weight_name].dtype)
-        logits: Tensor = self.head.evaluate(params, [x], _all_live(x, live))
-        return logits
+        Of the inputs ``[J, B, …]`` only the live ones exist.
+        """
+        values = {0: x}
+        for index, step in enumerate(self.steps[:-1]):
+            xs = [values[one] for one in step.inputs]
+            values[step.output] = step.evaluate(params, xs, live)
+            for one in self._done[index]:
+                del values[one]
+        found = values[self.head.inputs[0]].to(params[self.head.weight_name].dtype)
+        return Outputs(self._in_module_order(found), self.head.evaluate(params, [found], live))
 
     def gradients(
         self, params: Tensors, batch: StepBatch, fuse: Fuse
     ) -> tuple[Tensor, dict[str, Gradient]]:
-        """Forward through the steps and back."""
+        """The cross-entropy per sample ``[J, B]``, and gradients of its weighted sum by name.
+
+        The batch term is part of the gradients, not of the loss. `fuse` compiles the parts between
+        the matrix products.
+        """
         live, saved = batch.weight > 0, []
+        params = {**params, SEED: batch.seed, STEP: batch.step}
         values: dict[int, Any] = {0: batch.x}
         for index, step in enumerate(self.steps[:-1]):
             xs = [values[one] for one in step.inputs]
@@ -280,7 +216,7 @@ class LayerNetwork(Network):
         added: Tensor | None = None
         if batch.term is not None:
             own, logits = self._in_module_order(features.to(x.dtype)), z + bias.unsqueeze(1)
-            added, d_logits = batch.term.gradients(own, logits, batch.targets, batch.weight)
+            added, d_logits = batch.term(own, logits, batch.targets, batch.weight)
             dz, db = dz + d_logits, db + d_logits.sum(dim=1)
         gradients: dict[str, Gradient] = {head.weight_name: product(dz.transpose(1, 2), x)}
         if head.bias:
@@ -302,18 +238,12 @@ class LayerNetwork(Network):
         return loss, gradients
 
     def numbers(self, batch: int) -> int:
-        """Every value with its gradient; without kernels also copies of them."""
+        """How many numbers a step keeps at once per job, besides weights and gradients.
+
+        Every value with its gradient; without kernels also copies of them.
+        """
         plain = not any(layer.kernels for layer in self.layers)
         return batch * sum(map(math.prod, self._shapes.values())) * (6 if plain else 3)
-
-    def _encode(self, params: Tensors, x: Tensor, live: Tensor | None) -> Tensor:
-        live, values = _all_live(x, live), {0: x}
-        for index, step in enumerate(self.steps[:-1]):
-            xs = [values[one] for one in step.inputs]
-            values[step.output] = step.evaluate(params, xs, live)
-            for one in self._done[index]:
-                del values[one]
-        return values[self.head.inputs[0]]
 
     def _in_module_order(self, x: Tensor) -> Tensor:
         return (x if self.head.image is None else x.movedim(-1, 2)).flatten(2)
@@ -325,30 +255,7 @@ class LayerNetwork(Network):
         return flat.reshape(channels_first).movedim(2, -1).flatten(2)
 
 
-def _all_live(x: Tensor, live: Tensor | None) -> Tensor:
-    return x.new_ones(x.shape[:2], dtype=torch.bool) if live is None else live
-
-
-@dataclass(frozen=True)
-class StackedForm:
-    """A workload's model and data in stacked form.
-
-    Attributes:
-        inputs: All samples, in the network's layout.
-        targets: All labels.
-        fuse: Compiles the parts between the products, or leaves them as they are.
-    """
-
-    workload: Workload
-    network: Network
-    inputs: Tensor
-    targets: Tensor
-    fuse: Fuse
-
-
-def layer_network(
-    model: nn.Module, inputs: Tensor, *, kernels: bool = False
-) -> LayerNetwork | None:
+def stacked_network(model: nn.Module, inputs: Tensor, *, kernels: bool = False) -> Network | None:
     """The stacked form of a module whose steps are known; None for any other.
 
     `kernels` asks for kernels wherever shapes suit them.
@@ -356,13 +263,19 @@ def layer_network(
     found = trace(model, inputs)
     if found is None:
         return None
-    kinds = {DenseStep: Dense, ConvStep: Conv, NormStep: Norm, PlainStep: Plain}
+    kinds = {
+        DenseStep: Dense,
+        ConvStep: Conv,
+        NormStep: Norm,
+        DropoutStep: Dropout,
+        PlainStep: Plain,
+    }
     steps: list[Stacked] = []
     for step in found.steps:
         suits = kernels and launching.suits(step)
-        more = {} if isinstance(step, PlainStep) else {"kernels": suits}
+        more = {"kernels": suits} if isinstance(step, LayerStep) else {}
         steps.append(kinds[type(step)](**vars(step), **more))
-    return LayerNetwork(steps, found.shapes, one_kernel=kernels)
+    return Network(steps, found.shapes, one_kernel=kernels)
 
 
 class RowLayout:

@@ -15,7 +15,8 @@ from torch.func import vmap
 
 from fedproto.engines.base import LocalJob
 from fedproto.engines.reference import by_client
-from fedproto.engines.stacking.network import Network, StackedForm
+from fedproto.engines.stacking.form import StackedForm
+from fedproto.engines.stacking.network import Network
 from fedproto.rng import Indices
 from fedproto.strategies.values import Observation, Statistic
 from fedproto.types import ServerState, Tensors
@@ -75,7 +76,8 @@ class Observer:
         """Sums over some samples of every job, ``[J, N]``."""
         x, live = self._inputs[part.clamp(min=0)], part != FILLS
         labels = torch.where(live, self._targets[part.clamp(min=0)], FILLS)
-        features = self._network.features(params, x, live) if "features" in statistics else None
+        outputs = self._network.outputs(params, x, live)
+        features = outputs.features if "features" in statistics else None
         number = self._workload.federation.num_classes
         return Observation.of(statistics, features, labels, number)
 
@@ -89,7 +91,8 @@ class Observer:
         where = torch.from_numpy(indices).to(self._device)
         for part in where.split(self._samples_at_once(models)):
             x = self._inputs[part].expand(models, *[-1] * self._inputs.dim())
-            logits = self._network.logits(packed, x)
+            live = x.new_ones(x.shape[:2], dtype=torch.bool)
+            logits = self._network.outputs(packed, x, live).logits
             total.append(vmap(task.tally, in_dims=(0, None))(logits, self._targets[part]))
         return torch.stack(total).sum(dim=0).cpu()
 
@@ -106,7 +109,8 @@ class Observer:
                     name: tensor[index].expand(len(part), *tensor.shape[1:])
                     for name, tensor in packed.items()
                 }
-                logits = self._network.logits(model, self._inputs[part.clamp(min=0)], live)
+                x = self._inputs[part.clamp(min=0)]
+                logits = self._network.outputs(model, x, live).logits
                 tallies.append(task.tally(logits[live], self._targets[part[live]]))
             total.append(torch.stack(tallies).sum(dim=0))
         return torch.stack(total).cpu()
