@@ -151,7 +151,7 @@ def test_a_second_key_under_a_clients_name_never_takes_part_as_that_client(tmp_p
     first, second, third = store.records()
     assert [record.failures.keys() for record in (first, second, third)] == [{0}, set(), {0}]
     assert "its key is not that of client 0" in first.note
-    assert "node client-0 turned away" in first.note
+    assert "node client-0 rejected" in first.note
 
 
 def test_the_fingerprint_of_a_key_is_the_same_on_disk_and_from_flower(tmp_path):

@@ -69,8 +69,8 @@ LOOK_EVERY = 0.5
 ASK_EVERY = 10.0
 ATTEMPTS = 5
 UNAVAILABLE = "Connection to the SuperLink is unavailable"
-SILENT_AT_MOST = 6
-"""Unanswered requests in a row after which a server is considered lost."""
+SILENT_FOR = 120.0
+"""Seconds without an answer after which a server is given up."""
 
 
 class DeploymentError(FedprotoError):
@@ -176,7 +176,7 @@ class Control:
         `check` is called at intervals, and raises if waiting is useless.
         """
         seen = [len(store.records()) for store in stores]
-        asked, silent = time.monotonic(), 0
+        asked = answered = time.monotonic()
         while True:
             _report(stores, seen, callback)
             over = all(store.finished for store in stores)
@@ -187,15 +187,15 @@ class Control:
             if over or time.monotonic() - asked > ASK_EVERY:
                 asked = time.monotonic()
                 try:
-                    ended = (status := self.status(run)).startswith("finished")
-                    silent = 0
+                    status = self.status(run)
                 except DeploymentError:
                     # A server under load fails now and then; the records show the progress.
-                    silent += 1
-                    if silent > SILENT_AT_MOST:
+                    if time.monotonic() - answered > SILENT_FOR:
                         raise
                     time.sleep(ASK_EVERY)
                     continue
+                answered = time.monotonic()
+                ended = status.startswith("finished")
                 if over and ended:
                     return
                 # The last round may be done between our look at it and Flower's answer.

@@ -6,7 +6,7 @@ incident for the round's record.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import reduce
@@ -87,7 +87,7 @@ class FlowerEngine(Engine):
         ready = {job.client for index, job in enumerate(jobs) if index not in results}
         skipped = self._gather(ready)
         if skipped is None:
-            for indices in _one_job_per_client(jobs):
+            for indices in _turns(jobs):
                 asked = [index for index in indices if index not in results]
                 results |= self._send(jobs, asked) if asked else {}
             usable = {one.client for one in results.values() if isinstance(one, ClientUpdate)}
@@ -263,17 +263,14 @@ class FlowerEngine(Engine):
         return pooled | ({f"mean_client_{task.headline}": float(np.mean(alike))} if alike else {})
 
 
-def _one_job_per_client(jobs: Sequence[LocalJob]) -> list[list[int]]:
-    """Places of jobs in batches with at most one job per client: a node does one at a time."""
-    batches: list[list[int]] = []
-    seen: dict[int, int] = defaultdict(int)
+def _turns(jobs: Sequence[LocalJob]) -> list[list[int]]:
+    """Positions of jobs in turns without two of one client: a node runs one job at a time."""
+    turns: dict[int, list[int]] = defaultdict(list)
+    seen: Counter[int] = Counter()
     for index, job in enumerate(jobs):
-        turn = seen[job.client]
+        turns[seen[job.client]].append(index)
         seen[job.client] += 1
-        if turn == len(batches):
-            batches.append([])
-        batches[turn].append(index)
-    return batches
+    return list(turns.values())
 
 
 SUSPENSIONS_FILE = "suspensions.json"

@@ -198,8 +198,7 @@ class Nodes:
         self._keys = keys
         self._known: dict[int, Hello] = {}
         self._online: dict[int, tuple[str, str | None]] = {}
-        self._asked_in_vain: set[int] = set()
-        self._said: set[str] = set()
+        self._rejected: dict[int, str] = {}
         self._notices: list[str] = []
 
     def clients(self) -> dict[int, int]:
@@ -228,7 +227,7 @@ class Nodes:
         }
         new = self._online.keys() - self._known.keys()
         if not ask_again:
-            new -= self._asked_in_vain
+            new -= self._rejected.keys()
         questions = dict.fromkeys(sorted(new), wire.encode_question(self._config))
         answers = exchange(self._grid, "query.hello", questions, round_=0, deadline=ASK_FOR)
         for node, answer in answers.items():
@@ -236,13 +235,11 @@ class Nodes:
             try:
                 self._known[node] = hello = self._judge(answer, key)
             except UnreadableError as error:
-                self._asked_in_vain.add(node)
-                notice = f"node {name or node} rejected: {error}"
-                if notice not in self._said:
-                    self._said.add(notice)
-                    self.note(notice)
+                if self._rejected.get(node) != str(error):
+                    self.note(f"node {name or node} rejected: {error}")
+                self._rejected[node] = str(error)
             else:
-                self._asked_in_vain.discard(node)
+                self._rejected.pop(node, None)
                 LOG.info("client %d is node %d (%s), key %s", hello.client, node, name, key)
 
     def wait_for(self, clients: Collection[int], seconds: float) -> set[int]:
