@@ -72,7 +72,7 @@ lint: $(STAMP) ## linter, formatter check and type checker alone
 
 docs: $(DOCS_STAMP) ## the docs site in build/docs; a broken link or a wrong docstring is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
-	$(BIN)/python -m pytest -q tests/docs/test_docs_site.py
+	$(BIN)/python -m pytest -n 2 -q tests/docs/test_docs_site.py
 	@echo "Open build/docs/index.html"
 
 $(DOCS_STAMP): $(STAMP)

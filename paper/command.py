@@ -19,7 +19,7 @@ from fedproto.errors import ConfigError
 from paper import reproduction
 from paper.base import EXPERIMENTS
 from paper.cases import SCALES, Scope
-from paper.library import Library, directory_name
+from paper.library import Library, run_name
 from paper.output import Output
 from paper.reproduction import ALL, Plan
 
@@ -159,7 +159,7 @@ def _show_runs(plan: Plan) -> None:
     found = [(each.request, str(each.run.path)) for one in plan.results.values() for each in one]
     for request, where in [*found, *((each, "to train") for each in plan.missing)]:
         rounds = str(request.config.schedule.rounds)
-        table.add_row(request.case, directory_name(request.config), rounds, where)
+        table.add_row(request.case, run_name(request.config), rounds, where)
     _console().print(table)
 
 

@@ -187,7 +187,7 @@ class Library:
         for run in self._runs(config):
             if run.config.digest() == config.digest() and not is_complete(run):
                 return run.path
-        name = f"{directory_name(config)}-{config.digest()[:8]}"
+        name = f"{run_name(config)}-{config.digest()[:8]}"
         path, number = self.root / folder / name, 2
         while is_run(path):
             path, number = path.with_name(f"{name}-{number}"), number + 1
@@ -233,7 +233,7 @@ def concentration(config: RunConfig) -> float | None:
     return getattr(config.data, "alpha", None) if by_mix else None
 
 
-def directory_name(config: RunConfig) -> str:
+def run_name(config: RunConfig) -> str:
     """A readable name: label, then what recipes sweep over."""
     parts = [config.title]
     alpha = concentration(config)

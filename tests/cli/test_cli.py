@@ -136,7 +136,7 @@ def test_compare_draws_figures(swept):
 def test_list_shows_everything_with_options(capsys):
     assert main(["list"]) == 0
     shown = capsys.readouterr().out
-    for name in ("fedproto", "synthetic", "cnn", "reference", "ablation"):
+    for name in ("fedproto", "synthetic", "cnn", "reference", "methods-digits"):
         assert name in shown
     strategies = entries("strategies")
     fedprox = next(entry for entry in strategies if entry.name == "fedprox")

@@ -14,7 +14,7 @@ from fedproto.data import samples
 from fedproto.data.files import open_tree
 from fedproto.data.mnist import MNIST, read_idx
 from fedproto.data.prepared import prepared
-from fedproto.data.samples import held
+from fedproto.data.samples import resident
 from fedproto.data.tasks import Classification
 from fedproto.engines import ENGINES, EngineOptions, Workload
 from fedproto.errors import DataError
@@ -173,11 +173,11 @@ def test_samples_are_held_at_once_only_where_they_take_little_memory(tmp_path, m
     write_mnist(tmp_path, np.arange(100) % 10)
     mapped = MNIST(clients=5, minimum=2).load(tmp_path).samples
     device = torch.device("cpu")
-    together = held(mapped, device, torch.float64)
+    together = resident(mapped, device, torch.float64)
     assert together.inputs.dtype == torch.float64
     assert together.inputs.equal(mapped.to(device, torch.float64).batch(np.arange(100))[0])
     monkeypatch.setattr(samples, "RESIDENT_SHARE", 0.0)
-    assert held(mapped, device, torch.float64) is None
+    assert resident(mapped, device, torch.float64) is None
 
 
 def test_the_stacked_engine_trains_on_prepared_samples(tmp_path):

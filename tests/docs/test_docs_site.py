@@ -18,6 +18,10 @@ from documents import ROOT
 
 pytest.importorskip("mkdocs", reason="needs the extra 'docs', which 'make docs' installs")
 
+of_the_site = pytest.mark.skipif(
+    not (ROOT / "build/docs/index.html").exists(), reason="'make docs' builds it"
+)
+
 MODULE = '''"""A module."""
 
 from fedproto.options import option
@@ -122,7 +126,19 @@ QUESTIONS = {
 HITS = "return [...document.querySelectorAll('.md-search-result__item > a')].map((a) => a.href)"
 
 
-@pytest.mark.skipif(not (ROOT / "build/docs/index.html").exists(), reason="'make docs' builds it")
+@of_the_site
+@pytest.mark.parametrize(("name", "score"), [("own-model", 50), ("segmentation", 5)])
+def test_a_notebook_draws_and_learns_something(name, score):
+    """The site's build runs the notebooks; the last table compares methods, in per cent."""
+    page = (ROOT / f"build/docs/tutorials/{name}.html").read_text()
+    assert page.count("the picture that the cell draws") == 2
+    *_, results = re.findall(r"<tbody>(.*?)</tbody>", page, flags=re.DOTALL)
+    cells = [re.findall(r"<td>(.*?)</td>", row) for row in results.split("<tr>")[1:]]
+    assert len(cells) >= 2
+    assert min(float(row[1].split()[0]) for row in cells) > score
+
+
+@of_the_site
 def test_ten_questions_are_answered(tmp_path):
     """In at most two clicks from the start page, and by the first or second hit of the search."""
     start = ROOT / "build/docs/index.html"
@@ -144,7 +160,7 @@ def test_ten_questions_are_answered(tmp_path):
             assert set(found) & set(wanted), f"{question}: {found}"
 
 
-@pytest.mark.skipif(not (ROOT / "build/docs/index.html").exists(), reason="'make docs' builds it")
+@of_the_site
 @pytest.mark.parametrize("width", [1440, 390])
 def test_no_page_is_wider_than_the_window(width, tmp_path):
     site = ROOT / "build/docs"

@@ -118,11 +118,7 @@ def _load(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
 
 
 def apply_overrides(recipe: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
-    """Changes options by ``key=value`` texts; values are written as in TOML.
-
-    Raises:
-        ConfigError: If a text has no ``=``, or its key is one the recipe sweeps over.
-    """
+    """Changes options by ``key=value`` texts; values are written as in TOML."""
     result = dict(recipe)
     swept = flatten(recipe["sweep"]) if isinstance(recipe.get("sweep"), Mapping) else {}
     for text in overrides:
@@ -137,11 +133,7 @@ def apply_overrides(recipe: Mapping[str, Any], overrides: Iterable[str]) -> dict
 
 
 def expand(recipe: Mapping[str, Any]) -> dict[str, RunConfig]:
-    """The runs that a recipe describes, by directory name.
-
-    Raises:
-        ConfigError: If a part is invalid.
-    """
+    """The runs that a recipe describes, by directory name."""
     return combine(variants_of(recipe), axes_of(recipe.get("sweep", {}), "sweep"))
 
 
@@ -309,11 +301,7 @@ def as_tables(keywords: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def dotted_keyword(name: str) -> str:
-    """The dotted name of a common option; sections and dotted names as they are.
-
-    Raises:
-        ConfigError: If it is neither, with the sections that have such an option.
-    """
+    """The dotted name of a common option; sections and dotted names as they are."""
     if "." in name or name in _PARTS:
         return name
     if name in COMMON:

@@ -108,7 +108,7 @@ class MappedSamples:
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Samples:
         """Announces the device of batches; all samples are moved to a GPU if they fit well."""
-        together = held(self, device, dtype) if device.type == "cuda" else None
+        together = resident(self, device, dtype) if device.type == "cuda" else None
         return replace(self, device=device, dtype=dtype) if together is None else together
 
     def gathered(self, step: int = 4096) -> TensorSamples:
@@ -143,7 +143,7 @@ def upload(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
-def held(samples: Samples, device: torch.device, dtype: torch.dtype) -> TensorSamples | None:
+def resident(samples: Samples, device: torch.device, dtype: torch.dtype) -> TensorSamples | None:
     """All samples as tensors on a device; None if they are elsewhere or would not fit well."""
     if isinstance(samples, TensorSamples):
         return samples.to(device, dtype)

@@ -60,11 +60,7 @@ def unsealed(text: bytes, *, required: bool = True) -> dict[str, Any]:
 
 
 def read_sealed(path: Path, remedy: str) -> dict[str, Any]:
-    """The tables in a file of `sealed` ones; none where there is no file.
-
-    Raises:
-        StoreError: If it is damaged or has no fingerprint; with the remedy.
-    """
+    """The tables in a file of `sealed` ones; none where there is no file."""
     text = content(path)
     try:
         return unsealed(text) if text else {}
@@ -75,11 +71,7 @@ def read_sealed(path: Path, remedy: str) -> dict[str, Any]:
 def read_lines(
     text: bytes, path: Path, parsed: Callable[[dict[str, Any]], T], *, required: bool = True
 ) -> Iterator[T]:
-    """What `parsed` makes of the tables in the lines of a file; a last line without end is left.
-
-    Raises:
-        StoreError: At the first line that is damaged.
-    """
+    """What `parsed` makes of the tables in the lines of a file; a last line without end is left."""
     for number, line in enumerate(text.split(b"\n")[:-1], start=1):
         try:
             yield parsed(unsealed(line, required=required))

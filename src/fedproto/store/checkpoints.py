@@ -57,11 +57,7 @@ def read_tensors(path: Path, *, required: bool = True) -> tuple[dict[str, Any], 
 def write_checkpoint(
     run: Folder, state: ServerState, about: dict[str, Any], name: str | None = None
 ) -> None:
-    """Writes the state after a round with its metadata into ``checkpoints``.
-
-    Raises:
-        StoreError: If it cannot be written; what is there is untouched.
-    """
+    """Writes the state after a round with its metadata into ``checkpoints``."""
     name = f"checkpoints/{name or f'round-{state.round:06d}.safetensors'}"
     with explained(run.path / name):
         run.write(name, tensors_file(_pack(state), about))
@@ -195,11 +191,7 @@ class ClientMemoryOnDisk(ClientMemory):
         return read_kept(path) if is_there(path) else None
 
     def save(self, client: int, round_: int, tensors: Tensors, *, keep_from: int) -> None:
-        """Writes a file, then removes those before the last one that a return could need.
-
-        Raises:
-            StoreError: If it cannot be written; the earlier content is untouched.
-        """
+        """Writes a file, then removes those before the last one that a return could need."""
         name = self._name(client, round_)
         path = self._folder.path / name
         kept = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}

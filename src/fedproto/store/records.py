@@ -19,9 +19,6 @@ def read_records(
     """The records in whole lines; what follows the last line's end is left out.
 
     Records of version 0.1.0 had no fingerprints; only there may they be missing.
-
-    Raises:
-        StoreError: At the first line that is damaged.
     """
     for number, record in enumerate(read_lines(content, path, _record, required=fingerprinted)):
         if record.round != number:

@@ -11,7 +11,8 @@ with all records before it and all that the clients of these records kept; recor
 dropped and computed again when the run continues.
 
 The description, every record and every checkpoint carry a fingerprint (`fedproto.disk.integrity`)
-that is compared when they are read. An unreadable file is never treated as a missing one.
+that is compared when they are read. What is damaged or unreadable raises a `StoreError` and is
+never treated as missing; a failed write does so too, and leaves what was there.
 """
 
 from __future__ import annotations
@@ -140,11 +141,7 @@ class RunStore:
         self.describe(config=config.to_dict(), digest=self.digest, earlier=list(self.earlier))
 
     def records(self) -> list[RoundRecord]:
-        """The rounds on record, oldest first; a last line cut short by a kill is left out.
-
-        Raises:
-            StoreError: If a line before the last is damaged.
-        """
+        """The rounds on record, oldest first; a last line cut short by a kill is left out."""
         return list(self.iterate_records())
 
     def iterate_records(self, lines: bytes | None = None) -> Iterator[RoundRecord]:
@@ -154,20 +151,12 @@ class RunStore:
         return read_records(text, file, fingerprinted=self.format > 1)
 
     def append(self, record: RoundRecord) -> None:
-        """Adds a round's record and waits until it is on disk.
-
-        Raises:
-            StoreError: If it cannot be written; the file is then as it was before.
-        """
+        """Adds a round's record and waits until it is on disk."""
         with explained(self.path / "rounds.jsonl"):
             self.folder.append("rounds.jsonl", sealed(asdict(record), indent=None))
 
     def save_checkpoint(self, state: ServerState, *, last: bool = False) -> None:
-        """Writes a checkpoint if one is due, and removes old ones.
-
-        Raises:
-            StoreError: If it cannot be written; the checkpoints before are untouched.
-        """
+        """Writes a checkpoint if one is due, and removes old ones."""
         every, keep = self.config.store.checkpoint_every, self.config.store.keep
         if every == 0 or (state.round % every and not last):
             return
@@ -182,11 +171,7 @@ class RunStore:
         write_checkpoint(self.folder, served, self._about(state), BEST)
 
     def load_best(self) -> ServerState:
-        """The served model of the round with the best validation score.
-
-        Raises:
-            StoreError: If none was kept, or it is damaged.
-        """
+        """The served model of the round with the best validation score."""
         path = self.path / "checkpoints" / BEST
         if not is_there(path):
             raise StoreError(
@@ -203,11 +188,7 @@ class RunStore:
         return {"format": FORMAT, "round": state.round, "digest": self.digest}
 
     def load_checkpoint(self) -> ServerState | None:
-        """The newest checkpoint's state; None when there is none.
-
-        Raises:
-            StoreError: If it is damaged or belongs to another configuration.
-        """
+        """The newest checkpoint's state; None when there is none."""
         if not (there := self.checkpoints()):
             return None
         *before, path = there

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
-from fedproto.data.samples import held
+from fedproto.data.samples import resident
 from fedproto.engines.base import Workload
 from fedproto.engines.stacking.formulas import Compiled, Fuse, unfused
 from fedproto.engines.stacking.network import Network, stacked_network
@@ -38,7 +38,7 @@ def stacked_form(workload: Workload) -> StackedForm | str:
     """The stacked form of a workload, or why there is none."""
     model, options = workload.model, workload.options
     device, dtype = options.torch_device(), options.torch_dtype()
-    samples = held(workload.federation.samples, device, dtype)
+    samples = resident(workload.federation.samples, device, dtype)
     if samples is None:
         return "its samples are fetched batch by batch, not held on the device"
     fixed = [name for name, one in model.named_parameters() if not one.requires_grad]
