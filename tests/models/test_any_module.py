@@ -177,7 +177,12 @@ COMPUTED = {"serve": {"head": "lda", "add": True, "fade": 50.0}}
 @pytest.mark.parametrize("name", BUILDS)
 def test_modules_of_any_build_train_as_they_are(name, engine):
     build, _ = BUILDS[name]
-    for strategy, sections in (("fedavg", {}), ("fedavg", COMPUTED), ("fedproto", {})):
+    for strategy, sections in (
+        ("fedavg", {}),
+        ("steady", {}),
+        ("fedavg", COMPUTED),
+        ("fedproto", {}),
+    ):
         result = fedproto.run(
             federation(), build, strategy, rounds=3, cohort=4, lr=0.1, batch_size=4, seed=3,
             engine={"name": engine, "device": "cpu"}, **sections,
