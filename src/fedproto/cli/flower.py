@@ -23,19 +23,12 @@ from fedproto.rounds import load_federations
 from fedproto.store import RunStore, is_run
 from fedproto.store.sweeps import create_sweep, extend, is_sweep, open_runs
 
-group = typer.Typer(name="flower", no_args_is_help=True)
+group = typer.Typer(name="flower", help=__doc__, no_args_is_help=True)
 
 Source = Annotated[str, typer.Argument(help="A recipe, or the directory of a run to continue.")]
 ServerFolder = Annotated[
     Path, typer.Option("--server", help="The server's folder, made by 'fedproto flower keys'.")
 ]
-
-
-@group.callback()
-def need_flower() -> None:
-    """Deploy over Flower, on real machines."""
-    if importlib.util.find_spec("flwr") is None:
-        raise ConfigError(f"Flower is not installed; {install('flower')}")
 
 
 @group.command()
@@ -50,6 +43,7 @@ def up(
     quiet: Quiet = False,
 ) -> None:
     """Start a server and a node per client on this machine, run, and shut everything down."""
+    _need_flwr()
     from fedproto.flower.deploy import deployment
     from fedproto.flower.keys import make_keys
 
@@ -85,6 +79,7 @@ def keys(
     ] = 8000,
 ) -> None:
     """Make certificates and node keys for several hosts."""
+    _need_flwr()
     from fedproto.flower.keys import make_keys
 
     made = make_keys(folder, host, clients, port)
@@ -110,6 +105,7 @@ def start(
     ] = "",
 ) -> None:
     """Start the server or the node of a folder of keys."""
+    _need_flwr()
     from fedproto.flower.deploy import become_host
 
     become_host(folder.resolve(), node_config)
@@ -118,6 +114,7 @@ def start(
 @group.command()
 def register(server: ServerFolder) -> None:
     """Register the clients' keys with the server on this host."""
+    _need_flwr()
     from fedproto.flower.deploy import control_of
     from fedproto.flower.keys import public_keys
 
@@ -140,6 +137,7 @@ def submit(
     quiet: Quiet = False,
 ) -> None:
     """Run a recipe on the server on this host, or continue a run."""
+    _need_flwr()
     from fedproto.flower.deploy import control_of
 
     control = control_of(server)
@@ -154,6 +152,11 @@ def submit(
             control.stop(run)
             raise
     conclude(stores, quiet=quiet)
+
+
+def _need_flwr() -> None:
+    if importlib.util.find_spec("flwr") is None:
+        raise ConfigError(f"Flower is not installed; {install('flower')}")
 
 
 def _runs_of(

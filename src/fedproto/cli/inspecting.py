@@ -12,7 +12,6 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from fedproto.cli.terminal import Directories, echo, plain
 from fedproto.errors import ConfigError, StoreError, unknown_name
@@ -94,20 +93,11 @@ def info() -> None:
     from fedproto.store.run import devices, package_versions
 
     root = data_root()
-    facts: dict[str, Any] = {
-        "python": platform.python_version(),
-        "packages": package_versions(),
-        "devices": devices(),
-        "data root": str(root),
-        "data sets": {name: DATASETS.get(name).status(root) for name in DATASETS.names()},
-    }
-    table = Table(show_header=False, box=None)
-    for name, fact in facts.items():
-        if isinstance(fact, dict):
-            fact = [f"{key}: {value or 'not installed'}" for key, value in fact.items()]
-        lines = [fact] if isinstance(fact, str) else fact
-        table.add_row(name, Text("\n").join(map(plain, lines)))
-    Console().print(table)
+    versions = {"python": platform.python_version(), **package_versions()}
+    lines = [f"{name}: {version or 'not installed'}" for name, version in versions.items()]
+    lines += ["", *devices(), "", f"data root: {root}"]
+    lines += [f"{name}: {DATASETS.get(name).status(root)}" for name in DATASETS.names()]
+    echo("\n".join(lines))
 
 
 def registries() -> dict[str, Registry[Any]]:

@@ -144,7 +144,14 @@ def _train(
     *,
     quiet: bool,
 ) -> None:
-    echo(_plan(stores, path, federations), err=True)
+    begun = sum(bool(store.records()) for store in stores)
+    over = sum(store.finished for store in stores)
+    found = (
+        f"; found {over} finished and {begun - over} begun, {len(stores) - begun} to be trained from"
+        " the start"
+    )
+    plan = _plan([store.config for store in stores], federations, f" in {path}")
+    echo(plan + (found if begun else ""), err=True)
     try:
         with progress_for(stores) as progress:
             logs = [SinkCallback(name, stores, progress) for name in log_to]
@@ -161,21 +168,7 @@ def _train(
 
 
 def _plan(
-    stores: Sequence[RunStore], path: Path, federations: Mapping[DataSource, Federation]
-) -> str:
-    """The plan: runs, rounds, directory, and runs found finished."""
-    configs = [store.config for store in stores]
-    begun = [store for store in stores if store.records()]
-    over = sum(store.finished for store in stores)
-    found = (
-        f"; found {over} finished and {len(begun) - over} begun, {len(stores) - len(begun)} to be"
-        " trained from the start"
-    )
-    return _amount(configs, f" in {path}", federations) + (found if begun else "")
-
-
-def _amount(
-    configs: Sequence[RunConfig], where: str, federations: Mapping[DataSource, Federation]
+    configs: Sequence[RunConfig], federations: Mapping[DataSource, Federation], where: str = ""
 ) -> str:
     """Runs, rounds, and the disk space of the weights in checkpoints."""
     size = 0
@@ -190,10 +183,13 @@ def _amount(
             sizes[key] = num_bytes(state.params, state.buffers)
         made = -(-rounds // kept.checkpoint_every)
         size += sizes[key] * min(kept.keep or made, made)
-    runs = "1 run" if len(configs) == 1 else f"{len(configs)} runs"
     rounds = sum(config.schedule.rounds for config in configs)
     weights = f", {size / 1e6:.1f} MB of weights on disk" if size else ""
-    return f"{runs}{where}: {rounds} rounds{weights}"
+    return f"{_counted(len(configs), 'run')}{where}: {_counted(rounds, 'round')}{weights}"
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _rehearse(named: Mapping[str, RunConfig], federations: Mapping[DataSource, Federation]) -> None:
@@ -212,7 +208,7 @@ def _rehearse(named: Mapping[str, RunConfig], federations: Mapping[DataSource, F
     left = time_in_words(run.records[-1].seconds * steps / each)
     for name, config in named.items():
         echo(f"  {name}: {config.schedule.rounds} rounds")
-    echo(_amount(configs, "", federations))
+    echo(_plan(configs, federations))
     echo(f"about {left} if all rounds took as long as the second one of {first.title}")
 
 
