@@ -80,7 +80,7 @@ class Tuning:
         return sum(n * (r - past) for (n, r), past in zip(self.rungs, before, strict=False))
 
 
-def planned(recipe: Mapping[str, Any], trials: int | None = None) -> Tuning:
+def planned(recipe: Mapping[str, Any]) -> Tuning:
     """Reads a recipe's section ``[tune]``.
 
     ``[tune.space]`` lists values by dotted option names for all methods, ``[variants.tune.space]``
@@ -95,8 +95,6 @@ def planned(recipe: Mapping[str, Any], trials: int | None = None) -> Tuning:
     for tables in variants_of(recipe, tuned=True):
         section = dict(tables.pop("tune", {}))
         axes = axes_of(section.pop("space", {}), "tune.space")
-        if trials is not None:
-            section["trials"] = trials
         options = read_options(TuneOptions, section, "tune")
         config = read_config(tables)
         points = list(itertools.product(*axes.values()))

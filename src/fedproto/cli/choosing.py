@@ -62,14 +62,13 @@ def tune_recipe(
     out: Annotated[
         Path | None, typer.Option(help="Folder for the runs; a stopped tuning continues there.")
     ] = None,
-    trials: Annotated[int | None, typer.Option(min=2, help="Configurations per method.")] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the plan without training.")
     ] = False,
 ) -> None:
     """Choose hyperparameters by validation data, with the same budget for every method."""
     tables = read_tables(recipe, overrides or [])
-    tuning = planned(tables, trials)
+    tuning = planned(tables)
     rungs = ", then ".join(f"{number} for {rounds} rounds" for number, rounds in tuning.rungs)
     echo(
         f"{len(tuning.methods)} methods, each with {rungs} ({tuning.rounds_per_method} rounds in"

@@ -147,8 +147,8 @@ def _train(
     begun = sum(bool(store.records()) for store in stores)
     over = sum(store.finished for store in stores)
     found = (
-        f"; found {over} finished and {begun - over} begun, {len(stores) - begun} to be trained from"
-        " the start"
+        f"; found {over} finished and {begun - over} begun,"
+        f" {len(stores) - begun} to be trained from the start"
     )
     plan = _plan([store.config for store in stores], federations, f" in {path}")
     echo(plan + (found if begun else ""), err=True)
