@@ -243,11 +243,8 @@ class ReferenceEngine(Engine):
         parts: list[Observation] = []
         for inputs, targets in self._eval_batches(indices):
             with self.workload.options.autocast(self._device):
-                found = features_of(model)(inputs) if "features" in what else None
-            features, labels = None, targets.flatten()
-            if found is not None:
-                found = found.to(self.workload.options.torch_dtype())
-                features, labels = task.labelled_features(found, targets)
+                found = features_of(model)(inputs).to(self.workload.options.torch_dtype())
+            features, labels = task.labelled_features(found, targets)
             parts.append(Observation.of(what, features, labels, number))
         return functools.reduce(operator.add, parts)  # a fixed order gives fixed bits
 

@@ -81,15 +81,10 @@ class TrainOptions(Options):
         return replace(self, lr=1.0, epochs=1, lr_schedule="constant", lr_power=1.0, lr_decay=1.0)
 
     @property
-    def follows_gradient(self) -> bool:
-        """Whether the optimizer is given the gradient at the weights, and as it is."""
-        return self.optimizer != "sam" and self.clip_norm is None and not self.centralize
-
-    @property
     def plain(self) -> bool:
         """Whether the rule is ``w −= lr · g`` and nothing else."""
         sgd = self.optimizer == "sgd" and not self.momentum and not self.weight_decay
-        return sgd and self.follows_gradient
+        return sgd and self.clip_norm is None and not self.centralize
 
     @property
     def memoryless(self) -> bool:

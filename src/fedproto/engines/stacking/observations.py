@@ -1,4 +1,4 @@
-"""Statistics of the jobs' data under stacked models: features and losses, batch norm, test sums.
+"""Statistics of the jobs' data under stacked models: features, batch norm, test sums.
 
 Shapes: J jobs, N samples of the largest client.
 """
@@ -55,12 +55,18 @@ class Observer:
         where, order = self._rows([train_indices(jobs[index].client) for index in indices])
         indices = [indices[row] for row in order]
         batch = self._workload.options.eval_batch_size
+        classes = self._workload.federation.num_classes
         params = {name: tensor[indices] for name, tensor in packed.items()}
         total: Observation | None = None
         width = batch if self._network.by_batch else self._samples_at_once(len(indices))
         for rows, columns in self._parts(where, width):
             own = {name: tensor[rows] for name, tensor in params.items()}
-            found = self._sums(own, where[rows, columns], statistics)
+            samples = where[rows, columns]
+            live = samples != FILLS
+            samples = samples.clamp(min=0)
+            features = self._network.outputs(own, self._inputs[samples], live).features
+            labels = torch.where(live, self._targets[samples], FILLS)
+            found = Observation.of(statistics, features, labels, classes)
             total = total or Observation(
                 *(part.new_zeros((len(indices), *part.shape[1:])) for part in found)
             )
@@ -71,15 +77,6 @@ class Observer:
             index: Observation(*one)
             for index, one in zip(indices, zip(*total, strict=True), strict=True)
         }
-
-    def _sums(self, params: Tensors, part: Tensor, statistics: frozenset[Statistic]) -> Observation:
-        """Sums over some samples of every job, ``[J, N]``."""
-        x, live = self._inputs[part.clamp(min=0)], part != FILLS
-        labels = torch.where(live, self._targets[part.clamp(min=0)], FILLS)
-        outputs = self._network.outputs(params, x, live)
-        features = outputs.features if "features" in statistics else None
-        number = self._workload.federation.num_classes
-        return Observation.of(statistics, features, labels, number)
 
     def tallies(self, packed: Tensors, models: int, indices: Indices) -> Tensor:
         """Each model's test sums over some samples."""
