@@ -41,7 +41,9 @@ class HeadMeasure(Measure):
         """Two tables, by class; rows where the model's last layer has one per class."""
         federation = self.probe.federation
         example, _ = federation.samples.batch(np.zeros(1, dtype=np.int64))
-        model = adapted(self.probe.workload.model, example)
+        module = self.probe.workload.model
+        example = example.to(next(module.parameters()))
+        model = adapted(module, example)
         names = class_rows(model, example, federation.num_classes)
         weights = [state.params[name] for name in names if state.params[name].dim() > 1]
         norms = weights[0].flatten(1).norm(dim=1).tolist() if weights else []

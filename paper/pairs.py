@@ -9,7 +9,7 @@ method by the same quantity, or of the part of a study that they belong to.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from itertools import product
 from typing import Any
 
@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from fedproto.report.results import main_score
-from fedproto.report.statistics import differences, holm
+from fedproto.report.statistics import Difference, difference, holm
 from fedproto.report.style import COLORS, new_figure
 from fedproto.report.summary import figures_of
 from paper.base import FoundRun
@@ -135,6 +135,12 @@ def _alone(runs: pd.DataFrame) -> pd.DataFrame:
     ).reset_index()
 
 
+def _differences(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Difference | None:
+    """Of the seeds that both have; None if they share none."""
+    shared = [ours[seed] - theirs[seed] for seed in ours if seed in theirs]
+    return difference(shared) if shared else None
+
+
 def _paired(runs: pd.DataFrame, others: Sequence[str]) -> list[tuple[Any, ...]]:
     """Every method minus each of the others, over the seeds that both have."""
     methods = {which: own.set_index("seed") for which, own in runs.groupby(list(WHICH), sort=False)}
@@ -146,7 +152,7 @@ def _paired(runs: pd.DataFrame, others: Sequence[str]) -> list[tuple[Any, ...]]:
             if which[-1] != other
             and own["part"].iloc[0] == part
             and (than := methods.get((*which[:-1], other))) is not None
-            and (apart := differences(own[quantity].to_dict(), than[quantity].to_dict()))
+            and (apart := _differences(own[quantity].to_dict(), than[quantity].to_dict()))
         ]
         corrected = holm([one.p for _, one in found])
         lines += [

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import tomllib
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Literal, TypeAlias
@@ -21,7 +21,7 @@ import pandas as pd
 
 from fedproto.report import statistics
 from fedproto.report.results import StoredRun
-from fedproto.report.statistics import Difference, mean_per_seed, sample_deviation
+from fedproto.report.statistics import Difference, sample_deviation
 from paper.base import EXPERIMENTS, Experiment, FoundRun, FoundRuns
 from paper.cases import CLASSIFICATION, SEGMENTATION, Case, Scope
 from paper.curves import final_value
@@ -156,6 +156,16 @@ def _attention_deviation(run: StoredRun) -> float | None:
         for weight in record.attention.values()
     ]
     return float(np.std(weights)) if weights else None
+
+
+def mean_per_seed(conditions: Iterable[Mapping[int, float]]) -> dict[int, float]:
+    """Values under several conditions as one per seed, for the seeds that all conditions have.
+
+    Conditions of one seed share data, weights and cohorts, so they are not repetitions.
+    """
+    values = list(conditions)
+    shared = [seed for seed in values[0] if all(seed in one for one in values)] if values else []
+    return {seed: float(np.mean([one[seed] for one in values])) for seed in shared}
 
 
 def _spread_per_seed(conditions: Sequence[dict[int, float]]) -> dict[int, float]:

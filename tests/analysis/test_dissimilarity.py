@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 import torch
@@ -16,7 +14,6 @@ from fedproto.data.federation import Federation
 from fedproto.data.tasks import task_named
 from fedproto.engines.base import EngineOptions, Workload
 from fedproto.engines.reference import load_state, read_state
-from fedproto.measures.features import mean_and_error
 from fedproto.models.adapter import with_features
 from fedproto.models.base import build_model
 from fedproto.models.small import CNNOptions
@@ -138,15 +135,3 @@ def test_local_batch_norm_uses_each_clients_own_statistics(image_federation):
     probe = probe_of(image_federation, model)
     assert torch.allclose(probe.gradient_distances(state, range(8)), expected, rtol=1e-6)
     assert torch.allclose(probe.gradient_distances(state, [5, 2]), expected[[5, 2]], rtol=1e-6)
-
-
-def test_a_sample_of_clients_has_a_standard_error():
-    distances = torch.tensor(np.random.RandomState(0).lognormal(size=200))
-    assert mean_and_error(distances, 200) == (pytest.approx(float(distances.mean())), 0)
-    rng = np.random.RandomState(1)
-    estimates = [mean_and_error(distances[rng.permutation(200)[:50]], 200) for _ in range(2000)]
-    means, errors = np.array(estimates).T
-    assert means.mean() == pytest.approx(float(distances.mean()), rel=0.02)
-    claimed = math.sqrt(np.mean(errors**2))
-    assert claimed == pytest.approx(means.std(), rel=0.05)
-    assert mean_and_error(distances[:1], 200)[1] == math.inf

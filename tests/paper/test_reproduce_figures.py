@@ -33,7 +33,7 @@ from paper.curves import (
     spread,
     spread_of,
 )
-from paper.experiments.claims import Claim, claims, judge, measured
+from paper.experiments.claims import Claim, claims, judge, mean_per_seed, measured
 from paper.experiments.margins import discrepancy
 from paper.library import Library, Request, begins_as_run_of, merged, settings_digest
 from paper.panels import METHODS, line_of
@@ -288,6 +288,13 @@ def test_the_first_rounds_of_a_run_whose_rate_falls_are_no_shorter_run():
     falling = replace(constant, config=replace(constant.config, train=train))
     assert [begins_as_run_of(constant, rounds) for rounds in (2, 4, 5)] == [True, True, False]
     assert [begins_as_run_of(falling, rounds) for rounds in (2, 4, 5)] == [False, True, False]
+
+
+def test_conditions_of_a_seed_are_averaged_and_do_not_count_as_repetitions():
+    under = {0.0: {0: 0.50, 1: 0.60}, 0.5: {0: 0.40, 1: 0.50}, 0.8: {0: 0.3, 1: 0.1, 2: 0.9}}
+    ours = mean_per_seed(under.values())
+    assert ours == pytest.approx({0: 0.4, 1: 0.4}), "seed 2 was not run under all conditions"
+    assert difference([value - 0.3 for value in ours.values()]).pairs == 2, "no six pairs"
 
 
 def test_a_library_of_nothing(tmp_path):

@@ -11,10 +11,8 @@ from hypothesis import strategies as st
 
 from fedproto.report.statistics import (
     difference,
-    differences,
     holm,
     judge,
-    mean_per_seed,
     moving_average,
     rounds_to_target,
     sample_deviation,
@@ -129,15 +127,6 @@ def test_the_word_follows_the_corrected_p_value():
     verdicts = judge([found, *map(difference, others), None, difference([1.0])])
     assert [verdict and verdict.comparisons for verdict in verdicts] == [5, 5, 5, 5, 5, None, 5]
     assert verdicts[0].p == pytest.approx(5 * found.p)
-
-
-def test_conditions_of_a_seed_are_averaged_and_do_not_count_as_repetitions():
-    under = {0.0: {0: 0.50, 1: 0.60}, 0.5: {0: 0.40, 1: 0.50}, 0.8: {0: 0.3, 1: 0.1, 2: 0.9}}
-    ours = mean_per_seed(under.values())
-    assert ours == pytest.approx({0: 0.4, 1: 0.4}), "seed 2 was not run under all conditions"
-    found = differences(ours, {0: 0.3, 1: 0.3})
-    assert found.pairs == 2
-    assert words([0.1, 0.1]) == ["unclear"], "two seeds under three conditions are no six pairs"
 
 
 @pytest.mark.parametrize(("rounds", "width"), [(5, 1), (14, 1), (15, 2), (25, 3), (200, 20)])

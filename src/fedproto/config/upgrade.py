@@ -21,7 +21,7 @@ _REMOVED = (
 
 _GONE = {
     "store": ("exact",),
-    "measure": ("estimator",),
+    "measure": ("estimator", "clients"),
     "aggregate": ("krum",),
     "head": ("flip",),
     "serve": ("statistics",),

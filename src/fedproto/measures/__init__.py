@@ -34,9 +34,6 @@ class MeasureOptions(Options):
         None, "mmd: directory of a finished run of strategy 'centralized' on the same data"
     )
     samples: int = option(1000, "mmd: maximum number of feature vectors per client", at_least=2)
-    clients: int = option(
-        0, "dissimilarity: number of clients that it is estimated from; 0 for all", at_least=0
-    )
 
     def due(self, round_: int, rounds: int) -> bool:
         """Whether to measure after this round, of this number in all."""

@@ -87,10 +87,6 @@ class Gauge:
                     taken.metrics.update(_finite({key: value}))
         return taken
 
-    def score_clients(self, seed: int, state: ServerState) -> Taken:
-        """The clients' scores, which every run has at its end."""
-        return self.take(MeasureOptions(what=("clients",)), seed, state)
-
     def prepared(self, options: MeasureOptions, seed: int) -> list[Measure]:
         """The measures with their reference: what can fail before any training."""
         key = options, seed

@@ -26,32 +26,14 @@ from fedproto.rng import Indices, Purpose, stream
 from fedproto.types import POOLED, ServerState
 
 
-def mean_and_error(distance_k: Tensor, num_clients: int) -> tuple[float, float]:
-    """Mean and standard error of the distances of some clients, drawn without replacement.
-
-    The error is 0 if these are all clients.
-    """
-    number, mean = len(distance_k), float(distance_k.double().mean())
-    if number >= num_clients:
-        return mean, 0.0
-    deviation = float(distance_k.double().std()) if number > 1 else math.inf
-    return mean, deviation * math.sqrt((1 - number / num_clients) / number)
-
-
 @MEASURES.register("dissimilarity")
 class DissimilarityMeasure(Measure):
-    """Mean of ‖∇L_k − ∇L‖² over all clients; of a sample of them also its standard error."""
+    """Mean of ‖∇L_k − ∇L‖² over all clients."""
 
     def take(self, state: ServerState) -> dict[str, float]:
-        """Other clients are drawn after every round, so that their errors do not add up."""
-        total = len(self.probe.federation.clients)
-        number = min(self.options.clients, total) or total
-        clients = list(range(total))
-        if number < total:
-            draw = stream(self.seed, Purpose.MEASURED_CLIENTS, state.round)
-            clients = sorted(int(client) for client in draw.permutation(total)[:number])
-        mean, error = mean_and_error(self.probe.gradient_distances(state, clients), total)
-        return {"dissimilarity": mean} | ({"dissimilarity_error": error} if number < total else {})
+        """All clients, not the cohort."""
+        clients = range(len(self.probe.federation.clients))
+        return {"dissimilarity": float(self.probe.gradient_distances(state, clients).mean())}
 
 
 PER_CHANNEL = "margin_per_channel"

@@ -60,13 +60,8 @@ _HEAT = np.array(
 )
 # All that reading and checking a file of arbitrary content can raise.
 _DAMAGES = (
-    StoreError,
-    DamagedError,
-    ValueError,
-    TypeError,
-    LookupError,
-    AttributeError,
-    ArithmeticError,
+    *(StoreError, DamagedError, ValueError, TypeError),
+    *(LookupError, AttributeError, ArithmeticError),
 )
 
 

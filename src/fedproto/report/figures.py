@@ -221,8 +221,7 @@ def class_mix_figure(federation: Federation) -> Figure:
 
 def draw_class_mix(axes: Any, counts: Indices) -> None:
     """A bar per client, of the shares of its classes; of at most 30 random clients."""
-    rng = np.random.RandomState(0)
-    shown = np.sort(rng.permutation(len(counts))[:SHOWN_CLIENTS])
+    shown = np.sort(np.random.RandomState(0).permutation(len(counts))[:SHOWN_CLIENTS])
     mix = counts[shown] / counts[shown].sum(axis=1, keepdims=True)
     left = np.zeros(len(shown))
     for label in range(mix.shape[1]):

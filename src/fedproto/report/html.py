@@ -151,10 +151,7 @@ def page_content(
         "notices": [
             *dict.fromkeys((one["name"], text) for one in about.values() for text in cautions(one))
         ],
-        "problems": [
-            *problems,
-            *(text for one in runs for text in one.problems),
-        ],
+        "problems": [*problems, *(text for one in runs for text in one.problems)],
         "maps": _maps(arrangement.groups, by_path, about),
     }
 
@@ -286,8 +283,7 @@ def _running_total(amounts: Sequence[float]) -> dict[str, Any]:
     """The amount spent in all, and until every ``step``-th round."""
     spent = np.cumsum(np.asarray(amounts, dtype=np.float64))
     step = max(1, math.ceil(len(spent) / MOST_POINTS))
-    total = float(spent[-1]) if len(spent) else 0.0
-    return {"total": total, "step": step, "spent": _short(spent[step - 1 :: step])}
+    return {"total": float(sum(amounts)), "step": step, "spent": _short(spent[step - 1 :: step])}
 
 
 def _short(values: NDArray[np.float64]) -> list[float]:

@@ -191,8 +191,7 @@ class ClientData:
 
 def _holdings(federation: Federation) -> Holdings:
     counts = class_counts(federation)
-    sizes = np.array([len(client.train) for client in federation.clients], dtype=np.int64)
-    return Holdings(sizes, (counts > 0).sum(axis=1), counts.shape[1])
+    return Holdings(federation.train_sizes, (counts > 0).sum(axis=1), counts.shape[1])
 
 
 def binned(of: Indices, values: NDArray[np.float64]) -> list[list[float]]:
@@ -222,11 +221,14 @@ def binned(of: Indices, values: NDArray[np.float64]) -> list[list[float]]:
 def fairness(runs: Sequence[PageRun], holdings: Holdings | None) -> dict[str, Any] | None:
     """Mean client, worst tenth and share at zero, each the mean over seeds; quantiles of all."""
     found = [one.tables[PER_CLIENT] for one in runs if PER_CLIENT in one.tables]
-    tables = [_by_client(table) for _, table in found if table]
-    if not tables:
+    tables = [
+        {int(client): value for client, value in table.items() if client.isdecimal()}
+        for _, table in found
+    ]
+    if not any(tables):
         return None
     values = np.sort([value for table in tables for value in table.values()])
-    per_seed = [summarize_clients(list(table.values())) for table in tables]
+    per_seed = [summarize_clients(list(table.values())) for table in tables if table]
     mean, worst, zero = np.mean(per_seed, axis=0).tolist()
     return {
         "round": max(round_ for round_, _ in found),
@@ -240,18 +242,11 @@ def fairness(runs: Sequence[PageRun], holdings: Holdings | None) -> dict[str, An
     }
 
 
-def _by_client(table: Mapping[str, float]) -> dict[int, float]:
-    return {int(client): value for client, value in table.items() if client.isdecimal()}
-
-
 def attention(
     shares: Sequence[Mapping[int, float]], holdings: Holdings | None
 ) -> dict[str, Any] | None:
-    """Range of the clients' weights; None where no round had two clients."""
-    values = [value for one in shares for value in one.values()]
-    if not values:
-        return None
-    return {"low": min(values), "high": max(values), **_by_holdings(shares, holdings)}
+    """The clients' weights by samples and classes; None where no round had two clients."""
+    return _by_holdings(shares, holdings) if any(shares) else None
 
 
 def _by_holdings(

@@ -122,11 +122,11 @@ def find_runs(
     """
     problems: list[str] = []
     found = list(read_runs(paths, problems.append))
-    if problems and (notify is None or not found):
+    if notify is not None and found:
+        for problem in problems:
+            notify(f"left out: {problem}")
+    elif problems:
         raise StoreError(problems[0])
-    for problem in problems:
-        assert notify is not None  # noqa: S101 - checked above
-        notify(f"skipped: {problem}")
     return found
 
 

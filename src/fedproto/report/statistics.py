@@ -5,14 +5,13 @@ the plain mean of all its tests. Runs of the same seed share initial weights, co
 and batches, so methods are compared seed by seed with Student's t for pairs. Only seeds are
 repetitions; conditions of one seed are not.
 
-SciPy is not required: it would add 143 MB and 0.6 s of import to replace the 45 lines for Student's
-t and Holm's correction. The tests compare them with SciPy.
+SciPy is not required (CONTRIBUTING.md says why); the tests compare with it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -111,22 +110,6 @@ def difference(values: Sequence[float]) -> Difference:
         low, high = mean - half, mean + half
         p = 1 - t_within(abs(mean) / error, number - 1) if error else float(mean == 0)
     return Difference(number, mean, low, high, p, wins, losses)
-
-
-def differences(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Difference | None:
-    """Of the seeds that both have; None if they share none."""
-    shared = [ours[seed] - theirs[seed] for seed in ours if seed in theirs]
-    return difference(shared) if shared else None
-
-
-def mean_per_seed(conditions: Iterable[Mapping[int, float]]) -> dict[int, float]:
-    """Values under several conditions as one per seed, for the seeds that all conditions have.
-
-    Conditions of one seed share data, weights and cohorts, so they are not repetitions.
-    """
-    values = list(conditions)
-    shared = [seed for seed in values[0] if all(seed in one for one in values)] if values else []
-    return {seed: float(np.mean([one[seed] for one in values])) for seed in shared}
 
 
 def judge(

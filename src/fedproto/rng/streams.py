@@ -36,7 +36,6 @@ class Purpose(enum.IntEnum):
     AUGMENT = 10
     SAMPLES = 11
     MEASURED_SAMPLES = 12
-    MEASURED_CLIENTS = 13
     EMBEDDED = 14
     MAPPED = 15
     TUNING = 17

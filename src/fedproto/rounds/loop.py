@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from fedproto.config import RunConfig
 from fedproto.engines.base import Engine
 from fedproto.errors import ConfigError, unknown_name
-from fedproto.measures import MEASURES
+from fedproto.measures import MEASURES, MeasureOptions
 from fedproto.measures.base import Gauge, Taken
 from fedproto.measures.scores import PER_CLIENT
 from fedproto.rounds.aggregate import Expected, RoundOutcome, aggregate_round
@@ -100,8 +100,9 @@ def _run_round(
         ends = run.config.stop_reason([*run.records, record]) is not None
         wanted = engine.holds_data and run.config.evaluate.test
         if ends and wanted and PER_CLIENT not in record.tables:
+            clients = MeasureOptions(what=("clients",))
             for name, model in models_to_test(run, outcome.state).items():
-                _add(record, name, gauge.score_clients(run.config.seed, model))
+                _add(record, name, gauge.take(clients, run.config.seed, model))
         _check_stop(run.config, record)
         run.add(outcome.state, record)
         engine.workload.callback.on_round(run.config, record)
