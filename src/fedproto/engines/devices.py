@@ -93,7 +93,7 @@ class DevicesEngine(Engine):
 
 
 def shares_of(sizes: Sequence[int], number: int) -> list[list[int]]:
-    """Places of things of some sizes in at most so many shares of nearly the same sum."""
+    """Indices of some sizes in at most this number of shares of nearly the same sum."""
     shares: list[list[int]] = [[] for _ in range(number)]
     sums = [0] * number
     for place in sorted(range(len(sizes)), key=lambda place: -sizes[place]):
