@@ -233,7 +233,7 @@ WORDS = {
     "running variance 1e15": "running variance 1e15",
     "10M samples, running mean + 10, x -1": "10M samples, running mean + 10, update reversed",
 }
-"""Attacks in the words of docs/threat-model.md."""
+"""Attacks in the words of docs/appendix/hostile-clients.md."""
 TASKS: dict[str, dict[str, Any]] = {
     "digits": {"data": DIGITS, "model": MLP, "cohort": 10, "lr": 0.05},
     "digits, cohorts of 3": {"data": DIGITS, "model": MLP, "cohort": 3, "lr": 0.05},

@@ -66,7 +66,7 @@ MEASURED_ELSEWHERE = {
     "docs/appendix/paper-map.md": ("Open", "The source", "clients | samples"),
     "docs/appendix/segmentation.md": ("images a second", "recipe"),
     "docs/evidence/performance.md": ("",),
-    "docs/explanation/threat-model.md": ("the hostile client sends", "no attack"),
+    "docs/appendix/hostile-clients.md": ("the hostile client sends", "no attack"),
 }
 """Heads of tables with figures of benchmarks and counts, whose sources their pages name."""
 
