@@ -3,11 +3,14 @@
 import functools
 
 import pytest
+import torch
+from torch import nn
 
 from engine_cases import (
     CLASSES,
     MODELS,
     STRATEGIES,
+    Combined,
     Everything,
     Outcome,
     Phases,
@@ -19,13 +22,23 @@ from engine_cases import (
     small_federation,
     sweep,
 )
-from fedproto import AggregateOptions, FedAvg, FedProto, FedProx, FedRS, Scaffold, ServerOptions
+from fedproto import (
+    AggregateOptions,
+    FedAvg,
+    FedProto,
+    FedProx,
+    FedRS,
+    Scaffold,
+    ServeOptions,
+    ServerOptions,
+)
 from fedproto.config.options import ScheduleOptions
 from fedproto.engines.base import ENGINES
 from fedproto.engines.training import TrainOptions
 from fedproto.models.base import build_model
 from fedproto.models.small import CNN4Options, CNNOptions
 from fedproto.options import Options
+from helpers import same_tensors
 
 TOLERANCE = {"float64": 1e-9, "float32": 1e-4}
 RULES = {
@@ -69,6 +82,26 @@ def test_every_strategy_after_one_and_two_rounds(engine, model, dtype):
     assert moved > 1e-3, "nothing was learned, so nothing is compared"
     found = sweep(engine, MODELS[model], train=RULES["sgd"], dtype=dtype)
     check_same(found, truth, TOLERANCE[dtype])
+
+
+def with_batch_norm() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(168, CLASSES)
+    )
+
+
+@pytest.mark.parametrize("engine", ENGINES.names())
+def test_an_average_is_served_and_training_stays_as_it_is(engine):
+    model = with_batch_norm()
+    plain = sweep(engine, model, strategies=[Scaffold()])
+    for average in ("ema", "window", "all"):
+        case = Combined(Scaffold(), {"serve": ServeOptions(average=average)})
+        found = sweep(engine, model, strategies=[case])
+        for one, other in zip(found.states, plain.states, strict=True):
+            assert same_tensors(one.params, other.params)
+            assert same_tensors(one.buffers, other.buffers)
+        assert not same_tensors(found.states[-1].served.params, plain.states[-1].params)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda one: type(one).__name__)
