@@ -61,17 +61,14 @@ class HeadOptions(Part):
     @property
     def needs(self) -> Needs:
         """The client's class counts."""
-        return Needs(classes=self.by_class)
+        return Needs(classes=True)
 
     def check(self, setting: Setting) -> None:
         """Refuses a model without a last layer that has a row per class."""
-        if self.by_class:
-            known_head(f"head.rows = '{self.rows}'", setting)
+        known_head(f"head.rows = '{self.rows}'", setting)
 
     def payload(self, setting: Setting, num_examples: int) -> Declarations:
         """The classes that the client holds: counts, or 1 and 0."""
-        if not self.by_class:
-            return {}
         labels = num_examples * setting.labels
         high, total = (labels, labels) if self.rows == "counts" else (1, setting.num_classes)
         return {
@@ -80,8 +77,6 @@ class HeadOptions(Part):
 
     def report(self, local: Local, trained: Tensors, before: Seen, after: Seen) -> Report:
         """The client's classes, as the payload declares them."""
-        if not self.by_class:
-            return Report()
         counts = self.rows == "counts"
         return Report({CLASSES: local.classes if counts else (local.classes > 0).long()})
 
@@ -260,7 +255,7 @@ class Method:
 
     def __post_init__(self) -> None:
         name = type(self.strategy).__name__
-        if self.strategy.pooled and (self.head.by_class or self._computes_head):
+        if self.strategy.pooled and len(self._parts) > 1:
             raise ConfigError(
                 f"{name} trains one model on all data: head.rows and serve.head need clients"
             )
@@ -281,12 +276,9 @@ class Method:
 
     @property
     def _parts(self) -> tuple[Part, ...]:
-        """All that clients have a share in."""
-        return (self.strategy, self.head, *self._serves)
-
-    @property
-    def _computes_head(self) -> bool:
-        return any(one.computes_head for one in self._serves)
+        """The strategy, and the sections to which clients report."""
+        heads = (self.head,) if self.head.by_class else ()
+        return (self.strategy, *heads, *(one for one in self._serves if one.computes_head))
 
     @cached_property
     def needs(self) -> Needs:
@@ -332,7 +324,7 @@ class Method:
     @property
     def reports(self) -> bool:
         """Whether clients send or keep anything besides the model."""
-        return "report" in self.needs.hooks or self.head.by_class or self._computes_head
+        return "report" in self.needs.hooks or len(self._parts) > 1
 
     def report(self, local: Local, trained: Tensors, before: Seen, after: Seen) -> Report:
         """Tensors that a client sends and keeps after training."""

@@ -184,8 +184,6 @@ class ServeOptions(Part):
     @property
     def needs(self) -> Needs:
         """Features, and their products where the head uses them, before training."""
-        if not self.computes_head:
-            return Needs()
         return Needs(before=frozenset({"features", *(("products",) if self._products else ())}))
 
     @property
@@ -197,8 +195,6 @@ class ServeOptions(Part):
 
     def check(self, setting: Setting) -> None:
         """Refuses a model whose logits are not one linear function of the features."""
-        if not self.computes_head:
-            return
         weights = [setting.params[name] for name in setting.head if setting.params[name].dim() > 1]
         numbers = setting.num_classes * setting.feature_sizes()[0]
         if not setting.linear or [one.numel() for one in weights] != [numbers]:
@@ -209,8 +205,6 @@ class ServeOptions(Part):
 
     def payload(self, setting: Setting, num_examples: int) -> Declarations:
         """Sums and counts of features, and the upper half or diagonal of their products."""
-        if not self.computes_head:
-            return {}
         channels, per_sample = setting.feature_sizes()
         declared = prototypes_declared(setting, num_examples * per_sample, SUM, COUNT)
         if self._products:
@@ -246,7 +240,7 @@ class ServeOptions(Part):
 
     def report(self, local: Local, trained: Tensors, before: Seen, after: Seen) -> Report:
         """The client's statistics under the received model."""
-        if not self.computes_head or before is None:
+        if before is None:
             return Report()
         found = {SUM: before.sums, COUNT: before.count}
         if self._products:
