@@ -10,10 +10,9 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import numpy as np
 import pytest
 
-from data_files import needs_real, write_mnist, write_zip
+from data_files import needs_real, write_mnist
 from fedproto.cli import main
 from fedproto.data import base, data_root
-from fedproto.data.celeba import CelebA
 from fedproto.data.fetch import check, fetch
 from fedproto.data.mnist import MNIST
 from fedproto.errors import DataError
@@ -139,16 +138,6 @@ def test_check_tells_wrong_from_unknown_and_damaged(tmp_path):
     assert states["extra.gz"].good
     assert not states["short.gz"].good
     assert "damaged or incomplete" in states["short.gz"].state
-
-
-def test_official_files_inside_an_archive_are_compared_too(tmp_path):
-    folder = tmp_path / "celeba"
-    folder.mkdir()
-    write_zip(folder / "part.zip", {"celeba/identity_CelebA.txt": b"000001.jpg 1"})
-    inside, archive = check(CelebA, tmp_path)
-    assert inside.path == folder / "part.zip" / "celeba/identity_CelebA.txt"
-    assert not inside.good
-    assert archive.good
 
 
 def test_the_command_ends_with_two_for_a_damaged_file(tmp_path, capsys):

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fedproto.data.base import DATASETS, downloads_of
 from fedproto.data.files import FileTree
-from fedproto.data.official import Labelled, OfficialImages
+from fedproto.data.official import Images, Labelled
 from fedproto.data.sharing import Partition, TestSet
 from fedproto.errors import DataError
 from fedproto.options import option
@@ -43,7 +43,7 @@ def read_idx(tree: FileTree, name: str, dimensions: int) -> NDArray[np.uint8]:
 
 @DATASETS.register("mnist")
 @dataclass(frozen=True)
-class MNIST(OfficialImages):
+class MNIST(Images):
     """Handwritten digits 0–9, training and test files pooled, two classes per client.
 
     Client u holds the digits u and u+1: five of each first, the rest in proportions that are

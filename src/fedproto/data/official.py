@@ -19,7 +19,7 @@ from fedproto.data.images import put_images
 from fedproto.data.prepared import Arrays, Builder, Prepared
 from fedproto.data.samples import MappedSamples
 from fedproto.data.sharing import Partition, SharedOut, TestSet
-from fedproto.errors import DataError
+from fedproto.errors import DataError, unknown_name
 from fedproto.options import option
 from fedproto.rng import Indices
 
@@ -42,6 +42,9 @@ class Picture(NamedTuple):
 @dataclass(frozen=True)
 class Images(Prepared, SharedOut):
     """Images of one size with a class each.
+
+    With ``test = "official"`` the training images are shared out among the clients and the test
+    images are the test set; otherwise both are pooled, shared out, and split per client.
 
     The prepared arrays are ``images [N, C, H, W]`` and ``labels [N]``, and where there are any
     ``test [N]`` (whether an image belongs to the official test set), ``groups [N]``, the natural
@@ -90,17 +93,8 @@ class Images(Prepared, SharedOut):
         """The images ``[N, C, H, W]`` as models see them; as they are stored by default."""
         return images
 
-
-@dataclass(frozen=True)
-class OfficialImages(Images):
-    """Images in official training and test files.
-
-    With ``test = "official"`` the training images are shared out among the clients and the test
-    images are the test set; otherwise both are pooled, shared out, and split per client.
-    """
-
     def read(self, tree: FileTree, part: str) -> Labelled:
-        """The images and labels of the files ``train`` or ``test``."""
+        """The images and labels of the official files ``train`` or ``test``."""
         raise NotImplementedError
 
     def build(self, tree: FileTree, builder: Builder, callback: Callback | None) -> None:
@@ -136,9 +130,9 @@ def put_pictures(
         Their labels.
     """
     label_of = {name: label for label, name in enumerate(classes)}
-    for picture in pictures:
-        if picture.label not in label_of:
-            raise DataError(f"{tree.locations[picture.file]}: unknown class '{picture.label}'")
+    for file, label, *_ in pictures:
+        if label not in label_of:
+            raise DataError(f"{tree.locations[file]}: {unknown_name('class', label, classes)}")
     labels = np.array([label_of[picture.label] for picture in pictures], dtype=np.int64)
     builder.put("labels", labels)
     if any(picture.test for picture in pictures):
@@ -150,7 +144,7 @@ def put_pictures(
 
 
 @dataclass(frozen=True)
-class Benchmark(OfficialImages):
+class Benchmark(Images):
     """A data set that is tested on its official test set, and whose number of images is known.
 
     Attributes:

@@ -26,7 +26,7 @@ from fedproto.data.samples import MappedSamples
 from fedproto.data.sharing import HeldOut
 from fedproto.disk.files import open_regular, read_limited, user_path
 from fedproto.disk.integrity import DamagedError, read_json
-from fedproto.errors import DataError, unknown_name
+from fedproto.errors import DataError
 from fedproto.options import option
 from fedproto.rng import Indices
 
@@ -52,9 +52,6 @@ class OwnPictures(Images):
         """Decodes the pictures."""
         pictures = self.listing(tree)
         classes = self.classes or self.in_order({picture.label for picture in pictures})
-        for picture in pictures:
-            if picture.label not in classes:
-                raise DataError(f"{self.path}: {unknown_name('class', picture.label, classes)}")
         builder.put("names", np.array([name.encode() for name in classes]))
         put_pictures(builder, tree, pictures, classes, (self.channels, self.size), callback)
 
