@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 
 from fedproto.data import data_root
-from fedproto.data.files import has_files
+from fedproto.data.files import open_tree
 
 
 def needs_real(folder: str) -> Path:
     """The folder of a real data set; skips the test where it is not there."""
     found = data_root() / folder
-    if not has_files(found):
+    if not (found.is_dir() and open_tree(found).sources):
         pytest.skip(f"needs the files of {folder} in the data root (FEDPROTO_DATA)")
     return found
 

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from fedproto.callback import Callback
 from fedproto.data.federation import Federation
-from fedproto.data.files import FileTree, has_files, open_tree
+from fedproto.data.files import FileTree, open_tree
 from fedproto.errors import DataError
 from fedproto.options import Options, Registry, option
 
@@ -76,8 +76,9 @@ class DataSource(Options, abc.ABC):
 
     @classmethod
     def is_present(cls, root: Path) -> bool:
-        """Whether there are any files in its folder."""
-        return not cls.folder or has_files(root / cls.folder)
+        """Whether there are any files in its folder, apart from interrupted downloads."""
+        folder = root / cls.folder
+        return not cls.folder or (folder.is_dir() and bool(open_tree(folder).sources))
 
     def file_sizes(self, root: Path) -> dict[str, int]:
         """Its files by name with their sizes in bytes; of many files the sum, under their number.

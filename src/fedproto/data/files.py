@@ -124,11 +124,6 @@ class FileTree:
                         break
 
 
-def has_files(folder: Path) -> bool:
-    """Whether there is any file in or below a folder, apart from interrupted downloads."""
-    return folder.is_dir() and bool(open_tree(folder).sources)
-
-
 def open_tree(folder: Path, advice: str = "") -> FileTree:
     """Lists the files of a folder."""
     if not folder.is_dir():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -152,14 +152,6 @@ def palette() -> NDArray[np.uint8]:
     return colours
 
 
-def label_lookup(groups: Mapping[int, Sequence[int]]) -> NDArray[np.int64]:
-    """The new label for each old one, ``[256]``; void for void and for labels in no group."""
-    lookup = np.full(VOID + 1, VOID, dtype=np.int64)
-    for new, old in groups.items():
-        lookup[list(old)] = new
-    return lookup
-
-
 @DATASETS.register("segmentation")
 @dataclass(frozen=True)
 class SegmentationFolder(Prepared, SharedOut):
@@ -275,7 +267,9 @@ class FPascal(Prepared, SharedOut):
         """Decodes images and masks if that was not done before, and shares them out."""
         arrays = self.prepare(root)
         groups = self.groups()
-        relabel = label_lookup(dict(enumerate(groups.values())))
+        relabel = np.full(VOID + 1, VOID, dtype=np.int64)
+        for new, old in enumerate(groups.values()):
+            relabel[old] = new
         objects = relabel[arrays["classes"]] - 1
         for_clients = np.flatnonzero(arrays["for_clients"])
         return self.federation(

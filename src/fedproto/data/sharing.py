@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
@@ -32,19 +33,18 @@ Partition: TypeAlias = Literal[
 ]
 TestSet: TypeAlias = float | Literal["official", "split"]
 _TEST_SHARE = 0.2
-_BY_SIZE = ("classes_per_client", "mean_size", "sigma", "minimum")
-_RULES: Mapping[str, tuple[Callable[..., list[Indices]], tuple[str, ...]]] = {
-    "classes": (rules.by_classes, ("classes_per_client", "sigma", "minimum")),
-    "class-sizes": (rules.by_classes_and_sizes, _BY_SIZE),
-    "first": (rules.by_first_samples, _BY_SIZE),
-    "dirichlet": (rules.by_dirichlet, ("alpha", "gamma")),
-    "dirichlet-equal": (rules.by_dirichlet_of_equal_sizes, ("alpha",)),
-    "dirichlet-class": (rules.by_dirichlet_per_class, ("alpha", "min_size", "blocks")),
-    "quantity": (rules.by_quantity, ("alpha", "min_size")),
-    "iid": (rules.iid, ()),
-    "sorted": (rules.sort_and_partition, ("shards_per_client",)),
+_RULES: Mapping[str, Callable[..., list[Indices]]] = {
+    "classes": rules.by_classes,
+    "class-sizes": rules.by_classes_and_sizes,
+    "first": rules.by_first_samples,
+    "dirichlet": rules.by_dirichlet,
+    "dirichlet-equal": rules.by_dirichlet_of_equal_sizes,
+    "dirichlet-class": rules.by_dirichlet_per_class,
+    "quantity": rules.by_quantity,
+    "iid": rules.iid,
+    "sorted": rules.sort_and_partition,
 }
-"""The function of each partition, and the options that it takes besides `clients`."""
+"""The function of each partition; its keywords are options of the same names."""
 
 
 @dataclass(frozen=True)
@@ -168,6 +168,6 @@ class SharedOut(HeldOut):
             if groups is None:
                 raise DataError("this data set has no natural groups; choose another partition")
             return rules.within_groups(groups, rng, clients=self.clients)
-        rule, options = _RULES[self.partition]
-        chosen = {name: getattr(self, name) for name in ("clients", *options)}
-        return rule(labels, rng, **chosen)
+        rule = _RULES[self.partition]
+        options = list(inspect.signature(rule).parameters)[2:]
+        return rule(labels, rng, **{name: getattr(self, name) for name in options})

@@ -25,11 +25,9 @@ def cohort(
     # The first arrivals of independent exponential clocks are a draw without replacement in which
     # each next client is chosen in proportion to its weight among those left.
     arrival = stream(seed, Purpose.COHORT, round_).exponential(size=len(sizes)) / weight
-    # Sorting a million for the first hundred would take longer than all else: about twice as many
-    # as are wanted arrive until here, and only if they do not suffice must all be looked at.
-    early = np.flatnonzero(arrival <= 2 * number / weight.sum())
-    if len(early) < number:
-        early = np.arange(len(arrival))
+    # Sorting a million for the first hundred would take longer than all else.
+    number = min(number, len(arrival))
+    early = np.flatnonzero(arrival <= np.partition(arrival, number - 1)[number - 1])
     return sorted(early[np.argsort(arrival[early], kind="stable")[:number]].tolist())
 
 
