@@ -91,7 +91,7 @@ def test_the_input_of_a_named_head_is_the_features():
         (lambda: features_of(OwnNet()), "has no features"),
         (
             lambda: features_of(with_features(OwnNet(), head="unused"))(torch.rand(1, 4)),
-            "takes no part",
+            "is not used",
         ),
     ],
 )
