@@ -51,7 +51,7 @@ def stored_facts(path: Path) -> dict[str, Any]:
     except (ConfigError, TypeError, ValueError) as error:
         raise StoreError(
             f"{path}/run.json has an invalid description of its data: {error};"
-            " name the data: fedproto.load(run, data=...)"
+            " pass the data: fedproto.load(run, data=...)"
         ) from None
     return {"mean": None, "std": None, **facts}
 

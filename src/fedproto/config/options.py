@@ -166,7 +166,7 @@ class FlowerOptions(Options):
     )
     min_clients: int = option(
         1,
-        "clients needed for a round: connected, then answering; with fewer it is skipped",
+        "minimum of connected clients, and of usable replies; with fewer a round is skipped",
         at_least=1,
     )
     suspend_after: int = option(
