@@ -63,21 +63,18 @@ class ThisNode:
     federation: Federation
     state_folder: Path
 
-    def engine(self, config: RunConfig) -> ReferenceEngine:
-        """Trains and tests with the architecture of a job."""
+    def engine(self, config: RunConfig, samples: int | None = None) -> ReferenceEngine:
+        """Trains and tests with a job's architecture, on some of its training samples if asked."""
         assert config.model is not None  # noqa: S101 - checked by the wire format
         federation = self.federation
+        if samples is not None:
+            *others, own = federation.clients
+            own = replace(own, train=spread(own.train, samples))
+            federation = replace(federation, clients=(*others, own))
         model = build_model(config.model, federation.input_shape, federation.num_classes, seed=0)
         model = model.to(config.engine.torch_dtype())
         workload = config.workload(federation, model)
         return ReferenceEngine(workload)
-
-    def with_samples(self, number: int) -> ThisNode:
-        """The same, with a part of its training samples."""
-        clients = list(self.federation.clients)
-        own = clients[self.client]
-        clients[self.client] = replace(own, train=spread(own.train, number))
-        return replace(self, federation=replace(self.federation, clients=clients))
 
 
 def spread(indices: Indices, number: int) -> Indices:
@@ -127,7 +124,7 @@ def train(content: RecordDict, context: Context) -> RecordDict:
     if job.client != node.client:
         raise ConfigError(f"the job is for client {job.client}; this is client {node.client}")
     if job.batches.num_examples < own:
-        engine = node.with_samples(job.batches.num_examples).engine(config)
+        engine = node.engine(config, job.batches.num_examples)
     elif job.batches.num_examples > own:
         raise ConfigError(f"the job is for {job.batches.num_examples} samples; {own} are here")
     memory = ClientMemoryOnDisk(Folder(node.state_folder), job.run)
