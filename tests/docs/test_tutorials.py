@@ -1,6 +1,6 @@
 """README's and the tutorials' commands run, in order, and print what the pages show.
 
-Python blocks of README and guides are run in `test_docs.py`; notebooks in `test_project.py`.
+Python blocks of README and guides are run in `test_docs.py`; notebooks when the site is built.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest
 from documents import ROOT, blocks, commands
 from fedproto.cli import main
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # seconds, on a machine that is shared
 
 INSTALLS = ("pip install", "make install", ". .venv", "make demo")
 """Commands that install the project; what they call is run by other tests and by `make dist`."""
