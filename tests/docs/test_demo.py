@@ -1,0 +1,34 @@
+"""README's table of the demo is what the demo prints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedproto.cli import main
+
+README = Path(__file__).parents[2] / "README.md"
+
+
+def rows(text: str, head: str) -> dict[str, dict[str, str]]:
+    """A Markdown table by its first column; `head` is how its first line begins."""
+    lines = text[text.index(head) :].split("\n\n")[0].splitlines()
+    names, _, *cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return {row[0]: dict(zip(names[1:], row[1:], strict=True)) for row in cells}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_readme_shows_what_the_demo_prints(tmp_path, capsys):
+    assert main(["sweep", "demo", "--out", str(tmp_path / "demo"), "--quiet"]) == 0
+    capsys.readouterr()
+    assert main(["compare", str(tmp_path / "demo"), "--markdown"]) == 0
+    printed = rows(capsys.readouterr().out, "| method |")
+    shown = rows(README.read_text(encoding="utf-8"), "| Demo: ")
+    assert list(shown) == list(printed)
+    for method, cells in shown.items():
+        for name, cell in cells.items():
+            ours, theirs = (text.split(" ")[0] for text in (cell, printed[method][name]))
+            # Other processors round differently.
+            assert theirs == ours or float(theirs) == pytest.approx(float(ours), abs=2), name
