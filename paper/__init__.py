@@ -4,3 +4,7 @@
 holds one file per table or figure. An experiment says which runs it wants; the `Library` knows
 which of them exist; `reproduction` trains the rest and lets the experiment draw.
 """
+
+from paper import measures  # registered for the archived runs that took them
+
+__all__ = ["measures"]

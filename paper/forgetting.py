@@ -8,7 +8,7 @@ unequal the rows of the head become.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,40 +16,17 @@ import pandas as pd
 
 from fedproto.data.federation import Federation
 from fedproto.data.statistics import class_counts, sample_labels
-from fedproto.measures.base import MEASURES, Measure
-from fedproto.measures.scores import PER_CLASS, rounded, score_classes
-from fedproto.models.adapter import adapted, class_rows
+from fedproto.measures.scores import PER_CLASS
 from fedproto.report.results import StoredRun
 from fedproto.report.style import add_legend, new_figure
-from fedproto.types import ServerState
 from paper.base import FoundRun
 from paper.cases import Case
+from paper.measures import MEASURE, ROW_NORM
 from paper.output import Output
 from paper.panels import line_of
 
 GUIDED = "Guided"
-MEASURE = "head"
-ROW_NORM = "row norm"
 COLUMNS = ("data_set", "trained_on", "method", "holders", "change", "std_error", "times")
-
-
-@MEASURES.register(MEASURE)
-class HeadMeasure(Measure):
-    """The score of every class and the norm of its row of the last layer, as tables."""
-
-    def take(self, state: ServerState) -> Mapping[str, Mapping[str, float]]:
-        """Two tables, by class; rows where the model's last layer has one per class."""
-        federation = self.probe.federation
-        example, _ = federation.samples.batch(np.zeros(1, dtype=np.int64))
-        module = self.probe.workload.model
-        example = example.to(next(module.parameters()))
-        model = adapted(module, example)
-        names = class_rows(model, example, federation.num_classes)
-        weights = [state.params[name] for name in names if state.params[name].dim() > 1]
-        norms = weights[0].flatten(1).norm(dim=1).tolist() if weights else []
-        named = {federation.class_name(index): norm for index, norm in enumerate(norms)}
-        scores = score_classes(self.probe, state)
-        return {PER_CLASS: rounded(scores), ROW_NORM: rounded(named)}
 
 
 def show_forgetting(output: Output, found: Sequence[tuple[Case, Sequence[FoundRun]]]) -> None:

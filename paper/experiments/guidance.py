@@ -15,8 +15,9 @@ from fedproto.report.figures import label_of
 from fedproto.report.results import main_score
 from paper.base import EXPERIMENTS, Experiment, FoundRuns
 from paper.cases import CLASSIFICATION, FAIR_AND_TOLERANT, Case, Scope
-from paper.forgetting import GUIDED, MEASURE, show_forgetting
+from paper.forgetting import GUIDED, show_forgetting
 from paper.library import Request, concentration
+from paper.measures import MEASURE
 from paper.output import Output
 from paper.pairs import show_pairs
 from paper.panels import Panel, show_panels

@@ -23,15 +23,9 @@ from fedproto.types import RoundRecord, ServerState
 from paper.base import EXPERIMENTS, FoundRun, FoundRuns
 from paper.cases import FAIR_AND_TOLERANT, Scope, configs_of
 from paper.experiments.guidance import GuidanceStudy
-from paper.forgetting import (
-    GUIDED,
-    MEASURE,
-    ROW_NORM,
-    changes_by_holders,
-    row_spread,
-    show_forgetting,
-)
+from paper.forgetting import GUIDED, changes_by_holders, row_spread, show_forgetting
 from paper.library import Request
+from paper.measures import MEASURE, ROW_NORM
 from paper.pairs import FINAL, OVER_ROUNDS, show_pairs
 from paper.panels import Panel, show_panels
 
