@@ -63,6 +63,7 @@ def test_archives_give_the_tables_beside_them(folder, tmp_path, monkeypatch):
 
 
 MEASURED_ELSEWHERE = {
+    "README.md": ("Demo: 3 seeds",),
     "docs/appendix/paper-map.md": ("Open", "The source", "clients | samples"),
     "docs/appendix/segmentation.md": ("images a second", "recipe"),
     "docs/evidence/performance.md": ("",),

@@ -13,7 +13,6 @@ import pytest
 from fedproto import FedAvg
 from fedproto.config import RunConfig
 from fedproto.config.options import ScheduleOptions
-from fedproto.config.recipe import read_recipe
 from fedproto.data.base import DATASETS
 from fedproto.engines.base import EngineOptions
 from fedproto.measures import MeasureOptions
@@ -22,7 +21,7 @@ from fedproto.report.statistics import difference
 from fedproto.report.style import add_legend, new_figure
 from fedproto.types import RoundRecord
 from paper.base import FoundRun
-from paper.cases import CLASSIFICATION, SCALES, SEGMENTATION, Case, Scope
+from paper.cases import CLASSIFICATION, SCALES, SEGMENTATION, Case, Scope, configs_of
 from paper.comparison import Comparison
 from paper.curves import (
     Averaged,
@@ -74,7 +73,7 @@ def test_the_ablations_means_and_deviations_are_those_of_its_deltas():
 
 def test_table_1_agrees_with_the_recipes():
     for name, row in paper()["data"].items():
-        for config in read_recipe(name).values():
+        for config in configs_of(name):
             train = config.train
             assert (train.epochs, train.batch_size) == (row["epochs"], row["batch_size"]), name
             assert (train.lr, train.optimizer) == (row["lr"], row["optimizer"]), name
