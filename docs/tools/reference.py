@@ -23,7 +23,7 @@ from fedproto.cli.app import COMMANDS, command
 from fedproto.cli.inspecting import entries, registries
 from fedproto.options import Entry
 from fedproto.strategies.base import personal_memory
-from fedproto.strategies.values import Declarations, FeatureShape, Setting
+from fedproto.strategies.values import Declarations, Setting
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
 
@@ -114,7 +114,7 @@ _SETTING = Setting(
     {"fc.weight": torch.zeros(3, 2), "fc.bias": torch.zeros(3)},
     num_classes=3,
     num_clients=4,
-    features=FeatureShape(channels=2, per_sample=1),
+    features=(2, 1),
     head=("fc.weight", "fc.bias"),
 )
 """A small model, to ask strategies which tensors they keep and send."""

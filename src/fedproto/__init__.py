@@ -59,8 +59,6 @@ if TYPE_CHECKING:
     from fedproto.strategies.feddecorr import FedDecorr as FedDecorr
     from fedproto.strategies.feddisco import FedDisco as FedDisco
     from fedproto.strategies.feddyn import FedDyn as FedDyn
-    from fedproto.strategies.fedlc import FedLC as FedLC
-    from fedproto.strategies.fednova import FedNova as FedNova
     from fedproto.strategies.fedntd import FedNTD as FedNTD
     from fedproto.strategies.fedper import FedPer as FedPer
     from fedproto.strategies.fedproto import FedProto as FedProto
@@ -68,7 +66,6 @@ if TYPE_CHECKING:
     from fedproto.strategies.fedprox import FedProx as FedProx
     from fedproto.strategies.fedrep import FedRep as FedRep
     from fedproto.strategies.fedrod import FedRoD as FedRoD
-    from fedproto.strategies.fedrs import FedRS as FedRS
     from fedproto.strategies.ghbm import GHBM as GHBM
     from fedproto.strategies.moon import Moon as Moon
     from fedproto.strategies.scaffold import Scaffold as Scaffold

@@ -110,8 +110,8 @@ def test_names_are_there_for_completion():
         ({"momentum": 0.5}, r"write train={'momentum': ...} or server={'momentum': ...}"),
         ({"patience": 5}, r"belongs to a section; write stop={'patience': ...}$"),
         (
-            {"strategy": "fedlc", "tau": 0.5},
-            r"write server={'tau': ...} or strategy={'name': 'fedlc', 'tau': ...}",
+            {"strategy": "ghbm", "tau": 0.5},
+            r"write server={'tau': ...} or strategy={'name': '\w+', 'tau': ...}",
         ),
         ({"mu": 0.5}, r"keyword 'mu' belongs to .*; write strategy={'name': '\w+', 'mu': ...}"),
         ({"zzz": 1}, "unknown keyword 'zzz'; known: aggregate,"),

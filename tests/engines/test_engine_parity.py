@@ -27,7 +27,6 @@ from fedproto import (
     FedAvg,
     FedProto,
     FedProx,
-    FedRS,
     Scaffold,
     ServeOptions,
     ServerOptions,
@@ -39,6 +38,7 @@ from fedproto.models.base import build_model
 from fedproto.models.small import CNN4Options, CNNOptions
 from fedproto.options import Options
 from helpers import same_tensors
+from paper.baselines import FedRS
 
 TOLERANCE = {"float64": 1e-9, "float32": 1e-4}
 RULES = {

@@ -19,7 +19,7 @@ from fedproto.rounds.jobs import participants
 from fedproto.strategies.fedprototan import FedProtoTan
 from fedproto.strategies.sections import Method
 from fedproto.strategies.serve import COUNT, PRODUCTS, SQUARES, SUM
-from fedproto.strategies.values import FeatureShape, Local, Observation, Setting, initial_tensors
+from fedproto.strategies.values import Local, Observation, Setting, initial_tensors
 from fedproto.types import ClientUpdate, ServerState
 from helpers import make_update
 
@@ -30,9 +30,7 @@ BUFFERS = {
     "norm.running_var": torch.ones(D),
     "norm.num_batches_tracked": torch.tensor(0),
 }
-SETTING = Setting(
-    PARAMS, C, 20, FeatureShape(D, 1), ("head.weight", "head.bias"), buffers=BUFFERS, labels=1
-)
+SETTING = Setting(PARAMS, C, 20, (D, 1), ("head.weight", "head.bias"), buffers=BUFFERS, labels=1)
 LDA = Method(FedAvg(), serve=ServeOptions(head="lda"))
 MEANS = 3 * torch.randn(C, D, generator=torch.Generator().manual_seed(7))
 

@@ -21,7 +21,7 @@ from fedproto.rounds.aggregate import Expected, outliers, reason_to_refuse
 from fedproto.rounds.jobs import prepare
 from fedproto.rounds.loop import finish_round
 from fedproto.strategies.aggregation import cap_attention, combine
-from fedproto.strategies.values import Declared, FeatureShape, Setting
+from fedproto.strategies.values import Declared, Setting
 from fedproto.types import ServerState
 from helpers import begin, config_of, engine_for, make_state, make_update, planned, train
 
@@ -29,7 +29,7 @@ from helpers import begin, config_of, engine_for, make_state, make_update, plann
 def test_the_shape_of_features_is_asked_of_the_model(small_federation, small_model):
     small_model.train()
     engine = engine_for(small_federation, small_model)
-    assert setting_of(engine.workload, {}).features == FeatureShape(channels=6, per_sample=1)
+    assert setting_of(engine.workload, {}).features == (6, 1)
     assert small_model.training
 
 

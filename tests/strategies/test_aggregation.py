@@ -14,7 +14,6 @@ from fedproto import (
     Centralized,
     ConfigError,
     FedAvg,
-    FedNova,
     FedProto,
 )
 from fedproto.config import RunConfig
@@ -40,6 +39,7 @@ from helpers import (
     strategy_name,
     update_for,
 )
+from paper.baselines import FedNova
 
 RULES = ["mean", "median", "trimmed-mean"]
 

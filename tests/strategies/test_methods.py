@@ -13,10 +13,7 @@ from fedproto import (
     FedAvg,
     FedDisco,
     FedDyn,
-    FedLC,
-    FedNova,
     FedProx,
-    FedRS,
     Scaffold,
     ServerOptions,
 )
@@ -25,6 +22,7 @@ from fedproto.rounds.jobs import check_fits, plan_round, prepare
 from fedproto.strategies.values import Local, Setting
 from fedproto.types import ClientUpdate, ServerState
 from helpers import aggregated, begin, config_of, engine_for, same_tensors
+from paper.baselines import FedLC, FedNova, FedRS
 
 
 def number(value: float) -> torch.Tensor:

@@ -42,7 +42,7 @@ from fedproto.strategies.serve import (
     ridge_head,
     temperature,
 )
-from fedproto.strategies.values import FeatureShape, Observation, Setting, initial_tensors
+from fedproto.strategies.values import Observation, Setting, initial_tensors
 from fedproto.types import ClientUpdate, ClientWeights, Prototypes, ServerState
 from helpers import begin, config_of, same_tensors, train_runs
 
@@ -54,9 +54,7 @@ def tensor(values) -> torch.Tensor:
 
 
 PARAMS = {"body": tensor([1.0, 2.0]), "head.weight": tensor([[0.0, 0.0]] * 3)}
-SETTING = Setting(
-    PARAMS, 3, 10, FeatureShape(2, 1), head=("head.weight",), buffers={"mean": tensor([0.0])}
-)
+SETTING = Setting(PARAMS, 3, 10, (2, 1), head=("head.weight",), buffers={"mean": tensor([0.0])})
 
 
 def update(client: int, head, body=(1.0, 2.0), samples: int = 10, **payload) -> ClientUpdate:

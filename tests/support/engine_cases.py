@@ -16,11 +16,8 @@ from fedproto import (
     FedAvg,
     FedDisco,
     FedDyn,
-    FedLC,
-    FedNova,
     FedProto,
     FedProx,
-    FedRS,
     Scaffold,
 )
 from fedproto.config import RunConfig
@@ -43,6 +40,7 @@ from fedproto.strategies.serve import ServeOptions
 from fedproto.strategies.values import Declared, Needs, Objective, Report
 from fedproto.types import ClientWeights, RoundRecord, ServerState, part, under
 from helpers import Notices, run_from
+from paper.baselines import FedLC, FedNova, FedRS
 
 CLASSES = 4
 

@@ -24,7 +24,7 @@ from fedproto.store import RunStore
 from fedproto.strategies.aggregation import AggregateOptions
 from fedproto.strategies.fedproto import COUNT, MARGIN, SUM
 from fedproto.strategies.sections import Method
-from fedproto.strategies.values import FeatureShape, Setting, initial_tensors
+from fedproto.strategies.values import Setting, initial_tensors
 from fedproto.types import ClientUpdate, Prototypes, RoundRecord, ServerState, Tensors
 
 
@@ -106,7 +106,7 @@ def planned(run: Run, federation: Federation) -> RoundPlan:
         run.state.params,
         federation.num_classes,
         len(federation.clients),
-        FeatureShape(6, per_sample=1),
+        (6, 1),
     )
     return plan_round(run, federation, setting)
 
@@ -187,7 +187,7 @@ def make_state(round_: int = 1, seed: int = 100, counts: Sequence[int] = (5, 5))
 def make_setting(counts: Sequence[int] = (5, 5), clients: int = 20) -> Setting:
     """What declarations depend on, for that model."""
     params = make_update(0, counts=counts).params
-    features = FeatureShape(3, per_sample=1)
+    features = (3, 1)
     return Setting(params, len(counts), clients, features, head=tuple(params))
 
 

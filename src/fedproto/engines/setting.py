@@ -23,7 +23,7 @@ from fedproto.errors import DataError, TrainingError
 from fedproto.models.adapter import adapted, class_rows, scores_features
 from fedproto.models.base import declares_features, features_of
 from fedproto.rng import Indices, seeded
-from fedproto.strategies.values import FeatureShape, Local, Setting
+from fedproto.strategies.values import Local, Setting
 from fedproto.types import ServerState, Tensors
 
 
@@ -52,7 +52,7 @@ def setting_for(
     model: nn.Module, x: Tensor, task: Task, num_classes: int, num_clients: int
 ) -> Setting:
     """The setting of a model that takes such inputs, in a federation of some size."""
-    features: FeatureShape | None = None
+    features: tuple[int, int] | None = None
     head: tuple[str, ...] = ()
     scored = linear = False
     with _evaluating(model), contextlib.suppress(RuntimeError, ValueError, IndexError, TypeError):
@@ -60,7 +60,7 @@ def setting_for(
         if declares_features(model):
             with torch.no_grad():
                 encoded = features_of(model)(x)
-            features = FeatureShape(*task.feature_shape(encoded))
+            features = task.feature_shape(encoded)
             scored = scores_features(model, x)
             linear = scored and _is_linear(model, x, encoded, head)
     params, buffers = read_state(model)

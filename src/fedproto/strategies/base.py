@@ -35,6 +35,9 @@ from fedproto.types import ClientUpdate, ClientWeights, ServerState, Tensors, Up
 PERSONAL = "personal"
 """Group of a client's memory that holds its personal parameters, or its whole personal model."""
 
+OUT_OF_THE_SOFTMAX = -1e4
+"""Added to a logit, this leaves nothing of its class in any floating type."""
+
 HOOKS = ("objective", "penalty", "batch_term", "trainable", "report", "personal")
 """The hooks of `fedproto.strategies.base.Strategy` that engines ask for."""
 

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from fedproto.options import option
-from fedproto.strategies.base import STRATEGIES, Strategy
-from fedproto.strategies.fedlc import OUT_OF_THE_SOFTMAX
+from fedproto.strategies.base import OUT_OF_THE_SOFTMAX, STRATEGIES, Strategy
 from fedproto.strategies.values import Batch, Local, Needs
 
 RECEIVED = "received"

@@ -8,8 +8,7 @@ from typing import ClassVar
 
 import torch
 
-from fedproto.strategies.base import PERSONAL, STRATEGIES, Strategy
-from fedproto.strategies.fedlc import OUT_OF_THE_SOFTMAX
+from fedproto.strategies.base import OUT_OF_THE_SOFTMAX, PERSONAL, STRATEGIES, Strategy
 from fedproto.strategies.values import Declarations, Local, Needs, Objective, Report, Seen, Setting
 from fedproto.types import Tensors, part, under
 

@@ -63,20 +63,12 @@ Declarations: TypeAlias = Mapping[str, Declared]
 
 
 @dataclass(frozen=True)
-class FeatureShape:
-    """The shape of a model's features on a federation."""
-
-    channels: int
-    per_sample: int
-
-
-@dataclass(frozen=True)
 class Setting:
     """The model and the federation, on which declarations may depend.
 
     Attributes:
         params: The model's trainable tensors, for names, shapes and types.
-        features: The shape of features; None if unknown.
+        features: Channels of a feature vector, and vectors per sample; None if unknown.
         head: Names of the last layer's parameters, with a row per class; empty where unknown.
         labels: Labels that one sample has.
         has_head: Whether the model has a head, so that logits are a function of the features alone.
@@ -87,7 +79,7 @@ class Setting:
     params: Tensors
     num_classes: int
     num_clients: int
-    features: FeatureShape | None = None
+    features: tuple[int, int] | None = None
     head: tuple[str, ...] = ()
     labels: int = 1
     has_head: bool = True
@@ -111,7 +103,7 @@ class Setting:
                 "prototypes need the shape of the model's features, which is unknown: its"
                 " features(x) must take a batch of one input"
             )
-        return self.features.channels, self.features.per_sample
+        return self.features
 
     def like(
         self,
