@@ -73,7 +73,7 @@ class Everything(Strategy):
     )
 
     def server_memory(self, setting):
-        shape = (setting.num_classes, setting.features.channels)
+        shape = (setting.num_classes, setting.features[0])
         means = Declared(shape, setting.float_type, initial=0.1, broadcast=True)
         return {"seen/means": means, **setting.like_params("way", broadcast=True)}
 
@@ -86,7 +86,7 @@ class Everything(Strategy):
 
     def payload(self, setting, num_examples):
         del num_examples
-        shape = (setting.num_classes, setting.features.channels)
+        shape = (setting.num_classes, setting.features[0])
         return {
             "seen/sums": Declared(shape, setting.float_type),
             "seen/size": Declared((), setting.float_type, low=0),
