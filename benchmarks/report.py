@@ -69,11 +69,11 @@ def parse_alone(folder: Path) -> float:
     return time.process_time() - started
 
 
-def write_page(folder: Path, page: Path, *options: str) -> dict[str, float]:
+def write_page(folder: Path, page: Path) -> dict[str, float]:
     """Time and memory of the command that writes a page."""
     command = [sys.executable, "-m", "fedproto", "report", str(folder), "--out", str(page)]
     started, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run([*command, *options], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return {
@@ -134,8 +134,7 @@ def main() -> None:
             size = write_runs(folder, **shape, cohort=cohort)
             page = scratch / "page.html"
             row = {"what": "made up", **shape, "cohort": cohort, "records_mb": size / 1e6}
-            # Measured without loading the data, which is not the page's work.
-            row |= write_page(folder, page, "--no-data")
+            row |= write_page(folder, page)
             row["parse_alone_cpu_s"] = parse_alone(folder)
             found.append(row | open_page(page, scratch / f"profile{place}"))
             print(json.dumps(found[-1]))

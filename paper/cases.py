@@ -27,7 +27,7 @@ CLASSIFICATION = ("synthetic", "mnist", "femnist", "celeba")
 SEGMENTATION = ("fpascal-macro", "fpascal")
 CENTRALIZED = "Centralized"
 FAIR_AND_TOLERANT = "Fairness + toleration"
-MEASURED = ("loss", "dissimilarity", "margin", "mmd", "ece")
+MEASURED = ("loss", "dissimilarity", "margin", "mmd")
 """What is measured of the models; the centralised run, to which MMD is taken, has no MMD."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -62,6 +63,13 @@ def one_thread():
 def nodes_remember_elsewhere(tmp_path, monkeypatch):
     """What clients over Flower remember is kept out of the user's own folders."""
     monkeypatch.setenv("FEDPROTO_STATE", str(tmp_path / "remembered"))
+
+
+@pytest.fixture(autouse=True)
+def environment_of_its_own():
+    """The option --data-root sets a variable for the whole process."""
+    with mock.patch.dict(os.environ):
+        yield
 
 
 @pytest.fixture(scope="session")

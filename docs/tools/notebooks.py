@@ -61,8 +61,6 @@ def _shown(value: Any) -> str:
         value.savefig(file, dpi=100, metadata={"Software": None})
         picture = base64.b64encode(file.getvalue()).decode()
         return f'<img alt="the picture that the cell draws" src="data:image/png;base64,{picture}">'
-    if hasattr(value, "_repr_html_"):
-        return f'<div class="output">\n{value._repr_html_()}\n</div>'
     return f'<pre class="output">{html.escape(repr(value))}</pre>'
 
 

@@ -50,7 +50,7 @@ def make_runs(folder: Path) -> dict[str, Path]:
     asked = ["--set=measure.every=10", '--set=measure.what=["clients"]']
     _fedproto("sweep", "digits", f"--out={digits}", "--reuse", "--quiet", *asked)
     if not (digits / "fedavg" / "analysis").exists():
-        _fedproto("analyse", str(digits), "--what=ece", "--what=embedding", "--samples=400")
+        _fedproto("analyse", str(digits), "--what=embedding", "--samples=400")
     pages["digits"] = _page(digits)
     return pages
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedproto.errors import DataError
-from fedproto.report.analysing import EMBEDDING, AnalysisRequest, analyse, open_subject, read_part
+from fedproto.report.analysing import EMBEDDING, analyse, open_subject, read_part
 from fedproto.report.style import new_figure
 from paper.base import EXPERIMENTS, Experiment, FoundRun, FoundRuns
 from paper.cases import Scope
@@ -79,7 +79,7 @@ def _embedding(result: FoundRun, scope: Scope) -> Mapping[str, Any]:
     found = read_part(path, EMBEDDING, dict)
     if found is None:
         subject = open_subject(path, result.run.federation())
-        analyse(subject, AnalysisRequest(what=(EMBEDDING,), samples=SAMPLES[scope.scale]))
+        analyse(subject, [EMBEDDING], samples=SAMPLES[scope.scale])
         found = read_part(path, EMBEDDING, dict)
     assert found is not None  # noqa: S101 - written now
     return found

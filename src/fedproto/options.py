@@ -19,7 +19,6 @@ import importlib.util
 import math
 import os
 import pkgutil
-import re
 import sys
 import threading
 import types
@@ -28,13 +27,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, Union, get_args, get_origin
+from typing import Any, Generic, Literal, TypeVar, Union, get_args, get_origin
 
 from fedproto.errors import ConfigError, unknown_name
-
-if TYPE_CHECKING:
-    from importlib.metadata import EntryPoints
-
 
 T = TypeVar("T")
 O = TypeVar("O", bound="Options")  # noqa: E741 - the letter stands for Options
@@ -305,13 +300,15 @@ class Registry(Generic[T]):
         return sorted(self._all())
 
     def _all(self) -> dict[str, type[T]]:
+        from importlib.metadata import entry_points  # slow to import
+
         with self._searching:  # another thread would find those that are imported by now
             if not self._searched:
                 self._searched = True
                 package = importlib.import_module(self._package)
                 for module in pkgutil.iter_modules(getattr(package, "__path__", ())):
                     importlib.import_module(f"{self._package}.{module.name}")
-                for entry in _installed():
+                for entry in entry_points(group="fedproto.plugins"):
                     entry.load()
         return self._entries
 
@@ -339,17 +336,6 @@ def load_plugins() -> None:
             load_plugin(source)
 
 
-def _installed() -> EntryPoints:
-    from importlib.metadata import entry_points  # slow to import, and seldom needed
-
-    return entry_points(group="fedproto.plugins")
-
-
-def extended() -> bool:
-    """Whether there are plugins, so that these sources are not complete."""
-    return bool(_loaded or _installed())
-
-
 def loaded_plugins() -> tuple[str, ...]:
     """Plugins that `load_plugin` has imported, for other processes."""
     return tuple(_loaded)
@@ -367,15 +353,8 @@ def _import_file(path: Path) -> None:
     spec.loader.exec_module(module)
 
 
-_FOLDERS = {"datasets": "data", "sinks": "store"}
 _PACKAGE = Path(__file__).resolve().parent
 _RECIPES = (_PACKAGE / "recipes", _PACKAGE.parents[1] / "recipes")
-_REGISTERED = re.compile(
-    r'^@[A-Z]+\.register\("(?P<name>[^"]+)"\)\n'
-    r'(?=(?:@.*\n)*class .*:\n    """(?P<summary>.*?)(?:"""|\n))',
-    re.MULTILINE,
-)
-"""A class that registers itself, with the first line of its docstring."""
 
 
 def bundled_recipes() -> dict[str, Path]:
@@ -396,20 +375,6 @@ class Entry:
     name: str
     summary: str
     options: list[Description] = field(default_factory=list)
-
-
-def summaries(kind: str) -> list[Entry]:
-    """Names and summaries of a kind, read from the sources.
-
-    Importing a strategy or an engine imports PyTorch, which takes seconds.
-    """
-    if kind == "recipes":
-        return [Entry(name, recipe_summary(path)) for name, path in bundled_recipes().items()]
-    sources = (_PACKAGE / _FOLDERS.get(kind, kind)).glob("*.py")
-    found = [one for path in sources for one in _REGISTERED.finditer(path.read_text("utf-8"))]
-    entries = sorted((Entry(one["name"], one["summary"]) for one in found), key=lambda e: e.name)
-    automatic = Entry("auto", "The fastest engine for the device and the amount of work.")
-    return [automatic, *entries] if kind == "engines" else entries
 
 
 def docstring(module: str, function: str) -> str:

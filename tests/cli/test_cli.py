@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 
 import fedproto
-from fedproto.cli import inspecting, main
+from fedproto.cli import main
 from fedproto.cli.app import COMMANDS, command, summary
 from fedproto.cli.inspecting import entries
-from fedproto.options import summaries
 from fedproto.store.run import devices
 
 TINY = [
@@ -215,7 +214,7 @@ def test_a_run_of_another_configuration_is_left_as_it_was(swept, capsys):
     assert (run / "rounds.jsonl").read_bytes() == before
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["list"]])
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"]])
 def test_what_needs_no_torch_does_not_import_it(arguments):
     code = (
         "import sys; from fedproto.cli import main;"
@@ -244,19 +243,6 @@ def test_without_a_checkout_reproduce_says_where_it_runs(tmp_path):
     assert done.returncode == 2
     assert "runs from a checkout of the repository: clone it" in done.stderr
     assert done.stderr.count("\n") == 1
-
-
-@pytest.mark.parametrize("kind", inspecting.registries())
-def test_the_overview_is_what_the_registries_hold(kind):
-    registry = inspecting.registries()[kind]
-    ours = [
-        (entry.name, entry.summary)
-        for entry in inspecting.entries(kind)
-        if entry.name in registry.names()
-        and registry.get(entry.name).__module__.startswith("fedproto.")
-    ]
-    shown = [(entry.name, entry.summary) for entry in summaries(kind) if entry.name != "auto"]
-    assert ours == shown
 
 
 def test_all_that_is_offered_can_be_had():

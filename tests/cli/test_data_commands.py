@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 
 import numpy as np
@@ -63,18 +62,6 @@ def test_impossible_settings_end_with_one_line(root, capsys, setting, message):
     assert main(["data", "stats", "mnist", "--data-root", str(root), "--set", setting]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line
-
-
-@pytest.mark.parametrize("before", [None, "elsewhere"])
-def test_the_data_root_of_a_command_ends_with_it(root, monkeypatch, capsys, before):
-    if before is None:
-        monkeypatch.delenv("FEDPROTO_DATA")
-    else:
-        monkeypatch.setenv("FEDPROTO_DATA", before)
-    assert main(["data", "stats", "mnist", "--data-root", str(root), "--set", "clients=20"]) == 0
-    assert main(["data", "stats", "mnist", "--data-root", str(root), "--set", "alpha=0"]) == 2
-    assert os.environ.get("FEDPROTO_DATA") == before
-    assert "alpha" in capsys.readouterr().err
 
 
 def test_missing_files_are_named(tmp_path, capsys, monkeypatch):

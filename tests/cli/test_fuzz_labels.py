@@ -69,7 +69,7 @@ def test_labels_are_shown_as_they_are(folder, label, metric):
     for cell in (cell for row in rows for cell in row if cell):
         assert cell.lstrip()[0] not in "=+@" or cell == "@"
     shown("check", folder / "run")
-    shown("report", folder / "run", "--no-data")
+    shown("report", folder / "run")
     shown("compare", folder / "nowhere" / label.replace("\0", ""))
 
 

@@ -33,11 +33,11 @@ def here(tmp_path, monkeypatch):
 
 
 def test_measures_without_a_rhythm_are_refused(here, capsys):
-    assert main(["run", "quickstart", *TINY, '--set=measure.what=["ece"]']) == 2
+    assert main(["run", "quickstart", *TINY, '--set=measure.what=["margin"]']) == 2
     assert "no effect without measure.every" in capsys.readouterr().err
     assert not (here / "runs").exists()
     with pytest.raises(ConfigError, match=r"no effect without measure\.every"):
-        fedproto.run(DIGITS, SMALL, "fedavg", measure={"what": ["ece"]}, **KEYWORDS)
+        fedproto.run(DIGITS, SMALL, "fedavg", measure={"what": ["margin"]}, **KEYWORDS)
 
 
 def test_a_misspelt_score_to_stop_by_is_found_in_the_first_round(capsys):

@@ -12,7 +12,6 @@ import torch
 from PIL import Image
 
 import fedproto
-from fedproto.analysis.uncertainty import RELIABILITY
 from fedproto.cli import main
 from fedproto.data.base import data_root
 from fedproto.data.segmentation import palette
@@ -21,7 +20,6 @@ from fedproto.models.base import build_model
 from fedproto.report.analysing import embed, read_measured, read_part
 from fedproto.report.style import class_colors
 from fedproto.store import RunStore
-from fedproto.types import VOID
 
 TINY = [
     "schedule.rounds=2",
@@ -108,27 +106,21 @@ def test_scores_per_client_and_class_are_those_of_the_model(runs):
     assert found.tables["class"] == pytest.approx(expected, abs=1e-5)
 
 
-def test_calibration_and_measures_agree_with_those_taken_in_training(runs, tmp_path):
+def test_measures_agree_with_those_taken_in_training(runs, tmp_path):
     out, central = tmp_path / "measured", runs / "central"
     options = settings(
         *FEDAVG,
         "measure.every=2",
-        'measure.what=["dissimilarity", "margin", "ece", "mmd"]',
+        'measure.what=["dissimilarity", "margin", "mmd"]',
         f"measure.reference={central}",
     )
     assert main(["run", "quickstart", *options, f"--out={out}", "-q"]) == 0
     taken = RunStore.open(out).records()[-1].metrics
-    names = ("dissimilarity", "margin", "ece", "mmd")
+    names = ("dissimilarity", "margin", "mmd")
     assert main(["analyse", str(out), *(f"--what={name}" for name in names)]) == 0
     found = read_measured(out)
-    assert found.tables.keys() == set(RELIABILITY)
     assert found.reference == str(central)
-    federation = RunStore.open(out).config.data.load(data_root())
-    assert sum(found.tables["bin count"].values()) == len(federation.test_indices)
-    assert found.tables == {
-        name: RunStore.open(out).records()[-1].tables[name] for name in RELIABILITY
-    }
-    for name in ("dissimilarity", "aggregate_mean_margin", "mmd", "ece"):
+    for name in ("dissimilarity", "aggregate_mean_margin", "mmd"):
         assert found.metrics[name] == pytest.approx(taken[name], rel=1e-5), name
     # Another run that never measured anything gets the same from the command line.
     other = run_of(runs)
@@ -185,16 +177,13 @@ def test_segmentation_gets_maps_scores_and_measures(tmp_path):
     recipe.write_text(SHAPES)
     assert main(["run", str(recipe), f"--out={out}", "-q"]) == 0
     taken = RunStore.open(out).records()[-1].metrics
-    assert {"dissimilarity", "aggregate_mean_margin", "ece"} <= taken.keys()
+    assert {"dissimilarity", "aggregate_mean_margin"} <= taken.keys()
     assert main(["analyse", str(out), "--samples=60"]) == 0
     found, embedding = read_measured(out), read_part(out, "embedding", dict)
     federation = RunStore.open(out).config.data.load(data_root())
     assert {"mean_client_miou", "dissimilarity", "aggregate_mean_margin"} <= found.metrics.keys()
     for name, value in found.tables["class"].items():
         assert value == pytest.approx(taken[f"iou_{name}"], abs=1e-5), name
-    _, targets = federation.samples.batch(federation.test_indices)
-    assert sum(found.tables["bin count"].values()) == int((targets != VOID).sum())
-    assert found.metrics["ece"] == pytest.approx(taken["ece"])
     assert set(embedding["class"]) <= {1, 2}
     colours = ["#{:02x}{:02x}{:02x}".format(*colour) for colour in palette()[:3].tolist()]
     assert embedding["colors"] == colours

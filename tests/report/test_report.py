@@ -12,7 +12,7 @@ from fedproto.data.synthetic import Synthetic
 from fedproto.errors import ConfigError
 from fedproto.report.arrangement import Arrangement, arrange
 from fedproto.report.figures import FigureFormat, FigureWidth, save_figures
-from fedproto.report.results import StoredRun, at_shared_rounds, comparable
+from fedproto.report.results import StoredRun, comparable
 from fedproto.report.style import line_styles
 from fedproto.report.summary import summarize
 from fedproto.strategies.fedavg import Centralized
@@ -146,14 +146,16 @@ def test_a_target_that_one_seed_misses_is_not_averaged():
     assert row.values["accuracy"] == pytest.approx((0.45, 0.15 * 2**0.5))
 
 
+def tested_every(interval, run):
+    evaluate = replace(run.config.evaluate, every=interval)
+    return replace(run, config=replace(run.config, evaluate=evaluate))
+
+
 def test_runs_tested_at_different_rounds_are_compared_at_those_they_share():
     """Scores jump with the cohort: here every second round is a bad one for everybody."""
+    every = stored([0.1, 0.9] * 10), stored([None, 0.9] * 10)
     often, seldom = (
-        replace(run, config=replace(run.config, data=Synthetic(), label=label))
-        for label, run in {
-            "often": stored([0.1, 0.9] * 10),
-            "seldom": stored([None, 0.9] * 10),
-        }.items()
+        tested_every(number, on(Synthetic(), run)) for number, run in enumerate(every, start=1)
     )
     assert often.smoothed("accuracy")[1][-1] == pytest.approx(0.5)
     rows = summarized([often, seldom])
@@ -161,24 +163,16 @@ def test_runs_tested_at_different_rounds_are_compared_at_those_they_share():
     assert [row.rounds for row in rows] == [20, 20]
 
 
-def test_a_run_that_is_not_so_far_takes_nothing_away_from_the_others():
-    whole, begun = stored([0.1, 0.2, 0.3, 0.4]), stored([None, 0.5], rounds=4)
-    first, second = at_shared_rounds([whole, begun])
-    assert first.curve("accuracy")[0].tolist() == [2, 3, 4]
-    assert second == begun
-    untested = stored([None] * 4)
-    assert at_shared_rounds([whole, untested]) == [whole, untested]
-    odd, even = stored([0.1, None, 0.3, None]), stored([None, 0.2, None, 0.4])
-    apart = at_shared_rounds([odd, even])
-    assert [run.curve("accuracy")[0].tolist() for run in apart] == [[1, 3], [4]], "none in common"
-    hardly = stored([0.1], rounds=4)
-    first, second, third = at_shared_rounds([whole, even, hardly])
-    assert first.curve("accuracy")[0].tolist() == [2, 4]
-    assert [second, third] == [even, hardly]
+def test_rounds_are_shared_that_are_multiples_of_all_intervals():
+    scores = [number / 10 for number in range(1, 8)]
+    runs = [tested_every(number, on(Synthetic(), stored(scores))) for number in (1, 2, 3)]
+    assert [run.curve("accuracy")[0].tolist() for run in comparable(runs)] == [[6]] * 3
+    begun = tested_every(1, on(Synthetic(), stored([0.1], rounds=4)))
+    assert comparable([begun, *runs])[0] == begun, "what has none of them keeps what it has"
 
 
 def test_other_data_and_centralised_training_are_left_as_they_are():
-    often, seldom = stored([0.1, 0.2]), stored([None, 0.2])
+    often, seldom = stored([0.1, 0.2]), tested_every(2, stored([None, 0.2]))
     pooled = on(Synthetic(), stored([None, 0.2], strategy=Centralized()))
     others = [pooled, on(Synthetic(seed=1), seldom), on(None, seldom), on(None, often)]
     assert comparable([on(Synthetic(), often), *others]) == [on(Synthetic(), often), *others]

@@ -34,7 +34,7 @@ def synthetic(tmp_path_factory):
 @pytest.fixture(scope="module")
 def everything(tmp_path_factory):
     folder = unpacked(tmp_path_factory.mktemp("everything"))
-    assert main(["report", str(folder), "--no-data"]) == 0
+    assert main(["report", str(folder)]) == 0
     return folder
 
 
@@ -214,15 +214,6 @@ def test_the_mean_over_conditions_answers_and_the_conditions_follow_on_demand(br
     assert blocks() == ["mean over 3 conditions", "δ 0.0", "δ 0.5", "δ 0.8"]
     browser.find_element("id", "more-blocks").click()
     assert blocks() == ["mean over 3 conditions"]
-
-
-def test_chance_is_drawn_where_a_run_does_not_say_how_many_classes_there_are(browser, synthetic):
-    description = json.loads(next(synthetic.rglob("run.json")).read_text())
-    assert "data" not in description, "these runs are older than that"
-    visit(browser, synthetic)
-    assert browser.execute_script("return page.conditions.map((one) => one.chance)") == [0.1] * 3
-    words = browser.find_element("id", "curves-panels").get_attribute("textContent")
-    assert words.count("chance") == 3
 
 
 def test_what_tests_on_training_samples_is_said_beside_its_scores_alone(browser, everything):

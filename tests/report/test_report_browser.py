@@ -124,14 +124,13 @@ def test_every_section_is_there_and_every_chart_is_drawn(page):
         ".map((one) => one.id)"
     )
     assert sections == [
-        "answer", "curves", "clients", "classes", "cost", "attention", "calibration", "embedding",
+        "answer", "curves", "clients", "classes", "cost", "attention", "embedding",
         "maps", "configuration",
     ]  # fmt: skip
     # A line per method, and thin ones for the two seeds of the first.
     assert len(page.find_elements("css selector", "#curves-panels path.curve")) == 4
     assert len(page.find_elements("css selector", "#cost-panels path.dot")) == 2
     assert len(page.find_elements("css selector", "#clients-panels path.curve")) == 2
-    assert len(page.find_elements("css selector", "#calibration-panels path.curve")) == 2
     assert len(page.find_elements("css selector", "#attention-panels path.curve")) == 2
     assert texts(page, "#classes-table thead th") == ["run", "cat", "dog", "bird"]
     assert len(page.find_elements("css selector", "#embedding-chart svg path")) == 153
@@ -185,7 +184,7 @@ def test_lines_are_named_at_their_ends_and_chance_is_drawn(browser, tmp_path):
         write_run(tmp_path / str(chance) / "one", label="One")
         if chance:
             RunStore.open(tmp_path / "True" / "one").describe(data={"num_classes": 4})
-        assert main(["report", str(tmp_path / str(chance)), "--no-data"]) == 0
+        assert main(["report", str(tmp_path / str(chance))]) == 0
         browser.get((tmp_path / str(chance) / "report.html").as_uri())
         words = browser.execute_script(
             "return [...document.querySelectorAll('#curves-panels svg text')]"
@@ -200,7 +199,7 @@ def test_many_methods_leave_most_of_them_grey(browser, tmp_path):
     for number in range(9):
         write_run(tmp_path / str(number), label=f"Method {number}", level=0.5 + number / 20)
     set_size(browser, 1200, 900)
-    assert main(["report", str(tmp_path), "--no-data"]) == 0
+    assert main(["report", str(tmp_path)]) == 0
     browser.get((tmp_path / "report.html").as_uri())
     lines = browser.execute_script(
         "return curveLines(page.conditions[0], 'accuracy', 0, false, 'round')"
@@ -215,7 +214,7 @@ def test_many_methods_leave_most_of_them_grey(browser, tmp_path):
 def test_a_table_without_rows_in_view_says_so(browser, tmp_path):
     write_sweep(tmp_path)
     set_size(browser, 1200, 900)
-    assert main(["report", str(tmp_path), "--no-data"]) == 0
+    assert main(["report", str(tmp_path)]) == 0
     browser.get((tmp_path / "report.html").as_uri())
     assert len(texts(browser, "#classes-table tr")) > 1
     browser.find_element("id", "find").send_keys("nothing is called so")
@@ -229,7 +228,7 @@ def test_unfinished_runs_are_compared_at_the_round_they_share(browser, tmp_path)
     for seed in range(3):
         write_run(tmp_path / f"avg{seed}", rounds=12, planned=25, label="FedAvg", seed=seed)
         write_run(tmp_path / f"new{seed}", rounds=6, planned=25, label="New", seed=seed, level=0.9)
-    assert main(["report", str(tmp_path), "--no-data"]) == 0
+    assert main(["report", str(tmp_path)]) == 0
     set_size(browser, 1200, 900)
     browser.get((tmp_path / "report.html").as_uri())
     assert texts(browser, "#answer-table tbody th")[0] == "New"
@@ -523,15 +522,15 @@ def test_nothing_is_fetched(page):
 
 def test_sections_without_anything_take_a_line_that_says_how_to_fill_them(browser, tmp_path):
     write_run(tmp_path / "one", rounds=3, label="One")
-    assert main(["report", str(tmp_path), "--no-data"]) == 0
+    assert main(["report", str(tmp_path)]) == 0
     browser.get((tmp_path / "report.html").as_uri())
     lines = {
         line.get_attribute("data-section"): line.text
         for line in browser.find_elements("css selector", "#absent li")
     }
     assert set(lines) == {
-        "attention", "clients", "classes", "calibration", "embedding", "maps",
+        "attention", "clients", "classes", "embedding", "maps",
     }  # fmt: skip
-    assert "fedproto analyse" in lines["calibration"]
-    assert not browser.find_element("id", "calibration").is_displayed()
+    assert "fedproto analyse" in lines["embedding"]
+    assert not browser.find_element("id", "embedding").is_displayed()
     assert console(browser) == []

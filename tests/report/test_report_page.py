@@ -12,7 +12,7 @@ import pytest
 from fedproto.cli import main
 from fedproto.report import html as content_module
 from fedproto.report.html import page_content, render
-from fedproto.report.panels import ClientData, binned, mean_shares, page_run
+from fedproto.report.panels import mean_shares, page_run
 from fedproto.report.results import find_runs
 from fedproto.store import RunStore
 from fedproto.types import POOLED
@@ -46,7 +46,7 @@ class Scripts(HTMLParser):
 
 
 def contents(*paths) -> dict:
-    return page_content([page_run(run) for run in find_runs(paths)])
+    return page_content(find_runs(paths))
 
 
 def weights(round_, attention):
@@ -116,9 +116,6 @@ def test_scores_recorded_in_training_make_the_sections(tmp_path):
     assert group["fairness"]["mean"] == pytest.approx(0.3)
     assert group["fairness"]["zero"] == pytest.approx(1 / 3)
     assert group["classes"] == {"cat": pytest.approx(0.3)}
-    curve = shown["runs"][0]["curves"]["class: cat"]
-    assert curve["x"] == [2, 4]
-    assert [metric["class"] for metric in shown["metrics"]] == [False, False, False, True]
     write_analysis(tmp_path / "run")  # of round 30, which is later
     (group,) = contents(tmp_path)["groups"]
     assert group["fairness"]["clients"] == 12
@@ -145,12 +142,9 @@ def test_a_damaged_analysis_is_named_and_left_out(tmp_path):
     (run,) = find_runs([tmp_path])
     shown = page_run(run)
     assert shown.embedding is None
-    assert "bin count" in shown.tables
-    assert [path.stem.partition("-")[2] for path in shown.maps] == [
-        "picture",
-        "truth",
-        "prediction",
-    ]
+    assert "client" in shown.tables
+    kinds = [path.stem.partition("-")[2] for path in shown.maps]
+    assert kinds == ["picture", "prediction", "truth"]
     (folder / "measures.json").write_text('{"round": 3')
     shown = page_run(run)
     assert shown.tables == {}
@@ -179,19 +173,15 @@ def test_weights_are_told_in_multiples_of_the_uniform_share():
     assert mean_shares(records) == pytest.approx({0: (1 + 0.5) / 2, 1: 1, 3: 1.5})
 
 
-def test_weights_and_scores_go_with_what_clients_hold(tmp_path):
+def test_the_weights_of_all_seeds_are_sorted_together(tmp_path):
     write_sweep(tmp_path)
-    runs = [page_run(run) for run in find_runs([tmp_path])]
-    data = ClientData()
-    averaging, _ = page_content(runs, data=data)["groups"]
-    holdings = data.of(runs[0].run.config)
-    assert len(holdings.size) == 12
-    for facts in (averaging["attention"], averaging["fairness"]):
-        assert sum(bin_[4] for bin_ in facts["size"]) == 12
-        assert [bin_[0] for bin_ in facts["size"]] == sorted(bin_[0] for bin_ in facts["size"])
-    assert binned(np.array([1, 1, 4]), np.array([0.0, 1.0, np.nan])) == [[1, 0.5, 0.25, 0.75, 2]]
-    tenths = binned(np.arange(1000), np.arange(1000) / 1000.0)
-    assert [bin_[4] for bin_ in tenths] == [100] * 10
+    averaging, _ = contents(tmp_path)["groups"]
+    averaged = [run for run in find_runs([tmp_path]) if "avg" in run.path.name]
+    weights = [weight for run in averaged for weight in mean_shares(run.records).values()]
+    quantiles = averaging["attention"]["quantiles"]
+    assert quantiles == sorted(quantiles)
+    assert (quantiles[0], quantiles[-1]) == pytest.approx((min(weights), max(weights)), abs=1e-5)
+    assert quantiles[50] == pytest.approx(np.median(weights), abs=1e-5)
 
 
 def test_classes_of_label_maps_have_their_colours(tmp_path):
@@ -202,21 +192,6 @@ def test_classes_of_label_maps_have_their_colours(tmp_path):
     shown = contents(tmp_path)
     assert shown["maps"][0]["classes"] == [("cat", "#800000"), ("dog", "#008000")], "as in VOC"
     assert shown["runs"][0]["data"] == "clients 12"
-
-
-def test_the_reliability_of_seeds_is_pooled(tmp_path):
-    write_sweep(tmp_path)
-    for seed, accuracy in ((0, 0.2), (1, 0.6)):
-        file = tmp_path / f"avg-{seed}" / "analysis" / "measures.json"
-        values = {"bin count": 1 + seed, "bin accuracy": accuracy, "bin confidence": 0.8}
-        tables = {name: {"0.8": value} for name, value in values.items()}
-        file.write_text(json.dumps({"round": 3, "ece": 1, "tables": tables}))
-    averaging, _ = contents(tmp_path)["groups"]
-    (bin_,) = averaging["calibration"]["bins"]
-    assert bin_["count"] == 3
-    assert (bin_["low"], bin_["high"]) == pytest.approx((0.8 - 1 / 15, 0.8))
-    assert bin_["accuracy"] == pytest.approx((0.2 + 2 * 0.6) / 3)
-    assert averaging["calibration"]["ece"] == pytest.approx(0.8 - bin_["accuracy"])
 
 
 def test_what_was_spent_after_each_round(tmp_path):
@@ -243,21 +218,6 @@ def test_what_cannot_be_written_or_found_is_named(tmp_path, capsys):
     assert "choose another file" in capsys.readouterr().err
 
 
-def test_data_that_is_not_there_leaves_the_rest_of_the_page(tmp_path, monkeypatch):
-    from fedproto import FedAvg
-    from fedproto.config import read_config
-    from helpers import config_of
-
-    monkeypatch.setenv("FEDPROTO_DATA", str(tmp_path / "nothing"))
-    own = config_of(FedAvg())
-    mnist = read_config({**own.to_dict(), "data": {"name": "mnist"}})
-    assert [ClientData().of(config) for config in (mnist, own)] == [None, None]
-    write_run(tmp_path / "run")
-    RunStore.create(tmp_path / "missing", replace(mnist, seed=1))
-    runs = [page_run(run) for run in find_runs([tmp_path])]
-    assert len(page_content(runs, data=ClientData())["groups"]) == 2
-
-
 def test_a_page_before_the_first_round(tmp_path):
     write_run(tmp_path / "run", rounds=0, planned=5)
     shown = contents(tmp_path)
@@ -278,10 +238,10 @@ def test_runs_that_can_be_analysed_are_though_others_cannot(tmp_path, capsys):
     recipe = ["quickstart", "--set=schedule.rounds=1", "--set=train.epochs=1", "--quiet"]
     assert main(["run", *recipe, f"--out={tmp_path / 'run'}"]) == 0
     write_run(tmp_path / "bare", rounds=2)
-    assert main(["analyse", str(tmp_path), "--what=clients", "--what=ece"]) == 2
+    assert main(["analyse", str(tmp_path), "--what=clients"]) == 2
     said = capsys.readouterr().err
     assert "bare was started from Python with a module of your own; analyse it there" in said
     file = tmp_path / "run" / "analysis" / "measures.json"
-    assert "bin count" in json.loads(file.read_text())["tables"]
+    assert "client" in json.loads(file.read_text())["tables"]
     groups = contents(tmp_path)["groups"]
     assert [group["fairness"] is not None for group in groups].count(True) == 1

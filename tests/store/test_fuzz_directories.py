@@ -91,7 +91,7 @@ def test_descriptions_with_right_fingerprints(folder, where, new, redigest):
     except ValueError:  # what is no number of JSON
         text = json.dumps(tables).encode()
     (run / "run.json").write_bytes(text)
-    for command in (["compare"], ["check"], ["report", "--no-data"], ["export"]):
+    for command in (["compare"], ["check"], ["report"], ["export"]):
         quietly(*command, run)
     with contextlib.suppress(FedprotoError):
         fedproto.load(run)
@@ -109,7 +109,7 @@ def test_records_with_right_fingerprints(folder, line, where, new):
     with contextlib.suppress(ValueError):  # what is no number of JSON cannot be written at all
         lines[line] = sealed(record, None).rstrip()
     (run / "rounds.jsonl").write_bytes(b"\n".join(lines) + b"\n")
-    for command in (["compare"], ["check"], ["report", "--no-data"]):
+    for command in (["compare"], ["check"], ["report"]):
         quietly(*command, run)
 
 
@@ -126,7 +126,7 @@ def test_analyses_of_strangers(folder, where, new):
     for file in kept.glob("*.json"):
         found = changed(json.loads(file.read_text()), where, new)
         (run / "analysis" / file.name).write_text(json.dumps(found))
-    quietly("report", run, "--no-data")
+    quietly("report", run)
 
 
 NAMES = [
@@ -184,6 +184,6 @@ def test_links_and_pipes(folder, planted, command):
     for name, kind in sorted(planted.items(), reverse=True):  # what is inside comes first
         with contextlib.suppress(OSError):
             plant(run / name, kind, folder / "outside")
-    more = {"compare": ["--plots", run / "figures"], "report": ["--no-data"], "resume": ["-q"]}
+    more = {"compare": ["--plots", run / "figures"], "resume": ["-q"]}
     quietly(command, run, *more.get(command, []))
     assert snapshot(folder / "outside") == before

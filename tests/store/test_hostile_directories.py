@@ -61,7 +61,7 @@ PLANTED = [
 def test_no_file_outside_is_overwritten(run, tmp_path, name):
     (run / name).unlink(missing_ok=True)
     (run / name).symlink_to(tmp_path / "victim")
-    main(["report", str(run), "--no-data"])
+    main(["report", str(run)])
     main(["resume", str(run), "-q", "--rounds=5"])
     untouched(tmp_path)
 

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedproto.analysis.uncertainty import BINS, tally_confidence
 from fedproto.engines.base import Workload
 from fedproto.engines.layers import (
     estimate,
@@ -88,13 +87,6 @@ class Probe:
             self._tally([pair] if len(pair[1]) else [])
             for pair in zip(logits, targets, strict=True)
         ]
-
-    def confidences(self, state: ServerState, indices: Indices, bins: int = BINS) -> Tensor:
-        """Confidence and accuracy of a model on some samples, in bins, ``[3, bins]``."""
-        total = torch.zeros(3, bins, dtype=torch.float64, device=self.device)
-        for logits, targets in self.logits(state, indices):
-            total += tally_confidence(logits, targets, bins)
-        return total.cpu()
 
     @torch.no_grad()
     def features(self, state: ServerState, parts: Sequence[Indices]) -> list[tuple[Tensor, Tensor]]:

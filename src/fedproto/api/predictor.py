@@ -200,19 +200,15 @@ def analyse(
 
     Returns:
         The ``round`` of the model, the measures' ``metrics`` by name, their ``tables`` (scores per
-        client and per class, the reliability diagram), and the ``embedding`` or None.
+        client and per class), and the ``embedding`` or None.
 
     Raises:
         FedprotoError: If a part is unknown, or the run's data or model are not at hand.
     """
-    request = analysing.AnalysisRequest(
-        what=tuple(what or ()),
-        reference=None if reference is None else str(reference),
-        samples=samples,
-    )
     model = None if result.build is None else result.build()
     subject = open_subject(result.directory, result.federation, model, result.state)
-    taken = analysing.analyse(subject, request)
+    reference = None if reference is None else str(reference)
+    taken = analysing.analyse(subject, what or (), reference, samples)
     return {
         "round": subject.state.round,
         "metrics": taken.metrics,

@@ -26,7 +26,6 @@ from fedproto.options import options_to_dict, read_options
 from fedproto.report.arrangement import Arrangement, arrange
 from fedproto.report.figures import curves
 from fedproto.report.html import write_page
-from fedproto.report.panels import ClientData
 from fedproto.report.results import StoredRun, main_score
 from fedproto.report.summary import Summary, summarize
 from fedproto.rounds.identity import data_identity
@@ -118,16 +117,11 @@ class Comparable:
 
     def report(self, path: str | Path) -> Path:
         """Writes the HTML page about the runs."""
-        data = ClientData(next((each.data for each in self._runs if each.data is not None), None))
-        folders = [result.directory for result in self._runs]
-        write_page(folders, Path(path), title="runs", data=data)
+        write_page([result.directory for result in self._runs], Path(path), title="runs")
         return Path(path)
 
     def _arranged(self) -> Arrangement:
         return arrange(result.stored() for result in self._runs if result.records)
-
-    def _repr_html_(self) -> str:
-        return self.table()._repr_html_()
 
 
 @dataclass(frozen=True, repr=False)
@@ -192,7 +186,7 @@ class Result(Comparable):
             return self.data
         if self.config.data is None:
             raise ConfigError(
-                "the run was started from Python with data of your own; pass it:"
+                f"{self.path or 'the run'} was started from Python with data of your own; pass it:"
                 " fedproto.load(run, data=...)"
             )
         return self.config.data.load(data_root())

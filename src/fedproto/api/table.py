@@ -1,9 +1,8 @@
-"""Tables of results: printed as text, shown in notebooks, written as Markdown, LaTeX or CSV."""
+"""Tables of results: printed as text, written as Markdown, LaTeX or CSV."""
 
 from __future__ import annotations
 
 import csv
-import html
 import io
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -81,14 +80,6 @@ class Table(list[Mapping[str, Any]]):
             for row in cells
         ]
         return "\n".join([lines[0], "─" * (sum(widths) + 2 * len(widths) - 2), *lines[1:]])
-
-    def _repr_html_(self) -> str:
-        head, *body = [
-            "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in row)
-            for tag, row in zip(["th", *["td"] * len(self)], self.cells(), strict=True)
-        ]
-        rows = "".join(f"<tr>{row}</tr>" for row in body)
-        return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
 
     def to_pandas(self) -> Any:
         """The values as a data frame.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from fedproto.cli.terminal import echo, set_for_command
+from fedproto.cli.terminal import echo
 from fedproto.errors import ConfigError, FedprotoError
 from fedproto.options import docstring, load_plugin
 from fedproto.version import __version__
@@ -117,7 +118,6 @@ def _show_version(asked: bool) -> None:
 
 @app.callback()
 def common(
-    context: typer.Context,
     plugin: Annotated[
         list[str] | None,
         typer.Option(
@@ -140,7 +140,7 @@ def common(
     """Options of all commands; they may also come after the command's name."""
     del version
     if data_root is not None:
-        set_for_command(context, "FEDPROTO_DATA", str(data_root))
+        os.environ["FEDPROTO_DATA"] = str(data_root)
     for source in plugin or []:
         load_plugin(source)
 

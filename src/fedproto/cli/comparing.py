@@ -55,7 +55,7 @@ def compare(
     as_latex: Annotated[bool, typer.Option("--latex", help="Print the table as LaTeX.")] = False,
 ) -> None:
     """Compare methods under each condition, seed by seed; seeds of one method share a row."""
-    found = find_runs(directories, lambda text: echo(text, err=True))
+    found = find_runs(directories, lambda text: echo(f"left out: {text}", err=True))
     runs = [tested for run in found for tested in run.all_tested()]
     metric = main_score(runs, metric)
     _check_target(target, metric)

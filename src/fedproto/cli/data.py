@@ -77,18 +77,11 @@ def check(name: Name) -> None:
 @group.command()
 def stats(name: Name, settings: Settings = None) -> None:
     """Count the classes, clients and samples of a federation."""
-    source = _configured(name, settings)
-    federations = {"here": _load(source)}
-    listed = source.listed(data_root())
-    if listed is not None:
-        federations["by the official lists"] = listed
-    columns = {title: asdict(statistics(federation)) for title, federation in federations.items()}
-    figures = next(iter(columns.values()))
-    rows = [{"": name} | {title: each[name] for title, each in columns.items()} for name in figures]
-    print_table(Table(rows, title=name))
-    for title, each in columns.items():
-        for caution in cautions({"name": title, "test_overlap": each["test_overlap"]}):
-            echo(caution)
+    federation = _load(_configured(name, settings))
+    figures = asdict(statistics(federation))
+    print_table(Table([{"": key, name: value} for key, value in figures.items()]))
+    for caution in cautions(federation.about()):
+        echo(caution)
 
 
 @group.command()

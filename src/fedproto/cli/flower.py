@@ -23,6 +23,12 @@ from fedproto.rounds import load_federations
 from fedproto.store import RunStore, is_run
 from fedproto.store.sweeps import create_sweep, extend, is_sweep, open_runs
 
+if importlib.util.find_spec("flwr") is None:
+    raise ConfigError(f"Flower is not installed; {install('flower')}")
+
+from fedproto.flower.deploy import become_host, control_of, deployment
+from fedproto.flower.keys import make_keys, public_keys
+
 group = typer.Typer(name="flower", help=__doc__, no_args_is_help=True)
 
 Source = Annotated[str, typer.Argument(help="A recipe, or the directory of a run to continue.")]
@@ -43,10 +49,6 @@ def up(
     quiet: Quiet = False,
 ) -> None:
     """Start a server and a node per client on this machine, run, and shut everything down."""
-    _need_flwr()
-    from fedproto.flower.deploy import deployment
-    from fedproto.flower.keys import make_keys
-
     path, stores, clients = _runs_of(source, overrides, out, rounds, data_here=True)
     # Interrupts are caught outside of all: the processes are taken down whatever else comes.
     with _interrupted(path, stores), contextlib.ExitStack() as stack:
@@ -79,9 +81,6 @@ def keys(
     ] = 8000,
 ) -> None:
     """Make certificates and node keys for several hosts."""
-    _need_flwr()
-    from fedproto.flower.keys import make_keys
-
     made = make_keys(folder, host, clients, port)
     typer.echo(
         f"Keys of a server and {clients} clients are in {folder}:\n"
@@ -105,19 +104,12 @@ def start(
     ] = "",
 ) -> None:
     """Start the server or the node of a folder of keys."""
-    _need_flwr()
-    from fedproto.flower.deploy import become_host
-
     become_host(folder.resolve(), node_config)
 
 
 @group.command()
 def register(server: ServerFolder) -> None:
     """Register the clients' keys with the server on this host."""
-    _need_flwr()
-    from fedproto.flower.deploy import control_of
-    from fedproto.flower.keys import public_keys
-
     control = control_of(server)
     found = public_keys(server)
     if not found:
@@ -137,9 +129,6 @@ def submit(
     quiet: Quiet = False,
 ) -> None:
     """Run a recipe on the server on this host, or continue a run."""
-    _need_flwr()
-    from fedproto.flower.deploy import control_of
-
     control = control_of(server)
     path, stores, _ = _runs_of(source, overrides, out, rounds, data_here=False)
     with _interrupted(path, stores):
@@ -152,11 +141,6 @@ def submit(
             control.stop(run)
             raise
     conclude(stores, quiet=quiet)
-
-
-def _need_flwr() -> None:
-    if importlib.util.find_spec("flwr") is None:
-        raise ConfigError(f"Flower is not installed; {install('flower')}")
 
 
 def _runs_of(

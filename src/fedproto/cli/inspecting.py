@@ -1,7 +1,4 @@
-"""Commands that inspect: list, info, check.
-
-What `fedproto list` shows without arguments is read from the sources; options take imports.
-"""
+"""Commands that inspect: list, info, check."""
 
 from __future__ import annotations
 
@@ -14,8 +11,23 @@ from rich.console import Console
 from rich.table import Table
 
 from fedproto.cli.terminal import Directories, echo, plain
+from fedproto.config import CHOICES, SECTIONS
+from fedproto.data import DATASETS, data_root
+from fedproto.engines.base import ENGINES
 from fedproto.errors import ConfigError, StoreError, unknown_name
-from fedproto.options import Entry, Options, Registry, describe, extended, summaries
+from fedproto.measures.base import MEASURES
+from fedproto.options import (
+    Entry,
+    Options,
+    Registry,
+    bundled_recipes,
+    describe,
+    recipe_summary,
+)
+from fedproto.store.checking import check_run, check_sweep
+from fedproto.store.run import devices, package_versions
+from fedproto.store.sinks import SINKS
+from fedproto.store.sweeps import is_sweep
 
 KINDS = ("strategies", "datasets", "models", "engines", "measures", "sinks", "recipes")
 OPTIONS = "options"
@@ -24,9 +36,6 @@ KIND_OF = {"strategy": "strategies", "data": "datasets", "model": "models"}
 
 def check(paths: Directories) -> None:
     """Check run directories for damage, and name recoverable parts."""
-    from fedproto.store.checking import check_run, check_sweep
-    from fedproto.store.sweeps import is_sweep
-
     # What is there, not what a sweep's list names: the list may be what is damaged.
     runs = [file.parent for path in paths for file in sorted(path.rglob("run.json"))]
     sweeps = [
@@ -57,10 +66,7 @@ def list_known(
     ] = None,
 ) -> None:
     """List strategies, data sets, models, engines, measures, sinks, recipes and options."""
-    if kind is None and not extended():
-        known = {name: summaries(name) for name in KINDS}
-    else:
-        known = {name: entries(name) for name in ([kind] if kind else KINDS)}
+    known = {name: entries(name) for name in ([kind] if kind else KINDS)}
     console = Console()
     for name, found in known.items():
         table = Table(title=name, title_justify="left", expand=True)
@@ -80,7 +86,7 @@ def list_known(
         console.print(
             "Options of each: fedproto list NAME. Sections of a recipe: fedproto list options."
         )
-    elif kind in [entry.name for entry in summaries("strategies")]:
+    elif kind in registries()["strategies"].names():
         console.print(
             "Sections that combine with every strategy (fedproto list SECTION): head, serve,"
             " privacy, server, aggregate, train, schedule."
@@ -89,9 +95,6 @@ def list_known(
 
 def info() -> None:
     """Show versions, devices and which data sets can be loaded here."""
-    from fedproto.data import DATASETS, data_root
-    from fedproto.store.run import devices, package_versions
-
     root = data_root()
     versions = {"python": platform.python_version(), **package_versions()}
     lines = [f"{name}: {version or 'not installed'}" for name, version in versions.items()]
@@ -102,28 +105,22 @@ def info() -> None:
 
 def registries() -> dict[str, Registry[Any]]:
     """The registries by kind; imports everything that can be named."""
-    from fedproto.config import CHOICES
-    from fedproto.engines.base import ENGINES
-    from fedproto.measures.base import MEASURES
-    from fedproto.store.sinks import SINKS
-
     choices = {kind: CHOICES[section] for section, kind in KIND_OF.items()}
     return {**choices, "engines": ENGINES, "measures": MEASURES, "sinks": SINKS}
 
 
 def entries(kind: str) -> list[Entry]:
     """All of a kind such as ``strategies``; all sections for ``options``; one section; one name."""
-    from fedproto.config import SECTIONS
-
     known, kind = registries(), KIND_OF.get(kind, kind)
     if kind == "recipes":
-        return summaries(kind)
+        return [Entry(name, recipe_summary(path)) for name, path in bundled_recipes().items()]
     if kind == OPTIONS:
         return [_described(name, section) for name, section in SECTIONS.items()]
     if kind in known:
         found = [_described(name, known[kind].get(name)) for name in known[kind].names()]
         if kind == "engines":
-            found = [summaries(kind)[0], *found, _described("engine", SECTIONS["engine"])]
+            automatic = Entry("auto", "The fastest engine for the device and the amount of work.")
+            found = [automatic, *found, _described("engine", SECTIONS["engine"])]
         return found
     if kind in SECTIONS:
         return [_described(kind, SECTIONS[kind])]

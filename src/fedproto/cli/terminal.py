@@ -6,7 +6,6 @@ cut, and the caption names hidden columns.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -73,20 +72,6 @@ def _fitting(cells: Sequence[Sequence[str]], width: int) -> int:
     while kept > _ALWAYS_SHOWN and sum(widths[:kept]) > width:
         kept -= 1
     return kept
-
-
-def set_for_command(context: typer.Context, variable: str, value: str) -> None:
-    """Sets an environment variable while a command runs."""
-    before = os.environ.get(variable)
-    os.environ[variable] = value
-    context.call_on_close(lambda: _put_back(variable, before))
-
-
-def _put_back(variable: str, before: str | None) -> None:
-    if before is None:
-        os.environ.pop(variable, None)
-    else:
-        os.environ[variable] = before
 
 
 Best = Annotated[

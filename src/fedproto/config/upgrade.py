@@ -39,6 +39,9 @@ def upgraded(tables: Mapping[str, Any]) -> dict[str, Any]:
     for section, gone in _GONE.items():
         if isinstance(kept := result.get(section), Mapping):
             result[section] = {name: value for name, value in kept.items() if name not in gone}
+    measure = result.get("measure")
+    if isinstance(measure, Mapping) and isinstance(what := measure.get("what"), list):
+        result["measure"] = {**measure, "what": [name for name in what if name != "ece"]}
     if not isinstance(strategy, Mapping) or not any(mark in strategy for mark in MARKS):
         return result
     old = dict(strategy)

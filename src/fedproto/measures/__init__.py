@@ -27,7 +27,7 @@ class MeasureOptions(Options):
         at_least=0,
     )
     what: tuple[str, ...] = option(
-        ("dissimilarity", "margin", "ece"),
+        ("dissimilarity", "margin"),
         "names of the measures; `fedproto list measures` shows them",
     )
     reference: str | None = option(

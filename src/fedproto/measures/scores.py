@@ -1,4 +1,4 @@
-"""Measures of quality: scores per client and per class, training loss, calibration.
+"""Measures of quality: scores per client and per class, training loss.
 
 A client's score is the task's main metric on its own test part. A class's score is the accuracy
 over its test samples, or its IoU over all test pixels.
@@ -12,7 +12,6 @@ import numpy as np
 import torch
 
 from fedproto.analysis.probe import Probe
-from fedproto.analysis.uncertainty import calibration_error, reliability
 from fedproto.measures.base import MEASURES, Measure
 from fedproto.types import POOLED, ServerState
 
@@ -110,17 +109,3 @@ class TrainingLossMeasure(Measure):
         train = self.probe.federation.train_indices(POOLED)
         (tally,) = self.probe.tallies(state, [train])
         return {} if tally is None else {TRAINING_LOSS: self.probe.task.metrics(tally)["loss"]}
-
-
-@MEASURES.register("ece")
-class CalibrationMeasure(Measure):
-    """Expected calibration error on the test parts of all clients, per pixel for label maps."""
-
-    def take(self, state: ServerState) -> Mapping[str, float | Mapping[str, float]]:
-        """The error, and a reliability diagram as tables; nothing without test samples."""
-        test = self.probe.federation.test_indices
-        if not len(test):
-            return {}
-        tally = self.probe.confidences(state, test)
-        tables = {name: rounded(table) for name, table in reliability(tally).items()}
-        return {"ece": calibration_error(tally), **tables}

@@ -1,6 +1,6 @@
 """Analyses of a run's newest model, written to the run's folder ``analysis``.
 
-    measures.json     measures by name, and their tables: per client, per class, per confidence
+    measures.json     measures by name, and their tables: per client and per class
     embedding.json    t-SNE of held-out features
     maps/             label maps and entropy maps of some held-out pictures
 
@@ -13,7 +13,7 @@ import importlib.util
 import io
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 EMBEDDING, MAPS = "embedding", "maps"
-PARTS = ("clients", "ece", "margin", "dissimilarity", "mmd", EMBEDDING, MAPS)
+PARTS = ("clients", "margin", "dissimilarity", "mmd", EMBEDDING, MAPS)
 """What is analysed by default, as far as it can be; MMD needs a reference."""
 
 PICTURES_EMBEDDED = 100
@@ -111,41 +111,37 @@ def open_subject(
     return Subject(path, config, state.served.to(probe.device), probe)
 
 
-@dataclass(frozen=True)
-class AnalysisRequest:
-    """Options of an analysis.
+def analyse(
+    subject: Subject,
+    what: Iterable[str] = (),
+    reference: str | None = None,
+    samples: int = 2000,
+) -> Taken:
+    """Writes the requested parts and returns what was measured.
 
-    Attributes:
+    Args:
+        subject: The model with its data.
         what: Measures, "embedding" and "maps"; when empty, those of `PARTS` that are possible.
         reference: Directory of a centrally trained run, for MMD; the run's own when None.
         samples: Features in the t-SNE at most.
     """
-
-    what: tuple[str, ...] = ()
-    reference: str | None = None
-    samples: int = 2000
-
-    def __post_init__(self) -> None:
-        known = [*MEASURES.names(), EMBEDDING, MAPS]
-        for name in self.what:
-            if name not in known:
-                raise ConfigError(f"what: {unknown_name('part', name, known)}")
-
-
-def analyse(subject: Subject, request: AnalysisRequest) -> Taken:
-    """Writes the requested parts and returns what was measured."""
-    reference = request.reference or subject.config.measure.reference
+    known = [*MEASURES.names(), EMBEDDING, MAPS]
+    what = list(what)
+    for name in what:
+        if name not in known:
+            raise ConfigError(f"what: {unknown_name('part', name, known)}")
+    reference = reference or subject.config.measure.reference
     impossible = {
         "mmd": reference is None,
         EMBEDDING: importlib.util.find_spec("sklearn") is None,
         MAPS: not subject.probe.task.label_maps or importlib.util.find_spec("PIL") is None,
     }
-    what = request.what or [name for name in PARTS if not impossible.get(name)]
+    what = what or [name for name in PARTS if not impossible.get(name)]
     with explained(subject.path / "analysis", " cannot be written", ""):
         Folder(subject.path).make("analysis")
         found = _measure(subject, [one for one in what if one not in (EMBEDDING, MAPS)], reference)
         if EMBEDDING in what:
-            _embed_features(subject, request)
+            _embed_features(subject, samples)
         if MAPS in what and subject.probe.task.label_maps:
             _draw_maps(subject)
     return found
@@ -173,14 +169,14 @@ def _measure(subject: Subject, names: list[str], reference: str | None) -> Taken
     return taken
 
 
-def _embed_features(subject: Subject, request: AnalysisRequest) -> None:
+def _embed_features(subject: Subject, samples: int) -> None:
     federation, label_maps = subject.probe.federation, subject.probe.task.label_maps
     draw = stream(subject.config.seed, Purpose.EMBEDDED)
     test = federation.test_indices
-    number = PICTURES_EMBEDDED if label_maps else request.samples
+    number = PICTURES_EMBEDDED if label_maps else samples
     chosen = np.asarray(test[draw.permutation(len(test))[:number]])
     ((vectors, labels),) = subject.probe.features(subject.state, [chosen])
-    order = torch.from_numpy(draw.permutation(len(vectors))[: request.samples]).to(vectors.device)
+    order = torch.from_numpy(draw.permutation(len(vectors))[:samples]).to(vectors.device)
     points = embed(vectors[order].float().cpu().numpy())
     names = list(map(federation.class_name, range(federation.num_classes)))
     found = {

@@ -218,15 +218,9 @@ def _identity(flat: Options, own: set[str]) -> Identity:
 
 
 def _beside(key: Identity, federated: set[Identity]) -> tuple[Identity, ...]:
-    """The conditions that pooled training belongs to: of the same training if any, or of the same
-    data and model; its own where there are none.
-    """  # noqa: D205 - one thought
-    for sections in (("data", "model", "train"), ("data", "model")):
-        asked = {each for each in key if each[0].partition(".")[0] in sections}
-        near = tuple(other for other in federated if asked <= set(other))
-        if near:
-            return near
-    return (key,)
+    """The conditions of the same data and model; its own where there are none."""
+    asked = {each for each in key if each[0].partition(".")[0] in ("data", "model")}
+    return tuple(other for other in federated if asked <= set(other)) or (key,)
 
 
 def _methods_own(runs: Sequence[StoredRun], flats: Sequence[Options]) -> set[str]:

@@ -25,23 +25,19 @@ from fedproto.config import flatten
 from fedproto.data.federation import cautions
 from fedproto.data.tasks import is_share, loss_beside, lower_is_better
 from fedproto.disk.files import explained, write_atomically
-from fedproto.errors import StoreError
 from fedproto.measures.scores import PERSONAL_SCORES
 from fedproto.report.arrangement import Arrangement, Group, arrange
 from fedproto.report.figures import label_of
 from fedproto.report.panels import (
-    CLASS,
     IOU,
-    ClientData,
     PageRun,
     attention,
-    calibration,
     classes,
     embedded_pictures,
     fairness,
     page_run,
 )
-from fedproto.report.results import StoredRun, main_score, read_runs
+from fedproto.report.results import StoredRun, find_runs, main_score
 from fedproto.report.statistics import FEWEST_PAIRS, SURE, WINDOW, t_quantile
 from fedproto.report.style import DASHES, class_colors
 from fedproto.report.summary import default_margin, figures_of
@@ -49,7 +45,6 @@ from fedproto.store import read_description
 
 MOST_POINTS = 2000
 MOST_NOTES = 20
-_CLASSES = (IOU, CLASS)
 _SHARED = ("base", "state", "charts", "pointing", "panels", "saving")
 _SECTIONS = ("answer", "curves", "clients", "cost", "attention", "analysis")
 _SCRIPTS = (*_SHARED, *_SECTIONS, "configuration", "main")
@@ -62,7 +57,6 @@ def write_page(
     title: str | None = None,
     metric: str | None = None,
     target: float | None = None,
-    data: ClientData | None = None,
 ) -> list[str]:
     """Writes one self-contained page about runs.
 
@@ -70,10 +64,8 @@ def write_page(
         Problems: runs and analyses that were left out, with reasons.
     """
     problems: list[str] = []
-    runs = [page_run(run) for run in read_runs(directories, problems.append)]
-    if not runs:
-        raise StoreError(problems[0])
-    content = page_content(runs, metric=metric, target=target, data=data, problems=problems)
+    runs = find_runs(directories, problems.append)
+    content = page_content(runs, metric=metric, target=target, problems=problems)
     page = render(content, title or ", ".join(path.resolve().name for path in directories))
     with explained(file, " cannot be written", "; choose another file"):
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -106,20 +98,19 @@ def _asset(name: str) -> str:
 
 
 def page_content(
-    runs: Sequence[PageRun],
+    runs: Sequence[StoredRun],
     *,
     metric: str | None = None,
     target: float | None = None,
-    data: ClientData | None = None,
     problems: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Gathers the data of the page, in the page's order."""
-    arrangement = arrange(one.run for one in runs)
-    metric, names = _metrics([one.run for one in runs], metric)
-    by_path = {one.run.path: one for one in runs}
+    arrangement = arrange(runs)
+    metric, names = _metrics(runs, metric)
+    by_path = {run.path: page_run(run) for run in runs}
     most = max((len(group.seeds) for group in arrangement.groups), default=1)
     about = {path: one.run.about_data() for path, one in by_path.items()}
-    chances = _chances(arrangement, about, data)
+    chances = _chances(arrangement, about)
     return {
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
         "dashes": DASHES,
@@ -139,11 +130,9 @@ def page_content(
             for condition in arrangement.conditions
         ],
         **_configurations(arrangement),
-        "groups": [
-            _group(group, names, metric, target, by_path, data) for group in arrangement.groups
-        ],
+        "groups": [_group(group, names, metric, target, by_path) for group in arrangement.groups],
         "runs": [
-            _run(run, by_path[run.path], number, names, about[run.path])
+            _run(run, number, names, about[run.path])
             for number, group in enumerate(arrangement.groups)
             for run in group.runs
         ],
@@ -151,7 +140,7 @@ def page_content(
         "notices": [
             *dict.fromkeys((one["name"], text) for one in about.values() for text in cautions(one))
         ],
-        "problems": [*problems, *(text for one in runs for text in one.problems)],
+        "problems": [*problems, *(text for one in by_path.values() for text in one.problems)],
         "maps": _maps(arrangement.groups, by_path, about),
     }
 
@@ -161,7 +150,7 @@ def _metrics(runs: Sequence[StoredRun], metric: str | None) -> tuple[str, list[s
     known = {name for run in runs for record in run.records for name in record.metrics}
     metric = main_score(runs, metric)
     first = [name for name in (metric, loss_beside(metric)) if name in known]
-    rest = sorted(known - set(first), key=lambda name: (name.startswith(_CLASSES), name))
+    rest = sorted(known - set(first), key=lambda name: (name.startswith(IOU), name))
     return metric, first + rest
 
 
@@ -169,28 +158,19 @@ def _metric(name: str) -> dict[str, Any]:
     return {
         "name": name,
         "label": label_of(name),
-        "percent": is_share(name) or name.endswith("ece") or name.startswith(CLASS),
+        "percent": is_share(name) or name.endswith("ece"),
         "margin": default_margin(name),
         "lower": lower_is_better(name),
-        "class": name.startswith(_CLASSES),
+        "class": name.startswith(IOU),
         "personal": is_share(name) and name.startswith(tuple(PERSONAL_SCORES)),
     }
 
 
-def _chances(
-    arrangement: Arrangement, about: Mapping[Path, Mapping[str, Any]], data: ClientData | None
-) -> dict[str, float]:
-    """The accuracy of guessing among the classes, by data set, where all runs have as many.
-
-    Older runs do not say how many classes there are: their data does, or other runs.
-    """
+def _chances(arrangement: Arrangement, about: Mapping[Path, Mapping[str, Any]]) -> dict[str, float]:
+    """The accuracy of guessing among the classes, by data set, where all runs have as many."""
     found: dict[str, set[int]] = defaultdict(set)
     for group in arrangement.groups:
-        run = group.runs[0]
-        classes = about[run.path].get("num_classes")
-        if classes is None and data and (holdings := data.of(run.config)):
-            classes = holdings.num_classes
-        if classes:
+        if classes := about[group.runs[0].path].get("num_classes"):
             found[arrangement.conditions[group.conditions[0]].family].add(classes)
     return {family: 1 / min(known) for family, known in found.items() if len(known) == 1}
 
@@ -214,7 +194,6 @@ def _group(
     metric: str,
     target: float | None,
     runs: Mapping[Path, PageRun],
-    data: ClientData | None,
 ) -> dict[str, Any]:
     figures = [
         {
@@ -225,7 +204,6 @@ def _group(
     ]
     known = dict.fromkeys(name for one in figures for name in one)
     own = [runs[run.path] for run in group.runs]
-    holdings = None if data is None else data.of(group.runs[0].config)
     return {
         "title": group.title,
         "method": group.method,
@@ -235,16 +213,15 @@ def _group(
         "planned": group.runs[0].config.schedule.rounds,
         "pooled": group.runs[0].config.strategy.pooled,
         "figures": {name: [one.get(name) for one in figures] for name in known},
-        "fairness": fairness(own, holdings),
+        "fairness": fairness(own),
         "classes": classes(own),
-        "calibration": calibration(own),
-        "attention": attention([one.shares for one in own], holdings),
+        "attention": attention(own),
         "embedding": next((one.embedding for one in own if one.embedding), None),
     }
 
 
 def _run(
-    run: StoredRun, shown: PageRun, group: int, names: Sequence[str], about: Mapping[str, Any]
+    run: StoredRun, group: int, names: Sequence[str], about: Mapping[str, Any]
 ) -> dict[str, Any]:
     noted = [f"round {record.round + 1}: {record.note}" for record in run.records if record.note]
     environment = read_description(run.path).get("environment", {})
@@ -260,7 +237,7 @@ def _run(
         "curves": {name: curve for name in names if (curve := _curve(*run.curve(name)))},
         "megabytes": _running_total(traffic),
         "seconds": _running_total([record.seconds for record in run.records]),
-        "failures": shown.failures,
+        "failures": sum(len(record.failures) for record in run.records),
         "notes": noted[:MOST_NOTES],
         "more_notes": max(0, len(noted) - MOST_NOTES),
         "data": _text(facts),
@@ -296,22 +273,14 @@ def _maps(
     about: Mapping[Path, Mapping[str, Any]],
 ) -> list[dict[str, Any]]:
     """Pictures of the first run of each group that has some."""
-    shown = {}
+    found = []
     for number, group in enumerate(groups):
-        paths = (run.path for run in group.runs if runs[run.path].maps)
-        if (path := next(paths, None)) is not None:
-            shown[number] = path, runs[path].maps
-    addresses = embedded_pictures([file for _, maps in shown.values() for file in maps])
-    return [
-        {
-            "group": number,
-            "path": str(path),
-            "classes": _colored(about[path].get("class_names", ())),
-            "pictures": {file.stem: addresses[file] for file in maps if file in addresses},
-            "left_out": sum(file not in addresses for file in maps),
-        }
-        for number, (path, maps) in shown.items()
-    ]
+        path = next((run.path for run in group.runs if runs[run.path].maps), None)
+        if path is not None:
+            colored = _colored(about[path].get("class_names", ()))
+            pictures = embedded_pictures(runs[path].maps)
+            found.append({"group": number, "classes": colored, "pictures": pictures})
+    return found
 
 
 def _colored(names: Sequence[str]) -> list[tuple[str, str]]:

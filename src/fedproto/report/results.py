@@ -10,7 +10,9 @@ metric is taken at the rounds that all runs have.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from fedproto.config import RunConfig
-from fedproto.data import Federation, data_root
+from fedproto.data import DataSource, Federation, data_root
 from fedproto.data.tasks import headline
 from fedproto.errors import ConfigError, StoreError, unknown_name
 from fedproto.report.statistics import Rounds, Values, moving_average, score_at, window_width
@@ -100,33 +102,26 @@ class StoredRun:
         return score_at(*self.curve(metric), width, until)
 
 
-def read_runs(paths: Iterable[Path], on_problem: Callable[[str], None]) -> Iterator[StoredRun]:
-    """All runs in and below some directories; an unreadable one is reported and left out."""
-    for directory in found_in(paths):
-        try:
-            store = RunStore.open(directory, to_compare=True)
-            run = StoredRun(directory, store.config, store.records())
-        except StoreError as error:
-            on_problem(str(error))
-        else:
-            yield run
-
-
 def find_runs(
-    paths: Iterable[Path], notify: Callable[[str], None] | None = None
+    paths: Iterable[Path], on_problem: Callable[[str], None] | None = None
 ) -> list[StoredRun]:
     """All runs in and below some directories.
 
     Raises:
-        StoreError: If no run can be read, or if one cannot and there is no `notify` to report it.
+        StoreError: If no run can be read, or if one cannot and no `on_problem` is told about it.
     """
-    problems: list[str] = []
-    found = list(read_runs(paths, problems.append))
-    if notify is not None and found:
-        for problem in problems:
-            notify(f"left out: {problem}")
-    elif problems:
-        raise StoreError(problems[0])
+    found: list[StoredRun] = []
+    errors: list[StoreError] = []
+    for directory in found_in(paths):
+        try:
+            store = RunStore.open(directory, to_compare=True)
+            found.append(StoredRun(directory, store.config, store.records()))
+        except StoreError as error:
+            errors.append(error)
+    if errors and (on_problem is None or not found):
+        raise errors[0]
+    for error in errors if on_problem is not None else ():
+        on_problem(str(error))
     return found
 
 
@@ -143,47 +138,31 @@ def main_score(runs: Iterable[StoredRun], asked: str | None = None) -> str:
 
 
 def comparable(runs: Iterable[StoredRun]) -> list[StoredRun]:
-    """All runs in their order; federated ones on the same data at the rounds they share.
+    """All runs in their order; federated ones on the same data at rounds at which all were tested.
 
-    Centralised training has no cohort, and so nothing to share; of data that a program brought
-    it is unknown whether it is the same.
+    These are the multiples of all their intervals between tests. Centralised training has no
+    cohort, and so nothing to share; of data that a program brought it is unknown whether it is the
+    same.
     """
     found = list(runs)
-    indices: dict[Any, list[int]] = {}
-    for index, run in enumerate(found):
+    intervals: dict[DataSource, list[int]] = defaultdict(list)
+    for run in found:
         if not run.config.strategy.pooled and run.config.data is not None:
-            indices.setdefault(run.config.data, []).append(index)
-    for together in indices.values():
-        aligned = at_shared_rounds([found[index] for index in together])
-        for index, run in zip(together, aligned, strict=True):
-            found[index] = run
-    return found
+            intervals[run.config.data].append(run.config.evaluate.every)
+    return [
+        run
+        if run.config.strategy.pooled or run.config.data is None
+        else _tested_every(run, math.lcm(*intervals[run.config.data]))
+        for run in found
+    ]
 
 
-def at_shared_rounds(runs: Sequence[StoredRun]) -> list[StoredRun]:
-    """The same runs, without the values of a metric at rounds that another of them left out.
-
-    A run that never took a metric, or has not come that far, takes nothing away from the others;
-    one that would have nothing left keeps what it has.
-    """
-    kept: list[dict[str, set[int]]] = [{} for _ in runs]
-    for metric in {name for run in runs for record in run.records for name in record.metrics}:
-        taken = [
-            {record.round for record in run.records if metric in record.metrics} for run in runs
-        ]
-        shared = {
-            round_
-            for round_ in set().union(*taken)
-            if all(round_ in rounds or round_ > max(rounds) for rounds in taken if rounds)
-        }
-        for of_run, rounds in zip(kept, taken, strict=True):
-            of_run[metric] = rounds & shared or rounds
-    return [_only_at(run, rounds) for run, rounds in zip(runs, kept, strict=True)]
-
-
-def _only_at(run: StoredRun, rounds: Mapping[str, set[int]]) -> StoredRun:
-    records = []
-    for record in run.records:
-        left = {name: v for name, v in record.metrics.items() if record.round in rounds[name]}
-        records.append(record if left == record.metrics else replace(record, metrics=left))
+def _tested_every(run: StoredRun, interval: int) -> StoredRun:
+    """The run without the scores of other rounds; all of it if no other would be left."""
+    if run.config.evaluate.every == interval or len(run.records) < interval:
+        return run
+    records = [
+        record if (record.round + 1) % interval == 0 else replace(record, metrics={})
+        for record in run.records
+    ]
     return replace(run, records=records)

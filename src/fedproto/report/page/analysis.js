@@ -1,40 +1,4 @@
-// Analyses of final checkpoints: calibration, t-SNE of features, maps.
-
-page.sections.push({
-  id: "calibration",
-  title: "Calibration",
-  empty() {
-    return page.data.groups.some((group) => group.calibration) ? null : ["Needs", TO_ANALYSE];
-  },
-  build(host) {
-    host.append(
-      make("p", { class: "hint" }, "Share of correct predictions against confidence, all seeds together. On the diagonal a model is calibrated, below it overconfident. Point at a bin to see its number of predictions."),
-      make("div", { id: "calibration-panels" }));
-  },
-  having() { return page.shown.filter((group) => group.calibration); },
-  has(group) { return group.calibration; },
-  spec(condition) {
-    return {
-      label: `Accuracy over confidence, ${titleOf(condition)}`, guides: [[0, 0, 1, 1]],
-      lines: condition.groups.map((group) => {
-        const { bins } = group.calibration;
-        const total = bins.reduce((sum, bin) => sum + bin.count, 0);
-        return {
-          label: `${methodTitle(group)}, ECE ${formatPercent(group.calibration.ece)}`, named: true, method: group.method, dots: true, x: bins.map((bin) => bin.confidence), y: bins.map((bin) => bin.accuracy),
-          say: (index) => `${formatPercent(bins[index].accuracy, 0)} of ${bins[index].count} (${formatPercent(bins[index].count / total, 0)})`,
-        };
-      }),
-      x: { name: "confidence", range: [0, 1], mark: markAs({ percent: true }), say: (value) => formatPercent(value, 0) },
-      y: { name: "accuracy", range: [0, 1], mark: markAs({ percent: true }), say: formatPercent },
-    };
-  },
-  rows() {
-    return [["run", "low", "high", "confidence", "accuracy", "count"], ...this.having().flatMap((group) => group.calibration.bins.map((bin) => [group.title, bin.low, bin.high, bin.confidence, bin.accuracy, bin.count]))];
-  },
-  draw(host) {
-    showSpecs(host.querySelector("#calibration-panels"), this.has, this.spec, 280);
-  },
-});
+// Analyses of final checkpoints: t-SNE of features, maps.
 
 page.sections.push({
   id: "embedding",
@@ -102,13 +66,14 @@ page.sections.push({
     const shown = page.data.maps.filter((one) => page.shown.some((group) => group.index === one.group));
     const split = (name) => { const at = name.indexOf("-"); return at < 0 ? [name, ""] : [name.slice(0, at), name.slice(at + 1)]; };
     const names = [...new Set(shown.flatMap((one) => Object.keys(one.pictures).map((name) => split(name)[0])))];
+    const order = Object.keys(KINDS);
     const tile = (source, caption) => make("figure", {}, make("img", { src: source, alt: caption }), make("figcaption", {}, caption));
     body.replaceChildren(...names.map((picture) => {
       const first = shown.find((one) => Object.keys(one.pictures).some((name) => split(name)[0] === picture));
       const common = ["picture", "truth"].filter((kind) => first.pictures[`${picture}-${kind}`]).map((kind) => tile(first.pictures[`${picture}-${kind}`], `${picture}: ${KINDS[kind]}`));
-      const kinds = [...new Set(shown.flatMap((one) => Object.keys(one.pictures)).filter((name) => split(name)[0] === picture).map((name) => split(name)[1]))].filter((kind) => !["picture", "truth"].includes(kind));
+      const kinds = [...new Set(shown.flatMap((one) => Object.keys(one.pictures)).filter((name) => split(name)[0] === picture).map((name) => split(name)[1]))].filter((kind) => !["picture", "truth"].includes(kind)).sort((one, other) => order.indexOf(one) - order.indexOf(other));
       return make("div", { class: "pictures" }, common, kinds.flatMap((kind) => shown.filter((one) => one.pictures[kind ? `${picture}-${kind}` : picture]).map((one) => tile(one.pictures[kind ? `${picture}-${kind}` : picture], `${KINDS[kind] || kind || picture}, ${page.data.groups[one.group].title}`))));
-    }), mapKeys(shown), ...shown.filter((one) => one.left_out).map((one) => make("p", { class: "hint" }, `${one.left_out} more pictures are in ${one.path}/analysis/maps.`)));
+    }), mapKeys(shown));
   },
 });
 

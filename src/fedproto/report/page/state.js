@@ -2,7 +2,7 @@
 
 const DEFAULTS = {
   metric: null, base: null, data: null, x: "round", smooth: null, log: false, seeds: false, find: "", sort: "",
-  columns: false, all: false, by: "size", features: null, only: true, theme: "system",
+  columns: false, all: false, features: null, only: true, theme: "system",
 };
 const SETS = ["hide", "without"];
 const MOST_GROUPS = 24;
