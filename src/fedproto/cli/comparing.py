@@ -46,7 +46,7 @@ def compare(
     ] = FigureFormat.png,
     plot_width: Annotated[
         FigureWidth, typer.Option(help="Width of the figures.")
-    ] = FigureWidth.screen,
+    ] = FigureWidth.page,
     as_json: AsJson = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print the table as CSV.")] = False,
     as_markdown: Annotated[

@@ -17,7 +17,6 @@ from fedproto.data.statistics import class_counts
 from fedproto.data.tasks import is_share, loss_beside
 from fedproto.report.arrangement import Arrangement, Group
 from fedproto.report.results import StoredRun
-from fedproto.report.statistics import WINDOW
 from fedproto.report.style import (
     COLORS,
     LineStyle,
@@ -65,12 +64,12 @@ class FigureFormat(StrEnum):
 class FigureWidth(StrEnum):
     """Names of the widths of figures."""
 
-    column, page, screen = "column", "page", "screen"
+    column, page = "column", "page"
 
     @property
-    def inches(self) -> float | None:
-        """Width of a column or a page of a two-column paper; None for as wide as it needs."""
-        return {"column": 3.35, "page": 6.9}.get(self.value)
+    def inches(self) -> float:
+        """Width of a column or a page of a two-column paper."""
+        return 3.35 if self is FigureWidth.column else 6.9
 
 
 def save_figures(
@@ -78,44 +77,39 @@ def save_figures(
     metric: str,
     folder: Path,
     format_: FigureFormat = FigureFormat.png,
-    width: FigureWidth = FigureWidth.screen,
+    width: FigureWidth = FigureWidth.page,
     rows: Sequence[Summary] = (),
 ) -> list[Path]:
     """Draws all figures that the runs have data for."""
     written = []
-    with _lettering(width):
+    with _lettering():
         names = metric, loss_beside(metric)
         figures = {name: curves(arrangement, name, width) for name in names}
         if any(row.against is not None for row in rows):
             figures["differences"] = forest(arrangement, rows, metric, width)
         for name, figure in figures.items():
             path = folder / f"{name}.{format_.value}"
-            save_figure(figure, path, dpi=150 if width is FigureWidth.screen else 300)
-            written.append(path)
+            written.append(save_figure(figure, path, dpi=300))
     return written
 
 
-def _lettering(width: FigureWidth) -> AbstractContextManager[None]:
-    """Sizes of text and lines for papers; the usual ones for a screen."""
-    if width is FigureWidth.screen or importlib.util.find_spec("matplotlib") is None:
+def _lettering() -> AbstractContextManager[None]:
+    """Sizes of text and lines for papers."""
+    if importlib.util.find_spec("matplotlib") is None:
         return nullcontext()
     from matplotlib import rc_context
 
     return rc_context({"font.size": 7, "lines.linewidth": 1, "axes.linewidth": 0.6})
 
 
-def curves(
-    arrangement: Arrangement, metric: str, width: FigureWidth = FigureWidth.screen
-) -> Figure:
+def curves(arrangement: Arrangement, metric: str, width: FigureWidth = FigureWidth.page) -> Figure:
     """Smoothed curves, a panel per condition: means over seeds, each seed thinly or as a band."""
     conditions = list(enumerate(arrangement.conditions))
-    size = (4.2, 2.9) if len(conditions) > 1 else (6.8, 4.0)
     alike = len({condition.family for condition in arrangement.conditions}) == 1
     figure, panels = _panels(
-        len(conditions), size, width, sharex=alike, sharey=alike, entries=len(arrangement.methods)
+        len(conditions), 4, width, sharex=alike, sharey=alike, entries=len(arrangement.methods)
     )
     handles: dict[str, Any] = {}
-    most_seeds = max((len(group.seeds) for group in arrangement.groups), default=1)
     for axes, (index, condition) in zip(panels, conditions, strict=True):
         for group in arrangement.groups:
             if index in group.conditions:
@@ -125,13 +119,7 @@ def curves(
                     handles.setdefault(method.title, line)
         axes.set_title(literal(condition.title), fontsize="small")
         axes.grid(alpha=0.3)
-    note = f"moving average over {100 * WINDOW:.0f} % of the rounds"
-    if most_seeds > 1:
-        around = "each seed" if most_seeds < _FEW_SEEDS else "± sample standard deviation"
-        note += f"; mean and {around} of {most_seeds} seeds"
-    # In papers the note belongs into the caption.
-    on_screen = width is FigureWidth.screen
-    figure.supxlabel(f"round\n{note}" if on_screen else "round", fontsize="small")
+    figure.supxlabel("round", fontsize="small")
     figure.supylabel(literal(label_of(metric)), fontsize="medium")
     add_legend(figure, handles)
     return figure
@@ -141,7 +129,7 @@ def forest(
     arrangement: Arrangement,
     rows: Sequence[Summary],
     metric: str,
-    width: FigureWidth = FigureWidth.screen,
+    width: FigureWidth = FigureWidth.page,
 ) -> Figure:
     """Differences from the baseline with their 95 % intervals, a panel per condition."""
     by_condition: dict[int, list[tuple[Group, Summary]]] = {}
@@ -149,9 +137,9 @@ def forest(
         if row.against is not None:
             by_condition.setdefault(group.conditions[0], []).append((group, row))
     most = max(map(len, by_condition.values()))
-    size = (4.2 if len(by_condition) > 1 else 6.8, 0.8 + 0.3 * most)
     alike = len({arrangement.conditions[index].family for index in by_condition}) == 1
-    figure, panels = _panels(len(by_condition), size, width, sharex=alike, sharey=False)
+    height = 0.8 + 0.3 * most
+    figure, panels = _panels(len(by_condition), height, width, sharex=alike, sharey=False)
     factor = 100 if is_share(metric) else 1
     baselines = dict.fromkeys(row.against.baseline for row in rows if row.against)
     for axes, (index, members) in zip(panels, by_condition.items(), strict=True):
@@ -175,7 +163,7 @@ def forest(
 
 def _panels(
     number: int,
-    size: tuple[float, float],
+    height: float,
     width: FigureWidth,
     *,
     sharex: bool,
@@ -183,12 +171,10 @@ def _panels(
     entries: int = 0,
 ) -> tuple[Figure, list[Any]]:
     """Panels side by side, as many as the width has room for, with room for a legend above."""
-    columns, around = _COLUMNS, (1.2, 0.8)
-    if width.inches is not None:
-        columns = min(number, 1 if width is FigureWidth.column else _COLUMNS)
-        own = width.inches / max(1, columns)
-        legend = 0.16 * math.ceil(entries / legend_columns(width.inches))
-        size, around = (own, min(size[1], 0.75 * own)), (0.0, 0.25 + legend)
+    columns = max(1, min(number, 1 if width is FigureWidth.column else _COLUMNS))
+    own = width.inches / columns
+    legend = 0.16 * math.ceil(entries / legend_columns(width.inches))
+    size, around = (own, min(height, 0.75 * own)), (0.0, 0.25 + legend)
     return panel_grid(number, columns, size, around, sharex=sharex, sharey=sharey)
 
 
