@@ -146,17 +146,15 @@ def test_a_target_that_one_seed_misses_is_not_averaged():
     assert row.values["accuracy"] == pytest.approx((0.45, 0.15 * 2**0.5))
 
 
-def tested_every(interval, run):
+def every_so_often(interval, run):
     evaluate = replace(run.config.evaluate, every=interval)
     return replace(run, config=replace(run.config, evaluate=evaluate))
 
 
 def test_runs_tested_at_different_rounds_are_compared_at_those_they_share():
     """Scores jump with the cohort: here every second round is a bad one for everybody."""
-    every = stored([0.1, 0.9] * 10), stored([None, 0.9] * 10)
-    often, seldom = (
-        tested_every(number, on(Synthetic(), run)) for number, run in enumerate(every, start=1)
-    )
+    often = every_so_often(1, on(Synthetic(), stored([0.1, 0.9] * 10, label="often")))
+    seldom = every_so_often(2, on(Synthetic(), stored([None, 0.9] * 10, label="seldom")))
     assert often.smoothed("accuracy")[1][-1] == pytest.approx(0.5)
     rows = summarized([often, seldom])
     assert [row.values["accuracy"][0] for row in rows] == [pytest.approx(0.9)] * 2
@@ -165,14 +163,14 @@ def test_runs_tested_at_different_rounds_are_compared_at_those_they_share():
 
 def test_rounds_are_shared_that_are_multiples_of_all_intervals():
     scores = [number / 10 for number in range(1, 8)]
-    runs = [tested_every(number, on(Synthetic(), stored(scores))) for number in (1, 2, 3)]
+    runs = [every_so_often(number, on(Synthetic(), stored(scores))) for number in (1, 2, 3)]
     assert [run.curve("accuracy")[0].tolist() for run in comparable(runs)] == [[6]] * 3
-    begun = tested_every(1, on(Synthetic(), stored([0.1], rounds=4)))
+    begun = every_so_often(1, on(Synthetic(), stored([0.1], rounds=4)))
     assert comparable([begun, *runs])[0] == begun, "what has none of them keeps what it has"
 
 
 def test_other_data_and_centralised_training_are_left_as_they_are():
-    often, seldom = stored([0.1, 0.2]), tested_every(2, stored([None, 0.2]))
+    often, seldom = stored([0.1, 0.2]), every_so_often(2, stored([None, 0.2]))
     pooled = on(Synthetic(), stored([None, 0.2], strategy=Centralized()))
     others = [pooled, on(Synthetic(seed=1), seldom), on(None, seldom), on(None, often)]
     assert comparable([on(Synthetic(), often), *others]) == [on(Synthetic(), often), *others]

@@ -67,8 +67,8 @@ def analyse_runs(
         echo(f"wrote {run.path / 'analysis'}", err=True)
     if rows:
         print_table(Table(rows))
-    for error in failed[1:]:
-        echo(f"error: {error}", err=True)
+    for failure in failed[1:]:
+        echo(f"error: {failure}", err=True)
     if failed:
         raise failed[0]
 

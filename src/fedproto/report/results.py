@@ -108,20 +108,21 @@ def find_runs(
     """All runs in and below some directories.
 
     Raises:
-        StoreError: If no run can be read, or if one cannot and no `on_problem` is told about it.
+        StoreError: If no run can be read, or if one cannot and there is no `on_problem`.
     """
     found: list[StoredRun] = []
-    errors: list[StoreError] = []
+    damaged: list[StoreError] = []
     for directory in found_in(paths):
         try:
             store = RunStore.open(directory, to_compare=True)
             found.append(StoredRun(directory, store.config, store.records()))
         except StoreError as error:
-            errors.append(error)
-    if errors and (on_problem is None or not found):
-        raise errors[0]
-    for error in errors if on_problem is not None else ():
-        on_problem(str(error))
+            damaged.append(error)
+    if damaged and (on_problem is None or not found):
+        raise damaged[0]
+    for problem in damaged:
+        assert on_problem is not None  # noqa: S101 - raised otherwise
+        on_problem(str(problem))
     return found
 
 
