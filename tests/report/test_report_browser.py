@@ -529,7 +529,7 @@ def test_sections_without_anything_take_a_line_that_says_how_to_fill_them(browse
         for line in browser.find_elements("css selector", "#absent li")
     }
     assert set(lines) == {
-        "attention", "clients", "classes", "embedding", "maps",
+        "clients", "classes", "embedding", "maps",
     }  # fmt: skip
     assert "fedproto analyse" in lines["embedding"]
     assert not browser.find_element("id", "embedding").is_displayed()

@@ -23,7 +23,7 @@ page.sections.push({
   },
   rows() {
     return [["run", ...QUANTILES.map((share) => `quantile_${share}`)], ...page.shown.filter(this.has).map((group) => [
-      group.title, ...QUANTILES.map((share) => at(group.attention.quantiles, share))])];
+      group.title, ...QUANTILES.map((share) => quantileAt(group.attention.quantiles, share))])];
   },
   draw(host) {
     showSpecs(host.querySelector("#attention-panels"), this.has, this.spec, 220);

@@ -5,7 +5,7 @@ const TO_RECORD = 'fedproto analyse, or train with [measure] what = ["clients"]'
 
 const QUANTILES = [0.1, 0.25, 0.5, 0.75, 0.9];
 
-function at(quantiles, share) {
+function quantileAt(quantiles, share) {
   return quantiles[Math.round(share * (quantiles.length - 1))];
 }
 
@@ -40,7 +40,7 @@ page.sections.push({
   },
   rows() {
     return [["run", "clients", "seeds", "round", "mean", "worst_tenth", "at_zero", ...QUANTILES.map((share) => `quantile_${share}`)], ...page.shown.filter((group) => group.fairness).map(({ title, fairness }) => [
-      title, fairness.clients, fairness.seeds, fairness.round, fairness.mean, fairness.worst, fairness.zero, ...QUANTILES.map((share) => at(fairness.quantiles, share))])];
+      title, fairness.clients, fairness.seeds, fairness.round, fairness.mean, fairness.worst, fairness.zero, ...QUANTILES.map((share) => quantileAt(fairness.quantiles, share))])];
   },
   draw(host) {
     showSpecs(host.querySelector("#clients-panels"), this.has, this.spec, 220);
