@@ -67,7 +67,7 @@ def _loaded(scope: Scope, output: Output) -> Iterator[tuple[Case, Federation]]:
 def _counts(case: Case, federation: Federation) -> Iterator[Comparison]:
     counted = statistics(federation)
     for name, row in COUNTS.items():
-        ours = Averaged(float(getattr(counted, name)), None, None, 0)
+        ours = Averaged(float(counted[name]), None, None, 0)
         yield Comparison(case, "", row, ours, printed("data", case.name, name))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gzip
-import json
 import zipfile
 
 import numpy as np
@@ -167,33 +166,6 @@ def test_idx_files_without_an_image_are_named(tmp_path, shape):
         loaded(name="mnist", clients=2)
 
 
-def leaf(x, y):
-    return {"users": ["a"], "num_samples": [len(y)], "user_data": {"a": {"x": x, "y": y}}}
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        json.dumps({"users": [], "num_samples": [], "user_data": {}}),
-        json.dumps(leaf([[1.0], [2.0]], [0, 1])).replace("[[1.0]", "[" * 100_000),
-        json.dumps(leaf([[float("nan")], [2.0]], [0, 1])),
-        json.dumps(leaf([[1.0], [2.0]], [0, 1])).replace("1.0", "1e999"),
-        json.dumps(leaf([[1.0], [2.0]], [0, 10**12])),
-        json.dumps(leaf([[1.0], [2.0]], [0, 10**30])),
-        json.dumps(leaf(3, [0])),
-        json.dumps(leaf([1.0, 2.0], [0, 1])),
-        json.dumps(leaf([], [])),
-        "[]",
-    ],
-    ids=["users", "nested", "nan", "inf", "label", "label30", "scalar", "flat", "empty", "list"],
-)
-def test_files_that_are_not_in_leafs_form_are_named(tmp_path, content):
-    (tmp_path / "leaf").mkdir()
-    (tmp_path / "leaf" / "all.json").write_text(content)
-    with pytest.raises(DataError):
-        loaded(name="leaf", path=str(tmp_path / "leaf"))
-
-
 def test_celeba_lists_with_names_of_any_script_are_read(tmp_path):
     folder = tmp_path / "celeba"
     names = [f"bild-ü{number}.png" for number in range(12)]
@@ -213,13 +185,6 @@ def test_celeba_lists_with_names_of_any_script_are_read(tmp_path):
     (folder / "identity_CelebA.txt").write_text(f"a.png {10**40}\n")
     with pytest.raises(DataError, match="identity_CelebA"):
         loaded(name="celeba", size=8)
-
-
-@pytest.mark.parametrize("name", ["x" * 5000 + ".png", "a\0b.png"])
-def test_paths_that_no_file_can_have_are_named(tmp_path, name):
-    (tmp_path / "index.csv").write_text(f"path,label\n{name},0\n")
-    with pytest.raises(DataError, match=r"row 2|cannot be read"):
-        loaded(name="index", path=str(tmp_path / "index.csv"))
 
 
 @pytest.mark.parametrize("damage", ["header", "values", "short", "gone"])

@@ -28,13 +28,13 @@ def root(tmp_path, monkeypatch):
 def test_stats_counts_classes_clients_and_samples(root, capsys):
     arguments = ["data", "stats", "mnist", "--data-root", str(root), "--set", "clients=20"]
     facts = statistics(DATASETS.get("mnist")(clients=20).load(root))
-    assert facts.clients == 20
-    assert facts.samples + facts.validation == 400
-    assert facts.most_classes == 2
+    assert facts["clients"] == 20
+    assert facts["samples"] + facts["validation"] == 400
+    assert facts["most_classes"] == 2
     assert main(arguments) == 0
     shown = capsys.readouterr().out
     for name in ("std", "most_classes", "validation", "test_set"):
-        value = getattr(facts, name)
+        value = facts[name]
         value = f"{value:.4g}" if isinstance(value, float) else value
         assert re.search(rf"{name} +│ +{value} ", shown)
 

@@ -99,9 +99,11 @@ def test_a_partial_file_that_is_whole_already_is_taken(server, tmp_path):
 
 def test_a_wrong_checksum_keeps_nothing(server, tmp_path):
     _, url = server
+    source = source_of(url, "0" * 32)
     with pytest.raises(DataError, match="wrong checksum"):
-        fetch(source_of(url, "0" * 32), tmp_path)
-    assert not list(tmp_path.iterdir())
+        fetch(source, tmp_path)
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert not source.is_present(tmp_path)
 
 
 def test_without_a_network_the_files_and_their_places_are_named(tmp_path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import re
 import subprocess
 import sys
@@ -15,7 +14,7 @@ import fedproto
 from data_files import image_bytes
 from documents import ROOT
 from fedproto.cli import main
-from fedproto.data.own import ClientFolders, ImageFolder, IndexFile, Leaf
+from fedproto.data.own import ClientFolders, ImageFolder
 from fedproto.data.segmentation import SegmentationFolder
 from fedproto.data.statistics import class_counts, statistics
 from fedproto.errors import ConfigError, DataError
@@ -54,7 +53,7 @@ def test_an_image_folder_gives_classes_in_the_order_of_their_names(folder, tmp_p
     colours, targets = means(federation)
     assert federation.input_shape == (3, 5, 5)
     assert federation.num_classes == 3
-    assert statistics(federation).samples == 36
+    assert statistics(federation)["samples"] == 36
     for label, name in enumerate(sorted(COLOURS)):
         expected = np.array(COLOURS[name]) / 255
         np.testing.assert_allclose(colours[targets == label], np.tile(expected, (12, 1)), atol=1e-6)
@@ -104,82 +103,6 @@ def test_client_folders_keep_their_clients(tmp_path):
                 (tmp_path / "own" / client / colour / f"{number}.png").write_bytes(picture(colour))
     federation = ClientFolders(path=str(tmp_path / "own")).load(tmp_path)
     assert class_counts(federation).tolist() == [[5, 5], [5, 0]]
-
-
-def write_index(folder, rows, header="path,label,client"):
-    path = folder / "index.csv"
-    path.write_text("\n".join([header, *rows]) + "\n")
-    return path
-
-
-def test_an_index_names_class_and_client(folder, tmp_path):
-    rows = [f"{c}/{n}.png,{c},{'odd' if n % 2 else 'even'}" for c in COLOURS for n in range(7)]
-    federation = IndexFile(path=str(write_index(folder, rows))).load(tmp_path)
-    assert class_counts(federation).tolist() == [[4, 4, 4], [3, 3, 3]]
-
-
-def test_an_index_without_clients_is_shared_out_and_numbers_are_in_order(folder, tmp_path):
-    labels = {"blue": 10, "green": 9, "red": 2}
-    rows = [f"{c}/{n}.png,{labels[c]}" for c in COLOURS for n in range(4)]
-    path = write_index(folder, rows, "path,label")
-    federation = IndexFile(path=str(path), clients=2, partition="iid").load(tmp_path)
-    _, targets = means(federation)
-    assert targets.tolist() == [2] * 4 + [1] * 4 + [0] * 4
-
-
-def test_changing_a_label_in_the_index_changes_the_data(folder, tmp_path):
-    rows = [f"{c}/{n}.png,{c},one" for c in COLOURS for n in range(4)]
-    before = IndexFile(path=str(write_index(folder, rows))).load(tmp_path)
-    rows[0] = rows[0].replace(",blue,", ",red,")
-    after = IndexFile(path=str(write_index(folder, rows))).load(tmp_path)
-    assert (before.samples.targets != after.samples.targets).sum() == 1
-
-
-def leaf(users):
-    return json.dumps(
-        {
-            "users": list(users),
-            "num_samples": [len(y) for _, y in users.values()],
-            "user_data": {user: {"x": x, "y": y} for user, (x, y) in users.items()},
-        }
-    )
-
-
-def test_leaf_files_are_split_per_client(tmp_path):
-    (tmp_path / "leaf").mkdir()
-    users = {"u1": ([[i, 0, 0, 0] for i in range(10)], [0, 1] * 5), "u2": ([[1] * 4] * 5, [2] * 5)}
-    (tmp_path / "leaf" / "all.json").write_text(leaf(users))
-    federation = Leaf(path=str(tmp_path / "leaf"), shape=(1, 2, 2)).load(tmp_path)
-    assert federation.input_shape == (1, 2, 2)
-    assert federation.num_classes == 3
-    assert federation.train_sizes.tolist() == [8, 4]
-    assert federation.samples.batch(np.array([3]))[0].flatten().tolist() == [3, 0, 0, 0]
-
-
-def test_leaf_keeps_its_own_split(tmp_path):
-    for part, labels in {"train": [0, 1, 1], "test": [1]}.items():
-        (tmp_path / "leaf" / part).mkdir(parents=True)
-        users = {"u1": ([[1.0, 2.0]] * len(labels), labels)}
-        (tmp_path / "leaf" / part / "part.json").write_text(leaf(users))
-    (client,) = Leaf(path=str(tmp_path / "leaf")).load(tmp_path).clients
-    assert (len(client.train), len(client.test)) == (3, 1)
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("{", "cannot be read as JSON"),
-        ("{}", "not in LEAF's form"),
-        (leaf({"u": (["a.jpg"], [0])}), "inputs of user u are not numbers"),
-        (leaf({"u": ([[1.0]], [0, 1])}), "user u has 1 inputs, which do not match its labels"),
-        (leaf({"u": ([[1.0]], [7])}), "label 7 is outside the classes 0 to 2"),
-    ],
-)
-def test_a_wrong_leaf_file_is_named(tmp_path, content, message):
-    (tmp_path / "leaf").mkdir()
-    (tmp_path / "leaf" / "all.json").write_text(content)
-    with pytest.raises(DataError, match=message):
-        Leaf(path=str(tmp_path / "leaf"), num_classes=3).load(tmp_path)
 
 
 @pytest.fixture
@@ -276,27 +199,6 @@ def test_a_wrong_image_folder_ends_the_command_with_one_line(
     (line,) = capsys.readouterr().err.splitlines()
     assert re.search(message, line)
     assert not list(cache.glob("images-*[0-9a-f]"))
-
-
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        ("red/99.png,red,a", r"row 3: there is no file .*99\.png"),
-        ("red/0.png,red,a", r"row 3: red/0\.png is listed twice"),
-        ("red/1.png,pink,a", "unknown class 'pink'"),
-        ("red/1.png,red", "row 3 has more or fewer fields"),
-    ],
-)
-def test_a_wrong_row_of_an_index_is_named(folder, tmp_path, row, message):
-    path = write_index(folder, ["red/0.png,red,a", row])
-    with pytest.raises(DataError, match=message):
-        IndexFile(path=str(path), classes=("red", "green")).load(tmp_path)
-
-
-def test_an_index_without_the_columns_is_named(folder, tmp_path):
-    path = write_index(folder, ["red/0.png,red"], "file,label")
-    with pytest.raises(DataError, match="no column 'path'"):
-        IndexFile(path=str(path)).load(tmp_path)
 
 
 @pytest.mark.parametrize(

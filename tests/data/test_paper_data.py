@@ -35,9 +35,9 @@ MACRO_OF = {
 def assert_like_paper(row, name, rel=0.1):
     """Clients and classes exactly, samples and spread within a tenth."""
     printed = paper()["data"][name]
-    assert (row.classes, row.clients) == (printed["classes"], printed["clients"])
-    assert row.samples == pytest.approx(printed["samples"], rel=rel)
-    assert row.std == pytest.approx(printed["std"], rel=rel)
+    assert (row["classes"], row["clients"]) == (printed["classes"], printed["clients"])
+    assert row["samples"] == pytest.approx(printed["samples"], rel=rel)
+    assert row["std"] == pytest.approx(printed["std"], rel=rel)
 
 
 def test_synthetic_is_the_papers_federation(tmp_path):
@@ -49,8 +49,8 @@ def test_mnist_is_the_papers_federation(real_root):
     federation = MNIST().load(real_root)
     row = statistics(federation)
     assert_like_paper(row, "mnist")
-    assert (row.fewest_classes, row.most_classes) == (2, 2)
-    assert row.samples + row.validation == 70_000
+    assert (row["fewest_classes"], row["most_classes"]) == (2, 2)
+    assert row["samples"] + row["validation"] == 70_000
     counts = class_counts(federation)
     for client in (0, 7, 19, 999):
         assert set(np.flatnonzero(counts[client])) == {client % 10, (client + 1) % 10}
@@ -61,7 +61,7 @@ def test_fpascal_is_the_papers_federation_whatever_the_concentration(real_root):
     for alpha in (0.01, 0.1, 1000.0):
         row = statistics(FPascal(alpha=alpha).load(real_root))
         assert_like_paper(row, "fpascal")
-        assert (row.samples, row.validation) == (6746, 927)
+        assert (row["samples"], row["validation"]) == (6746, 927)
     assert_like_paper(statistics(FPascalMacro().load(real_root)), "fpascal-macro")
 
 
@@ -69,8 +69,8 @@ def test_celeba_is_the_papers_federation_by_the_official_lists(real_root):
     needs_real("celeba")
     row = statistics(CelebA().listed(real_root))
     assert_like_paper(row, "celeba")
-    assert row.samples == paper()["data"]["celeba"]["samples"]
-    assert row.smallest == 4
+    assert row["samples"] == paper()["data"]["celeba"]["samples"]
+    assert row["smallest"] == 4
 
 
 def test_celeba_with_the_images_that_are_there(real_root):
@@ -80,8 +80,8 @@ def test_celeba_with_the_images_that_are_there(real_root):
     with pytest.raises(DataError, match=r"images of the lists are not in .* data\.allow_missing"):
         CelebA().load(real_root)
     row = statistics(CelebA(allow_missing=True).load(real_root))
-    assert row.clients == 278
-    assert row.samples + row.validation == 6181
+    assert row["clients"] == 278
+    assert row["samples"] + row["validation"] == 6181
 
 
 def test_femnist_would_be_the_papers_federation_with_seven_times_the_test_letters():

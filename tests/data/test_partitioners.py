@@ -260,8 +260,6 @@ def test_iid_sizes_differ_by_at_most_one():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda y, r: by_dirichlet(y, r, clients=3, alpha=0.0), "alpha must be above 0"),
-        (lambda y, r: by_dirichlet(y, r, clients=3, alpha=-1.0), "alpha must be above 0"),
         (
             lambda y, r: by_classes(y, r, clients=3, classes_per_client=4),
             "classes_per_client must be between 1 and the 3 classes, not 4",

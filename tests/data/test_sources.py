@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -15,7 +13,6 @@ from fedproto.cli import main
 from fedproto.config.recipe import read_recipe
 from fedproto.data.digits import Digits
 from fedproto.data.mnist import FEMNIST, MNIST
-from fedproto.data.own import Leaf
 from fedproto.data.partition import by_first_samples
 from fedproto.data.samples import MappedSamples, TensorSamples
 from fedproto.data.statistics import statistics
@@ -42,8 +39,10 @@ def in_recipe(name):
 
 def assert_like_table_1(row, name, rel):
     printed = paper()["data"][name]
-    assert row.clients == printed["clients"]
-    assert (row.samples, row.std) == pytest.approx((printed["samples"], printed["std"]), rel=rel)
+    assert row["clients"] == printed["clients"]
+    assert (row["samples"], row["std"]) == pytest.approx(
+        (printed["samples"], printed["std"]), rel=rel
+    )
 
 
 def test_the_synthetic_recipe_keeps_nine_tenths_of_each_client(tmp_path):
@@ -245,40 +244,17 @@ def test_nine_to_one_is_the_other_reading_of_the_split(tmp_path):
     assert (federation.train_sizes + federation.test_sizes == sizes).all()
 
 
-@pytest.mark.usefixtures("cache")
-def test_files_as_fedprox_publishes_them_keep_their_own_split(tmp_path):
-    """Labels are written as 3.0; a user's halves are in two files; names are f_00000 and so on."""
-    rng = np.random.RandomState(0)
-    for part, number in (("train", 9), ("test", 1)):
-        users = [f"f_{user:05d}" for user in range(3)]
-        data = {
-            user: {"x": rng.randn(number, 60).tolist(), "y": [float(place)] * number}
-            for place, user in enumerate(users)
-        }
-        content = {"users": users, "num_samples": [number] * 3, "user_data": data}
-        (tmp_path / "data" / part).mkdir(parents=True)
-        (tmp_path / "data" / part / f"my{part}.json").write_text(json.dumps(content))
-    federation = Leaf(path=str(tmp_path / "data")).load(tmp_path)
-    assert federation.train_sizes.tolist() == [9, 9, 9]
-    assert federation.test_sizes.tolist() == [1, 1, 1]
-    assert (federation.num_classes, federation.input_shape) == (3, (60,))
-    for client, held in enumerate(federation.clients):
-        _, labels = federation.samples.batch(np.concatenate([held.train, held.test]))
-        assert labels.tolist() == [client] * 10
-    assert len(federation.validation) == 0
-
-
 def test_only_the_sources_rule_tests_on_training_samples(tmp_path, capsys):
     options = {"clients": 20, "mean_size": 40.0, "minimum": 2, "min_size": 2, "alpha": 0.5}
     for partition in ("classes", "class-sizes", "dirichlet-equal", "quantity", "sorted", "iid"):
         federation = Digits(**options, partition=partition).load(tmp_path)
-        assert statistics(federation).test_overlap == 0
+        assert statistics(federation)["test_overlap"] == 0
     federation = Digits(**options, partition="first").load(tmp_path)
     trained = {index for client in federation.clients for index in client.train.tolist()}
     tested = {index for client in federation.clients for index in client.test.tolist()}
     share = len(tested & trained) / len(tested)
     assert share > 0.3
-    assert statistics(federation).test_overlap == pytest.approx(share)
+    assert statistics(federation)["test_overlap"] == pytest.approx(share)
     settings = [f"--set={name}={value}" for name, value in options.items()]
     assert main(["data", "stats", "digits", *settings, "--set=partition=first"]) == 0
     assert f"{100 * share:.1f} % of the test samples of " in capsys.readouterr().out

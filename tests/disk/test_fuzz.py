@@ -26,7 +26,6 @@ from fedproto.config import read_config
 from fedproto.config.recipe import apply_overrides, bundled_recipes, expand, read_recipe
 from fedproto.data.base import DATASETS
 from fedproto.data.files import FileTree
-from fedproto.data.own import _read_csv
 from fedproto.data.prepared import prepared
 from fedproto.data.segmentation import read_mask
 from fedproto.errors import FedprotoError
@@ -227,25 +226,16 @@ def write_data(root: Path) -> dict[str, tuple[dict, list[Path]]]:
         images = rng.randint(0, 256, (len(labels), 4, 4))
         (raw / f"{part}-images-idx3-ubyte").write_bytes(idx_bytes(images))
         (raw / f"{part}-labels-idx1-ubyte").write_bytes(idx_bytes(labels))
-    users = {
-        user: {"x": rng.rand(8, 3).round(3).tolist(), "y": [0, 1] * 4} for user in ("a", "b", "c")
-    }
-    leaf = {"users": list(users), "num_samples": [8] * 3, "user_data": users}
-    (root / "leaf").mkdir()
-    (root / "leaf" / "all.json").write_text(json.dumps(leaf))
-    pictures, rows = root / "pictures", ["path,label,client"]
-    pictures.mkdir()
+    pictures = root / "pictures"
     for number in range(8):
         name = f"{number}.{'png' if number % 2 else 'bmp'}"
         picture = rng.randint(0, 256, (4, 4, 3)).astype(np.uint8)
-        (pictures / name).write_bytes(image_bytes(picture, name[-3:].upper()))
-        rows.append(f"{name},{number % 2},{number // 4}")
-    (pictures / "index.csv").write_text("\n".join(rows) + "\n")
-    index = {"name": "index", "path": str(pictures / "index.csv"), "size": 4}
+        (pictures / str(number % 2)).mkdir(parents=True, exist_ok=True)
+        (pictures / str(number % 2) / name).write_bytes(image_bytes(picture, name[-3:].upper()))
+    images = {"name": "images", "path": str(pictures), "size": 4, "clients": 2}
     return {
         "mnist": ({"name": "mnist", "clients": 2}, sorted(raw.iterdir())),
-        "leaf": ({"name": "leaf", "path": str(root / "leaf")}, [root / "leaf" / "all.json"]),
-        "index": (index, sorted(pictures.iterdir())),
+        "images": (images, sorted(pictures.glob("*/*"))),
     }
 
 
@@ -255,7 +245,7 @@ def data_sets(fuzz_folder):
 
 
 @fuzzed
-@given(name=st.sampled_from(["mnist", "leaf", "index"]), which=st.integers(0, 8), changes=damages())
+@given(name=st.sampled_from(["mnist", "images"]), which=st.integers(0, 8), changes=damages())
 def test_damaged_data_files(fuzz_folder, data_sets, name, which, changes):
     options, files = data_sets[name]
     file = files[which % len(files)]
@@ -281,15 +271,6 @@ MASK = image_bytes(np.arange(64, dtype=np.uint8).reshape(8, 8) % 3)
 def test_damaged_label_maps(changes):
     with contextlib.suppress(FedprotoError):
         assert set(np.unique(read_mask(damaged(MASK, changes), "mask", 3))) <= {0, 1, 2, 255}
-
-
-@fuzzed
-@given(changes=damages())
-def test_damaged_indexes(fuzz_folder, changes):
-    path = fuzz_folder / "index.csv"
-    path.write_bytes(damaged(b"path,label\na.png,0\nb.png,1\n", changes))
-    with contextlib.suppress(FedprotoError):
-        _read_csv(path)
 
 
 @fuzzed

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -78,7 +77,7 @@ def check(name: Name) -> None:
 def stats(name: Name, settings: Settings = None) -> None:
     """Count the classes, clients and samples of a federation."""
     federation = _load(_configured(name, settings))
-    figures = asdict(statistics(federation))
+    figures = statistics(federation)
     print_table(Table([{"": key, name: value} for key, value in figures.items()]))
     for caution in cautions(federation.about()):
         echo(caution)

@@ -1,7 +1,8 @@
-"""The field's image benchmarks: CIFAR, SVHN, Tiny-ImageNet, PACS and GTSRB."""
+"""The field's image benchmarks: CIFAR, SVHN, Tiny-ImageNet and PACS."""
 
 from __future__ import annotations
 
+import abc
 import importlib.util
 import io
 import pickle
@@ -32,14 +33,6 @@ otter palm_tree pear pickup_truck pine_tree plain plate poppy porcupine possum r
 road rocket rose sea seal shark shrew skunk skyscraper snail snake spider squirrel streetcar
 sunflower sweet_pepper table tank telephone television tiger tractor train trout tulip turtle
 wardrobe whale willow_tree wolf woman worm
-"""
-_SIGNS = """
-limit 20, limit 30, limit 50, limit 60, limit 70, limit 80, end of limit 80, limit 100, limit 120,
-no passing, no passing by lorries, right of way, priority road, yield, stop, no vehicles, no
-lorries, no entry, danger, curve left, curve right, double curve, bumpy road, slippery road, road
-narrows, road works, traffic signals, pedestrians, children, bicycles, snow, wild animals, end of
-limits, turn right, turn left, ahead only, ahead or right, ahead or left, keep right, keep left,
-roundabout, end of no passing, end of no passing by lorries
 """
 
 
@@ -210,17 +203,9 @@ class SVHN(Benchmark):
 
 @dataclass(frozen=True)
 class PictureFiles(Benchmark):
-    """Image files, resized to one size.
-
-    Attributes:
-        train_pattern: How the paths of training pictures end; its group is the class.
-        test_pattern: How the paths of test pictures end; its group is the name in the list of
-            test labels.
-    """
+    """Image files, resized to one size."""
 
     prepared_by = ("size",)
-    train_pattern: ClassVar[str]
-    test_pattern: ClassVar[str]
 
     size: int = option(32, "width and height to which images are resized, in pixels", at_least=8)
 
@@ -228,19 +213,9 @@ class PictureFiles(Benchmark):
         """What the classes are called in paths and lists, in the order of the labels."""
         return self.class_names
 
-    def test_labels(self, tree: FileTree) -> Mapping[str, str]:
-        """The classes of the test pictures by their names."""
-        raise NotImplementedError
-
+    @abc.abstractmethod
     def listing(self, tree: FileTree) -> list[Picture]:
-        """All pictures: those for training by their folders, those of the test by a list."""
-        label_of = self.test_labels(tree)
-        pictures = [Picture(file, found[1]) for file, found in _matching(tree, self.train_pattern)]
-        for file, found in _matching(tree, self.test_pattern):
-            if found[1] not in label_of:
-                raise DataError(f"{tree.folder}: the list of test labels does not name {found[1]}")
-            pictures.append(Picture(file, label_of[found[1]], test=True))
-        return pictures
+        """All pictures."""
 
     def build(self, tree: FileTree, builder: Builder, callback: Callback | None) -> None:
         """Decodes the pictures."""
@@ -267,8 +242,6 @@ class TinyImageNet(PictureFiles):
         {"tiny-imagenet-200.zip": "90528d7ca1a48142e341f4ef8d21d0de"},
     )
     counts = (100_000, 10_000)
-    train_pattern = r"train/(n\d{8})/images/[^/]+\.JPEG"
-    test_pattern = r"val/images/([^/]+\.JPEG)"
 
     size: int = 64
     mean: tuple[float, ...] = (0.4802, 0.4481, 0.3975)
@@ -278,10 +251,17 @@ class TinyImageNet(PictureFiles):
         """By WordNet's numbers."""
         return _lines(tree, "wnids.txt")
 
-    def test_labels(self, tree: FileTree) -> Mapping[str, str]:
-        """From the annotations."""
+    def listing(self, tree: FileTree) -> list[Picture]:
+        """The pictures for training by their folders, those of the test by the annotations."""
         rows = [line.split("\t") for line in _lines(tree, "val/val_annotations.txt")]
-        return {row[0]: row[1] for row in rows if len(row) > 1}
+        label_of = {row[0]: row[1] for row in rows if len(row) > 1}
+        train = _matching(tree, r"train/(n\d{8})/images/[^/]+\.JPEG")
+        pictures = [Picture(file, match[1]) for file, match in train]
+        for file, match in _matching(tree, r"val/images/([^/]+\.JPEG)"):
+            if match[1] not in label_of:
+                raise DataError(f"{tree.folder}: the list of test labels does not name {match[1]}")
+            pictures.append(Picture(file, label_of[match[1]], test=True))
+        return pictures
 
     def build(self, tree: FileTree, builder: Builder, callback: Callback | None) -> None:
         """Also keeps the first word for each class."""
@@ -334,40 +314,6 @@ class PACS(PictureFiles):
         if self.unseen == "none":
             return None
         return np.equal(arrays["groups"], self.unseen), f"unseen domain {self.unseen}"
-
-
-@DATASETS.register("gtsrb")
-@dataclass(frozen=True)
-class GTSRB(PictureFiles):
-    """GTSRB: photographs of German traffic signs, 43 classes, resized to 32×32 pixels."""
-
-    folder = "gtsrb"
-    licence = "none stated; cite Stallkamp et al. (2012)"
-    downloads = downloads_of(
-        "https://sid.erda.dk/public/archives/daaeac0d7ce1152aea9b61d9f1e19370/",
-        "gtsrb",
-        {
-            "GTSRB-Training_fixed.zip": "513f3c79a4c5141765e10e952eaa2478",
-            "GTSRB_Final_Test_Images.zip": "c7e4e6327067d32654124b0fe9e82185",
-            "GTSRB_Final_Test_GT.zip": "fe31e9c9270bbcd7b84b7f21a9d9d9e5",
-        },
-    )
-    counts = (26_640, 12_630)
-    train_pattern = r"Training/(\d{5})/[^/]+\.ppm"
-    test_pattern = r"Final_Test/Images/([^/]+\.ppm)"
-    class_names = tuple(" ".join(_SIGNS.split()).split(", "))
-
-    mean: tuple[float, ...] = (0.3403, 0.3121, 0.3214)
-    std: tuple[float, ...] = (0.2724, 0.2608, 0.2669)
-
-    def classes(self, tree: FileTree) -> Sequence[str]:
-        """By numbers of five digits."""
-        return [f"{label:05d}" for label in range(len(self.class_names))]
-
-    def test_labels(self, tree: FileTree) -> Mapping[str, str]:
-        """From the final list."""
-        rows = [line.split(";") for line in _lines(tree, "GT-final_test.csv")[1:]]
-        return {row[0]: row[-1].zfill(5) for row in rows}
 
 
 def _lines(tree: FileTree, file: str) -> list[str]:

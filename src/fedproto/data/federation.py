@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, overload
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -29,77 +29,6 @@ class Client:
 
     def __repr__(self) -> str:
         return f"Client({len(self.train):,} training samples, {len(self.test):,} test samples)"
-
-
-class Clients(Sequence[Client]):
-    """Clients by id; each is made when it is asked for, as a view.
-
-    Args:
-        samples: Indices of samples, client by client: first those for training, then those for the
-            test.
-        starts: Where each client's begin; one more for the end, ``[K + 1]``.
-        cuts: Where each client's test part begins, ``[K]``.
-    """
-
-    def __init__(self, samples: Indices, starts: Indices, cuts: Indices) -> None:
-        self._samples, self._starts, self._cuts = samples, starts, cuts
-
-    @staticmethod
-    def of(clients: Iterable[Client]) -> Clients:
-        """Those of any sequence."""
-        if isinstance(clients, Clients):
-            return clients
-        clients = list(clients)
-        sizes = [(len(client.train), len(client.test)) for client in clients]
-        parts = [part for client in clients for part in (client.train, client.test)]
-        ends = np.cumsum([0, *(size for pair in sizes for size in pair)], dtype=np.int64)
-        samples = np.concatenate([np.empty(0, dtype=np.int64), *parts])
-        return Clients(samples.astype(np.int64), ends[::2], ends[1::2])
-
-    def __len__(self) -> int:
-        return len(self._cuts)
-
-    def __repr__(self) -> str:
-        return f"Clients({len(self):,})"
-
-    @overload
-    def __getitem__(self, client: int) -> Client: ...
-
-    @overload
-    def __getitem__(self, client: slice) -> Sequence[Client]: ...
-
-    def __getitem__(self, client: int | slice) -> Client | Sequence[Client]:
-        """A client, or some of them."""
-        if isinstance(client, slice):
-            return [self[one] for one in range(*client.indices(len(self)))]
-        client = range(len(self))[client]
-        start, cut, end = self._starts[client], self._cuts[client], self._starts[client + 1]
-        return Client(self._samples[start:cut], self._samples[cut:end])
-
-    @cached_property
-    def train_sizes(self) -> Indices:
-        """Number of training samples per client."""
-        return self._cuts - self._starts[:-1]
-
-    @cached_property
-    def test_sizes(self) -> Indices:
-        """Number of test samples per client."""
-        return self._starts[1:] - self._cuts
-
-    @cached_property
-    def train(self) -> Indices:
-        """All clients' training samples, client by client."""
-        return self._samples[self._in_training]
-
-    @cached_property
-    def test(self) -> Indices:
-        """All clients' samples for the test."""
-        return self._samples[~self._in_training]
-
-    @property
-    def _in_training(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        sizes = np.diff(self._starts)
-        return np.arange(len(self._samples)) < np.repeat(self._cuts, sizes)
 
 
 MOST_MEANS = 10_000
@@ -187,27 +116,31 @@ class Federation:
     test_set: str = "split"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "clients", Clients.of(self.clients))
+        object.__setattr__(self, "clients", tuple(self.clients))
 
     @property
     def has_label_maps(self) -> bool:
         """Whether its targets are maps with a label per pixel, class 0 the background."""
         return task_named(self.task).label_maps
 
-    @property
-    def _all(self) -> Clients:
-        assert isinstance(self.clients, Clients)  # noqa: S101 - they were made so
-        return self.clients
-
-    @property
+    @cached_property
     def train_sizes(self) -> Indices:
         """Number of training samples per client."""
-        return self._all.train_sizes
+        return np.array([len(client.train) for client in self.clients], dtype=np.int64)
 
-    @property
+    @cached_property
     def test_sizes(self) -> Indices:
         """Number of test samples per client."""
-        return self._all.test_sizes
+        return np.array([len(client.test) for client in self.clients], dtype=np.int64)
+
+    @cached_property
+    def _train_indices(self) -> Indices:
+        return joined(client.train for client in self.clients)
+
+    @cached_property
+    def test_indices(self) -> Indices:
+        """The union of the clients' test parts."""
+        return joined(client.test for client in self.clients)
 
     @property
     def largest_test_share(self) -> float:
@@ -222,22 +155,17 @@ class Federation:
         It is 0 under every partition but ``first``, which shares samples among clients.
         """
         tested = np.unique(self.test_indices)
-        return float(np.isin(tested, self._all.train).mean()) if len(tested) else 0.0
+        return float(np.isin(tested, self._train_indices).mean()) if len(tested) else 0.0
 
     def validation_of(self, client: int) -> Indices:
         """The samples of a client that were taken for validation."""
-        if self.validation_owner is None or len(self.validation_owner) != len(self.validation):
+        if self.validation_owner is None:
             return np.empty(0, dtype=np.int64)
         return np.compress(self.validation_owner == client, self.validation)
 
     def train_indices(self, client: int) -> Indices:
         """A client's training samples; those of all clients for `POOLED`."""
-        return self._all.train if client == POOLED else self.clients[client].train
-
-    @property
-    def test_indices(self) -> Indices:
-        """The union of the clients' test parts."""
-        return self._all.test
+        return self._train_indices if client == POOLED else self.clients[client].train
 
     def class_name(self, label: int) -> str:
         """Name of a class; its number if it has none."""
@@ -339,6 +267,11 @@ class Federation:
         )
 
 
+def joined(parts: Iterable[Indices]) -> Indices:
+    """Parts one after another; an empty array where there are none."""
+    return np.concatenate([np.empty(0, dtype=np.int64), *parts]).astype(np.int64)
+
+
 def split_clients(
     parts: Sequence[Indices], seed: int, test_fraction: float = 0.2
 ) -> Sequence[Client]:
@@ -355,7 +288,7 @@ def split_clients(
             f"client {int(sizes.argmin())} has no samples; use fewer clients or more data"
         )
     starts = np.concatenate([[0], np.cumsum(sizes)])
-    samples = np.concatenate([np.empty(0, dtype=np.int64), *parts]).astype(np.int64)
+    samples = joined(parts)
     cuts = np.maximum(1, ((1 - test_fraction) * sizes + 1e-9).astype(np.int64))
     owner = np.repeat(np.arange(len(parts)), sizes)
     keys = stream(seed, Purpose.SPLIT).random_sample(len(samples))
@@ -363,7 +296,8 @@ def split_clients(
     tested = np.arange(len(samples)) - starts[owner] >= cuts[owner]
     samples = samples[shuffled]
     samples = samples[np.lexsort((samples, tested, owner))]
-    return Clients(samples, starts, starts[:-1] + cuts)
+    ends = zip(starts[:-1], starts[:-1] + cuts, starts[1:], strict=True)
+    return [Client(samples[start:cut], samples[cut:end]) for start, cut, end in ends]
 
 
 def hold_out(
@@ -388,15 +322,13 @@ def hold_out(
     return kept, everything[order], owner[order]
 
 
-def checked_num_classes(
-    labels: torch.Tensor | Indices, num_classes: int | None, where: str = ""
-) -> int:
+def checked_num_classes(labels: torch.Tensor, num_classes: int | None) -> int:
     """The number of classes, as given or as labels have it; no label is outside of it."""
     lowest, highest = int(labels.min()), int(labels.max())
     if lowest < 0 or (num_classes is not None and highest >= num_classes):
         wrong = lowest if lowest < 0 else highest
         raise DataError(
-            f"{where}label {wrong} is outside the classes 0 to {(num_classes or highest + 1) - 1}"
+            f"label {wrong} is outside the classes 0 to {(num_classes or highest + 1) - 1}"
         )
-    check_limit("classes", highest + 1, f"{where}label {highest}")
+    check_limit("classes", highest + 1, f"label {highest}")
     return highest + 1 if num_classes is None else num_classes

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import http.client
 import os
@@ -44,8 +43,6 @@ def fetch(source: type[DataSource], root: Path, on_bytes: OnBytes | None = None)
                 f"{download.url} cannot be downloaded ({reason}); try again, or download by hand:"
                 f"{files}"
             ) from None
-        finally:
-            _remove_empty((root / download.path).parent, root)
     return [root / download.path for download in missing]
 
 
@@ -86,14 +83,6 @@ def _download(download: Download, path: Path, on_bytes: OnBytes | None) -> None:
     partial.replace(path)
 
 
-def _remove_empty(folder: Path, root: Path) -> None:
-    """Removes folders that hold nothing, up to the data root: they would look like data."""
-    with contextlib.suppress(OSError):  # the first that is not empty, or not there
-        while folder != root:
-            folder.rmdir()
-            folder = folder.parent
-
-
 class FileState(NamedTuple):
     """The result of checking a file."""
 
@@ -116,19 +105,14 @@ def check(source: type[DataSource], root: Path) -> Iterator[FileState]:
             state = "official (checksum)" if found == right else wrong
             yield FileState(path, state, good=found == right)
         elif path.name.endswith((*ARCHIVES, ".gz")):
-            yield _read_through(path)
-
-
-def _read_through(path: Path) -> FileState:
-    """Reads a file without a published checksum."""
-    tree = FileTree(path.parent, {path.name: path})
-    try:
-        for _ in tree.read_all(tree.locations):
-            pass
-    except DataError as error:
-        return FileState(path, str(error), good=False)
-    inside = f", {len(tree.locations):,} files inside" if path.name.endswith(ARCHIVES) else ""
-    return FileState(path, f"readable{inside}; no published checksum for it", good=True)
+            tree = FileTree(path.parent, {path.name: path})
+            try:
+                number = sum(1 for _ in tree.read_all(tree.locations))
+            except DataError as error:
+                yield FileState(path, str(error), good=False)
+            else:
+                state = f"readable (files: {number:,}); no published checksum for it"
+                yield FileState(path, state, good=True)
 
 
 def md5_of(path: Path) -> str:

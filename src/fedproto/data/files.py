@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import gzip
-import io
 import lzma
 import os
 import struct
@@ -19,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 from fedproto.disk.files import PARTIAL, check_limit, open_regular, read_limited
 from fedproto.errors import DataError, printable
@@ -111,15 +110,13 @@ class FileTree:
                 by_archive.setdefault(location.path, set()).add(name)
             else:
                 with explained(location.path):
-                    with open_regular(location.path) as file:
-                        content = read_limited(file, location)
-                    yield name, _expanded(name, content, location)
+                    yield name, _content(partial(open_regular, location.path), location)
         for path, wanted in by_archive.items():
             with explained(path):
-                for name, read in _read_members(path):
+                for name, opened in _read_members(path):
                     if name in wanted:
                         wanted.discard(name)
-                        yield name, _expanded(name, read(), Location(path, name))
+                        yield name, _content(opened, self.locations[name])
                     if not wanted:
                         break
 
@@ -158,15 +155,14 @@ def explained(path: Path) -> Iterator[None]:
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
 
 
-def _read_members(path: Path) -> Iterator[tuple[str, Callable[[], bytes]]]:
-    """An archive's plain files in stored order; links and devices are passed over."""
+def _read_members(path: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """An archive's plain files in stored order, to be opened; links and devices are passed over."""
     if path.suffix == ".zip":
         with open_regular(path) as file, zipfile.ZipFile(file) as packed:
             check_limit("members", len(packed.infolist()), path)
             for info in packed.infolist():
                 if not info.is_dir():
-                    name = _safe(path, info.filename)
-                    yield name, partial(_read_zip_member, packed, info, Location(path, name))
+                    yield _safe(path, info.filename), partial(packed.open, info)
         return
     with open_regular(path) as file, tarfile.open(fileobj=file) as archive:
         for number, member in enumerate(archive, start=1):
@@ -175,19 +171,7 @@ def _read_members(path: Path) -> Iterator[tuple[str, Callable[[], bytes]]]:
                 name = _safe(path, member.name)
                 # Already to pass over it, a compressed archive has to be unpacked.
                 check_limit("file", member.size, Location(path, name))
-                yield name, partial(_read_tar_member, archive, member, Location(path, name))
-
-
-def _read_zip_member(packed: zipfile.ZipFile, info: zipfile.ZipInfo, where: Location) -> bytes:
-    with packed.open(info) as file:
-        return read_limited(cast("BinaryIO", file), where)
-
-
-def _read_tar_member(archive: tarfile.TarFile, member: tarfile.TarInfo, where: Location) -> bytes:
-    file = archive.extractfile(member)
-    if file is None:
-        raise DataError(f"{where} is not a regular file")
-    return read_limited(cast("BinaryIO", file), where)
+                yield name, partial(archive.extractfile, member)
 
 
 def _safe(path: Path, name: str) -> str:
@@ -197,8 +181,10 @@ def _safe(path: Path, name: str) -> str:
     return parts.as_posix()
 
 
-def _expanded(name: str, content: bytes, where: Location) -> bytes:
-    if not name.endswith(".gz"):
-        return content
-    with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
-        return read_limited(cast("BinaryIO", file), where)
+def _content(opened: Callable[[], Any], where: Location) -> bytes:
+    """A file's content, unpacked where its name ends in ``.gz``."""
+    with opened() as file:
+        if not str(where).endswith(".gz"):
+            return read_limited(file, where)
+        with gzip.GzipFile(fileobj=file) as unpacked:
+            return read_limited(cast("BinaryIO", unpacked), where)

@@ -10,9 +10,8 @@ import io
 import itertools
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,10 +27,10 @@ if TYPE_CHECKING:
     from fedproto.callback import Callback
     from fedproto.data.prepared import Builder
 
-FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "BMP", "GIF", "PPM")
+FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "BMP", "GIF")
 """Formats that are read; of an animation or of several pages, the first picture."""
 
-SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
 _MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr")
 """Pillow's modes of 8 bits per channel, or fewer that it scales."""
 
@@ -119,25 +118,28 @@ def put_images(
     def decode(index: int, where: object, content: bytes) -> None:
         images[index] = pixels(open_image(content, where), channels, (size, size))
 
-    work = {name: partial(decode, index, tree.locations[name]) for index, name in enumerate(names)}
-    for_each_file(tree, work, callback)
+    for_each_file(tree, names, decode, callback)
 
 
 def for_each_file(
     tree: FileTree,
-    work: Mapping[str, Callable[[bytes], None]],
+    names: Sequence[str],
+    work: Callable[[int, object, bytes], None],
     callback: Callback | None = None,
 ) -> None:
-    """Reads files one after another and works on their content in parallel.
+    """Reads files one after another and works on their place, location and content in parallel.
 
     Threads are enough: Pillow decodes and resizes without holding the interpreter's lock.
     """
     threads, done = os.cpu_count() or 1, 0
-    files = tree.read_all(work)
+    places = {name: place for place, name in enumerate(names)}
+    files = tree.read_all(names)
     with ThreadPoolExecutor(threads) as pool:
         # A part at a time, so that files do not pile up in memory.
         while part := list(itertools.islice(files, 8 * threads)):
-            for _ in pool.map(lambda file: work[file[0]](file[1]), part):
+            for _ in pool.map(
+                lambda file: work(places[file[0]], tree.locations[file[0]], file[1]), part
+            ):
                 done += 1
                 if callback is not None:
-                    callback.on_progress(done, len(work))
+                    callback.on_progress(done, len(names))

@@ -38,15 +38,10 @@ def by_classes(
     """
     held = _neighbouring_classes(labels, clients, classes_per_client)
     proportions = rng.lognormal(0, sigma, size=held.shape)
-    classes, counts = np.unique(labels, return_counts=True)
-    shares = np.zeros((len(classes), clients), dtype=np.int64)
+    counts = np.unique(labels, return_counts=True)[1]
+    shares = np.zeros((len(counts), clients), dtype=np.int64)
     for index, count in enumerate(counts):
         holders, slots = np.nonzero(held == index)
-        if count < len(holders) and classes_per_client == 1:
-            raise DataError(
-                f"class {classes[index]} has {count} samples for {len(holders)} clients;"
-                " use fewer clients"
-            )
         if len(holders):
             shares[index, holders] = apportion(count, proportions[holders, slots], minimum)
     return _by_shares(shares, labels, rng)
@@ -69,7 +64,6 @@ def by_classes_and_sizes(
     its place. Samples beyond these sizes are left over. Sizes are ``lognormal(μ, sigma)`` with μ
     from the mean.
     """
-    _check_above(0, mean_size=mean_size)
     held = _neighbouring_classes(labels, clients, classes_per_client)
     sizes = rng.lognormal(np.log(mean_size) - sigma**2 / 2, sigma, size=clients)
     wanted = np.maximum(np.rint(sizes / classes_per_client), minimum).astype(np.int64)
@@ -104,7 +98,8 @@ def by_first_samples(
     Sizes are ``lognormal(μ, sigma) + 5`` with μ from the mean, before they are divided over the
     classes.
     """
-    _check_above(_ADDED, mean_size=mean_size)
+    if not mean_size > _ADDED:
+        raise DataError(f"mean_size must be above {_ADDED}, not {mean_size}")
     held = _neighbouring_classes(labels, clients, classes_per_client)
     sizes = rng.lognormal(np.log(mean_size - _ADDED) - sigma**2 / 2, sigma, size=clients) + _ADDED
     wanted = np.maximum(sizes / classes_per_client, minimum).astype(np.int64)
@@ -135,7 +130,6 @@ def by_dirichlet(
     `alpha` times the number of classes times the class's share, so `alpha` itself where all classes
     are equally large.
     """
-    _check_above(0, alpha=alpha, gamma=gamma)
     _check_clients(clients, len(labels))
     classes, counts = np.unique(labels, return_counts=True)
     sizes = apportion(len(labels), 1 + rng.pareto(gamma, size=clients), minimum=1)
@@ -163,7 +157,6 @@ def by_dirichlet_of_equal_sizes(
     mix; a class that is used up is drawn no more. Every sample is given to one client, and sizes
     differ by at most one.
     """
-    _check_above(0, alpha=alpha)
     _check_clients(clients, len(labels))
     classes, left = np.unique(labels, return_counts=True)
     mixes = _log_dirichlet(rng, np.full((clients, len(classes)), alpha))
@@ -202,7 +195,6 @@ def by_dirichlet_per_class(
     is drawn again until every client has `min_size` samples. FedDF's code and those that took it
     over do so in `blocks`: samples and clients are first divided evenly, at random.
     """
-    _check_above(0, alpha=alpha)
     _check_clients(clients, len(labels))
     if not 1 <= blocks <= clients:
         raise DataError(f"blocks must be between 1 and the {clients} clients, not {blocks}")
@@ -240,7 +232,6 @@ def by_quantity(
     The sizes are proportional to ``Dir(α, …, α)`` over the clients, drawn again until every client
     has `min_size` samples.
     """
-    _check_above(0, alpha=alpha)
     _check_clients(clients, len(labels))
 
     def draw() -> Indices:
@@ -391,12 +382,6 @@ def _neighbouring_classes(labels: Indices, clients: int, classes_per_client: int
     _check_clients(clients, len(labels))
     held = np.arange(clients)[:, None] + np.arange(classes_per_client)
     return np.asarray(held % num_classes, dtype=np.int64)
-
-
-def _check_above(limit: float, **options: float) -> None:
-    for name, value in options.items():
-        if not value > limit:
-            raise DataError(f"{name} must be above {limit}, not {value}")
 
 
 def _check_clients(clients: int, samples: int) -> None:

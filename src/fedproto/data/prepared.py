@@ -1,20 +1,19 @@
 """Prepared data sets: decoded once, kept as memory-mapped arrays, shared by processes.
 
-An entry is a folder of ``.npy`` files in the cache, named by a digest of the sources' content and
-of the options that matter. It is built under another name and renamed when it is complete; a lock
-keeps two processes from building the same one.
+An entry is a folder of ``.npy`` files in the cache, named by a digest of the sources' places, sizes
+and times and of the options that matter. It is built under another name and renamed when it is
+complete; a lock keeps two processes from building the same one.
 """
 
 from __future__ import annotations
 
 import abc
-import contextlib
 import hashlib
 import json
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
@@ -24,11 +23,10 @@ from numpy.typing import DTypeLike, NDArray
 from fedproto.callback import Callback
 from fedproto.data.base import DATASETS, DataSource, cache_root
 from fedproto.data.files import FileTree, explained
-from fedproto.disk.files import PARTIAL, locked, open_regular, write_atomically
-from fedproto.disk.integrity import DamagedError, read_json
+from fedproto.disk.files import PARTIAL, locked
 from fedproto.errors import DataError
 
-FORMAT = 1
+FORMAT = 2
 _MANIFEST = "built.json"
 Arrays: TypeAlias = Mapping[str, NDArray[Any]]
 
@@ -83,52 +81,46 @@ def prepared(
 ) -> Arrays:
     """The arrays of a data set, from the cache or built on first use.
 
-    They depend on the content of the sources and on `options`. An error in `build` leaves the cache
-    as it was.
+    They depend on the sources, told apart by place, size and time, and on `options`. An error in
+    `build` leaves the cache as it was.
 
     Returns:
         Memory-mapped arrays by name; changes to them stay in this process.
     """
     root = cache_root()
-    with _cache_errors(root):
-        root.mkdir(parents=True, exist_ok=True)
-    key = json.dumps([FORMAT, name, options, _content_digest(sources, root)], sort_keys=True)
+    states = [[each, str(path.absolute()), *_state(path)] for each, path in sorted(sources.items())]
+    key = json.dumps([FORMAT, name, options, states], sort_keys=True)
     entry = root / f"{name}-{hashlib.sha256(key.encode()).hexdigest()[:20]}"
-    lock = entry.with_suffix(".lock")
-    with _cache_errors(entry):
-        if not entry.is_dir():
-            with locked(lock, math.inf):
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        if not _is_whole(entry):
+            with locked(entry.with_suffix(".lock"), math.inf):
                 # Another process may have built it while this one waited for the lock.
-                if not entry.is_dir():
+                if not _is_whole(entry):
+                    shutil.rmtree(entry, ignore_errors=True)
                     _build(entry, build)
-        try:
-            return _open(entry)
-        # What a file that is no array raises depends on its bytes.
-        except (ValueError, EOFError, SyntaxError, TypeError, DamagedError, FileNotFoundError):
-            with locked(lock, math.inf):
-                shutil.rmtree(entry, ignore_errors=True)
-                _build(entry, build)
-        return _open(entry)
+        return {path.stem: np.load(path, mmap_mode="c") for path in sorted(entry.glob("*.npy"))}
+    except OSError as error:
+        raise DataError(
+            f"prepared data in {entry} cannot be written or read: {error.strerror or error};"
+            " choose another folder with FEDPROTO_CACHE"
+        ) from None
 
 
-def _open(entry: Path) -> Arrays:
-    """The arrays of an entry; their content is read only where a file was touched."""
-    manifest = entry / _MANIFEST
-    known = read_json(manifest.read_bytes()) if manifest.exists() else {}
-    for name, (size, changed, digest) in known.items():
-        status = (entry / name).stat()
-        touched = (status.st_size, status.st_mtime_ns) != (size, changed)
-        if touched and _state(entry / name)[-1] != digest:
-            raise DamagedError(f"{name} was changed after it was written")
-    return {path.stem: np.load(path, mmap_mode="c") for path in sorted(entry.glob("*.npy"))}
+def _state(path: Path) -> list[int]:
+    """Size and time, which tell whether a file is still the same."""
+    with explained(path):
+        status = path.stat()
+    return [status.st_size, status.st_mtime_ns]
 
 
-def _state(path: Path) -> list[Any]:
-    """A file's size, time and digest."""
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    status = path.stat()
-    return [status.st_size, status.st_mtime_ns, digest]
+def _is_whole(entry: Path) -> bool:
+    """Whether all arrays of an entry are there, as they were written."""
+    try:
+        built = json.loads((entry / _MANIFEST).read_bytes())
+        return all(_state(entry / name) == state for name, state in built.items())
+    except (OSError, ValueError, DataError):
+        return False
 
 
 def _build(entry: Path, build: Callable[[Builder], None]) -> None:
@@ -140,43 +132,9 @@ def _build(entry: Path, build: Callable[[Builder], None]) -> None:
         for path in partial.iterdir():
             with path.open("rb") as file:
                 os.fsync(file.fileno())
-        built = {path.name: _state(path) for path in sorted(partial.glob("*.npy"))}
+        built = {path.name: _state(path) for path in partial.glob("*.npy")}
         (partial / _MANIFEST).write_text(json.dumps(built))
         partial.rename(entry)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
-
-
-def _content_digest(sources: Mapping[str, Path], root: Path) -> str:
-    """A digest of names and bytes; remembered for files whose size and time did not change."""
-    signature = hashlib.sha256()
-    for name, path in sorted(sources.items()):
-        with explained(path):
-            stat = path.stat()
-        signature.update(
-            f"{name}\0{path}\0{stat.st_size}\0{stat.st_mtime_ns}\0".encode(errors="surrogateescape")
-        )
-    memo = root / "digests" / signature.hexdigest()
-    with contextlib.suppress(OSError):
-        return memo.read_text()
-    content = hashlib.sha256()
-    for name, path in sorted(sources.items()):
-        with explained(path), open_regular(path) as file:
-            content.update(f"{name}\0{hashlib.file_digest(file, 'sha256').hexdigest()}\0".encode())
-    digest = content.hexdigest()
-    with _cache_errors(root):
-        memo.parent.mkdir(exist_ok=True)
-        write_atomically(memo, digest.encode())
-    return digest
-
-
-@contextlib.contextmanager
-def _cache_errors(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise DataError(
-            f"prepared data in {path} cannot be written or read: {error.strerror or error};"
-            " choose another folder with FEDPROTO_CACHE"
-        ) from None

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 import numpy as np
 import torch
@@ -75,8 +74,7 @@ def count_labels(
         mask = read_mask(content, where, num_classes)
         counts[index] = np.bincount(mask.ravel(), minlength=VOID + 1)[:num_classes]
 
-    work = {name: partial(count, index, tree.locations[name]) for index, name in enumerate(masks)}
-    for_each_file(tree, work, callback)
+    for_each_file(tree, masks, count, callback)
     return counts
 
 
@@ -93,6 +91,8 @@ def put_pairs(
     The longer side is resized to `size`, the rest is padded at the right and below: pictures
     with ImageNet's mean colour, masks with void, so that nothing is cut away or distorted.
     """
+    from PIL import Image
+
     images = builder.array("images", (len(pairs), 3, size, size), np.uint8)
     masks = builder.array("masks", (len(pairs), size, size), np.uint8)
     original = np.zeros((2, len(pairs), 2), dtype=np.int64)
@@ -107,15 +107,13 @@ def put_pairs(
     def put_mask(index: int, where: object, content: bytes) -> None:
         mask = read_mask(content, where, num_classes)
         original[1, index] = mask.shape[::-1]
-        small = _nearest(mask, fitted(mask.shape[::-1], size))
+        wanted = fitted(mask.shape[::-1], size)
+        small = np.asarray(Image.fromarray(mask).resize(wanted, Image.Resampling.NEAREST))
         masks[index] = VOID
         masks[index, : small.shape[0], : small.shape[1]] = small
 
-    work: dict[str, Callable[[bytes], None]] = {}
-    for index, (image, mask) in enumerate(pairs):
-        work[image] = partial(put_image, index, tree.locations[image])
-        work[mask] = partial(put_mask, index, tree.locations[mask])
-    for_each_file(tree, work, callback)
+    for_each_file(tree, [image for image, _ in pairs], put_image, callback)
+    for_each_file(tree, [mask for _, mask in pairs], put_mask, callback)
     for (image, mask), image_size, mask_size in zip(pairs, *original.tolist(), strict=True):
         if image_size != mask_size:
             raise DataError(
@@ -129,13 +127,6 @@ def fitted(size: tuple[int, ...], longest: int) -> tuple[int, int]:
     width, height = size
     scale = longest / max(width, height)
     return max(1, round(width * scale)), max(1, round(height * scale))
-
-
-def _nearest(mask: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.uint8]:
-    from PIL import Image
-
-    resized = Image.fromarray(mask).resize(size, Image.Resampling.NEAREST)
-    return np.asarray(resized, dtype=np.uint8)
 
 
 def palette() -> NDArray[np.uint8]:
@@ -237,6 +228,9 @@ class FPascal(Prepared, SharedOut):
 
     The default seed gives client sizes with standard deviation 26.2 on the 6,746 images of
     ``trainaug`` with one object class; the paper's Table 1 has 6,665 and 25.7.
+
+    Attributes:
+        groups: The classes by name, each with those of VOC2012 that belong to it.
     """
 
     folder = "VOC"
@@ -255,6 +249,7 @@ class FPascal(Prepared, SharedOut):
     )
 
     prepared_as, prepared_by = "voc2012", ("size",)
+    groups: ClassVar[Mapping[str, str]] = {name: name for name in CLASSES}
 
     seed: int = option(4, "seed of partition and splits", at_least=0)
     clients: int = 100
@@ -266,10 +261,9 @@ class FPascal(Prepared, SharedOut):
     def load(self, root: Path) -> Federation:
         """Decodes images and masks if that was not done before, and shares them out."""
         arrays = self.prepare(root)
-        groups = self.groups()
         relabel = np.full(VOID + 1, VOID, dtype=np.int64)
-        for new, old in enumerate(groups.values()):
-            relabel[old] = new
+        for new, members in enumerate(self.groups.values()):
+            relabel[[CLASSES.index(name) for name in members.split()]] = new
         objects = relabel[arrays["classes"]] - 1
         for_clients = np.flatnonzero(arrays["for_clients"])
         return self.federation(
@@ -280,16 +274,12 @@ class FPascal(Prepared, SharedOut):
                 relabel=torch.from_numpy(relabel),
             ),
             [for_clients[part] for part in self.share(objects[for_clients])],
-            num_classes=len(groups),
+            num_classes=len(self.groups),
             task="segmentation",
             validation=np.flatnonzero(~arrays["for_clients"]),
             labels=objects,
-            class_names=tuple(groups),
+            class_names=tuple(self.groups),
         )
-
-    def groups(self) -> dict[str, list[int]]:
-        """The classes by name, each with its labels in VOC2012."""
-        return {name: [label] for label, name in enumerate(CLASSES)}
 
     def build(self, tree: FileTree, builder: Builder, callback: Callback | None) -> None:
         """Decodes images and masks."""
@@ -310,12 +300,7 @@ class FPascal(Prepared, SharedOut):
 class FPascalMacro(FPascal):
     """VOC2012 in four groups of classes (person, vehicles, household, animals) and background."""
 
-    def groups(self) -> dict[str, list[int]]:
-        """The groups by name."""
-        return {
-            group: [CLASSES.index(name) for name in names.split()]
-            for group, names in MACRO_CLASSES.items()
-        }
+    groups = MACRO_CLASSES
 
 
 def _lists(tree: FileTree) -> tuple[list[str], list[str]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -12,51 +12,30 @@ from fedproto.errors import DataError
 from fedproto.rng import Indices
 
 
-@dataclass(frozen=True)
-class Statistics:
-    """Counts of a federation; the background is not counted as a class.
+def statistics(federation: Federation) -> dict[str, Any]:
+    """Counts of a federation by name; the background is not counted as a class.
 
     `test_overlap` is the share of test samples that are also training samples.
     """
-
-    classes: int
-    clients: int
-    samples: int
-    mean: float
-    std: float
-    smallest: int
-    largest: int
-    fewest_classes: int
-    mean_classes: float
-    most_classes: int
-    train: int
-    test: int
-    validation: int
-    test_set: str
-    test_overlap: float
-
-
-def statistics(federation: Federation) -> Statistics:
-    """Counts a federation's clients, samples and classes."""
     counts = class_counts(federation)
     sizes, classes = counts.sum(axis=1), (counts > 0).sum(axis=1)
-    return Statistics(
-        classes=counts.shape[1],
-        clients=len(sizes),
-        samples=int(sizes.sum()),
-        mean=float(sizes.mean()),
-        std=float(sizes.std()),
-        smallest=int(sizes.min()),
-        largest=int(sizes.max()),
-        fewest_classes=int(classes.min()),
-        mean_classes=float(classes.mean()),
-        most_classes=int(classes.max()),
-        train=int(federation.train_sizes.sum()),
-        test=len(federation.test_indices),
-        validation=len(federation.validation),
-        test_set=federation.test_set,
-        test_overlap=federation.test_overlap,
-    )
+    return {
+        "classes": counts.shape[1],
+        "clients": len(sizes),
+        "samples": int(sizes.sum()),
+        "mean": float(sizes.mean()),
+        "std": float(sizes.std()),
+        "smallest": int(sizes.min()),
+        "largest": int(sizes.max()),
+        "fewest_classes": int(classes.min()),
+        "mean_classes": float(classes.mean()),
+        "most_classes": int(classes.max()),
+        "train": int(federation.train_sizes.sum()),
+        "test": len(federation.test_indices),
+        "validation": len(federation.validation),
+        "test_set": federation.test_set,
+        "test_overlap": federation.test_overlap,
+    }
 
 
 def class_counts(federation: Federation) -> Indices:

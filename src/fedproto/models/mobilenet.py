@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - the name everyone uses
 
-from fedproto.errors import ConfigError
 from fedproto.models.base import MODELS, FeatureModel
 from fedproto.models.pretrained import PretrainedOptions, load_pretrained
 from fedproto.options import option
@@ -174,11 +173,6 @@ class MobileNetOptions(PretrainedOptions):
     resize: int = option(
         0, "width and height to which inputs are resized, in pixels; 0 for none", at_least=0
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.frozen and self.init == "glorot":
-            raise ConfigError("frozen = true keeps pretrained weights; leave out init = 'glorot'")
 
     def build(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
         """Takes images as channels × height × width."""
