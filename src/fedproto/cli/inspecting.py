@@ -26,10 +26,9 @@ from fedproto.options import (
 )
 from fedproto.store.checking import check_run, check_sweep
 from fedproto.store.run import devices, package_versions
-from fedproto.store.sinks import SINKS
 from fedproto.store.sweeps import is_sweep
 
-KINDS = ("strategies", "datasets", "models", "engines", "measures", "sinks", "recipes")
+KINDS = ("strategies", "datasets", "models", "engines", "measures", "recipes")
 OPTIONS = "options"
 KIND_OF = {"strategy": "strategies", "data": "datasets", "model": "models"}
 
@@ -65,7 +64,7 @@ def list_known(
         ),
     ] = None,
 ) -> None:
-    """List strategies, data sets, models, engines, measures, sinks, recipes and options."""
+    """List strategies, data sets, models, engines, measures, recipes and options."""
     known = {name: entries(name) for name in ([kind] if kind else KINDS)}
     console = Console()
     for name, found in known.items():
@@ -106,7 +105,7 @@ def info() -> None:
 def registries() -> dict[str, Registry[Any]]:
     """The registries by kind; imports everything that can be named."""
     choices = {kind: CHOICES[section] for section, kind in KIND_OF.items()}
-    return {**choices, "engines": ENGINES, "measures": MEASURES, "sinks": SINKS}
+    return {**choices, "engines": ENGINES, "measures": MEASURES}
 
 
 def entries(kind: str) -> list[Entry]:

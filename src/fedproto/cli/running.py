@@ -25,8 +25,8 @@ from fedproto.errors import ConfigError, unknown_name
 from fedproto.rounds import Run, load_federations, runs_from, train
 from fedproto.rounds.run import demand_of
 from fedproto.store import RunStore, open_or_create
-from fedproto.store.sinks import SinkCallback, check_sinks
 from fedproto.store.sweeps import create_sweep, extend, open_runs
+from fedproto.store.tensorboard import TensorBoard, check_installed
 from fedproto.types import num_bytes
 
 Recipe = Annotated[
@@ -43,9 +43,8 @@ Out = Annotated[
 Reuse = Annotated[
     bool, typer.Option("--reuse", help="Continue the runs in --out, and train missing ones.")
 ]
-LogTo = Annotated[
-    list[str] | None,
-    typer.Option("--log-to", metavar="NAME", help="Also log to tensorboard or wandb; repeatable."),
+ForTensorBoard = Annotated[
+    bool, typer.Option("--tensorboard", help="Also write event files for TensorBoard.")
 ]
 Rounds = Annotated[
     int | None, typer.Option(min=1, help="Continue up to this total number of rounds.")
@@ -63,7 +62,7 @@ def run(
     out: Out = None,
     reuse: Reuse = False,
     quiet: Quiet = False,
-    log_to: LogTo = None,
+    tensorboard: ForTensorBoard = False,
     dry_run: DryRun = False,
 ) -> None:
     """Train one strategy, as a recipe describes."""
@@ -77,7 +76,7 @@ def run(
         make = open_or_create if reuse else RunStore.create
         return [make(path, config) for config in configs.values()]
 
-    _start(recipe, configs, create, out, log_to or [], quiet=quiet, dry_run=dry_run)
+    _start(recipe, configs, create, out, tensorboard=tensorboard, quiet=quiet, dry_run=dry_run)
 
 
 def sweep(
@@ -91,28 +90,29 @@ def sweep(
         list[str] | None,
         typer.Option(metavar="LABEL", help="Train runs with this label alone; repeatable."),
     ] = None,
-    log_to: LogTo = None,
+    tensorboard: ForTensorBoard = False,
     dry_run: DryRun = False,
 ) -> None:
     """Train all runs of a recipe together."""
     configs = _labelled(read_recipe(recipe, overrides or [], scale), only or [])
     create = partial(create_sweep, reuse=reuse)
-    _start(recipe, configs, create, out, log_to or [], quiet=quiet, dry_run=dry_run)
+    _start(recipe, configs, create, out, tensorboard=tensorboard, quiet=quiet, dry_run=dry_run)
 
 
 def resume(
     directory: Annotated[Path, typer.Argument(help="Directory of a run or a sweep.")],
     quiet: Quiet = False,
-    log_to: LogTo = None,
+    tensorboard: ForTensorBoard = False,
     rounds: Rounds = None,
 ) -> None:
     """Continue a stopped run or sweep, or extend it by more rounds."""
-    check_sinks(log_to or [])
+    if tensorboard:
+        check_installed()
     if rounds is not None:
         extend(directory, rounds)
     stores = open_runs(directory)
     federations = load(store.config for store in stores if not store.finished)
-    _train(stores, directory, federations, log_to or [], quiet=quiet)
+    _train(stores, directory, federations, tensorboard=tensorboard, quiet=quiet)
 
 
 def _start(
@@ -120,28 +120,29 @@ def _start(
     configs: Mapping[str, RunConfig],
     create: Callable[[Path, Mapping[str, RunConfig]], list[RunStore]],
     out: Path | None,
-    log_to: Sequence[str],
     *,
+    tensorboard: bool,
     quiet: bool,
     dry_run: bool,
 ) -> None:
     """Trains new runs, whose data is loaded before their directories are made."""
-    check_sinks(log_to)
+    if tensorboard:
+        check_installed()
     configs = {name: config.located() for name, config in configs.items()}
     federations = load(configs.values())
     if dry_run:
         _rehearse(configs, federations)
     else:
         path = out or fresh_directory(recipe)
-        _train(create(path, configs), path, federations, log_to, quiet=quiet)
+        _train(create(path, configs), path, federations, tensorboard=tensorboard, quiet=quiet)
 
 
 def _train(
     stores: Sequence[RunStore],
     path: Path,
     federations: Mapping[DataSource, Federation],
-    log_to: Sequence[str],
     *,
+    tensorboard: bool,
     quiet: bool,
 ) -> None:
     begun = sum(bool(store.records()) for store in stores)
@@ -154,7 +155,7 @@ def _train(
     echo(plan + (found if begun else ""), err=True)
     try:
         with progress_for(stores) as progress:
-            logs = [SinkCallback(name, stores, progress) for name in log_to]
+            logs = [TensorBoard(stores)] if tensorboard else []
             train(runs_from(stores, federations), [progress, *logs])
     except KeyboardInterrupt:
         done = sum(len(store.records()) for store in stores)
