@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedproto.disk.files import content
 from fedproto.errors import StoreError
-
-T = TypeVar("T")
 
 HASH = "hash"
 """The key under which sealed JSON carries its fingerprint."""
@@ -66,20 +64,6 @@ def read_sealed(path: Path, remedy: str) -> dict[str, Any]:
         return unsealed(text) if text else {}
     except DamagedError as error:
         raise StoreError(f"{path} is damaged: {error}; {remedy}") from None
-
-
-def read_lines(
-    text: bytes, path: Path, parsed: Callable[[dict[str, Any]], T], *, required: bool = True
-) -> Iterator[T]:
-    """What `parsed` makes of the tables in the lines of a file; a last line without end is left."""
-    for number, line in enumerate(text.split(b"\n")[:-1], start=1):
-        try:
-            yield parsed(unsealed(line, required=required))
-        except DamagedError as error:
-            raise StoreError(
-                f"{path} line {number} is damaged: {error}; restore the file from a copy, or start"
-                " again in another directory ('fedproto check' says what can be saved)"
-            ) from None
 
 
 def read_json(text: bytes) -> Any:

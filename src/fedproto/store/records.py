@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
-from fedproto.disk.integrity import DamagedError, read_lines
+from fedproto.disk.integrity import DamagedError, unsealed
 from fedproto.errors import StoreError
 from fedproto.types import RoundRecord
 
@@ -20,9 +20,16 @@ def read_records(
 
     Records of version 0.1.0 had no fingerprints; only there may they be missing.
     """
-    for number, record in enumerate(read_lines(content, path, _record, required=fingerprinted)):
+    for number, line in enumerate(content.split(b"\n")[:-1]):
+        where = f"{path} line {number + 1}"
+        try:
+            record = _record(unsealed(line, required=fingerprinted))
+        except DamagedError as error:
+            raise StoreError(
+                f"{where} is damaged: {error}; restore the file from a copy, or start again in"
+                " another directory ('fedproto check' says what can be saved)"
+            ) from None
         if record.round != number:
-            where = f"{path} line {number + 1}"
             raise StoreError(f"{where} is about round {record.round}, out of order")
         yield record
 
