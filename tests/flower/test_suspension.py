@@ -9,11 +9,9 @@ from flower_runs import CLIENTS, over_flower, tables
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedproto[flower]'")
 
 from fedproto.config import read_config
-from fedproto.errors import StoreError
 from fedproto.flower import nodes
 from fedproto.flower.server_app import serve
 from fedproto.flower.wire import write_tensors
-from fedproto.store import RunStore
 from fedproto.store.sweeps import create_sweep
 from flower_grid import LocalGrid
 
@@ -48,42 +46,6 @@ def test_a_mute_client_costs_few_deadlines_is_suspended_and_let_back_in(tmp_path
     )
     assert "client 2 is suspended until round 6" in records[1].note
     assert "accuracy" in records[-1].metrics
-
-
-def test_suspensions_outlast_a_server_that_starts_again(tmp_path):
-    """Client 2 is mute; the server stops in the middle of its suspension, and asks it no sooner."""
-    asked = []
-
-    def mute(client, reply):
-        if client != 2 or reply.metadata.message_type != "train":
-            return reply
-        asked.append(int(reply.metadata.group_id))
-        return None
-
-    class Stops(LocalGrid):
-        def push_messages(self, messages):
-            if any("4" in m.metadata.group_id for m in messages):
-                raise KeyboardInterrupt
-            return super().push_messages(messages)
-
-    schedule = {"cohort": CLIENTS, "delta": 0.0, "rounds": 8}
-    flower = {"suspend_after": 2, "suspend_rounds": 4}
-    config = read_config(tables(schedule=schedule, flower=flower))
-    store = RunStore.create(tmp_path / "flower", config)
-    with pytest.raises(KeyboardInterrupt):
-        serve(Stops(range(CLIENTS), mute), store.path)
-    assert len(store.records()) == 4
-    assert asked == [0, 1]
-    serve(LocalGrid(range(CLIENTS), mute), store.path)
-    assert asked == [0, 1, 6]
-    records = store.records()
-    assert all("suspended until round 7" in records[round_].failures[2] for round_ in (2, 3, 4, 5))
-    assert "client 2 is suspended until round 12: 3 of its last 3" in records[6].note
-    kept = store.path / "suspensions.json"
-    kept.write_text(kept.read_text().replace('"left": 3', '"left": 0'))
-    store.reconfigure(read_config(tables(schedule=schedule | {"rounds": 9}, flower=flower)))
-    with pytest.raises(StoreError, match=r"suspensions.json is damaged.*delete it"):
-        serve(LocalGrid(range(CLIENTS)), store.path)
 
 
 def times(factor):

@@ -135,7 +135,6 @@ NAMES = [
     "checkpoints/round-000001.safetensors", "checkpoints/x.partial", "clients", "analysis",
     "analysis/measures.json", "analysis/maps", "export", "export/README.md",
     "export/model.safetensors", "figures/accuracy.png", "tensorboard", "nodes",
-    "suspensions.json",
 ]  # fmt: skip
 KINDS = [
     "link to a file", "link to a folder", "link to nothing", "link to itself", "pipe", "zeros",

@@ -15,11 +15,9 @@ from safetensors.torch import save_file
 
 import fedproto.store.run
 from fedproto.cli import main
-from fedproto.config.options import FlowerOptions
 from fedproto.config.recipe import expand
 from fedproto.disk.integrity import sealed
 from fedproto.errors import StoreError
-from fedproto.flower.engine import Suspensions
 from fedproto.store import RunStore, read_description
 from fedproto.store.sweeps import create_sweep, open_runs
 from helpers import simulate
@@ -411,9 +409,6 @@ def test_check_reads_what_clients_kept(tmp_path, capsys):
 def test_check_reads_what_a_deployment_and_a_sweep_have_beside_their_runs(tmp_path, capsys):
     sweep = tmp_path / "sweep"
     simulate(create_sweep(sweep, {"one": tiny(seed=1), "two": tiny(seed=2)}))
-    suspensions = Suspensions(sweep)
-    suspensions.failed(0, "training", "no answer")
-    suspensions.end_round(FlowerOptions())
     (sweep / "clients.json").write_bytes(sealed({"data": []}))
     assert main(["check", str(tmp_path)]) == 0
     assert f"{sweep}: OK (a list of runs, 2 of them started)" in capsys.readouterr().out

@@ -6,11 +6,10 @@ incident for the round's record.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import replace
 from functools import reduce
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -19,12 +18,10 @@ from torch import Tensor
 
 from fedproto.config import RunConfig
 from fedproto.config.options import SUSPENSION_WINDOW, FlowerOptions
-from fedproto.disk.files import explained, write_atomically
-from fedproto.disk.integrity import read_sealed, sealed
 from fedproto.engines.base import Engine, LocalJob, Workload
 from fedproto.engines.reference import ReferenceEngine
 from fedproto.engines.setting import setting_of
-from fedproto.errors import ConfigError, StoreError
+from fedproto.errors import ConfigError
 from fedproto.flower import wire
 from fedproto.flower.nodes import Answer, Nodes, exchange, read
 from fedproto.flower.wire import TestJob, UnreadableError
@@ -273,24 +270,6 @@ def _turns(jobs: Sequence[LocalJob]) -> list[list[int]]:
     return list(turns.values())
 
 
-SUSPENSIONS_FILE = "suspensions.json"
-
-
-@dataclass
-class _Conduct:
-    """A client's conduct.
-
-    Attributes:
-        failed: Whether it failed, in its last rounds, by the kind of question.
-        left: Remaining rounds of its suspension.
-        reason: Why.
-    """
-
-    failed: dict[str, list[bool]] = field(default_factory=dict)
-    left: int = 0
-    reason: str = ""
-
-
 class Suspensions:
     """Suspends clients that fail too often, for some rounds.
 
@@ -299,28 +278,21 @@ class Suspensions:
     train, and of those in which it was asked to test. With too many failures among either, of
     whatever kind, it is not asked for some rounds. Then it is tried again; while those failures are
     among its last outcomes, a single one more suspends it again.
-
-    Kept in a file, for a server that starts again.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / SUSPENSIONS_FILE
-        remedy = "delete it, and no client is suspended"
-        self._kept = read_sealed(self._path, remedy)
-        try:
-            self._conduct = {int(client): _Conduct(**one) for client, one in self._kept.items()}
-        except (TypeError, ValueError):
-            raise StoreError(f"{self._path} was written by another version; {remedy}") from None
+    def __init__(self) -> None:
         self._round = 0
-        self._out: set[int] = set()
+        self._begun = 0  # rounds of all groups of runs that are trained one after another
+        self._until: dict[int, tuple[int, str]] = {}  # of the rounds begun, and why
+        self._failed: dict[tuple[int, str], deque[bool]] = defaultdict(
+            lambda: deque(maxlen=SUSPENSION_WINDOW)
+        )
         self._outcomes: dict[int, dict[str, str | None]] = defaultdict(dict)
 
     def begin_round(self, round_: int) -> None:
         """A round begins, which shortens all suspensions by one."""
         self._round = round_
-        self._out = {client for client, conduct in self._conduct.items() if conduct.left}
-        for client in self._out:
-            self._conduct[client].left -= 1
+        self._begun += 1
 
     def failed(self, client: int, kind: str, reason: str) -> None:
         """A client gave no usable answer to a question of a kind."""
@@ -334,39 +306,26 @@ class Suspensions:
         """Whether to ask a client: not suspended, and no failure yet in this round."""
         return not (self.reason(client) or any(self._outcomes.get(client, {}).values()))
 
-    def end_round(self, options: FlowerOptions) -> list[str]:
-        """Keeps the outcomes of the round; the clients that are suspended now."""
-        judged = [self._judge(client, options) for client in sorted(self._outcomes)]
-        self._outcomes.clear()
-        tables = {str(client): asdict(conduct) for client, conduct in self._conduct.items()}
-        if tables != self._kept:
-            with explained(self._path):
-                write_atomically(self._path, sealed(tables))
-            self._kept = tables
-        return [notice for notice in judged if notice is not None]
-
     def reason(self, client: int) -> str | None:
         """Why a client is not asked; None when it is."""
-        conduct = self._conduct.get(client)
-        if conduct is None or not (conduct.left or client in self._out):
-            return None
-        return f"suspended until round {self._round + conduct.left + 2}: {conduct.reason}"
+        until, why = self._until.get(client, (0, ""))
+        left = until - self._begun
+        return f"suspended until round {self._round + left + 1}: {why}" if left > 0 else None
 
-    def _judge(self, client: int, options: FlowerOptions) -> str | None:
-        conduct = self._conduct.setdefault(client, _Conduct())
-        suspended = False
-        for kind, reason in self._outcomes[client].items():
-            last = [*conduct.failed.get(kind, []), reason is not None][-SUSPENSION_WINDOW:]
-            conduct.failed[kind] = last
-            if reason is not None and 0 < options.suspend_after <= sum(last):
-                suspended = True
-                conduct.reason = (
+    def end_round(self, options: FlowerOptions) -> list[str]:
+        """Judges the outcomes of the round; the clients that are suspended now."""
+        suspended = {}
+        for client, outcomes in sorted(self._outcomes.items()):
+            for kind, reason in outcomes.items():
+                last = self._failed[client, kind]
+                last.append(reason is not None)
+                if reason is None or not 0 < options.suspend_after <= sum(last):
+                    continue
+                why = (
                     f"{sum(last)} of its last {len(last)} answers ({kind}) were not usable, the"
                     f" last: {reason}"
                 )
-        if suspended:
-            conduct.left = options.suspend_rounds
-            return f"client {client} is {self.reason(client)}"
-        if not any(map(any, conduct.failed.values())):
-            del self._conduct[client]
-        return None
+                self._until[client] = self._begun + options.suspend_rounds + 1, why
+                suspended[client] = f"client {client} is {self.reason(client)}"
+        self._outcomes.clear()
+        return [*suspended.values()]

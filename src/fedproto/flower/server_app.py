@@ -58,7 +58,7 @@ def serve(grid: Grid, out: Path, keys: Mapping[int, str] | None = None) -> None:
     load_plugins()
     stores = open_runs(out)
     callback = ServerLog()
-    suspended = Suspensions(out)
+    suspended = Suspensions()
     nodes: dict[DataSource, Nodes] = {}
     federations: dict[DataSource, Federation] = {}
     for config in (store.config for store in stores if not store.finished):

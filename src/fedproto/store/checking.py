@@ -13,9 +13,6 @@ from fedproto.store.checkpoints import BEST, read_kept, round_of
 from fedproto.store.run import RunStore
 from fedproto.store.sweeps import run_directories
 
-SEALED = ("clients.json", "suspensions.json")
-"""Written by a deployment beside its runs."""
-
 KEPT = ("clients/*/round-*.safetensors", "nodes/*/*/round-*.safetensors")
 """What clients remember: those of a simulation, and nodes that were started beside the server."""
 
@@ -109,9 +106,7 @@ def check_sweep(path: Path) -> CheckResult:
 
 def _check_beside(path: Path) -> list[str]:
     """The damage in the files of a deployment, and in what clients kept."""
-    faults: list[str] = []
-    for name in SEALED:
-        faults += _faults(read_sealed, path / name, "restore it from a copy")
+    faults = _faults(read_sealed, path / "clients.json", "restore it from a copy")
     for file in sorted(one for kept in KEPT for one in path.glob(kept)):
         found = _faults(read_kept, file)
         faults += found if file.exists() else []
