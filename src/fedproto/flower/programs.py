@@ -10,6 +10,7 @@ The other arguments are those of Flower's commands.
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import os
 import signal
 import socket
@@ -251,50 +252,39 @@ def start_by_fork() -> None:
     # imports PyTorch's compiler, a second and a half.
     read_config({name: {"name": one} for name, one in SMALL.items()})
     torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the exit status of a copy is not used
     as_usual = SubprocessExecutor.launch
 
     def launch(executor: SubprocessExecutor, spec: ExecutionSpec) -> LaunchResult:
         if spec.task_type is not TaskType.CLIENT_APP:
             return as_usual(executor, spec)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        if os.fork() == 0:
-            torch.set_num_threads(threads)
-            _be_clientapp(spec)
+        copies = multiprocessing.get_context("fork")
+        copies.Process(target=_answer, args=(spec, threads), daemon=True).start()
         return LaunchResult.accepted()
 
     setattr(SubprocessExecutor, "launch", launch)  # noqa: B010
 
 
-def _be_clientapp(spec: ExecutionSpec) -> None:
-    """A copy answers one message, and ends."""
-    code = 1
-    try:
-        from flwr.supercore.exit.exit_handler import registered_exit_handlers
-        from flwr.supercore.tls import validate_and_resolve_root_certificates
-        from flwr.supernode.runtime.run_clientapp import run_clientapp
+def _answer(spec: ExecutionSpec, threads: int) -> None:
+    """Answers one message, in a copy of the process that waits for messages."""
+    import torch
+    from flwr.supercore.exit.exit_handler import registered_exit_handlers
+    from flwr.supercore.tls import validate_and_resolve_root_certificates
+    from flwr.supernode.runtime.run_clientapp import run_clientapp
 
-        registered_exit_handlers.clear()  # those of the waiting process
-        for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGQUIT):
-            signal.signal(number, signal.SIG_DFL)
-        run_clientapp(
-            runtime_api_address=spec.runtime_api_address,
-            token=spec.token,
-            insecure=spec.insecure,
-            certificates=validate_and_resolve_root_certificates(
-                spec.root_certificates_path, spec.insecure
-            ),
-            parent_pid=spec.parent_pid,
-            runtime_dependency_install=spec.runtime_dependency_install,
-        )
-        code = 0
-    except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else 0
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+    torch.set_num_threads(threads)
+    registered_exit_handlers.clear()  # those of the waiting process
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
+    run_clientapp(
+        runtime_api_address=spec.runtime_api_address,
+        token=spec.token,
+        insecure=spec.insecure,
+        certificates=validate_and_resolve_root_certificates(
+            spec.root_certificates_path, spec.insecure
+        ),
+        parent_pid=spec.parent_pid,
+        runtime_dependency_install=spec.runtime_dependency_install,
+    )
 
 
 if __name__ == "__main__":
