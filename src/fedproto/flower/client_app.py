@@ -4,16 +4,16 @@ A SuperNode is configured by its owner with ``--node-config``:
 
     partition-id   the client's stable id in the federation (needed)
     local-client   which client of the data set found here it is; partition-id by default
-    data-root      folder of the data here; FEDPROTO_DATA by default
-    state-dir      folder for the client's memory between its rounds, for strategies that
-                   need it; FEDPROTO_STATE, or fedproto in the user's state folder, by default
     threads        PyTorch's threads; 0 leaves it to PyTorch
+
+The environment variable FEDPROTO_DATA names the folder of the data here, FEDPROTO_STATE that of the
+client's memory between its rounds, for strategies that need it.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -40,14 +40,6 @@ from fedproto.strategies.values import initial_tensors
 from fedproto.types import ClientFailure, ServerState, part
 
 app = ClientApp()
-
-
-@app.lifespan()
-def with_plugins(context: Context) -> Iterator[None]:
-    """Registers the strategies, models and data sets that this host adds."""
-    del context
-    load_plugins()
-    yield
 
 
 @dataclass(frozen=True)
@@ -89,6 +81,7 @@ def answering(
 
     def answer(message: Message, context: Context) -> Message:
         try:
+            load_plugins()
             content = work(message.content, context)
         except FedprotoError as error:
             content = wire.encode_refusal(str(error))
@@ -184,9 +177,8 @@ def this_node(config: RunConfig, context: Context) -> ThisNode:
     if client < 0:
         raise ConfigError("the node has no id: start it with --node-config 'partition-id=…'")
     local = _number(context, "local-client", client)
-    root = context.node_config.get("data-root")
     assert config.data is not None  # noqa: S101 - checked by the wire format
-    federation = config.data.load(data_root() if root is None else Path(str(root)))
+    federation = config.data.load(data_root())
     if local >= len(federation.clients):
         raise ConfigError(
             f"the data here has clients 0 to {len(federation.clients) - 1}, not {local};"
@@ -200,10 +192,8 @@ def this_node(config: RunConfig, context: Context) -> ThisNode:
         validation=held,
         validation_owner=np.full(len(held), client),
     )
-    folder = context.node_config.get("state-dir") or os.environ.get("FEDPROTO_STATE")
-    home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    state_folder = Path(str(folder)) if folder else Path(home) / "fedproto"
-    return ThisNode(client, here, state_folder)
+    state = os.environ.get("FEDPROTO_STATE") or Path.home() / ".local" / "state" / "fedproto"
+    return ThisNode(client, here, Path(state))
 
 
 def _number(context: Context, name: str, default: int) -> int:

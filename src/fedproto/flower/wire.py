@@ -225,11 +225,6 @@ class _Update(Options):
 
 
 @dataclass(frozen=True)
-class _Question(Options):
-    config: str
-
-
-@dataclass(frozen=True)
 class _Refusal(Options):
     reason: str
 
@@ -242,7 +237,8 @@ def config_text(config: RunConfig) -> str:
 
 def encode_question(config: RunConfig) -> RecordDict:
     """Asks a node for its identity and its samples of a data set."""
-    return RecordDict({"question": write_fields(_Question(config_text(config)))})
+    question = {"protocol": PROTOCOL, "config": config_text(config)}
+    return RecordDict({"question": ConfigRecord(question)})
 
 
 def decode_config(content: RecordDict) -> RunConfig:
