@@ -237,8 +237,8 @@ def config_text(config: RunConfig) -> str:
 
 def encode_question(config: RunConfig) -> RecordDict:
     """Asks a node for its identity and its samples of a data set."""
-    question = {"protocol": PROTOCOL, "config": config_text(config)}
-    return RecordDict({"question": ConfigRecord(question)})
+    question = ConfigRecord({"protocol": PROTOCOL, "config": config_text(config)})
+    return RecordDict({"question": question})
 
 
 def decode_config(content: RecordDict) -> RunConfig:

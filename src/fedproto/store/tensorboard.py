@@ -28,7 +28,7 @@ def check_installed() -> None:
 class TensorBoard(Callback):
     """Writes event files, for `tensorboard --logdir`, in ``tensorboard/`` of each run directory.
 
-    They are written anew from the run's records whenever it is trained: a run that continues after
+    They are rewritten from the run's records whenever it is trained: a run that continues after
     a kill, or that began without them, has every round once.
     """
 
