@@ -209,22 +209,22 @@ def test_only_the_first_pass_of_sam_moves_the_statistics(engine):
 
 
 @dataclass(frozen=True)
-class OwnPenalty(Strategy):
+class OwnTerm(Strategy):
     """Evaluated, as all terms are, at SAM's perturbed weights."""
 
-    def penalty(self, params, received):
-        return sum((params[name] - received[name]).pow(4).sum() for name in params)
+    def batch_term(self, local, batch):
+        return 0.1 * batch.mean(batch.logits.square().sum(dim=1))
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-9), ("float32", 1e-4)])
-def test_a_strategys_own_penalty_in_a_stack(dtype, tolerance):
+def test_a_strategys_own_batch_term_in_a_stack(dtype, tolerance):
     train = replace(PLAIN, **RULES["all"])
     truth, found = (
         sweep(
             engine,
             small_model(),
             federation=small_federation((3,)),
-            strategies=[OwnPenalty(), FedAvg()],
+            strategies=[OwnTerm(), FedAvg()],
             train=train,
             dtype=dtype,
         )

@@ -163,9 +163,9 @@ def test_augmented_jobs_are_the_reference_engines_too():
 
 
 @dataclass(frozen=True)
-class OwnPenalty(Strategy):
-    def penalty(self, params, received):
-        return 0.1 * sum((params[name] - received[name]).abs().sum() for name in params)
+class OwnTerm(Strategy):
+    def batch_term(self, local, batch):
+        return 0.1 * batch.mean(batch.logits.abs().sum(dim=1))
 
 
 @pytest.mark.parametrize(
@@ -185,9 +185,9 @@ def test_other_optimizers_are_left_to_automatic_differentiation(train):
     assert not any(can_step_manually(job) for job in jobs_of(federation, model, FedAvg(), train))
 
 
-def test_a_strategys_own_penalty_is_left_to_automatic_differentiation():
+def test_a_batch_term_is_left_to_automatic_differentiation():
     federation, module, reference, manual = trainers(SMALL_CNN)
-    jobs = jobs_of(federation, module.double(), OwnPenalty())
+    jobs = jobs_of(federation, module.double(), OwnTerm())
     assert not any(can_step_manually(job) for job in jobs)
     for ours, theirs in zip(manual.train(jobs), reference.train(jobs), strict=True):
         for name, tensor in theirs.params.items():

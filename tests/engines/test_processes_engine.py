@@ -132,16 +132,16 @@ class Deadly(Strategy):
 
     owner: int = 0
 
-    def penalty(self, params, received):
-        del params, received
+    def objective(self, local):
         if os.getpid() != self.owner:
             os.kill(os.getpid(), signal.SIGKILL)
+        return super().objective(local)
 
 
 @dataclass(frozen=True)
 class Broken(Strategy):
-    def penalty(self, params, received):
-        del params, received
+    def objective(self, local):
+        del local
         raise ValueError("out of order")
 
 

@@ -1,4 +1,4 @@
-"""The stacked engine's own promises: any module, any penalty, any amount of memory."""
+"""The stacked engine's own promises: any module, any batch term, any amount of memory."""
 
 import copy
 import itertools
@@ -288,21 +288,21 @@ def test_batch_norm_is_stacked(policy, momentum):
 
 
 @dataclass(frozen=True)
-class AbsolutePull(Strategy):
-    def penalty(self, params, received):
-        return 0.1 * sum((params[name] - received[name]).abs().sum() for name in params)
+class SmallLogits(Strategy):
+    def batch_term(self, local, batch):
+        return 0.1 * batch.mean(batch.logits.abs().sum(dim=1))
 
 
 @dataclass(frozen=True)
-class CarefulPull(Strategy):
-    def penalty(self, params, received):
-        distance = sum((params[name] - received[name]).square().sum() for name in params)
-        return distance if float(distance.detach()) < 1e3 else None
+class CarefulTerm(Strategy):
+    def batch_term(self, local, batch):
+        size = batch.mean(batch.logits.square().sum(dim=1))
+        return size if float(size.detach()) < 1e3 else None
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_a_users_penalty_is_stacked(model):
-    strategies = [AbsolutePull(), FedAvg()]
+def test_a_users_batch_term_is_stacked(model):
+    strategies = [SmallLogits(), FedAvg()]
     momentum = TrainOptions(epochs=2, batch_size=5, lr=0.05, momentum=0.5)
     for train in (None, momentum):
         truth = sweep("reference", MODELS[model], strategies=strategies, train=train)
@@ -311,11 +311,11 @@ def test_a_users_penalty_is_stacked(model):
         check_same(found, truth, 1e-9)
 
 
-def test_a_penalty_that_cannot_be_stacked_is_trained_one_by_one():
-    truth = sweep("reference", MODELS["mlp"], strategies=[CarefulPull(), FedAvg()])
-    found = sweep("stacked", MODELS["mlp"], strategies=[CarefulPull(), FedAvg()])
+def test_a_batch_term_that_cannot_be_stacked_is_trained_one_by_one():
+    truth = sweep("reference", MODELS["mlp"], strategies=[CarefulTerm(), FedAvg()])
+    found = sweep("stacked", MODELS["mlp"], strategies=[CarefulTerm(), FedAvg()])
     assert len(found.notices) == 1
-    assert "CarefulPull" in found.notices[0]
+    assert "CarefulTerm" in found.notices[0]
     check_same(found, truth, 1e-9)
 
 

@@ -224,8 +224,7 @@ class _Kind:
     def _compute_gradient(self, inputs: Tensor, targets: Tensor) -> Tensor:
         self._optimizer.zero_grad(set_to_none=True)
         term = self._objective.closed_form(self._params, self._received)
-        added = [] if term is None else [term]
-        return self._engine._backward(inputs, targets, self._objective, added)
+        return self._engine._backward(inputs, targets, self._objective, term)
 
     def _capture(self, key: Shape) -> torch.cuda.CUDAGraph:
         """Captures a step; weights, statistics and optimizer are left as they were."""

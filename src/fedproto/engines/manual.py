@@ -351,4 +351,4 @@ class ManualTrainer(ReferenceEngine):
 
 def can_step_manually(job: LocalJob) -> bool:
     """Whether a job asks for plain gradient descent, with any objective in closed form."""
-    return job.train.plain and not job.method.needs.hooks & {"penalty", "batch_term", "trainable"}
+    return job.train.plain and not job.method.needs.hooks & {"batch_term", "trainable"}

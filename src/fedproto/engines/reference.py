@@ -192,14 +192,7 @@ class ReferenceEngine(Engine):
             term.begin_job(job.strategy, local, job.state)
 
         def compute_gradient(inputs: Tensor, targets: Tensor) -> Tensor:
-            added = [
-                term
-                for term in (
-                    job.strategy.penalty(params, job.state.params),
-                    objective.closed_form(params, job.state.params),
-                )
-                if term is not None
-            ]
+            added = objective.closed_form(params, job.state.params)
             optimizer.zero_grad(set_to_none=True)
             return self._backward(inputs, targets, objective, added, term)
 
@@ -216,7 +209,7 @@ class ReferenceEngine(Engine):
         inputs: Tensor,
         targets: Tensor,
         objective: Objective,
-        added: Sequence[Tensor],
+        added: Tensor | None,
         term: BatchTerm | None = None,
     ) -> Tensor:
         """Computes the gradient of a batch's loss and the added terms; returns the loss alone."""
@@ -226,7 +219,8 @@ class ReferenceEngine(Engine):
             logits = self._model(inputs) if outputs is None else outputs.logits
             loss = self.workload.task.loss(objective.calibrate(logits), targets)
             own = None if term is None or outputs is None else term(inputs, outputs, targets)
-        sum(added, loss if own is None else loss + own).backward()
+        terms = [one for one in (own, added) if one is not None]
+        sum(terms, loss).backward()
         return loss.detach()
 
     @torch.no_grad()

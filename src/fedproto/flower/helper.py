@@ -73,7 +73,6 @@ class LocalLoss:
         params, received = dict(self._model.named_parameters()), self._state.params
         terms = [
             self.objective.closed_form(params, received),
-            self._strategy.penalty(params, received),
             None if self._term is None or outputs is None else self._term(inputs, outputs, targets),
         ]
         return sum((term for term in terms if term is not None), loss)

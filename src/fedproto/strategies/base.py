@@ -38,7 +38,7 @@ PERSONAL = "personal"
 OUT_OF_THE_SOFTMAX = -1e4
 """Added to a logit, this leaves nothing of its class in any floating type."""
 
-HOOKS = ("objective", "penalty", "batch_term", "trainable", "report", "personal")
+HOOKS = ("objective", "batch_term", "trainable", "report", "personal")
 """The hooks of `fedproto.strategies.base.Strategy` that engines ask for."""
 
 
@@ -138,10 +138,6 @@ class Strategy(Part):
     def objective(self, local: Local) -> Objective:
         """Terms of the local loss in closed forms, which every engine runs by itself."""
         return Objective()
-
-    def penalty(self, params: Tensors, received: Tensors) -> Tensor | None:
-        """Any other function of the weights in the local loss, differentiated automatically."""
-        return None
 
     def batch_term(self, local: Local, batch: Batch) -> Tensor | None:
         """A term of the local loss that sees the batch, differentiated automatically."""

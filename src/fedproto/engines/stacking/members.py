@@ -40,7 +40,6 @@ class StackKind:
     """The properties that the jobs of a stack have in common.
 
     Attributes:
-        penalized_by: The strategy, if it has a `penalty`.
         term_of: The strategy, if it has a batch term.
         proximal: Whether any job is pulled to the received weights.
         linear: Whether any job has a term that is linear in the weights.
@@ -49,7 +48,6 @@ class StackKind:
     """
 
     train: TrainOptions
-    penalized_by: Strategy | None
     term_of: Strategy | None
     proximal: bool = False
     linear: bool = False
@@ -60,17 +58,12 @@ class StackKind:
     def rows(self) -> int:
         """Rows of a model's size per job, beside weights and the optimizer's own."""
         nearby = self.train.optimizer == "sam"
-        return self.pulled + self.linear + (not self.in_place) + nearby + self.train.centralize
-
-    @property
-    def pulled(self) -> bool:
-        """Whether the received weights are needed during training."""
-        return self.proximal or self.penalized_by is not None
+        return self.proximal + self.linear + (not self.in_place) + nearby + self.train.centralize
 
     @property
     def in_place(self) -> bool:
         """Whether gradients are subtracted as they are computed."""
-        return self.train.plain and self.penalized_by is None and self.term_of is None
+        return self.train.plain and self.term_of is None
 
     @property
     def whole(self) -> bool:
@@ -111,12 +104,10 @@ class Members:
     def kind(self, members: Sequence[Member]) -> StackKind:
         """The kind of a stack of these members."""
         job = members[0].job
-        hooks = job.method.needs.hooks
         objectives = [member.objective for member in members]
         return StackKind(
             train=job.train.kind,
-            penalized_by=job.strategy if "penalty" in hooks else None,
-            term_of=job.strategy if "batch_term" in hooks else None,
+            term_of=job.strategy if "batch_term" in job.method.needs.hooks else None,
             proximal=any(one.proximal for one in objectives),
             linear=any(one.linear is not None for one in objectives),
             calibrated=any(one.calibrated for one in objectives),
@@ -124,18 +115,18 @@ class Members:
         )
 
     def obstacle(self, job: LocalJob) -> str | None:
-        """Why a job cannot be trained in a stack; found by trying its strategy's hooks once."""
+        """Why a job cannot be trained in a stack; found by trying its batch term once."""
         network, needs, strategy = self._network, job.method.needs, job.strategy
         if job.augment is not None and not network.can_move(job.augment):
             return "augmentation but for flips and padded crops of images"
         if (needs.before or needs.after) and lacks_statistics(network, [job.state]):
             return "statistics of features with local batch norm"
-        if not needs.hooks & {"penalty", "batch_term"}:
+        if "batch_term" not in needs.hooks:
             return None
         if strategy not in self._obstacles:
             self._obstacles[strategy] = None
             try:
-                self._try_hooks(job)
+                self._try_term(job)
             except Exception as error:  # noqa: BLE001 - a user's code can fail in any way
                 reason = str(error).splitlines()[0] if str(error) else type(error).__name__
                 self._obstacles[strategy] = f"{type(strategy).__name__} is not stacked: {reason}"
@@ -149,21 +140,16 @@ class Members:
         local = self.clients.local(job)
         return Member(job, local, job.strategy.objective(local))
 
-    def _try_hooks(self, job: LocalJob) -> None:
-        """Runs a strategy's hooks once on two samples; raises where `torch.func` cannot."""
-        strategy, needs, network = job.strategy, job.method.needs, self._network
-        params = stack_params([job.state.params])
-        if "penalty" in needs.hooks:
-            vmap(grad(strategy.penalty))(params, params)
-        if "batch_term" not in needs.hooks:
-            return
+    def _try_term(self, job: LocalJob) -> None:
+        """Computes a batch term once on two samples; raises where `torch.func` cannot."""
+        network = self._network
         local = self._member(job).local
         assert local is not None  # noqa: S101 - there is one for every batch term
-        term = StackTerm(strategy, network)
+        term = StackTerm(job.strategy, network)
         term.load([local], [job.state], capacity=1)
         x, targets = self._form.inputs[:2].unsqueeze(0), self._form.targets[:2].unsqueeze(0)
         live = torch.ones_like(targets, dtype=torch.bool)
-        packed = network.pack(params)
+        packed = network.pack(stack_params([job.state.params]))
         packed |= received_statistics(network, [job.state], next(iter(packed.values())))
         outputs = network.outputs(packed, x, live)
         weight = live.to(outputs.logits.dtype) / 2
@@ -171,7 +157,7 @@ class Members:
 
 
 class StackObjectives:
-    """Buffers for the closed-form terms and penalties of a stack's jobs, and their gradients.
+    """Buffers for the closed-form terms of a stack's jobs, and their gradients.
 
     Attributes:
         received: The weights that jobs started from, if any term needs them.
@@ -181,8 +167,8 @@ class StackObjectives:
     def __init__(
         self, kind: StackKind, network: Network, layout: RowLayout, weights: Tensor, classes: int
     ) -> None:
-        self._kind, self._network, self._layout = kind, network, layout
-        self.received = torch.zeros_like(weights) if kind.pulled else None
+        self._network, self._layout = network, layout
+        self.received = torch.zeros_like(weights) if kind.proximal else None
         self._linear = torch.zeros_like(weights) if kind.linear else None
         self.proximal = weights.new_zeros(len(weights))
         self._calibration: tuple[Tensor, ...] = ()
@@ -230,15 +216,9 @@ class StackObjectives:
 
     def add_gradient(self, gradient: Tensor, flat: Tensor) -> None:
         """Adds the gradient of all terms but the batch term to that of the leading jobs' loss."""
-        size, strategy, network = len(flat), self._kind.penalized_by, self._network
+        size = len(flat)
         if self.received is not None:
-            received = self.received[:size]
-            gradient.add_(self.proximal[:size].unsqueeze(1) * (flat - received))
-            if strategy is not None:
-                own, start = (network.unpack(self._layout.views(one)) for one in (flat, received))
-                extra = network.pack(vmap(grad(strategy.penalty))(own, start))
-                for name, view in self._layout.views(gradient).items():
-                    view.add_(extra[name])
+            gradient.add_(self.proximal[:size].unsqueeze(1) * (flat - self.received[:size]))
         if self._linear is not None:
             gradient.add_(self._linear[:size])
 
