@@ -18,7 +18,7 @@ page.sections.push({
   },
   has(group) { return group.attention; },
   spec(condition) {
-    const y = { name: "weight ÷ uniform share", mark: timesUniform, say: timesUniform, log: 2 };
+    const y = { name: "weight ÷ uniform share", mark: timesUniform, say: timesUniform };
     return { ...quantileSpec(condition, (group) => group.attention.quantiles, "Mean weight of clients", "lowest to highest", y), guides: [[0, 1, 1, 1]] };
   },
   rows() {
