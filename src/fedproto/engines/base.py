@@ -132,7 +132,6 @@ class Capability(enum.StrEnum):
     LABEL_MAPS = "a label per pixel"
     GENERATOR = "layers that draw from PyTorch's generator"
     OBJECTIVE = "objectives"
-    PENALTY = "penalties"
     BATCH_TERM = "batch terms"
     TRAINABLE = "phases of training"
     REPORT = "reports"

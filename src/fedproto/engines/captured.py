@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from fedproto.data.samples import TensorSamples, upload
 from fedproto.engines.augment import AugmentOptions
 from fedproto.engines.base import ENGINES, EVERYTHING, Capability, LocalJob, Workload
-from fedproto.engines.layers import freeze, take_over
+from fedproto.engines.layers import freeze
 from fedproto.engines.reference import ReferenceEngine
 from fedproto.engines.training import TrainOptions, take_step
 from fedproto.rng import Indices
@@ -43,14 +43,12 @@ class CapturedEngine(ReferenceEngine):
         Capability.CPU,
         Capability.FLOAT64,
         Capability.GENERATOR,
-        Capability.PENALTY,
         Capability.BATCH_TERM,
         Capability.TRAINABLE,
     }
 
     def __init__(self, workload: Workload, *, channels_last: bool = False) -> None:
         super().__init__(workload, channels_last=channels_last)
-        take_over(self._model)
         self._kinds: dict[_KindKey, _Kind] = {}
         self._pool = None if self._device.type != "cuda" else torch.cuda.graph_pool_handle()
         self._order = _Order(self._samples, self._device)

@@ -41,18 +41,18 @@ class StackKind:
 
     Attributes:
         term_of: The strategy, if it has a batch term.
+        augment: Augmentation of training images.
         proximal: Whether any job is pulled to the received weights.
         linear: Whether any job has a term that is linear in the weights.
         calibrated: Whether any job changes logits before the loss.
-        augment: Augmentation of training images.
     """
 
     train: TrainOptions
     term_of: Strategy | None
-    proximal: bool = False
-    linear: bool = False
-    calibrated: bool = False
-    augment: AugmentOptions | None = None
+    augment: AugmentOptions | None
+    proximal: bool
+    linear: bool
+    calibrated: bool
 
     @property
     def rows(self) -> int:
@@ -96,10 +96,10 @@ class Members:
         return StackKind(
             train=job.train.kind,
             term_of=job.strategy if "batch_term" in job.method.needs.hooks else None,
+            augment=job.augment,
             proximal=any(one.proximal for one in objectives),
             linear=any(one.linear is not None for one in objectives),
             calibrated=any(one.calibrated for one in objectives),
-            augment=job.augment,
         )
 
     def obstacle(self, job: LocalJob) -> str | None:
@@ -129,12 +129,10 @@ class Members:
         return Member(job, local, job.strategy.objective(local))
 
     def _try_term(self, job: LocalJob) -> None:
-        """Computes a batch term once on two samples; raises where `torch.func` cannot."""
+        """Runs a strategy's batch term on two samples; raises where `torch.func` cannot."""
         network = self._network
-        local = self._member(job).local
-        assert local is not None  # noqa: S101 - there is one for every batch term
         term = StackTerm(job.strategy, network)
-        term.load([local], [job.state], capacity=1)
+        term.load([self.clients.local(job)], [job.state], capacity=1)
         x, targets = self._form.inputs[:2].unsqueeze(0), self._form.targets[:2].unsqueeze(0)
         live = torch.ones_like(targets, dtype=torch.bool)
         packed = network.pack(stack_params([job.state.params]))
@@ -145,20 +143,15 @@ class Members:
 
 
 class StackObjectives:
-    """Buffers for the closed-form terms of a stack's jobs, and their gradients.
-
-    Attributes:
-        received: The weights that jobs started from, if any term needs them.
-        proximal: Strength of each job's pull to them, ``[J]``.
-    """
+    """Buffers for the closed-form terms of a stack's jobs, and their gradients."""
 
     def __init__(
         self, kind: StackKind, network: Network, layout: RowLayout, weights: Tensor, classes: int
     ) -> None:
         self._network, self._layout = network, layout
-        self.received = torch.zeros_like(weights) if kind.proximal else None
+        self._received = torch.zeros_like(weights) if kind.proximal else None
         self._linear = torch.zeros_like(weights) if kind.linear else None
-        self.proximal = weights.new_zeros(len(weights))
+        self._proximal = weights.new_zeros(len(weights))
         self._calibration: tuple[Tensor, ...] = ()
         if kind.calibrated:
             scale = weights.new_ones(len(weights), classes)
@@ -166,11 +159,11 @@ class StackObjectives:
 
     def load(self, weights: Tensor, objectives: Sequence[Objective]) -> None:
         """Takes the objectives of the leading jobs, which start from these weights."""
-        self.proximal.zero_()
-        pulls = torch.tensor([one.proximal for one in objectives], dtype=self.proximal.dtype)
-        self.proximal[: len(objectives)].copy_(pulls)
-        if self.received is not None:
-            self.received.copy_(weights)
+        if self._received is not None:
+            pulls = torch.tensor([one.proximal for one in objectives], dtype=weights.dtype)
+            self._proximal.zero_()
+            self._proximal[: len(objectives)].copy_(pulls)
+            self._received.copy_(weights)
         if self._linear is not None:
             self._linear.zero_()
             views = self._layout.views(self._linear)
@@ -196,17 +189,17 @@ class StackObjectives:
     def descend(self, flat: Tensor, rate: Tensor) -> None:
         """Moves the leading jobs' weights against the gradient of the closed-form terms."""
         size = len(flat)
-        if self.received is not None:
-            pull = (self.proximal[:size] * rate).unsqueeze(1)
-            flat.lerp_(self.received[:size], pull)
+        if self._received is not None:
+            pull = (self._proximal[:size] * rate).unsqueeze(1)
+            flat.lerp_(self._received[:size], pull)
         if self._linear is not None:
             flat.addcmul_(self._linear[:size], rate.unsqueeze(1), value=-1)
 
     def add_gradient(self, gradient: Tensor, flat: Tensor) -> None:
-        """Adds the gradient of all terms but the batch term to that of the leading jobs' loss."""
+        """Adds the gradient of the closed-form terms to that of the leading jobs' loss."""
         size = len(flat)
-        if self.received is not None:
-            gradient.add_(self.proximal[:size].unsqueeze(1) * (flat - self.received[:size]))
+        if self._received is not None:
+            gradient.add_(self._proximal[:size].unsqueeze(1) * (flat - self._received[:size]))
         if self._linear is not None:
             gradient.add_(self._linear[:size])
 
