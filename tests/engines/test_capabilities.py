@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -11,7 +9,6 @@ from engine_cases import check_same, jobs_of, small_federation, sweep
 from fedproto import Ditto, FedAvg, FedPer, FedProx, FedRep, Moon
 from fedproto.data.tasks import task_named
 from fedproto.engines import auto
-from fedproto.engines.augment import AugmentOptions
 from fedproto.engines.base import (
     ENGINES,
     EVERYTHING,
@@ -86,23 +83,17 @@ def test_an_engine_capable_of_a_job_says_nothing():
 
 
 @pytest.mark.parametrize(
-    ("strategy", "train", "augment", "needed"),
+    ("strategy", "needed"),
     [
-        (FedAvg(), PLAIN, None, set()),
-        (FedProx(), PLAIN, None, {Capability.OBJECTIVE}),
-        (Moon(), PLAIN, None, {Capability.BATCH_TERM, Capability.REPORT}),
-        (FedPer(), PLAIN, None, {Capability.PERSONAL}),
-        (FedRep(), PLAIN, None, {Capability.PERSONAL, Capability.TRAINABLE}),
-        (Ditto(), PLAIN, None, {Capability.PERSONAL_MODEL}),
-        (FedAvg(), replace(PLAIN, optimizer="sam"), None, {Capability.SAM}),
-        (FedAvg(), replace(PLAIN, optimizer="adam"), None, {Capability.ADAM}),
-        (FedAvg(), replace(PLAIN, clip_norm=1.0), None, {Capability.CLIPPING}),
-        (FedAvg(), replace(PLAIN, centralize=True), None, {Capability.CENTRALIZATION}),
-        (FedAvg(), PLAIN, AugmentOptions(flip=True), {Capability.AUGMENTATION}),
+        (FedProx(), set()),
+        (Moon(), {Capability.BATCH_TERM}),
+        (FedPer(), set()),
+        (FedRep(), {Capability.TRAINABLE}),
+        (Ditto(), {Capability.PERSONAL_MODEL}),
     ],
 )
-def test_needs_follow_from_the_configuration(strategy, train, augment, needed):
-    assert needs_of(Method(strategy), train, augment) == needed
+def test_needs_follow_from_the_method(strategy, needed):
+    assert needs_of(Method(strategy)) == needed
 
 
 def test_the_last_fallback_of_every_engine_can_do_everything():
@@ -115,11 +106,11 @@ def test_the_last_fallback_of_every_engine_can_do_everything():
 @pytest.mark.parametrize(
     ("needs", "name"),
     [
-        ([{Capability.OBJECTIVE}], "stacked"),
-        ([{Capability.AUGMENTATION}], "stacked"),
+        ([set()], "stacked"),
+        ([{Capability.BATCH_TERM}], "stacked"),
         ([{Capability.LABEL_MAPS}], "captured"),
         ([{Capability.TRAINABLE}], "reference"),
-        ([{Capability.TRAINABLE}, {Capability.OBJECTIVE}], "stacked"),
+        ([{Capability.TRAINABLE}, set()], "stacked"),
         ([{Capability.LABEL_MAPS, Capability.FLOAT64}], "reference"),
     ],
 )

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -71,3 +73,19 @@ def test_devices_that_are_not_there_are_named(monkeypatch):
     assert EngineOptions().process_devices() == [torch.device("cuda")]
     with pytest.raises(ConfigError, match="this machine has 2 CUDA devices"):
         EngineOptions(devices=3).process_devices()
+
+
+def test_a_script_without_a_guard_is_told_where_to_put_one(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import fedproto\n"
+        "fedproto.run('digits', 'mlp', 'fedavg', rounds=1, cohort=2, epochs=1, out='run',\n"
+        "             engine={'name': 'reference', 'device': 'cpu', 'devices': 2})\n"
+    )
+    command = [sys.executable, script.name]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].endswith(
+        'in a script put the call below `if __name__ == "__main__":`, since every process reads'
+        " the script"
+    )

@@ -18,7 +18,7 @@ from fedproto.callback import Callback
 from fedproto.data.federation import Federation
 from fedproto.data.tasks import Task
 from fedproto.engines.augment import AugmentOptions
-from fedproto.engines.layers import layer_that_draws
+from fedproto.engines.layers import draws_by_generator
 from fedproto.engines.training import TrainOptions
 from fedproto.errors import ConfigError, unknown_name
 from fedproto.options import Options, Registry, option
@@ -131,17 +131,9 @@ class Capability(enum.StrEnum):
     FLOAT64 = "float64"
     LABEL_MAPS = "a label per pixel"
     GENERATOR = "layers that draw from PyTorch's generator"
-    OBJECTIVE = "objectives"
     BATCH_TERM = "batch terms"
     TRAINABLE = "phases of training"
-    REPORT = "reports"
-    PERSONAL = "personal parameters"
     PERSONAL_MODEL = "personal models"
-    ADAM = "Adam"
-    SAM = "SAM"
-    CLIPPING = "gradient clipping"
-    CENTRALIZATION = "gradient centralisation"
-    AUGMENTATION = "augmentation"
 
 
 EVERYTHING = frozenset(Capability)
@@ -170,28 +162,20 @@ class Workload:
             Capability.CUDA if cuda else Capability.CPU: True,
             Capability.FLOAT64: self.options.dtype == "float64",
             Capability.LABEL_MAPS: not self.task.one_label,
-            Capability.GENERATOR: layer_that_draws(self.model) is not None,
+            Capability.GENERATOR: draws_by_generator(self.model),
         }
         return frozenset(name for name, needed in asked.items() if needed)
 
 
-def needs_of(
-    method: Method, train: TrainOptions, augment: AugmentOptions | None
-) -> frozenset[Capability]:
-    """The capabilities that jobs of a run need, beside those of their workload."""
+def needs_of(method: Method) -> frozenset[Capability]:
+    """The capabilities that jobs of a method need, beside those of their workload."""
     needs = method.needs
     asked = {
+        Capability.BATCH_TERM: "batch_term" in needs.hooks,
+        Capability.TRAINABLE: "trainable" in needs.hooks,
         Capability.PERSONAL_MODEL: needs.personal_model,
-        Capability.ADAM: train.optimizer == "adam",
-        Capability.SAM: train.optimizer == "sam",
-        Capability.CLIPPING: train.clip_norm is not None,
-        Capability.CENTRALIZATION: train.centralize,
-        Capability.AUGMENTATION: augment is not None,
     }
-    return frozenset(
-        {Capability[hook.upper()] for hook in needs.hooks}
-        | {name for name, needed in asked.items() if needed}
-    )
+    return frozenset(name for name, needed in asked.items() if needed)
 
 
 @dataclass(frozen=True)
@@ -303,7 +287,7 @@ class Engine(abc.ABC):
     def obstacle(self, job: LocalJob) -> str | None:
         """Why a job cannot be trained here, although the declared capabilities suffice.
 
-        For reasons that show only when a model or a hook is tried.
+        For options that an engine lacks, and reasons that show when a model or a hook is tried.
         """
         return None
 
@@ -317,7 +301,7 @@ class Engine(abc.ABC):
 
     def _engine_for(self, job: LocalJob) -> Engine:
         """This engine, or the fallback that a job goes to."""
-        needs = needs_of(job.method, job.train, job.augment)
+        needs = needs_of(job.method)
         missing = (needs | self.workload.needs) - self.capabilities
         reason = ", ".join(sorted(missing)) or self.obstacle(job)
         if reason is None:

@@ -12,12 +12,11 @@ the reference engine; jobs that need more than the engine's capabilities are han
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedproto.data.samples import TensorSamples, upload
 from fedproto.engines.augment import AugmentOptions
@@ -49,7 +48,7 @@ class CapturedEngine(ReferenceEngine):
 
     def __init__(self, workload: Workload, *, channels_last: bool = False) -> None:
         super().__init__(workload, channels_last=channels_last)
-        self._kinds: dict[_KindKey, _Kind] = {}
+        self._kinds: dict[tuple[TrainOptions, float, AugmentOptions | None], _Kind] = {}
         self._pool = None if self._device.type != "cuda" else torch.cuda.graph_pool_handle()
         self._order = _Order(self._samples, self._device)
 
@@ -65,9 +64,9 @@ class CapturedEngine(ReferenceEngine):
         more = objective.calibrated or "trainable" in job.method.needs.hooks
         if self._pool is None or more or objective.linear is not None:
             return super()._fit(job, indices, local, objective)
-        key = _KindKey(job.train.kind, objective.proximal, job.augment)
+        key = job.train.kind, objective.proximal, job.augment
         if key not in self._kinds:
-            self._kinds[key] = _Kind(self, key, objective)
+            self._kinds[key] = _Kind(self, job, objective)
         kind = self._kinds[key].begin(job)
         if self._order.begin(job, indices):
             for known in self._kinds.values():
@@ -144,24 +143,16 @@ class _Order:
         return inputs, targets
 
 
-@dataclass(frozen=True)
-class _KindKey:
-    """Common properties of jobs that differ in weights, data and rate alone."""
-
-    train: TrainOptions
-    proximal: float
-    augment: AugmentOptions | None
-
-
 class _Kind:
-    """The steps of alike jobs.
+    """The steps of jobs that differ in weights, data and rate alone.
 
     Attributes:
         loss: The sum of the losses of all samples since it was set to zero.
     """
 
-    def __init__(self, engine: CapturedEngine, key: _KindKey, objective: Objective) -> None:
-        self._engine, self._key, self._objective = engine, key, objective
+    def __init__(self, engine: CapturedEngine, job: LocalJob, objective: Objective) -> None:
+        self._engine, self._objective = engine, objective
+        self._train, self._augment = job.train.kind, job.augment
         self._params = dict(engine._model.named_parameters())
         self._received = {
             name: tensor.detach().clone()
@@ -169,7 +160,7 @@ class _Kind:
         }
         self._rate = torch.zeros((), device=engine._device)
         self.loss = torch.zeros((), device=engine._device)
-        self._optimizer = _capturable(key.train, engine._model, self._rate)
+        self._optimizer = self._train.optimizer_for(engine._model, self._rate)
         self._graphs: dict[Shape, torch.cuda.CUDAGraph | None] = {}
         self._refused = False
 
@@ -213,10 +204,10 @@ class _Kind:
         graph.replay()
 
     def _eager(self, key: Shape) -> None:
-        inputs, targets = self._engine._order.next(key, self._key.augment)
+        inputs, targets = self._engine._order.next(key, self._augment)
         self._engine._masks.begin_step()
         compute = functools.partial(self._compute_gradient, inputs, targets)
-        loss = take_step(self._engine._model, self._key.train, self._optimizer, compute)
+        loss = take_step(self._engine._model, self._train, self._optimizer, compute)
         self.loss += loss * len(inputs)
 
     def _compute_gradient(self, inputs: Tensor, targets: Tensor) -> Tensor:
@@ -249,18 +240,6 @@ class _Kind:
                 for tensor, value in zip(kept, before, strict=True):
                     tensor.copy_(value)
         return graph
-
-
-def _capturable(train: TrainOptions, model: nn.Module, rate: Tensor) -> torch.optim.Optimizer:
-    """The optimizer of `TrainOptions.optimizer_for`, with its state and rate on the device."""
-    params = list(model.parameters())
-    if train.optimizer == "adam":
-        return torch.optim.Adam(
-            params, lr=rate, weight_decay=train.weight_decay, fused=True, capturable=True
-        )
-    return torch.optim.SGD(
-        params, lr=rate, momentum=train.momentum, weight_decay=train.weight_decay, fused=True
-    )
 
 
 def _tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:

@@ -183,12 +183,12 @@ def dropout_factors(
     return keep * (1 / (1 - p) if p < 1 else 0.0)
 
 
-def layer_that_draws(model: nn.Module) -> str | None:
-    """The first layer that draws from a generator all the same, in words; None without any."""
-    for name, layer in model.named_modules():
-        if isinstance(layer, _DropoutNd) and layer.p > 0 and type(layer) not in KINDS:
-            return f"'{name}' ({type(layer).__name__})"
-    return None
+def draws_by_generator(model: nn.Module) -> bool:
+    """Whether any layer draws from a generator all the same."""
+    return any(
+        isinstance(layer, _DropoutNd) and layer.p > 0 and type(layer) not in KINDS
+        for layer in model.modules()
+    )
 
 
 def _hashed(x: Tensor) -> Tensor:

@@ -109,6 +109,7 @@ class WorkerPool:
                 index = busy.pop(number)
                 answer = None if number in hanging else self._receive(number)
                 if answer is None:
+                    self._check_start(number)
                     if attempts[index] == ATTEMPTS:
                         raise TrainingError(
                             f"a worker process was killed or hung {ATTEMPTS} times over the"
@@ -156,6 +157,18 @@ class WorkerPool:
         old.process.kill()
         old.process.join()
         self._workers[number] = self._start(number)
+
+    def _check_start(self, number: int) -> None:
+        """A process that ended by itself failed as it read the script, which trains in it too."""
+        process = self._workers[number].process
+        if self._forked:
+            return
+        process.join(timeout=CHECK_EVERY)
+        if process.exitcode is not None and process.exitcode > 0:
+            raise TrainingError(
+                "engine.devices: a worker process could not be started; in a script put the call"
+                ' below `if __name__ == "__main__":`, since every process reads the script'
+            )
 
     def _send(self, number: int, task: Any) -> None:
         worker = self._workers[number]
@@ -263,7 +276,7 @@ class SharedSlots:
             starts[name] = size
             size += -(-tensor.numel() * tensor.element_size() // _ALIGNMENT) * _ALIGNMENT
         self._starts, self._slot_bytes = starts, size
-        self._memory = mmap.mmap(-1, max(1, slots * size))
+        self._memory = torch.frombuffer(mmap.mmap(-1, max(1, slots * size)), dtype=torch.uint8)
 
     def fits(self, tensors: Tensors) -> bool:
         """Whether a slot can hold such tensors."""
@@ -273,14 +286,9 @@ class SharedSlots:
         """A slot's tensors, in place."""
         views = {}
         for name, (shape, dtype) in self._example.items():
-            count = shape.numel()
             start = slot * self._slot_bytes + self._starts[name]
-            flat = (
-                torch.frombuffer(self._memory, dtype=dtype, count=count, offset=start)
-                if count
-                else torch.empty(0, dtype=dtype)
-            )
-            views[name] = flat.view(shape)
+            own = self._memory[start : start + shape.numel() * dtype.itemsize]
+            views[name] = own.view(dtype).view(shape)
         return views
 
     def write(self, slot: int, tensors: Tensors) -> None:

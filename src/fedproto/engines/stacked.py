@@ -22,7 +22,7 @@ from fedproto.engines.stacking.orders import stack_orders
 from fedproto.errors import TrainingError
 from fedproto.rng import Indices
 from fedproto.strategies.base import PERSONAL
-from fedproto.strategies.values import Observation, Report
+from fedproto.strategies.values import Observation
 from fedproto.types import ClientFailure, ClientUpdate, ServerState, Tensors, under
 
 MEMORY_SHARE = 0.7
@@ -93,7 +93,8 @@ class StackedEngine(Engine):
 
     def _train_alike(self, members: list[Member]) -> Iterator[ClientUpdate]:
         """Trains in as many parts as fit into memory one after another."""
-        kind, rest = self._members.kind(members), members
+        kind = StackKind.of(members[0].job, [member.objective for member in members])
+        rest = members
         while rest:
             part = rest[: self._limit]
             updates: list[ClientUpdate] = []
@@ -197,9 +198,8 @@ class StackedEngine(Engine):
         observed: tuple[Observation | None, Observation | None],
         loss: float | None,
     ) -> ClientUpdate:
-        job, report = member.job, Report()
-        if job.method.reports and member.local is not None:
-            report = job.method.report(member.local, trained, *observed)
+        job = member.job
+        report = job.method.report(member.local, trained, *observed)
         personal = self._members.clients.personal(job)
         return ClientUpdate(
             client=job.client,

@@ -117,15 +117,20 @@ class TrainOptions(Options):
         kept = statistics_names(model)
         return {name: tensor for name, tensor in buffers.items() if name not in kept}
 
-    def optimizer_for(self, model: nn.Module, lr: float) -> torch.optim.Optimizer:
-        """The optimizer of one job."""
+    def optimizer_for(self, model: nn.Module, lr: float | Tensor) -> torch.optim.Optimizer:
+        """The optimizer of one job; for a CUDA graph if its rate lies on the device."""
+        params, captured = list(model.parameters()), isinstance(lr, Tensor)
         if self.optimizer == "adam":
-            fused = all(parameter.is_cuda for parameter in model.parameters())
+            fused = all(parameter.is_cuda for parameter in params)
             return torch.optim.Adam(
-                model.parameters(), lr=lr, weight_decay=self.weight_decay, fused=fused
+                params, lr=lr, weight_decay=self.weight_decay, fused=fused, capturable=captured
             )
         return torch.optim.SGD(
-            model.parameters(), lr=lr, momentum=self.momentum, weight_decay=self.weight_decay
+            params,
+            lr=lr,
+            momentum=self.momentum,
+            weight_decay=self.weight_decay,
+            fused=captured or None,
         )
 
 

@@ -339,7 +339,7 @@ def engine_of(
     """
     first = configs[0]
     workload = first.workload(federation, model, callback)
-    needs = {workload.needs | needs_of(one.method, one.train, one.augmentation) for one in configs}
+    needs = {workload.needs | needs_of(one.method) for one in configs}
     choice = choose(first.engine, needs, demand_of(configs, federation), before)
     if first.engine.name == AUTO:
         workload.callback.on_notice(f"engine: {choice.name} ({choice.reason})")

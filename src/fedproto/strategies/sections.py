@@ -321,11 +321,6 @@ class Method:
             declared |= one.payload(setting, num_examples)
         return declared
 
-    @property
-    def reports(self) -> bool:
-        """Whether clients send or keep anything besides the model."""
-        return "report" in self.needs.hooks or len(self._parts) > 1
-
     def report(self, local: Local, trained: Tensors, before: Seen, after: Seen) -> Report:
         """Tensors that a client sends and keeps after training."""
         before, after = self.privacy.withhold(before), self.privacy.withhold(after)

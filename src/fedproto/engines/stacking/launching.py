@@ -106,10 +106,8 @@ def _cut(kernel: str, step: ConvStep, x: Tensor) -> tuple[Cut, bool]:
 
 def suits(step: Step) -> bool:
     """Whether the kernels can compute a step, and gain by it."""
-    return kernels is not None and _gains(step)
-
-
-def _gains(step: Step) -> bool:
+    if kernels is None:
+        return False
     if isinstance(step, ConvStep):
         return step.stride[0] == step.stride[1] and step.pool != "same"
     if isinstance(step, NormStep):

@@ -128,7 +128,7 @@ class Lockstep:
         integers = np.stack((orders.start, orders.steps, orders.last_epoch, seeds))
         self._integers[:, : len(members)].copy_(torch.from_numpy(integers))
         if self._term is not None:
-            locals_ = [member.local for member in members if member.local is not None]
+            locals_ = [member.local for member in members]
             states = [member.job.state for member in members]
             if self._term.load(locals_, states, self.capacity):
                 self._forget_graphs()

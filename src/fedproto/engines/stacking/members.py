@@ -23,16 +23,14 @@ from fedproto.strategies.base import Strategy
 from fedproto.strategies.values import Batch, Local, Objective, Outputs
 from fedproto.types import ServerState, Tensors, part, under
 
-NOTHING = Objective()
-
 
 @dataclass(frozen=True)
 class Member:
-    """A job of a stack, with its client's data for the strategy and the terms it adds."""
+    """A job of a stack, its client's side of it, and the closed-form terms of its loss."""
 
     job: LocalJob
-    local: Local | None = None
-    objective: Objective = NOTHING
+    local: Local
+    objective: Objective
 
 
 @dataclass(frozen=True)
@@ -53,6 +51,18 @@ class StackKind:
     proximal: bool
     linear: bool
     calibrated: bool
+
+    @classmethod
+    def of(cls, job: LocalJob, objectives: Sequence[Objective]) -> StackKind:
+        """The kind of a stack of jobs like this one, with these closed-form terms."""
+        return cls(
+            train=job.train.kind,
+            term_of=job.strategy if "batch_term" in job.method.needs.hooks else None,
+            augment=job.augment,
+            proximal=any(one.proximal for one in objectives),
+            linear=any(one.linear is not None for one in objectives),
+            calibrated=any(one.calibrated for one in objectives),
+        )
 
     @property
     def rows(self) -> int:
@@ -86,21 +96,10 @@ class Members:
         """The members that can be trained in one stack, by the positions of their jobs."""
         groups: dict[StackKind, dict[int, Member]] = {}
         for index, job in enumerate(jobs):
-            groups.setdefault(self.kind([Member(job)]), {})[index] = self._member(job)
+            local = self.clients.local(job)
+            member = Member(job, local, job.strategy.objective(local))
+            groups.setdefault(StackKind.of(job, []), {})[index] = member
         return list(groups.values())
-
-    def kind(self, members: Sequence[Member]) -> StackKind:
-        """The kind of a stack of these members."""
-        job = members[0].job
-        objectives = [member.objective for member in members]
-        return StackKind(
-            train=job.train.kind,
-            term_of=job.strategy if "batch_term" in job.method.needs.hooks else None,
-            augment=job.augment,
-            proximal=any(one.proximal for one in objectives),
-            linear=any(one.linear is not None for one in objectives),
-            calibrated=any(one.calibrated for one in objectives),
-        )
 
     def obstacle(self, job: LocalJob) -> str | None:
         """Why a job cannot be trained in a stack; found by trying its batch term once."""
@@ -119,14 +118,6 @@ class Members:
                 reason = str(error).splitlines()[0] if str(error) else type(error).__name__
                 self._obstacles[strategy] = f"{type(strategy).__name__} is not stacked: {reason}"
         return self._obstacles[strategy]
-
-    def _member(self, job: LocalJob) -> Member:
-        """A job with the terms that its strategy adds to the loss."""
-        adds = job.method.needs.hooks & {"objective", "batch_term"}
-        if not adds and not job.method.reports:
-            return Member(job)
-        local = self.clients.local(job)
-        return Member(job, local, job.strategy.objective(local))
 
     def _try_term(self, job: LocalJob) -> None:
         """Runs a strategy's batch term on two samples; raises where `torch.func` cannot."""
