@@ -77,13 +77,15 @@ def test_devices_that_are_not_there_are_named(monkeypatch):
 
 def test_a_script_without_a_guard_is_told_where_to_put_one(tmp_path):
     script = tmp_path / "script.py"
+    # With more than a pipe holds, which must not keep the parent waiting for ever.
     script.write_text(
-        "import fedproto\n"
-        "fedproto.run('digits', 'mlp', 'fedavg', rounds=1, cohort=2, epochs=1, out='run',\n"
-        "             engine={'name': 'reference', 'device': 'cpu', 'devices': 2})\n"
+        "import functools\n"
+        "from fedproto.engines.pool import WorkerPool\n"
+        "make_work = functools.partial(dict, data=bytes(10**6))\n"
+        "WorkerPool(make_work, 1, forked=False).run([0], print)\n"
     )
     command = [sys.executable, script.name]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].endswith(
         'in a script put the call below `if __name__ == "__main__":`, since every process reads'

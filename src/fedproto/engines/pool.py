@@ -140,8 +140,10 @@ class WorkerPool:
     def _start(self, number: int) -> _Worker:
         ours, theirs = self._context.Pipe()
         inherited = [*(worker.connection for worker in self._workers), ours] * self._forked
+        # What a new process needs to start must be small: it is written before anyone may read it.
+        make_work = self._make_work if self._forked else None
         process = self._context.Process(
-            target=_serve, args=(theirs, inherited, number, self._make_work), daemon=True
+            target=_serve, args=(theirs, inherited, number, make_work), daemon=True
         )
         with warnings.catch_warnings():
             # Python warns of locks that other threads may hold at this moment. A worker takes none
@@ -149,6 +151,9 @@ class WorkerPool:
             warnings.filterwarnings("ignore", category=DeprecationWarning, message=".*fork.*")
             process.start()
         theirs.close()
+        if not self._forked:
+            with contextlib.suppress(OSError):
+                ours.send(self._make_work)
         return _Worker(process, ours)
 
     def _replace(self, number: int) -> None:
@@ -218,7 +223,7 @@ def _serve(
     connection: Connection,
     inherited: Sequence[Connection],
     number: int,
-    make_work: Callable[[], Work],
+    make_work: Callable[[], Work] | None,
 ) -> None:
     """Runs one task after another until the pipe closes; the main function of a worker."""
     # Copies of the other ends would keep pipes open after their owner is gone.
@@ -228,7 +233,7 @@ def _serve(
     torch.set_num_threads(1)
     keep_freed_memory()
     try:
-        work = make_work()
+        work = (make_work or connection.recv())()
         while True:
             task = connection.recv()
             try:

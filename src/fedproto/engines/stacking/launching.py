@@ -106,8 +106,10 @@ def _cut(kernel: str, step: ConvStep, x: Tensor) -> tuple[Cut, bool]:
 
 def suits(step: Step) -> bool:
     """Whether the kernels can compute a step, and gain by it."""
-    if kernels is None:
-        return False
+    return kernels is not None and _gains(step)
+
+
+def _gains(step: Step) -> bool:
     if isinstance(step, ConvStep):
         return step.stride[0] == step.stride[1] and step.pool != "same"
     if isinstance(step, NormStep):
