@@ -192,9 +192,9 @@ class ReferenceEngine(Engine):
             term.begin_job(job.strategy, local, job.state)
 
         def compute_gradient(inputs: Tensor, targets: Tensor) -> Tensor:
-            closed = objective.closed_form(params, job.state.params)
+            added = objective.closed_form(params, job.state.params)
             optimizer.zero_grad(set_to_none=True)
-            return self._backward(inputs, targets, objective, closed, term)
+            return self._backward(inputs, targets, objective, added, term)
 
         def step(inputs: Tensor, targets: Tensor) -> Tensor:
             self._masks.begin_step()
@@ -209,17 +209,18 @@ class ReferenceEngine(Engine):
         inputs: Tensor,
         targets: Tensor,
         objective: Objective,
-        closed: Tensor | None,
+        added: Tensor | None,
         term: BatchTerm | None = None,
     ) -> Tensor:
-        """Computes the gradient of a batch's loss and the other terms; returns the loss alone."""
+        """Computes the gradient of a batch's loss and the added terms; returns the loss alone."""
         self._masks.begin_pass()
         with self.workload.options.autocast(self._device):
             outputs = None if term is None else outputs_of(self._model, inputs)
             logits = self._model(inputs) if outputs is None else outputs.logits
             loss = self.workload.task.loss(objective.calibrate(logits), targets)
             own = None if term is None or outputs is None else term(inputs, outputs, targets)
-        sum((one for one in (own, closed) if one is not None), loss).backward()
+        terms = [one for one in (own, added) if one is not None]
+        sum(terms, loss).backward()
         return loss.detach()
 
     @torch.no_grad()
