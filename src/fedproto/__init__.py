@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from fedproto.strategies.feddecorr import FedDecorr as FedDecorr
     from fedproto.strategies.feddisco import FedDisco as FedDisco
     from fedproto.strategies.feddyn import FedDyn as FedDyn
+    from fedproto.strategies.fednova import FedNova as FedNova
     from fedproto.strategies.fedntd import FedNTD as FedNTD
     from fedproto.strategies.fedper import FedPer as FedPer
     from fedproto.strategies.fedproto import FedProto as FedProto

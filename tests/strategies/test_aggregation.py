@@ -14,6 +14,7 @@ from fedproto import (
     Centralized,
     ConfigError,
     FedAvg,
+    FedNova,
     FedProto,
 )
 from fedproto.config import RunConfig
@@ -39,7 +40,6 @@ from helpers import (
     strategy_name,
     update_for,
 )
-from paper.baselines import FedNova
 
 RULES = ["mean", "median", "trimmed-mean"]
 

@@ -13,6 +13,7 @@ from fedproto import (
     FedAvg,
     FedDisco,
     FedDyn,
+    FedNova,
     FedProx,
     Scaffold,
     ServerOptions,
@@ -22,7 +23,7 @@ from fedproto.rounds.jobs import check_fits, plan_round, prepare
 from fedproto.strategies.values import Local, Setting
 from fedproto.types import ClientUpdate, ServerState
 from helpers import aggregated, begin, config_of, engine_for, same_tensors
-from paper.baselines import FedLC, FedNova, FedRS
+from paper.baselines import FedLC, FedRS
 
 
 def number(value: float) -> torch.Tensor:

@@ -16,6 +16,7 @@ from fedproto import (
     FedAvg,
     FedDisco,
     FedDyn,
+    FedNova,
     FedProto,
     FedProx,
     Scaffold,
@@ -40,7 +41,7 @@ from fedproto.strategies.serve import ServeOptions
 from fedproto.strategies.values import Declared, Needs, Objective, Report
 from fedproto.types import ClientWeights, RoundRecord, ServerState, part, under
 from helpers import Notices, run_from
-from paper.baselines import FedLC, FedNova, FedRS
+from paper.baselines import FedLC, FedRS
 
 CLASSES = 4
 
