@@ -5,6 +5,7 @@ They run on a CUDA device, and elsewhere in Triton's interpreter.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -15,12 +16,13 @@ from torch.nn import functional as F  # noqa: N812 - the name everyone uses
 from engine_cases import CLASSES, check_same, conv_step, dense_step, small_federation, sweep
 from fedproto import FedProto, FedProx
 from fedproto.engines.stacking import form, formulas, launching, network
-from fedproto.engines.stacking.launching import CUTS
+from fedproto.engines.stacking.launching import CUTS, MlpStep
 from fedproto.engines.stacking.layers import Norm, computed
+from fedproto.engines.stacking.lockstep import Lockstep
 from fedproto.engines.training import TrainOptions
 from fedproto.models import with_features
 from fedproto.models.resnet import ResNet20Options
-from fedproto.models.small import CNN4Options, CNNOptions
+from fedproto.models.small import CNN4Options, CNNOptions, MLPOptions
 
 pytest.importorskip("triton", reason="Triton exists for Linux alone")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -166,6 +168,24 @@ def test_group_normalisation_is_that_of_the_formulas(shape):
         assert error(own, truth.double()) < 1e-5
 
 
+def test_whole_steps_are_those_of_the_reference(monkeypatch, with_kernels):
+    made = []
+    step = MlpStep.__call__
+    monkeypatch.setattr(MlpStep, "__call__", lambda *args, **more: made.append(step(*args, **more)))
+    options = {
+        "strategies": [FedProx(mu=1.0), FedProto()],
+        "federation": small_federation(shape=(6,), sizes=(4, 6, 3)),
+        "train": TrainOptions(epochs=2, batch_size=5, lr=0.05),
+        "dtype": "float32",
+        "device": DEVICE,
+    }
+    model = MLPOptions(hidden=20, features=40)
+    found = sweep("stacked", model, **options)
+    assert made
+    assert with_kernels
+    check_same(found, sweep("reference", model, **options), 1e-4)
+
+
 class Residual(nn.Module):
     """A block of a residual network, as small as it can be."""
 
@@ -203,4 +223,35 @@ def test_training_with_kernels_is_that_of_the_reference(with_kernels, model, sha
     }
     found = sweep("stacked", model, **options)
     assert all(one.convolves for one in with_kernels)
+    check_same(found, sweep("reference", model, **options), 1e-4)
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_a_whole_step_that_is_wrong_is_found(monkeypatch, with_kernels, wrong):
+    step, kernel = Lockstep._step, MlpStep.__call__
+
+    def checked(self, size):
+        if not self._checked:
+            self._check_kernels(size)
+            assert (self._whole is None) == wrong
+        step(self, size)
+
+    def bad(self, jobs, tensors, starts, **more):
+        kernel(self, jobs, tensors, starts, **more)
+        tensors[3].mul_(1.1)
+
+    monkeypatch.setattr(Lockstep, "_step", checked)
+    if wrong:
+        monkeypatch.setattr(MlpStep, "__call__", bad)
+    options = {
+        "strategies": [FedProx(mu=1.0)],
+        "federation": small_federation(shape=(6,), sizes=(4, 6, 3)),
+        "train": TrainOptions(epochs=1, batch_size=5, lr=0.05),
+        "dtype": "float32",
+        "device": DEVICE,
+    }
+    model = MLPOptions(hidden=20, features=40)
+    with pytest.warns(UserWarning, match="wrong gradients") if wrong else nullcontext():
+        found = sweep("stacked", model, **options)
+    assert with_kernels
     check_same(found, sweep("reference", model, **options), 1e-4)

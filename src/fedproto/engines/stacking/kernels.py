@@ -433,3 +433,94 @@ def dense_descent(
     g, _, _ = _matrix(dz + job * dz_row, unit, sample, units, batch, 1, units)
     p, _, _ = _matrix(x + job * x_row, sample, number, batch, inputs, inputs, 1)
     tl.store(weight + where, w - tl.dot(g, p, input_precision=PRECISION), mask=inside)
+
+
+@triton.jit
+def _move(rows, received, where, inside, value, change, pull, PROXIMAL: tl.constexpr):
+    """Gradient descent, with a pull to the received weights."""
+    if PROXIMAL:
+        value += pull * (tl.load(received + where, mask=inside, other=0.0) - value)
+    tl.store(rows + where, value - change, mask=inside)
+
+
+@triton.jit
+def mlp_step(
+    inputs, targets, samples, rows, received, start, steps, last_epoch, rate, proximal, count, loss,
+    row_size, table, batch, channels, hidden, features: tl.constexpr, classes, weight1, bias1,
+    weight2, bias2, weight3, bias3, BATCH: tl.constexpr, IN: tl.constexpr, HIDDEN: tl.constexpr,
+    CHUNK: tl.constexpr, CLASSES: tl.constexpr, PROXIMAL: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """A local step of a model of two dense layers and a head, one job per program.
+
+    The second layer is computed in chunks of its units, forward and then again backward, where
+    each chunk is updated as soon as it has been used. Weights are read transposed.
+    """
+    job = tl.program_id(0).to(tl.int64)
+    number = tl.load(count)
+    busy = number < tl.load(steps + job)
+    pace = tl.where(busy, tl.load(rate + job), 0.0)
+    pull = pace * tl.load(proximal + job)
+    sample = tl.arange(0, BATCH)
+    at = tl.minimum(tl.load(start + job) + number * batch + sample, table - 1)
+    index = tl.load(samples + at, mask=sample < batch, other=-1)
+    live = tl.where(busy, index, -1) >= 0
+    index = tl.where(live, index, 0)
+    share = tl.where(live, pace / tl.maximum(tl.sum(live.to(tl.int32), axis=0), 1), 0.0)
+    channel = tl.arange(0, IN)
+    x = tl.load(
+        inputs + index[:, None] * channels + channel[None, :],
+        mask=live[:, None] & (channel < channels)[None, :],
+        other=0.0,
+    )
+    label = tl.load(targets + index, mask=live, other=0)
+    rows += job * row_size
+    received += job * row_size
+
+    unit = tl.arange(0, HIDDEN)
+    kind = tl.arange(0, CLASSES)
+    w1, _at1, _in1 = _matrix(rows + weight1, channel, unit, channels, hidden, 1, channels)
+    b1 = tl.load(rows + bias1 + unit, mask=unit < hidden, other=0.0)
+    h1 = tl.maximum(tl.dot(x, w1, input_precision=PRECISION) + b1[None, :], 0.0)
+    b3 = tl.load(rows + bias3 + kind, mask=kind < classes, other=0.0)
+    z = tl.zeros((BATCH, CLASSES), tl.float32) + b3[None, :]
+    for first in range(0, features, CHUNK):
+        part = first + tl.arange(0, CHUNK)
+        w2, _, _ = _matrix(rows + weight2, unit, part, hidden, features, 1, hidden)
+        w3, _, _ = _matrix(rows + weight3, part, kind, features, classes, 1, features)
+        b2 = tl.load(rows + bias2 + part, mask=part < features, other=0.0)
+        h2 = tl.maximum(tl.dot(h1, w2, input_precision=PRECISION) + b2[None, :], 0.0)
+        z = tl.dot(h2, w3, z, input_precision=PRECISION)
+
+    z = tl.where((kind < classes)[None, :], z, float("-inf"))
+    z -= tl.max(z, axis=1)[:, None]
+    total = tl.sum(tl.exp(z), axis=1)
+    hit = kind[None, :] == label[:, None]
+    each = tl.log(total) - tl.sum(tl.where(hit, z, 0.0), axis=1)
+    counts = live & (number >= tl.load(last_epoch + job))
+    tl.store(loss + job, tl.load(loss + job) + tl.sum(tl.where(counts, each, 0.0), axis=0))
+    dz = (tl.exp(z) / total[:, None] - hit.to(tl.float32)) * share[:, None]
+
+    d1 = tl.zeros((BATCH, HIDDEN), tl.float32)
+    for first in range(0, features, CHUNK):
+        part = first + tl.arange(0, CHUNK)
+        w2, at2, in2 = _matrix(rows + weight2, unit, part, hidden, features, 1, hidden)
+        w3, at3, in3 = _matrix(rows + weight3, part, kind, features, classes, 1, features)
+        b2 = tl.load(rows + bias2 + part, mask=part < features, other=0.0)
+        h2 = tl.maximum(tl.dot(h1, w2, input_precision=PRECISION) + b2[None, :], 0.0)
+        d2 = tl.where(h2 > 0, tl.dot(dz, tl.trans(w3), input_precision=PRECISION), 0.0)
+        d1 = tl.dot(d2, tl.trans(w2), d1, input_precision=PRECISION)
+        dw3 = tl.dot(tl.trans(h2), dz, input_precision=PRECISION)
+        dw2 = tl.dot(tl.trans(h1), d2, input_precision=PRECISION)
+        _move(rows, received, weight3 + at3, in3, w3, dw3, pull, PROXIMAL)
+        _move(rows, received, weight2 + at2, in2, w2, dw2, pull, PROXIMAL)
+        db2 = tl.sum(d2, axis=0)
+        _move(rows, received, bias2 + part, part < features, b2, db2, pull, PROXIMAL)
+    d1 = tl.where(h1 > 0, d1, 0.0)
+    dw1 = tl.dot(tl.trans(x), d1, input_precision=PRECISION)
+    # Read again: kept, it would take up the registers all the time.
+    w1, at1, in1 = _matrix(rows + weight1, channel, unit, channels, hidden, 1, channels)
+    _move(rows, received, weight1 + at1, in1, w1, dw1, pull, PROXIMAL)
+    db1 = tl.sum(d1, axis=0)
+    _move(rows, received, bias1 + unit, unit < hidden, b1, db1, pull, PROXIMAL)
+    db3 = tl.sum(dz, axis=0)
+    _move(rows, received, bias3 + kind, kind < classes, b3, db3, pull, PROXIMAL)

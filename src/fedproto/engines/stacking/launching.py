@@ -5,7 +5,8 @@ Shapes: as in `fedproto.engines.stacking.formulas`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -307,6 +308,52 @@ def _launch_dense(
         UNITS=UNITS, STRIP=STRIP, PRECISION=precision(), num_warps=2, num_stages=stages,
         **more,
     )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class MlpStep:
+    """A step of plain gradient descent of two dense layers and a head, in one kernel.
+
+    A step of such a model is so little work that a GPU spends it on starting kernels.
+    """
+
+    layers: tuple[DenseStep, DenseStep, DenseStep]
+    batch: int
+
+    @property
+    def _sides(self) -> tuple[int, ...]:
+        """Inputs of the first layer, units of both, and classes."""
+        return self.layers[0].units_in, *(layer.units for layer in self.layers)
+
+    @property
+    def usable(self) -> bool:
+        """Whether the model is small enough, and the kernel exists."""
+        largest = (16, 128, 128, 512, 32)
+        needed = (self.batch, *self._sides)
+        return kernels is not None and all(a <= b for a, b in zip(needed, largest, strict=True))
+
+    def __call__(
+        self, jobs: int, tensors: Sequence[Tensor], starts: Mapping[str, int], *, proximal: bool
+    ) -> None:
+        """Makes the next step of the leading jobs; the count is left to the caller.
+
+        Args:
+            jobs: The number of unfinished jobs.
+            tensors: The first twelve arguments of the kernel.
+            starts: Where each tensor begins in a model's row.
+            proximal: Whether any job is pulled to the received weights.
+        """
+        samples, rows = tensors[2:4]
+        channels, hidden, _, classes = self._sides
+        offsets = [
+            starts[f"{layer.name}.{part}"] for layer in self.layers for part in ("weight", "bias")
+        ]
+        kernels.mlp_step[(jobs,)](
+            *tensors, rows.stride(0), len(samples), self.batch, *self._sides, *offsets,
+            BATCH=_power(self.batch), IN=_power(channels), HIDDEN=_power(hidden), CHUNK=32,
+            CLASSES=_power(classes), PROXIMAL=proximal, PRECISION=precision(), num_warps=8,
+            num_stages=1,
+        )  # fmt: skip
 
 
 def _parts(count: int, size: int) -> int:

@@ -20,6 +20,7 @@ from torch import Tensor
 from fedproto.engines.base import products
 from fedproto.engines.stacking.form import StackedForm
 from fedproto.engines.stacking.formulas import unfused
+from fedproto.engines.stacking.launching import MlpStep
 from fedproto.engines.stacking.layers import Gradient, Pending, computed
 from fedproto.engines.stacking.members import Member, StackKind, StackObjectives, StackTerm
 from fedproto.engines.stacking.network import RowLayout, StepBatch
@@ -85,6 +86,7 @@ class Lockstep:
         self._moves = (
             None if kind.augment is None else self._samples.new_zeros(len(self._samples), 3)
         )
+        self._whole = network.whole_step(kind.train.batch_size) if kind.whole else None
         self._sizes = _sizes(self.capacity)
         self._graphs: dict[int, torch.cuda.CUDAGraph] | None = {} if graphs else None
         self._pool = torch.cuda.graph_pool_handle() if graphs else None
@@ -176,18 +178,18 @@ class Lockstep:
         self._checked, size = True, min(size, CHECKED)
         touched = [self._flat, *self._slots, *self.statistics.values(), self._loss, self._count]
         before = [tensor.clone() for tensor in touched]
-        own = self._network, self._fuse
+        own = self._network, self._whole, self._fuse
         changes = []
         # In full precision, since with tf32 rounding can be most of a small gradient.
         with products(tf32=False, tune=torch.backends.cudnn.benchmark):
-            for network in (plain, own[0]):
-                self._network, self._fuse = network, unfused
+            for network, whole in ((plain, None), own[:2]):
+                self._network, self._whole, self._fuse = network, whole, unfused
                 self._step(size)
                 changed = before[0] - self._flat if self._gradient is None else self._gradient
                 changes.append(changed[:size].clone())
                 for tensor, value in zip(touched, before, strict=True):
                     tensor.copy_(value)
-        self._network, self._fuse = own
+        self._network, self._whole, self._fuse = own
         # In bfloat16 a maximum may be another pixel.
         most = 0.01 if self._form.inputs.dtype != torch.bfloat16 else 0.2
         if (changes[1] - changes[0]).norm() > most * changes[0].norm():
@@ -196,10 +198,13 @@ class Lockstep:
                 " set engine.compile = false",
                 stacklevel=2,
             )
-            self._network = plain
+            self._network, self._whole = plain, None
 
     def _step(self, size: int) -> None:
         """One step of the leading jobs."""
+        if self._whole is not None:
+            self._step_in_one_kernel(self._whole, size)
+            return
         x, targets, live, weight, rate = self._fuse(next_batch)(
             self._form.inputs,
             self._form.targets,
@@ -235,6 +240,17 @@ class Lockstep:
         """The loss per sample and its gradients at these weights; statistics are changed."""
         params = {**self._layout.views(flat), **statistics}
         return self._network.gradients(params, batch, self._fuse)
+
+    def _step_in_one_kernel(self, step: MlpStep, size: int) -> None:
+        received, proximal = self._objectives.received, self._objectives.proximal
+        tensors = [
+            *(self._form.inputs, self._form.targets, self._samples, self._flat),
+            self._flat if received is None else received,
+            *(self._start, self._steps, self._last_epoch, self._rate, proximal),
+            *(self._count, self._loss),
+        ]
+        step(size, tensors, self._layout.starts, proximal=received is not None)
+        self._count.add_(1)
 
     def _descend(self, flat: Tensor, gradients: Mapping[str, Gradient], rate: Tensor) -> None:
         """Plain gradient descent, inside the products that give the gradients.

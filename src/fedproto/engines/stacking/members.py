@@ -75,6 +75,11 @@ class StackKind:
         """Whether gradients are subtracted as they are computed."""
         return self.train.plain and self.term_of is None
 
+    @property
+    def whole(self) -> bool:
+        """Whether a step can be one kernel: plain descent with at most a proximal term."""
+        return self.in_place and not (self.linear or self.calibrated or self.augment)
+
 
 class Members:
     """Sorts jobs into stacks.
@@ -93,12 +98,18 @@ class Members:
         )
 
     def alike(self, jobs: Sequence[LocalJob]) -> list[dict[int, Member]]:
-        """The members that can be trained in one stack, by the positions of their jobs."""
-        groups: dict[StackKind, dict[int, Member]] = {}
+        """The members that can be trained in one stack, by the positions of their jobs.
+
+        Where a step can be one kernel, jobs with an objective that it lacks get a stack of their
+        own, so that all others keep it.
+        """
+        groups: dict[tuple[StackKind, bool], dict[int, Member]] = {}
         for index, job in enumerate(jobs):
             local = self.clients.local(job)
-            member = Member(job, local, job.strategy.objective(local))
-            groups.setdefault(StackKind.of(job, []), {})[index] = member
+            member, kind = Member(job, local, job.strategy.objective(local)), StackKind.of(job, [])
+            whole = self._network.whole_step(kind.train.batch_size) is not None
+            apart = whole and not StackKind.of(job, [member.objective]).whole
+            groups.setdefault((kind, apart), {})[index] = member
         return list(groups.values())
 
     def obstacle(self, job: LocalJob) -> str | None:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from fedproto.engines.augment import AugmentOptions
 from fedproto.engines.stacking import formulas, launching
 from fedproto.engines.stacking.formulas import Fuse
+from fedproto.engines.stacking.launching import MlpStep
 from fedproto.engines.stacking.layers import (
     SEED,
     STEP,
@@ -79,11 +80,23 @@ class Network:
         by_batch: Whether a sample's features depend on which others it is tested with.
     """
 
-    def __init__(self, steps: Sequence[Stacked], shapes: Mapping[int, tuple[int, ...]]) -> None:
-        """Takes the steps in order, and the shape of each value for one sample."""
+    def __init__(
+        self,
+        steps: Sequence[Stacked],
+        shapes: Mapping[int, tuple[int, ...]],
+        *,
+        one_kernel: bool = False,
+    ) -> None:
+        """Takes the steps.
+
+        Args:
+            steps: In order; each takes what earlier ones gave.
+            shapes: Of each value, for one sample.
+            one_kernel: Whether to make steps in one kernel where models have one.
+        """
         head = steps[-1]
         assert isinstance(head, Dense)  # noqa: S101 - as every traced network ends
-        self.steps, self.head, self._shapes = steps, head, shapes
+        self.steps, self.head, self._shapes, self._one_kernel = steps, head, shapes, one_kernel
         self._shape = shapes[0]
         self.layers = [step for step in steps if isinstance(step, Layer)]
         norms = [step for step in steps if isinstance(step, Norm)]
@@ -109,12 +122,25 @@ class Network:
         for step in self.steps:
             own: dict[str, Any] = {key: one for key, one in changes.items() if hasattr(step, key)}
             steps.append(replace(step, **own))
-        return Network(steps, self._shapes)
+        kernels = self._one_kernel and changes.get("kernels", True)
+        return Network(steps, self._shapes, one_kernel=kernels)
 
     def portable(self) -> Network | None:
-        """The same network by PyTorch's own products; None where it is that already."""
-        used = any(layer.kernels for layer in self.layers)
-        return self._alike(kernels=False) if used else None
+        """The same network by PyTorch's own products."""
+        used = [layer.kernels for layer in self.layers]
+        if not any(used) and self.whole_step(1) is None:
+            return None
+        return self._alike(kernels=False)
+
+    def whole_step(self, batch: int) -> MlpStep | None:
+        """For two dense layers and a head."""
+        dense = [step for step in self.steps if isinstance(step, Dense) and step.bias]
+        if not self._one_kernel or len(self.steps) != 3 or len(dense) != 3:
+            return None
+        if [step.relu for step in dense] != [True, True, False]:
+            return None
+        step = MlpStep((dense[0], dense[1], dense[2]), batch)
+        return step if step.usable else None
 
     def frozen(self) -> Network:
         """The same network with statistics that training neither uses nor changes."""
@@ -249,7 +275,7 @@ def stacked_network(model: nn.Module, inputs: Tensor, *, kernels: bool = False) 
         suits = kernels and launching.suits(step)
         more = {"kernels": suits} if isinstance(step, LayerStep) else {}
         steps.append(kinds[type(step)](**vars(step), **more))
-    return Network(steps, found.shapes)
+    return Network(steps, found.shapes, one_kernel=kernels)
 
 
 class RowLayout:
