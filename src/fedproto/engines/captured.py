@@ -21,7 +21,7 @@ from torch import Tensor
 from fedproto.data.samples import TensorSamples, upload
 from fedproto.engines.augment import AugmentOptions
 from fedproto.engines.base import ENGINES, EVERYTHING, Capability, LocalJob, Workload
-from fedproto.engines.layers import freeze
+from fedproto.engines.layers import freeze, take_over
 from fedproto.engines.reference import ReferenceEngine
 from fedproto.engines.training import TrainOptions, take_step
 from fedproto.rng import Indices
@@ -48,6 +48,7 @@ class CapturedEngine(ReferenceEngine):
 
     def __init__(self, workload: Workload, *, channels_last: bool = False) -> None:
         super().__init__(workload, channels_last=channels_last)
+        take_over(self._model)
         self._kinds: dict[tuple[TrainOptions, float, AugmentOptions | None], _Kind] = {}
         self._pool = None if self._device.type != "cuda" else torch.cuda.graph_pool_handle()
         self._order = _Order(self._samples, self._device)

@@ -145,15 +145,20 @@ class Members:
 
 
 class StackObjectives:
-    """Buffers for the closed-form terms of a stack's jobs, and their gradients."""
+    """Buffers for the closed-form terms of a stack's jobs, and their gradients.
+
+    Attributes:
+        received: The weights that jobs started from, if any term needs them.
+        proximal: Strength of each job's pull to them, ``[J]``.
+    """
 
     def __init__(
         self, kind: StackKind, network: Network, layout: RowLayout, weights: Tensor, classes: int
     ) -> None:
         self._network, self._layout = network, layout
-        self._received = torch.zeros_like(weights) if kind.proximal else None
+        self.received = torch.zeros_like(weights) if kind.proximal else None
         self._linear = torch.zeros_like(weights) if kind.linear else None
-        self._proximal = weights.new_zeros(len(weights))
+        self.proximal = weights.new_zeros(len(weights))
         self._calibration: tuple[Tensor, ...] = ()
         if kind.calibrated:
             scale = weights.new_ones(len(weights), classes)
@@ -161,11 +166,11 @@ class StackObjectives:
 
     def load(self, weights: Tensor, objectives: Sequence[Objective]) -> None:
         """Takes the objectives of the leading jobs, which start from these weights."""
-        if self._received is not None:
-            pulls = torch.tensor([one.proximal for one in objectives], dtype=weights.dtype)
-            self._proximal.zero_()
-            self._proximal[: len(objectives)].copy_(pulls)
-            self._received.copy_(weights)
+        self.proximal.zero_()
+        pulls = torch.tensor([one.proximal for one in objectives], dtype=self.proximal.dtype)
+        self.proximal[: len(objectives)].copy_(pulls)
+        if self.received is not None:
+            self.received.copy_(weights)
         if self._linear is not None:
             self._linear.zero_()
             views = self._layout.views(self._linear)
@@ -191,17 +196,17 @@ class StackObjectives:
     def descend(self, flat: Tensor, rate: Tensor) -> None:
         """Moves the leading jobs' weights against the gradient of the closed-form terms."""
         size = len(flat)
-        if self._received is not None:
-            pull = (self._proximal[:size] * rate).unsqueeze(1)
-            flat.lerp_(self._received[:size], pull)
+        if self.received is not None:
+            pull = (self.proximal[:size] * rate).unsqueeze(1)
+            flat.lerp_(self.received[:size], pull)
         if self._linear is not None:
             flat.addcmul_(self._linear[:size], rate.unsqueeze(1), value=-1)
 
     def add_gradient(self, gradient: Tensor, flat: Tensor) -> None:
         """Adds the gradient of the closed-form terms to that of the leading jobs' loss."""
         size = len(flat)
-        if self._received is not None:
-            gradient.add_(self._proximal[:size].unsqueeze(1) * (flat - self._received[:size]))
+        if self.received is not None:
+            gradient.add_(self.proximal[:size].unsqueeze(1) * (flat - self.received[:size]))
         if self._linear is not None:
             gradient.add_(self._linear[:size])
 
