@@ -47,6 +47,8 @@ def stored_facts(path: Path) -> dict[str, Any]:
         return {}
     try:
         facts = options_to_dict(read_options(DataFacts, dict(known), "data"))
+        if min(facts["input_shape"], default=1) < 1:
+            raise ValueError(f"data.input_shape: {facts['input_shape']} has a size below 1")
     except (ConfigError, TypeError, ValueError) as error:
         raise StoreError(
             f"{path}/run.json has an invalid description of its data: {error};"

@@ -44,7 +44,7 @@ class DataFacts(Options):
     train: int = option(0, "samples for training", at_least=0)
     test: int = option(0, "samples for the test", at_least=0)
     test_set: str = option("split", "source of the test samples")
-    num_classes: int = option(0, "number of classes", at_least=0)
+    num_classes: int = option(1, "number of classes", at_least=1)
     class_names: tuple[str, ...] = option((), "names of the classes")
     input_shape: tuple[int, ...] = option((), "shape of an input")
     task: Literal["classification", "segmentation"] = option("classification", "task")

@@ -170,7 +170,8 @@ def _chances(arrangement: Arrangement, about: Mapping[Path, Mapping[str, Any]]) 
     """The accuracy of guessing among the classes, by data set, where all runs have as many."""
     found: dict[str, set[int]] = defaultdict(set)
     for group in arrangement.groups:
-        if classes := about[group.runs[0].path].get("num_classes"):
+        classes = about[group.runs[0].path].get("num_classes")
+        if isinstance(classes, int) and classes > 0:  # a stranger's directory may say anything
             found[arrangement.conditions[group.conditions[0]].family].add(classes)
     return {family: 1 / min(known) for family, known in found.items() if len(known) == 1}
 

@@ -147,8 +147,8 @@ def attention(runs: Sequence[PageRun]) -> dict[str, Any] | None:
 
 
 def _quantiles(values: Sequence[float]) -> list[float]:
-    found: list[float] = np.quantile(values, np.linspace(0, 1, QUANTILES)).round(5).tolist()
-    return found
+    found = np.quantile(values, np.linspace(0, 1, QUANTILES)).tolist()
+    return [round(value, 5) for value in found]
 
 
 def classes(runs: Sequence[PageRun]) -> dict[str, float] | None:
