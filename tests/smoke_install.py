@@ -56,7 +56,7 @@ WORKS = [
     ["resume", "runs/one", "--rounds=3"],
     ["compare", "runs", "--target=0.1", "--plots=figures"],
     ["best", "runs/two", "--by=accuracy"],
-    ["tune", "tune-digits", "--set=schedule.rounds=2", "--trials=2", "--out=runs/tuned"],
+    ["tune", "tune-digits", "--set=schedule.rounds=2", "--set=tune.trials=2", "--out=runs/tuned"],
     ["analyse", "runs/one"],
     ["report", "runs"],
     ["check", "runs"],
