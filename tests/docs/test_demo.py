@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from fedproto.cli import main
 
-README = Path(__file__).parents[2] / "README.md"
+ROOT = Path(__file__).parents[2]
+README = ROOT / "README.md"
 
 
 def rows(text: str, head: str) -> dict[str, dict[str, str]]:
@@ -21,7 +23,11 @@ def rows(text: str, head: str) -> dict[str, dict[str, str]]:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_readme_shows_what_the_demo_prints(tmp_path, capsys):
-    assert main(["sweep", "demo", "--out", str(tmp_path / "demo"), "--quiet"]) == 0
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    commands = re.findall(r"^\t\$\(BIN\)/fedproto (.* runs/demo.*)$", makefile, flags=re.MULTILINE)
+    assert [command.split()[0] for command in commands] == ["sweep", "compare", "analyse", "report"]
+    for command in commands:
+        assert main(command.replace("runs/demo", str(tmp_path / "demo")).split()) == 0, command
     capsys.readouterr()
     assert main(["compare", str(tmp_path / "demo"), "--markdown"]) == 0
     printed = rows(capsys.readouterr().out, "| method |")
