@@ -41,6 +41,7 @@ def main() -> None:
     parser.add_argument("--loops", nargs="*", default=["plain", "loader", "channels-last"])
     parser.add_argument("--flower", type=Path, help="Python of an environment with Flower")
     parser.add_argument("--pfl", type=Path, help="Python of an environment with pfl-research")
+    parser.add_argument("--before", type=Path, help="another checkout of ours, for its engines")
     parser.add_argument("--growth", action="store_true", help="also cost over clients, steps, runs")
     parser.add_argument("--out", type=Path, help="JSON file for the figures")
     arguments = parser.parse_args()
@@ -187,6 +188,17 @@ def compare(model: str, arguments: argparse.Namespace) -> dict[str, Any]:
             (f"ours, {engine}", [sys.executable, "ours.py", engine], source)
             for engine in arguments.engines
         ]
+        if arguments.before:
+            before = arguments.before.resolve()
+            script = str(before / "benchmarks/contenders/ours.py")
+            commands += [
+                (
+                    f"before, {engine}",
+                    [sys.executable, script, engine],
+                    {"PYTHONPATH": str(before / "src")},
+                )
+                for engine in arguments.engines
+            ]
         commands += [
             (f"loop, {loop}", [sys.executable, "plain.py", loop], {}) for loop in arguments.loops
         ]
