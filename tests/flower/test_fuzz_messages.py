@@ -91,7 +91,7 @@ def test_damaged_jobs(what):
 @given(what=changes())
 def test_damaged_greetings(what):
     with contextlib.suppress(UnreadableError):
-        found = wire.decode_hello(changed(wire.encode_hello(HELLO), what))
+        found = wire.decode_hello(changed(wire.encode(HELLO), what))
         assert 1 <= found.num_train <= wire.MOST_EXAMPLES
         assert len(found.class_names) in (0, found.num_classes)
 

@@ -9,6 +9,7 @@ from typing import Literal
 from fedproto.data.tasks import headline, lower_is_better
 from fedproto.options import Options, option
 from fedproto.strategies.aggregation import AggregateOptions
+from fedproto.strategies.base import Strategy
 from fedproto.strategies.sections import Method
 from fedproto.types import RoundRecord
 
@@ -146,8 +147,9 @@ LEAST_SAMPLES = 5
 """Samples of a class below which real clients report no feature statistics of it."""
 
 
-def defended_method(method: Method, defence: str = "clip") -> Method:
+def defended_method(method: Method | Strategy, defence: str = "clip") -> Method:
     """A method with real clients: with a defence and private statistics, unless it has its own."""
+    method = method if isinstance(method, Method) else Method(method)
     aggregate, privacy = method.aggregate, method.privacy
     if aggregate == AggregateOptions():
         aggregate = DEFENCES[defence]

@@ -96,7 +96,7 @@ def hello(content: RecordDict, context: Context) -> RecordDict:
     """Describes this client and its samples."""
     node = this_node(wire.decode_config(content), context)
     here, own = node.federation, node.federation.clients[node.client]
-    return wire.encode_hello(
+    return wire.encode(
         wire.Hello(
             *(node.client, len(own.train), len(own.test)),
             *(here.num_classes, here.input_shape, here.task),

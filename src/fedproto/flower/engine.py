@@ -6,13 +6,14 @@ incident for the round's record.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
 
 import numpy as np
 import torch
+from flwr.app import RecordDict
 from flwr.serverapp import Grid
 from torch import Tensor
 
@@ -23,7 +24,7 @@ from fedproto.engines.reference import ReferenceEngine
 from fedproto.engines.setting import setting_of
 from fedproto.errors import ConfigError
 from fedproto.flower import wire
-from fedproto.flower.nodes import Answer, Nodes, exchange, read
+from fedproto.flower.nodes import Nodes, exchange
 from fedproto.flower.wire import TestJob, UnreadableError
 from fedproto.rng import Indices
 from fedproto.types import POOLED, ClientFailure, ClientUpdate, ServerState
@@ -81,29 +82,29 @@ class FlowerEngine(Engine):
             for index, job in enumerate(jobs)
             if (reason := self._suspended.reason(job.client)) is not None
         }
-        ready = {job.client for index, job in enumerate(jobs) if index not in results}
-        skipped = self._gather(ready)
-        if skipped is None:
-            for indices in _turns(jobs):
-                asked = [index for index in indices if index not in results]
-                results |= self._send(jobs, asked) if asked else {}
-            usable = {one.client for one in results.values() if isinstance(one, ClientUpdate)}
-            if len(usable) >= self._options.min_clients:
-                return [results[index] for index in range(len(jobs))]
+        waiting = [index for index in range(len(jobs)) if index not in results]
+        skipped = self._gather({jobs[index].client for index in waiting})
+        while waiting and skipped is None:
+            # A node runs one job at a time.
+            turn = {jobs[index].client: index for index in reversed(waiting)}.values()
+            results |= self._send(jobs, sorted(turn))
+            waiting = [index for index in waiting if index not in turn]
+        usable = {one.client for one in results.values() if isinstance(one, ClientUpdate)}
+        if skipped is None and len(usable) < self._options.min_clients:
             skipped = self._too_few(f"{len(usable)} clients gave a usable update")
+        if skipped is not None:
             self._asked -= usable  # whatever becomes of the round, they did their part
-        failed = {index: one for index, one in results.items() if isinstance(one, ClientFailure)}
-        return [
-            failed.get(index, ClientFailure(job.client, skipped)) for index, job in enumerate(jobs)
-        ]
+            failed = {key: one for key, one in results.items() if isinstance(one, ClientFailure)}
+            results = {
+                key: failed.get(key, ClientFailure(job.client, skipped))
+                for key, job in enumerate(jobs)
+            }
+        return [results[index] for index in range(len(jobs))]
 
     def judged(self, usable: Collection[int], refused: Mapping[int, str]) -> None:
         """Records every client without a usable reply as failed in this round."""
-        for client in sorted(self._asked):
-            if client in usable:
-                self._suspended.answered(client, TRAIN)
-            elif client in refused:
-                self._suspended.failed(client, TRAIN, refused[client])
+        for client in sorted(self._asked & {*usable, *refused}):
+            self._suspended.note(client, TRAIN, None if client in usable else refused[client])
         self._asked.clear()
 
     def take_incidents(self) -> list[str]:
@@ -132,17 +133,13 @@ class FlowerEngine(Engine):
         self, jobs: Sequence[LocalJob], indices: Sequence[int]
     ) -> dict[int, ClientUpdate | ClientFailure]:
         """Asks one client per job; its update or the reason for none, by the job's place."""
+        own = {jobs[index].client: jobs[index] for index in indices}
         node_of = self._nodes.clients()
-        results: dict[int, ClientUpdate | ClientFailure] = {
-            index: ClientFailure(jobs[index].client, "not connected")
-            for index in indices
-            if jobs[index].client not in node_of
-        }
-        asked = {node_of[jobs[index].client]: index for index in indices if index not in results}
-        self._asked |= {jobs[index].client for index in asked.values()}
-        contents = {}
-        for node, index in asked.items():
-            job, method = jobs[index], jobs[index].method
+        questions = {}
+        for client, job in own.items():
+            if client not in node_of:
+                continue
+            method = job.method
             config = replace(
                 self._config,
                 strategy=method.strategy,
@@ -150,25 +147,25 @@ class FlowerEngine(Engine):
                 serve=method.serve,
                 train=job.train,
             )
-            contents[node] = wire.encode_job(job, config)
+            questions[client] = node_of[client], wire.encode_job(job, config)
+        self._asked |= questions.keys()
         answers = exchange(
             self._grid,
             "train",
-            contents,
+            questions,
+            lambda client, content: wire.decode_update(content, own[client], self._setting),
             round_=jobs[0].state.round,
             deadline=self._options.deadline,
             on_answer=self.workload.callback.on_job,
         )
-        for node, index in asked.items():
+        results: dict[int, ClientUpdate | ClientFailure] = {}
+        for index in indices:
             client = jobs[index].client
-            try:
-                update, began_anew = wire.decode_update(
-                    read(answers[node]), jobs[index], self._setting
-                )
-            except UnreadableError as error:
-                results[index] = ClientFailure(client, str(error))
+            answer = answers.get(client, UnreadableError("not connected"))
+            if isinstance(answer, UnreadableError):
+                results[index] = ClientFailure(client, str(answer))
                 continue
-            results[index] = update
+            results[index], began_anew = answer
             if began_anew:
                 self._incidents.append(
                     f"client {client} had lost its memory and started from empty memory"
@@ -209,40 +206,44 @@ class FlowerEngine(Engine):
         """Test sums by client, of all that have samples, are connected and answer."""
         self._nodes.refresh()
         node_of = self._nodes.clients()
-        asked, contents, absent = {}, {}, []
-        for test, state in tests:
-            if not test.num_examples:
-                continue
-            if test.client in node_of and self._suspended.is_asked(test.client):
-                node = node_of[test.client]
-                asked[node], contents[node] = test, wire.encode_test(test, state)
-            else:
-                absent.append(str(test.client))
-        answers = exchange(
-            self._grid,
-            "evaluate",
-            contents,
-            round_=tests[0][0].round if tests else 0,
-            deadline=self._options.deadline,
-        )
+        due = {test.client: (test, state) for test, state in tests if test.num_examples}
+        asked = {
+            client: test
+            for client, (test, _) in due.items()
+            if client in node_of and self._suspended.is_asked(client)
+        }
+        absent = [str(client) for client in due if client not in asked]
         if absent:
             self._incidents.append(
                 f"not tested on clients {', '.join(absent)}: not connected, or failing"
             )
+        answers = exchange(
+            self._grid,
+            "evaluate",
+            {
+                client: (
+                    node_of[client],
+                    wire.encode(test, params=due[client][1].params, buffers=due[client][1].buffers),
+                )
+                for client, test in asked.items()
+            },
+            lambda client, content: self._read_tally(content, asked[client]),
+            round_=tests[0][0].round if tests else 0,
+            deadline=self._options.deadline,
+        )
         found: dict[int, Tensor] = {}
-        for node, test in asked.items():
-            client = test.client
-            try:
-                found[client] = self._read_tally(answers[node], test)
-            except UnreadableError as error:
-                self._incidents.append(f"not tested on client {client}: {error}")
-                self._suspended.failed(client, TEST, str(error))
+        for client in asked:
+            answer = answers[client]
+            if isinstance(answer, UnreadableError):
+                self._incidents.append(f"not tested on client {client}: {answer}")
+                self._suspended.note(client, TEST, str(answer))
             else:
-                self._suspended.answered(client, TEST)
+                found[client] = answer
+                self._suspended.note(client, TEST)
         return found
 
-    def _read_tally(self, answer: Answer, test: TestJob) -> Tensor:
-        tally = wire.decode_tally(read(answer))
+    def _read_tally(self, content: RecordDict, test: TestJob) -> Tensor:
+        tally = wire.decode_tally(content)
         federation = self.workload.federation
         reason = self.workload.task.reason_to_refuse_tally(
             tally, test.num_examples, federation.num_classes, federation.input_shape
@@ -258,16 +259,6 @@ class FlowerEngine(Engine):
         alike = [scores[task.headline] for scores in each if task.headline in scores]
         pooled = task.metrics(reduce(torch.add, tallies))
         return pooled | ({f"mean_client_{task.headline}": float(np.mean(alike))} if alike else {})
-
-
-def _turns(jobs: Sequence[LocalJob]) -> list[list[int]]:
-    """Positions of jobs in turns without two of one client: a node runs one job at a time."""
-    turns: dict[int, list[int]] = defaultdict(list)
-    seen: Counter[int] = Counter()
-    for index, job in enumerate(jobs):
-        turns[seen[job.client]].append(index)
-        seen[job.client] += 1
-    return list(turns.values())
 
 
 class Suspensions:
@@ -294,13 +285,10 @@ class Suspensions:
         self._round = round_
         self._begun += 1
 
-    def failed(self, client: int, kind: str, reason: str) -> None:
-        """A client gave no usable answer to a question of a kind."""
-        self._outcomes[client][kind] = reason
-
-    def answered(self, client: int, kind: str) -> None:
-        """A client gave a usable answer; an unusable one in the same round has priority."""
-        self._outcomes[client].setdefault(kind, None)
+    def note(self, client: int, kind: str, failure: str | None = None) -> None:
+        """An outcome of a question of a kind; a failure has priority in its round."""
+        outcomes = self._outcomes[client]
+        outcomes[kind] = failure or outcomes.get(kind)
 
     def is_asked(self, client: int) -> bool:
         """Whether to ask a client: not suspended, and no failure yet in this round."""

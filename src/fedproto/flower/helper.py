@@ -85,10 +85,9 @@ class LocalLoss:
 
 
 class OwnTraining(ReferenceEngine, Generic[T]):
-    """The engine of one client whose batches and training function are its own.
+    """The engine of one client whose model, batches and training function are its own.
 
     Attributes:
-        own: The model that the function trains, with its features and head found.
         results: What the function returned: for the shared model, then for a personal one.
     """
 
@@ -113,12 +112,12 @@ class OwnTraining(ReferenceEngine, Generic[T]):
             num_classes=num_classes,
             input_shape=tuple(first[0].shape[1:]),
         )
-        weight = next(model.parameters())
+        weight, task = next(model.parameters()), task_named("classification")
         double = weight.dtype == torch.float64
         options = EngineOptions(device=str(weight.device), dtype="float64" if double else "float32")
-        task = task_named("classification")
-        self.own = fitted(model, federation, task)
-        super().__init__(Workload(federation, self.own, task, options))
+        model = fitted(model, federation, task)
+        super().__init__(Workload(federation, model, task, options))
+        self._model = model  # in place of a copy: the function trains this one
         self.results: list[T] = []
         self._own_batches, self._own_train = batches, train
 
@@ -129,11 +128,11 @@ class OwnTraining(ReferenceEngine, Generic[T]):
     def _fit(
         self, job: LocalJob, indices: Indices, local: Local, objective: Objective
     ) -> tuple[Tensor, int]:
-        load_state(self.own, ServerState(0, *read_state(self._model)))
-        loss = LocalLoss(job.strategy, self.own, local, job.state, objective)
-        self.results.append(self._own_train(loss))
-        self.own.requires_grad_(True)
-        load_state(self._model, ServerState(0, *read_state(self.own)))
+        model = self._model.train()
+        self.results.append(
+            self._own_train(LocalLoss(job.strategy, model, local, job.state, objective))
+        )
+        model.requires_grad_(True)
         return torch.zeros(()), 0
 
 
@@ -170,7 +169,7 @@ def train_locally(
         TrainingError: If there is no data, the model gives no features where they are needed, or
             the server runs another strategy.
     """
-    method = defended_method(method if isinstance(method, Method) else Method(method))
+    method = defended_method(method)
     about = message.content[Part.CONFIG]
     assert isinstance(about, ConfigRecord)  # noqa: S101 - the strategy sends one
     round_, last_round, num_clients = (
@@ -195,6 +194,7 @@ def train_locally(
     )
     if method.needs.personal_model:  # the shared one is left in place
         load_state(model, ServerState(round_, update.params, update.buffers))
+    model.train()
     if update.memory:
         context.state[f"{MEMORY}{round_}"] = write_tensors(update.memory)
     return engine.results[0], {

@@ -66,10 +66,6 @@ ASK_FOR = 120.0
 """Seconds a node has to identify itself, for which it only loads its data."""
 
 
-Answer = RecordDict | UnreadableError
-"""The content of a node's reply, or the reason for none."""
-
-
 class ServerGoneError(FedprotoError):
     """Flower's server does not answer."""
 
@@ -77,33 +73,43 @@ class ServerGoneError(FedprotoError):
 def exchange(
     grid: Grid,
     kind: str,
-    contents: Mapping[int, RecordDict],
+    questions: Mapping[int, tuple[int, RecordDict]],
+    read: Callable[[int, RecordDict], T],
     *,
     round_: int,
     deadline: float,
     on_answer: Callable[[], None] = lambda: None,
-) -> dict[int, Answer]:
-    """Sends one message to each of some nodes and waits for all answers, or the deadline."""
+) -> dict[int, T | UnreadableError]:
+    """Sends a question to each of some nodes and waits for all answers, or the deadline.
+
+    A question is a node and a message, under a key of its own. Each answer is read on arrival;
+    where there is no usable one, the reason is in its place.
+    """
     ends = time.monotonic() + deadline
     waiting: dict[str, int] = {}
-    answers: dict[int, Answer] = {}
+    answers: dict[int, T | UnreadableError] = {}
 
-    for node, content in contents.items():
+    for key, (node, content) in questions.items():
         try:
             push = partial(_push, grid, content, node, kind, round_, deadline)
-            waiting[patiently(push)] = node
+            waiting[patiently(push)] = key
         except FedprotoError as error:
-            answers[node] = UnreadableError(f"the message could not be sent: {error}")
+            answers[key] = UnreadableError(f"the message could not be sent: {error}")
     while waiting:
         over = time.monotonic() >= ends
-        for message_id, node in list(waiting.items()):
-            answer = _pull(grid, message_id, node, patient=over)
-            if answer is None and over:
-                answer = UnreadableError(f"no answer within {deadline:g} s")
-            if answer is not None:
-                answers[node] = answer
-                del waiting[message_id]
-                on_answer()
+        for message_id, key in list(waiting.items()):
+            try:
+                answer = _pull(grid, message_id, questions[key][0], patient=over)
+                if answer is not None:
+                    answers[key] = read(key, answer)
+                elif over:
+                    raise UnreadableError(f"no answer within {deadline:g} s")
+                else:
+                    continue
+            except UnreadableError as error:
+                answers[key] = error
+            del waiting[message_id]
+            on_answer()
         if waiting:
             time.sleep(PULL_EVERY)
     return answers
@@ -135,7 +141,7 @@ def patiently(call: Callable[[], T]) -> T:
     )
 
 
-def _pull(grid: Grid, message_id: str, node: int, *, patient: bool) -> Answer | None:
+def _pull(grid: Grid, message_id: str, node: int, *, patient: bool) -> RecordDict | None:
     """The answer to one message, if it is there.
 
     Pulled alone, so that a broken one affects no other.
@@ -147,9 +153,9 @@ def _pull(grid: Grid, message_id: str, node: int, *, patient: bool) -> Answer | 
     except BUSY:
         return None  # asked again at the next look
     except FedprotoError as error:
-        return UnreadableError(str(error))
+        raise UnreadableError(str(error)) from None
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
-        return UnreadableError(f"its answer cannot be read: {error}")
+        raise UnreadableError(f"its answer cannot be read: {error}") from None
 
 
 def _content(replies: Sequence[Message], message_id: str, node: int) -> RecordDict:
@@ -170,13 +176,6 @@ def _content(replies: Sequence[Message], message_id: str, node: int) -> RecordDi
     if refusal is not None:
         raise UnreadableError(f"it refused: {refusal}")
     return reply.content
-
-
-def read(answer: Answer) -> RecordDict:
-    """The content of an answer; raises the reason for none."""
-    if isinstance(answer, UnreadableError):
-        raise answer
-    return answer
 
 
 class Nodes:
@@ -228,16 +227,17 @@ class Nodes:
         new = self._online.keys() - self._known.keys()
         if not ask_again:
             new -= self._rejected.keys()
-        questions = dict.fromkeys(sorted(new), wire.encode_question(self._config))
-        answers = exchange(self._grid, "query.hello", questions, round_=0, deadline=ASK_FOR)
-        for node, answer in answers.items():
+        question = wire.encode(wire.Question(wire.config_text(self._config)))
+        questions = {node: (node, question) for node in sorted(new)}
+        hellos = exchange(
+            self._grid, "query.hello", questions, self._judge, round_=0, deadline=ASK_FOR
+        )
+        for node, hello in hellos.items():
             name, key = self._online[node]
-            try:
-                self._known[node] = hello = self._judge(answer, key)
-            except UnreadableError as error:
-                if self._rejected.get(node) != str(error):
-                    self.note(f"node {name or node} rejected: {error}")
-                self._rejected[node] = str(error)
+            if isinstance(hello, UnreadableError):
+                if self._rejected.get(node) != str(hello):
+                    self.note(f"node {name or node} rejected: {hello}")
+                self._rejected[node] = str(hello)
             else:
                 self._rejected.pop(node, None)
                 LOG.info("client %d is node %d (%s), key %s", hello.client, node, name, key)
@@ -255,16 +255,17 @@ class Nodes:
             self.refresh(ask_again=again)
         return set(clients) & self.clients().keys()
 
-    def _judge(self, answer: Answer, key: str | None) -> Hello:
-        """A node's description of itself, if it may take part as the client that it names."""
-        hello = wire.decode_hello(read(answer))
-        if self._keys and self._keys.get(hello.client) != key:
+    def _judge(self, node: int, answer: RecordDict) -> Hello:
+        """Makes a node known, if it may take part as the client that it names."""
+        hello = wire.decode_hello(answer)
+        if self._keys and self._keys.get(hello.client) != self._online[node][1]:
             raise UnreadableError(
                 f"its key is not that of client {hello.client}, {node_name(hello.client)}.pub in"
                 " the server's folder"
             )
         if hello.client in self.clients():
             raise UnreadableError(f"client {hello.client} is connected already")
+        self._known[node] = hello
         return hello
 
 

@@ -9,11 +9,13 @@ cohorts that equal a simulation's are left to `fedproto flower`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from logging import WARNING, getLogger
+from itertools import groupby
+from logging import getLogger
 from typing import Any
 
+import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
@@ -37,7 +39,7 @@ from fedproto.strategies import base
 from fedproto.strategies.fedproto import FedProto
 from fedproto.strategies.sections import Method
 from fedproto.strategies.values import initial_tensors
-from fedproto.types import ClientFailure, ClientUpdate, ServerState
+from fedproto.types import ClientUpdate, ServerState
 
 MOST_STEPS = 10_000_000
 """Largest plausible number of local steps."""
@@ -79,9 +81,7 @@ class FedProtoStrategy(FedAvg):
         **sampling: Any,
     ) -> None:
         super().__init__(**sampling)
-        method = method or FedProto()
-        method = method if isinstance(method, Method) else Method(method)
-        self.method = defended_method(method, defence)
+        self.method = defended_method(method or FedProto(), defence)
         if self.method.strategy.pooled:
             raise ConfigError("a strategy that pools the clients' data cannot run over Flower")
         self.attention: dict[int, dict[int, float]] = {}
@@ -121,39 +121,29 @@ class FedProtoStrategy(FedAvg):
         assert self._state is not None  # noqa: S101 - set by `configure_train`
         # Rounds are counted from 0 within, as in a simulation.
         state = replace(self._state, round=server_round - 1)
-        results: dict[int, tuple[Expected, ClientUpdate | ClientFailure]] = {}
-        for reply in replies:
-            node = reply.metadata.src_node_id
-            nothing = Expected(node, 0, 1, state, {})
-            if node in results:
-                results[node] = nothing, ClientFailure(node, "it sent its update twice")
-                continue
+        results: list[tuple[Expected, ClientUpdate]] = []
+        failures: dict[int, str] = {}
+        for node, own in groupby(sorted(replies, key=_node), key=_node):
             try:
-                results[node] = self._read(reply, state)
+                results.append(self._read([*own], state))
             except UnreadableError as error:
-                results[node] = nothing, ClientFailure(node, str(error))
-        outcome = aggregate_round(
-            self.method, state, [results[node] for node in sorted(results)], self._setting
-        )
-        self.failures[server_round] = outcome.failures
-        for node, reason in outcome.failures.items():
-            LOG.log(WARNING, "round %d, node %d: %s", server_round, node, reason)
-        if outcome.note is not None or len(outcome.updates) < self.min_train_nodes:
-            number = len(outcome.updates)
-            LOG.log(WARNING, "round %d skipped: %d usable updates", server_round, number)
+                failures[node] = str(error)
+        outcome = aggregate_round(self.method, state, results, self._setting)
+        self.failures[server_round] = failures | outcome.failures
+        for node, reason in self.failures[server_round].items():
+            LOG.warning("round %d, node %d: %s", server_round, node, reason)
+        number = len(outcome.updates)
+        if outcome.note is not None or number < self.min_train_nodes:
+            LOG.warning("round %d skipped: %d usable updates", server_round, number)
             return None, None
         self._state = outcome.state
         self._last_round |= dict.fromkeys(outcome.attention, server_round)
         self.attention[server_round] = outcome.attention
-        metrics: dict[str, float] = {"clients": float(len(outcome.updates))}
-        losses = [
-            (one.num_examples, one.train_loss)
-            for one in outcome.updates
-            if one.train_loss is not None
-        ]
-        if losses:
-            total = sum(number for number, _ in losses)
-            metrics["train_loss"] = sum(number * loss for number, loss in losses) / total
+        metrics = {"clients": float(number)}
+        known = [one for one in outcome.updates if one.train_loss is not None]
+        if known:
+            sizes = [one.num_examples for one in known]
+            metrics["train_loss"] = float(np.average([one.train_loss for one in known], 0, sizes))
         served = outcome.state.served
         return write_tensors({**served.params, **served.buffers}), MetricRecord(dict(metrics))
 
@@ -161,39 +151,22 @@ class FedProtoStrategy(FedAvg):
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         """Averages the nodes' usable scores by their numbers of samples."""
-        totals: dict[str, float] = {}
-        samples = 0.0
-        for reply in sorted(replies, key=lambda reply: reply.metadata.src_node_id):
+        usable: list[RecordDict] = []
+        for reply in sorted(replies, key=_node):
             try:
-                scores = self._scores(reply)
+                usable.append(RecordDict({Part.METRICS: MetricRecord(dict(_scores(reply)))}))
             except UnreadableError as error:
-                node = reply.metadata.src_node_id
-                LOG.log(WARNING, "round %d, node %d: %s", server_round, node, error)
-                continue
-            number = scores.pop(Part.NUM_EXAMPLES)
-            samples += number
-            for name, value in scores.items():
-                totals[name] = totals.get(name, 0.0) + number * value
-        if not samples:
-            return None
-        return MetricRecord({name: total / samples for name, total in totals.items()})
+                LOG.warning("round %d, node %d: %s", server_round, _node(reply), error)
+        return self.evaluate_metrics_aggr_fn(usable, Part.NUM_EXAMPLES) if usable else None
 
-    def _read(self, reply: Message, state: ServerState) -> tuple[Expected, ClientUpdate]:
-        scores = self._scores(reply)
-        content, node = reply.content, reply.metadata.src_node_id
-        number = int(scores[Part.NUM_EXAMPLES])
-        # The job is known only as far as the client's own claims go.
-        expected = Expected(
-            node,
-            number,
-            1,
-            state,
-            self.method.payload(self._setting, number),
-            frozenset(self.method.strategy.personal(self._setting)),
-        )
-        wanted = {**expected.params, **state.buffers}
-        tensors = read_tensors(content, Part.ARRAYS, wanted)
-        payload = read_tensors(content, Part.PAYLOAD, like(expected.payload))
+    def _read(
+        self, replies: Sequence[Message], state: ServerState
+    ) -> tuple[Expected, ClientUpdate]:
+        """A node's update, checked as far as its own claims about itself go."""
+        if len(replies) > 1:
+            raise UnreadableError("it sent its update twice")
+        (reply,) = replies
+        scores, content = _scores(reply), reply.content
         work = content.get(Part.WORK)
         found = work if isinstance(work, MetricRecord) else {}
         steps, lr = found.get("steps", 1), found.get("lr", 1.0)
@@ -201,8 +174,14 @@ class FedProtoStrategy(FedAvg):
             raise UnreadableError("it claims an implausible number of steps")
         if not (isinstance(lr, float) and 0 < lr < math.inf):
             raise UnreadableError("it claims an implausible learning rate")
+        number = int(scores[Part.NUM_EXAMPLES])
+        expected = Expected(
+            *(_node(reply), number, 1, state, self.method.payload(self._setting, number)),
+            frozenset(self.method.strategy.personal(self._setting)),
+        )
+        tensors = read_tensors(content, Part.ARRAYS, {**expected.params, **state.buffers})
         update = ClientUpdate(
-            client=node,
+            client=expected.client,
             num_examples=number,
             params={name: tensors[name] for name in expected.params},
             buffers={name: tensors[name] for name in state.buffers},
@@ -210,22 +189,9 @@ class FedProtoStrategy(FedAvg):
             epochs_done=1,
             steps=steps,
             lr=lr,
-            payload=payload,
+            payload=read_tensors(content, Part.PAYLOAD, like(expected.payload)),
         )
         return expected, update
-
-    def _scores(self, reply: Message) -> dict[str, float]:
-        """A node's metrics with its number of samples."""
-        if reply.has_error():
-            raise UnreadableError(f"error {reply.error.code}: {reply.error.reason or ''}")
-        record = reply.content.get(Part.METRICS)
-        found = record.items() if isinstance(record, MetricRecord) else ()
-        scores = {name: value for name, value in found if isinstance(value, (int, float))}
-        number = scores.get(Part.NUM_EXAMPLES)
-        usable = isinstance(number, int) and 0 < number <= MOST_EXAMPLES
-        if not usable or not all(map(math.isfinite, scores.values())):
-            raise UnreadableError("it sends no usable metrics with num-examples")
-        return scores
 
     def _state_of(self, arrays: ArrayRecord) -> ServerState:
         """The ServerApp's initial arrays as parameters and buffers of the model."""
@@ -240,3 +206,21 @@ class FedProtoStrategy(FedAvg):
             {name: tensors[name] for name in params},
             {name: tensors[name] for name in buffers},
         )
+
+
+def _node(reply: Message) -> int:
+    return reply.metadata.src_node_id
+
+
+def _scores(reply: Message) -> dict[str, float]:
+    """A node's metrics with its number of samples."""
+    if reply.has_error():
+        raise UnreadableError(f"error {reply.error.code}: {reply.error.reason or ''}")
+    record = reply.content.get(Part.METRICS)
+    found = record.items() if isinstance(record, MetricRecord) else ()
+    scores = {name: value for name, value in found if isinstance(value, (int, float))}
+    number = scores.get(Part.NUM_EXAMPLES)
+    usable = isinstance(number, int) and 0 < number <= MOST_EXAMPLES
+    if not usable or not all(map(math.isfinite, scores.values())):
+        raise UnreadableError("it sends no usable metrics with num-examples")
+    return scores

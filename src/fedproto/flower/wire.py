@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import astuple, dataclass, fields
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
@@ -51,7 +51,7 @@ MOST_DIMENSIONS = 8
 NUMPY_FORMAT = "numpy.ndarray"
 NUMPY_MAGIC = b"\x93NUMPY\x01\x00"
 
-Header = TypeVar("Header", bound=Options)
+H = TypeVar("H", bound="Header")
 
 
 class UnreadableError(FedprotoError):
@@ -129,22 +129,39 @@ def like(declared: Declarations) -> Tensors:
     return {name: torch.empty(one.shape, dtype=one.dtype) for name, one in declared.items()}
 
 
-def write_fields(header: Options) -> ConfigRecord:
-    """The fields of a message as a record that names the protocol's version."""
-    return ConfigRecord({"protocol": PROTOCOL, **options_to_dict(header)})
+@dataclass(frozen=True)
+class Header(Options):
+    """The fields of a message.
 
-
-def read_fields(
-    content: RecordDict, kind: str, header: type[Header], *, beside: tuple[str, ...] = ()
-) -> Header:
-    """The fields of a message: all of the right type, none too many, and no negative integer.
-
-    The message may have other records beside.
+    Attributes:
+        kind: The name of their record.
+        parts: Names of the records with tensors that may come along.
     """
-    odd = sorted(set(content) - {kind, *beside})
+
+    kind: ClassVar[str]
+    parts: ClassVar[tuple[str, ...]] = ()
+
+
+def encode(header: Header, **tensors: Tensors) -> RecordDict:
+    """A message; groups of no tensors are left out."""
+    fields = ConfigRecord({"protocol": PROTOCOL, **options_to_dict(header)})
+    groups = {name: write_tensors(one) for name, one in tensors.items() if one}
+    return RecordDict({header.kind: fields, **groups})
+
+
+def read_header(content: RecordDict, header: type[H]) -> H:
+    """The fields of a message: all of the right type, none too many, and no negative integer."""
+    kind = header.kind
+    odd = sorted(set(content) - {kind, *header.parts})
     if odd:
         raise UnreadableError(f"the message has an unexpected part '{odd[0]}'")
-    values = _values(content, kind)
+    record = content.get(kind)
+    if not isinstance(record, ConfigRecord):
+        raise UnreadableError(f"the message has no part '{kind}'")
+    values: dict[str, Any] = dict(record)
+    version = values.pop("protocol", None)
+    if type(version) is not int or version != PROTOCOL:
+        raise UnreadableError(f"the message is of protocol {version!r}; this side uses {PROTOCOL}")
     for name, value in values.items():
         several = value if isinstance(value, list) else [value]
         if any(isinstance(one, int) and one < 0 for one in several):
@@ -157,21 +174,19 @@ def read_fields(
         raise UnreadableError(str(error)) from None
 
 
-def _values(content: RecordDict, kind: str) -> dict[str, Any]:
-    record = content.get(kind)
-    if not isinstance(record, ConfigRecord):
-        raise UnreadableError(f"the message has no part '{kind}'")
-    values: dict[str, Any] = dict(record)
-    version = values.pop("protocol", None)
-    if type(version) is not int or version != PROTOCOL:
-        raise UnreadableError(f"the message is of protocol {version!r}; this side uses {PROTOCOL}")
-    return values
+@dataclass(frozen=True)
+class Question(Header):
+    """Asks a node for its identity and its samples of a data set."""
+
+    kind = "question"
+    config: str
 
 
 @dataclass(frozen=True)
-class Hello(Options):
+class Hello(Header):
     """A client's description of itself; the names of classes may be empty."""
 
+    kind = "hello"
     client: int
     num_train: int
     num_test: int
@@ -183,7 +198,7 @@ class Hello(Options):
 
 
 @dataclass(frozen=True)
-class TestJob(Options):
+class TestJob(Header):
     """Test a model on a client's test part, or on its validation part.
 
     Attributes:
@@ -192,6 +207,8 @@ class TestJob(Options):
         last_round: The round whose memory is valid; None for none.
     """
 
+    kind = "test"
+    parts = ("params", "buffers")
     config: str
     client: int
     round: int
@@ -202,9 +219,11 @@ class TestJob(Options):
 
 
 @dataclass(frozen=True)
-class _Job(Options):
+class _Job(Header):
     """A job without its tensors; `batches` are the fields of its `BatchOrder`."""
 
+    kind = "job"
+    parts = ("params", "buffers", "broadcast")
     config: str
     batches: tuple[int, ...]
     lr: float
@@ -215,9 +234,11 @@ class _Job(Options):
 
 
 @dataclass(frozen=True)
-class _Update(Options):
+class _Update(Header):
     """An update without its tensors; the loss may be NaN, which the guard tells of."""
 
+    kind = "update"
+    parts = ("params", "buffers", "payload")
     num_examples: int
     epochs_done: int
     began_anew: bool
@@ -225,7 +246,8 @@ class _Update(Options):
 
 
 @dataclass(frozen=True)
-class _Refusal(Options):
+class _Refusal(Header):
+    kind = "refusal"
     reason: str
 
 
@@ -235,18 +257,11 @@ def config_text(config: RunConfig) -> str:
     return json.dumps({name: part for name, part in tables.items() if name not in SERVERS_OWN})
 
 
-def encode_question(config: RunConfig) -> RecordDict:
-    """Asks a node for its identity and its samples of a data set."""
-    question = ConfigRecord({"protocol": PROTOCOL, "config": config_text(config)})
-    return RecordDict({"question": question})
-
-
 def decode_config(content: RecordDict) -> RunConfig:
     """The configuration in a question, job or test, with data and model: a client's first step."""
-    kind = next((kind for kind in ("question", "test") if kind in content), "job")
-    text = _values(content, kind).get("config")
-    if not isinstance(text, str) or len(text) > LONGEST_TEXT:
-        raise UnreadableError(f"the message has no {kind} with a configuration")
+    asked: type[Question | TestJob | _Job] = _Job
+    asked = next((one for one in (Question, TestJob) if one.kind in content), asked)
+    text = read_header(content, asked).config
     try:
         config = read_config(json.loads(text))
     except (FedprotoError, ValueError, TypeError, AttributeError, RecursionError) as error:
@@ -256,14 +271,9 @@ def decode_config(content: RecordDict) -> RunConfig:
     return config
 
 
-def encode_hello(hello: Hello) -> RecordDict:
-    """A client's answer to the server's question."""
-    return RecordDict({"hello": write_fields(hello)})
-
-
 def decode_hello(content: RecordDict) -> Hello:
     """A client's description of itself."""
-    hello = read_fields(content, "hello", Hello)
+    hello = read_header(content, Hello)
     shape, names, num_classes = hello.input_shape, hello.class_names, hello.num_classes
     if 0 in shape or len(shape) > MOST_DIMENSIONS or math.prod(shape) > LARGEST:
         raise UnreadableError(f"its input shape has a side of 0 or is too large: {shape}")
@@ -291,7 +301,8 @@ def encode_job(job: LocalJob, config: RunConfig) -> RecordDict:
         job.run,
         job.last_round,
     )
-    return _with_model("job", header, job.state, broadcast=job.broadcast)
+    state = job.state
+    return encode(header, params=state.params, buffers=state.buffers, broadcast=job.broadcast)
 
 
 def decode_job(
@@ -302,7 +313,7 @@ def decode_job(
     The client's own model gives the layout of the weights, the strategy's declarations that of
     the broadcast.
     """
-    header = read_fields(content, "job", _Job, beside=("params", "buffers", "broadcast"))
+    header = read_header(content, _Job)
     if len(header.batches) != len(fields(BatchOrder)):
         raise UnreadableError("the job does not say how its batches are drawn")
     batches = BatchOrder(*header.batches)
@@ -342,7 +353,7 @@ def _check_run(run: str) -> None:
 def encode_update(update: ClientUpdate, *, began_anew: bool = False) -> RecordDict:
     """An update as a reply; the client's memory stays there."""
     header = _Update(update.num_examples, update.epochs_done, began_anew, update.train_loss)
-    return _with_model("update", header, update, payload=update.payload)
+    return encode(header, params=update.params, buffers=update.buffers, payload=update.payload)
 
 
 def decode_update(
@@ -352,7 +363,7 @@ def decode_update(
 
     The guard checks its values.
     """
-    header = read_fields(content, "update", _Update, beside=("params", "buffers", "payload"))
+    header = read_header(content, _Update)
     if not isinstance(header.train_loss, float | None):
         raise UnreadableError("its training loss is not a number")
     expected = Expected.of(job, setting)
@@ -374,14 +385,9 @@ def decode_update(
     return update, header.began_anew
 
 
-def encode_test(test: TestJob, state: ServerState) -> RecordDict:
-    """A model to be tested on some of a client's own samples."""
-    return _with_model("test", test, state)
-
-
 def decode_test(content: RecordDict, layout: ServerState) -> tuple[TestJob, ServerState]:
     """A test, and the model to test in the layout of the client's own."""
-    test = read_fields(content, "test", TestJob, beside=("params", "buffers"))
+    test = read_header(content, TestJob)
     _check_run(test.run or "none")
     params = read_tensors(content, "params", layout.params)
     buffers = read_tensors(content, "buffers", layout.buffers)
@@ -403,19 +409,11 @@ def decode_tally(content: RecordDict) -> Tensor:
 
 def encode_refusal(reason: str) -> RecordDict:
     """Tells the other side why there is no answer."""
-    return RecordDict({"refusal": write_fields(_Refusal(one_line(reason)))})
+    return encode(_Refusal(one_line(reason)))
 
 
 def decode_refusal(content: RecordDict) -> str | None:
     """The reason of a refusal; None if the message is an answer."""
     if "refusal" not in content:
         return None
-    return one_line(read_fields(content, "refusal", _Refusal).reason)
-
-
-def _with_model(
-    kind: str, header: Options, model: ServerState | ClientUpdate, **parts: Tensors
-) -> RecordDict:
-    tensors = {"params": model.params, "buffers": model.buffers, **parts}
-    records = {name: write_tensors(one) for name, one in tensors.items() if one}
-    return RecordDict({kind: write_fields(header), **records})
+    return one_line(read_header(content, _Refusal).reason)
