@@ -32,6 +32,7 @@ from fedproto.rounds.loop import run_rounds
 from fedproto.store import RunStore
 from fedproto.store.checkpoints import ClientMemory
 from fedproto.store.run import FORMAT
+from fedproto.strategies.values import Setting
 from fedproto.types import RoundRecord, ServerState
 
 EngineFor: TypeAlias = Callable[[RunConfig, Workload], Engine]
@@ -115,20 +116,27 @@ class Run:
         params, buffers = read_state(model)
         return ServerState(0, params, self.config.train.shared_buffers(model, buffers))
 
-    def check(self) -> None:
+    def check(self, known: dict[Hashable, tuple[Workload, Setting]] | None = None) -> None:
         """Checks that configuration, data and model go together.
 
         Called before anything is written, so that a mistake leaves no half-made directory behind.
+
+        Args:
+            known: What was found out by runs of the same data and architecture, to be added to.
         """
+        known = {} if known is None else known
         config, method = self.config, self.config.method
         check_fits(config, self.federation)
         check_reference(config)
         config.engine.process_devices()
         config.augment.check_fits(self.federation.input_shape)
-        workload = config.workload(self.federation, self.build())
+        key = (id(self.federation), self.architecture, config.task)
+        if key not in known:
+            workload = config.workload(self.federation, self.build())
+            known[key] = workload, setting_of(workload, dict(workload.model.named_parameters()))
+        workload, setting = known[key]
         if "features" in method.needs.before | method.needs.after:
             features_of(workload.model)
-        setting = setting_of(workload, dict(workload.model.named_parameters()))
         try:
             method.check(setting)
             method.server_memory(setting)
@@ -231,6 +239,7 @@ def model_for(config: RunConfig, federation: Federation) -> nn.Module:
 def load_federations(configs: Iterable[RunConfig]) -> dict[DataSource, Federation]:
     """Loads the data of some runs and checks that all of them can run on it."""
     federations: dict[DataSource, Federation] = {}
+    known: dict[Hashable, tuple[Workload, Setting]] = {}
     for config in configs:
         if config.data is None or config.model is None:
             raise ConfigError(
@@ -242,7 +251,7 @@ def load_federations(configs: Iterable[RunConfig]) -> dict[DataSource, Federatio
                 federations[config.data] = config.data.load(data_root())
             except MemoryError as error:
                 raise DataError(f"the data does not fit into memory: {error}") from None
-        Run(config, federations[config.data]).check()
+        Run(config, federations[config.data]).check(known)
     return federations
 
 
