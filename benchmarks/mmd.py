@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 import torch
 
-from fedproto.analysis.discrepancy import BLOCK, median_bandwidth, mmd2
+from fedproto.measures.features import BLOCK, median_bandwidth, mmd2
 
 
 def best(work: Callable[[], object], repeats: int) -> tuple[float, float]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from fedproto.measures.base import MEASURES, Measure
+from fedproto.measures import MEASURES, Measure
 from fedproto.measures.scores import PER_CLASS, rounded, score_classes
 from fedproto.models.adapter import adapted, class_rows
 from fedproto.types import ServerState

@@ -16,7 +16,6 @@ LAYERS = (
     {"data", "strategies"},
     {"models"},
     {"engines"},
-    {"analysis"},
     {"measures"},
     {"config"},
     {"store"},

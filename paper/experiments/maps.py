@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedproto.analysis.uncertainty import feature_entropy, relative, softmax_entropy, upsampled
 from fedproto.data.federation import Federation
 from fedproto.data.segmentation import palette
 from fedproto.errors import DataError
+from fedproto.measures.uncertainty import feature_entropy, relative, softmax_entropy, upsampled
 from fedproto.report.analysing import open_subject
 from fedproto.report.style import new_figure, picture_of
 from fedproto.rng import Indices, Purpose, stream

@@ -12,7 +12,6 @@ import torch
 
 from data_files import write_mnist
 from fedproto import Centralized, FedAvg, FedProto, run
-from fedproto.analysis.discrepancy import mmd2
 from fedproto.cli import main
 from fedproto.config import RunConfig, read_config
 from fedproto.config.recipe import read_recipe
@@ -20,8 +19,8 @@ from fedproto.data.tasks import task_named
 from fedproto.disk.integrity import sealed
 from fedproto.engines.base import ENGINES, EngineOptions, Workload
 from fedproto.errors import ConfigError
-from fedproto.measures import MeasureOptions
-from fedproto.measures.base import MEASURES, Measure
+from fedproto.measures import MEASURES, Measure, MeasureOptions
+from fedproto.measures.features import mmd2
 from fedproto.report.arrangement import arrange
 from fedproto.report.results import find_runs
 from fedproto.rng import Purpose, stream

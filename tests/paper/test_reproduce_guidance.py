@@ -14,8 +14,7 @@ from fedproto.data.statistics import class_counts
 from fedproto.data.tasks import task_named
 from fedproto.engines.base import EngineOptions, Workload
 from fedproto.engines.reference import read_state
-from fedproto.measures import MeasureOptions
-from fedproto.measures.base import Gauge
+from fedproto.measures import Gauge, MeasureOptions
 from fedproto.measures.scores import PER_CLASS
 from fedproto.report.results import StoredRun
 from fedproto.report.statistics import difference, holm

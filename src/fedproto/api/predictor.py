@@ -13,7 +13,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedproto.analysis.uncertainty import shannon_entropy, upsampled
 from fedproto.api.result import Result
 from fedproto.data.images import SUFFIXES, is_picture, open_image, pixels
 from fedproto.data.samples import MappedSamples
@@ -23,6 +22,7 @@ from fedproto.disk.files import explained, open_regular, read_limited
 from fedproto.engines.base import EngineOptions
 from fedproto.engines.layers import estimate, statistics_names
 from fedproto.errors import ConfigError, DataError
+from fedproto.measures.uncertainty import shannon_entropy, upsampled
 from fedproto.report import analysing
 from fedproto.report.analysing import open_subject
 

@@ -15,7 +15,7 @@ from fedproto.config import CHOICES, SECTIONS
 from fedproto.data import DATASETS, data_root
 from fedproto.engines.base import ENGINES
 from fedproto.errors import ConfigError, StoreError, unknown_name
-from fedproto.measures.base import MEASURES
+from fedproto.measures import MEASURES
 from fedproto.options import (
     Entry,
     Options,

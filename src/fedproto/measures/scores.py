@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from fedproto.analysis.probe import Probe
 from fedproto.measures.base import MEASURES, Measure
+from fedproto.measures.probe import Probe
 from fedproto.types import POOLED, ServerState
 
 

@@ -24,15 +24,15 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from fedproto.analysis.probe import Probe
-from fedproto.analysis.uncertainty import feature_entropy, relative, softmax_entropy, upsampled
 from fedproto.config import RunConfig
 from fedproto.data.federation import Federation
 from fedproto.data.segmentation import palette
 from fedproto.disk.files import Folder, content, explained, write_atomically
 from fedproto.disk.integrity import DamagedError, read_json
 from fedproto.errors import ConfigError, DataError, StoreError, install, unknown_name
-from fedproto.measures.base import MEASURES, Gauge, Taken
+from fedproto.measures import MEASURES, Gauge, Taken
+from fedproto.measures.probe import Probe
+from fedproto.measures.uncertainty import feature_entropy, relative, softmax_entropy, upsampled
 from fedproto.report.style import class_colors, picture_of
 from fedproto.rng import Purpose, stream
 from fedproto.rounds.identity import check_reference, check_same, data_identity, reference_state

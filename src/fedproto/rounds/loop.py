@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 from fedproto.config import RunConfig
 from fedproto.engines.base import Engine
 from fedproto.errors import ConfigError, unknown_name
-from fedproto.measures import MEASURES, MeasureOptions
-from fedproto.measures.base import Gauge, Taken
+from fedproto.measures import MEASURES, Gauge, MeasureOptions, Taken
 from fedproto.measures.scores import PER_CLIENT
 from fedproto.rounds.aggregate import Expected, RoundOutcome, aggregate_round
 from fedproto.rounds.evaluate import SERVED, evaluate_round, finite, models_to_test

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from documents import ROOT
-from fedproto.analysis import discrepancy
-from fedproto.analysis.discrepancy import median_bandwidth, mmd2
+from fedproto.measures import features as discrepancy
+from fedproto.measures.features import median_bandwidth, mmd2
 
 
 def normal(n, d, shift, scale, seed):

@@ -8,12 +8,12 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
-from fedproto.analysis import probe as probing
-from fedproto.analysis.probe import Probe
 from fedproto.data.federation import Federation
 from fedproto.data.tasks import task_named
 from fedproto.engines.base import EngineOptions, Workload
 from fedproto.engines.reference import load_state, read_state
+from fedproto.measures import probe as probing
+from fedproto.measures.probe import Probe
 from fedproto.models.adapter import with_features
 from fedproto.models.base import build_model
 from fedproto.models.small import CNNOptions

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from fedproto.analysis.uncertainty import (
+from fedproto.measures.uncertainty import (
     feature_entropy,
     shannon_entropy,
     softmax_entropy,
