@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from fedproto.measures.features import PER_CHANNEL
 from fedproto.measures.scores import TRAINING_LOSS
-from fedproto.report.analysing import read_measured
+from fedproto.report.panels import read_measured
 from fedproto.report.results import StoredRun
 from fedproto.report.statistics import sample_deviation, score_at
 from paper.base import FoundRun

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from fedproto import load
 from fedproto.data.federation import Federation
 from fedproto.data.statistics import class_counts, sample_labels
 from fedproto.measures.scores import PER_CLASS
@@ -43,7 +44,7 @@ def show_forgetting(output: Output, found: Sequence[tuple[Case, Sequence[FoundRu
     handles: dict[str, Any] = {}
     lines: list[pd.DataFrame] = []
     for (case, shown), (above, below) in zip(looked, grid.T, strict=True):
-        federation = next(iter(shown.values())).federation()
+        federation = load(next(iter(shown.values())).path).federation
         for label, run in shown.items():
             changes, line = changes_by_holders(run, federation), line_of(label, shown)
             lines.append(

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedproto import load
+from fedproto.api.analysing import open_subject
 from fedproto.data.federation import Federation
 from fedproto.data.segmentation import palette
 from fedproto.errors import DataError
 from fedproto.measures.uncertainty import feature_entropy, relative, softmax_entropy, upsampled
-from fedproto.report.analysing import open_subject
 from fedproto.report.style import new_figure, picture_of
 from fedproto.rng import Indices, Purpose, stream
 from fedproto.types import VOID
@@ -86,12 +87,11 @@ class QualitativeMaps(Experiment):
             results,
             key=lambda each: (each.label == CENTRALIZED, each.alpha or 0, order[each.label]),
         )
-        federations = {each.run.path: each.run.federation() for each in models}
-        chosen = _held_out(list(federations.values()))
-        any_federation = next(iter(federations.values()))
+        loaded = [load(each.run.path) for each in models]
+        chosen = _held_out([result.federation for result in loaded])
         seen: dict[tuple[int, int], Seen] = {}
-        for position, each in enumerate(output.track(models, "maps")):
-            subject = open_subject(each.run.path, federations[each.run.path])
+        for position, result in enumerate(output.track(loaded, "maps")):
+            subject = open_subject(result)
             for index in chosen:
                 seen[position, index] = _look(subject, index)
         output.csv(
@@ -115,7 +115,7 @@ class QualitativeMaps(Experiment):
             each.label if each.label == CENTRALIZED else f"{each.label}\nα = {each.alpha:g}"
             for each in models
         ]
-        output.figure("maps", _draw(case.full_title, any_federation, chosen, heads, seen))
+        output.figure("maps", _draw(case.full_title, loaded[0].federation, chosen, heads, seen))
 
 
 def _held_out(federations: Sequence[Federation]) -> list[int]:

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from fedproto import analyse, load
 from fedproto.errors import DataError
-from fedproto.report.analysing import EMBEDDING, analyse, open_subject, read_part
+from fedproto.report.panels import EMBEDDING, read_part
 from fedproto.report.style import new_figure
 from paper.base import EXPERIMENTS, Experiment, FoundRun, FoundRuns
 from paper.cases import Scope
@@ -78,9 +79,7 @@ def _embedding(result: FoundRun, scope: Scope) -> Mapping[str, Any]:
     path = result.run.path
     found = read_part(path, EMBEDDING, dict)
     if found is None:
-        subject = open_subject(path, result.run.federation())
-        analyse(subject, [EMBEDDING], samples=SAMPLES[scope.scale])
-        found = read_part(path, EMBEDDING, dict)
+        found = analyse(load(path), [EMBEDDING], samples=SAMPLES[scope.scale])["embedding"]
     assert found is not None  # noqa: S101 - written now
     return found
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from fedproto.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from fedproto.api.predictor import analyse as analyse
+    from fedproto.api.analysing import analyse as analyse
     from fedproto.api.predictor import predict as predict
     from fedproto.api.result import Result as Result
     from fedproto.api.result import Results as Results

@@ -12,12 +12,13 @@ import torch
 from PIL import Image
 
 import fedproto
+from fedproto.api.analysing import embed
 from fedproto.cli import main
 from fedproto.data.base import data_root
 from fedproto.data.segmentation import palette
 from fedproto.errors import ConfigError, StoreError
 from fedproto.models.base import build_model
-from fedproto.report.analysing import embed, read_measured, read_part
+from fedproto.report.panels import read_measured, read_part
 from fedproto.report.style import class_colors
 from fedproto.store import RunStore
 

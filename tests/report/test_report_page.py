@@ -240,7 +240,7 @@ def test_runs_that_can_be_analysed_are_though_others_cannot(tmp_path, capsys):
     write_run(tmp_path / "bare", rounds=2)
     assert main(["analyse", str(tmp_path), "--what=clients"]) == 2
     said = capsys.readouterr().err
-    assert "bare was started from Python with a module of your own; analyse it there" in said
+    assert "bare was started from Python with a module of your own; pass it" in said
     file = tmp_path / "run" / "analysis" / "measures.json"
     assert "client" in json.loads(file.read_text())["tables"]
     groups = contents(tmp_path)["groups"]

@@ -1,4 +1,4 @@
-"""A trained run applied to new inputs, and its model analysed."""
+"""A trained run applied to new inputs."""
 
 from __future__ import annotations
 
@@ -23,8 +23,6 @@ from fedproto.engines.base import EngineOptions
 from fedproto.engines.layers import estimate, statistics_names
 from fedproto.errors import ConfigError, DataError
 from fedproto.measures.uncertainty import shannon_entropy, upsampled
-from fedproto.report import analysing
-from fedproto.report.analysing import open_subject
 
 
 @dataclass(frozen=True)
@@ -181,40 +179,6 @@ def pictures_in(paths: Iterable[Path]) -> list[Path]:
             raise DataError(f"folder {path} contains no image ({', '.join(SUFFIXES)})")
         found += inside
     return found
-
-
-def analyse(
-    result: Result,
-    what: Iterable[str] | None = None,
-    *,
-    reference: str | Path | None = None,
-    samples: int = 2000,
-) -> dict[str, Any]:
-    """Analyses a run's newest model, as ``fedproto analyse`` does.
-
-    Args:
-        result: The run; files go to the folder ``analysis`` of its directory, where it has one.
-        what: Names of measures, "embedding" and "maps"; by default what `fedproto analyse` does.
-        reference: Directory of a finished run of strategy 'centralized', for MMD.
-        samples: Features in the t-SNE at most.
-
-    Returns:
-        The ``round`` of the model, the measures' ``metrics`` by name, their ``tables`` (scores per
-        client and per class), and the ``embedding`` or None.
-
-    Raises:
-        FedprotoError: If a part is unknown, or the run's data or model are not at hand.
-    """
-    model = None if result.build is None else result.build()
-    subject = open_subject(result.directory, result.federation, model, result.state)
-    reference = None if reference is None else str(reference)
-    taken = analysing.analyse(subject, what or (), reference, samples)
-    return {
-        "round": subject.state.round,
-        "metrics": taken.metrics,
-        "tables": taken.tables,
-        "embedding": analysing.read_part(result.directory, analysing.EMBEDDING, dict),
-    }
 
 
 def predict(result: Result, images: Any) -> Sequence[ClassPrediction | MapPrediction]:

@@ -165,8 +165,8 @@ class Result(Comparable):
         """
         if self.build is None:
             raise ConfigError(
-                "the run was started from Python with a module of your own; pass it:"
-                " fedproto.load(run, model=...)"
+                f"{self.path or 'the run'} was started from Python with a module of your own; pass"
+                " it: fedproto.load(run, model=...)"
             )
         if self.state is None:
             raise StoreError(

@@ -8,13 +8,13 @@ from typing import Annotated, Any
 
 import typer
 
+from fedproto.api.analysing import save_labels
 from fedproto.api.export import export, loading_code
 from fedproto.api.predictor import MapPrediction, Predictor, pictures_in
 from fedproto.api.training import load
 from fedproto.cli.terminal import AsJson, Best, echo
 from fedproto.disk.files import Folder, explained
 from fedproto.errors import ConfigError, DataError
-from fedproto.report.analysing import save_labels
 
 _SHOWN = 5
 

@@ -8,14 +8,13 @@ from typing import Annotated
 
 import typer
 
-from fedproto.api.predictor import analyse
+from fedproto.api.analysing import PARTS, analyse
 from fedproto.api.table import Table
 from fedproto.api.training import load
 from fedproto.cli.terminal import Best, Directories, Metric, Target, echo, print_table
 from fedproto.data import DataSource, Federation, data_root
 from fedproto.errors import DataError, FedprotoError
 from fedproto.measures.scores import CLIENT_SCORES
-from fedproto.report.analysing import PARTS
 from fedproto.report.arrangement import arrange
 from fedproto.report.html import write_page
 from fedproto.report.results import find_runs

@@ -8,6 +8,7 @@ that says so.
 from __future__ import annotations
 
 import base64
+import math
 import os
 import re
 from collections import Counter, defaultdict
@@ -18,10 +19,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from fedproto.disk.files import open_plain
+from fedproto.disk.files import content, open_plain
+from fedproto.disk.integrity import DamagedError, read_json
 from fedproto.errors import StoreError
 from fedproto.measures.scores import PER_CLASS, PER_CLIENT, summarize_clients
-from fedproto.report.analysing import EMBEDDING, finite, read_measured, read_part
 from fedproto.report.results import StoredRun
 from fedproto.types import RoundRecord
 
@@ -29,6 +30,13 @@ IOU = "iou_"
 MOST_PICTURE_BYTES = 2_000_000
 QUANTILES = 101
 _COLOR = re.compile(r"#[0-9a-fA-F]{6}")
+
+EMBEDDING = "embedding"
+# All that reading and checking a file of arbitrary content can raise.
+_DAMAGES = (
+    *(StoreError, DamagedError, ValueError, TypeError),
+    *(LookupError, AttributeError, ArithmeticError),
+)
 
 T = TypeVar("T")
 
@@ -168,3 +176,59 @@ def classes(runs: Sequence[PageRun]) -> dict[str, float] | None:
         for name in dict.fromkeys(name for table in tables for name in table)
     }
     return means or None
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What an analysis measured.
+
+    Attributes:
+        round: Number of rounds after which the model was looked at.
+        reference: The run that MMD compares with.
+    """
+
+    round: int
+    reference: str | None
+    metrics: dict[str, float]
+    tables: dict[str, dict[str, float]]
+
+
+def read_measured(run: Path) -> Measured | None:
+    """The measures of a run's newest analysis; None where there is none.
+
+    Raises:
+        StoreError: If they are damaged.
+    """
+
+    def check(given: dict[str, Any]) -> Measured:
+        round_, tables = int(given.pop("round")), given.pop("tables", {})
+        numbers = {"": given, **tables}
+        found = {
+            str(name): {str(key): float(value) for key, value in table.items() if finite(value)}
+            for name, table in numbers.items()
+        }
+        return Measured(round_, given.get("reference"), found.pop(""), found)
+
+    return read_part(run, "measures", check)
+
+
+def finite(value: Any) -> bool:
+    """Whether a value of JSON is a finite number."""
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def read_part(run: Path, name: str, check: Callable[[dict[str, Any]], T]) -> T | None:
+    """A file of a run's analysis as `check` makes it; None where there is none.
+
+    Raises:
+        StoreError: If it is damaged.
+    """
+    file = run / "analysis" / f"{name}.json"
+    if not file.exists():
+        return None
+    try:
+        return check(read_json(content(file)))
+    except _DAMAGES as error:
+        raise StoreError(
+            f"{file} cannot be read ({error}); make it again: fedproto analyse {run}"
+        ) from None

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from fedproto.config import RunConfig
-from fedproto.data import DataSource, Federation, data_root
+from fedproto.data import DataSource
 from fedproto.data.tasks import headline
 from fedproto.errors import ConfigError, StoreError, unknown_name
 from fedproto.report.statistics import Rounds, Values, moving_average, score_at, window_width
@@ -87,11 +87,6 @@ class StoredRun:
         if getattr(self.config.data, "partition", "") == "first":
             facts = {"name": self.config.to_dict()["data"]["name"], "test_overlap": True, **facts}
         return facts
-
-    def federation(self) -> Federation:
-        """Its data, loaded now."""
-        assert self.config.data is not None  # noqa: S101 - recipes name their data
-        return self.config.data.load(data_root())
 
     def final(self, metric: str, until: int | None = None) -> float | None:
         """The mean over the last tenth of the planned rounds up to now, or to round `until`.

@@ -1,4 +1,4 @@
-"""Analyses of a run's newest model, written to the run's folder ``analysis``.
+"""Analyses of a run's model, written to the run's folder ``analysis``.
 
     measures.json     measures by name, and their tables: per client and per class
     embedding.json    t-SNE of held-out features
@@ -12,40 +12,35 @@ from __future__ import annotations
 import importlib.util
 import io
 import json
-import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
 
+from fedproto.api.result import Result
 from fedproto.config import RunConfig
-from fedproto.data.federation import Federation
 from fedproto.data.segmentation import palette
-from fedproto.disk.files import Folder, content, explained, write_atomically
-from fedproto.disk.integrity import DamagedError, read_json
+from fedproto.disk.files import Folder, explained, write_atomically
 from fedproto.errors import ConfigError, DataError, StoreError, install, unknown_name
 from fedproto.measures import MEASURES, Gauge, Taken
 from fedproto.measures.probe import Probe
 from fedproto.measures.uncertainty import feature_entropy, relative, softmax_entropy, upsampled
+from fedproto.report.panels import EMBEDDING, Measured, read_measured, read_part
 from fedproto.report.style import class_colors, picture_of
 from fedproto.rng import Purpose, stream
 from fedproto.rounds.identity import check_reference, check_same, data_identity, reference_state
-from fedproto.rounds.run import model_for
 from fedproto.store import RunStore
 from fedproto.types import ServerState
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-T = TypeVar("T")
-
-EMBEDDING, MAPS = "embedding", "maps"
+MAPS = "maps"
 PARTS = ("clients", "margin", "dissimilarity", "mmd", EMBEDDING, MAPS)
 """What is analysed by default, as far as it can be; MMD needs a reference."""
 
@@ -58,16 +53,11 @@ PICTURES_MAPPED = 4
 _HEAT = np.array(
     [(0, 34, 78), (65, 77, 107), (124, 123, 120), (188, 175, 111), (254, 232, 56)], dtype=np.float64
 )
-# All that reading and checking a file of arbitrary content can raise.
-_DAMAGES = (
-    *(StoreError, DamagedError, ValueError, TypeError),
-    *(LookupError, AttributeError, ArithmeticError),
-)
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A run's newest model with its data, ready to be analysed."""
+    """A run's model with its data, ready to be analysed."""
 
     path: Path
     config: RunConfig
@@ -80,71 +70,73 @@ class Subject:
         write_atomically(self.path / "analysis" / f"{name}.json", text.encode() + b"\n")
 
 
-def open_subject(
-    path: Path,
-    federation: Federation,
-    model: nn.Module | None = None,
-    state: ServerState | None = None,
-) -> Subject:
-    """Loads a run's model: that of a state, or the newest.
+def open_subject(result: Result) -> Subject:
+    """Loads a run's model and data.
 
     Raises:
-        StoreError: If there is no run or no checkpoint, or the run was trained on other data.
-        ConfigError: If the run was started in Python with a module that is not given here.
+        StoreError: If there is no checkpoint, or the run was trained on other data.
+        ConfigError: If the run was started in Python with data or a module not given here.
     """
-    store = RunStore.open(path)
-    config = store.config
-    if model is None:
-        if config.model is None:
-            raise ConfigError(
-                f"{path} was started from Python with a module of your own; analyse it there:"
-                " fedproto.analyse(fedproto.load(run, model=..., data=...))"
-            )
-        model = model_for(replace(config, model=config.model.untrained()), federation)
-    check_same(store.description().get("identity", {}), data_identity(federation), path)
-    state = state or store.load_checkpoint()
-    if state is None:
-        raise StoreError(f"{path} has no checkpoint yet; nothing to analyse")
+    path, config, model = result.directory, result.config, result.model
+    assert result.state is not None  # noqa: S101 - the model has its weights
+    identity = RunStore.open(path).description().get("identity", {})
+    check_same(identity, data_identity(result.federation), path)
     # The run may have been trained on another machine.
     anywhere = replace(config.engine, name="reference", device="auto")
-    probe = Probe(replace(config, engine=anywhere).workload(federation, model))
-    return Subject(path, config, state.served.to(probe.device), probe)
+    probe = Probe(replace(config, engine=anywhere).workload(result.federation, model))
+    return Subject(path, config, result.state.served.to(probe.device), probe)
 
 
 def analyse(
-    subject: Subject,
-    what: Iterable[str] = (),
-    reference: str | None = None,
+    result: Result,
+    what: Iterable[str] | None = None,
+    *,
+    reference: str | Path | None = None,
     samples: int = 2000,
-) -> Taken:
-    """Writes the requested parts and returns what was measured.
+) -> dict[str, Any]:
+    """Analyses a run's model, as ``fedproto analyse`` does.
 
     Args:
-        subject: The model with its data.
-        what: Measures, "embedding" and "maps"; when empty, those of `PARTS` that are possible.
-        reference: Directory of a centrally trained run, for MMD; the run's own when None.
+        result: The run; files go to the folder ``analysis`` of its directory, where it has one.
+        what: Names of measures, "embedding" and "maps"; by default those of `PARTS` that are
+            possible.
+        reference: Directory of a finished run of strategy 'centralized', for MMD; by default the
+            one that the run's configuration names.
         samples: Features in the t-SNE at most.
+
+    Returns:
+        The ``round`` of the model, the measures' ``metrics`` by name, their ``tables`` (scores per
+        client and per class), and the ``embedding`` or None.
+
+    Raises:
+        FedprotoError: If a part is unknown, or the run's data or model are not at hand.
     """
     known = [*MEASURES.names(), EMBEDDING, MAPS]
-    what = list(what)
-    for name in what:
+    parts = list(what or ())
+    for name in parts:
         if name not in known:
             raise ConfigError(f"what: {unknown_name('part', name, known)}")
-    reference = reference or subject.config.measure.reference
+    subject = open_subject(result)
+    compared = subject.config.measure.reference if reference is None else str(reference)
     impossible = {
-        "mmd": reference is None,
+        "mmd": compared is None,
         EMBEDDING: importlib.util.find_spec("sklearn") is None,
         MAPS: not subject.probe.task.label_maps or importlib.util.find_spec("PIL") is None,
     }
-    what = what or [name for name in PARTS if not impossible.get(name)]
+    parts = parts or [name for name in PARTS if not impossible.get(name)]
     with explained(subject.path / "analysis", " cannot be written", ""):
         Folder(subject.path).make("analysis")
-        found = _measure(subject, [one for one in what if one not in (EMBEDDING, MAPS)], reference)
-        if EMBEDDING in what:
+        taken = _measure(subject, [one for one in parts if one not in (EMBEDDING, MAPS)], compared)
+        if EMBEDDING in parts:
             _embed_features(subject, samples)
-        if MAPS in what and subject.probe.task.label_maps:
+        if MAPS in parts and subject.probe.task.label_maps:
             _draw_maps(subject)
-    return found
+    return {
+        "round": subject.state.round,
+        "metrics": taken.metrics,
+        "tables": taken.tables,
+        "embedding": read_part(subject.path, EMBEDDING, dict),
+    }
 
 
 def _measure(subject: Subject, names: list[str], reference: str | None) -> Taken:
@@ -273,59 +265,3 @@ def _save(picture: Image, path: Path) -> Path:
         picture.save(encoded, "PNG")
         write_atomically(path, encoded.getvalue())
     return path
-
-
-@dataclass(frozen=True)
-class Measured:
-    """What an analysis measured.
-
-    Attributes:
-        round: Number of rounds after which the model was looked at.
-        reference: The run that MMD compares with.
-    """
-
-    round: int
-    reference: str | None
-    metrics: dict[str, float]
-    tables: dict[str, dict[str, float]]
-
-
-def read_measured(run: Path) -> Measured | None:
-    """The measures of a run's newest analysis; None where there is none.
-
-    Raises:
-        StoreError: If they are damaged.
-    """
-
-    def check(given: dict[str, Any]) -> Measured:
-        round_, tables = int(given.pop("round")), given.pop("tables", {})
-        numbers = {"": given, **tables}
-        found = {
-            str(name): {str(key): float(value) for key, value in table.items() if finite(value)}
-            for name, table in numbers.items()
-        }
-        return Measured(round_, given.get("reference"), found.pop(""), found)
-
-    return read_part(run, "measures", check)
-
-
-def finite(value: Any) -> bool:
-    """Whether a value of JSON is a finite number."""
-    return isinstance(value, int | float) and math.isfinite(value)
-
-
-def read_part(run: Path, name: str, check: Callable[[dict[str, Any]], T]) -> T | None:
-    """A file of a run's analysis as `check` makes it; None where there is none.
-
-    Raises:
-        StoreError: If it is damaged.
-    """
-    file = run / "analysis" / f"{name}.json"
-    if not file.exists():
-        return None
-    try:
-        return check(read_json(content(file)))
-    except _DAMAGES as error:
-        raise StoreError(
-            f"{file} cannot be read ({error}); make it again: fedproto analyse {run}"
-        ) from None
