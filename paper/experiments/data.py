@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from fedproto.data.base import data_root
+from fedproto.data.celeba import CelebA, read_attribute, read_identities
 from fedproto.data.federation import Federation
+from fedproto.data.partition import by_key
+from fedproto.data.samples import TensorSamples
 from fedproto.data.statistics import class_counts, statistics
 from fedproto.errors import DataError
 from fedproto.report.style import COLORS, panel_grid
@@ -77,13 +82,26 @@ def _load(case: Case) -> tuple[Federation, str]:
     Where images are missing the official lists still tell how many there should be.
     """
     source = case.sources()[0]
-    federation, listed = source.load(data_root()), source.listed(data_root())
-    if listed is None or len(listed.samples) == len(federation.samples):
+    federation = source.load(data_root())
+    if not isinstance(source, CelebA):
         return federation, ""
-    return listed, (
-        f"counted by the official lists; of their {len(listed.samples):,} images"
+    complete = listed(source, data_root())
+    if len(complete.samples) == len(federation.samples):
+        return federation, ""
+    return complete, (
+        f"counted by the official lists; of their {len(complete.samples):,} images"
         f" {len(federation.samples):,} are here, of {len(federation.clients):,} clients"
     )
+
+
+def listed(source: CelebA, root: Path) -> Federation:
+    """The clients of CelebA's official lists, with labels alone instead of images."""
+    tree = source.tree(root)
+    names, identities = read_identities(tree)
+    labels = torch.from_numpy(read_attribute(tree, names, source.attribute).astype(np.int64))
+    samples = TensorSamples(torch.empty(len(labels), 0), labels)
+    parts = by_key(identities, minimum=source.minimum)
+    return source.federation("celeba", samples, parts, num_classes=2)
 
 
 def _draw(sizes: list[tuple[Case, Any]]) -> Any:

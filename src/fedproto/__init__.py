@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from fedproto.data import DATASETS as DATASETS
     from fedproto.data import DataSource as DataSource
     from fedproto.data import Federation as Federation
-    from fedproto.data.tasks import TaskOptions as TaskOptions
     from fedproto.engines.augment import AugmentOptions as AugmentOptions
     from fedproto.engines.base import EngineOptions as EngineOptions
     from fedproto.engines.training import TrainOptions as TrainOptions

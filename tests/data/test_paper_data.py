@@ -22,6 +22,7 @@ from fedproto.data.statistics import class_counts, statistics
 from fedproto.data.synthetic import Synthetic
 from fedproto.errors import DataError
 from fedproto.rng import Purpose, stream
+from paper.experiments.data import listed
 from paper.printed import paper
 
 pytest.importorskip("PIL", reason="needs Pillow (fedproto[images])")
@@ -67,7 +68,7 @@ def test_fpascal_is_the_papers_federation_whatever_the_concentration(real_root):
 
 def test_celeba_is_the_papers_federation_by_the_official_lists(real_root):
     needs_real("celeba")
-    row = statistics(CelebA().listed(real_root))
+    row = statistics(listed(CelebA(), real_root))
     assert_like_paper(row, "celeba")
     assert row["samples"] == paper()["data"]["celeba"]["samples"]
     assert row["smallest"] == 4

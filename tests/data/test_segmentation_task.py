@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn import functional as F  # noqa: N812 - the name everyone uses
 
-from fedproto.data.tasks import TaskOptions, headline, task_named
+from fedproto.data.tasks import headline, task_named
 from fedproto.equations import class_prototypes
 from fedproto.types import VOID
 
@@ -72,9 +72,8 @@ FEATURES = torch.stack([torch.arange(16.0).reshape(4, 4), torch.full((4, 4), 10.
 LABELS = torch.tensor([[[1, 1, 0, VOID], [1, VOID, 0, 0], [2, 2, 0, VOID], [VOID, 2, 0, 1]]])
 
 
-def prototypes(labels: torch.Tensor, **options: bool):
-    task = task_named("segmentation", options=TaskOptions(**options))
-    return class_prototypes(*task.labelled_features(FEATURES, labels), num_classes=3)
+def prototypes(labels: torch.Tensor):
+    return class_prototypes(*TASK.labelled_features(FEATURES, labels), num_classes=3)
 
 
 def test_prototypes_of_a_map_worked_by_hand():
@@ -82,14 +81,6 @@ def test_prototypes_of_a_map_worked_by_hand():
     # Class 1 at 0, 1, 4 and 15: mean 5. Class 2 at 8, 9 and 13: mean 10.
     assert found.count.tolist() == [0, 4, 3]
     assert found.mean.tolist() == [[0, 0], [5, 10], [10, 10]]
-
-
-def test_background_has_a_prototype_only_when_asked_for():
-    found = prototypes(LABELS, background_prototype=True)
-    # Background at 2, 6, 7, 10 and 14: mean 7.8.
-    assert found.count.tolist() == [5, 4, 3]
-    assert found.mean[0].tolist() == [pytest.approx(7.8), 10]
-    assert found.mean[1:].tolist() == [[5, 10], [10, 10]]
 
 
 def test_labels_of_a_finer_map_are_those_of_the_nearest_pixel():

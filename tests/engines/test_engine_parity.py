@@ -127,7 +127,7 @@ SERVER_STEPS: dict[str, dict[str, Options]] = {
 WHOLE = ScheduleOptions(rounds=2, cohort=5, delta=0.7)
 AGGREGATIONS: dict[str, dict[str, Options]] = {
     rule: {"aggregate": AggregateOptions(rule=rule, clip_norm="median"), "schedule": WHOLE}
-    for rule in ("mean", "median", "trimmed-mean")
+    for rule in ("mean", "median")
 }
 
 

@@ -240,7 +240,6 @@ KINDS = {
         "model": {"name": "deeplab-small"},
         "strategy": {"name": "fedavg"},
         "train": {"batch_norm": "local"},
-        "task": {"background_prototype": True},
     },
 }
 

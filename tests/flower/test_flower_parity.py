@@ -139,12 +139,7 @@ SECTIONS = {
         if name != "centralized"
     },
     "float64": {"engine": {"dtype": "float64"}},
-    "task": {
-        "data": SHAPES,
-        "model": DEEPLAB,
-        "task": {"background_prototype": True},
-        "strategy": {"name": "fedproto"},
-    },
+    "segmentation": {"data": SHAPES, "model": DEEPLAB, "strategy": {"name": "fedproto"}},
     "stop": {"data": DIGITS | {"validation": 0.2}, "stop": {"patience": 1}},
 }
 

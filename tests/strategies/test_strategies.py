@@ -81,19 +81,6 @@ def test_fedatt_weighs_each_tensor_by_softmax_of_distance():
     assert moved.tolist() == pytest.approx([2 * first * 3, 2 * 4.0], rel=1e-5)
 
 
-def test_fedatt_by_the_largest_singular_value_of_matrices_and_kernels():
-    far = torch.tensor([[3.0, 0.0], [0.0, 4.0]])
-    ways = {"matrix": far, "kernel": far.reshape(2, 1, 1, 2), "bias": torch.tensor([3.0, 4.0])}
-    state = ServerState(0, {name: torch.zeros_like(way) for name, way in ways.items()}, {})
-    updates = [
-        ClientUpdate(0, 1, ways, {}, 0.1, 1, 1, 0.1),
-        ClientUpdate(1, 1, state.params, {}, 0.1, 1, 1, 0.1),
-    ]
-    shares = FedAtt(norm="spectral").weigh(state, updates).tensor
-    for name, length in {"matrix": 4, "kernel": 4, "bias": 5}.items():
-        assert float(shares[name][0]) == pytest.approx(1 / (1 + math.exp(-length)))
-
-
 def test_fedatt_never_steps_batch_norm_statistics_beyond_the_average():
     state = ServerState(
         1, {"w": torch.zeros(1)}, {"running_var": torch.tensor([100.0]), "steps": torch.tensor(3)}

@@ -136,7 +136,6 @@ DEFENCES = {
     "none": AggregateOptions(),
     "clip": CLIP,
     "median": replace(CLIP, rule="median"),
-    "trimmed-mean": replace(CLIP, rule="trimmed-mean"),
 }
 """The ``[aggregate]`` options that each value of `FlowerOptions.defence` stands for."""
 
@@ -179,7 +178,7 @@ class FlowerOptions(Options):
         at_most=SUSPENSION_WINDOW,
     )
     suspend_rounds: int = option(5, "length of a suspension, in rounds", at_least=1)
-    defence: Literal["none", "clip", "median", "trimmed-mean"] = option(
+    defence: Literal["none", "clip", "median"] = option(
         "clip", "defence against hostile clients, if [aggregate] is not set"
     )
     evaluate_on: Literal["clients", "server"] = option(

@@ -24,7 +24,7 @@ from fedproto.config.options import (
 from fedproto.data.base import DATASETS, DataSource
 from fedproto.data.federation import Federation
 from fedproto.data.own import located
-from fedproto.data.tasks import TaskOptions, task_named
+from fedproto.data.tasks import task_named
 from fedproto.engines.augment import AugmentOptions
 from fedproto.engines.base import EngineOptions, Workload, check_engine_name
 from fedproto.engines.setting import fitted
@@ -56,7 +56,6 @@ class RunConfig:
     model: ModelOptions | None = None
     seed: int = 0
     label: str = ""
-    task: TaskOptions = field(default_factory=TaskOptions)
     train: TrainOptions = field(default_factory=TrainOptions)
     augment: AugmentOptions = field(default_factory=AugmentOptions)
     aggregate: AggregateOptions = field(default_factory=AggregateOptions)
@@ -134,7 +133,7 @@ class RunConfig:
         Raises:
             TrainingError: If model and data do not fit together.
         """
-        task = task_named(federation.task, federation.class_names, self.task)
+        task = task_named(federation.task, federation.class_names)
         model = fitted(model, federation, task)
         return Workload(federation, model, task, self.engine, callback or Callback())
 
@@ -170,7 +169,6 @@ Table: TypeAlias = Mapping[str, Any]
 class Sections(TypedDict, total=False):
     """The sections of a recipe as keywords: options, or a table of them."""
 
-    task: TaskOptions | Table
     train: TrainOptions | Table
     augment: AugmentOptions | Table
     aggregate: AggregateOptions | Table

@@ -22,7 +22,7 @@ _REMOVED = (
 _GONE = {
     "store": ("exact",),
     "measure": ("estimator", "clients"),
-    "aggregate": ("krum",),
+    "aggregate": ("krum", "trim"),
     "head": ("flip",),
     "serve": ("statistics",),
     "train": ("accumulate",),
@@ -35,13 +35,8 @@ _GONE = {
 
 def upgraded(tables: Mapping[str, Any]) -> dict[str, Any]:
     """A stored configuration as tables that `fedproto.config.read_config` reads."""
-    result, strategy = dict(tables), tables.get("strategy")
-    for section, gone in _GONE.items():
-        if isinstance(kept := result.get(section), Mapping):
-            result[section] = {name: value for name, value in kept.items() if name not in gone}
-    measure = result.get("measure")
-    if isinstance(measure, Mapping) and isinstance(what := measure.get("what"), list):
-        result["measure"] = {**measure, "what": [name for name in what if name != "ece"]}
+    result = {name: _without_gone(name, one) for name, one in tables.items() if name != "task"}
+    strategy = result.get("strategy")
     if not isinstance(strategy, Mapping) or not any(mark in strategy for mark in MARKS):
         return result
     old = dict(strategy)
@@ -67,3 +62,14 @@ def upgraded(tables: Mapping[str, Any]) -> dict[str, Any]:
         del old["weights"]
     kept = {name: value for name, value in old.items() if name not in _REMOVED}
     return {**result, "strategy": kept, "schedule": schedule}
+
+
+def _without_gone(section: str, options: Any) -> Any:
+    """A section without the options that are gone."""
+    if not isinstance(options, Mapping):
+        return options
+    gone = ("norm",) if options.get("name") == "fedatt" else _GONE.get(section, ())
+    kept = {name: value for name, value in options.items() if name not in gone}
+    if section == "measure" and isinstance(kept.get("what"), list):
+        kept["what"] = [name for name in kept["what"] if name != "ece"]
+    return kept

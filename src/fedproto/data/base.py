@@ -58,10 +58,6 @@ class DataSource(Options, abc.ABC):
         """Prepares the data, such as decoding images into the cache; `load` does so otherwise."""
         return {}
 
-    def listed(self, root: Path) -> Federation | None:
-        """The complete federation by its lists, where some of its images may be missing."""
-        return None
-
     @classmethod
     def status(cls, root: Path) -> str:
         """Whether the data can be loaded here, in a few words."""

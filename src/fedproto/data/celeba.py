@@ -16,11 +16,10 @@ from fedproto.data.files import FileTree
 from fedproto.data.images import put_images
 from fedproto.data.partition import by_key
 from fedproto.data.prepared import Builder, Prepared
-from fedproto.data.samples import MappedSamples, TensorSamples
+from fedproto.data.samples import MappedSamples
 from fedproto.data.sharing import HeldOut
 from fedproto.errors import DataError, unknown_name
 from fedproto.options import option
-from fedproto.rng import Indices
 
 _DRIVE = "https://drive.usercontent.google.com/download?export=download&confirm=t&id="
 
@@ -67,17 +66,7 @@ class CelebA(Prepared, HeldOut):
         arrays = self.prepare(root)
         labels = torch.from_numpy(arrays["labels"].astype(np.int64))
         samples = MappedSamples(torch.from_numpy(arrays["images"]), labels)
-        return self._of_people(samples, np.array(arrays["identities"]))
-
-    def listed(self, root: Path) -> Federation:
-        """The clients of the official lists, with labels alone instead of images."""
-        tree = self.tree(root)
-        names, identities = read_identities(tree)
-        labels = torch.from_numpy(read_attribute(tree, names, self.attribute).astype(np.int64))
-        return self._of_people(TensorSamples(torch.empty(len(labels), 0), labels), identities)
-
-    def _of_people(self, samples: TensorSamples | MappedSamples, identities: Indices) -> Federation:
-        parts = by_key(identities, minimum=self.minimum)
+        parts = by_key(arrays["identities"], minimum=self.minimum)
         return self.federation("celeba", samples, parts, num_classes=2)
 
     def build(self, tree: FileTree, builder: Builder, callback: Callback | None) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import abc
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -17,20 +17,10 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - the name everyone uses
 
 from fedproto.errors import ConfigError, unknown_name
-from fedproto.options import Options, option
 from fedproto.types import VOID
 
 LARGEST_LOSS = 1e6
 """Largest plausible mean test loss: worse models are rejected as updates."""
-
-
-@dataclass(frozen=True)
-class TaskOptions(Options):
-    """Options of a task."""
-
-    background_prototype: bool = option(
-        False, "segmentation: the background has a prototype like the object classes"
-    )
 
 
 @dataclass(frozen=True)
@@ -49,7 +39,6 @@ class Task(abc.ABC):
     one_label: ClassVar[bool] = False
 
     class_names: tuple[str, ...] = ()
-    options: TaskOptions = field(default_factory=TaskOptions)
 
     @abc.abstractmethod
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
@@ -196,16 +185,13 @@ class Segmentation(Task):
     def labelled_features(self, features: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """A feature vector per position of the feature map, with the label of the nearest pixel.
 
-        Positions on void belong to no class, and neither do those on the background unless the
-        option says so.
+        Positions on void or the background belong to no class.
         """
         size = features.shape[-2:]
         near = F.interpolate(targets.unsqueeze(1).float(), size, mode="nearest-exact")
         labels = near.flatten().long()
-        if not self.options.background_prototype:
-            labels = labels.masked_fill(labels == BACKGROUND, VOID)
         vectors = features.movedim(1, -1).flatten(end_dim=-2)
-        counted = labels != VOID
+        counted = (labels != VOID) & (labels != BACKGROUND)
         return vectors[counted], labels[counted]
 
     def tally(self, logits: Tensor, targets: Tensor) -> Tensor:
@@ -284,10 +270,8 @@ def loss_beside(metric: str) -> str:
     return "validation_loss" if metric.startswith("validation_") else "loss"
 
 
-def task_named(
-    name: str, class_names: Iterable[str] = (), options: TaskOptions | None = None
-) -> Task:
+def task_named(name: str, class_names: Iterable[str] = ()) -> Task:
     """The task of that name."""
     if name not in TASKS:
         raise ConfigError(unknown_name("task", name, TASKS))
-    return TASKS[name](tuple(class_names), options or TaskOptions())
+    return TASKS[name](tuple(class_names))

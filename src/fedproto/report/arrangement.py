@@ -27,7 +27,7 @@ Identity: TypeAlias = tuple[tuple[str, str], ...]
 """All options that make up a condition, in order."""
 
 # What comes first says most about a condition; what is not here comes last.
-_TELLING = ("data.name", "schedule.delta", "data.alpha", "data", "model", "task", "schedule.cohort")
+_TELLING = ("data.name", "schedule.delta", "data.alpha", "data", "model", "schedule.cohort")
 _SHORT = {"schedule.delta": "δ", "data.alpha": "α"}
 FAMILY = "data.name"
 

@@ -20,13 +20,7 @@ import torch
 from torch import Tensor
 
 from fedproto.rng import Indices
-from fedproto.strategies.aggregation import (
-    AggregateOptions,
-    between_clients,
-    cap_shares,
-    equal_shares,
-    median,
-)
+from fedproto.strategies.aggregation import AggregateOptions, cap_shares, equal_shares, median
 from fedproto.strategies.serve import packed, unpacked
 from fedproto.strategies.values import Declarations
 from fedproto.types import ClientUpdate, Tensors, Updates
@@ -41,6 +35,9 @@ FARTHEST = 2.0
 """Class means are clipped to this multiple of the cohort's median distance; scatter likewise.
 A client with most class means beyond the square of it is rejected."""
 
+
+END = 0.1
+"""Share of the cohort at each end of a buffer's range that does not count."""
 
 DRAWN = 5.0
 """A claim counts up to this multiple of `max_claim` in the draw: it decides what is learnt at all,
@@ -86,7 +83,7 @@ def bound_claims(
     bounded = [
         replace(update, num_examples=int(min(update.num_examples, max(1, cap))), buffers=buffers)
         for update, buffers in zip(
-            updates, _bound_buffers([one.buffers for one in updates], options.trim), strict=True
+            updates, _bound_buffers([one.buffers for one in updates]), strict=True
         )
     ]
     for names in _statistics(declared):
@@ -106,8 +103,7 @@ def merge_by_rule(
     options: AggregateOptions, updates: Updates, declared: Declarations
 ) -> list[ClientUpdate]:
     """Statistics as the server keeps them: class means and scatter that the rule gives."""
-    trims_none = options.rule == "trimmed-mean" and options.trim == 0
-    if options.rule == "mean" or trims_none or len(updates) < FEWEST:
+    if options.rule == "mean" or len(updates) < FEWEST:
         return list(updates)
     merged = list(updates)
     share_k = equal_shares(len(updates))
@@ -117,9 +113,9 @@ def merge_by_rule(
             holders = held.count[:, c].nonzero().flatten()
             if len(holders):
                 own_k = share_k[holders] / share_k[holders].sum()
-                held.mean[holders, c] = between_clients(options, held.mean[holders, c], own_k)
+                held.mean[holders, c] = median(held.mean[holders, c], own_k)
         if held.scatter is not None:
-            held.scatter[:] = _positive(between_clients(options, held.scatter, share_k))
+            held.scatter[:] = _positive(median(held.scatter, share_k))
         merged = held.into(merged)
     return merged
 
@@ -294,12 +290,12 @@ def _positive(matrix_dd: Tensor) -> Tensor:
     return positive_dd
 
 
-def _bound_buffers(buffers_k: Sequence[Tensors], trim: float) -> list[Tensors]:
+def _bound_buffers(buffers_k: Sequence[Tensors]) -> list[Tensors]:
     """Buffers, number by number within twice the range of the cohort without its ends.
 
     A running variance stays at least 0, where half of the range below the cohort would be negative.
     """
-    cut = min(max(1, math.ceil(trim * len(buffers_k))), (len(buffers_k) - 1) // 2)
+    cut = min(max(1, math.ceil(END * len(buffers_k))), (len(buffers_k) - 1) // 2)
     bounded: list[dict[str, Tensor]] = [{} for _ in buffers_k]
     for name in buffers_k[0]:
         value_k = torch.stack([one[name] for one in buffers_k])

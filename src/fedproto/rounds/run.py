@@ -290,7 +290,7 @@ def train(
     groups: dict[Hashable, list[Run]] = {}
     for run in runs:
         config = run.config
-        engine = config.task, config.engine, config.train.batch_norm
+        engine = config.engine, config.train.batch_norm
         groups.setdefault((id(run.federation), run.architecture, engine), []).append(run)
     try:
         for group in groups.values():

@@ -1,4 +1,4 @@
-"""Aggregation: how updates are combined into the next model, by their mean or a robust rule.
+"""Aggregation: how updates are combined into the next model, by their mean or the median.
 
 A strategy gives each update a weight; the rule says how updates are combined under these weights.
 All rules work on the updates ``w_k − sent``, after `clip_norm` and the strategy's own scale.
@@ -26,13 +26,8 @@ from fedproto.types import ClientWeights, ServerState, Tensors, Updates
 class AggregateOptions(Options):
     """Aggregation of updates, for every strategy."""
 
-    rule: Literal["mean", "median", "trimmed-mean"] = option(
-        "mean", "how updates are combined: weighted mean, or a robust rule"
-    )
-    trim: float = option(
-        0.1,
-        "trimmed-mean: share of clients cut off at each end, coordinate by coordinate",
-        at_least=0,
+    rule: Literal["mean", "median"] = option(
+        "mean", "how updates are combined: weighted mean, or weighted median of every number"
     )
     clip_norm: float | Literal["median"] | None = option(
         None, "clip each update to this L2 norm; 'median': relative to the cohort's median norm"
@@ -55,8 +50,6 @@ class AggregateOptions(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.trim >= 0.5:
-            raise ConfigError(f"trim must be below 0.5, or no client is left; got {self.trim!r}")
         if isinstance(self.clip_norm, float) and self.clip_norm <= 0:
             raise ConfigError(f"clip_norm must be above 0 or 'median', not {self.clip_norm!r}")
 
@@ -168,13 +161,13 @@ def _combined(
     scale: Tensor | float,
 ) -> Tensor:
     """One tensor of the next model from the clients' ones."""
-    if options.rule in ("median", "trimmed-mean") and len(values) > 1:
+    if options.rule == "median" and len(values) > 1:
         if isinstance(scale, Tensor):
             values = [
                 torch.lerp(old, value, one)
                 for value, one in zip(values, scale.tolist(), strict=True)
             ]
-        found = between_clients(options, torch.stack(list(values)), share.to(old.device))
+        found = median(torch.stack(list(values)), share.to(old.device))
         return found if isinstance(scale, Tensor) or scale == 1 else torch.lerp(old, found, scale)
     if isinstance(scale, Tensor):
         share = share * scale
@@ -194,7 +187,7 @@ def _combined_rows(
     scale: Tensor | float,
 ) -> Tensor:
     """One tensor whose rows have shares of their own; a row without any share stays."""
-    if options.rule in ("median", "trimmed-mean"):
+    if options.rule == "median":
         rows = old.clone()
         for row, share_k in enumerate(share_kr.unbind(dim=1)):
             holders = share_k.nonzero().flatten()
@@ -235,13 +228,6 @@ def update_norms(sent: Tensors, updates: Updates) -> Tensor:
 _TOLERANCE = 1e-9
 
 
-def between_clients(options: AggregateOptions, value_k: Tensor, share_k: Tensor) -> Tensor:
-    """The weighted median or trimmed mean of every number, as the rule says."""
-    if options.rule == "median":
-        return median(value_k, share_k)
-    return trimmed_mean(value_k, share_k, options.trim)
-
-
 def median(value_k: Tensor, share_k: Tensor) -> Tensor:
     """The weighted median of every number; the mean of the two middle ones where both are."""
     value_k, order = value_k.sort(dim=0)
@@ -250,23 +236,6 @@ def median(value_k: Tensor, share_k: Tensor) -> Tensor:
     upper = (cumulated_k < 0.5 + _TOLERANCE).sum(dim=0, keepdim=True).clamp(max=len(value_k) - 1)
     both = value_k.gather(0, lower) + value_k.gather(0, upper)
     return (both / 2).squeeze(0)
-
-
-def trimmed_mean(value_k: Tensor, share_k: Tensor, trim: float) -> Tensor:
-    """The weighted mean of every number without the largest and the smallest ones."""
-    cut = min(math.ceil(trim * len(value_k) - _TOLERANCE), (len(value_k) - 1) // 2)
-    if cut == 0:
-        return weighted_average(list(value_k), share_k)
-    # Lighter ones first among equal values, so that the clients' order decides nothing.
-    lighter_first = share_k.argsort(stable=True)
-    share_k = share_k[lighter_first]
-    value_k, order = value_k[lighter_first].sort(dim=0, stable=True)
-    kept = slice(cut, len(value_k) - cut)
-    kept_share_k = share_k[order[kept]]
-    total = kept_share_k.sum(dim=0)
-    equal = 1 / len(kept_share_k)
-    kept_share_k = torch.where(total > 0, kept_share_k / torch.where(total > 0, total, 1), equal)
-    return (value_k[kept] * kept_share_k.to(value_k.dtype)).sum(dim=0)
 
 
 def equal_shares(number: int) -> Tensor:
