@@ -130,7 +130,7 @@ class Run:
         check_reference(config)
         config.engine.process_devices()
         config.augment.check_fits(self.federation.input_shape)
-        key = (id(self.federation), self.architecture, config.task)
+        key = (id(self.federation), self.architecture)
         if key not in known:
             workload = config.workload(self.federation, self.build())
             known[key] = workload, setting_of(workload, dict(workload.model.named_parameters()))
