@@ -65,7 +65,7 @@ def main() -> None:
     )
     federation = random_federation(given.batch * given.steps, given.size)
     model = build_model(DeepLabOptions(), federation.input_shape, CLASSES, seed=0)
-    workload = Workload(federation, model, task_named("segmentation"), options, print)
+    workload = Workload(federation, model, task_named("segmentation"), options)
     cuda = options.torch_device().type == "cuda"
     engines = {"reference": ReferenceEngine(workload)}
     engines |= {"captured": CapturedEngine(workload)} if cuda else {}

@@ -58,6 +58,12 @@ class CapturedEngine(ReferenceEngine):
         super().close()
         self._kinds.clear()
 
+    def _forget_graphs(self) -> None:
+        """Graphs hold addresses of buffers; without graphs their memory pool is gone, too."""
+        for kind in self._kinds.values():
+            kind.forget()
+        self._pool = torch.cuda.graph_pool_handle()
+
     def _fit(
         self, job: LocalJob, indices: Indices, local: Local, objective: Objective
     ) -> tuple[Tensor, int]:
@@ -70,8 +76,7 @@ class CapturedEngine(ReferenceEngine):
             self._kinds[key] = _Kind(self, job, objective)
         kind = self._kinds[key].begin(job)
         if self._order.begin(job, indices):
-            for known in self._kinds.values():
-                known.forget()
+            self._forget_graphs()
         loss, seen = kind.loss, 0
         for epoch, batches in enumerate(job.batches):
             loss.zero_()
@@ -166,7 +171,7 @@ class _Kind:
         self._refused = False
 
     def forget(self) -> None:
-        """Graphs hold addresses of tensors."""
+        """Frees its graphs."""
         self._graphs.clear()
 
     def begin(self, job: LocalJob) -> _Kind:
