@@ -32,7 +32,7 @@ from fedproto.callback import Callback
 from fedproto.config.recipe import read_recipe
 from fedproto.data.tasks import task_named
 from fedproto.engines.base import ENGINES, EngineOptions, Workload
-from fedproto.engines.devices import make_engine
+from fedproto.engines.processes import make_engine
 from fedproto.engines.training import TrainOptions
 from fedproto.models.base import build_model
 from fedproto.rounds import Run, run_rounds, runs_from

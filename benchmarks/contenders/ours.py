@@ -16,12 +16,12 @@ from fedproto.config import RunConfig
 from fedproto.config.options import EvaluateOptions, ScheduleOptions
 from fedproto.data.federation import Client, Federation
 from fedproto.data.samples import TensorSamples
-from fedproto.data.tasks import task_named
-from fedproto.engines.base import ENGINES, EngineOptions, Workload
+from fedproto.engines.base import EngineOptions
 from fedproto.engines.training import TrainOptions
 from fedproto.models.base import build_model
 from fedproto.models.small import CNNOptions, MLPOptions
 from fedproto.rounds import Run, run_rounds
+from fedproto.rounds.run import engine_of
 
 
 def main() -> None:
@@ -43,31 +43,28 @@ def main() -> None:
     )
     options = CNNOptions() if work.inputs.dim() == 4 else MLPOptions()
     model = build_model(options, federation.input_shape, 10, seed=0)
-    task = task_named("classification")
-    chosen = EngineOptions(name=name, device="cpu")
-    engine = ENGINES.get(name)(Workload(federation, model, task, chosen))
     everlasting = 10**9
     config = RunConfig(
         strategy=FedAvg(),
         seed=work.seed,
         train=TrainOptions(epochs=work.epochs, batch_size=work.batch_size, lr=work.lr),
         schedule=ScheduleOptions(rounds=everlasting, cohort=work.cohorts.shape[1]),
+        engine=EngineOptions(name=name, device="cpu"),
         evaluate=EvaluateOptions(every=everlasting),
     )
     runs = [Run(config, federation, work.model) for _ in range(number)]
-    rounds = run_rounds(runs, engine)
 
-    def train_round(round_: int) -> dict[str, Tensor]:
-        for _ in runs:
-            _, record = next(rounds)
-            if record.cohort != work.cohorts[round_].tolist():
-                raise RuntimeError(f"cohort {record.cohort} is not that of the work")
-        return dict(runs[-1].state.params)
+    with engine_of([config], federation, model) as engine:
+        rounds = run_rounds(runs, engine)
 
-    try:
+        def train_round(round_: int) -> dict[str, Tensor]:
+            for _ in runs:
+                _, record = next(rounds)
+                if record.cohort != work.cohorts[round_].tolist():
+                    raise RuntimeError(f"cohort {record.cohort} is not that of the work")
+            return dict(runs[-1].state.params)
+
         serve(train_round, out)
-    finally:
-        engine.close()
 
 
 if __name__ == "__main__":

@@ -94,6 +94,11 @@ class ServerState:
         """The model that is tested, exported and given away."""
         return self if self.served_model is None else self.served_model
 
+    @property
+    def model(self) -> ServerState:
+        """The trained model alone, which is what clients receive."""
+        return ServerState(self.round, self.params, self.buffers)
+
     @cached_property
     def largest(self) -> Tensors:
         """The largest size of a number in each parameter, left on its device."""

@@ -19,7 +19,7 @@ from engine_cases import (
 )
 from fedproto import Ditto, FedAvg, FedProto, Moon, Scaffold, with_features
 from fedproto.engines.base import EngineOptions
-from fedproto.engines.devices import DevicesEngine, shares_of
+from fedproto.engines.processes import DevicesEngine, shares_of
 from fedproto.errors import ConfigError
 from fedproto.models.base import build_model
 
@@ -42,7 +42,7 @@ def test_a_device_whose_process_is_killed_does_its_share_again():
     assert engine.name == "stacked"
     try:
         before = engine.train(jobs)
-        os.kill(engine._pool.pids[1], signal.SIGKILL)
+        os.kill(engine.pids[1], signal.SIGKILL)
         after = engine.train(jobs)
     finally:
         engine.close()
@@ -80,9 +80,9 @@ def test_a_script_without_a_guard_is_told_where_to_put_one(tmp_path):
     # With more than a pipe holds, which must not keep the parent waiting for ever.
     script.write_text(
         "import functools\n"
-        "from fedproto.engines.pool import WorkerPool\n"
+        "from fedproto.engines.pool import CPU, WorkerPool\n"
         "make_work = functools.partial(dict, data=bytes(10**6))\n"
-        "WorkerPool(make_work, 1, forked=False).run([0], print)\n"
+        "WorkerPool(make_work, [CPU], forked=False).run([0], print)\n"
     )
     command = [sys.executable, script.name]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)

@@ -25,7 +25,6 @@ from fedproto.data.tasks import Classification, Task
 from fedproto.engines import auto, pool, processes
 from fedproto.engines.auto import Demand
 from fedproto.engines.base import EngineOptions
-from fedproto.engines.pool import SharedSlots
 from fedproto.engines.training import TrainOptions
 from fedproto.errors import ConfigError, TrainingError
 from fedproto.models.base import build_model
@@ -96,18 +95,17 @@ def test_a_slow_task_is_not_taken_for_a_stopped_one(monkeypatch):
     monkeypatch.setattr(pool, "IDLE_CHECKS", 5)
     monkeypatch.setattr(pool, "CHECK_EVERY", 0.1)
 
-    def compute(number, seconds):
-        del number
+    def compute(seconds):
         ends = time.process_time() + seconds
         while time.process_time() < ends:
             pass
         return os.getpid()
 
     results = {}
-    workers = pool.WorkerPool(lambda: compute, 1)
+    workers = pool.WorkerPool(lambda _: compute, [pool.CPU])
     try:
         (before,) = workers.pids
-        workers.run([2.0], lambda place, _, result: results.update({place: result}))
+        workers.run([2.0], lambda place, result: results.update({place: result}))
     finally:
         workers.close()
     assert results == {0: before}
@@ -171,27 +169,13 @@ def test_an_error_in_a_worker_is_told_and_the_engine_goes_on(case):
 def test_where_no_process_can_be_started_one_core_is_used(monkeypatch):
     truth = sweep("processes", MODELS["cnn"], strategies=[FedProto()])
 
-    def refuse(*_):
+    def refuse(*_, **__):
         raise OSError("not permitted")
 
     monkeypatch.setattr(processes, "WorkerPool", refuse)
     found = sweep("processes", MODELS["cnn"], strategies=[FedProto()])
     assert found.notices == ["cannot start processes (not permitted); using one core"]
     check_same(found, truth, 0.0)
-
-
-def test_shared_slots_keep_tensors_apart():
-    example = {"weight": torch.zeros(3, 2), "count": torch.zeros((), dtype=torch.int64)}
-    slots = SharedSlots(example, 2)
-    contents = [{"weight": torch.randn(3, 2), "count": torch.tensor(number)} for number in range(2)]
-    for number, content in enumerate(contents):
-        slots.write(number, content)
-    for number, content in enumerate(contents):
-        read = slots.read(number)
-        assert torch.equal(read["weight"], content["weight"])
-        assert torch.equal(read["count"], content["count"])
-    assert slots.fits(example)
-    assert not slots.fits({"weight": torch.zeros(2, 3), "count": torch.tensor(0)})
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from fedproto.config.options import ScheduleOptions
 from fedproto.data.federation import Federation
 from fedproto.data.tasks import task_named
 from fedproto.engines.base import Engine, EngineOptions, LocalJob, Workload
-from fedproto.engines.devices import make_engine
+from fedproto.engines.processes import make_engine
 from fedproto.engines.reference import read_state
 from fedproto.engines.stacking.layers import Conv, Dense
 from fedproto.engines.training import TrainOptions

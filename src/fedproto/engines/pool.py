@@ -1,4 +1,4 @@
-"""A pool of forked processes that run tasks, and the memory they share with their parent.
+"""A pool of processes that run tasks.
 
 A task goes to a worker over a pipe and its result comes back the same way; a worker that dies or
 hangs is replaced and its task repeated. Tasks are pure functions, so repeating one changes
@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import io
-import mmap
 import multiprocessing
 import os
 import pickle
@@ -29,13 +28,11 @@ from torch import Tensor
 
 from fedproto.callback import Callback
 from fedproto.errors import TrainingError
-from fedproto.types import Tensors
 
-Work: TypeAlias = Callable[[int, Any], Any]
-"""The function of a worker: its number and a task give a result that can be sent."""
+MakeWork: TypeAlias = Callable[[torch.device], Callable[[Any], Any]]
+"""Called in a worker: gives the function from tasks to results there, on a device."""
 
-OnResult: TypeAlias = Callable[[int, int, Any], None]
-"""Receives a task's place, the number of its worker, and the result."""
+CPU = torch.device("cpu")
 
 ATTEMPTS = 3
 CHECK_EVERY = 1.0
@@ -53,7 +50,7 @@ class _Worker:
 
 
 class WorkerPool:
-    """Single-threaded processes, one per core.
+    """Single-threaded processes, each with a device, on which it gets the tensors of its tasks.
 
     Raises:
         OSError: If processes cannot be started here.
@@ -62,8 +59,8 @@ class WorkerPool:
 
     def __init__(
         self,
-        make_work: Callable[[], Work],
-        workers: int,
+        make_work: MakeWork,
+        devices: Sequence[torch.device],
         callback: Callback | None = None,
         *,
         forked: bool = True,
@@ -74,19 +71,19 @@ class WorkerPool:
         self._forked = forked
         if multiprocessing.current_process().daemon:
             raise OSError("a pool's worker cannot start processes of its own")
-        self._make_work = make_work
+        self._make_work, self._devices = make_work, devices
         self._callback = callback or Callback()
         self._workers: list[_Worker] = []
-        for number in range(workers):
-            self._workers.append(self._start(number))
+        for device in devices:
+            self._workers.append(self._start(device))
 
     @property
     def pids(self) -> list[int]:
         """The workers' process ids."""
         return [worker.process.pid for worker in self._workers]
 
-    def run(self, tasks: Sequence[Any], on_result: OnResult) -> None:
-        """Runs tasks, the first ones first.
+    def run(self, tasks: Sequence[Any], on_result: Callable[[int, Any], None]) -> None:
+        """Runs tasks, the first ones first; `on_result` gets the place of each and its result.
 
         Raises:
             TrainingError: If a task fails, or kills every worker that tries it.
@@ -124,7 +121,7 @@ class WorkerPool:
                     for other in busy:
                         self._replace(other)
                     raise TrainingError(result)
-                on_result(index, number, result)
+                on_result(index, result)
 
     def close(self) -> None:
         """Ends the workers."""
@@ -137,13 +134,13 @@ class WorkerPool:
                 worker.process.join()
         self._workers.clear()
 
-    def _start(self, number: int) -> _Worker:
+    def _start(self, device: torch.device) -> _Worker:
         ours, theirs = self._context.Pipe()
         inherited = [*(worker.connection for worker in self._workers), ours] * self._forked
         # What a new process needs to start must be small: it is written before anyone may read it.
         make_work = self._make_work if self._forked else None
         process = self._context.Process(
-            target=_serve, args=(theirs, inherited, number, make_work), daemon=True
+            target=_serve, args=(theirs, inherited, device, make_work), daemon=True
         )
         with warnings.catch_warnings():
             # Python warns of locks that other threads may hold at this moment. A worker takes none
@@ -161,7 +158,7 @@ class WorkerPool:
         old.connection.close()
         old.process.kill()
         old.process.join()
-        self._workers[number] = self._start(number)
+        self._workers[number] = self._start(self._devices[number])
 
     def _check_start(self, number: int) -> None:
         """A process that ended by itself failed as it read the script, which trains in it too."""
@@ -169,7 +166,7 @@ class WorkerPool:
         if self._forked:
             return
         process.join(timeout=CHECK_EVERY)
-        if process.exitcode is not None and process.exitcode > 0:
+        if (process.exitcode or 0) > 0:
             raise TrainingError(
                 "engine.devices: a worker process could not be started; in a script put the call"
                 ' below `if __name__ == "__main__":`, since every process reads the script'
@@ -180,14 +177,15 @@ class WorkerPool:
         worker.used, worker.idle = None, 0
         # One that died idle is noticed when its pipe is read.
         with contextlib.suppress(OSError):
-            worker.connection.send(task)
+            worker.connection.send_bytes(_packed(task))
 
     def _receive(self, number: int) -> tuple[bool, Any] | None:
         """A worker's answer; None if it has ended."""
         try:
-            failed, result = self._workers[number].connection.recv()
+            answer = self._workers[number].connection.recv_bytes()
         except (EOFError, OSError):
             return None
+        failed, result = _unpacked(answer, self._devices[0])
         return failed, result
 
     def _ready(self, busy: dict[int, int]) -> list[int]:
@@ -222,8 +220,8 @@ def _processor_time(pid: int) -> float | None:
 def _serve(
     connection: Connection,
     inherited: Sequence[Connection],
-    number: int,
-    make_work: Callable[[], Work] | None,
+    device: torch.device,
+    make_work: MakeWork | None,
 ) -> None:
     """Runs one task after another until the pipe closes; the main function of a worker."""
     # Copies of the other ends would keep pipes open after their owner is gone.
@@ -233,14 +231,16 @@ def _serve(
     torch.set_num_threads(1)
     keep_freed_memory()
     try:
-        work = (make_work or connection.recv())()
+        make: MakeWork = make_work or connection.recv()
+        work: Callable[[Any], Any] | None = None
         while True:
-            task = connection.recv()
+            task = connection.recv_bytes()
             try:
-                answer = (False, work(number, task))
+                work = work or make(device)
+                answer = (False, work(_unpacked(task, device)))
             except TrainingError as error:
                 answer = (True, str(error))
-            connection.send(answer)
+            connection.send_bytes(_packed(answer))
     except (EOFError, OSError):
         pass
     finally:
@@ -263,77 +263,30 @@ def keep_freed_memory() -> None:
     mallopt(trim_threshold, 512 << 20)
 
 
-_ALIGNMENT = 64
-
-
-class SharedSlots:
-    """Memory for several copies of a model's tensors, shared with forked processes.
-
-    It is anonymous: it has no name to leak when a process is killed, and it does not count against
-    the small shared-memory mount of a container.
-    """
-
-    def __init__(self, example: Tensors, slots: int) -> None:
-        self.slots = slots
-        self._example = {name: (tensor.shape, tensor.dtype) for name, tensor in example.items()}
-        starts, size = {}, 0
-        for name, tensor in example.items():
-            starts[name] = size
-            size += -(-tensor.numel() * tensor.element_size() // _ALIGNMENT) * _ALIGNMENT
-        self._starts, self._slot_bytes = starts, size
-        self._memory = torch.frombuffer(mmap.mmap(-1, max(1, slots * size)), dtype=torch.uint8)
-
-    def fits(self, tensors: Tensors) -> bool:
-        """Whether a slot can hold such tensors."""
-        return self._example == {name: (one.shape, one.dtype) for name, one in tensors.items()}
-
-    def view(self, slot: int) -> dict[str, Tensor]:
-        """A slot's tensors, in place."""
-        views = {}
-        for name, (shape, dtype) in self._example.items():
-            start = slot * self._slot_bytes + self._starts[name]
-            own = self._memory[start : start + shape.numel() * dtype.itemsize]
-            views[name] = own.view(dtype).view(shape)
-        return views
-
-    def write(self, slot: int, tensors: Tensors) -> None:
-        """Puts tensors into a slot."""
-        for name, view in self.view(slot).items():
-            view.copy_(tensors[name])
-
-    def read(self, slot: int) -> dict[str, Tensor]:
-        """Copies of a slot's tensors."""
-        return {name: view.clone() for name, view in self.view(slot).items()}
-
-
-CPU = torch.device("cpu")
-
-
 class _Packer(pickle.Pickler):
     """Pickles tensors of any device as arrays, without the shared memory that PyTorch uses."""
 
     def persistent_id(self, obj: Any) -> Any:
-        return obj.detach().cpu().numpy() if isinstance(obj, Tensor) else None
+        return obj.detach().cpu().contiguous().numpy() if isinstance(obj, Tensor) else None
 
 
 class _Unpacker(pickle.Unpickler):
     """The opposite, onto a device."""
 
-    device = CPU
+    def __init__(self, data: bytes, device: torch.device) -> None:
+        super().__init__(io.BytesIO(data))
+        self._device = device
 
     def persistent_load(self, pid: Any) -> Tensor:
-        return torch.as_tensor(pid).to(self.device)
+        return torch.tensor(pid, device=self._device)
 
 
-def packed(given: Any) -> bytes:
+def _packed(given: Any) -> bytes:
     """A task or a result as bytes."""
     stream = io.BytesIO()
     _Packer(stream, protocol=5).dump(given)
     return stream.getvalue()
 
 
-def unpacked(data: bytes, device: torch.device = CPU) -> Any:
-    """The opposite, with tensors on a device."""
-    unpacker = _Unpacker(io.BytesIO(data))
-    unpacker.device = device
-    return unpacker.load()
+def _unpacked(data: bytes, device: torch.device) -> Any:
+    return _Unpacker(data, device).load()

@@ -1,21 +1,26 @@
-"""The processes engine: jobs on all cores of a CPU, one single-threaded process per core.
+"""Engines in processes of their own, among which the jobs of a round are shared out.
 
-Small models do not keep several threads busy: each step is over before they have met. Whole jobs
-side by side do. Weights travel through shared memory, and the longest jobs go first so that all
-cores finish together. What trains them is `fedproto.engines.manual`.
+The processes engine has a single-threaded process for each core of a CPU: small models do not keep
+several threads busy, since each step is over before they have met, but whole jobs side by side do.
+The longest jobs go first so that all cores finish together. What trains them is
+`fedproto.engines.manual`.
+
+With several devices every device has a process with an engine of the configured kind. Processes
+are then started afresh, since one that is forked cannot use CUDA: the model and the data are
+pickled, and a script that trains needs ``if __name__ == "__main__":``.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
-from collections.abc import Sequence
+import pickle
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cached_property
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fedproto.callback import Callback
 from fedproto.engines.base import (
@@ -29,25 +34,93 @@ from fedproto.engines.base import (
 )
 from fedproto.engines.layers import goes_by_batch
 from fedproto.engines.manual import ManualTrainer
-from fedproto.engines.pool import (
-    SharedSlots,
-    Work,
-    WorkerPool,
-    keep_freed_memory,
-    packed,
-    unpacked,
-)
-from fedproto.engines.reference import ReferenceEngine
+from fedproto.engines.pool import CPU, WorkerPool, keep_freed_memory
+from fedproto.errors import ConfigError, TrainingError
 from fedproto.rng import Indices
-from fedproto.strategies.base import PERSONAL
-from fedproto.types import ClientFailure, ClientUpdate, ServerState, part, under
+from fedproto.types import ClientFailure, ClientUpdate, ServerState
 
-Task: TypeAlias = LocalJob | Indices
-"""A job without its model, or the samples on which to test one."""
+MakeEngine: TypeAlias = Callable[[torch.device, Callback], Engine]
+
+
+def make_engine(name: str, workload: Workload) -> Engine:
+    """An engine, on as many devices as the options say; worker processes use all cores anyway."""
+    if len(workload.options.process_devices()) == 1 or name == "processes":
+        return ENGINES.get(name)(workload)
+    return DevicesEngine(name, workload)
+
+
+class SharingEngine(Engine):
+    """Shares out jobs among engines in processes of their own."""
+
+    _shares: int | None = None
+    """How many parts jobs are shared out in; None for one part for each job."""
+
+    def _start(
+        self, make_engine: MakeEngine, devices: Sequence[torch.device], *, forked: bool
+    ) -> None:
+        make_work = functools.partial(_Served, make_engine)
+        self._pool: WorkerPool | None = None
+        try:
+            self._pool = WorkerPool(make_work, devices, self.workload.callback, forked=forked)
+        except (OSError, ValueError) as error:
+            self.workload.callback.on_notice(f"cannot start processes ({error}); using one core")
+            self._here = make_engine(devices[0], self.workload.callback)
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the workers."""
+        return self._pool.pids if self._pool else []
+
+    def train_natively(self, jobs: Sequence[LocalJob]) -> list[ClientUpdate | ClientFailure]:
+        """Trains the jobs, shared out by their numbers of steps."""
+        return self._shared("train", jobs, [job.batches.steps for job in jobs])
+
+    def evaluate_personal(self, jobs: Sequence[LocalJob]) -> list[dict[str, float]]:
+        """Tests the clients' models, shared out by their numbers of samples."""
+        clients = self.workload.federation.clients
+        sizes = [len(clients[job.client].test) for job in jobs]
+        return self._shared("evaluate_personal", jobs, sizes)
+
+    def close(self) -> None:
+        """Ends the processes."""
+        super().close()
+        if self._pool is not None:
+            self._pool.close()
+
+    def _shared(
+        self, method: str, items: Sequence[Any], sizes: Sequence[int], *more: Any
+    ) -> list[Any]:
+        """The results of a method of the engines, in the order of the items."""
+        shares = shares_of(sizes, self._shares or len(items))
+        found = self._called(
+            [(method, [items[place] for place in share], *more) for share in shares]
+        )
+        results: dict[int, Any] = {}
+        for share, part in zip(shares, found, strict=True):
+            results |= zip(share, part, strict=True)
+        return [results[place] for place in range(len(items))]
+
+    def _called(self, calls: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """What methods of the engines return; a call is a method's name and its arguments."""
+        if self._pool is None:
+            return [getattr(self._here, method)(*given) for method, *given in calls]
+        results: dict[int, Any] = {}
+
+        def keep(place: int, answer: tuple[Any, list[str]]) -> None:
+            results[place], notices = answer
+            for text in notices:
+                if text not in self._noticed:
+                    self._noticed.add(text)
+                    self.workload.callback.on_notice(text)
+            for _ in results[place] if calls[place][0] == "train" else ():
+                self.workload.callback.on_job()
+
+        self._pool.run(calls, keep)
+        return [results[place] for place in range(len(calls))]
 
 
 @ENGINES.register("processes")
-class ProcessesEngine(Engine):
+class ProcessesEngine(SharingEngine):
     """Trains on all cores of a CPU, one single-threaded process per core."""
 
     capabilities = EVERYTHING - {Capability.CUDA}
@@ -56,147 +129,94 @@ class ProcessesEngine(Engine):
         # Through `auto` the options name another engine, and their device may not be the CPU.
         options = replace(workload.options, name="processes", device="cpu")
         super().__init__(replace(workload, options=options))
-        self._count = options.workers or available_cores()
-        self._pool: WorkerPool | None = None
-        self._received: SharedSlots | None = None
-        self._results: SharedSlots | None = None
-        self._unable = False
-        # The cores belong to the workers: threads of this process would only wait for them.
-        self._threads = torch.get_num_threads()
-        torch.set_num_threads(1)
         keep_freed_memory()
-
-    @property
-    def pids(self) -> list[int]:
-        """Process ids of the workers; none before the first jobs."""
-        return self._pool.pids if self._pool else []
-
-    def train_natively(self, jobs: Sequence[LocalJob]) -> list[ClientUpdate | ClientFailure]:
-        """Runs the jobs side by side."""
-        if not jobs:
-            return []
-        slots = self._share([job.state for job in jobs])
-        if self._pool is None:
-            return self._alone.train(jobs)
-        order = sorted(range(len(jobs)), key=lambda index: -jobs[index].batches.steps)
-        tasks = [
-            packed((slots[index], replace(jobs[index], state=_empty(jobs[index].state))))
-            for index in order
-        ]
-        results: dict[int, ClientUpdate] = {}
-
-        def keep(task: int, worker: int, answer: bytes) -> None:
-            results[order[task]] = self._completed(answer, worker)
-            self.workload.callback.on_job()
-
-        self._pool.run(tasks, keep)
-        return [results[index] for index in range(len(jobs))]
+        # PyTorch imports its compiler with the first optimizer: here once, not in every worker.
+        importlib.import_module("torch._dynamo")
+        devices = [CPU] * (options.workers or available_cores())
+        self._start(self._make_trainer, devices, forked=True)
 
     def evaluate(self, states: Sequence[ServerState], indices: Indices) -> list[dict[str, float]]:
         """Tests parts of the samples side by side."""
         if not states or not len(indices):
             return [{} for _ in states]
-        slots = self._share(states)
-        if self._pool is None:
-            return self._alone.evaluate(states, indices)
         size = self.workload.options.eval_batch_size
         # What is cut into parts must not matter: a client's samples may have to stay together.
         whole = goes_by_batch(self.workload.model)
         parts = [indices] if whole else np.split(indices, range(size, len(indices), size))
-        tasks = [packed((slot, part)) for slot in slots for part in parts]
-        tallies: dict[int, Tensor] = {}
-
-        def keep(task: int, worker: int, answer: bytes) -> None:
-            del worker
-            tallies[task] = unpacked(answer)
-
-        self._pool.run(tasks, keep)
+        found = self._called([("tally", state.model, part) for state in states for part in parts])
         # Added up in the order of the samples, whoever was done first.
-        of_state = [
-            torch.stack([tallies[position * len(parts) + part] for part in range(len(parts))])
-            for position in range(len(states))
-        ]
-        return [self.workload.task.metrics(tally.sum(dim=0)) for tally in of_state]
+        tallies = [found[first : first + len(parts)] for first in range(0, len(found), len(parts))]
+        return [self.workload.task.metrics(torch.stack(one).sum(dim=0)) for one in tallies]
 
-    def close(self) -> None:
-        """Ends the workers and gives this process its threads back."""
-        super().close()
-        self._end_workers()
-        torch.set_num_threads(self._threads)
+    def _make_trainer(self, device: torch.device, callback: Callback) -> Engine:
+        del device
+        return ManualTrainer(replace(self.workload, callback=callback))
 
-    def _end_workers(self) -> None:
-        if self._pool is not None:
-            self._pool.close()
-            self._pool = None
 
-    def _share(self, states: Sequence[ServerState]) -> list[int]:
-        """Copies the states into shared memory; starts the workers if necessary."""
-        distinct = list({id(state): state for state in states}.values())
-        tensors = [_model_tensors(state) for state in distinct]
-        self._prepare(tensors[0], len(distinct))
-        if self._received is not None:
-            for slot, content in enumerate(tensors):
-                self._received.write(slot, content)
-        slot_of = {id(state): slot for slot, state in enumerate(distinct)}
-        return [slot_of[id(state)] for state in states]
+class DevicesEngine(SharingEngine):
+    """Several devices, each with a process and an engine of the same kind."""
 
-    def _prepare(self, example: dict[str, Tensor], slots: int) -> None:
-        known = self._received
-        if self._unable or (known and known.slots >= slots and known.fits(example)):
-            return
-        self._end_workers()
-        self._received = SharedSlots(example, slots)
-        self._results = SharedSlots(example, self._count)
-        # PyTorch imports its compiler with the first optimizer: here once, not in every worker.
-        importlib.import_module("torch._dynamo")
+    def __init__(self, name: str, workload: Workload) -> None:
+        super().__init__(workload)
+        self._name = name
         try:
-            self._pool = WorkerPool(self._make_work, self._count, self.workload.callback)
-        except (OSError, ValueError) as error:
-            self.workload.callback.on_notice(f"cannot start processes ({error}); using one core")
-            self._received, self._unable = None, True
+            sent = pickle.dumps(replace(workload, callback=Callback()))
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise ConfigError(
+                f"engine.devices: model or data cannot be sent to other processes ({error}); define"
+                " them at the top of a module, or use engine.devices = 1"
+            ) from None
+        devices = workload.options.process_devices()
+        self._shares = len(devices)
+        self._start(functools.partial(_engine_on, name, sent), devices, forked=False)
 
-    @cached_property
-    def _alone(self) -> ReferenceEngine:
-        """Trains in this process if no other can be started."""
-        return ManualTrainer(self.workload)
+    @property
+    def name(self) -> str:
+        """That of the engines."""
+        return self._name
 
-    def _make_work(self) -> Work:
-        """Runs a task in the worker."""
-        received, results = self._received, self._results
-        assert received is not None  # noqa: S101 - the pool is started after these
-        assert results is not None  # noqa: S101
-        trainer = ManualTrainer(replace(self.workload, callback=Callback()))
-
-        def work(number: int, sent: bytes) -> bytes:
-            task: Task
-            slot, task = unpacked(sent)
-            content = received.view(slot)
-            params, buffers = part("params", content), part("buffers", content)
-            if not isinstance(task, LocalJob):
-                return packed(trainer.tally(ServerState(0, params, buffers), task))
-            job = replace(task, state=ServerState(task.state.round, params, buffers))
-            (update,) = trainer.train([job])
-            assert isinstance(update, ClientUpdate)  # noqa: S101 - training in process never fails
-            own = {} if job.method.needs.personal_model else part(PERSONAL, update.memory)
-            results.write(number, _model_tensors(replace(update, params={**update.params, **own})))
-            return packed((replace(update, params={}, buffers={}), tuple(update.params)))
-
-        return work
-
-    def _completed(self, answer: bytes, worker: int) -> ClientUpdate:
-        """The update whose weights a worker left in its slot."""
-        assert self._results is not None  # noqa: S101 - there are workers
-        content = self._results.read(worker)
-        update: ClientUpdate
-        update, sent = unpacked(answer)
-        params = {name: one for name, one in part("params", content).items() if name in sent}
-        return replace(update, params=params, buffers=part("buffers", content))
+    def evaluate(self, states: Sequence[ServerState], indices: Indices) -> list[dict[str, float]]:
+        """Tests the models, shared out evenly."""
+        models = [state.model for state in states]
+        return self._shared("evaluate", models, [1] * len(models), indices)
 
 
-def _model_tensors(source: ServerState | ClientUpdate) -> dict[str, Tensor]:
-    return {**under("params", source.params), **under("buffers", source.buffers)}
+def shares_of(sizes: Sequence[int], number: int) -> list[list[int]]:
+    """Indices of some sizes in at most this number of shares of nearly the same sum."""
+    shares: list[list[int]] = [[] for _ in range(number)]
+    sums = [0] * number
+    for place in sorted(range(len(sizes)), key=lambda place: -sizes[place]):
+        least = sums.index(min(sums))
+        shares[least].append(place)
+        sums[least] += max(sizes[place], 1)
+    return [share for share in shares if share]
 
 
-def _empty(state: ServerState) -> ServerState:
-    """A state of which only the round is sent; its model lies in shared memory."""
-    return ServerState(state.round, {}, {})
+class _Served(Callback):
+    """An engine in a worker: gives what its methods return, and its notices since the last call."""
+
+    def __init__(self, make_engine: MakeEngine, device: torch.device) -> None:
+        self._notices: list[str] = []
+        self._engine = make_engine(device, self)
+
+    def on_notice(self, text: str) -> None:
+        self._notices.append(text)
+
+    def __call__(self, call: Sequence[Any]) -> tuple[Any, list[str]]:
+        method, *given = call
+        found = getattr(self._engine, method)(*given)
+        notices, self._notices = self._notices, []
+        return found, notices
+
+
+def _engine_on(name: str, sent: bytes, device: torch.device, callback: Callback) -> Engine:
+    """An engine for one of several devices; called in its process."""
+    try:
+        workload: Workload = pickle.loads(sent)  # noqa: S301 - from the parent
+    except (pickle.UnpicklingError, AttributeError, ImportError) as error:
+        raise TrainingError(
+            f"engine.devices: another process cannot read model or data ({error}); define them at"
+            " the top of a module, or use engine.devices = 1"
+        ) from None
+    options = replace(workload.options, name=name, device=str(device), devices=1)
+    return ENGINES.get(name)(replace(workload, options=options, callback=callback))

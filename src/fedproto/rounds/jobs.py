@@ -133,10 +133,11 @@ def plan_round(
         "run": run.digest if clients_remember else "",
         "keep_from": config.store.earliest_return(round_),
     }
+    received = run.state.model
     jobs = [
         make_job(
             config,
-            run.state,
+            received,
             batches,
             memory=memory_of(batches.client),
             last_round=run.last_round.get(batches.client),

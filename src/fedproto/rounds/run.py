@@ -22,7 +22,7 @@ from fedproto.data.base import DataSource, data_root
 from fedproto.data.federation import Federation, cautions
 from fedproto.engines.auto import Demand, choose, threads
 from fedproto.engines.base import AUTO, Engine, Workload, needs_of
-from fedproto.engines.devices import make_engine
+from fedproto.engines.processes import make_engine
 from fedproto.engines.setting import read_state, setting_of
 from fedproto.errors import ConfigError, DataError, StoreError, TrainingError
 from fedproto.models.base import build_model, features_of, layers_in_words
