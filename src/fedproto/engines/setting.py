@@ -6,7 +6,7 @@ Both are found by running the model on one input.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from functools import cached_property
 
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fedproto.data.federation import Federation
 from fedproto.data.tasks import Task
 from fedproto.engines.base import LocalJob, Workload
-from fedproto.engines.layers import statistics_names
+from fedproto.engines.layers import evaluating, statistics_names
 from fedproto.equations import class_sums
 from fedproto.errors import DataError, TrainingError
 from fedproto.models.adapter import adapted, class_rows, scores_features
@@ -33,7 +33,7 @@ def fitted(model: nn.Module, federation: Federation, task: Task) -> nn.Module:
     Raises:
         TrainingError: If it does not take the inputs or does not give one logit per class.
     """
-    with _evaluating(model):
+    with evaluating(model):
         x = _one_input(federation, model)
         _check_logits(model, x, federation.num_classes, one_label=task.one_label)
         return adapted(model, x)
@@ -55,7 +55,7 @@ def setting_for(
     features: tuple[int, int] | None = None
     head: tuple[str, ...] = ()
     scored = linear = False
-    with _evaluating(model), contextlib.suppress(RuntimeError, ValueError, IndexError, TypeError):
+    with evaluating(model), contextlib.suppress(RuntimeError, ValueError, IndexError, TypeError):
         head = class_rows(model, x, num_classes)
         if declares_features(model):
             with torch.no_grad():
@@ -173,16 +173,6 @@ def _check_logits(model: nn.Module, x: Tensor, num_classes: int, *, one_label: b
         )
 
 
-@contextlib.contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(training)
-
-
 def _one_input(federation: Federation, model: nn.Module) -> Tensor:
     """A sample, where there is any; a server may know the clients by their sizes only."""
     like = next(model.parameters(), torch.zeros(()))
@@ -202,7 +192,7 @@ def prefer_channels_last(model: nn.Module, federation: Federation) -> None:
     """
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     try:
-        with _evaluating(model):
+        with evaluating(model):
             model(_one_input(federation, model))
     except RuntimeError:
         model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]

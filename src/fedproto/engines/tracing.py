@@ -19,7 +19,7 @@ from torch.nn import functional as F  # noqa: N812 - the name everyone uses
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
-from fedproto.engines.layers import KINDS
+from fedproto.engines.layers import KINDS, evaluating
 from fedproto.models.adapter import original
 from fedproto.models.layers import StandardizedConv2d
 
@@ -192,12 +192,8 @@ class _Sizes(fx.Interpreter):
     def of(self, inputs: Tensor) -> dict[fx.Node, tuple[int, ...]]:
         self.found: dict[fx.Node, tuple[int, ...]] = {}
         self._batch = len(inputs)
-        training = self.module.training
-        self.module.eval()
-        try:
+        with evaluating(self.module):
             self.run(inputs)
-        finally:
-            self.module.train(training)
         return self.found
 
     def run_node(self, n: fx.Node) -> Any:
@@ -209,6 +205,10 @@ class _Sizes(fx.Interpreter):
         return value
 
 
+RELU = (F.relu, F.relu_, torch.relu, torch.relu_, "relu", "relu_")
+FLATTEN, FLAT = (torch.flatten, "flatten"), ("start_dim", "end_dim")
+POOL = (F.max_pool2d, torch.max_pool2d)
+SUM = (operator.add, operator.iadd, torch.add, "add", "add_")
 LayerKind = TypeVar("LayerKind", bound=LayerStep)
 
 
@@ -218,10 +218,10 @@ class _Builder:
     def __init__(
         self, model: nn.Module, graph: fx.Graph, sizes: dict[fx.Node, tuple[int, ...]]
     ) -> None:
-        self._modules, self._graph, self._sizes = dict(model.named_modules()), graph, sizes
+        self._modules: dict[str, nn.Module] = dict(model.named_modules())
+        self._graph, self._sizes = graph, sizes
         self._values: dict[fx.Node, int] = {}
         self._steps: dict[int, Step] = {}
-        self._next = 1
 
     def build(self) -> Trace:
         """All steps."""
@@ -252,14 +252,27 @@ class _Builder:
         }
         return Trace(steps, shapes)
 
+    def _layer(self, node: fx.Node) -> nn.Module | None:
+        """The layer that a node calls, or for some functions the layer that does the same."""
+        if node.op == "call_module":
+            return self._modules[str(node.target)]
+        if node.op not in ("call_function", "call_method"):
+            return None
+        args, given = node.args[1:], dict[str, Any](node.kwargs)
+        if node.target in RELU:
+            return nn.ReLU()
+        if node.target in FLATTEN:
+            return nn.Flatten(**{"start_dim": 0, **dict(zip(FLAT, args, strict=False)), **given})
+        return nn.MaxPool2d(*args, **given) if node.target in POOL else None  # type: ignore[arg-type]
+
     def _changes_nothing(self, node: fx.Node) -> bool:
-        layer = self._module(node)
-        flat = _is_flatten(node, layer) and len(self._sizes[_first(node)]) == 2
+        layer = self._layer(node)
+        flat = _is_flatten(layer) and len(self._sizes[_first(node)]) == 2
         never = isinstance(layer, _DropoutNd) and not layer.p
         return isinstance(layer, nn.Identity) or flat or never
 
     def _add(self, node: fx.Node) -> None:
-        layer = self._module(node)
+        layer = self._layer(node)
         if isinstance(layer, nn.Linear):
             self._add_dense(node, layer)
         elif type(layer) in (nn.Conv2d, StandardizedConv2d):
@@ -267,17 +280,29 @@ class _Builder:
         elif isinstance(layer, _BatchNorm | nn.GroupNorm):
             self._add_norm(node, layer)
         elif isinstance(layer, _DropoutNd):
-            self._add_dropout(node, layer)
+            if type(layer) not in KINDS:
+                raise _Unknown
+            place = sum(isinstance(step, DropoutStep) for step in self._steps.values())
+            whole = isinstance(layer, nn.Dropout2d)
+            self._append(node, DropoutStep, [_first(node)], p=layer.p, whole=whole, place=place)
         elif layer is not None and any(True for _ in (*layer.parameters(), *layer.buffers())):
             raise _Unknown
         elif not self._joined(node, layer):
-            self._add_plain(node, layer)
+            self._add_plain(node)
 
-    def _append(self, node: fx.Node, kind: type[Step], inputs: Sequence[int], **more: Any) -> None:
-        step = kind(inputs=tuple(inputs), output=self._next, **more)
-        self._values[node] = self._next
-        self._steps[self._next] = step
-        self._next += 1
+    def _append(
+        self, node: fx.Node, kind: type[Step], inputs: Sequence[fx.Node], **more: Any
+    ) -> None:
+        output = max(self._values.values()) + 1
+        own = tuple(self._values[one] for one in inputs)
+        self._steps[output] = kind(inputs=own, output=output, **more)
+        self._values[node] = output
+
+    def _append_layer(
+        self, node: fx.Node, kind: type[LayerStep], layer: Any, before: fx.Node, **more: Any
+    ) -> None:
+        bias = layer.bias is not None
+        self._append(node, kind, [before], name=str(node.target), bias=bias, **more)
 
     def _layer_before(self, node: fx.Node, kind: type[LayerKind]) -> LayerKind | None:
         """The layer that gives a node, where nothing else uses what it gives."""
@@ -291,23 +316,22 @@ class _Builder:
 
     def _joined(self, node: fx.Node, layer: nn.Module | None) -> bool:
         """Whether a function has become a part of a layer's step."""
-        if _is_sum(node):
+        if node.op != "call_module" and node.target in SUM and not node.kwargs:
             return self._join_sum(node)
         if not node.args or not isinstance(node.args[0], fx.Node):
             return False
         step = self._layer_before(node.args[0], LayerStep)
         if step is None:
             return False
-        if _is_relu(node, layer):
-            if not step.relu:
-                self._merge(node, step, relu=True)
+        if isinstance(layer, nn.ReLU):
+            self._merge(node, step, relu=True)
             return True
-        pool = _pooling(node, layer)
+        pool = _pooling(layer)
         poolable = isinstance(step, ConvStep | NormStep) and not step.pool and len(step.inputs) == 1
         if not pool or not poolable or len(self._sizes[node]) != 4:
             return False
         users = list(node.users)
-        followed = len(users) == 1 and _is_relu(users[0], self._module(users[0]))
+        followed = len(users) == 1 and isinstance(self._layer(users[0]), nn.ReLU)
         if not step.relu and not followed:
             return False
         self._merge(node, step, pool=pool)
@@ -323,104 +347,75 @@ class _Builder:
             if step is not None and not step.relu and not step.pool and len(step.inputs) == 1:
                 # It waits for the other term, which may come later.
                 del self._steps[step.output]
-                self._steps[step.output] = replace(step, inputs=(*step.inputs, self._values[other]))
-                self._values[node] = step.output
+                self._merge(node, step, inputs=(*step.inputs, self._values[other]))
                 return True
         return False
-
-    def _module(self, node: fx.Node) -> nn.Module | None:
-        return self._modules.get(str(node.target)) if node.op == "call_module" else None
 
     def _add_dense(self, node: fx.Node, layer: nn.Linear) -> None:
         before, image = _first(node), None
         if len(self._sizes[before]) != 2:
             raise _Unknown
-        if _is_flatten(before, self._module(before)):
+        if _is_flatten(self._layer(before)):
             # The columns of the weight are put in the order of an image instead.
             _, *sides = self._sizes[_first(before)]
             image = tuple(sides) if len(sides) == 3 else None
             if len(before.users) == 1:
                 self._steps.pop(self._values[before], None)
             before = _first(before)
-        self._append(
-            node,
-            DenseStep,
-            [self._values[before]],
-            name=str(node.target),
-            bias=layer.bias is not None,
-            units_in=layer.in_features,
-            units=layer.out_features,
-            image=image,
-        )
+        units = {"units_in": layer.in_features, "units": layer.out_features}
+        self._append_layer(node, DenseStep, layer, before, **units, image=image)
 
     def _add_conv(self, node: fx.Node, layer: nn.Conv2d) -> None:
+        before = _first(node)
         plain = layer.dilation == (1, 1) and layer.groups == 1 and layer.padding_mode == "zeros"
-        if not plain or len(self._sizes[_first(node)]) != 4 or isinstance(layer.padding, str):
+        if not plain or len(self._sizes[before]) != 4 or isinstance(layer.padding, str):
             raise _Unknown
-        height, width = self._sizes[_first(node)][2:]
-        self._append(
+        self._append_layer(
             node,
             ConvStep,
-            [self._values[_first(node)]],
-            name=str(node.target),
-            bias=layer.bias is not None,
+            layer,
+            before,
             channels=(layer.in_channels, layer.out_channels),
-            image=(height, width),
-            taps=tuple(layer.kernel_size),
-            stride=tuple(layer.stride),
-            padding=tuple(layer.padding),
+            image=self._sizes[before][2:],
+            taps=layer.kernel_size,
+            stride=layer.stride,
+            padding=layer.padding,
             standardize=isinstance(layer, StandardizedConv2d),
         )
 
     def _add_norm(self, node: fx.Node, layer: _BatchNorm | nn.GroupNorm) -> None:
-        if len(self._sizes[node]) not in (2, 4):
+        kept = isinstance(layer, _BatchNorm) and layer.track_running_stats
+        momentum = layer.momentum if kept else None
+        # Without momentum, statistics are a plain mean over all batches so far.
+        if len(self._sizes[node]) not in (2, 4) or (kept and momentum is None):
             raise _Unknown
-        momentum = None
-        if isinstance(layer, _BatchNorm) and layer.track_running_stats:
-            momentum = layer.momentum
-            if momentum is None:  # a plain mean over all batches so far
-                raise _Unknown
-        self._append(
+        self._append_layer(
             node,
             NormStep,
-            [self._values[_first(node)]],
-            name=str(node.target),
-            bias=layer.affine,
+            layer,
+            _first(node),
             channels=self._sizes[node][1],
             groups=layer.num_groups if isinstance(layer, nn.GroupNorm) else 0,
             eps=layer.eps,
             momentum=momentum,
         )
 
-    def _add_dropout(self, node: fx.Node, layer: _DropoutNd) -> None:
-        if type(layer) not in KINDS:
-            raise _Unknown
-        place = sum(isinstance(step, DropoutStep) for step in self._steps.values())
-        whole = isinstance(layer, nn.Dropout2d)
-        inputs = [self._values[_first(node)]]
-        self._append(node, DropoutStep, inputs, p=layer.p, whole=whole, place=place)
-
-    def _add_plain(self, node: fx.Node, layer: nn.Module | None) -> None:
+    def _add_plain(self, node: fx.Node) -> None:
         name = str(getattr(node.target, "__name__", node.target))
         if "dropout" in name or "rand" in name:
             raise _Unknown
-        inputs: list[fx.Node] = []
-        fx.node.map_arg((node.args, node.kwargs), inputs.append)
-        places = {one: index for index, one in enumerate(inputs)}
+        inputs, layer = node.all_input_nodes, self._modules.get(str(node.target))
 
         def function(*values: Any) -> Any:
-            args, kwargs = fx.node.map_arg(
-                (node.args, node.kwargs), lambda one: values[places[one]]
-            )
-            if layer is not None:
-                return layer(*args, **kwargs)
+            given = dict(zip(inputs, values, strict=True))
+            args, kwargs = fx.node.map_arg((node.args, node.kwargs), given.__getitem__)
             if node.op == "call_method":
                 own, *rest = args
                 return getattr(own, str(node.target))(*rest, **kwargs)
-            return node.target(*args, **kwargs)  # type: ignore[operator]
+            called: Any = layer if node.op == "call_module" else node.target
+            return called(*args, **kwargs)
 
-        own = [self._values[one] for one in inputs]
-        self._append(node, PlainStep, own, function=function)
+        self._append(node, PlainStep, inputs, function=function)
 
 
 def _first(node: fx.Node) -> fx.Node:
@@ -430,35 +425,17 @@ def _first(node: fx.Node) -> fx.Node:
     return node.args[0]
 
 
-def _is_relu(node: fx.Node, layer: nn.Module | None) -> bool:
-    functions = (F.relu, F.relu_, torch.relu, torch.relu_, "relu", "relu_")
-    return isinstance(layer, nn.ReLU) or (layer is None and node.target in functions)
+def _is_flatten(layer: nn.Module | None) -> bool:
+    """Whether a layer lays out images in rows, from the second dimension on."""
+    return isinstance(layer, nn.Flatten) and (layer.start_dim, layer.end_dim) == (1, -1)
 
 
-def _is_sum(node: fx.Node) -> bool:
-    functions = (operator.add, operator.iadd, torch.add, "add", "add_")
-    return node.op != "call_module" and node.target in functions and not node.kwargs
-
-
-def _is_flatten(node: fx.Node, layer: nn.Module | None) -> bool:
-    """Whether a node lays out images in rows, from the second dimension on."""
-    if isinstance(layer, nn.Flatten):
-        return (layer.start_dim, layer.end_dim) == (1, -1)
-    return layer is None and node.target in (torch.flatten, "flatten") and node.args[1:] == (1,)
-
-
-def _pooling(node: fx.Node, layer: nn.Module | None) -> Pool:
-    """Which 2×2 max pooling a node is; none if it is anything else."""
-    if layer is None and node.target in (F.max_pool2d, torch.max_pool2d):
-        given: Any = (node.args[1:], node.kwargs)
-        layer = nn.MaxPool2d(*given[0], **given[1])
+def _pooling(layer: nn.Module | None) -> Pool:
+    """Which 2×2 max pooling a layer is; none if it is anything else."""
     if not isinstance(layer, nn.MaxPool2d) or layer.return_indices:
         return ""
     sides = (layer.kernel_size, layer.stride, layer.padding, layer.dilation)
-    if [_pair(one) for one in sides] != [(2, 2), (2, 2), (0, 0), (1, 1)]:
+    given = [(one, one) if isinstance(one, int) else tuple(one) for one in sides]
+    if given != [(2, 2), (2, 2), (0, 0), (1, 1)]:
         return ""
     return "same" if layer.ceil_mode else "valid"
-
-
-def _pair(one: Any) -> tuple[Any, ...]:
-    return (one, one) if isinstance(one, int) else tuple(one)
