@@ -27,9 +27,8 @@ from fedproto.engines.augment import AugmentOptions
 from fedproto.engines.stacking import observations
 from fedproto.engines.stacking.formulas import unfused
 from fedproto.engines.stacking.layers import computed
-from fedproto.engines.stacking.lockstep import Lockstep, _sizes
+from fedproto.engines.stacking.lockstep import NONE, Lockstep, _sizes, stack_orders
 from fedproto.engines.stacking.network import Network, RowLayout
-from fedproto.engines.stacking.orders import NONE, stack_orders
 from fedproto.engines.tracing import DenseStep, trace
 from fedproto.engines.training import TrainOptions
 from fedproto.errors import TrainingError

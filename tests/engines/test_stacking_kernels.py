@@ -15,7 +15,7 @@ from torch.nn import functional as F  # noqa: N812 - the name everyone uses
 
 from engine_cases import CLASSES, check_same, conv_step, dense_step, small_federation, sweep
 from fedproto import FedProto, FedProx
-from fedproto.engines.stacking import form, formulas, launching, network
+from fedproto.engines.stacking import formulas, launching, network
 from fedproto.engines.stacking.launching import CUTS, MlpStep
 from fedproto.engines.stacking.layers import Norm, computed
 from fedproto.engines.stacking.lockstep import Lockstep
@@ -45,7 +45,7 @@ def with_kernels(monkeypatch):
         made.append(build(*args, kernels=True))
         return made[-1]
 
-    monkeypatch.setattr(form, "stacked_network", built)
+    monkeypatch.setattr(network, "stacked_network", built)
     return made
 
 

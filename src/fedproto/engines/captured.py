@@ -190,24 +190,20 @@ class _Kind:
         return self
 
     def step(self, key: Shape) -> None:
-        """One step on the next batch."""
-        if key not in self._graphs or self._refused:
-            self._graphs[key] = None
-            self._eager(key)
-            return
-        graph = self._graphs[key]
-        if graph is None:
+        """One step on the next batch: the first of its size as it is, the second captured."""
+        seen, graph = key in self._graphs, self._graphs.setdefault(key, None)
+        if seen and graph is None and not self._refused:
             try:
                 graph = self._graphs[key] = self._capture(key)
             except RuntimeError as error:
-                reason = str(error).splitlines()[0]
-                self._engine.workload.callback.on_notice(
-                    f"steps are not captured in a CUDA graph: {reason}"
-                )
                 self._refused = True
-                self._eager(key)
-                return
-        graph.replay()
+                self._engine.workload.callback.on_notice(
+                    f"steps are not captured in a CUDA graph: {str(error).splitlines()[0]}"
+                )
+        if graph is None:
+            self._eager(key)
+        else:
+            graph.replay()
 
     def _eager(self, key: Shape) -> None:
         inputs, targets = self._engine._order.next(key, self._augment)

@@ -33,10 +33,10 @@ from fedproto.engines.training import BatchTerm, outputs_of, take_step
 from fedproto.errors import TrainingError
 from fedproto.models.base import features_of
 from fedproto.rng import Indices, seeded
-from fedproto.strategies.base import PERSONAL, PersonalModel
+from fedproto.strategies.base import PersonalModel
 from fedproto.strategies.sections import Method
 from fedproto.strategies.values import Local, Objective, Observation, Statistic
-from fedproto.types import ClientFailure, ClientUpdate, ServerState, Tensors, under
+from fedproto.types import ClientFailure, ClientUpdate, ServerState, Tensors
 
 Step: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
@@ -102,25 +102,10 @@ class ReferenceEngine(Engine):
             loss, seen = self._fit(job, indices, local, job.strategy.objective(local))
         after = self._observe(indices, job.state, needs.after)
         params, buffers = read_state(self._model)
-        report = job.method.report(local, params, before, after)
+        own: Tensors = {}
         if needs.personal_model:
-            kept = self._train_personal_model(job, indices, local, {**params, **buffers})
-        else:
-            kept = {name: params[name] for name in self._clients.personal(job)}
-            params = {name: one for name, one in params.items() if name not in kept}
-        return ClientUpdate(
-            client=job.client,
-            num_examples=len(indices),
-            params=params,
-            buffers={name: buffers[name] for name in job.state.buffers},
-            # A device is asked last: until then it works in parallel with the host.
-            train_loss=float(loss) / seen if seen else None,
-            epochs_done=job.batches.epochs,
-            steps=job.batches.steps,
-            lr=job.lr,
-            payload=report.payload,
-            memory={**report.memory, **under(PERSONAL, kept)},
-        )
+            own = self._train_personal_model(job, indices, local, {**params, **buffers})
+        return self._clients.update(job, local, params, buffers, (before, after), (loss, seen), own)
 
     def _train_personal_model(
         self, job: LocalJob, indices: Indices, local: Local, shared: Tensors

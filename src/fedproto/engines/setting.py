@@ -23,8 +23,9 @@ from fedproto.errors import DataError, TrainingError
 from fedproto.models.adapter import adapted, class_rows, scores_features
 from fedproto.models.base import declares_features, features_of
 from fedproto.rng import Indices, seeded
-from fedproto.strategies.values import Local, Setting
-from fedproto.types import ServerState, Tensors
+from fedproto.strategies.base import PERSONAL
+from fedproto.strategies.values import Local, Observation, Setting
+from fedproto.types import ClientUpdate, ServerState, Tensors, under
 
 
 def fitted(model: nn.Module, federation: Federation, task: Task) -> nn.Module:
@@ -113,6 +114,43 @@ class ClientView:
             broadcast={name: one.to(self._device) for name, one in job.broadcast.items()},
             memory={name: one.to(self._device) for name, one in job.memory.items()},
             head=self.setting.head if needs.personal_model or asks_for_head else (),
+        )
+
+    def update(
+        self,
+        job: LocalJob,
+        local: Local,
+        trained: Tensors,
+        buffers: Tensors,
+        observed: tuple[Observation | None, Observation | None],
+        loss: tuple[Tensor | float, int],
+        own: Tensors | None = None,
+    ) -> ClientUpdate:
+        """The result of a job.
+
+        Args:
+            job: What was asked for.
+            local: The client's side of it.
+            trained: The model's parameters after training.
+            buffers: Its other tensors.
+            observed: Statistics of the client's data before and after training.
+            loss: Its sum over the last epoch, and of how many samples.
+            own: The client's own model, if it trains one beside.
+        """
+        report = job.method.report(local, trained, *observed)
+        kept = own or {name: trained[name] for name in self.personal(job)}
+        return ClientUpdate(
+            client=job.client,
+            num_examples=job.batches.num_examples,
+            params={name: trained[name] for name in job.state.params if own or name not in kept},
+            buffers={name: buffers[name] for name in job.state.buffers},
+            # A device is asked last: until then it works in parallel with the host.
+            train_loss=float(loss[0]) / loss[1] if loss[1] else None,
+            epochs_done=job.batches.epochs,
+            steps=job.batches.steps,
+            lr=job.lr,
+            payload=report.payload,
+            memory={**report.memory, **under(PERSONAL, kept)},
         )
 
     def _classes(self, job: LocalJob) -> Tensor:

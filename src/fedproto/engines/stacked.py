@@ -13,17 +13,13 @@ from torch import Tensor
 
 from fedproto.engines.base import ENGINES, EVERYTHING, Capability, Engine, LocalJob, Workload
 from fedproto.engines.stacking import observations
-from fedproto.engines.stacking.form import stacked_form
-from fedproto.engines.stacking.lockstep import Lockstep, optimizer_slots
+from fedproto.engines.stacking.lockstep import Lockstep, optimizer_slots, stack_orders
 from fedproto.engines.stacking.members import Member, Members, StackKind
-from fedproto.engines.stacking.network import stack_params
+from fedproto.engines.stacking.network import stack_params, stacked_form
 from fedproto.engines.stacking.observations import Observer
-from fedproto.engines.stacking.orders import stack_orders
 from fedproto.errors import TrainingError
 from fedproto.rng import Indices
-from fedproto.strategies.base import PERSONAL
-from fedproto.strategies.values import Observation
-from fedproto.types import ClientFailure, ClientUpdate, ServerState, Tensors, under
+from fedproto.types import ClientFailure, ClientUpdate, ServerState, Tensors
 
 MEMORY_SHARE = 0.7
 """The part of the free memory that a stack may take; results and tests need some too."""
@@ -80,7 +76,7 @@ class StackedEngine(Engine):
         """Tests all models together."""
         if not states or not len(indices):
             return [{} for _ in states]
-        if not self.stacks or observations.lacks_statistics(self._network, states):
+        if not self.stacks or observations.shares_statistics(self._network, states):
             return self.substitute().evaluate(states, indices)
         with self.workload.options.precision():
             tallies = self._observer.tallies(self._packed(states), len(states), indices)
@@ -180,39 +176,16 @@ class StackedEngine(Engine):
         own = self._network.unpack(trained)
         losses = zip(loss.tolist(), orders.last_samples.tolist(), strict=True)
         return [
-            self._update(
-                member,
+            self._members.clients.update(
+                member.job,
+                member.local,
                 {name: tensor[index] for name, tensor in own.items()},
                 observations.returned_buffers(member.job, statistics, index),
                 (before.get(index), after.get(index)),
-                total / samples if samples else None,
+                (total, samples),
             )
             for index, (member, (total, samples)) in enumerate(zip(members, losses, strict=True))
         ]
-
-    def _update(
-        self,
-        member: Member,
-        trained: Tensors,
-        buffers: Tensors,
-        observed: tuple[Observation | None, Observation | None],
-        loss: float | None,
-    ) -> ClientUpdate:
-        job = member.job
-        report = job.method.report(member.local, trained, *observed)
-        personal = self._members.clients.personal(job)
-        return ClientUpdate(
-            client=job.client,
-            num_examples=job.batches.num_examples,
-            params={name: trained[name] for name in job.state.params if name not in personal},
-            buffers=buffers,
-            train_loss=loss,
-            epochs_done=job.batches.epochs,
-            steps=job.batches.steps,
-            lr=job.lr,
-            payload=report.payload,
-            memory={**report.memory, **under(PERSONAL, {name: trained[name] for name in personal})},
-        )
 
     def _rows(self, states: Sequence[ServerState]) -> dict[str, Tensor]:
         """Stacked weights of jobs, many of which have the same."""

@@ -15,8 +15,13 @@ from torch.func import grad, vmap
 from fedproto.engines.augment import AugmentOptions
 from fedproto.engines.base import LocalJob
 from fedproto.engines.setting import ClientView
-from fedproto.engines.stacking.form import StackedForm
-from fedproto.engines.stacking.network import Network, RowLayout, TermGradients, stack_params
+from fedproto.engines.stacking.network import (
+    Network,
+    RowLayout,
+    StackedForm,
+    TermGradients,
+    stack_params,
+)
 from fedproto.engines.stacking.observations import lacks_statistics, received_statistics
 from fedproto.engines.training import TrainOptions, frozen_weights
 from fedproto.strategies.base import Strategy
