@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -85,8 +84,11 @@ class ManualLayer(abc.ABC):
         """The output, and what `backward` needs."""
 
     @abc.abstractmethod
-    def backward(self, saved: Any, dy: Tensor, rate: float, *, first: bool) -> Tensor | None:
-        """Moves the weights against their gradient; the input's gradient under those of before."""
+    def backward(self, saved: Any, dy: Tensor, rate: float) -> Tensor | None:
+        """Moves the weights against their gradient; the input's gradient under those of before.
+
+        The first layer gives none.
+        """
 
     def _descend_objective(self, rate: float) -> None:
         """Moves the weights against the gradient of ``μ/2 ‖w − w_t‖² + ⟨h, w⟩``."""
@@ -101,28 +103,30 @@ class ManualLayer(abc.ABC):
 class ManualDense(ManualLayer):
     """A dense layer, with ReLU unless it is the last."""
 
-    def __init__(self, block: DenseStep) -> None:
+    def __init__(self, block: DenseStep, *, first: bool) -> None:
         super().__init__(block.name)
-        self._block, self._relu = block, block.relu
+        # A batch that comes as images is only laid out in rows.
+        self._image = None if first else block.image
+        self._relu, self._first = block.relu, first
 
     def forward(self, x: Tensor) -> tuple[Tensor, Any]:
         """``[B, …]`` or ``[H, W, B, I]`` to ``[B, D]``."""
-        x = (x if self._block.image is None else x.permute(2, 3, 0, 1)).flatten(1)
+        x = (x if self._image is None else x.permute(2, 3, 0, 1)).flatten(1)
         y = torch.addmm(self.bias, x, self.weight.t())
         y = y.relu_() if self._relu else y
         return y, (x, y)
 
-    def backward(self, saved: Any, dy: Tensor, rate: float, *, first: bool) -> Tensor | None:
+    def backward(self, saved: Any, dy: Tensor, rate: float) -> Tensor | None:
         """``w −= rate · dzᵀ x`` as one product."""
         x, y = saved
         dz = torch.ops.aten.threshold_backward(dy, y, 0) if self._relu else dy
-        dx = None if first else dz @ self.weight
+        dx = None if self._first else dz @ self.weight
         self._descend_objective(rate)
         self.weight.addmm_(dz.t(), x, alpha=-rate)
         self.bias.sub_(dz.sum(dim=0), alpha=rate)
-        if dx is None or self._block.image is None:
+        if dx is None or self._image is None:
             return dx
-        return dx.view(-1, *self._block.image).permute(2, 3, 0, 1).contiguous()
+        return dx.view(-1, *self._image).permute(2, 3, 0, 1).contiguous()
 
 
 class _Pooled(ManualLayer):
@@ -140,7 +144,7 @@ class _Pooled(ManualLayer):
         y = _as_batch(top, convolved.shape[2]).add_(self.bias).relu_()
         return y, (kept, z, indices, y)
 
-    def backward(self, saved: Any, dy: Tensor, rate: float, *, first: bool) -> Tensor | None:
+    def backward(self, saved: Any, dy: Tensor, rate: float) -> Tensor | None:
         """Through ReLU, pooling and convolution."""
         kept, z, indices, y = saved
         live = torch.ops.aten.threshold_backward(dy, y, 0)
@@ -156,7 +160,7 @@ class _Pooled(ManualLayer):
             indices,
             grad_input=z,
         )
-        dx = self._convolve_back(kept, _as_batch(dz, dy.shape[2]), rate, first=first)
+        dx = self._convolve_back(kept, _as_batch(dz, dy.shape[2]), rate)
         self.bias.sub_(live.flatten(0, 2).sum(dim=0), alpha=rate)
         return dx
 
@@ -165,7 +169,7 @@ class _Pooled(ManualLayer):
         """The convolution ``[H, W, B, O]``, and what `_convolve_back` needs."""
 
     @abc.abstractmethod
-    def _convolve_back(self, kept: Any, dz: Tensor, rate: float, *, first: bool) -> Tensor | None:
+    def _convolve_back(self, kept: Any, dz: Tensor, rate: float) -> Tensor | None:
         """Moves the weight; returns the gradient of the input."""
 
 
@@ -190,13 +194,9 @@ class ManualFirstConvolution(_Pooled):
         z = patches.t() @ self.weight
         return z.view(*self._block.image, len(x), -1), patches
 
-    def _convolve_back(
-        self, kept: Tensor, dz: Tensor, rate: float, *, first: bool
-    ) -> Tensor | None:
-        assert first  # noqa: S101 - nothing comes before the images
+    def _convolve_back(self, kept: Tensor, dz: Tensor, rate: float) -> None:
         self._descend_objective(rate)
         self.weight.addmm_(kept, dz.flatten(0, 2), alpha=-rate)
-        return None
 
 
 class ManualConvolution(_Pooled):
@@ -219,13 +219,11 @@ class ManualConvolution(_Pooled):
     def _convolve(self, x: Tensor) -> tuple[Tensor, Any]:
         return self._convolution.forward(x, self.weight)
 
-    def _convolve_back(
-        self, kept: Spectra, dz: Tensor, rate: float, *, first: bool
-    ) -> Tensor | None:
+    def _convolve_back(self, kept: Spectra, dz: Tensor, rate: float) -> Tensor:
         dx, of_gradient = self._convolution.backward(dz, kept)
         self._descend_objective(rate)
         self._convolution.descend(self.weight, of_gradient, rate)
-        return None if first else dx
+        return dx
 
 
 class ManualNetwork:
@@ -261,12 +259,10 @@ class ManualNetwork:
             x, kept = layer.forward(x)
             saved.append(kept)
         loss, slope = slope_of(x, targets)
-        dy: Tensor | None = slope
+        dy: Any = slope
         for layer in reversed(self._layers):
-            assert dy is not None  # noqa: S101 - only the first layer gives no gradient
             # Taken out, so that its memory is free, and in the cache, for what comes next.
-            kept = saved.pop()
-            dy = layer.backward(kept, dy, rate, first=not saved)
+            dy = layer.backward(saved.pop(), dy, rate)
         return loss
 
 
@@ -283,8 +279,7 @@ def manual_network(
         if step.inputs != (index and found.steps[index - 1].output,):
             return None
         if isinstance(step, DenseStep) and step.bias:
-            # A batch that comes as images is only laid out in rows.
-            layers.append(ManualDense(step if layers else replace(step, image=None)))
+            layers.append(ManualDense(step, first=not layers))
         elif not isinstance(step, ConvStep) or not _keeps_size(step):
             return None
         elif not layers:
@@ -329,18 +324,16 @@ class ManualTrainer(ReferenceEngine):
         self, job: LocalJob, indices: Indices, local: Local, objective: Objective
     ) -> tuple[Tensor, int]:
         """As the reference engine, with the weights in the layouts of the manual layers."""
-        if self._manual is None or not can_step_manually(job):
-            return super()._fit(job, indices, local, objective)
-        params = dict(self._model.named_parameters())
-        self._manual.load(params, objective)
         found = super()._fit(job, indices, local, objective)
-        self._manual.store(params)
+        if self._manual is not None and can_step_manually(job):
+            self._manual.store(dict(self._model.named_parameters()))
         return found
 
     def _stepper(self, job: LocalJob, local: Local, objective: Objective) -> Step:
         network, task = self._manual, self.workload.task
         if network is None or not can_step_manually(job):
             return super()._stepper(job, local, objective)
+        network.load(dict(self._model.named_parameters()), objective)
 
         def slope_of(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
             loss, slope = task.loss_and_slope(objective.calibrate(logits), targets)
