@@ -9,6 +9,7 @@ was stopped on its way.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,6 +28,7 @@ _NO_RESULT = ("label", "engine", "evaluate", "measure", "stop")
 _OF_COHORTS = ("delta", "sampling", "partial_work")
 
 
+@functools.cache
 def settings_digest(config: RunConfig) -> str:
     """A digest of what a run's results depend on."""
     # A strategy's own partial work and average are the same as those that are written down.

@@ -19,6 +19,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # seconds, on a machi
 INSTALLS = ("pip install", "make install", ". .venv", "make demo")
 """Commands that install the project; what they call is run by other tests and by `make dist`."""
 
+SHORT = "--set=schedule.rounds=3"
+"""Added to commands that train: words are compared, and those are the same after any number of
+rounds. The demo's numbers are compared in `test_demo.py`."""
+
 
 @pytest.fixture
 def run(tmp_path, monkeypatch, capsys):
@@ -29,7 +33,8 @@ def run(tmp_path, monkeypatch, capsys):
     def running(command: str) -> str:
         program, *arguments = shlex.split(command, comments=True)
         assert program == "fedproto", command
-        status, said = main(arguments), capsys.readouterr()
+        trains = arguments[0] in ("run", "sweep", "tune")
+        status, said = main([*arguments, *[SHORT] * trains]), capsys.readouterr()
         assert status == 0, f"{command}\n{said.out}\n{said.err}"
         return said.out
 

@@ -1,6 +1,7 @@
 """Every engine gives the reference engine's records and weights."""
 
 import functools
+import itertools
 
 import pytest
 import torch
@@ -71,9 +72,15 @@ def kinds_for(rule: str) -> list:
     return [one for one in KINDS if RULES[rule].memoryless or not one.plain_sgd]
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("engine", OTHERS)
+CASES = [
+    case
+    for case in itertools.product(OTHERS, MODELS, TOLERANCE)
+    if case[0] != "captured" or case[1:] == ("mlp", "float64")
+]
+"""Engine, model and type; of `captured` one, whose jobs the reference engine trains on a CPU."""
+
+
+@pytest.mark.parametrize(("engine", "model", "dtype"), CASES)
 def test_every_strategy_after_one_and_two_rounds(engine, model, dtype):
     truth = _truth(model, "sgd", dtype)
     moved = distance(

@@ -8,6 +8,8 @@ from dataclasses import asdict, replace
 
 import pytest
 
+import paper  # noqa: F401 - registers the methods of its recipes
+
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedproto[flower]'")
 
 from documents import ROOT

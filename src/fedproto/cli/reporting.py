@@ -49,13 +49,14 @@ def analyse_runs(
     runs = find_runs(directories)
     titles = {group.runs[0].path: group.title for group in arrange(runs).split().groups}
     federation = cache(_federation)
-    rows, failed = [], []
+    rows: list[dict[str, str]] = []
+    failed: dict[str, FedprotoError] = {}  # what is wrong with all runs is said once
     for run in runs:
         try:
             result = load(run.path, data=federation(run.config.data), best=best)
             facts = analyse(result, what, reference=reference, samples=samples)["metrics"]
         except FedprotoError as error:
-            failed.append(error)
+            failed.setdefault(str(error), error)
             continue
         cells = {
             column: f"{100 * facts[name]:.1f}" if column.endswith("%") else f"{facts[name]:.4g}"
@@ -66,10 +67,11 @@ def analyse_runs(
         echo(f"wrote {run.path / 'analysis'}", err=True)
     if rows:
         print_table(Table(rows))
-    for failure in failed[1:]:
-        echo(f"error: {failure}", err=True)
     if failed:
-        raise failed[0]
+        *others, last = failed.values()
+        for failure in others:
+            echo(f"error: {failure}", err=True)
+        raise last
 
 
 def _federation(source: DataSource | None) -> Federation | None:
