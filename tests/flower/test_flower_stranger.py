@@ -14,6 +14,7 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedproto
 import httpx
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from flwr.proto.control_pb2 import ListNodesRequest
 from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
 
@@ -47,17 +48,17 @@ def server(tmp_path_factory):
 def test_the_certificate_alone_lists_registers_submits_and_stops_nothing(server, tmp_path):
     """What lies on every client's host: server.crt, and a key that the stranger made."""
     own = make_keys(tmp_path / "own", ["localhost"], 1)
-    stranger = Control(tmp_path / "stranger", server.public, server.keys.node(0))
+    stranger = Control(server.public, server.keys.node(0))
     store = RunStore.create(tmp_path / "run", read_config(tables()))
     with pytest.raises(DeploymentError, match="404 Not Found"):
         stranger.register(own.public_key(0), "client-0")
     with pytest.raises(DeploymentError, match="404 Not Found"):
         stranger.submit(store.path)
     with pytest.raises(DeploymentError, match="404 Not Found"):
-        stranger.status("1")
+        stranger.status(1)
     # The owner, on loopback, sees one node: nothing was registered.
-    (node,) = server.control._flwr("supernode", "list")["nodes"]
-    assert node["status"] == "registered"
+    (node,) = server.control.call("ListNodes", ListNodesRequest()).nodes_info
+    assert node.status == "registered"
 
 
 @pytest.mark.timeout(120)
@@ -80,7 +81,7 @@ def test_the_public_port_has_the_calls_of_registered_nodes_and_nothing_else(serv
 @pytest.mark.timeout(60)
 def test_another_user_of_the_servers_host_does_not_reach_the_owners_port(server):
     ask = ["curl", "-sk", "-o", "/dev/null", "-w", "%{http_code}"]
-    ask.append(f"https://{server.control._address}/health")
+    ask.append(f"https://{server.control.address}/health")
     as_owner = subprocess.run(ask, capture_output=True, text=True, check=True)
     other = subprocess.run(ask, capture_output=True, text=True, check=True, user=NOBODY)
     assert (as_owner.stdout, other.stdout) == ("200", "404")

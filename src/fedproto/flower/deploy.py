@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import signal
@@ -14,6 +15,17 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import httpx
+from flwr.cli.build import build_fab_from_files
+from flwr.proto.control_pb2 import (
+    ListRunsRequest,
+    RegisterNodeRequest,
+    StartRunRequest,
+    StopRunRequest,
+)
+from flwr.proto.fab_pb2 import Fab
+from flwr.supercore.control import ControlHttpClient
+
 from fedproto.callback import Callback
 from fedproto.data.base import data_root
 from fedproto.errors import FedprotoError
@@ -21,12 +33,15 @@ from fedproto.flower.keys import (
     NODE_FILE,
     SERVER_FILE,
     Keys,
+    as_pem,
     fingerprint,
     node_name,
     public_keys,
     read_addresses,
 )
+from fedproto.flower.nodes import patiently
 from fedproto.flower.programs import END_FOR, WITH_OWNER, command_of
+from fedproto.flower.wire import one_line
 from fedproto.options import loaded_plugins
 from fedproto.store import RunStore
 
@@ -45,14 +60,13 @@ name = "fedproto-run"
 version = "1.0.0"
 description = "A fedproto run"
 license = "Apache-2.0"
-dependencies = []
 
 [tool.flwr.app]
 publisher = "fedproto"
 
 [tool.flwr.app.components]
-serverapp = "fedproto_run.server:app"
-clientapp = "fedproto_run.client:app"
+serverapp = "fedproto.flower.server_app:app"
+clientapp = "fedproto.flower.client_app:app"
 
 [tool.flwr.app.config]
 """
@@ -64,11 +78,8 @@ NODE_PORT = 9094
 """Flower's port for a node; the client's number is added."""
 
 START_FOR = 60.0
-ANSWER_WITHIN = 60.0
 LOOK_EVERY = 0.5
 ASK_EVERY = 10.0
-ATTEMPTS = 5
-UNAVAILABLE = "Connection to the SuperLink is unavailable"
 SILENT_FOR = 120.0
 """Seconds without an answer after which a server is given up."""
 
@@ -117,55 +128,58 @@ def node_command(node: Path, address: str, client: int, port: int, node_config: 
 
 
 class Control:
-    """A connection to a server through the command ``flwr``."""
+    """The control interface of a server: its owner's commands."""
 
-    def __init__(self, folder: Path, address: str, server: Path) -> None:
-        """Keeps its own files in a folder; `server` has the certificate and the clients' keys."""
-        self._folder = folder.resolve()
-        self._address = address
+    def __init__(self, address: str, server: Path) -> None:
+        """Takes the server's folder, with its certificate and the clients' keys."""
+        self.address = address
         self._server = server
-        self._home = self._folder / "home"
-        self._home.mkdir(parents=True, exist_ok=True)
-        certificate = json.dumps(str((server / "server.crt").resolve()))
-        (self._home / "config.toml").write_text(
-            '[superlink]\ndefault = "fedproto"\n\n[superlink.fedproto]\n'
-            f"address = {json.dumps(address)}\nroot-certificates = {certificate}\n",
-            encoding="utf-8",
-        )
 
     def register(self, public_key: Path, name: str) -> None:
         """Makes a node's key known to the server under a name."""
-        self._flwr("supernode", "register", str(public_key.resolve()), "--name", name)
+        self.call("RegisterNode", RegisterNodeRequest(public_key=as_pem(public_key), name=name))
 
-    def submit(self, out: Path) -> str:
+    def submit(self, out: Path) -> int:
         """Starts or continues the run of a directory; returns Flower's number of the run."""
         (out / ERROR_FILE).unlink(missing_ok=True)
-        app = self._folder / "app"
-        package = app / "fedproto_run"
-        package.mkdir(parents=True, exist_ok=True)
         keys = {client: fingerprint(path) for client, path in public_keys(self._server).items()}
         settings = {"out": str(out.resolve()), "keys": json.dumps(keys)}
         about = APP + "".join(f"{name} = {json.dumps(one)}\n" for name, one in settings.items())
-        (app / "pyproject.toml").write_text(about, encoding="utf-8")
-        (package / "__init__.py").touch()
-        for side in ("server", "client"):  # Flower looks for the names in the source
-            source = f"from fedproto.flower.{side}_app import app\n\n__all__ = ['app']\n"
-            (package / f"{side}.py").write_text(source, encoding="utf-8")
-        return str(self._flwr("run", str(app), "fedproto")["run-id"])
+        app, _ = build_fab_from_files({"pyproject.toml": about.encode()})
+        fab = Fab(hash_str=hashlib.sha256(app).hexdigest(), content=app)
+        return int(self.call("StartRun", StartRunRequest(fab=fab)).run_id)
 
-    def status(self, run: str) -> str:
+    def status(self, run: int) -> str:
         """Flower's status of a run, such as ``running`` or ``finished:completed``."""
-        found = self._flwr("list", "--run-id", run)["runs"]
-        return str(found[0]["status"]) if found else "unknown"
+        found = self.call("ListRuns", ListRunsRequest(run_id=run)).run_dict[run].status
+        return f"{found.status}:{found.sub_status}".rstrip(":")
 
-    def stop(self, run: str) -> None:
+    def stop(self, run: int) -> None:
         """Stops a run; its finished rounds are safe in its directory."""
-        with contextlib.suppress(DeploymentError):
-            self._flwr("stop", run)
+        with contextlib.suppress(FedprotoError):
+            self.call("StopRun", StopRunRequest(run_id=run))
+
+    def call(self, name: str, request: Any) -> Any:
+        """The server's answer to a request; one that is busy is asked again."""
+        if not answers(self.address):
+            raise DeploymentError(f"no server answers at {self.address}; start it first")
+        certificate = (self._server / "server.crt").read_bytes()
+
+        def ask() -> Any:
+            client = ControlHttpClient.from_server_address(self.address, False, certificate, ())
+            with contextlib.closing(client):
+                try:
+                    return getattr(client, name)(request)
+                except httpx.HTTPStatusError as error:
+                    if error.response.is_client_error:
+                        raise DeploymentError(f"{name} failed: {one_line(str(error))}") from None
+                    raise
+
+        return patiently(ask)
 
     def follow(
         self,
-        run: str,
+        run: int,
         out: Path,
         stores: Sequence[RunStore],
         callback: Callback,
@@ -188,7 +202,7 @@ class Control:
                 asked = time.monotonic()
                 try:
                     status = self.status(run)
-                except DeploymentError:
+                except FedprotoError:
                     # A server under load fails now and then; the records show the progress.
                     if time.monotonic() - answered > SILENT_FOR:
                         raise
@@ -205,36 +219,6 @@ class Control:
                         " SuperLink"
                     )
             time.sleep(LOOK_EVERY)
-
-    def _flwr(self, *arguments: str, attempts: int = ATTEMPTS) -> dict[str, Any]:
-        """The answer of Flower's command; a server that has just started is asked again."""
-        if not answers(self._address):
-            # Flower's command would try for a minute.
-            raise DeploymentError(f"no server answers at {self._address}; start it first")
-        try:
-            done = subprocess.run(  # noqa: S603 - our own commands
-                [str(Path(sys.executable).parent / "flwr"), *arguments, "--format", "json"],
-                cwd=self._folder,
-                env=environment(self._home),
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=ANSWER_WITHIN,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            raise DeploymentError(
-                f"the server at {self._address} did not answer within {ANSWER_WITHIN:g} s"
-            ) from None
-        with contextlib.suppress(ValueError):
-            answer = json.loads(done.stdout)
-            if done.returncode == 0 and isinstance(answer, dict) and answer.get("success", True):
-                return answer
-        text = " ".join((done.stdout + done.stderr).split())[-500:]
-        if UNAVAILABLE in text and attempts > 1:
-            time.sleep(ASK_EVERY)
-            return self._flwr(*arguments, attempts=attempts - 1)
-        raise DeploymentError(f"flwr {' '.join(arguments[:2])} failed: {text}")
 
 
 def _report(stores: Sequence[RunStore], seen: list[int], callback: Callback) -> None:
@@ -317,21 +301,20 @@ class Deployment:
         self.link: Process | None = None
         self._state = (state or folder / "nodes").resolve()
         self._port = free_port()
-        self._address = f"127.0.0.1:{self._port}"
         self.public = f"127.0.0.1:{free_port()}"
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.control = Control(self.folder, self._address, keys.server)
+        self.control = Control(f"127.0.0.1:{self._port}", keys.server)
 
     def start_link(self) -> None:
         """Starts the server, or starts it again on the same database."""
         ends = time.monotonic() + END_FOR
-        while answers(self._address) and time.monotonic() < ends:
+        while answers(self.control.address) and time.monotonic() < ends:
             time.sleep(0.2)  # one that was killed is still letting go of its port
         server, database = self.keys.server.resolve(), self.folder / "state.db"
         command = server_command(server, self.public, self._port, database)
         self.link = Process("superlink", command, self.folder, self._state)
         ends = time.monotonic() + START_FOR
-        while not answers(self._address):
+        while not answers(self.control.address):
             if self.link.exit_code is not None or time.monotonic() > ends:
                 raise DeploymentError(f"the SuperLink did not start; see {self.link.log}")
             time.sleep(0.2)
@@ -389,8 +372,7 @@ def free_port() -> int:
 
 def control_of(server: Path) -> Control:
     """The connection to the server on this host that was started from a folder."""
-    address = read_addresses(server, SERVER_FILE)["control"]
-    return Control(server / "control", address, server)
+    return Control(read_addresses(server, SERVER_FILE)["control"], server)
 
 
 def become_host(folder: Path, node_config: str) -> None:

@@ -58,13 +58,17 @@ def public_keys(server: Path) -> dict[int, Path]:
     return {client: found[client] for client in sorted(found)}
 
 
+def as_pem(public_key: Path) -> bytes:
+    """A public key of OpenSSH's file as Flower has it."""
+    return serialization.load_ssh_public_key(public_key.read_bytes()).public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+
+
 def fingerprint(public_key: Path | bytes) -> str:
-    """A short fingerprint of a public key: of OpenSSH's file, or as Flower has it (PEM)."""
-    if isinstance(public_key, Path):
-        public_key = serialization.load_ssh_public_key(public_key.read_bytes()).public_bytes(
-            serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-        )
-    return hashlib.sha256(public_key).hexdigest()[:32]
+    """A short fingerprint of a public key, in a file or as Flower has it."""
+    pem = as_pem(public_key) if isinstance(public_key, Path) else public_key
+    return hashlib.sha256(pem).hexdigest()[:32]
 
 
 def read_addresses(folder: Path, name: str) -> dict[str, str]:
