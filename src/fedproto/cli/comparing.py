@@ -1,4 +1,4 @@
-"""The command that compares runs: a table with verdicts, and figures when asked for."""
+"""Commands about the records of runs: compare, best, report."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ import typer
 
 from fedproto.api.table import comparison
 from fedproto.cli.terminal import AsJson, Directories, Metric, Target, echo, print_table
-from fedproto.data.tasks import is_share
+from fedproto.config.recipe import recipe_text
+from fedproto.data.tasks import is_share, lower_is_better
 from fedproto.errors import ConfigError
 from fedproto.report.arrangement import Arrangement, arrange
 from fedproto.report.figures import FigureFormat, FigureWidth, save_figures
+from fedproto.report.html import write_page
 from fedproto.report.results import StoredRun, find_runs, main_score
 from fedproto.report.summary import summarize
+from fedproto.store import RunStore
 
 Baseline = Annotated[
     str | None,
@@ -89,6 +92,54 @@ def print_comparison(directories: Iterable[Path]) -> None:
     runs = find_runs(directories)
     metric = main_score(runs, runs[0].config.stop.metric)
     print_table(comparison(summarize(_arranged(runs), metric), metric))
+
+
+def best(
+    directories: Directories,
+    by: Annotated[
+        str | None,
+        typer.Option(metavar="METRIC", help="Score to choose by; default: a validation score."),
+    ] = None,
+    top: Annotated[int, typer.Option(min=1, help="Number of configurations to list.")] = 10,
+) -> None:
+    """Sort configurations by a score; print the best as a recipe on standard output."""
+    runs = [run for run in find_runs(directories) if run.records]
+    metric = main_score(runs, by)
+    metric = by or f"validation_{metric.removeprefix('validation_')}"
+    rows = [row for row in summarize(arrange(runs), metric) if metric in row.values]
+    if not rows:
+        raise ConfigError(
+            "these runs have no validation score to choose by; train with data.validation = 0.1,"
+            " or name a score: --by accuracy"
+        )
+    if not metric.startswith("validation_"):
+        echo(f"{metric} is a score on test data: the best one is biased upwards", err=True)
+    rows.sort(key=lambda row: row.values[metric][0], reverse=not lower_is_better(metric))
+    if len({len(row.seeds) for row in rows}) > 1:
+        echo("not all configurations have the same number of seeds", err=True)
+    echo(str(comparison(rows[:top], metric, brief=True)), err=True)
+    winner = RunStore.open(Path(rows[0].directories[0])).config
+    tables = winner.to_recipe()
+    if len(rows[0].seeds) > 1:
+        tables["sweep"] = {"seed": rows[0].seeds}
+    echo(f"\nbest by {metric}: {rows[0].title}; its recipe:", err=True)
+    typer.echo(recipe_text(tables), nl=False)
+
+
+def report(
+    directories: Directories,
+    out: Annotated[
+        Path | None, typer.Option(help="File to write; default: report.html in the directory.")
+    ] = None,
+    title: Annotated[str | None, typer.Option(help="Title of the page.")] = None,
+    metric: Metric = None,
+    target: Target = None,
+) -> None:
+    """Write a self-contained HTML page about finished or unfinished runs."""
+    file = out or (directories[0] if len(directories) == 1 else Path()) / "report.html"
+    for problem in write_page(directories, file, title=title, metric=metric, target=target):
+        echo(f"skipped: {problem}", err=True)
+    echo(f"wrote {file} ({file.stat().st_size / 1e6:.1f} MB)")
 
 
 def _check_target(target: float | None, metric: str) -> None:

@@ -1,4 +1,4 @@
-"""Commands that train: run, sweep, resume."""
+"""Commands that train: run, sweep, resume, tune."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ import typer
 
 from fedproto.api.progress import progress_for, time_in_words
 from fedproto.api.result import hardly_learned, refusals
+from fedproto.api.table import Table
+from fedproto.api.tuning import planned, tune, tuned_recipe
 from fedproto.cli.comparing import print_comparison
 from fedproto.cli.data import prepare_all
 from fedproto.cli.terminal import echo
 from fedproto.config import RunConfig
-from fedproto.config.recipe import read_recipe
+from fedproto.config.recipe import read_recipe, read_tables, recipe_text
 from fedproto.data import DataSource, Federation
-from fedproto.disk.files import explained
+from fedproto.disk.files import explained, write_atomically
 from fedproto.errors import ConfigError, unknown_name
 from fedproto.rounds import Run, load_federations, runs_from, train
 from fedproto.rounds.run import demand_of
@@ -113,6 +115,46 @@ def resume(
     stores = open_runs(directory)
     federations = load(store.config for store in stores if not store.finished)
     _train(stores, directory, federations, tensorboard=tensorboard, quiet=quiet)
+
+
+def tune_recipe(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the runs; a stopped tuning continues there.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the plan without training.")
+    ] = False,
+) -> None:
+    """Choose hyperparameters by validation data, with the same budget for every method."""
+    tables = read_tables(recipe, overrides or [])
+    tuning = planned(tables)
+    rungs = ", then ".join(f"{number} for {rounds} rounds" for number, rounds in tuning.rungs)
+    echo(
+        f"{len(tuning.methods)} methods, each with {rungs} ({tuning.rounds_per_method} rounds in"
+        " all)",
+        err=True,
+    )
+    if dry_run:
+        return
+    federations = load([trial.config for trial in tuning.trials])
+    path = out or fresh_directory(f"{Path(recipe).stem}-tuned")
+    total = len(tuning.methods) * tuning.rounds_per_method
+    try:
+        with progress_for([], total=total) as callback:
+            choices = tune(tuning, path / "trials", federations, [callback])
+    except KeyboardInterrupt:
+        echo("stopped; the same command continues from there", err=True)
+        raise typer.Exit(130) from None
+    tuned, file = tuned_recipe(tables, [trial for trial, _ in choices]), path / "tuned.toml"
+    with explained(path):
+        write_atomically(file, recipe_text(tuned).encode())
+    rows = [
+        {"method": trial.method, "validation": score, **trial.chosen} for trial, score in choices
+    ]
+    echo(str(Table(rows)))
+    echo(f"\ntrain them with: fedproto sweep {file}", err=True)
 
 
 def _start(
